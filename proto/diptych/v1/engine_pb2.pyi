@@ -1,0 +1,57 @@
+from diptych.v1 import bootstrap_pb2 as _bootstrap_pb2
+from diptych.v1 import worker_pb2 as _worker_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SchedulerCommands(_message.Message):
+    __slots__ = ("start", "abort", "peers", "shutdown", "status_query")
+    START_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
+    STATUS_QUERY_FIELD_NUMBER: _ClassVar[int]
+    start: _containers.RepeatedCompositeFieldContainer[_worker_pb2.StartLeg]
+    abort: _containers.RepeatedScalarFieldContainer[int]
+    peers: PeerView
+    shutdown: bool
+    status_query: int
+    def __init__(self, start: _Optional[_Iterable[_Union[_worker_pb2.StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[PeerView, _Mapping]] = ..., shutdown: _Optional[bool] = ..., status_query: _Optional[int] = ...) -> None: ...
+
+class PeerView(_message.Message):
+    __slots__ = ("instances",)
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    instances: _containers.RepeatedCompositeFieldContainer[_bootstrap_pb2.Instance]
+    def __init__(self, instances: _Optional[_Iterable[_Union[_bootstrap_pb2.Instance, _Mapping]]] = ...) -> None: ...
+
+class SchedulerEvents(_message.Message):
+    __slots__ = ("outputs", "load", "kv_events", "ready", "status", "status_answer", "fatal")
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    FATAL_FIELD_NUMBER: _ClassVar[int]
+    outputs: _containers.RepeatedCompositeFieldContainer[_worker_pb2.LegOutput]
+    load: _bootstrap_pb2.WorkerLoad
+    kv_events: _worker_pb2.KvEvents
+    ready: SchedulerReady
+    status: _worker_pb2.WorkerStatus
+    status_answer: int
+    fatal: str
+    def __init__(self, outputs: _Optional[_Iterable[_Union[_worker_pb2.LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[_worker_pb2.KvEvents, _Mapping]] = ..., ready: _Optional[_Union[SchedulerReady, _Mapping]] = ..., status: _Optional[_Union[_worker_pb2.WorkerStatus, _Mapping]] = ..., status_answer: _Optional[int] = ..., fatal: _Optional[str] = ...) -> None: ...
+
+class SchedulerReady(_message.Message):
+    __slots__ = ("transfer", "compat", "context_len")
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    COMPAT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
+    transfer: _bootstrap_pb2.TransferInfo
+    compat: str
+    context_len: int
+    def __init__(self, transfer: _Optional[_Union[_bootstrap_pb2.TransferInfo, _Mapping]] = ..., compat: _Optional[str] = ..., context_len: _Optional[int] = ...) -> None: ...

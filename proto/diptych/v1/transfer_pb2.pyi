@@ -1,0 +1,75 @@
+from diptych.v1 import inference_pb2 as _inference_pb2
+from diptych.v1 import worker_pb2 as _worker_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class TransferNote(_message.Message):
+    __slots__ = ("version", "sender", "target", "room", "pages_ready", "hand_off", "ack", "abort", "abort_ack")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    PAGES_READY_FIELD_NUMBER: _ClassVar[int]
+    HAND_OFF_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    ABORT_ACK_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    sender: int
+    target: int
+    room: int
+    pages_ready: PagesReady
+    hand_off: HandOff
+    ack: Ack
+    abort: Abort
+    abort_ack: AbortAck
+    def __init__(self, version: _Optional[int] = ..., sender: _Optional[int] = ..., target: _Optional[int] = ..., room: _Optional[int] = ..., pages_ready: _Optional[_Union[PagesReady, _Mapping]] = ..., hand_off: _Optional[_Union[HandOff, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., abort_ack: _Optional[_Union[AbortAck, _Mapping]] = ...) -> None: ...
+
+class PagesReady(_message.Message):
+    __slots__ = ("pages", "generations", "cached_prefix_len", "num_prompt_tokens", "prompt_hash")
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PREFIX_LEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_HASH_FIELD_NUMBER: _ClassVar[int]
+    pages: _containers.RepeatedScalarFieldContainer[int]
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    cached_prefix_len: int
+    num_prompt_tokens: int
+    prompt_hash: int
+    def __init__(self, pages: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., cached_prefix_len: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_hash: _Optional[int] = ...) -> None: ...
+
+class HandOff(_message.Message):
+    __slots__ = ("first_token", "finish_reason", "num_pages", "kv_digest", "generations", "cached_tokens")
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    KV_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    first_token: int
+    finish_reason: _inference_pb2.FinishReason
+    num_pages: int
+    kv_digest: int
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    cached_tokens: int
+    def __init__(self, first_token: _Optional[int] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., num_pages: _Optional[int] = ..., kv_digest: _Optional[int] = ..., generations: _Optional[_Iterable[int]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Abort(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: _worker_pb2.LegError
+    def __init__(self, reason: _Optional[_Union[_worker_pb2.LegError, _Mapping]] = ...) -> None: ...
+
+class AbortAck(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
