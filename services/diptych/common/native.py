@@ -1,0 +1,84 @@
+"""Compiles the C sources of this repository once, and keeps the library in a cache.
+
+The libraries have no Python ABI: plain C functions called through ctypes. The compiler is `$CC`, the system's `cc`, or
+the one in the `ziglang` wheel. The cache key covers source, flags and machine, so a changed file rebuilds by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from diptych.common.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+def cache_dir() -> Path:
+    """Return the folder for built libraries and fetched models: `$DIPTYCH_CACHE_DIR`, else `~/.cache/diptych`."""
+    return Path(os.environ.get("DIPTYCH_CACHE_DIR") or Path.home() / ".cache" / "diptych")
+
+
+def build_library(source: Path, *, include_dirs: Sequence[Path] = (), flags: Sequence[str] = ()) -> Path:
+    """Return the shared library built from `source`, compiling it if the cache has none.
+
+    Safe against concurrent callers: each builds into a file of its own and renames it into place. Raises
+    `ConfigError` with the compiler's words when there is no compiler or the build fails.
+    """
+    compiler = _compiler()
+    options = ["-shared", "-fPIC", "-O3", *flags, *(f"-I{path}" for path in include_dirs)]
+    target = cache_dir() / "native" / f"{source.stem}-{_key(source, compiler, options)}.so"
+    if not target.exists():
+        _compile(compiler, source, options, target)
+    return target
+
+
+def _compiler() -> list[str]:
+    if os.environ.get("CC"):
+        return shlex.split(os.environ["CC"])
+    for name in ("cc", "gcc", "clang"):
+        if shutil.which(name):
+            return [name]
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "cc"]
+    raise ConfigError("no C compiler found: install one (cc, gcc or clang), or `pip install ziglang`, or set CC")
+
+
+def _key(source: Path, compiler: Sequence[str], options: Sequence[str]) -> str:
+    digest = hashlib.sha256(source.read_bytes())
+    for header in sorted(source.parent.glob("*.h")):
+        digest.update(header.read_bytes())
+    digest.update("\0".join([*compiler, *options, platform.machine(), _cpu_model()]).encode())
+    return digest.hexdigest()[:16]
+
+
+def _cpu_model() -> str:
+    """The processor's name and features: `-march=native` code must not travel in a shared home directory."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return platform.processor()
+    return "".join(
+        line for line in cpuinfo.read_text().split("\n\n")[0].splitlines() if line.startswith(("model name", "flags"))
+    )
+
+
+def _compile(compiler: Sequence[str], source: Path, options: Sequence[str], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        built = Path(folder) / target.name
+        command = [*compiler, str(source), "-o", str(built), *options]
+        logger.info("compiling %s", source.name)
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            raise ConfigError(f"compiling {source.name} failed: {shlex.join(command)}\n{result.stderr[-2000:]}")
+        os.replace(built, target)
