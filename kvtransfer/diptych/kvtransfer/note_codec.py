@@ -1,0 +1,90 @@
+"""Notes to and from `diptych.v1.TransferNote` bytes. Nothing else knows the wire form of a note."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from diptych.kvtransfer.errors import MalformedNote
+from diptych.kvtransfer.notes import PROTOCOL_VERSION, Abort, AbortAck, Ack, HandOff, Note, PagesReady
+from diptych.v1 import inference_pb2, transfer_pb2, worker_pb2
+
+_FINISH_TO_WIRE = {
+    None: inference_pb2.FINISH_REASON_UNSPECIFIED,
+    "stop": inference_pb2.FINISH_REASON_STOP,
+    "length": inference_pb2.FINISH_REASON_LENGTH,
+}
+_FINISH_FROM_WIRE = {value: key for key, value in _FINISH_TO_WIRE.items()}
+
+
+def encode(note: Note, *, sender: int, target: int) -> bytes:
+    """Return the bytes of `note`, addressed from one instance to another."""
+    wire = transfer_pb2.TransferNote(version=PROTOCOL_VERSION, sender=sender, target=target, room=note.room)
+    match note:
+        case PagesReady():
+            wire.pages_ready.pages.extend(note.pages)
+            wire.pages_ready.generations.extend(note.generations)
+            wire.pages_ready.cached_prefix_len = note.cached_prefix_len
+            wire.pages_ready.num_prompt_tokens = note.num_prompt_tokens
+            wire.pages_ready.prompt_hash = note.prompt_hash
+        case HandOff():
+            wire.hand_off.first_token = note.first_token
+            wire.hand_off.finish_reason = _FINISH_TO_WIRE[note.finish]
+            wire.hand_off.num_pages = note.num_pages
+            wire.hand_off.kv_digest = note.kv_digest
+            wire.hand_off.generations.extend(note.generations)
+            wire.hand_off.cached_tokens = note.cached_tokens
+        case Ack():
+            wire.ack.SetInParent()
+        case Abort():
+            wire.abort.reason.code = worker_pb2.ErrorCode.ValueType(note.code)
+            wire.abort.reason.message = note.message
+        case AbortAck():
+            wire.abort_ack.SetInParent()
+    return wire.SerializeToString()
+
+
+def decode(data: bytes, *, sender: int, target: int) -> Note:
+    """Return the note in `data`. Raise `MalformedNote` unless it is whole, of our version, and from and for us."""
+    try:
+        wire = transfer_pb2.TransferNote.FromString(data)
+    except DecodeError as error:
+        raise MalformedNote(f"not a TransferNote: {error}") from error
+    if wire.version != PROTOCOL_VERSION:
+        raise MalformedNote(f"protocol version {wire.version}, ours is {PROTOCOL_VERSION}")
+    if (wire.sender, wire.target) != (sender, target) or wire.room == 0:
+        raise MalformedNote(f"from {wire.sender:x} for {wire.target:x}, room {wire.room:x}: not this link")
+    return _body(wire)
+
+
+def _body(wire: transfer_pb2.TransferNote) -> Note:
+    room = wire.room
+    match wire.WhichOneof("body"):
+        case "pages_ready":
+            ready = wire.pages_ready
+            if len(ready.pages) != len(ready.generations):
+                raise MalformedNote(f"{len(ready.pages)} pages but {len(ready.generations)} generations")
+            return PagesReady(
+                room,
+                tuple(ready.pages),
+                tuple(ready.generations),
+                ready.cached_prefix_len,
+                ready.num_prompt_tokens,
+                ready.prompt_hash,
+            )
+        case "hand_off":
+            note = wire.hand_off
+            if note.finish_reason not in _FINISH_FROM_WIRE:
+                raise MalformedNote(f"finish reason {note.finish_reason} in a hand-off")
+            finish = _FINISH_FROM_WIRE[note.finish_reason]
+            generations = tuple(note.generations)
+            return HandOff(
+                room, note.first_token, finish, note.num_pages, note.kv_digest, generations, note.cached_tokens
+            )
+        case "ack":
+            return Ack(room)
+        case "abort":
+            return Abort(room, wire.abort.reason.code, wire.abort.reason.message)
+        case "abort_ack":
+            return AbortAck(room)
+        case _:
+            raise MalformedNote(f"room {room:x}: a note without a body")

@@ -1,0 +1,57 @@
+"""Where a request is in a decode worker, as a table. Nothing but `DecodeRoom.on` assigns a phase.
+
+    PREALLOCATING --granted--> IMPORTING --handed off--> RUNNING --ended--> DONE
+          |                        |
+          |                        +--given up--> CLOSING --writer stopped--> DONE
+          +--ended--> DONE         +--ended (the writer has stopped already)--> DONE
+
+CLOSING: the client has its answer already; the pages are in quarantine until prefill says "no more writes" or
+provably can't write any more.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+from diptych.common.errors import InvalidTransition
+
+
+class Phase(enum.Enum):
+    """Where a request is in a decode worker."""
+
+    PREALLOCATING = "preallocating"  # waits for pages
+    IMPORTING = "importing"  # has granted its pages to prefill
+    RUNNING = "running"  # its KV is here and verified; part of the running batch
+    CLOSING = "closing"  # given up while prefill may still write; pages in quarantine
+    DONE = "done"  # holds nothing
+
+
+class Signal(enum.Enum):
+    """What moves a request along."""
+
+    GRANTED = "granted"
+    HANDED_OFF = "handed off"  # every page landed and was verified
+    GIVEN_UP = "given up"  # abort, deadline or lost link while prefill may write
+    WRITER_STOPPED = "writer stopped"  # prefill said so, or is provably gone
+    ENDED = "ended"  # finished or failed, and nobody can write into its pages
+
+
+TRANSITIONS: Final[Mapping[tuple[Phase, Signal], Phase]] = {
+    (Phase.PREALLOCATING, Signal.GRANTED): Phase.IMPORTING,
+    (Phase.PREALLOCATING, Signal.ENDED): Phase.DONE,
+    (Phase.IMPORTING, Signal.HANDED_OFF): Phase.RUNNING,
+    (Phase.IMPORTING, Signal.GIVEN_UP): Phase.CLOSING,
+    (Phase.IMPORTING, Signal.ENDED): Phase.DONE,
+    (Phase.RUNNING, Signal.ENDED): Phase.DONE,
+    (Phase.CLOSING, Signal.WRITER_STOPPED): Phase.DONE,
+}
+
+
+def next_phase(phase: Phase, signal: Signal) -> Phase:
+    """Move along `TRANSITIONS`; raise `InvalidTransition` where it has no entry."""
+    try:
+        return TRANSITIONS[phase, signal]
+    except KeyError:
+        raise InvalidTransition(f"decode: {signal.value!r} in phase {phase.value!r}") from None

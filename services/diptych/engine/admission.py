@@ -1,0 +1,29 @@
+"""Whether a scheduler takes a request at all. What doesn't fit now waits; what can never fit is refused here."""
+
+from __future__ import annotations
+
+from diptych.engine.output import Failure, FailureCode
+from diptych.engine.request import Request
+
+
+def refuse(request: Request, *, is_known: bool, max_tokens: int, vocab_size: int) -> Failure | None:
+    """Say why `request` can never be served here; None when it can.
+
+    `max_tokens` bounds prompt and output together: the model's context or the KV pool, whichever is smaller.
+    """
+    prompt = request.tokens[: request.prompt_len]
+    if is_known:
+        return Failure(FailureCode.INVALID, f"room {request.room:016x} is already in use")
+    if request.prompt_len < 1:
+        return Failure(FailureCode.INVALID, "the prompt is empty")
+    if request.prompt_len >= max_tokens:
+        words = f"the prompt has {request.prompt_len} tokens; this worker takes fewer than {max_tokens} with output"
+        return Failure(FailureCode.INVALID, words)
+    if prompt.min() < 0 or prompt.max() >= vocab_size:
+        return Failure(FailureCode.INVALID, f"the prompt has token ids outside the vocabulary of {vocab_size}")
+    return None
+
+
+def is_full(request: Request, max_tokens: int) -> bool:
+    """Whether no further token fits into the context or the pool."""
+    return request.num_tokens >= max_tokens

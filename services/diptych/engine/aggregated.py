@@ -1,0 +1,129 @@
+"""The scheduler core of an embedded engine: prefill and decode in one place, no transfer.
+
+Prefill first: while a prompt waits and fits, extend steps run; otherwise every running request decodes one token.
+A retracted request goes to the head of the queue and computes its KV again.
+"""
+
+from __future__ import annotations
+
+from diptych.engine.admission import is_full, refuse
+from diptych.engine.batch import I64, ForwardBatch
+from diptych.engine.batch_builder import build_decode, build_extend
+from diptych.engine.decode_batch import DecodeBatch
+from diptych.engine.events import AbortRoom, Effect, Emit, Event, Load, Start
+from diptych.engine.extend_queue import Chunk, ExtendQueue
+from diptych.engine.finish import Finish
+from diptych.engine.kv_cache import KvCache
+from diptych.engine.limits import Limits
+from diptych.engine.output import Failure, FailureCode, Output, Stats
+from diptych.engine.request import Request
+from diptych.engine.stop import token_finish
+
+
+class AggregatedCore:
+    """Implements `SchedulerCore` for requests that are prefilled and decoded here."""
+
+    def __init__(self, cache: KvCache, limits: Limits) -> None:
+        self._cache = cache
+        self._limits = limits
+        self._max_tokens = min(limits.context_len, cache.max_request_tokens)
+        self._queue = ExtendQueue(cache, max_step_tokens=limits.max_step_tokens, max_batch_size=limits.max_requests)
+        self._batch = DecodeBatch(cache)
+        self._requests: dict[int, Request] = {}
+        self._chunks: list[Chunk] = []  # of the planned step; empty: it is a decode step
+        self._effects: list[Effect] = []
+
+    def handle(self, event: Event, now_s: float) -> None:
+        match event:
+            case Start(request):
+                self._start(request)
+            case AbortRoom(room, reason) if room in self._requests:
+                self._fail(self._requests[room], Failure(FailureCode.ABORTED, reason))
+            case AbortRoom():
+                pass  # it has ended meanwhile
+            case _:
+                raise AssertionError(f"an aggregated engine has no peers, yet {event} came")
+
+    def plan(self, now_s: float) -> ForwardBatch | None:
+        self._chunks = self._queue.plan(spare_pages=len(self._batch))
+        if self._chunks:
+            return build_extend(self._chunks, self._cache.page_table, self._cache.page_size)
+        for request in self._batch.make_room():
+            self._queue.add_first(request)
+        if len(self._batch) == 0:
+            return None
+        return build_decode(list(self._batch), self._cache.page_table, self._cache.page_size)
+
+    def commit(self, token_ids: I64, now_s: float) -> None:
+        if self._chunks:
+            requests = self._queue.commit(self._chunks)
+            for request in requests:
+                self._batch.add(request)
+        else:
+            requests = self._batch.commit()
+        for request, token_id in zip(requests, token_ids.tolist(), strict=True):
+            self._take_token(request, token_id)
+
+    def expire(self, now_s: float) -> None:
+        for request in list(self._requests.values()):
+            if request.deadline_s is not None and request.deadline_s <= now_s:
+                self._fail(request, Failure(FailureCode.DEADLINE, "the request's deadline passed"))
+
+    def next_deadline_s(self) -> float | None:
+        return min((r.deadline_s for r in self._requests.values() if r.deadline_s is not None), default=None)
+
+    def take_effects(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    def load(self) -> Load:
+        return Load(
+            num_waiting=len(self._queue),
+            num_running=len(self._batch),
+            free_pages=self._cache.num_available,
+            total_pages=self._cache.pool.capacity,
+            waiting_tokens=self._queue.waiting_tokens,
+        )
+
+    @property
+    def num_open_rooms(self) -> int:
+        return len(self._requests)
+
+    def page_counts(self) -> dict[str, int]:
+        return self._cache.pool.counts()
+
+    def check(self) -> list[str]:
+        return self._cache.check([*self._queue.admitted, *self._batch])
+
+    def _start(self, request: Request) -> None:
+        known = request.room in self._requests
+        limits = self._limits
+        failure = refuse(request, is_known=known, max_tokens=self._max_tokens, vocab_size=limits.vocab_size)
+        if failure:
+            self._effects.append(Emit(Output(request.room, failure=failure)))
+            return
+        self._requests[request.room] = request
+        self._queue.add(request)
+
+    def _take_token(self, request: Request, token_id: int) -> None:
+        index = request.num_output_tokens
+        request.append(token_id)
+        finish = token_finish(token_id, request.num_output_tokens, request.params, self._limits.eos_ids)
+        if finish is None and is_full(request, self._max_tokens):
+            finish = Finish.LENGTH
+        stats = Stats(cached_tokens=request.cached_len) if finish else None
+        self._effects.append(Emit(Output(request.room, index, (token_id,), finish, stats=stats)))
+        if finish is not None:
+            self._batch.remove(request)
+            self._cache.retire(request)
+            del self._requests[request.room]
+
+    def _fail(self, request: Request, failure: Failure) -> None:
+        if any(running is request for running in self._batch):
+            self._batch.remove(request)
+        else:
+            self._queue.remove(request)
+        if request.node is not None:
+            self._cache.drop(request)
+        del self._requests[request.room]
+        self._effects.append(Emit(Output(request.room, failure=failure)))

@@ -1,0 +1,145 @@
+"""What a scheduler core hears and what it wants done: the values between the cores and the loop that runs them.
+
+A core never performs anything: it returns effects, in the order in which they must be performed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from diptych.engine.batch import I64, ForwardBatch
+from diptych.engine.output import Output
+from diptych.engine.request import Request
+from diptych.kvtransfer.notes import HandOff, Note
+from diptych.kvtransfer.ownership import Pages
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A request arrives. `peer` is the other leg's instance; 0 in an aggregated engine."""
+
+    request: Request
+    peer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRoom:
+    """The router, or the embedding program, gave the request up."""
+
+    room: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoteArrived:
+    """A peer's note."""
+
+    peer: int
+    note: Note
+
+
+@dataclass(frozen=True, slots=True)
+class WriteDone:
+    """A `WritePages` ended: every page of it is remotely complete, or `error` says why not."""
+
+    room: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp:
+    """A link to the peer works in both directions."""
+
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDown:
+    """The link is gone, and so is every write of ours to that peer: their `WriteDone` came before this."""
+
+    peer: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriterGone:
+    """The peer provably can't write into our pool any more."""
+
+    peer: int
+
+
+Event = Start | AbortRoom | NoteArrived | WriteDone | PeerUp | PeerDown | WriterGone
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Tell the router."""
+
+    output: Output
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WritePages:
+    """Write our pages `src` to the peer's pages `dst`, then send `note`, if any. Answered by one `WriteDone`."""
+
+    room: int
+    peer: int
+    src: Pages
+    dst: Pages
+    note: HandOff | None
+
+
+@dataclass(frozen=True, slots=True)
+class SendNote:
+    """Send a note to a peer. Not answered; lost only together with the link."""
+
+    peer: int
+    note: Note
+
+
+Effect = Emit | WritePages | SendNote
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a scheduler is."""
+
+    num_waiting: int
+    num_running: int
+    free_pages: int
+    total_pages: int
+    waiting_tokens: int
+
+
+class SchedulerCore(Protocol):
+    """What decides in a scheduler process: aggregated, prefill or decode. Values in, values out; no I/O, no clock."""
+
+    def handle(self, event: Event, now_s: float) -> None: ...
+
+    def plan(self, now_s: float) -> ForwardBatch | None:
+        """Choose the next step; None when there is nothing to compute. `commit` must follow before the next event."""
+        ...
+
+    def commit(self, token_ids: I64, now_s: float) -> None:
+        """Take the planned step's sampled tokens."""
+        ...
+
+    def expire(self, now_s: float) -> None:
+        """End what has passed its deadline."""
+        ...
+
+    def next_deadline_s(self) -> float | None: ...
+
+    def take_effects(self) -> list[Effect]: ...
+
+    def load(self) -> Load: ...
+
+    @property
+    def num_open_rooms(self) -> int: ...
+
+    def page_counts(self) -> dict[str, int]: ...
+
+    def check(self) -> list[str]:
+        """Compare all books; [] when nothing leaked."""
+        ...

@@ -1,0 +1,150 @@
+"""The KV memory of one scheduler: page pool, radix tree and page table moved together, by the request.
+
+Three levels, as in the field: request -> pages (`page_table`), page ownership (`PagePool`), cached prefixes
+(`RadixTree`). This is the only place that takes pages for a request and the only place that gives them back, so
+every page has one owner and one release path. Knows bookkeeping only; the bytes live in the transfer engine's pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from diptych.engine.batch import I32
+from diptych.engine.radix import RadixTree
+from diptych.engine.request import Request
+from diptych.kvtransfer.ownership import PagePool, Pages
+
+
+class KvCache:
+    """Grants pages to requests and keeps finished prefixes for reuse."""
+
+    def __init__(self, *, num_pages: int, page_size: int, max_requests: int, max_tokens_per_request: int) -> None:
+        self.page_size = page_size
+        self.pool = PagePool(num_pages)
+        self.tree = RadixTree(page_size)
+        width = min(self.pages_for(max_tokens_per_request), self.pool.capacity)
+        self.page_table: I32 = np.zeros((max_requests, width), dtype=np.int32)
+        self._free_rows = list(range(max_requests - 1, -1, -1))
+
+    @property
+    def max_request_tokens(self) -> int:
+        """The longest request (prompt and output) that fits when it is alone."""
+        return self.page_table.shape[1] * self.page_size
+
+    @property
+    def num_available(self) -> int:
+        """Pages that a request could get now: free, or cached and unlocked."""
+        return self.pool.num_free + self.tree.num_evictable
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def pages_of(self, request: Request) -> Pages:
+        """The request's pages in order; the first `cached_len // page_size` belong to the tree."""
+        return self.page_table[request.row, : request.num_pages]
+
+    def owned_pages(self, request: Request) -> Pages:
+        return self.pages_of(request)[request.cached_len // self.page_size :]
+
+    def admit(self, request: Request, *, spare_pages: int = 0) -> bool:
+        """Match and lock the longest cached prefix and take pages for all its tokens.
+
+        False, and nothing changed, unless `spare_pages` would stay available as well. One token at least is left to
+        compute, so that there are logits to sample from.
+        """
+        if not self._free_rows:
+            return False
+        match = self.tree.match(request.tokens[: request.num_tokens - 1], request.salt)
+        self.tree.lock(match.node)
+        need = self.pages_for(request.num_tokens) - len(match.pages)
+        pages = self._take(need) if self.num_available >= need + spare_pages else None
+        if pages is None:
+            self.tree.unlock(match.node)
+            return False
+        request.row, request.node = self._free_rows.pop(), match.node
+        request.computed_len = request.cached_len = match.num_tokens
+        request.num_pages = 0
+        self._append(request, match.pages)
+        self._append(request, pages)
+        return True
+
+    def grow(self, request: Request, num_tokens: int) -> bool:
+        """Make room for `num_tokens` tokens; False, and nothing changed, when there are no pages."""
+        need = self.pages_for(num_tokens) - request.num_pages
+        pages = self._take(need) if need > 0 else None
+        if pages is not None:
+            self._append(request, pages)
+        return need <= 0 or pages is not None
+
+    def retire(self, request: Request) -> None:
+        """Give the request's pages back, keeping what is computed as a cached prefix."""
+        assert request.node is not None
+        num_full = request.computed_len // self.page_size
+        pages = self.pages_of(request)
+        cached = request.cached_len // self.page_size
+        insertion = self.tree.insert(
+            request.tokens[: num_full * self.page_size], pages[:num_full].copy(), request.salt
+        )
+        self.pool.cache(insertion.taken)
+        self.pool.release(insertion.duplicate[np.isin(insertion.duplicate, pages[cached:])])
+        self.pool.release(pages[num_full:].copy())
+        self._detach(request)
+
+    def drop(self, request: Request) -> None:
+        """Give the request's pages back without keeping anything."""
+        self.pool.release(self.owned_pages(request).copy())
+        self._detach(request)
+
+    def begin_import(self, request: Request) -> Pages:
+        """Hand the request's own pages to a peer, which writes them; return them in order."""
+        pages = self.owned_pages(request).copy()
+        self.pool.begin_import(pages)
+        return pages
+
+    def finish_import(self, request: Request) -> None:
+        """The peer has written every page and will not write again."""
+        self.pool.finish_import(self.owned_pages(request).copy())
+
+    def quarantine(self, request: Request) -> Pages:
+        """End a request whose pages a peer may still write; `pool.release_quarantine` takes them back."""
+        pages = self.owned_pages(request).copy()
+        self.pool.quarantine(pages)
+        self._detach(request)
+        return pages
+
+    def check(
+        self,
+        requests: Iterable[Request],
+        *,
+        importing: Iterable[Request] = (),
+        quarantined: Iterable[Pages] = (),
+    ) -> list[str]:
+        """Compare every page's state with who claims it; [] when nothing leaked and nothing is claimed twice."""
+        problems = self.pool.check(
+            owned=[self.owned_pages(request) for request in requests],
+            cached=[self.tree.pages()],
+            importing=[self.owned_pages(request) for request in importing],
+            quarantined=list(quarantined),
+        )
+        return problems + self.tree.check()
+
+    def _take(self, count: int) -> Pages | None:
+        shortage = count - self.pool.num_free
+        if shortage > 0:
+            self.pool.uncache(self.tree.evict(shortage))
+        return self.pool.allocate(count)
+
+    def _append(self, request: Request, pages: Pages) -> None:
+        end = request.num_pages + len(pages)
+        self.page_table[request.row, request.num_pages : end] = pages
+        request.num_pages = end
+
+    def _detach(self, request: Request) -> None:
+        assert request.node is not None
+        self.tree.unlock(request.node)
+        self.page_table[request.row] = 0
+        self._free_rows.append(request.row)
+        request.node, request.row, request.num_pages = None, -1, 0
+        request.computed_len = request.cached_len = 0

@@ -1,0 +1,66 @@
+"""One request inside a scheduler: its tokens, how far its KV has come, and what it holds.
+
+Only the scheduler core that holds a request changes it. `tokens[:num_tokens]` is prompt and output in one array:
+what an extend computes is always `[computed_len, num_tokens)`, whether the request is new, chunked or retracted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from diptych.engine.batch import I64
+from diptych.engine.radix import Node
+from diptych.engine.sampling_params import SamplingParams
+from diptych.kvtransfer.ownership import Pages
+
+NO_PAGES: Pages = np.empty(0, dtype=np.int32)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request and its progress. Create with `new_request`."""
+
+    room: int  # 64-bit, names this attempt on both legs
+    request_id: str  # for logs
+    params: SamplingParams
+    salt: bytes  # prefix-cache namespace
+    deadline_s: float | None  # on the scheduler's clock
+    tokens: I64  # room for prompt and output; valid up to num_tokens
+    prompt_len: int
+    num_tokens: int  # prompt and output so far
+    computed_len: int = 0  # tokens whose KV is in the pool
+    cached_len: int = 0  # of these, found in the prefix cache at admission; a multiple of the page size
+    row: int = -1  # in the page table; -1: not admitted
+    num_pages: int = 0  # in the page table row
+    node: Node | None = field(default=None, repr=False)  # locked prefix in the radix tree; None: not admitted
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.prompt_len
+
+    @property
+    def extend_len(self) -> int:
+        """Tokens that an extend still has to compute."""
+        return self.num_tokens - self.computed_len
+
+    def append(self, token_id: int) -> None:
+        """Take a sampled token. Its KV is computed by the next step."""
+        self.tokens[self.num_tokens] = token_id
+        self.num_tokens += 1
+
+
+def new_request(
+    room: int,
+    prompt: I64,
+    params: SamplingParams,
+    *,
+    request_id: str = "",
+    salt: bytes = b"",
+    deadline_s: float | None = None,
+) -> Request:
+    """Return a request that waits for admission. `prompt` is copied."""
+    tokens = np.empty(len(prompt) + params.max_tokens, dtype=np.int64)
+    tokens[: len(prompt)] = prompt
+    return Request(room, request_id, params, salt, deadline_s, tokens, len(prompt), len(prompt))

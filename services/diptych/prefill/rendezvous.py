@@ -1,0 +1,58 @@
+"""Notes that came before the router's Start of their room: kept a while, bounded, and never forgotten silently."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from diptych.kvtransfer.notes import Abort, PagesReady
+
+EarlyNote = PagesReady | Abort
+
+KEEP_S: Final = 10.0  # the two legs of a room arrive milliseconds apart; the rest is a router that died between them
+
+
+@dataclass(frozen=True, slots=True)
+class _Parked:
+    note: EarlyNote
+    expiry_s: float
+
+
+class Rendezvous:
+    """Early notes by (peer, room). An Abort overtakes and replaces a grant, as the room's tombstone."""
+
+    def __init__(self) -> None:
+        self._parked: OrderedDict[tuple[int, int], _Parked] = OrderedDict()  # in order of expiry
+
+    def park(self, peer: int, note: EarlyNote, now_s: float) -> None:
+        """Keep `note` until its room starts. A grant after the abort of its room stays aborted."""
+        key = (peer, note.room)
+        before = self._parked.get(key)
+        if before is None or not isinstance(before.note, Abort):
+            self._parked.pop(key, None)
+            self._parked[key] = _Parked(note, now_s + KEEP_S)
+
+    def take(self, peer: int, room: int) -> EarlyNote | None:
+        parked = self._parked.pop((peer, room), None)
+        return parked.note if parked else None
+
+    def forget(self, peer: int) -> None:
+        """Drop what a lost peer sent."""
+        for key in [key for key in self._parked if key[0] == peer]:
+            del self._parked[key]
+
+    def expire(self, now_s: float) -> list[tuple[int, int]]:
+        """Drop what is too old; return (peer, room) of the grants among it: they must be told."""
+        unanswered: list[tuple[int, int]] = []
+        while self._parked:
+            key, parked = next(iter(self._parked.items()))
+            if parked.expiry_s > now_s:
+                break
+            del self._parked[key]
+            if isinstance(parked.note, PagesReady):
+                unanswered.append(key)
+        return unanswered
+
+    def next_expiry_s(self) -> float | None:
+        return next(iter(self._parked.values())).expiry_s if self._parked else None

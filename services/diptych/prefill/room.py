@@ -1,0 +1,75 @@
+"""What a prefill worker knows of one room: the request, decode's grant, and which pages have been moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from diptych.engine.batch import I64
+from diptych.engine.finish import Finish
+from diptych.engine.output import Failure, Stats
+from diptych.engine.request import Request
+from diptych.kvtransfer.notes import Abort, AbortAck, Note, PagesReady
+from diptych.kvtransfer.ownership import Pages
+from diptych.prefill.phases import Phase, Signal, next_phase
+
+
+@dataclass(slots=True, eq=False)
+class PrefillRoom:
+    """One request's rendezvous, prefill side."""
+
+    request: Request
+    peer: int  # decode's instance id
+    arrival_s: float
+    phase: Phase = Phase.BOOTSTRAPPING
+    grant: PagesReady | None = None
+    first_page: int = 0  # of the request, that decode lacks
+    next_page: int = 0  # of the request, not yet posted
+    writes_in_flight: int = 0
+    pinned: list[Pages] = field(default_factory=list)
+    finish: Finish | None = None
+    failure: Failure | None = None
+    abort_ack_wanted: bool = False  # decode waits for AbortAck before it reuses its pages
+    abort_ack_sent: bool = False
+    peer_is_gone: bool = False
+    first_step_s: float = 0.0
+    first_token_s: float = 0.0
+    stats: Stats = field(default_factory=Stats)
+
+    def on(self, signal: Signal) -> None:
+        self.phase = next_phase(self.phase, signal)
+
+    def refuse_grant(self, grant: PagesReady, page_size: int, prompt_hash: Callable[[I64, bytes], int]) -> str | None:
+        """Say why the grant doesn't fit this request; None when it does. Both legs must mean the same prompt."""
+        request = self.request
+        prompt = request.tokens[: request.prompt_len]
+        if grant.num_prompt_tokens != request.prompt_len or grant.prompt_hash != prompt_hash(prompt, request.salt):
+            return f"decode has another prompt ({grant.num_prompt_tokens} tokens) than prefill ({request.prompt_len})"
+        if grant.cached_prefix_len % page_size or grant.cached_prefix_len >= request.prompt_len:
+            return f"decode claims a cached prefix of {grant.cached_prefix_len} tokens of {request.prompt_len}"
+        num_pages = -(-request.prompt_len // page_size) - grant.cached_prefix_len // page_size
+        if len(grant.pages) != num_pages:
+            return f"decode granted {len(grant.pages)} pages where {num_pages} are needed"
+        return None
+
+    def take_grant(self, grant: PagesReady, page_size: int) -> None:
+        self.on(Signal.PAGES_READY)
+        self.grant = grant
+        self.first_page = self.next_page = grant.cached_prefix_len // page_size
+
+    def destination(self, start_page: int, end_page: int) -> Pages:
+        """The peer's pages for pages `[start_page, end_page)` of the request."""
+        assert self.grant is not None
+        span = self.grant.pages[start_page - self.first_page : end_page - self.first_page]
+        return np.array(span, dtype=np.int32)
+
+    def farewell(self) -> Note | None:
+        """What decode must hear when a failed room has drained: that no more writes will come."""
+        assert self.failure is not None
+        if self.peer_is_gone or self.abort_ack_sent:
+            return None
+        if self.abort_ack_wanted:
+            return AbortAck(self.request.room)
+        return Abort(self.request.room, self.failure.code.value, self.failure.message)
