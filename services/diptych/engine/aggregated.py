@@ -72,6 +72,9 @@ class AggregatedCore:
     def next_deadline_s(self) -> float | None:
         return min((r.deadline_s for r in self._requests.values() if r.deadline_s is not None), default=None)
 
+    def suspects(self) -> set[int]:
+        return set()  # nobody writes into this pool
+
     def take_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         return effects
@@ -88,6 +91,14 @@ class AggregatedCore:
     @property
     def num_open_rooms(self) -> int:
         return len(self._requests)
+
+    @property
+    def num_pages_received(self) -> int:
+        return 0  # nobody writes into this pool
+
+    @property
+    def num_integrity_failures(self) -> int:
+        return 0  # decode checks
 
     def page_counts(self) -> dict[str, int]:
         return self._cache.pool.counts()

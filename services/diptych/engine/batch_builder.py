@@ -21,7 +21,9 @@ def build_extend(chunks: Sequence[Chunk], page_table: I32, page_size: int) -> Fo
     owner = np.repeat(np.arange(len(chunks)), extend_lens)
     positions = np.arange(len(input_ids)) - (np.cumsum(extend_lens) - extend_lens)[owner] + starts[owner]
     sample_rows = np.array([i for i, chunk in enumerate(chunks) if chunk.is_last], dtype=np.int64)
-    return _build(ForwardMode.EXTEND, requests, input_ids, positions, owner, extend_lens, sample_rows, page_table, page_size)
+    return _build(
+        ForwardMode.EXTEND, requests, input_ids, positions, owner, extend_lens, sample_rows, page_table, page_size
+    )
 
 
 def build_decode(requests: Sequence[Request], page_table: I32, page_size: int) -> ForwardBatch:

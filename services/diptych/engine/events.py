@@ -131,12 +131,26 @@ class SchedulerCore(Protocol):
 
     def next_deadline_s(self) -> float | None: ...
 
+    def suspects(self) -> set[int]:
+        """Lost peers that might still write into our pool; each is answered by `WriterGone` once it can't."""
+        ...
+
     def take_effects(self) -> list[Effect]: ...
 
     def load(self) -> Load: ...
 
     @property
     def num_open_rooms(self) -> int: ...
+
+    @property
+    def num_pages_received(self) -> int:
+        """Verified pages that peers wrote into our pool, since start."""
+        ...
+
+    @property
+    def num_integrity_failures(self) -> int:
+        """Hand-offs whose bytes differ from what prefill sent; must stay 0."""
+        ...
 
     def page_counts(self) -> dict[str, int]: ...
 

@@ -84,9 +84,7 @@ class KvCache:
         num_full = request.computed_len // self.page_size
         pages = self.pages_of(request)
         cached = request.cached_len // self.page_size
-        insertion = self.tree.insert(
-            request.tokens[: num_full * self.page_size], pages[:num_full].copy(), request.salt
-        )
+        insertion = self.tree.insert(request.tokens[: num_full * self.page_size], pages[:num_full].copy(), request.salt)
         self.pool.cache(insertion.taken)
         self.pool.release(insertion.duplicate[np.isin(insertion.duplicate, pages[cached:])])
         self.pool.release(pages[num_full:].copy())

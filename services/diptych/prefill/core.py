@@ -67,12 +67,14 @@ class PrefillCore:
                 self._handle_note(peer, note, now_s)
             case AbortRoom(room_id, reason) if room_id in self._rooms:
                 self._fail(self._rooms[room_id], Failure(FailureCode.ABORTED, reason))
-            case WriteDone(room_id, error):
+            case WriteDone(room_id, error) if room_id in self._rooms:
                 self._write_done(self._rooms[room_id], error)
             case PeerDown(peer, reason):
                 self._peer_down(peer, reason)
-            case PeerUp() | AbortRoom() | WriterGone():
-                pass  # nobody writes into a prefill pool; an unknown room has ended
+            case AbortRoom() | WriteDone():
+                pass  # the room has ended: an Ack can overtake our own news that the write is complete
+            case PeerUp() | WriterGone():
+                pass  # nobody writes into a prefill pool
 
     def _start(self, event: Start, now_s: float) -> None:
         request = event.request
@@ -258,6 +260,9 @@ class PrefillCore:
         parked = self._rendezvous.next_expiry_s()
         return min([*deadlines, *([parked] if parked is not None else [])], default=None)
 
+    def suspects(self) -> set[int]:
+        return set()  # nobody writes into this pool
+
     def take_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         return effects
@@ -275,6 +280,14 @@ class PrefillCore:
     @property
     def num_open_rooms(self) -> int:
         return len(self._rooms)
+
+    @property
+    def num_pages_received(self) -> int:
+        return 0  # nobody writes into this pool
+
+    @property
+    def num_integrity_failures(self) -> int:
+        return 0  # decode checks
 
     def page_counts(self) -> dict[str, int]:
         return self._cache.pool.counts()

@@ -1,0 +1,330 @@
+"""The scheduler core of a decode worker: grants pages, verifies what prefill wrote into them, and decodes.
+
+A granted page is IMPORTING until prefill's `HandOff` is verified. A room given up before that leaves its pages in
+quarantine until prefill has said "no more writes" (`Abort` or `AbortAck`) or provably can't write: never earlier.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from diptych.decode.phases import Phase, Signal
+from diptych.decode.room import DecodeRoom
+from diptych.engine.admission import is_full, refuse
+from diptych.engine.batch import I64, ForwardBatch
+from diptych.engine.batch_builder import build_decode
+from diptych.engine.decode_batch import DecodeBatch
+from diptych.engine.events import (
+    AbortRoom,
+    Effect,
+    Emit,
+    Event,
+    Load,
+    NoteArrived,
+    PeerDown,
+    PeerUp,
+    SendNote,
+    Start,
+    WriteDone,
+    WriterGone,
+)
+from diptych.engine.finish import Finish
+from diptych.engine.kv_cache import KvCache
+from diptych.engine.limits import Limits
+from diptych.engine.output import Failure, FailureCode, Output
+from diptych.engine.page_hash import prompt_hash
+from diptych.engine.request import Request
+from diptych.engine.stop import token_finish
+from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
+from diptych.kvtransfer.ownership import Pages
+
+Digest = Callable[[Pages], int]
+
+
+class DecodeCore:
+    """Implements `SchedulerCore` for the decode role."""
+
+    def __init__(self, cache: KvCache, limits: Limits, digest: Digest, page_nbytes: int) -> None:
+        self._cache = cache
+        self._limits = limits
+        self._digest = digest  # of the bytes in our pages
+        self._page_nbytes = page_nbytes
+        self._max_tokens = min(limits.context_len, cache.max_request_tokens)
+        self._batch = DecodeBatch(cache)
+        self._rooms: dict[int, DecodeRoom] = {}
+        self._preallocating: deque[DecodeRoom] = deque()
+        self._linked: set[int] = set()
+        self._effects: list[Effect] = []
+        self._num_pages_received = 0
+        self._num_integrity_failures = 0
+
+    # events
+
+    def handle(self, event: Event, now_s: float) -> None:
+        match event:
+            case Start():
+                self._start(event, now_s)
+            case NoteArrived(peer, note):
+                self._handle_note(peer, note, now_s)
+            case AbortRoom(room_id, reason) if room_id in self._rooms:
+                self._fail(self._rooms[room_id], Failure(FailureCode.ABORTED, reason))
+            case PeerUp(peer):
+                self._peer_up(peer)
+            case PeerDown(peer, reason):
+                self._peer_down(peer, reason)
+            case WriterGone(peer):
+                for room in self._closing_with(peer):
+                    self._writer_stopped(room)
+            case WriteDone() | AbortRoom():
+                pass  # decode writes no pages; an unknown room has ended
+        self._grant_pages(now_s)
+
+    def _start(self, event: Start, now_s: float) -> None:
+        request = event.request
+        known = request.room in self._rooms
+        limits = self._limits
+        failure = refuse(request, is_known=known, max_tokens=self._max_tokens, vocab_size=limits.vocab_size)
+        if failure is None and event.peer not in self._linked:
+            failure = Failure(FailureCode.PEER_LOST, f"no link to prefill worker {event.peer:016x}")
+        if failure:
+            self._effects.append(Emit(Output(request.room, failure=failure)))
+            return
+        room = DecodeRoom(request, event.peer, arrival_s=now_s)
+        self._rooms[request.room] = room
+        self._preallocating.append(room)
+
+    def _handle_note(self, peer: int, note: Note, now_s: float) -> None:
+        room = self._rooms.get(note.room)
+        if room is None or room.peer != peer:
+            return  # the room has ended here; prefill hears of it by our own notes
+        match note:
+            case HandOff() if room.phase is Phase.IMPORTING:
+                self._take_hand_off(room, note, now_s)
+            case Abort(_, code, message) if room.phase is not Phase.RUNNING:
+                self._prefill_gave_up(room, Failure(FailureCode(code or FailureCode.ABORTED.value), message))
+            case AbortAck() if room.phase is Phase.CLOSING:
+                self._writer_stopped(room)
+            case _:
+                pass  # a duplicate, or a hand-off that crossed our abort: its AbortAck follows
+
+    def _peer_up(self, peer: int) -> None:
+        self._linked.add(peer)
+        for room in self._closing_with(peer):  # the link broke and came back: ask again whether writes have stopped
+            self._effects.append(SendNote(peer, Abort(room.request.room, FailureCode.PEER_LOST.value, "link was lost")))
+
+    def _peer_down(self, peer: int, reason: str) -> None:
+        self._linked.discard(peer)
+        failure = Failure(FailureCode.PEER_LOST, f"lost the link to the prefill worker: {reason}")
+        for room in [room for room in self._rooms.values() if room.peer == peer]:
+            if room.phase in (Phase.PREALLOCATING, Phase.IMPORTING):
+                self._fail(room, failure)
+
+    # the hand-off
+
+    def _grant_pages(self, now_s: float) -> None:
+        """Grant pages to waiting rooms, first come first served, leaving every running request its next page."""
+        while self._preallocating:
+            room = self._preallocating[0]
+            if not self._cache.admit(room.request, spare_pages=len(self._batch)):
+                return
+            self._preallocating.popleft()
+            self._grant(room, now_s)
+
+    def _grant(self, room: DecodeRoom, now_s: float) -> None:
+        request = room.request
+        room.on(Signal.GRANTED)
+        room.granted = self._cache.begin_import(request)
+        room.generations = tuple(self._cache.pool.generations(room.granted).tolist())
+        room.granted_s = now_s
+        room.stats.queue_s = now_s - room.arrival_s
+        note = PagesReady(
+            room=request.room,
+            pages=tuple(room.granted.tolist()),
+            generations=room.generations,
+            cached_prefix_len=request.cached_len,
+            num_prompt_tokens=request.prompt_len,
+            prompt_hash=prompt_hash(request.tokens[: request.prompt_len], request.salt),
+        )
+        self._effects.append(SendNote(room.peer, note))
+
+    def _take_hand_off(self, room: DecodeRoom, note: HandOff, now_s: float) -> None:
+        problem = room.refuse_hand_off(note)
+        if problem:  # not an answer to our grant, so it doesn't prove that the writing has ended
+            self._fail(room, Failure(FailureCode.TRANSFER_FAILED, problem))
+            return
+        self._cache.finish_import(room.request)
+        if self._is_damaged(room, note):
+            self._reject_damage(room)
+            return
+        room.on(Signal.HANDED_OFF)
+        room.handed_off_s = now_s
+        room.stats.transfer_s = now_s - room.granted_s
+        room.stats.pages_moved = len(room.granted)
+        room.stats.bytes_moved = len(room.granted) * self._page_nbytes
+        room.stats.kv_digest = note.kv_digest
+        room.stats.cached_tokens = room.request.cached_len
+        self._num_pages_received += len(room.granted)
+        self._effects.append(SendNote(room.peer, Ack(room.request.room)))
+        self._join(room, note)
+
+    def _is_damaged(self, room: DecodeRoom, note: HandOff) -> bool:
+        return self._digest(room.granted) != note.kv_digest
+
+    def _reject_damage(self, room: DecodeRoom) -> None:
+        self._num_integrity_failures += 1
+        failure = Failure(FailureCode.TRANSFER_FAILED, "KV pages arrived damaged: their digest is not prefill's")
+        self._effects.append(SendNote(room.peer, Abort(room.request.room, failure.code.value, failure.message)))
+        self._end(room, Output(room.request.room, failure=failure))
+
+    def _join(self, room: DecodeRoom, note: HandOff) -> None:
+        """Join the running batch; no forward pass is needed, the KV is here."""
+        request = room.request
+        request.computed_len = request.prompt_len
+        request.append(note.first_token)
+        self._batch.add(request)
+        finish = Finish(note.finish) if note.finish else self._finish_when_full(request)
+        if finish is not None:
+            self._end(room, Output(request.room, 1, finish=finish, stats=room.stats))
+
+    # steps
+
+    def plan(self, now_s: float) -> ForwardBatch | None:
+        for request in self._batch.make_room():
+            self._retracted(request)
+        if len(self._batch) == 0:
+            return None
+        return build_decode(list(self._batch), self._cache.page_table, self._cache.page_size)
+
+    def commit(self, token_ids: I64, now_s: float) -> None:
+        for request, token_id in zip(self._batch.commit(), token_ids.tolist(), strict=True):
+            self._take_token(self._rooms[request.room], token_id, now_s)
+        self._grant_pages(now_s)
+
+    def _take_token(self, room: DecodeRoom, token_id: int, now_s: float) -> None:
+        request = room.request
+        index = request.num_output_tokens
+        request.append(token_id)
+        if index == 1:
+            room.stats.join_s = now_s - room.handed_off_s
+        finish = token_finish(token_id, request.num_output_tokens, request.params, self._limits.eos_ids)
+        finish = finish or self._finish_when_full(request)
+        if finish is None:
+            self._effects.append(Emit(Output(request.room, index, (token_id,))))
+        else:
+            self._end(room, Output(request.room, index, (token_id,), finish, stats=room.stats))
+
+    def _finish_when_full(self, request: Request) -> Finish | None:
+        return Finish.LENGTH if is_full(request, self._max_tokens) else None
+
+    def _retracted(self, request: Request) -> None:
+        """Out of KV memory: the router continues this request on another pair, from the tokens it has."""
+        room = self._rooms.pop(request.room)
+        room.on(Signal.ENDED)
+        failure = Failure(FailureCode.RETRACTED, "KV memory ran out; this request made the least progress")
+        self._effects.append(Emit(Output(request.room, failure=failure)))
+
+    # ends
+
+    def _end(self, room: DecodeRoom, output: Output) -> None:
+        """End a room whose pages nobody else writes; what is computed stays as a cached prefix."""
+        if room.phase is Phase.PREALLOCATING:
+            self._preallocating.remove(room)
+        elif room.phase is Phase.RUNNING:
+            self._batch.remove(room.request)
+            self._cache.retire(room.request)
+        else:
+            self._cache.drop(room.request)
+        room.on(Signal.ENDED)
+        del self._rooms[room.request.room]
+        self._effects.append(Emit(output))
+
+    def _fail(self, room: DecodeRoom, failure: Failure) -> None:
+        """Answer the router now, tell prefill, and quarantine what prefill may still write."""
+        if room.phase is Phase.CLOSING:
+            return
+        if room.peer in self._linked and room.phase is not Phase.RUNNING:
+            note = Abort(room.request.room, failure.code.value, failure.message)
+            self._effects.append(SendNote(room.peer, note))
+        output = Output(room.request.room, failure=failure)
+        if room.phase is not Phase.IMPORTING:
+            self._end(room, output)
+            return
+        room.on(Signal.GIVEN_UP)
+        self._cache.quarantine(room.request)
+        self._effects.append(Emit(output))
+
+    def _prefill_gave_up(self, room: DecodeRoom, failure: Failure) -> None:
+        """Prefill's Abort: no write will come any more."""
+        if room.phase is Phase.CLOSING:
+            self._writer_stopped(room)
+            return
+        if room.phase is Phase.IMPORTING:
+            self._cache.finish_import(room.request)
+        self._end(room, Output(room.request.room, failure=failure))
+
+    def _writer_stopped(self, room: DecodeRoom) -> None:
+        room.on(Signal.WRITER_STOPPED)
+        self._cache.pool.release_quarantine(room.granted)
+        del self._rooms[room.request.room]
+
+    def _closing_with(self, peer: int) -> list[DecodeRoom]:
+        return [room for room in self._rooms.values() if room.peer == peer and room.phase is Phase.CLOSING]
+
+    # time and state
+
+    def expire(self, now_s: float) -> None:
+        for room in list(self._rooms.values()):
+            deadline_s = room.request.deadline_s
+            if deadline_s is not None and deadline_s <= now_s:
+                self._fail(room, Failure(FailureCode.DEADLINE, "the request's deadline passed"))
+        self._grant_pages(now_s)
+
+    def next_deadline_s(self) -> float | None:
+        rooms = (room for room in self._rooms.values() if room.phase is not Phase.CLOSING)
+        return min((r.request.deadline_s for r in rooms if r.request.deadline_s is not None), default=None)
+
+    def suspects(self) -> set[int]:
+        """Peers without a link whose writes our quarantine still waits out."""
+        return {room.peer for room in self._rooms.values() if room.phase is Phase.CLOSING} - self._linked
+
+    def take_effects(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    def load(self) -> Load:
+        return Load(
+            num_waiting=sum(room.phase in _NOT_JOINED for room in self._rooms.values()),
+            num_running=len(self._batch),
+            free_pages=self._cache.num_available,
+            total_pages=self._cache.pool.capacity,
+            waiting_tokens=sum(r.request.prompt_len for r in self._rooms.values() if r.phase in _NOT_JOINED),
+        )
+
+    @property
+    def num_open_rooms(self) -> int:
+        return len(self._rooms)
+
+    @property
+    def num_pages_received(self) -> int:
+        return self._num_pages_received
+
+    @property
+    def num_integrity_failures(self) -> int:
+        return self._num_integrity_failures
+
+    def page_counts(self) -> dict[str, int]:
+        return self._cache.pool.counts()
+
+    def check(self) -> list[str]:
+        by_phase: dict[Phase, list[DecodeRoom]] = {phase: [] for phase in Phase}
+        for room in self._rooms.values():
+            by_phase[room.phase].append(room)
+        return self._cache.check(
+            [room.request for room in by_phase[Phase.RUNNING]],
+            importing=[room.request for room in by_phase[Phase.IMPORTING]],
+            quarantined=[room.granted for room in by_phase[Phase.CLOSING]],
+        )
+
+
+_NOT_JOINED = (Phase.PREALLOCATING, Phase.IMPORTING)

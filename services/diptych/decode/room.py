@@ -1,0 +1,37 @@
+"""What a decode worker knows of one room: the request, the grant to prefill, and when things happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from diptych.decode.phases import Phase, Signal, next_phase
+from diptych.engine.output import Stats
+from diptych.engine.request import NO_PAGES, Request
+from diptych.kvtransfer.notes import HandOff
+from diptych.kvtransfer.ownership import Pages
+
+
+@dataclass(slots=True, eq=False)
+class DecodeRoom:
+    """One request's rendezvous, decode side."""
+
+    request: Request
+    peer: int  # prefill's instance id
+    arrival_s: float
+    phase: Phase = Phase.PREALLOCATING
+    granted: Pages = field(default_factory=lambda: NO_PAGES)  # that prefill writes, in order
+    generations: tuple[int, ...] = ()  # of the granted pages
+    granted_s: float = 0.0
+    handed_off_s: float = 0.0
+    stats: Stats = field(default_factory=Stats)
+
+    def on(self, signal: Signal) -> None:
+        self.phase = next_phase(self.phase, signal)
+
+    def refuse_hand_off(self, note: HandOff) -> str | None:
+        """Say why the note does not answer our grant; None when it does."""
+        if note.num_pages != len(self.granted):
+            return f"prefill wrote {note.num_pages} pages of {len(self.granted)} granted"
+        if note.generations != self.generations:
+            return "prefill wrote for another grant of these pages"
+        return None

@@ -1,0 +1,100 @@
+"""Scheduler values to and from protobuf. Nothing else in a scheduler process knows the wire forms."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from diptych.engine.events import Load, Start
+from diptych.engine.finish import Finish
+from diptych.engine.output import Failure, Output, Stats
+from diptych.engine.request import new_request
+from diptych.engine.sampling_params import SamplingParams
+from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
+
+_FINISH_TO_WIRE = {
+    Finish.STOP: inference_pb2.FINISH_REASON_STOP,
+    Finish.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+    Finish.ABORTED: inference_pb2.FINISH_REASON_ABORTED,
+}
+
+
+def start_from_wire(leg: worker_pb2.StartLeg, *, now_s: float, max_tokens: int) -> Start:
+    """Return the request of `leg`; its output is cut to what `max_tokens` (prompt and output) leaves."""
+    prompt = np.array(leg.prompt_token_ids, dtype=np.int64)
+    params = params_from_wire(leg.sampling)
+    room_left = max(1, max_tokens - len(prompt))
+    request = new_request(
+        leg.room,
+        prompt,
+        dataclasses.replace(params, max_tokens=min(params.max_tokens, room_left)),
+        request_id=leg.request_id,
+        salt=leg.cache_salt,
+        deadline_s=now_s + leg.timeout_ms / 1000 if leg.timeout_ms else None,
+    )
+    return Start(request, leg.peer_instance_id)
+
+
+def params_from_wire(wire: inference_pb2.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=wire.max_tokens,
+        temperature=wire.temperature,
+        top_p=wire.top_p,
+        top_k=wire.top_k,
+        seed=wire.seed,
+        stop_token_ids=tuple(wire.stop_token_ids),
+        ignore_eos=wire.ignore_eos,
+    )
+
+
+def params_to_wire(params: SamplingParams) -> inference_pb2.SamplingParams:
+    """Complete but for stop strings: those are matched where text is made."""
+    return inference_pb2.SamplingParams(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        seed=params.seed,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+    )
+
+
+def output_to_wire(output: Output) -> worker_pb2.LegOutput:
+    wire = worker_pb2.LegOutput(room=output.room, first_index=output.first_index, token_ids=output.token_ids)
+    if output.finish is not None:
+        wire.finish_reason = _FINISH_TO_WIRE[output.finish]
+    if output.failure is not None:
+        wire.error.CopyFrom(_failure_to_wire(output.failure))
+    if output.stats is not None:
+        wire.stats.CopyFrom(_stats_to_wire(output.stats))
+    return wire
+
+
+def _failure_to_wire(failure: Failure) -> worker_pb2.LegError:
+    return worker_pb2.LegError(code=worker_pb2.ErrorCode.ValueType(failure.code.value), message=failure.message)
+
+
+def _stats_to_wire(stats: Stats) -> worker_pb2.LegStats:
+    return worker_pb2.LegStats(
+        cached_tokens=stats.cached_tokens,
+        pages_moved=stats.pages_moved,
+        bytes_moved=stats.bytes_moved,
+        kv_digest=stats.kv_digest,
+        queue_us=round(stats.queue_s * 1e6),
+        compute_us=round(stats.compute_s * 1e6),
+        transfer_us=round(stats.transfer_s * 1e6),
+        join_us=round(stats.join_s * 1e6),
+    )
+
+
+def load_to_wire(load: Load, linked: set[int]) -> bootstrap_pb2.WorkerLoad:
+    return bootstrap_pb2.WorkerLoad(
+        num_waiting=load.num_waiting,
+        num_running=load.num_running,
+        free_pages=load.free_pages,
+        total_pages=load.total_pages,
+        waiting_tokens=load.waiting_tokens,
+        linked_instances=sorted(linked),
+    )

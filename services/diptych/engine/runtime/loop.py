@@ -1,0 +1,146 @@
+"""The loop of a scheduler process: receive, plan, forward, commit.
+
+Nothing in it waits while there is something to compute; when there is nothing, it sleeps until a command, a transfer
+event or the next deadline. What it has to say goes out once an iteration, in one message.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+
+from diptych.engine.batch import Runner
+from diptych.engine.events import AbortRoom, Emit, SchedulerCore
+from diptych.engine.runtime import codec
+from diptych.engine.runtime.links import SUSPECT_CHECK_S, PeerLinks
+from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
+
+logger = logging.getLogger(__name__)
+
+_WAIT_FOREVER: Final = -1
+
+
+class SchedulerLoop:
+    """Runs one core over one runner, one command channel and its links."""
+
+    def __init__(
+        self,
+        core: SchedulerCore,
+        runner: Runner,
+        channel: zmq.Socket[bytes],
+        links: PeerLinks,
+        *,
+        max_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._core = core
+        self._runner = runner
+        self._channel = channel
+        self._links = links
+        self._max_tokens = max_tokens
+        self._clock = clock
+        self._events = engine_pb2.SchedulerEvents()  # goes out at the end of this iteration
+        self._last_load = bootstrap_pb2.WorkerLoad()
+        self._stopping = False
+        self._poller = zmq.Poller()
+        self._poller.register(channel, zmq.POLLIN)
+        for descriptor in links.descriptors():
+            self._poller.register(descriptor, zmq.POLLIN)
+
+    def run(self) -> None:
+        """Serve until told to shut down."""
+        busy = False
+        while not self._stopping:
+            self._receive(0 if busy else self._idle_ms())
+            busy = self._step()
+            self._flush()
+
+    def _idle_ms(self) -> int:
+        """How long nothing can be due, in milliseconds."""
+        if self._links.has_events:
+            return 0
+        now_s = self._clock()
+        due = [self._core.next_deadline_s(), self._links.next_retry_s(now_s)]
+        if self._core.suspects():
+            due.append(now_s + SUSPECT_CHECK_S)
+        times = [at_s for at_s in due if at_s is not None]
+        return max(0, int((min(times) - now_s) * 1000) + 1) if times else _WAIT_FOREVER
+
+    def _receive(self, timeout_ms: int) -> None:
+        if timeout_ms != 0:
+            self._poller.poll(timeout_ms)
+        now_s = self._clock()
+        while True:
+            try:
+                message = self._channel.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._take_commands(engine_pb2.SchedulerCommands.FromString(message), now_s)
+        self._links.reconnect(now_s)
+        for event in self._links.poll(self._core.suspects()):
+            self._core.handle(event, now_s)
+        self._core.expire(now_s)
+        self._perform()
+
+    def _take_commands(self, commands: engine_pb2.SchedulerCommands, now_s: float) -> None:
+        if commands.HasField("peers"):
+            members = {i.instance_id: i.transfer.engine_metadata for i in commands.peers.instances}
+            self._links.set_peers(members, now_s)
+        for leg in commands.start:
+            logger.debug("room %016x starts: request %s", leg.room, leg.request_id)
+            self._core.handle(codec.start_from_wire(leg, now_s=now_s, max_tokens=self._max_tokens), now_s)
+        for room in commands.abort:
+            self._core.handle(AbortRoom(room, "aborted by the router"), now_s)
+        if commands.status_query:
+            self._events.status_answer = commands.status_query
+            self._events.status.CopyFrom(self._status())
+        self._stopping = self._stopping or commands.shutdown
+
+    def _step(self) -> bool:
+        """Compute one step; False when there was nothing to compute."""
+        batch = self._core.plan(self._clock())
+        self._perform()
+        if batch is None:
+            return False
+        token_ids = self._runner.execute(batch)
+        self._core.commit(token_ids, self._clock())
+        self._perform()
+        return True
+
+    def _perform(self) -> None:
+        for effect in self._core.take_effects():
+            if isinstance(effect, Emit):
+                self._emit(effect)
+            else:
+                self._links.perform(effect)
+
+    def _emit(self, effect: Emit) -> None:
+        output = effect.output
+        if output.failure is not None:
+            logger.info("room %016x failed: %s", output.room, output.failure.message)
+        self._events.outputs.append(codec.output_to_wire(output))
+
+    def _flush(self) -> None:
+        load = codec.load_to_wire(self._core.load(), self._links.linked)
+        if load != self._last_load:
+            self._last_load = load
+            self._events.load.CopyFrom(load)
+        if self._events.ByteSize():
+            self._channel.send(self._events.SerializeToString())
+            self._events = engine_pb2.SchedulerEvents()
+
+    def _status(self) -> worker_pb2.WorkerStatus:
+        problems = self._core.check()
+        return worker_pb2.WorkerStatus(
+            open_rooms=self._core.num_open_rooms,
+            pages_by_state=self._core.page_counts(),
+            pages_sent=self._links.num_pages_sent,
+            pages_received=self._core.num_pages_received,
+            integrity_failures=self._core.num_integrity_failures,
+            leaks_found=len(problems),
+            problems=problems,
+        )

@@ -1,0 +1,172 @@
+"""Builds and runs one scheduler process: model, KV pool, core, links, loop. The composition root of every role.
+
+Started by a frontend as `python -m diptych.<role>.scheduler JSON`. A spawned process, never a forked one: UCX and
+CUDA do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+
+from diptych.common import lifecycle
+from diptych.common.errors import ConfigError, DiptychError
+from diptych.common.logging import setup
+from diptych.engine.events import SchedulerCore
+from diptych.engine.kv_cache import KvCache
+from diptych.engine.limits import Limits
+from diptych.engine.loader.source import ModelSource, open_model
+from diptych.engine.runner.threads import configure_threads
+from diptych.engine.runtime.links import Links, NoLinks, PeerLinks
+from diptych.engine.runtime.loop import SchedulerLoop
+from diptych.engine.runtime.scheduler_config import EngineOptions, SchedulerConfig
+from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.layout_codec import layout_to_wire
+from diptych.kvtransfer.notes import PROTOCOL_VERSION
+from diptych.kvtransfer.ownership import Pages
+from diptych.kvtransfer.transport import Transport
+from diptych.v1 import bootstrap_pb2, engine_pb2
+
+logger = logging.getLogger(__name__)
+
+Digest = Callable[[Pages], int]
+BuildCore = Callable[[KvCache, Limits, Digest, PoolLayout], SchedulerCore]
+OpenTransport = Callable[[SchedulerConfig], Transport]
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """The KV pool and the way to peers, if there is one."""
+
+    buffer: memoryview
+    digest: Digest
+    links: PeerLinks
+    transfer: bootstrap_pb2.TransferInfo | None
+
+
+def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTransport | None) -> int:
+    """Run a scheduler process to its end; `open_transport` is None for an engine without peers."""
+    config = SchedulerConfig.from_json(argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; our frontend says when to stop
+    lifecycle.die_with_parent(signal.SIGKILL, parent_pid=config.parent_pid)
+    setup(config.component, config.log_format, config.log_level)
+    configure_threads(config.engine.num_threads)  # before anything imports torch
+    channel = _connect(config.endpoint)
+    try:
+        _serve(config, channel, build_core, open_transport)
+    except DiptychError as error:
+        logger.error("%s", error)
+        return _report_fatal(channel, error)
+    except Exception as error:
+        logger.exception("the scheduler failed")
+        return _report_fatal(channel, error)
+    finally:
+        channel.close(linger=1000)
+    return 0
+
+
+def _serve(
+    config: SchedulerConfig,
+    channel: zmq.Socket[bytes],
+    build_core: BuildCore,
+    open_transport: OpenTransport | None,
+) -> None:
+    from diptych.engine.runner.kv_pool import kv_view
+    from diptych.engine.runner.model_runner import ModelRunner
+
+    options = config.engine
+    source = open_model(options.model)
+    layout = _layout(source, options)
+    memory = _allocate(layout, open_transport(config) if open_transport else None)
+    limits = _limits(source, options)
+    runner = ModelRunner(
+        source,
+        kv_view(memory.buffer, layout),
+        dtype=options.dtype,
+        attention_backend=options.attention_backend,
+        num_threads=options.num_threads,
+    )
+    cache = KvCache(
+        num_pages=layout.num_pages,
+        page_size=layout.page_size,
+        max_requests=limits.max_requests,
+        max_tokens_per_request=limits.context_len,
+    )
+    core = build_core(cache, limits, memory.digest, layout)
+    max_tokens = min(limits.context_len, cache.max_request_tokens)
+    ready = engine_pb2.SchedulerReady(
+        transfer=memory.transfer, compat=_compat(source, layout), context_len=max_tokens
+    )
+    channel.send(engine_pb2.SchedulerEvents(ready=ready).SerializeToString())
+    logger.info("ready: %s, %d KV pages of %d tokens", source.config.model_id, layout.num_pages, layout.page_size)
+    try:
+        SchedulerLoop(core, runner, channel, memory.links, max_tokens=max_tokens).run()
+    finally:
+        memory.links.close()
+
+
+def _layout(source: ModelSource, options: EngineOptions) -> PoolLayout:
+    """The largest pool of this model that fits `kv_cache_mib`."""
+    model = source.config
+    one = PoolLayout(1, model.num_layers, options.page_size, model.num_kv_heads, model.head_dim, options.dtype)
+    num_pages = options.kv_cache_mib * 2**20 // one.page_nbytes
+    if num_pages < 2:
+        raise ConfigError(f"--kv-cache-mib {options.kv_cache_mib} holds no page of {one.page_nbytes} bytes: raise it")
+    layout = PoolLayout(num_pages, one.num_layers, one.page_size, one.num_kv_heads, one.head_dim, one.dtype)
+    layout.validate()
+    return layout
+
+
+def _allocate(layout: PoolLayout, transport: Transport | None) -> _Memory:
+    if transport is None:
+        return _Memory(memoryview(bytearray(layout.nbytes)), lambda pages: 0, NoLinks(), None)
+    pool = transport.allocate_pool(layout)
+    info = bootstrap_pb2.TransferInfo(engine_metadata=transport.metadata(), layout=layout_to_wire(layout))
+    return _Memory(pool.buffer, pool.digest, Links(transport), info)
+
+
+def _limits(source: ModelSource, options: EngineOptions) -> Limits:
+    return Limits(
+        context_len=source.config.context_len,
+        vocab_size=source.config.vocab_size,
+        eos_ids=frozenset(source.config.eos_ids),
+        max_step_tokens=options.max_step_tokens,
+        max_requests=options.max_requests,
+    )
+
+
+def _compat(source: ModelSource, layout: PoolLayout) -> str:
+    """Hash of what two workers must share to exchange KV."""
+    shape = (layout.num_layers, layout.page_size, layout.num_kv_heads, layout.head_dim, layout.dtype)
+    text = repr((source.weights_id, source.config.vocab_size, shape, PROTOCOL_VERSION))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _connect(endpoint: str) -> zmq.Socket[bytes]:
+    channel = zmq.Context.instance().socket(zmq.PAIR)
+    channel.set_hwm(0)  # the loop must not block; what is in flight is bounded by the open requests
+    channel.connect(endpoint)
+    return channel
+
+
+def _report_fatal(channel: zmq.Socket[bytes], error: Exception) -> int:
+    fatal = f"{type(error).__name__}: {error}"
+    channel.send(engine_pb2.SchedulerEvents(fatal=fatal).SerializeToString())
+    return 1
+
+
+def main() -> int:
+    """The scheduler of an embedded engine."""
+    from diptych.engine.aggregated import AggregatedCore
+
+    return run_scheduler(sys.argv, lambda cache, limits, digest, layout: AggregatedCore(cache, limits), None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

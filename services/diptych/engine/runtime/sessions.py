@@ -1,0 +1,107 @@
+"""Which router session gets what the scheduler says. Pure bookkeeping; the gRPC service owns the streams.
+
+A session collects everything that is due for it in one `WorkerBatch` until its stream takes it, so a slow router gets
+fewer and larger messages and never more memory than its open requests' tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
+
+
+class Session:
+    """One router's stream: its open rooms and what waits to be sent."""
+
+    def __init__(self) -> None:
+        self.rooms: set[int] = set()
+        self._pending = worker_pb2.WorkerBatch()
+        self._due = asyncio.Event()
+
+    def add_output(self, output: worker_pb2.LegOutput) -> None:
+        self._pending.outputs.append(output)
+        self._due.set()
+
+    def set_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
+        self._pending.load.CopyFrom(load)
+        self._due.set()
+
+    async def take(self) -> worker_pb2.WorkerBatch:
+        """Wait until something is due and take all of it."""
+        await self._due.wait()
+        self._due.clear()
+        batch, self._pending = self._pending, worker_pb2.WorkerBatch()
+        return batch
+
+
+class Sessions:
+    """All sessions of a worker, and the room -> session map."""
+
+    def __init__(self) -> None:
+        self._sessions: set[Session] = set()
+        self._by_room: dict[int, Session] = {}
+        self._load = bootstrap_pb2.WorkerLoad()
+
+    @property
+    def load(self) -> bootstrap_pb2.WorkerLoad:
+        return self._load
+
+    @property
+    def num_open_rooms(self) -> int:
+        return len(self._by_room)
+
+    def open(self) -> Session:
+        session = Session()
+        session.set_load(self._load)
+        self._sessions.add(session)
+        return session
+
+    def close(self, session: Session) -> list[int]:
+        """Forget a session; return its rooms, which nobody wants any more."""
+        self._sessions.discard(session)
+        for room in session.rooms:
+            del self._by_room[room]
+        return sorted(session.rooms)
+
+    def start(self, session: Session, legs: Iterable[worker_pb2.StartLeg]) -> list[worker_pb2.StartLeg]:
+        """Note whose rooms these are; return the acceptable ones. A room in use is answered and left alone."""
+        accepted = []
+        for leg in legs:
+            if leg.room == 0 or leg.room in self._by_room:
+                session.add_output(_refusal(leg.room))
+                continue
+            self._by_room[leg.room] = session
+            session.rooms.add(leg.room)
+            accepted.append(leg)
+        return accepted
+
+    def owned(self, session: Session, rooms: Iterable[int]) -> list[int]:
+        """Return those of `rooms` that are this session's to abort."""
+        return [room for room in rooms if room in session.rooms]
+
+    def deliver(self, outputs: Iterable[worker_pb2.LegOutput]) -> None:
+        for output in outputs:
+            session = self._by_room.get(output.room)
+            if session is None:
+                continue  # its session broke; the abort is on its way
+            session.add_output(output)
+            if _is_last(output):
+                session.rooms.discard(output.room)
+                del self._by_room[output.room]
+
+    def set_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
+        self._load = load
+        for session in self._sessions:
+            session.set_load(load)
+
+
+def _is_last(output: worker_pb2.LegOutput) -> bool:
+    return output.finish_reason != inference_pb2.FINISH_REASON_UNSPECIFIED or output.HasField("error")
+
+
+def _refusal(room: int) -> worker_pb2.LegOutput:
+    message = f"room {room:016x} is already in use" if room else "room 0 is not a room"
+    error = worker_pb2.LegError(code=worker_pb2.ERROR_CODE_INVALID, message=message)
+    return worker_pb2.LegOutput(room=room, error=error)

@@ -1,0 +1,27 @@
+"""The scheduler process of a prefill worker: `python -m diptych.prefill.scheduler JSON`, started by its frontend."""
+
+from __future__ import annotations
+
+import sys
+
+from diptych.engine.runtime.scheduler_config import SchedulerConfig
+from diptych.engine.runtime.scheduler_process import run_scheduler
+from diptych.kvtransfer.transport import Transport
+from diptych.kvtransfer.ucx import UcxOptions, open_transport
+from diptych.prefill.core import PrefillCore
+
+
+def main() -> int:
+    return run_scheduler(
+        sys.argv,
+        lambda cache, limits, digest, layout: PrefillCore(cache, limits, digest, layout.page_nbytes),
+        _open_transport,
+    )
+
+
+def _open_transport(config: SchedulerConfig) -> Transport:
+    return open_transport(config.instance_id, options=UcxOptions(transports=config.transports))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
