@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 _REPLACEMENT: Final = "\ufffd"
-_MAX_UNFINISHED: Final = (
-    3  # a character has at most 4 bytes: 3 tokens, or replacement characters, may wait for the last
-)
-_MAX_WINDOW: Final = 32  # tokens, unless more come at once
+_MAX_UNFINISHED: Final = 3  # a character has at most 4 bytes, each a token at least: 3 can wait for the last
+_MAX_WINDOW: Final = 16  # tokens
 
 
 class Decoder(Protocol):
@@ -36,42 +34,52 @@ class IncrementalDetokenizer:
         self._tokenizer = tokenizer
         self._window: list[int] = []
         self._num_context = 0  # tokens at the front of the window that are shown
-        self._num_shown = 0  # characters of the window's text
+        self._shown = ""  # of the window's text
 
     def push(self, ids: Sequence[int]) -> str:
         """Take the next tokens; return the text that they make certain."""
-        num_before = len(self._window)
-        self._window.extend(ids)
-        text = self._tokenizer.decode(self._window)
-        num_waiting = min(len(text) - len(text.rstrip(_REPLACEMENT)), _MAX_UNFINISHED)
-        shown = text[self._num_shown : len(text) - num_waiting]
-        self._num_shown += len(shown)
-        if not shown:
-            self._drop_invisible(num_before)
-        elif num_waiting == 0:
-            self._move_window()
-        elif len(self._window) > _MAX_WINDOW:
-            shown += self._cut_window(text)
-        return shown
+        return "".join([self._push(token) for token in ids])
 
     def flush(self) -> str:
         """Return the text that was waiting: no more tokens come."""
-        text = self._tokenizer.decode(self._window)[self._num_shown :]
-        self._window, self._num_context, self._num_shown = [], 0, 0
+        text = self._tokenizer.decode(self._window)[len(self._shown) :]
+        self._start_window([], 0, "")
         return text
 
-    def _move_window(self) -> None:
-        """All is shown: what was new is the context of what comes."""
-        self._window = self._window[self._num_context :]
-        self._num_context = len(self._window)
-        self._num_shown = len(self._tokenizer.decode(self._window))
+    def _push(self, token: int) -> str:
+        self._window.append(token)
+        text = self._decode_window()
+        num_waiting = min(len(text) - len(text.rstrip(_REPLACEMENT)), _MAX_UNFINISHED)
+        certain = text[len(self._shown) : len(text) - num_waiting]
+        self._shown += certain
+        if not certain:
+            self._drop_invisible(token)
+        elif num_waiting == 0:
+            self._make_context()
+        elif len(self._window) > _MAX_WINDOW:
+            certain += self._cut_window(text)
+        return certain
 
-    def _drop_invisible(self, start: int) -> None:
-        """Forget new tokens without text, or a long run of special tokens would fill the window.
+    def _decode_window(self) -> str:
+        text = self._tokenizer.decode(self._window)
+        if self._num_context and not text.startswith(self._shown):
+            # Byte fallback: an unfinished character breaks the whole ones before it, until it is finished.
+            self._start_window(self._window[self._num_context :], 0, "")
+            text = self._tokenizer.decode(self._window)
+        return text
+
+    def _make_context(self) -> None:
+        """All is shown: what was new is the context of what comes."""
+        new = self._window[self._num_context :]
+        self._start_window(new, len(new), self._tokenizer.decode(new))
+
+    def _drop_invisible(self, token: int) -> None:
+        """Forget a token without text, or a long run of special tokens would fill the window.
 
         Twice, because a single token may have no text only for being the first: decoders strip one leading space.
         """
-        self._window[start:] = [token for token in self._window[start:] if self._tokenizer.decode([token, token])]
+        if not self._tokenizer.decode([token, token]):
+            self._window.pop()
 
     def _cut_window(self, text: str) -> str:
         """Shorten a window full of broken characters; return the text that this makes certain.
@@ -83,8 +91,10 @@ class IncrementalDetokenizer:
             head, tail = self._window[:-num_kept], self._window[-num_kept:]
             head_text, tail_text = self._tokenizer.decode(head), self._tokenizer.decode(tail)
             if tail_text and head_text + tail_text == text:
-                shown = head_text[self._num_shown :]
-                self._window, self._num_context = tail, 0
-                self._num_shown = max(0, self._num_shown - len(head_text))
-                return shown
+                certain = head_text[len(self._shown) :]
+                self._start_window(tail, 0, self._shown[len(head_text) :])
+                return certain
         return ""
+
+    def _start_window(self, ids: list[int], num_context: int, shown: str) -> None:
+        self._window, self._num_context, self._shown = ids, num_context, shown
