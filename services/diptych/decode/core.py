@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from diptych.decode.phases import Phase, Signal
 from diptych.decode.room import DecodeRoom
@@ -38,6 +39,8 @@ from diptych.engine.request import Request
 from diptych.engine.stop import token_finish
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
 from diptych.kvtransfer.ownership import Pages
+
+RETRY_S: Final = 1.0  # before a note that got no answer is sent again
 
 Digest = Callable[[Pages], int]
 
@@ -97,8 +100,11 @@ class DecodeCore:
     def _handle_note(self, peer: int, note: Note, now_s: float) -> None:
         room = self._rooms.get(note.room)
         if room is None or room.peer != peer:
-            return  # the room has ended here; prefill hears of it by our own notes
+            self._handle_late_note(peer, note)
+            return
         match note:
+            case HandOff() if room.phase is Phase.RUNNING:
+                self._effects.append(SendNote(peer, Ack(note.room)))
             case HandOff() if room.phase is Phase.IMPORTING:
                 self._take_hand_off(room, note, now_s)
             case Abort(_, code, message) if room.phase is not Phase.RUNNING:
@@ -108,10 +114,15 @@ class DecodeCore:
             case _:
                 pass  # a duplicate, or a hand-off that crossed our abort: its AbortAck follows
 
+    def _handle_late_note(self, peer: int, note: Note) -> None:
+        """A note for a room that has ended here: prefill may have missed our last word."""
+        if isinstance(note, HandOff):
+            self._effects.append(SendNote(peer, Ack(note.room)))  # nobody needs prefill's pages any more
+
     def _peer_up(self, peer: int) -> None:
         self._linked.add(peer)
-        for room in self._closing_with(peer):  # the link broke and came back: ask again whether writes have stopped
-            self._effects.append(SendNote(peer, Abort(room.request.room, FailureCode.PEER_LOST.value, "link was lost")))
+        for room in self._closing_with(peer):  # the link broke and came back
+            self._ask_to_stop(room)
 
     def _peer_down(self, peer: int, reason: str) -> None:
         self._linked.discard(peer)
@@ -276,13 +287,32 @@ class DecodeCore:
     def expire(self, now_s: float) -> None:
         for room in list(self._rooms.values()):
             deadline_s = room.request.deadline_s
-            if deadline_s is not None and deadline_s <= now_s:
+            if room.phase is Phase.CLOSING:
+                self._ask_again_when_due(room, now_s)
+            elif deadline_s is not None and deadline_s <= now_s:
                 self._fail(room, Failure(FailureCode.DEADLINE, "the request's deadline passed"))
         self._grant_pages(now_s)
 
+    def _ask_again_when_due(self, room: DecodeRoom, now_s: float) -> None:
+        """The AbortAck may have been lost with a link that broke at prefill's end only."""
+        if room.asked_s is None:
+            room.asked_s = now_s  # it was asked when it was given up, just now
+        elif room.peer in self._linked and room.asked_s + RETRY_S <= now_s:
+            room.asked_s = now_s
+            self._ask_to_stop(room)
+
+    def _ask_to_stop(self, room: DecodeRoom) -> None:
+        reason = Abort(room.request.room, FailureCode.ABORTED.value, "decode gave this room up")
+        self._effects.append(SendNote(room.peer, reason))
+
     def next_deadline_s(self) -> float | None:
-        rooms = (room for room in self._rooms.values() if room.phase is not Phase.CLOSING)
-        return min((r.request.deadline_s for r in rooms if r.request.deadline_s is not None), default=None)
+        times = [self._due_s(room) for room in self._rooms.values()]
+        return min((at_s for at_s in times if at_s is not None), default=None)
+
+    def _due_s(self, room: DecodeRoom) -> float | None:
+        if room.phase is not Phase.CLOSING:
+            return room.request.deadline_s
+        return room.asked_s + RETRY_S if room.asked_s is not None and room.peer in self._linked else None
 
     def suspects(self) -> set[int]:
         """Peers without a link whose writes our quarantine still waits out."""

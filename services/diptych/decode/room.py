@@ -23,6 +23,7 @@ class DecodeRoom:
     generations: tuple[int, ...] = ()  # of the granted pages
     granted_s: float = 0.0
     handed_off_s: float = 0.0
+    asked_s: float | None = None  # CLOSING: when prefill was last asked to stop
     stats: Stats = field(default_factory=Stats)
 
     def on(self, signal: Signal) -> None:

@@ -7,6 +7,7 @@ Our pages stay pinned until decode's `Ack`, or until no write of the room is in 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from diptych.engine.admission import refuse
 from diptych.engine.batch import I64, ForwardBatch
@@ -38,6 +39,8 @@ from diptych.kvtransfer.ownership import Pages
 from diptych.prefill.phases import Phase, Signal
 from diptych.prefill.rendezvous import Rendezvous
 from diptych.prefill.room import PrefillRoom
+
+RETRY_S: Final = 1.0  # before a note that got no answer is sent again
 
 Digest = Callable[[Pages], int]
 
@@ -176,6 +179,7 @@ class PrefillCore:
             generations=grant.generations,
             cached_tokens=request.cached_len,
         )
+        room.hand_off, room.asked_s = note, now_s
         self._write(room, self._cache.pages_for(request.prompt_len), note)
 
     def _write(self, room: PrefillRoom, end_page: int, note: HandOff | None) -> None:
@@ -250,15 +254,24 @@ class PrefillCore:
             deadline_s = room.request.deadline_s
             if room.phase is not Phase.CLOSING and deadline_s is not None and deadline_s <= now_s:
                 self._fail(room, Failure(FailureCode.DEADLINE, "the request's deadline passed"))
+            elif room.waits_for_ack and room.asked_s + RETRY_S <= now_s:
+                self._ask_again(room, now_s)
         for peer, room_id in self._rendezvous.expire(now_s):
             reason = Abort(room_id, FailureCode.ABORTED.value, "the router never sent this room to prefill")
             self._effects.append(SendNote(peer, reason))
 
+    def _ask_again(self, room: PrefillRoom, now_s: float) -> None:
+        """The Ack may have been lost with a link that broke at decode's end only; decode answers as often as asked."""
+        assert room.hand_off is not None
+        room.asked_s = now_s
+        self._effects.append(SendNote(room.peer, room.hand_off))
+
     def next_deadline_s(self) -> float | None:
-        open_rooms = (room for room in self._rooms.values() if room.phase is not Phase.CLOSING)
-        deadlines = [room.request.deadline_s for room in open_rooms if room.request.deadline_s is not None]
-        parked = self._rendezvous.next_expiry_s()
-        return min([*deadlines, *([parked] if parked is not None else [])], default=None)
+        open_rooms = [room for room in self._rooms.values() if room.phase is not Phase.CLOSING]
+        times = [room.request.deadline_s for room in open_rooms]
+        times += [room.asked_s + RETRY_S for room in open_rooms if room.waits_for_ack]
+        times.append(self._rendezvous.next_expiry_s())
+        return min((at_s for at_s in times if at_s is not None), default=None)
 
     def suspects(self) -> set[int]:
         return set()  # nobody writes into this pool

@@ -11,7 +11,7 @@ from diptych.engine.batch import I64
 from diptych.engine.finish import Finish
 from diptych.engine.output import Failure, Stats
 from diptych.engine.request import Request
-from diptych.kvtransfer.notes import Abort, AbortAck, Note, PagesReady
+from diptych.kvtransfer.notes import Abort, AbortAck, HandOff, Note, PagesReady
 from diptych.kvtransfer.ownership import Pages
 from diptych.prefill.phases import Phase, Signal, next_phase
 
@@ -29,6 +29,8 @@ class PrefillRoom:
     next_page: int = 0  # of the request, not yet posted
     writes_in_flight: int = 0
     pinned: list[Pages] = field(default_factory=list)
+    hand_off: HandOff | None = None
+    asked_s: float = 0.0  # when the hand-off was last sent
     finish: Finish | None = None
     failure: Failure | None = None
     abort_ack_wanted: bool = False  # decode waits for AbortAck before it reuses its pages
@@ -40,6 +42,11 @@ class PrefillRoom:
 
     def on(self, signal: Signal) -> None:
         self.phase = next_phase(self.phase, signal)
+
+    @property
+    def waits_for_ack(self) -> bool:
+        """Everything has left us; only decode's word is missing."""
+        return self.phase is Phase.TRANSFERRING and self.writes_in_flight == 0
 
     def refuse_grant(self, grant: PagesReady, page_size: int, prompt_hash: Callable[[I64, bytes], int]) -> str | None:
         """Say why the grant doesn't fit this request; None when it does. Both legs must mean the same prompt."""

@@ -1,0 +1,51 @@
+"""A runner without a model: the next token is a hash of every KV entry of the request.
+
+It reads and writes the KV pool at the places a model would, so a wrong slot, a missing page or a page of somebody
+else gives a wrong token. For tests and for measuring the scheduler alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from diptych.engine.batch import I64, U64, ForwardBatch
+
+_PRIME = np.uint64(0x9E3779B97F4A7C15)
+
+
+class NullRunner:
+    """Implements `Runner` over an integer KV pool `[num_pages, page_size]`."""
+
+    def __init__(self, kv: U64, vocab_size: int) -> None:
+        self._slots = kv.reshape(-1)
+        self._page_size = kv.shape[1]
+        self._vocab_size = vocab_size
+
+    def execute(self, batch: ForwardBatch) -> I64:
+        self._slots[batch.out_slots] = entries(batch.input_ids, batch.positions)
+        tokens = [self._next_token(batch.page_table[row], int(batch.seq_lens[row])) for row in batch.sample_rows]
+        return np.array(tokens, dtype=np.int64)
+
+    def _next_token(self, pages: np.ndarray[tuple[int], np.dtype[np.int32]], seq_len: int) -> int:
+        positions = np.arange(seq_len)
+        slots = pages[positions // self._page_size].astype(np.int64) * self._page_size + positions % self._page_size
+        return next_token(self._slots[slots], self._vocab_size)
+
+
+def entries(token_ids: I64, positions: I64) -> U64:
+    """The KV entries of tokens at their positions."""
+    return (token_ids.astype(np.uint64) + np.uint64(1)) * _PRIME ^ positions.astype(np.uint64) * _PRIME * _PRIME
+
+
+def next_token(kv: U64, vocab_size: int) -> int:
+    """The token that follows `kv`, the entries of all tokens before it."""
+    return int((np.bitwise_xor.reduce(kv * _PRIME) >> np.uint64(33)) % np.uint64(vocab_size))
+
+
+def expected_output(prompt: list[int], num_tokens: int, vocab_size: int) -> list[int]:
+    """What any correct scheduler generates for `prompt`."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        array = np.array(tokens, dtype=np.int64)
+        tokens.append(next_token(entries(array, np.arange(len(array))), vocab_size))
+    return tokens[len(prompt) :]

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from diptych.engine.aggregated import AggregatedCore
+from diptych.engine.events import AbortRoom, Emit, Start
+from diptych.engine.finish import Finish
+from diptych.engine.kv_cache import KvCache
+from diptych.engine.limits import Limits
+from diptych.engine.null_runner import NullRunner, expected_output
+from diptych.engine.output import FailureCode, Output
+from diptych.engine.request import Request, new_request
+from diptych.engine.sampling_params import SamplingParams
+
+VOCAB = 1000
+PAGE = 4
+
+
+class Engine:
+    """A core and a null model, stepped by hand."""
+
+    def __init__(self, num_pages: int, max_step_tokens: int = 16, max_requests: int = 8) -> None:
+        self.cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=max_requests, max_tokens_per_request=256)
+        limits = Limits(256, VOCAB, frozenset(), max_step_tokens, max_requests)
+        self.core = AggregatedCore(self.cache, limits)
+        self.runner = NullRunner(np.zeros((num_pages, PAGE), dtype=np.uint64), VOCAB)
+        self.outputs: dict[int, list[Output]] = defaultdict(list)
+        self.now_s = 0.0
+        self.num_steps = 0
+
+    def start(self, room: int, prompt: list[int], max_tokens: int, deadline_s: float | None = None) -> Request:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        request = new_request(room, np.array(prompt, dtype=np.int64), params, deadline_s=deadline_s)
+        self.core.handle(Start(request), self.now_s)
+        return request
+
+    def step(self) -> bool:
+        self.core.expire(self.now_s)
+        batch = self.core.plan(self.now_s)
+        if batch is not None:
+            self.num_steps += 1
+            self.core.commit(self.runner.execute(batch), self.now_s)
+        for effect in self.core.take_effects():
+            assert isinstance(effect, Emit)
+            self.outputs[effect.output.room].append(effect.output)
+        assert self.core.check() == []
+        return batch is not None
+
+    def run(self) -> None:
+        while self.step():
+            assert self.num_steps < 10_000, "the scheduler makes no progress"
+
+    def tokens(self, room: int) -> list[int]:
+        return [token for output in self.outputs[room] for token in output.token_ids]
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    engine = Engine(num_pages=64)
+    yield engine
+    engine.step()
+    assert engine.core.check() == []
+    assert engine.core.num_open_rooms == 0
+    assert engine.core.page_counts()["owned"] == 0
+
+
+@pytest.mark.parametrize("prompt_len", [1, PAGE - 1, PAGE, PAGE + 1, 15, 16, 17, 100])
+def test_output_is_what_the_model_says_for_any_prompt_length(engine: Engine, prompt_len: int) -> None:
+    prompt = list(range(1, prompt_len + 1))
+    engine.start(1, prompt, max_tokens=9)
+    engine.run()
+    assert engine.tokens(1) == expected_output(prompt, 9, VOCAB)
+    assert engine.outputs[1][-1].finish is Finish.LENGTH
+
+
+def test_every_token_has_its_index(engine: Engine) -> None:
+    engine.start(1, [1, 2, 3], max_tokens=5)
+    engine.run()
+    assert [output.first_index for output in engine.outputs[1]] == [0, 1, 2, 3, 4]
+
+
+def test_a_long_prompt_is_chunked_and_others_ride_along(engine: Engine) -> None:
+    engine.start(1, list(range(40)), max_tokens=2)
+    engine.start(2, [7, 8, 9], max_tokens=2)
+    engine.step()
+    engine.step()
+    assert engine.outputs == {}
+    engine.step()
+    assert [len(engine.tokens(room)) for room in (1, 2)] == [1, 1]
+    engine.run()
+
+
+def test_a_cached_prefix_is_not_computed_again(engine: Engine) -> None:
+    prompt = list(range(50))
+    engine.start(1, prompt, max_tokens=1)
+    engine.run()
+    request = engine.start(2, prompt, max_tokens=3)
+    engine.step()
+    assert request.cached_len == 48
+    engine.run()
+    assert engine.tokens(2) == expected_output(prompt, 3, VOCAB)
+    stats = engine.outputs[2][-1].stats
+    assert stats is not None
+    assert stats.cached_tokens == 48
+
+
+def test_a_retracted_request_computes_again_and_ends_the_same() -> None:
+    engine = Engine(num_pages=12)
+    prompts = {room: [room * 10 + i for i in range(6)] for room in (1, 2, 3)}
+    for room, prompt in prompts.items():
+        engine.start(room, prompt, max_tokens=30)
+    engine.run()
+    for room, prompt in prompts.items():
+        assert engine.tokens(room) == expected_output(prompt, 30, VOCAB)
+    assert engine.core.page_counts()["owned"] == 0
+
+
+def test_an_abort_frees_everything_and_answers(engine: Engine) -> None:
+    engine.start(1, list(range(40)), max_tokens=50)
+    engine.start(2, [1, 2], max_tokens=50)
+    engine.start(3, list(range(100)), max_tokens=50)
+    for _ in range(4):
+        engine.step()
+    for room in (1, 2, 3, 99):
+        engine.core.handle(AbortRoom(room, "no longer wanted"), engine.now_s)
+    engine.run()
+    endings = {room: outputs[-1].failure for room, outputs in engine.outputs.items()}
+    assert {room: failure.code for room, failure in endings.items() if failure} == dict.fromkeys(
+        (1, 2, 3), FailureCode.ABORTED
+    )
+
+
+def test_a_deadline_ends_a_request(engine: Engine) -> None:
+    engine.start(1, [1, 2, 3], max_tokens=100, deadline_s=5.0)
+    engine.step()
+    assert engine.core.next_deadline_s() == 5.0
+    engine.now_s = 5.0
+    engine.step()
+    failure = engine.outputs[1][-1].failure
+    assert failure is not None
+    assert failure.code is FailureCode.DEADLINE
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"), [([], "empty"), (list(range(300)), "300 tokens"), ([VOCAB], "vocabulary")]
+)
+def test_a_request_that_can_never_work_is_refused(engine: Engine, prompt: list[int], words: str) -> None:
+    engine.start(1, prompt, max_tokens=1)
+    engine.run()
+    failure = engine.outputs[1][-1].failure
+    assert failure is not None
+    assert failure.code is FailureCode.INVALID
+    assert words in failure.message
+
+
+def test_output_ends_when_the_context_is_full() -> None:
+    engine = Engine(num_pages=128)
+    prompt = [i % 50 for i in range(250)]
+    engine.start(1, prompt, max_tokens=6)
+    engine.run()
+    assert len(engine.tokens(1)) == 6
+    assert engine.outputs[1][-1].finish is Finish.LENGTH
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_random_workload_on_a_tiny_pool_answers_everything_correctly(seed: int) -> None:
+    rng = random.Random(seed)
+    engine = Engine(num_pages=24, max_step_tokens=rng.choice([3, 16, 64]), max_requests=4)
+    prompts: dict[int, list[int]] = {}
+    lengths: dict[int, int] = {}
+    aborted: set[int] = set()
+    for room in range(1, 60):
+        shared = [5] * rng.randrange(0, 20)
+        prompts[room] = shared + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 20))]
+        lengths[room] = rng.randrange(1, 40)
+        engine.start(room, prompts[room], lengths[room])
+        for _ in range(rng.randrange(4)):
+            engine.step()
+        if rng.random() < 0.2:
+            victim = rng.randrange(1, room + 1)
+            aborted.add(victim)
+            engine.core.handle(AbortRoom(victim, "random"), engine.now_s)
+    engine.run()
+    for room, prompt in prompts.items():
+        last = engine.outputs[room][-1]
+        assert (last.finish is None) != (last.failure is None)
+        if last.failure is None:
+            assert engine.tokens(room) == expected_output(prompt, lengths[room], VOCAB)
+        else:
+            assert room in aborted
+    assert engine.core.num_open_rooms == 0
+    assert engine.core.page_counts()["owned"] == 0

@@ -1,0 +1,199 @@
+"""A prefill core and a decode core joined by a network that delivers when told to: every interleaving can be played."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import xxhash
+
+from diptych.decode.core import DecodeCore
+from diptych.engine.events import (
+    AbortRoom,
+    Effect,
+    Emit,
+    NoteArrived,
+    PeerDown,
+    PeerUp,
+    SchedulerCore,
+    SendNote,
+    Start,
+    WriteDone,
+    WritePages,
+)
+from diptych.engine.kv_cache import KvCache
+from diptych.engine.limits import Limits
+from diptych.engine.null_runner import NullRunner
+from diptych.engine.output import Output
+from diptych.engine.request import new_request
+from diptych.engine.sampling_params import SamplingParams
+from diptych.kvtransfer import note_codec
+from diptych.kvtransfer.ownership import Pages
+from diptych.prefill.core import PrefillCore
+
+VOCAB = 1000
+PAGE = 4
+CONTEXT = 256
+PREFILL, DECODE = 11, 22
+
+
+class Side:
+    """One worker: core, null model, pool, and the effects that are not performed yet."""
+
+    def __init__(self, build: Callable[..., SchedulerCore], num_pages: int, max_step_tokens: int) -> None:
+        self.kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
+        cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=16, max_tokens_per_request=CONTEXT)
+        limits = Limits(CONTEXT, VOCAB, frozenset(), max_step_tokens, 16)
+        self.core = build(cache, limits, self.digest, PAGE * 8)
+        self.runner = NullRunner(self.kv, VOCAB)
+        self.outbox: deque[WritePages | SendNote] = deque()
+        self.outputs: dict[int, list[Output]] = defaultdict(list)
+
+    def digest(self, pages: Pages) -> int:
+        return xxhash.xxh3_64_intdigest(self.kv[pages].tobytes())
+
+    def collect(self) -> None:
+        for effect in self.core.take_effects():
+            self._sort(effect)
+
+    def _sort(self, effect: Effect) -> None:
+        if isinstance(effect, Emit):
+            self.outputs[effect.output.room].append(effect.output)
+        else:
+            self.outbox.append(effect)
+
+    def tokens(self, room: int) -> dict[int, int]:
+        """Output index -> token."""
+        outputs = self.outputs[room]
+        return {o.first_index + i: token for o in outputs for i, token in enumerate(o.token_ids)}
+
+    def ended(self, room: int) -> Output | None:
+        outputs = self.outputs[room]
+        return outputs[-1] if outputs and (outputs[-1].finish or outputs[-1].failure) else None
+
+
+class Pair:
+    """Both sides. `deliver_*` moves the oldest effect of a side; `run` plays until nothing moves."""
+
+    def __init__(self, *, prefill_pages: int = 64, decode_pages: int = 64, max_step_tokens: int = 16) -> None:
+        self.prefill = Side(PrefillCore, prefill_pages, max_step_tokens)
+        self.decode = Side(DecodeCore, decode_pages, max_step_tokens)
+        self.now_s = 0.0
+        self.num_written = 0
+        self.corrupt_next_write = False
+        self.link_up()
+
+    def start(self, room: int, prompt: list[int], max_tokens: int = 5, deadline_s: float | None = None) -> None:
+        self.start_decode(room, prompt, max_tokens, deadline_s)
+        self.start_prefill(room, prompt, max_tokens, deadline_s)
+
+    def start_prefill(self, room: int, prompt: list[int], max_tokens: int = 5, deadline_s: float | None = None) -> None:
+        self._start(self.prefill, DECODE, room, prompt, max_tokens, deadline_s)
+
+    def start_decode(self, room: int, prompt: list[int], max_tokens: int = 5, deadline_s: float | None = None) -> None:
+        self._start(self.decode, PREFILL, room, prompt, max_tokens, deadline_s)
+
+    def abort(self, side: Side, room: int) -> None:
+        side.core.handle(AbortRoom(room, "test"), self.now_s)
+        side.collect()
+
+    def link_up(self) -> None:
+        self.prefill.core.handle(PeerUp(DECODE), self.now_s)
+        self.decode.core.handle(PeerUp(PREFILL), self.now_s)
+        self._collect()
+
+    def link_down(self, side: Side) -> None:
+        """One side loses the link: what it has not sent yet fails, then it hears of the loss."""
+        peer = DECODE if side is self.prefill else PREFILL
+        lost = [effect for effect in side.outbox if isinstance(effect, WritePages)]
+        side.outbox.clear()
+        for effect in lost:
+            side.core.handle(WriteDone(effect.room, "link lost"), self.now_s)
+        side.core.handle(PeerDown(peer, "test"), self.now_s)
+        side.collect()
+
+    def step(self, side: Side) -> bool:
+        side.core.expire(self.now_s)
+        batch = side.core.plan(self.now_s)
+        if batch is not None:
+            side.core.commit(side.runner.execute(batch), self.now_s)
+        side.collect()
+        self.check()
+        return batch is not None
+
+    def deliver(self, side: Side) -> bool:
+        """Perform the oldest effect of `side` at the other side."""
+        if not side.outbox:
+            return False
+        other, me = (self.decode, PREFILL) if side is self.prefill else (self.prefill, DECODE)
+        effect = side.outbox.popleft()
+        if isinstance(effect, WritePages):
+            self._write(side, other, effect)
+        if effect.note is not None:
+            wire = note_codec.encode(effect.note, sender=me, target=effect.peer)
+            note = note_codec.decode(wire, sender=me, target=effect.peer)
+            other.core.handle(NoteArrived(me, note), self.now_s)
+        if isinstance(effect, WritePages):
+            side.core.handle(WriteDone(effect.room, None), self.now_s)
+        self._collect()
+        self.check()
+        return True
+
+    def run(self) -> None:
+        for _ in range(5000):
+            moved = [self.deliver(self.decode), self.step(self.prefill), self.deliver(self.prefill)]
+            if not any([*moved, self.step(self.decode)]):
+                return
+        raise AssertionError("the pair makes no progress")
+
+    def tokens(self, room: int) -> list[int]:
+        """The client's view: the first token from prefill, the others from decode."""
+        merged = {**self.prefill.tokens(room), **self.decode.tokens(room)}
+        return [merged[index] for index in sorted(merged)]
+
+    def check(self) -> None:
+        assert self.prefill.core.check() == []
+        assert self.decode.core.check() == []
+
+    def assert_clean(self) -> None:
+        self.check()
+        for side in (self.prefill, self.decode):
+            counts = side.core.page_counts()
+            assert side.core.num_open_rooms == 0
+            assert {state: counts[state] for state in counts if state not in ("free", "cached")} == {
+                "owned": 0,
+                "importing": 0,
+                "quarantined": 0,
+                "exporting": 0,
+            }
+
+    def _start(
+        self, side: Side, peer: int, room: int, prompt: list[int], max_tokens: int, deadline_s: float | None
+    ) -> None:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        request = new_request(room, np.array(prompt, dtype=np.int64), params, deadline_s=deadline_s)
+        side.core.handle(Start(request, peer), self.now_s)
+        side.collect()
+
+    def _write(self, side: Side, other: Side, effect: WritePages) -> None:
+        other.kv[effect.dst] = side.kv[effect.src]
+        self.num_written += len(effect.src)
+        if self.corrupt_next_write:
+            other.kv[effect.dst[0], 0] ^= np.uint64(1)
+            self.corrupt_next_write = False
+
+    def _collect(self) -> None:
+        self.prefill.collect()
+        self.decode.collect()
+
+
+@pytest.fixture
+def make_pair() -> type[Pair]:
+    return Pair
+
+
+@pytest.fixture
+def pair() -> Pair:
+    return Pair()

@@ -1,0 +1,368 @@
+"""Prefill and decode together: whole lives of requests, undisturbed and cut short at every point."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+from diptych.engine.events import WriterGone
+from diptych.engine.finish import Finish
+from diptych.engine.null_runner import expected_output
+from diptych.engine.output import FailureCode
+from diptych.kvtransfer.notes import AbortAck, HandOff, PagesReady
+
+VOCAB = 1000
+PAGE = 4
+PREFILL, DECODE = 11, 22
+
+Pair = Any  # the fixture's class: test helpers can't be imported
+
+
+def pages_for(num_tokens: int) -> int:
+    return -(-num_tokens // PAGE)
+
+
+@pytest.mark.parametrize("prompt_len", [1, PAGE - 1, PAGE, PAGE + 1, 15, 16, 17, 100])
+def test_the_pair_generates_what_the_model_says_and_every_page_moves(pair: Pair, prompt_len: int) -> None:
+    prompt = list(range(1, prompt_len + 1))
+    pair.start(1, prompt, max_tokens=9)
+    pair.run()
+    assert pair.tokens(1) == expected_output(prompt, 9, VOCAB)
+    assert pair.num_written == pages_for(prompt_len)
+    assert pair.decode.ended(1).finish is Finish.LENGTH
+    sent, received = pair.prefill.ended(1).stats, pair.decode.ended(1).stats
+    assert (sent.pages_moved, sent.bytes_moved, sent.kv_digest) == (
+        received.pages_moved,
+        received.bytes_moved,
+        received.kv_digest,
+    )
+    assert sent.pages_moved == pages_for(prompt_len)
+    pair.assert_clean()
+
+
+def test_a_single_token_request_moves_its_pages_and_ends_on_both_sides(pair: Pair) -> None:
+    pair.start(1, [1, 2, 3], max_tokens=1)
+    pair.run()
+    assert pair.tokens(1) == expected_output([1, 2, 3], 1, VOCAB)
+    assert pair.decode.ended(1).finish is Finish.LENGTH
+    assert pair.num_written == 1
+    pair.assert_clean()
+
+
+def test_chunks_move_while_the_next_is_computed(pair: Pair) -> None:
+    pair.start(1, list(range(60)))
+    pair.deliver(pair.decode)
+    pair.step(pair.prefill)
+    assert pair.deliver(pair.prefill)
+    assert pair.num_written == 16 // PAGE
+    pair.run()
+    assert pair.num_written == 60 // PAGE
+
+
+def test_decode_asks_only_for_the_pages_it_lacks(pair: Pair) -> None:
+    prompt = list(range(40))
+    pair.start(1, prompt, max_tokens=9)
+    pair.run()
+    history = prompt + pair.tokens(1)
+    before = pair.num_written
+    pair.start(2, [*history, 900, 901], max_tokens=5)
+    pair.run()
+    assert pair.tokens(2) == expected_output([*history, 900, 901], 5, VOCAB)
+    assert pair.decode.ended(2).stats.cached_tokens == 48
+    assert pair.num_written - before == pages_for(51) - 48 // PAGE
+    assert pair.prefill.ended(2).stats.cached_tokens == 40
+    pair.assert_clean()
+
+
+@pytest.mark.parametrize("prefill_first", [True, False])
+def test_the_legs_may_arrive_in_any_order(pair: Pair, prefill_first: bool) -> None:
+    prompt = [3, 1, 4, 1, 5]
+    if prefill_first:
+        pair.start_prefill(1, prompt)
+        pair.run()
+        pair.start_decode(1, prompt)
+    else:
+        pair.start_decode(1, prompt)
+        pair.run()
+        pair.start_prefill(1, prompt)
+    pair.run()
+    assert pair.tokens(1) == expected_output(prompt, 5, VOCAB)
+    pair.assert_clean()
+
+
+def test_many_requests_at_once_do_not_mix(make_pair: type[Pair]) -> None:
+    pair = make_pair(prefill_pages=40, decode_pages=40)
+    prompts = {room: [room] * (room % 7 + 1) + list(range(room)) for room in range(1, 16)}
+    for room, prompt in prompts.items():
+        pair.start(room, prompt, max_tokens=4)
+    pair.run()
+    for room, prompt in prompts.items():
+        assert pair.tokens(room) == expected_output(prompt, 4, VOCAB)
+    pair.assert_clean()
+
+
+def test_legs_with_different_prompts_fail_on_both_sides(pair: Pair) -> None:
+    pair.start_decode(1, [1, 2, 3])
+    pair.start_prefill(1, [1, 2, 4])
+    pair.run()
+    assert pair.prefill.ended(1).failure.code is FailureCode.INVALID
+    assert pair.decode.ended(1).failure.code is FailureCode.INVALID
+    pair.assert_clean()
+
+
+def test_a_flipped_byte_is_caught_and_both_sides_end(pair: Pair) -> None:
+    pair.corrupt_next_write = True
+    pair.start(1, list(range(30)))
+    pair.run()
+    assert pair.decode.ended(1).failure.code is FailureCode.TRANSFER_FAILED
+    assert pair.prefill.ended(1).failure.code is FailureCode.TRANSFER_FAILED
+    assert pair.decode.tokens(1) == {}
+    assert pair.decode.core.num_integrity_failures == 1
+    pair.assert_clean()
+
+
+def test_decode_without_a_link_refuses_at_once(pair: Pair) -> None:
+    pair.link_down(pair.decode)
+    pair.start_decode(1, [1, 2])
+    assert pair.decode.ended(1).failure.code is FailureCode.PEER_LOST
+    pair.assert_clean()
+
+
+def test_a_grant_whose_room_never_starts_is_answered(pair: Pair) -> None:
+    pair.start_decode(1, [1, 2])
+    pair.run()
+    pair.now_s = pair.prefill.core.next_deadline_s()
+    pair.run()
+    assert pair.decode.ended(1).failure.code is FailureCode.ABORTED
+    pair.assert_clean()
+
+
+def test_an_aborted_room_that_starts_late_on_prefill_fails_at_once(pair: Pair) -> None:
+    pair.start_decode(1, [1, 2])
+    pair.abort(pair.decode, 1)
+    pair.run()
+    pair.start_prefill(1, [1, 2])
+    pair.run()
+    assert pair.prefill.ended(1).failure.code is FailureCode.ABORTED
+    pair.assert_clean()
+
+
+def test_quarantine_lasts_until_prefill_says_that_no_more_writes_come(pair: Pair) -> None:
+    pair.start(1, list(range(40)))
+    pair.deliver(pair.decode)
+    pair.step(pair.prefill)  # the first chunk's write is on its way
+    pair.abort(pair.decode, 1)
+    assert pair.decode.core.page_counts()["quarantined"] == 10
+    pair.deliver(pair.decode)  # Abort reaches prefill, whose write has not landed
+    assert [type(effect).__name__ for effect in pair.prefill.outbox] == ["WritePages"]
+    assert pair.decode.core.page_counts()["quarantined"] == 10
+    pair.deliver(pair.prefill)
+    assert [effect.note for effect in pair.prefill.outbox] == [AbortAck(1)]
+    pair.deliver(pair.prefill)
+    assert pair.decode.core.page_counts()["quarantined"] == 0
+    pair.assert_clean()
+
+
+def test_source_pages_stay_pinned_until_decode_acknowledges(pair: Pair) -> None:
+    pair.start(1, [1, 2, 3])
+    pair.deliver(pair.decode)
+    pair.step(pair.prefill)
+    pair.deliver(pair.prefill)
+    assert pair.prefill.core.page_counts()["exporting"] == 1
+    pair.deliver(pair.decode)
+    assert pair.prefill.core.page_counts()["exporting"] == 0
+    pair.run()
+    pair.assert_clean()
+
+
+def test_a_lost_prefill_leaves_pages_in_quarantine_until_it_provably_cannot_write(pair: Pair) -> None:
+    pair.start(1, list(range(40)))
+    pair.deliver(pair.decode)
+    pair.link_down(pair.decode)
+    assert pair.decode.ended(1).failure.code is FailureCode.PEER_LOST
+    assert pair.decode.core.suspects() == {PREFILL}
+    assert pair.decode.core.page_counts()["quarantined"] == 10
+    pair.decode.core.handle(WriterGone(PREFILL), pair.now_s)
+    assert pair.decode.core.page_counts()["quarantined"] == 0
+    assert pair.decode.core.suspects() == set()
+
+
+def test_a_link_that_comes_back_settles_the_quarantine(pair: Pair) -> None:
+    pair.start(1, list(range(40)))
+    pair.deliver(pair.decode)
+    pair.link_down(pair.decode)
+    pair.link_up()
+    pair.run()
+    assert pair.prefill.ended(1).failure is not None
+    pair.assert_clean()
+
+
+def test_a_lost_prefill_does_not_touch_what_decode_already_runs(pair: Pair) -> None:
+    pair.start(1, [1, 2, 3], max_tokens=20)
+    while not pair.decode.tokens(1):
+        pair.deliver(pair.decode)
+        pair.step(pair.prefill)
+        pair.deliver(pair.prefill)
+        pair.step(pair.decode)
+    pair.link_down(pair.decode)
+    pair.run()
+    assert pair.tokens(1) == expected_output([1, 2, 3], 20, VOCAB)
+
+
+def test_a_lost_decode_fails_its_rooms_and_frees_prefill(pair: Pair) -> None:
+    pair.start(1, list(range(40)))
+    pair.start(2, [1, 2, 3])
+    pair.deliver(pair.decode)
+    pair.deliver(pair.decode)
+    pair.step(pair.prefill)
+    pair.link_down(pair.prefill)
+    for room in (1, 2):
+        assert pair.prefill.ended(room).failure.code in (FailureCode.PEER_LOST, FailureCode.TRANSFER_FAILED)
+    assert pair.prefill.core.num_open_rooms == 0
+    assert pair.prefill.core.page_counts()["exporting"] == 0
+
+
+def test_out_of_memory_on_decode_retracts_and_the_tokens_so_far_can_be_replayed(make_pair: type[Pair]) -> None:
+    pair = make_pair(decode_pages=10)
+    prompts = {room: [room * 10 + i for i in range(6)] for room in (1, 2, 3)}
+    for room, prompt in prompts.items():
+        pair.start(room, prompt, max_tokens=20)
+    pair.run()
+    replayed = 0
+    for room, prompt in prompts.items():
+        tokens = pair.tokens(room)
+        if pair.decode.ended(room).failure:
+            assert pair.decode.ended(room).failure.code is FailureCode.RETRACTED
+            pair.start(room + 100, prompt + tokens, max_tokens=20 - len(tokens))
+            pair.run()
+            tokens += pair.tokens(room + 100)
+            replayed += 1
+        assert tokens == expected_output(prompt, 20, VOCAB)
+    assert replayed > 0
+    pair.assert_clean()
+
+
+def moves(pair: Pair) -> list[Any]:
+    """One fixed way through a request's life, a move at a time."""
+    return [
+        lambda: pair.deliver(pair.decode),
+        lambda: pair.step(pair.prefill),
+        lambda: pair.deliver(pair.prefill),
+        lambda: pair.step(pair.prefill),
+        lambda: pair.step(pair.prefill),
+        lambda: pair.deliver(pair.prefill),
+        lambda: pair.deliver(pair.prefill),
+        lambda: pair.deliver(pair.decode),
+        lambda: pair.step(pair.decode),
+        lambda: pair.step(pair.decode),
+    ]
+
+
+CUTS = ["abort prefill", "abort decode", "abort both", "deadline", "both lose link", "decode loses link"]
+
+
+@pytest.mark.parametrize(("num_moves", "cut"), list(itertools.product(range(11), CUTS)))
+def test_a_request_cut_short_at_any_point_ends_once_on_both_sides(pair: Pair, num_moves: int, cut: str) -> None:
+    pair.start(1, list(range(40)), max_tokens=30, deadline_s=5.0)
+    for move in moves(pair)[:num_moves]:
+        move()
+    match cut:
+        case "abort prefill":
+            pair.abort(pair.prefill, 1)
+        case "abort decode":
+            pair.abort(pair.decode, 1)
+        case "abort both":
+            pair.abort(pair.decode, 1)
+            pair.abort(pair.prefill, 1)
+        case "deadline":
+            pair.now_s = 6.0
+        case "both lose link":
+            pair.link_down(pair.prefill)
+            pair.link_down(pair.decode)
+            pair.link_up()
+        case "decode loses link":
+            pair.link_down(pair.decode)
+            pair.link_up()
+    pair.run()
+    pair.now_s += 2.0  # a note may have been lost with the link: it is sent again
+    pair.run()
+    for side in (pair.prefill, pair.decode):
+        ends = [output for output in side.outputs[1] if output.finish or output.failure]
+        assert len(ends) == 1
+    if pair.decode.ended(1).finish:
+        assert pair.tokens(1) == expected_output(list(range(40)), 30, VOCAB)
+    pair.assert_clean()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_interleavings_with_aborts_keep_every_book_clean(make_pair: type[Pair], seed: int) -> None:
+    rng = random.Random(seed)
+    pair = make_pair(prefill_pages=rng.choice([30, 64]), decode_pages=rng.choice([30, 64]), max_step_tokens=8)
+    prompts: dict[int, list[int]] = {}
+    todo = list(range(1, 40))
+    pending: list[tuple[Any, int]] = []
+    for _ in range(3000):
+        roll = rng.random()
+        if roll < 0.05 and todo:
+            room = todo.pop()
+            prompts[room] = [7] * rng.randrange(12) + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 30))]
+            pending += [(pair.start_prefill, room), (pair.start_decode, room)]
+        elif roll < 0.12 and pending:
+            start, room = pending.pop(rng.randrange(len(pending)))
+            start(room, prompts[room], 6)
+        elif roll < 0.14 and prompts:
+            pair.abort(rng.choice([pair.prefill, pair.decode]), rng.choice(list(prompts)))
+        else:
+            rng.choice([pair.step, pair.deliver])(rng.choice([pair.prefill, pair.decode]))
+    for start, room in pending:
+        start(room, prompts[room], 6)
+    pair.run()
+    pair.now_s += 60.0  # grants and tombstones of rooms whose other leg was aborted before it started
+    pair.run()
+    finished = 0
+    for room, prompt in prompts.items():
+        ended = pair.decode.ended(room)
+        if ended is not None and ended.finish:
+            assert pair.tokens(room) == expected_output(prompt, 6, VOCAB)
+            finished += 1
+        else:
+            assert pair.prefill.ended(room) is not None
+    assert finished > 5
+    pair.assert_clean()
+
+
+@pytest.mark.parametrize("num_moves", range(11))
+def test_a_link_lost_at_prefills_end_only_is_settled_by_the_routers_abort(pair: Pair, num_moves: int) -> None:
+    pair.start(1, list(range(40)), max_tokens=30)
+    for move in moves(pair)[:num_moves]:
+        move()
+    pair.link_down(pair.prefill)
+    pair.run()
+    pair.link_up()
+    if pair.decode.ended(1) is None:
+        pair.abort(pair.decode, 1)  # the router heard prefill's failure
+    pair.run()
+    pair.now_s += 2.0
+    pair.run()
+    assert pair.decode.ended(1) is not None
+    pair.assert_clean()
+
+
+def test_a_duplicate_note_changes_nothing(pair: Pair) -> None:
+    pair.start(1, [1, 2, 3], max_tokens=3)
+    grant = pair.decode.outbox[0]
+    assert isinstance(grant.note, PagesReady)
+    pair.decode.outbox.append(grant)
+    pair.deliver(pair.decode)
+    pair.deliver(pair.decode)
+    pair.step(pair.prefill)
+    hand_off = pair.prefill.outbox[0]
+    assert isinstance(hand_off.note, HandOff)
+    pair.deliver(pair.prefill)
+    pair.decode.outbox.append(pair.decode.outbox[0])  # a second Ack
+    pair.run()
+    assert pair.tokens(1) == expected_output([1, 2, 3], 3, VOCAB)
+    pair.assert_clean()
