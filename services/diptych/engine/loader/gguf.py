@@ -49,7 +49,7 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         try:
             reader = _HeaderReader(self._map)
             self.metadata, self.tensors, self.data_offset = reader.read()

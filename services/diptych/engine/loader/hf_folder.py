@@ -77,7 +77,7 @@ def _header(shard: Path) -> tuple[bytes, int]:
 def _read_shard(shard: Path) -> Iterator[tuple[str, Array]]:
     header, start = _header(shard)
     with shard.open("rb") as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     for name, entry in json.loads(header).items():
         if name == "__metadata__":
             continue

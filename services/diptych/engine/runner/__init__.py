@@ -1,0 +1,1 @@
+"""Runs forward steps: model, attention, sampling, on the KV pool."""

@@ -1,0 +1,60 @@
+"""Runs a batch on the model: the engine's `Runner` on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diptych.common.errors import ConfigError
+from diptych.engine.attention.registry import choose
+from diptych.engine.batch import I64, ForwardBatch
+from diptych.engine.loader.config import ModelConfig
+from diptych.engine.loader.source import ModelSource
+from diptych.engine.models.llama import Llama
+from diptych.engine.runner.kv_pool import DTYPES
+from diptych.engine.runner.sampler import sample
+from diptych.kvtransfer.layout import PoolLayout
+
+
+class ModelRunner:
+    """Loads a model onto a KV pool. One thread at a time may call it."""
+
+    def __init__(
+        self, source: ModelSource, kv: Tensor, *, dtype: str, attention_backend: str = "auto", num_threads: int = 1
+    ) -> None:
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype {dtype!r} is not supported; {' and '.join(DTYPES)} are")
+        torch.set_num_threads(num_threads)
+        with torch.inference_mode():
+            backend = choose(attention_backend, source.config, kv, num_threads)
+            self._attention = backend.attention
+            self._model = Llama(source, backend.ops, DTYPES[dtype])
+
+    @staticmethod
+    def pool_layout(config: ModelConfig, *, num_pages: int, page_size: int, dtype: str) -> PoolLayout:
+        """Return the layout of a pool for this model."""
+        return PoolLayout(
+            num_pages=num_pages,
+            num_layers=config.num_layers,
+            page_size=page_size,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=dtype,
+        )
+
+    def execute(self, batch: ForwardBatch) -> I64:
+        """Write the batch's KV and return the sampled tokens, `[num_samples]`."""
+        with torch.inference_mode():
+            return sample(self._forward(batch), batch.sampling)
+
+    def logits(self, batch: ForwardBatch) -> Tensor:
+        """Write the batch's KV and return `[num_samples, vocab_size]`."""
+        with torch.inference_mode():
+            return self._forward(batch)
+
+    def _forward(self, batch: ForwardBatch) -> Tensor:
+        self._attention.init_forward_metadata(batch)
+        last_tokens = np.cumsum(batch.extend_lens) - 1
+        rows = torch.from_numpy(last_tokens[batch.sample_rows])
+        return self._model.forward(torch.from_numpy(batch.input_ids), rows, self._attention)
