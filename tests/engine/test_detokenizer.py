@@ -99,6 +99,13 @@ def test_a_broken_character_is_shown_once_the_next_one_proves_it() -> None:
     assert streamed(BYTE_LEVEL, one_by_one(ids)) == ["", "", "\ufffda", ""]
 
 
+@pytest.mark.parametrize("num_broken", range(10, 20))
+def test_text_after_many_broken_characters_is_shown_once(num_broken: int) -> None:
+    space_and_half_a_face, other_half = token_id(BYTE_LEVEL, "ĠðŁ"), token_id(BYTE_LEVEL, "ĺĢ")
+    ids = [*byte_ids(b"\xff" * num_broken), space_and_half_a_face, other_half]
+    assert "".join(streamed(BYTE_LEVEL, one_by_one(ids))) == "\ufffd" * num_broken + " 😀"
+
+
 def test_special_tokens_have_no_text_and_do_not_break_characters() -> None:
     eos = token_id(BYTE_LEVEL, EOS)
     first, *rest = byte_ids("é!".encode())
@@ -121,6 +128,11 @@ def test_only_the_first_space_of_a_text_is_stripped() -> None:
     names = ["▁Hello", ",", "▁world", "▁", "▁a"]
     ids = [token_id(BYTE_FALLBACK, name) for name in names]
     assert streamed(BYTE_FALLBACK, one_by_one(ids)) == ["Hello", ",", " world", " ", " a", ""]
+
+
+def test_a_lone_space_at_the_start_is_the_one_that_is_stripped() -> None:
+    ids = [token_id(BYTE_FALLBACK, name) for name in ["▁", "▁a"]]
+    assert streamed(BYTE_FALLBACK, one_by_one(ids)) == ["", " a", ""]
 
 
 def test_byte_fallback_characters_are_shown_when_whole() -> None:

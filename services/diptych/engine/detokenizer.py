@@ -84,13 +84,13 @@ class IncrementalDetokenizer:
     def _cut_window(self, text: str) -> str:
         """Shorten a window full of broken characters; return the text that this makes certain.
 
-        Where both parts decode to the same text as the whole, no character spans the cut. Nor will one later: the
-        second part is not empty, so what the first part left unfinished is known to be broken.
+        Where both parts decode to the same text as the whole, no character spans the cut. Nor will one later: the last
+        token has text, so what the first part left unfinished is known to be broken.
         """
         for num_kept in range(1, _MAX_UNFINISHED + 2):
             head, tail = self._window[:-num_kept], self._window[-num_kept:]
             head_text, tail_text = self._tokenizer.decode(head), self._tokenizer.decode(tail)
-            if tail_text and head_text + tail_text == text:
+            if head_text + tail_text == text:
                 certain = head_text[len(self._shown) :]
                 self._start_window(tail, 0, self._shown[len(head_text) :])
                 return certain
