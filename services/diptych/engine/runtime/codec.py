@@ -8,7 +8,7 @@ import numpy as np
 
 from diptych.engine.events import Load, Start
 from diptych.engine.finish import Finish
-from diptych.engine.output import Failure, Output, Stats
+from diptych.engine.output import Failure, FailureCode, Output, Stats
 from diptych.engine.request import new_request
 from diptych.engine.sampling_params import SamplingParams
 from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
@@ -17,6 +17,16 @@ _FINISH_TO_WIRE = {
     Finish.STOP: inference_pb2.FINISH_REASON_STOP,
     Finish.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
     Finish.ABORTED: inference_pb2.FINISH_REASON_ABORTED,
+}
+_CODE_TO_WIRE = {
+    FailureCode.INVALID: worker_pb2.ERROR_CODE_INVALID,
+    FailureCode.OVERLOADED: worker_pb2.ERROR_CODE_OVERLOADED,
+    FailureCode.PEER_LOST: worker_pb2.ERROR_CODE_PEER_LOST,
+    FailureCode.TRANSFER_FAILED: worker_pb2.ERROR_CODE_TRANSFER_FAILED,
+    FailureCode.DEADLINE: worker_pb2.ERROR_CODE_DEADLINE,
+    FailureCode.ABORTED: worker_pb2.ERROR_CODE_ABORTED,
+    FailureCode.RETRACTED: worker_pb2.ERROR_CODE_RETRACTED,
+    FailureCode.INTERNAL: worker_pb2.ERROR_CODE_INTERNAL,
 }
 
 
@@ -73,7 +83,7 @@ def output_to_wire(output: Output) -> worker_pb2.LegOutput:
 
 
 def _failure_to_wire(failure: Failure) -> worker_pb2.LegError:
-    return worker_pb2.LegError(code=worker_pb2.ErrorCode.ValueType(failure.code.value), message=failure.message)
+    return worker_pb2.LegError(code=_CODE_TO_WIRE[failure.code], message=failure.message)
 
 
 def _stats_to_wire(stats: Stats) -> worker_pb2.LegStats:

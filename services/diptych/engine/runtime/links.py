@@ -56,9 +56,12 @@ class PeerLinks(Protocol):
 class NoLinks:
     """The links of an engine that has no peers."""
 
-    linked: set[int] = set()
     num_pages_sent = 0
     has_events = False
+
+    @property
+    def linked(self) -> set[int]:
+        return set()
 
     def descriptors(self) -> Sequence[int]:
         return ()

@@ -100,9 +100,7 @@ def _serve(
     )
     core = build_core(cache, limits, memory.digest, layout)
     max_tokens = min(limits.context_len, cache.max_request_tokens)
-    ready = engine_pb2.SchedulerReady(
-        transfer=memory.transfer, compat=_compat(source, layout), context_len=max_tokens
-    )
+    ready = engine_pb2.SchedulerReady(transfer=memory.transfer, compat=_compat(source, layout), context_len=max_tokens)
     channel.send(engine_pb2.SchedulerEvents(ready=ready).SerializeToString())
     logger.info("ready: %s, %d KV pages of %d tokens", source.config.model_id, layout.num_pages, layout.page_size)
     try:
@@ -149,7 +147,7 @@ def _compat(source: ModelSource, layout: PoolLayout) -> str:
 
 
 def _connect(endpoint: str) -> zmq.Socket[bytes]:
-    channel = zmq.Context.instance().socket(zmq.PAIR)
+    channel: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
     channel.set_hwm(0)  # the loop must not block; what is in flight is bounded by the open requests
     channel.connect(endpoint)
     return channel

@@ -16,8 +16,9 @@ from importlib.metadata import version
 
 import grpc
 
+from diptych.common import lifecycle
 from diptych.common.errors import ConfigError
-from diptych.common.lifecycle import run_until_signal
+from diptych.common.logging import setup
 from diptych.common.membership_client import MembershipWatcher, Registration
 from diptych.engine.loader.source import open_model
 from diptych.engine.runtime.scheduler_client import (
@@ -64,11 +65,15 @@ class _Record:
 
 def run_worker(config: WorkerConfig, role: WorkerRole) -> int:
     """Run a worker until SIGTERM or until its scheduler ends; return the exit code."""
+    lifecycle.die_with_supervisor()
+    setup(role.name, config.log_format, config.log_level)
     try:
-        asyncio.run(run_until_signal(lambda stop: _serve(config, role, stop), grace_s=config.drain_s + 10))
-    except* SchedulerDied as group:
-        for error in group.exceptions:
-            logger.error("%s", error)
+        asyncio.run(lifecycle.run_until_signal(lambda stop: _serve(config, role, stop), grace_s=config.drain_s + 10))
+    except ExceptionGroup as group:
+        died, others = group.split(SchedulerDied)
+        if died is None or others is not None:
+            raise
+        logger.error("%s", died.exceptions[0])
         return 1
     return 0
 
@@ -77,8 +82,8 @@ async def _serve(config: WorkerConfig, role: WorkerRole, stop: asyncio.Event) ->
     record = _Record(_instance(config, role))
     folder = new_folder()
     scheduler = await start_scheduler(role.scheduler_module, _scheduler_config(config, role, record, folder), folder)
-    registration = Registration(config.bootstrap_addresses, record.describe)
-    watcher = MembershipWatcher(config.bootstrap_addresses)
+    registration = Registration(config.bootstrap, record.describe)
+    watcher = MembershipWatcher(config.bootstrap)
     service = record.service = WorkerService(scheduler, record.describe, registration.nudge)
     server, port = await _listen(config, service)
     record.instance.address = f"{config.advertised_host}:{port}"

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 
 from diptych.engine.runtime.scheduler_client import SchedulerClient
-from diptych.engine.runtime.sessions import Session, Sessions
+from diptych.engine.runtime.sessions import Session as RouterSession
+from diptych.engine.runtime.sessions import Sessions
 from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2, worker_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Wait until every started leg has ended."""
         await self._empty.wait()
 
-    async def Session(  # noqa: N802
+    async def Session(
         self,
         request_iterator: AsyncIterator[worker_pb2.RouterBatch],
         context: grpc.aio.ServicerContext[worker_pb2.RouterBatch, worker_pb2.WorkerBatch],
@@ -73,7 +74,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             reader.cancel()
             await self._abandon(session)
 
-    async def GetStatus(  # noqa: N802
+    async def GetStatus(
         self,
         request: worker_pb2.StatusRequest,
         context: grpc.aio.ServicerContext[worker_pb2.StatusRequest, worker_pb2.WorkerStatus],
@@ -89,7 +90,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         status.instance.CopyFrom(self._describe())
         return status
 
-    async def _read(self, session: Session, batches: AsyncIterator[worker_pb2.RouterBatch]) -> None:
+    async def _read(self, session: RouterSession, batches: AsyncIterator[worker_pb2.RouterBatch]) -> None:
         async for batch in batches:
             accepted = self._sessions.start(session, batch.start)
             if accepted:
@@ -98,7 +99,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             if accepted or abort:
                 await self._scheduler.send(engine_pb2.SchedulerCommands(start=accepted, abort=abort))
 
-    async def _abandon(self, session: Session) -> None:
+    async def _abandon(self, session: RouterSession) -> None:
         """The router is gone: nobody wants its rooms."""
         rooms = self._sessions.close(session)
         if rooms:

@@ -1,0 +1,176 @@
+"""The whole model stack inside your program: prefill and decode in one scheduler process, no servers.
+
+    with Engine("smollm2") as engine:
+        print(engine.generate("The capital of France is").text)
+
+A background thread runs the asyncio side; the scheduler is a process of its own, so the model's work never holds the
+program's GIL. Methods are safe to call from several threads: requests that overlap are batched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from diptych.common.errors import InvalidRequest
+from diptych.engine.finish import Finish
+from diptych.engine.loader.source import open_model
+from diptych.engine.runtime.detokenizer_manager import DetokenizerManager, TextDelta
+from diptych.engine.runtime.scheduler_client import SchedulerClient, ipc_endpoint, new_folder, start_scheduler
+from diptych.engine.runtime.scheduler_config import EngineOptions, SchedulerConfig
+from diptych.engine.runtime.tokenizer_manager import TokenizerManager
+from diptych.engine.sampling_params import SamplingParams
+from diptych.v1 import inference_pb2, worker_pb2
+
+T = TypeVar("T")
+Prompt = str | Sequence[int]
+Made = tuple[TextDelta, worker_pb2.LegOutput]
+
+GREEDY: Final = SamplingParams(max_tokens=64, temperature=0.0)
+
+_FINISH_FROM_WIRE: Final = {
+    inference_pb2.FINISH_REASON_UNSPECIFIED: None,
+    inference_pb2.FINISH_REASON_STOP: Finish.STOP,
+    inference_pb2.FINISH_REASON_LENGTH: Finish.LENGTH,
+    inference_pb2.FINISH_REASON_ABORTED: Finish.ABORTED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One finished request."""
+
+    text: str
+    token_ids: tuple[int, ...]  # with the end-of-sequence token, if that ended it
+    finish: Finish
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, found in the prefix cache
+
+
+class Engine:
+    """An embedded engine. Close it, or use it as a context manager."""
+
+    def __init__(self, model: str = "smollm2", options: EngineOptions | None = None) -> None:
+        """Load `model`; `options.model` is ignored. Raises `ConfigError` if it can't be loaded."""
+        source = open_model(model)
+        self.model_id = source.config.model_id
+        self.tokenizer = source.tokenizer()
+        self._detokenizer = DetokenizerManager(self.tokenizer)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="diptych-engine", daemon=True)
+        self._thread.start()
+        try:
+            self._scheduler, self.context_len = self._wait(_start(replace(options or EngineOptions(), model=model)))
+        except BaseException:
+            self._stop_loop()
+            raise
+        self._manager = TokenizerManager(self.tokenizer, self._scheduler)
+        self._relay = asyncio.run_coroutine_threadsafe(self._manager.relay(), self._loop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def generate(self, prompt: Prompt, params: SamplingParams = GREEDY) -> Generation:
+        """Return the whole output for one prompt, given as text or as token ids."""
+        return self._wait(self._generate(prompt, params))
+
+    def generate_batch(self, prompts: Sequence[Prompt], params: SamplingParams = GREEDY) -> list[Generation]:
+        """Return the outputs for several prompts, computed together, in the order of the prompts."""
+        return self._wait(self._gather(prompts, params))
+
+    def stream(self, prompt: Prompt, params: SamplingParams = GREEDY) -> Iterator[TextDelta]:
+        """Yield the output as it is made. Closing the iterator early aborts the request."""
+        outputs = self._outputs(self._tokenize(prompt), params)
+        try:
+            while (made := self._wait(_next(outputs))) is not None:
+                yield made[0]
+        finally:
+            self._wait(outputs.aclose())
+
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
+        """Return the text that the model's chat template makes of `messages`."""
+        return self.tokenizer.apply_chat_template(list(messages))
+
+    def close(self) -> None:
+        """Stop the scheduler process. Idempotent."""
+        if self._thread.is_alive():
+            self._relay.cancel()
+            self._wait(self._scheduler.stop())
+            self._stop_loop()
+
+    async def _generate(self, prompt: Prompt, params: SamplingParams) -> Generation:
+        prompt_ids = self._tokenize(prompt)
+        deltas: list[TextDelta] = []
+        cached_tokens = 0
+        async for delta, output in self._outputs(prompt_ids, params):
+            deltas.append(delta)
+            cached_tokens = output.stats.cached_tokens
+        finish = deltas[-1].finish
+        assert finish is not None
+        text = "".join(delta.text for delta in deltas)
+        token_ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)
+        return Generation(text, token_ids, finish, len(prompt_ids), cached_tokens)
+
+    async def _gather(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[Generation]:
+        return await asyncio.gather(*(self._generate(prompt, params) for prompt in prompts))
+
+    async def _outputs(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncGenerator[Made, None]:
+        params.validate()
+        stream = self._detokenizer.open(params.stop)
+        async with aclosing(self._manager.generate(prompt_ids, params)) as outputs:
+            async for output in outputs:
+                delta = stream.push(output.token_ids, _FINISH_FROM_WIRE[output.finish_reason])
+                yield delta, output
+                if delta.finish is not None:
+                    return
+
+    def _tokenize(self, prompt: Prompt) -> list[int]:
+        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if len(prompt_ids) >= self.context_len:
+            words = f"the prompt has {len(prompt_ids)} tokens; this engine takes fewer than {self.context_len}"
+            raise InvalidRequest(words, param="prompt")
+        return prompt_ids
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _next(outputs: AsyncGenerator[Made, None]) -> Made | None:
+    return await anext(outputs, None)
+
+
+async def _start(options: EngineOptions) -> tuple[SchedulerClient, int]:
+    """Start a scheduler process; return it and the context length once its model is loaded."""
+    folder = new_folder()
+    config = SchedulerConfig(
+        component="engine",
+        log_format="auto",
+        log_level="warning",
+        endpoint=ipc_endpoint(folder),
+        parent_pid=os.getpid(),
+        instance_id=1,
+        transports="auto",
+        engine=options,
+    )
+    scheduler = await start_scheduler("diptych.engine.runtime.scheduler_process", config, folder)
+    try:
+        return scheduler, (await scheduler.ready()).context_len
+    except BaseException:
+        await scheduler.stop()
+        raise

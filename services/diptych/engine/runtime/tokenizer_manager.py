@@ -1,0 +1,78 @@
+"""The embedded engine's way to its scheduler: prompts in as tokens, outputs back to whoever asked. Asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from diptych.common.errors import DeadlineExceeded, DiptychError, InternalError, InvalidRequest, Overloaded, Unavailable
+from diptych.engine.loader.tokenizer import Tokenizer
+from diptych.engine.runtime import codec
+from diptych.engine.runtime.scheduler_client import SchedulerClient, SchedulerDied
+from diptych.engine.sampling_params import SamplingParams
+from diptych.v1 import engine_pb2, inference_pb2, worker_pb2
+
+_ERRORS: Final[dict[int, type[DiptychError]]] = {
+    worker_pb2.ERROR_CODE_INVALID: InvalidRequest,
+    worker_pb2.ERROR_CODE_OVERLOADED: Overloaded,
+    worker_pb2.ERROR_CODE_DEADLINE: DeadlineExceeded,
+    worker_pb2.ERROR_CODE_ABORTED: Unavailable,
+}
+
+Outputs = asyncio.Queue[worker_pb2.LegOutput | Exception]
+
+
+class TokenizerManager:
+    """Tokenises prompts and carries requests to the scheduler and their outputs back."""
+
+    def __init__(self, tokenizer: Tokenizer, scheduler: SchedulerClient) -> None:
+        self.tokenizer = tokenizer
+        self._scheduler = scheduler
+        self._outputs: dict[int, Outputs] = {}
+        self._death: SchedulerDied | None = None
+
+    async def relay(self) -> None:
+        """Hand each output to its request, until the scheduler ends; then fail all that are open."""
+        try:
+            async for events in self._scheduler.events():
+                for output in events.outputs:
+                    if output.room in self._outputs:
+                        self._outputs[output.room].put_nowait(output)
+        except SchedulerDied as error:
+            self._death = error
+            for outputs in self._outputs.values():
+                outputs.put_nowait(error)
+
+    async def generate(
+        self, prompt: Sequence[int], params: SamplingParams
+    ) -> AsyncGenerator[worker_pb2.LegOutput, None]:
+        """Yield the outputs of one request. Closing the iterator early aborts it."""
+        async with self._room() as (room, outputs):
+            leg = worker_pb2.StartLeg(room=room, prompt_token_ids=prompt, sampling=codec.params_to_wire(params))
+            await self._scheduler.send(engine_pb2.SchedulerCommands(start=[leg]))
+            while True:
+                output = await outputs.get()
+                if isinstance(output, Exception):
+                    raise output
+                if output.HasField("error"):
+                    raise _ERRORS.get(output.error.code, InternalError)(output.error.message)
+                yield output
+                if output.finish_reason != inference_pb2.FINISH_REASON_UNSPECIFIED:
+                    return
+
+    @asynccontextmanager
+    async def _room(self) -> AsyncIterator[tuple[int, Outputs]]:
+        """A place for one request's outputs. Leaving it tells the scheduler, which ignores a room that has ended."""
+        if self._death is not None:
+            raise self._death
+        room, outputs = secrets.randbits(64) or 1, Outputs()
+        self._outputs[room] = outputs
+        try:
+            yield room, outputs
+        finally:
+            del self._outputs[room]
+            if self._death is None:
+                await self._scheduler.send(engine_pb2.SchedulerCommands(abort=[room]))
