@@ -59,35 +59,36 @@ class KvCache:
         match = self.tree.match(request.tokens[: request.num_tokens - 1], request.salt)
         self.tree.lock(match.node)
         need = self.pages_for(request.num_tokens) - len(match.pages)
-        pages = self._take(need) if self.num_available >= need + spare_pages else None
-        if pages is None:
+        if need + spare_pages > self.num_available:
             self.tree.unlock(match.node)
             return False
         request.row, request.node = self._free_rows.pop(), match.node
         request.computed_len = request.cached_len = match.num_tokens
         request.num_pages = 0
         self._append(request, match.pages)
-        self._append(request, pages)
+        self._append(request, self._take(need))
         return True
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Make room for `num_tokens` tokens; False, and nothing changed, when there are no pages."""
         need = self.pages_for(num_tokens) - request.num_pages
-        pages = self._take(need) if need > 0 else None
-        if pages is not None:
-            self._append(request, pages)
-        return need <= 0 or pages is not None
+        if need <= 0:
+            return True
+        if need > self.num_available:
+            return False
+        self._append(request, self._take(need))
+        return True
 
     def retire(self, request: Request) -> None:
         """Give the request's pages back, keeping what is computed as a cached prefix."""
         assert request.node is not None
         num_full = request.computed_len // self.page_size
-        pages = self.pages_of(request)
-        cached = request.cached_len // self.page_size
-        insertion = self.tree.insert(request.tokens[: num_full * self.page_size], pages[:num_full].copy(), request.salt)
+        pages = self.pages_of(request).copy()
+        tokens = request.tokens[: num_full * self.page_size]
+        insertion = self.tree.insert(tokens, pages[:num_full], request.salt)
         self.pool.cache(insertion.taken)
-        self.pool.release(insertion.duplicate[np.isin(insertion.duplicate, pages[cached:])])
-        self.pool.release(pages[num_full:].copy())
+        self.pool.release(insertion.duplicate)
+        self.pool.release(pages[num_full:])
         self._detach(request)
 
     def drop(self, request: Request) -> None:
@@ -128,11 +129,14 @@ class KvCache:
         )
         return problems + self.tree.check()
 
-    def _take(self, count: int) -> Pages | None:
+    def _take(self, count: int) -> Pages:
+        """Take `count` of the available pages, evicting what is needed."""
         shortage = count - self.pool.num_free
         if shortage > 0:
             self.pool.uncache(self.tree.evict(shortage))
-        return self.pool.allocate(count)
+        pages = self.pool.allocate(count)
+        assert pages is not None
+        return pages
 
     def _append(self, request: Request, pages: Pages) -> None:
         end = request.num_pages + len(pages)

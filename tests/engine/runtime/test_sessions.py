@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import asyncio
+
+from diptych.engine.runtime.sessions import Sessions
+from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
+
+LAST = inference_pb2.FINISH_REASON_STOP
+
+
+def legs(*rooms: int) -> list[worker_pb2.StartLeg]:
+    return [worker_pb2.StartLeg(room=room) for room in rooms]
+
+
+def test_each_session_gets_its_own_rooms_in_one_batch() -> None:
+    sessions = Sessions()
+    first, second = sessions.open(), sessions.open()
+    sessions.start(first, legs(1, 2))
+    sessions.start(second, legs(3))
+    sessions.deliver([worker_pb2.LegOutput(room=room, token_ids=[room]) for room in (1, 3, 2, 1)])
+    batch = asyncio.run(first.take())
+    assert [output.room for output in batch.outputs] == [1, 2, 1]
+    assert [output.room for output in asyncio.run(second.take()).outputs] == [3]
+
+
+def test_a_room_in_use_is_refused_and_its_owner_untouched() -> None:
+    sessions = Sessions()
+    owner, intruder = sessions.open(), sessions.open()
+    sessions.start(owner, legs(1))
+    assert sessions.start(intruder, legs(1, 0)) == []
+    refused = asyncio.run(intruder.take()).outputs
+    assert [output.error.code for output in refused] == [worker_pb2.ERROR_CODE_INVALID] * 2
+    assert sessions.owned(intruder, [1]) == []
+    assert sessions.owned(owner, [1, 2]) == [1]
+
+
+def test_a_finished_room_is_forgotten() -> None:
+    sessions = Sessions()
+    session = sessions.open()
+    sessions.start(session, legs(1, 2))
+    sessions.deliver([worker_pb2.LegOutput(room=1, finish_reason=LAST)])
+    sessions.deliver([worker_pb2.LegOutput(room=2, error=worker_pb2.LegError(message="x"))])
+    assert sessions.num_open_rooms == 0
+    assert [leg.room for leg in sessions.start(session, legs(1))] == [1]
+
+
+def test_closing_a_session_names_the_rooms_to_abort() -> None:
+    sessions = Sessions()
+    session = sessions.open()
+    sessions.start(session, legs(2, 1))
+    assert sessions.close(session) == [1, 2]
+    sessions.deliver([worker_pb2.LegOutput(room=1, finish_reason=LAST)])
+    assert sessions.num_open_rooms == 0
+
+
+def test_a_new_session_learns_the_load_at_once() -> None:
+    sessions = Sessions()
+    sessions.set_load(bootstrap_pb2.WorkerLoad(num_running=3))
+    session = sessions.open()
+    assert asyncio.run(session.take()).load.num_running == 3

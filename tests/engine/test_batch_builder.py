@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import numpy as np
+
+from diptych.engine.batch import ForwardMode
+from diptych.engine.batch_builder import build_decode, build_extend
+from diptych.engine.extend_queue import Chunk
+from diptych.engine.request import Request, new_request
+from diptych.engine.sampling_params import SamplingParams
+
+PAGE = 4
+TABLE = np.array([[7, 3, 0], [5, 9, 2]], dtype=np.int32)
+
+
+def request(row: int, tokens: list[int], computed_len: int, num_pages: int, seed: int = 0) -> Request:
+    made = new_request(row + 1, np.array(tokens), SamplingParams(max_tokens=4, temperature=0.5, seed=seed, top_k=3))
+    made.row, made.computed_len, made.num_pages = row, computed_len, num_pages
+    return made
+
+
+def test_an_extend_step_places_each_token_on_its_page_and_samples_complete_prompts() -> None:
+    complete = request(0, [10, 11, 12, 13, 14], computed_len=3, num_pages=2, seed=42)
+    partial = request(1, list(range(20, 30)), computed_len=0, num_pages=3)
+    batch = build_extend([Chunk(complete, 2), Chunk(partial, 3)], TABLE, PAGE)
+    assert batch.mode is ForwardMode.EXTEND
+    assert batch.input_ids.tolist() == [13, 14, 20, 21, 22]
+    assert batch.positions.tolist() == [3, 4, 0, 1, 2]
+    assert batch.out_slots.tolist() == [7 * PAGE + 3, 3 * PAGE, 5 * PAGE, 5 * PAGE + 1, 5 * PAGE + 2]
+    assert batch.seq_lens.tolist() == [5, 3]
+    assert batch.extend_lens.tolist() == [2, 3]
+    assert batch.page_table.tolist() == TABLE.tolist()
+    assert batch.sample_rows.tolist() == [0]
+    assert batch.sampling.seeds.tolist() == [42]
+    assert batch.sampling.positions.tolist() == [5]
+    assert batch.sampling.top_k.tolist() == [3]
+
+
+def test_a_decode_step_computes_the_last_token_of_each_request() -> None:
+    first = request(0, [1, 2, 3, 4], computed_len=4, num_pages=2)
+    second = request(1, [5, 6], computed_len=2, num_pages=1)
+    first.append(40)
+    second.append(60)
+    batch = build_decode([first, second], TABLE, PAGE)
+    assert batch.mode is ForwardMode.DECODE
+    assert batch.input_ids.tolist() == [40, 60]
+    assert batch.positions.tolist() == [4, 2]
+    assert batch.out_slots.tolist() == [3 * PAGE, 5 * PAGE + 2]
+    assert batch.page_table.tolist() == [[7, 3], [5, 9]]
+    assert batch.seq_lens.tolist() == [5, 3]
+    assert batch.sample_rows.tolist() == [0, 1]
+    assert batch.sampling.positions.tolist() == [5, 3]

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from diptych.kvtransfer.notes import Abort, PagesReady
+from diptych.prefill.rendezvous import KEEP_S, Rendezvous
+
+GRANT = PagesReady(room=1, pages=(4,), generations=(1,), cached_prefix_len=0, num_prompt_tokens=3, prompt_hash=9)
+ABORT = Abort(room=1, code=6, message="gone")
+
+
+def test_a_note_is_taken_once() -> None:
+    rendezvous = Rendezvous()
+    rendezvous.park(7, GRANT, 0.0)
+    assert rendezvous.take(7, 1) == GRANT
+    assert rendezvous.take(7, 1) is None
+
+
+def test_another_peers_room_of_the_same_number_is_another_room() -> None:
+    rendezvous = Rendezvous()
+    rendezvous.park(7, GRANT, 0.0)
+    assert rendezvous.take(8, 1) is None
+
+
+def test_an_abort_replaces_a_grant_and_outlasts_a_late_one() -> None:
+    rendezvous = Rendezvous()
+    rendezvous.park(7, GRANT, 0.0)
+    rendezvous.park(7, ABORT, 1.0)
+    rendezvous.park(7, GRANT, 2.0)
+    assert rendezvous.take(7, 1) == ABORT
+
+
+def test_only_grants_are_reported_when_they_expire() -> None:
+    rendezvous = Rendezvous()
+    rendezvous.park(7, GRANT, 0.0)
+    rendezvous.park(8, ABORT, 1.0)
+    assert rendezvous.next_expiry_s() == KEEP_S
+    assert rendezvous.expire(KEEP_S - 0.1) == []
+    assert rendezvous.expire(KEEP_S) == [(7, 1)]
+    assert rendezvous.expire(KEEP_S + 1.0) == []
+    assert rendezvous.next_expiry_s() is None
+
+
+def test_a_lost_peers_notes_are_forgotten() -> None:
+    rendezvous = Rendezvous()
+    rendezvous.park(7, GRANT, 0.0)
+    rendezvous.park(8, GRANT, 0.0)
+    rendezvous.forget(7)
+    assert rendezvous.take(7, 1) is None
+    assert rendezvous.take(8, 1) == GRANT
