@@ -1,0 +1,42 @@
+"""How the KV pool of a worker is laid out: page-major, so that a page is one contiguous piece for all layers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from diptych.common.errors import ConfigError
+
+DTYPE_NBYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLayout:
+    """`kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`, contiguous; index 2 is K, then V."""
+
+    num_pages: int
+    num_layers: int
+    page_size: int  # tokens a page
+    num_kv_heads: int
+    head_dim: int
+    dtype: str  # a key of DTYPE_NBYTES
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int, int]:
+        return (self.num_pages, self.num_layers, 2, self.page_size, self.num_kv_heads, self.head_dim)
+
+    @property
+    def page_nbytes(self) -> int:
+        return math.prod(self.shape[1:]) * DTYPE_NBYTES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        return self.num_pages * self.page_nbytes
+
+    def validate(self) -> None:
+        """Raise `ConfigError` for a layout that can't hold anything."""
+        if self.dtype not in DTYPE_NBYTES:
+            raise ConfigError(f"KV dtype must be one of {', '.join(DTYPE_NBYTES)}, not {self.dtype!r}")
+        if min(self.shape) < 1:
+            raise ConfigError(f"every dimension of a KV pool must be at least 1: {self.shape}")
