@@ -1,22 +1,30 @@
 """Selects the implementation of attention, and of the arithmetic that goes with it, by name.
 
-torch   gather and scaled-dot-product attention; any dtype
-auto    the fastest that this processor and dtype have
+    cpu     C kernels; float32
+    torch   gather and scaled-dot-product attention; any dtype
+    auto    cpu where it can run, else torch
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.backend import AttentionBackend
+from diptych.engine.attention.cpu_backend import CpuAttention
 from diptych.engine.attention.torch_backend import TorchAttention
 from diptych.engine.loader.config import ModelConfig
+from diptych.engine.models.cpu_ops import CpuOps
 from diptych.engine.models.ops import Ops, TorchOps
+from diptych.kernels.cpu import library
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +38,31 @@ class Backend:
 def choose(name: str, config: ModelConfig, kv: Tensor, num_threads: int) -> Backend:
     """Build the backend called `name`. Raises `ConfigError` where this machine cannot run it."""
     if name == "auto":
-        name = "torch"
+        return _fastest(config, kv, num_threads)
     if name not in BACKENDS:
         raise ConfigError(f"attention backend {name!r} is not known; auto, {', '.join(BACKENDS)} are")
     return BACKENDS[name](config, kv, num_threads)
+
+
+def _fastest(config: ModelConfig, kv: Tensor, num_threads: int) -> Backend:
+    if kv.dtype != torch.float32:
+        return _torch(config, kv, num_threads)
+    try:
+        return _cpu(config, kv, num_threads)
+    except ConfigError as error:
+        logger.warning("the C kernels cannot be built, torch computes instead, several times slower: %s", error)
+        return _torch(config, kv, num_threads)
+
+
+def _cpu(config: ModelConfig, kv: Tensor, num_threads: int) -> Backend:
+    if kv.dtype != torch.float32:
+        raise ConfigError(f"attention backend 'cpu' computes float32, not {kv.dtype}; use 'torch'")
+    library.set_num_threads(num_threads)
+    return Backend(CpuAttention(config, kv), CpuOps())
 
 
 def _torch(config: ModelConfig, kv: Tensor, num_threads: int) -> Backend:
     return Backend(TorchAttention(config, kv), TorchOps())
 
 
-BACKENDS: Final[dict[str, Callable[[ModelConfig, Tensor, int], Backend]]] = {"torch": _torch}
+BACKENDS: Final[dict[str, Callable[[ModelConfig, Tensor, int], Backend]]] = {"cpu": _cpu, "torch": _torch}

@@ -1,0 +1,58 @@
+/* The CPU kernels as one library of plain C functions: float32, no Python ABI, called through ctypes. */
+
+#include <stdlib.h>
+
+#include "elementwise.h"
+#include "linear.h"
+#include "paged_attention.h"
+#include "threads.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+EXPORT int diptych_set_num_threads(int num_threads) { return set_num_threads(num_threads); }
+
+/* Rows of a packed weight come in multiples of this. */
+EXPORT int64_t diptych_panel(void) { return PANEL; }
+
+EXPORT void diptych_pack(const float *w, int64_t num_rows, int64_t num_columns, float *packed) {
+    pack(w, num_rows, num_columns, packed);
+}
+
+EXPORT void diptych_linear(const float *x, int64_t num_tokens, int64_t num_columns, const float *packed,
+                           int64_t num_rows, float *y) {
+    linear(x, num_tokens, num_columns, packed, num_rows, y);
+}
+
+/* x += delta, unless delta is NULL; out = norm(x) * weight */
+EXPORT void diptych_add_rms_norm(float *x, const float *delta, const float *weight, float eps, int64_t num_rows,
+                                 int64_t width, float *out) {
+    const struct rows job = {x, delta, weight, out, num_rows, width, eps};
+    for_all_rows(rms_norm_part, &job);
+}
+
+EXPORT void diptych_silu_and_mul(float *gate_up, int64_t num_rows, int64_t width, float *out) {
+    const struct rows job = {gate_up, NULL, NULL, out, num_rows, width, 0.0f};
+    for_all_rows(silu_and_mul_part, &job);
+}
+
+EXPORT void diptych_decode_attention(const struct attention_step *step, int64_t layer, float *qkv, float *out) {
+    const struct attention job = {step, layer, qkv, out};
+    parallel(decode_part, &job, step->batch_size * step->num_kv_heads);
+}
+
+/* Returns 0, or -1 when memory ran out. */
+EXPORT int diptych_extend_attention(const struct attention_step *step, int64_t layer, float *qkv, float *out) {
+    int64_t *first_blocks = malloc((size_t)(step->batch_size + 1) * sizeof *first_blocks);
+    if (!first_blocks) return -1;
+    const int64_t block_tokens = can_tile(step) ? tokens_a_block(step) : STORE_TOKENS;
+    first_blocks[0] = 0;
+    for (int64_t i = 0; i < step->batch_size; i++) {
+        const int64_t num_blocks = ceil_div(step->first_tokens[i + 1] - step->first_tokens[i], block_tokens);
+        first_blocks[i + 1] = first_blocks[i] + num_blocks * step->num_kv_heads;
+    }
+    const struct extend job = {{step, layer, qkv, out}, first_blocks, block_tokens};
+    parallel(store_part, &job.attention, ceil_div(step->first_tokens[step->batch_size], STORE_TOKENS));
+    parallel(extend_part, &job, first_blocks[step->batch_size]);
+    free(first_blocks);
+    return 0;
+}

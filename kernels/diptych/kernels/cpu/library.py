@@ -1,0 +1,50 @@
+"""Builds and opens the C library. Calls release the GIL and share one thread pool a process."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from diptych.common.native import build_library
+
+SOURCE: Final = Path(__file__).with_name("cpu.c")
+FLAGS: Final = ("-std=gnu11", "-march=native", "-pthread", "-lm")
+SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
+    "set_num_threads": (c_int, [c_int]),
+    "panel": (c_int64, []),
+    "pack": (None, [c_void_p, c_int64, c_int64, c_void_p]),
+    "linear": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]),
+    "add_rms_norm": (None, [c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p]),
+    "silu_and_mul": (None, [c_void_p, c_int64, c_int64, c_void_p]),
+    "decode_attention": (None, [c_void_p, c_int64, c_void_p, c_void_p]),
+    "extend_attention": (c_int, [c_void_p, c_int64, c_void_p, c_void_p]),
+}
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """Return the library, compiling it at the first call on this machine. Raises `ConfigError` without a compiler."""
+    library = ctypes.CDLL(str(build_library(SOURCE, flags=FLAGS)))
+    for name, (result, arguments) in SIGNATURES.items():
+        function = getattr(library, f"diptych_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def set_num_threads(num_threads: int) -> int:
+    """Compute with `num_threads` threads, the caller's included; return how many the system allowed."""
+    count: int = load().diptych_set_num_threads(num_threads)
+    return count
+
+
+def address(tensor: Tensor) -> int:
+    """Return where a dense float32 tensor lies. The kernels read it as such and check nothing."""
+    assert tensor.dtype == torch.float32, tensor.dtype
+    assert tensor.is_contiguous(), tensor.stride()
+    return tensor.data_ptr()

@@ -1,0 +1,112 @@
+"""Attention of one layer over the paged KV pool: rotate, store, attend in one call. See paged_attention.h."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int64, c_void_p
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from diptych.kernels.cpu.library import address, load
+
+MAX_HEAD_DIM = 1024  # as in paged_attention.h
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How queries share keys and values: head h reads KV head `h // (num_heads // num_kv_heads)`."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The new tokens of a step. A request's tokens lie together and have consecutive positions."""
+
+    positions: npt.NDArray[np.int64]  # [num_tokens]
+    out_slots: npt.NDArray[np.int64]  # [num_tokens]: page * page_size + offset
+    seq_lens: npt.NDArray[np.int64]  # [batch_size]: with the new tokens
+    extend_lens: npt.NDArray[np.int64]  # [batch_size]
+    page_table: npt.NDArray[np.int32]  # [batch_size, max_pages]
+
+
+class _Step(ctypes.Structure):
+    """`struct attention_step`."""
+
+    _fields_ = (
+        ("kv", c_void_p),
+        ("rope", c_void_p),
+        ("positions", c_void_p),
+        ("out_slots", c_void_p),
+        ("seq_lens", c_void_p),
+        ("first_tokens", c_void_p),
+        ("page_table", c_void_p),
+        ("table_width", c_int64),
+        ("batch_size", c_int64),
+        ("num_layers", c_int64),
+        ("page_size", c_int64),
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+    )
+
+
+class PagedAttention:
+    """One step over all layers: `kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`, float32.
+
+    `rope`: `[context_len, 2, head_dim / 2]`, cosines and sines. Positions and pages are trusted, not checked.
+    """
+
+    def __init__(self, heads: Heads, kv: Tensor, rope: Tensor, tokens: Tokens) -> None:
+        _check(heads, kv, rope, tokens)
+        self._library = load()
+        first_tokens = np.concatenate(([0], np.cumsum(tokens.extend_lens)))
+        arrays = (tokens.positions, tokens.out_slots, tokens.seq_lens, first_tokens, tokens.page_table)
+        self._arrays = tuple(np.ascontiguousarray(array) for array in arrays)
+        self._out_shape = len(tokens.positions), heads.num_heads * heads.head_dim
+        self._qkv_width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+        self._step = _Step(
+            address(kv),
+            address(rope),
+            *(array.ctypes.data for array in self._arrays),
+            tokens.page_table.shape[1],
+            len(tokens.seq_lens),
+            kv.shape[1],
+            kv.shape[3],
+            heads.num_heads,
+            heads.num_kv_heads,
+            heads.head_dim,
+        )
+
+    def decode(self, qkv: Tensor, layer: int) -> Tensor:
+        """One token a request. `qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]` -> `[num_tokens, ...]`."""
+        out = self._out(qkv)
+        self._library.diptych_decode_attention(ctypes.byref(self._step), layer, address(qkv), out.data_ptr())
+        return out
+
+    def extend(self, qkv: Tensor, layer: int) -> Tensor:
+        """Any number of tokens a request, each attending to all before it and to itself."""
+        out = self._out(qkv)
+        if self._library.diptych_extend_attention(ctypes.byref(self._step), layer, address(qkv), out.data_ptr()):
+            raise MemoryError("extend attention")
+        return out
+
+    def _out(self, qkv: Tensor) -> Tensor:
+        assert qkv.shape == (self._out_shape[0], self._qkv_width), qkv.shape
+        return torch.empty(self._out_shape)
+
+
+def _check(heads: Heads, kv: Tensor, rope: Tensor, tokens: Tokens) -> None:
+    assert kv.shape[2] == 2, kv.shape
+    assert kv.shape[4:] == (heads.num_kv_heads, heads.head_dim), kv.shape
+    assert heads.head_dim <= MAX_HEAD_DIM, heads.head_dim
+    assert rope.shape[1:] == (2, heads.head_dim // 2), rope.shape
+    dtypes = [array.dtype for array in (tokens.positions, tokens.out_slots, tokens.seq_lens, tokens.extend_lens)]
+    assert dtypes == [np.int64] * 4, dtypes
+    assert tokens.page_table.dtype == np.int32, tokens.page_table.dtype
