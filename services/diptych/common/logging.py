@@ -29,6 +29,7 @@ LEVEL_COLOURS: Final[Mapping[str, str]] = MappingProxyType(
 )
 RESET: Final = "\x1b[0m"
 
+_CHATTY: Final = ("asyncio", "grpc")  # their debug lines tell nothing about Diptych
 _EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 _bound: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar("diptych_log_fields", default=_EMPTY)
 
@@ -47,6 +48,8 @@ def setup(component: str, log_format: LogFormat = "auto", level: LogLevel = "inf
     handler.setFormatter(_formatter(component, log_format, sys.stderr))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
 
 
 @contextlib.contextmanager
