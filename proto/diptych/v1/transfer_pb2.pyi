@@ -1,3 +1,4 @@
+from diptych.v1 import bootstrap_pb2 as _bootstrap_pb2
 from diptych.v1 import inference_pb2 as _inference_pb2
 from diptych.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
@@ -73,3 +74,25 @@ class Abort(_message.Message):
 class AbortAck(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class EngineMetadata(_message.Message):
+    __slots__ = ("version", "worker_address", "pool_key", "pool_base", "layout", "process_scope", "pid", "process_started", "ucx_version")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    POOL_KEY_FIELD_NUMBER: _ClassVar[int]
+    POOL_BASE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_SCOPE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_STARTED_FIELD_NUMBER: _ClassVar[int]
+    UCX_VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    worker_address: bytes
+    pool_key: bytes
+    pool_base: int
+    layout: _bootstrap_pb2.KvLayout
+    process_scope: str
+    pid: int
+    process_started: int
+    ucx_version: str
+    def __init__(self, version: _Optional[int] = ..., worker_address: _Optional[bytes] = ..., pool_key: _Optional[bytes] = ..., pool_base: _Optional[int] = ..., layout: _Optional[_Union[_bootstrap_pb2.KvLayout, _Mapping]] = ..., process_scope: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[int] = ..., ucx_version: _Optional[str] = ...) -> None: ...
