@@ -36,11 +36,15 @@ def encode(note: Note, *, sender: int, target: int) -> bytes:
         case Ack():
             wire.ack.SetInParent()
         case Abort():
-            wire.abort.reason.code = worker_pb2.ErrorCode.ValueType(note.code)
-            wire.abort.reason.message = note.message
+            wire.abort.reason.CopyFrom(_reason(note))
         case AbortAck():
             wire.abort_ack.SetInParent()
     return wire.SerializeToString()
+
+
+def _reason(note: Abort) -> worker_pb2.LegError:
+    name = worker_pb2.ErrorCode.Name(note.code)
+    return worker_pb2.LegError(code=name, message=note.message)
 
 
 def decode(data: bytes, *, sender: int, target: int) -> Note:

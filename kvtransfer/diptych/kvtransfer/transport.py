@@ -97,7 +97,7 @@ class Transport(Protocol):
         ...
 
     def connect(self, peer: InstanceId, metadata: bytes) -> None:
-        """Start to link; `LinkUp` or `LinkDown` follows. Raises `MalformedMetadata`. Idempotent while a link is open."""
+        """Start to link; `LinkUp` or `LinkDown` follows. Raises `MalformedMetadata`. An open link stays as it is."""
         ...
 
     def disconnect(self, peer: InstanceId) -> None:

@@ -1,7 +1,7 @@
 """Finds the UCX to use and loads it, once a process, so that the shim binds to it.
 
-Order: the folder in `$DIPTYCH_UCX_PATH`; the site's `libucp.so.0` if it has InfiniBand; the copy inside an installed NIXL
-wheel, which has InfiniBand too; the `libucx` wheel; the site's without InfiniBand.
+Order: the folder in `$DIPTYCH_UCX_PATH`; the site's `libucp.so.0` if it has InfiniBand; the copy inside an installed
+NIXL wheel, which has InfiniBand too; the `libucx` wheel; the site's without InfiniBand.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a transport tells its peers, as bytes for the membership record: where its worker and its pool are, and who it is."""
+"""What a transport tells its peers, as bytes for the membership record: its worker, its pool, its process."""
 
 from __future__ import annotations
 

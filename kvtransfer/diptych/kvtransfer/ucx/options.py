@@ -1,4 +1,4 @@
-"""How the UCX transport is set up. The settings that UCX needs to be fast and honest are made here, not left to users."""
+"""How the UCX transport is set up. What UCX needs to be fast and honest is set here, not left to users."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class UcxTransport:
         return LinkInfo(lanes, f"UCX {self._ucx.version}", sent.value, silent.value)
 
     def writer_gone(self, peer: InstanceId) -> bool:
-        """Closing a link does not unmap shared memory: a stopped peer on this host may go on with its copy when it wakes."""
+        """Closing a link does not unmap shared memory: a stopped peer on this host may go on copying when it wakes."""
         other = self._peers.get(peer)
         if other is None or other.process.scope != self._process.scope:
             return True  # not on this host, so its writes came through the link that is closed
