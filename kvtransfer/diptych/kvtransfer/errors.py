@@ -4,6 +4,7 @@
     ├── TransferError             base: this transfer or link failed; others are untouched
     │   ├── PeerUnreachable       no link to that peer (any more)
     │   ├── TransferQueueFull     too much is in flight: try again after the next completion
+    │   ├── TransferTimeout       not complete in time; it may still complete
     │   └── MalformedMetadata     a peer's connection metadata can't be used; says why
     └── MalformedNote             a peer's note can't be understood; it is dropped
 """
@@ -25,6 +26,12 @@ class PeerUnreachable(TransferError):
 
 class TransferQueueFull(TransferError):
     """Too much is in flight: try again after the next completion."""
+
+
+class TransferTimeout(TransferError):
+    """An operation is not complete in time; it may still complete."""
+
+    grpc_status = "DEADLINE_EXCEEDED"
 
 
 class MalformedMetadata(TransferError):
