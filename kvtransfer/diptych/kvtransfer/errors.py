@@ -1,12 +1,14 @@
 """What can go wrong in the transfer engine.
 
-    DiptychError
-    ├── TransferError             base: this transfer or link failed; others are untouched
-    │   ├── PeerUnreachable       no link to that peer (any more)
-    │   ├── TransferQueueFull     too much is in flight: try again after the next completion
-    │   ├── TransferTimeout       not complete in time; it may still complete
-    │   └── MalformedMetadata     a peer's connection metadata can't be used; says why
-    └── MalformedNote             a peer's note can't be understood; it is dropped
+DiptychError
+├── TransferError             base: this transfer or link failed; others are untouched
+│   ├── PeerUnreachable       no link to that peer (any more)
+│   ├── TransferQueueFull     too much is in flight: try again after the next completion
+│   ├── PageOutOfRange        a page that one of the two pools does not have
+│   ├── NoteTooLong           longer than any note may be
+│   ├── TransferTimeout       not complete in time; it may still complete
+│   └── MalformedMetadata     a peer's connection metadata can't be used; says why
+└── MalformedNote             a peer's note can't be understood; it is dropped
 """
 
 from __future__ import annotations
@@ -32,6 +34,14 @@ class TransferTimeout(TransferError):
     """An operation is not complete in time; it may still complete."""
 
     grpc_status = "DEADLINE_EXCEEDED"
+
+
+class PageOutOfRange(TransferError):
+    """A page index that one of the two pools does not have. Nothing was written."""
+
+
+class NoteTooLong(TransferError):
+    """A note longer than any note may be. Nothing was sent."""
 
 
 class MalformedMetadata(TransferError):

@@ -18,6 +18,4 @@ def layout_to_wire(layout: PoolLayout) -> bootstrap_pb2.KvLayout:
 
 
 def layout_from_wire(wire: bootstrap_pb2.KvLayout) -> PoolLayout:
-    return PoolLayout(
-        wire.num_pages, wire.num_layers, wire.page_size, wire.num_kv_heads, wire.head_dim, wire.dtype
-    )
+    return PoolLayout(wire.num_pages, wire.num_layers, wire.page_size, wire.num_kv_heads, wire.head_dim, wire.dtype)
