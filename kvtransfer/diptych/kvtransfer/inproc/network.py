@@ -93,13 +93,15 @@ class InprocNetwork:
                     self._transports[half.peer].close_half(half.partner, reason)
 
     def _greet(self, half: Half) -> None:
+        if half.partner is not None:
+            return  # the peer's greeting came first
         peer = self._transports.get(half.peer)
         if peer is None or not peer.is_alive:
             self._transports[half.owner].close_half(half, "no such instance")
             return
         other = peer.halves.get(half.owner)
         if other is None:
-            return  # the peer will greet us when it connects
+            return  # the peer greets us when it connects
         if other.partner is not None:
             peer.close_half(other, "the peer restarted the link")
             return
