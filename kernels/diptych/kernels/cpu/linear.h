@@ -6,6 +6,8 @@
  * number of tokens: a token's result is the same, to the bit, in any batch. */
 #pragma once
 
+#include <sys/mman.h>
+
 #include "simd.h"
 #include "threads.h"
 
@@ -13,6 +15,7 @@ enum {
     DEPTH = 2048,       /* columns at a time: a panel's part stays in the second-level cache */
     ROW_BLOCK = 384,    /* tokens at a time: theirs stay in the third */
     PARTS_A_THREAD = 8, /* enough that the last part to end is short */
+    AHEAD = 2048,       /* floats of the weights to prefetch: 8 KiB keep memory busy while several tokens compute */
 };
 
 /* y[rows][PANEL] (+)= x[rows][depth] * w[depth][PANEL] */
@@ -23,7 +26,10 @@ INLINE void tile(const int rows, const float *x, int64_t ldx, const float *w, in
         for (int v = 0; v < PANEL_VECS; v++) acc[r][v] = accumulate ? load(y + r * ldy + v * LANES) : splat(0.0f);
     for (int64_t i = 0; i < depth; i++) {
         vec column[PANEL_VECS];
-        for (int v = 0; v < PANEL_VECS; v++) column[v] = load(w + i * ldw + v * LANES);
+        for (int v = 0; v < PANEL_VECS; v++) {
+            column[v] = load(w + i * ldw + v * LANES);
+            __builtin_prefetch(w + i * ldw + v * LANES + AHEAD);
+        }
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < PANEL_VECS; v++) acc[r][v] += splat(x[r * ldx + i]) * column[v];
@@ -100,7 +106,19 @@ static void linear(const float *x, int64_t num_tokens, int64_t num_columns, cons
     parallel(linear_part, &job, num_blocks * ceil_div(num_panels, panels_a_part));
 }
 
+/* Streaming hundreds of megabytes in 4 KiB pages spends some percent of the time on address translation. */
+static void use_huge_pages(float *memory, int64_t num_floats) {
+#ifdef MADV_HUGEPAGE
+    const uintptr_t size = 2 << 20, first = ((uintptr_t)memory + size - 1) & -size;
+    const uintptr_t last = (uintptr_t)(memory + num_floats) & -size;
+    if (last > first) madvise((void *)first, last - first, MADV_HUGEPAGE);
+#else
+    (void)memory, (void)num_floats;
+#endif
+}
+
 static void pack(const float *w, int64_t num_rows, int64_t num_columns, float *packed) {
+    use_huge_pages(packed, ceil_div(num_rows, PANEL) * PANEL * num_columns);
     for (int64_t row = 0; row < ceil_div(num_rows, PANEL) * PANEL; row++) {
         float *to = packed + row / PANEL * num_columns * PANEL + row % PANEL;
         for (int64_t i = 0; i < num_columns; i++) to[i * PANEL] = row < num_rows ? w[row * num_columns + i] : 0.0f;

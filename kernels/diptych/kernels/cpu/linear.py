@@ -20,13 +20,12 @@ class PackedMatrix:
         self._address = address(self._packed)
         self._library.diptych_pack(address(weight), self.num_rows, self.num_columns, self._address)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return `x @ weight.T`: `[num_tokens, num_columns]` -> `[num_tokens, num_rows]`."""
+    def multiply(self, x: Tensor, out: Tensor) -> None:
+        """`out = x @ weight.T`: `[num_tokens, num_columns]` -> `[num_tokens, num_rows]`."""
         num_tokens, num_columns = x.shape
         assert num_columns == self.num_columns, (x.shape, self.num_columns)
-        y = torch.empty(num_tokens, self.num_rows)
-        self._library.diptych_linear(address(x), num_tokens, num_columns, self._address, self.num_rows, y.data_ptr())
-        return y
+        assert out.shape == (num_tokens, self.num_rows), (out.shape, self.num_rows)
+        self._library.diptych_linear(address(x), num_tokens, num_columns, self._address, self.num_rows, address(out))
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return `weight[ids]`."""

@@ -52,10 +52,25 @@ static inline float *kv_at(const struct attention_step *step, int64_t page, int6
         + (((page * step->num_layers + layer) * 2 + value) * step->page_size + offset) * step->num_kv_heads * step->head_dim;
 }
 
-static inline float *key_at(const struct head *head, int64_t position, int value) {
+struct keys { /* up to KEY_BLOCK keys of a head; a key's value lies value_offset() further */
+    const float *rows[KEY_BLOCK];
+    int count;
+};
+
+/* Finds the block of keys that begins at position `start`; it is empty from num_keys on. */
+static void locate(const struct head *head, int64_t start, int64_t num_keys, struct keys *keys) {
     const struct attention_step *step = head->step;
-    const int64_t page = head->pages[position / step->page_size];
-    return kv_at(step, page, head->layer, value, position % step->page_size) + head->kv_head * step->head_dim;
+    int64_t page = start / step->page_size, offset = start % step->page_size;
+    keys->count = (int)min_of(KEY_BLOCK, num_keys - start > 0 ? num_keys - start : 0);
+    for (int i = 0; i < keys->count; page++, offset = 0) {
+        const float *row = kv_at(step, head->pages[page], head->layer, 0, offset) + head->kv_head * step->head_dim;
+        for (; offset < step->page_size && i < keys->count; i++, offset++, row += step->num_kv_heads * step->head_dim)
+            keys->rows[i] = row;
+    }
+}
+
+static inline int64_t value_offset(const struct attention_step *step) {
+    return step->page_size * step->num_kv_heads * step->head_dim;
 }
 
 static inline float *state_at(const struct attention *job, int64_t token, int64_t head) {
@@ -85,69 +100,102 @@ static void store_kv(const struct attention *job, int64_t token, int64_t kv_head
 
 /* ---- one query a head -------------------------------------------------------------------------------------------- */
 
+enum { MAX_GROUP = 4, MAX_VECS = 128 / LANES };
+
+struct few { /* up to MAX_GROUP queries of one head, and what is known of their softmax; lives in registers */
+    vec queries[MAX_GROUP][MAX_VECS], out[MAX_GROUP][MAX_VECS];
+    float running_max[MAX_GROUP], total[MAX_GROUP];
+    float scores[MAX_GROUP][KEY_BLOCK];
+};
+
+INLINE void prefetch(const float *row, const int dim) {
+    for (int i = 0; i < dim; i += 16) __builtin_prefetch(row + i);
+}
+
+INLINE void score_keys(struct few *few, const int group, const int dim, const struct keys *keys, int64_t values) {
+    for (int i = 0; i < keys->count; i++) {
+        const float *key = keys->rows[i];
+        prefetch(key + values, dim);
+        vec dots[MAX_GROUP];
+        for (int g = 0; g < group; g++) dots[g] = few->queries[g][0] * load(key);
+        for (int v = 1; v < dim / LANES; v++)
+            for (int g = 0; g < group; g++) dots[g] += few->queries[g][v] * load(key + v * LANES);
+        for (int g = 0; g < group; g++) few->scores[g][i] = sum(dots[g]);
+    }
+    for (int g = 0; g < group; g++)
+        for (int i = keys->count; i < KEY_BLOCK; i++) few->scores[g][i] = -INFINITY;
+}
+
+/* Turns a block's scores into weights. Returns what earlier sums have to be multiplied with. */
+INLINE vec weigh(float *scores, float *running_max, float *total) {
+    vec largest = load(scores);
+    for (int i = LANES; i < KEY_BLOCK; i += LANES) largest = vec_max(largest, load(scores + i));
+    const float new_max = max_of(*running_max, maximum(largest));
+    const vec shrink = vec_exp(splat(*running_max - new_max));
+    vec weights = splat(0.0f);
+    for (int i = 0; i < KEY_BLOCK; i += LANES) {
+        const vec weight = vec_exp(load(scores + i) - new_max);
+        store(scores + i, weight);
+        weights += weight;
+    }
+    *total = *total * shrink[0] + sum(weights);
+    *running_max = new_max;
+    return shrink;
+}
+
+INLINE void add_values(struct few *few, const int group, const int dim, const struct keys *keys, int64_t values,
+                       const struct keys *next) {
+    for (int i = 0; i < keys->count; i++) {
+        if (i < next->count) prefetch(next->rows[i], dim);
+        for (int v = 0; v < dim / LANES; v++) {
+            const vec value = load(keys->rows[i] + values + v * LANES);
+            for (int g = 0; g < group; g++) few->out[g][v] += splat(few->scores[g][i]) * value;
+        }
+    }
+}
+
 /* Attends with `group` queries [group][dim], already rotated and scaled, to the first num_keys keys of their KV head. */
 INLINE void attend_few(const int group, const int dim, const struct head *head, int64_t num_keys, const float *queries,
                        float *out) {
-    enum { MAX_VECS = 128 / LANES, MAX_GROUP = 4 };
-    const int vecs = dim / LANES;
-    vec q[MAX_GROUP][MAX_VECS], acc[MAX_GROUP][MAX_VECS];
-    float running_max[MAX_GROUP], total[MAX_GROUP];
+    const int64_t values = value_offset(head->step);
+    struct keys blocks[2];
+    struct few few;
     for (int g = 0; g < group; g++) {
-        running_max[g] = -INFINITY;
-        total[g] = 0.0f;
-        for (int v = 0; v < vecs; v++) q[g][v] = load(queries + g * dim + v * LANES), acc[g][v] = splat(0.0f);
+        few.running_max[g] = -INFINITY;
+        few.total[g] = 0.0f;
+        for (int v = 0; v < dim / LANES; v++) {
+            few.queries[g][v] = load(queries + g * dim + v * LANES);
+            few.out[g][v] = splat(0.0f);
+        }
     }
-    for (int64_t start = 0; start < num_keys; start += KEY_BLOCK) {
-        const int count = (int)min_of(KEY_BLOCK, num_keys - start);
-        float scores[MAX_GROUP][KEY_BLOCK];
-        for (int i = 0; i < count; i++) {
-            const float *key = key_at(head, start + i, 0);
-            for (int g = 0; g < group; g++) {
-                vec dot = q[g][0] * load(key);
-                for (int v = 1; v < vecs; v++) dot += q[g][v] * load(key + v * LANES);
-                scores[g][i] = sum(dot);
-            }
-        }
+    locate(head, 0, num_keys, &blocks[0]);
+    for (int64_t start = 0, now = 0; start < num_keys; start += KEY_BLOCK, now = !now) {
+        locate(head, start + KEY_BLOCK, num_keys, &blocks[!now]);
+        score_keys(&few, group, dim, &blocks[now], values);
         for (int g = 0; g < group; g++) {
-            for (int i = count; i < KEY_BLOCK; i++) scores[g][i] = -INFINITY;
-            vec largest = load(scores[g]);
-            for (int i = LANES; i < KEY_BLOCK; i += LANES) largest = vec_max(largest, load(scores[g] + i));
-            const float block_max = max_of(running_max[g], maximum(largest));
-            const vec shrink = vec_exp(splat(running_max[g] - block_max));
-            vec weights = splat(0.0f);
-            for (int i = 0; i < KEY_BLOCK; i += LANES) {
-                const vec weight = vec_exp(load(scores[g] + i) - block_max);
-                store(scores[g] + i, weight);
-                weights += weight;
-            }
-            total[g] = total[g] * shrink[0] + sum(weights);
-            running_max[g] = block_max;
-            for (int v = 0; v < vecs; v++) acc[g][v] *= shrink;
+            const vec shrink = weigh(few.scores[g], &few.running_max[g], &few.total[g]);
+            for (int v = 0; v < dim / LANES; v++) few.out[g][v] *= shrink;
         }
-        for (int i = 0; i < count; i++) {
-            const float *value = key_at(head, start + i, 1);
-            for (int v = 0; v < vecs; v++) {
-                const vec x = load(value + v * LANES);
-                for (int g = 0; g < group; g++) acc[g][v] += splat(scores[g][i]) * x;
-            }
-        }
+        add_values(&few, group, dim, &blocks[now], values, &blocks[!now]);
     }
     for (int g = 0; g < group; g++)
-        for (int v = 0; v < vecs; v++) store(out + g * dim + v * LANES, acc[g][v] / total[g]);
+        for (int v = 0; v < dim / LANES; v++) store(out + g * dim + v * LANES, few.out[g][v] / few.total[g]);
 }
 
 /* Any head_dim, one query. */
 static void attend_plain(const struct head *head, int64_t num_keys, const float *query, float *out) {
-    const int64_t dim = head->step->head_dim;
+    const int64_t dim = head->step->head_dim, values = value_offset(head->step);
     float running_max = -INFINITY, total = 0.0f;
     memset(out, 0, dim * sizeof *out);
     for (int64_t i = 0; i < num_keys; i++) {
-        const float *key = key_at(head, i, 0), *value = key_at(head, i, 1);
+        struct keys keys;
+        locate(head, i, i + 1, &keys);
+        const float *key = keys.rows[0];
         float score = 0.0f;
         for (int64_t d = 0; d < dim; d++) score += query[d] * key[d];
         const float new_max = max_of(running_max, score);
         const float shrink = expf(running_max - new_max), weight = expf(score - new_max);
-        for (int64_t d = 0; d < dim; d++) out[d] = out[d] * shrink + weight * value[d];
+        for (int64_t d = 0; d < dim; d++) out[d] = out[d] * shrink + weight * key[values + d];
         total = total * shrink + weight;
         running_max = new_max;
     }
@@ -209,35 +257,19 @@ struct block { /* queries [num_rows][dim], row = token * group + head of the gro
 };
 
 static void gather(const struct head *head, int64_t start, int64_t num_keys, struct block *block) {
-    const int64_t dim = head->step->head_dim, count = min_of(KEY_BLOCK, num_keys - start);
-    for (int64_t i = 0; i < count; i++) {
-        const float *key = key_at(head, start + i, 0);
-        float *to = block->keys + i / PANEL * PANEL * dim + i % PANEL;
-        for (int64_t d = 0; d < dim; d++) to[d * PANEL] = key[d];
-        memcpy(block->values + i * dim, key_at(head, start + i, 1), dim * sizeof *key);
+    const int64_t dim = head->step->head_dim, values = value_offset(head->step);
+    struct keys keys;
+    locate(head, start, num_keys, &keys);
+    for (int64_t i = 0; i < KEY_BLOCK; i++) {
+        float *key = block->keys + i / PANEL * PANEL * dim + i % PANEL, *value = block->values + i * dim;
+        if (i < keys.count) {
+            for (int64_t d = 0; d < dim; d++) key[d * PANEL] = keys.rows[i][d];
+            memcpy(value, keys.rows[i] + values, dim * sizeof *value);
+        } else { /* masked, but 0 * garbage might be NaN */
+            for (int64_t d = 0; d < dim; d++) key[d * PANEL] = 0.0f;
+            memset(value, 0, dim * sizeof *value);
+        }
     }
-    for (int64_t i = count; i < KEY_BLOCK; i++) { /* masked, but 0 * garbage might be NaN */
-        for (int64_t d = 0; d < dim; d++) block->keys[i / PANEL * PANEL * dim + i % PANEL + d * PANEL] = 0.0f;
-        memset(block->values + i * dim, 0, dim * sizeof(float));
-    }
-}
-
-/* Turns a row of scores into weights and rescales what the row has gathered so far. */
-INLINE void update_row(float *scores, int64_t num_visible, float *running_max, float *total, float *out, int64_t dim) {
-    for (int64_t i = num_visible; i < KEY_BLOCK; i++) scores[i] = -INFINITY;
-    vec largest = load(scores);
-    for (int i = LANES; i < KEY_BLOCK; i += LANES) largest = vec_max(largest, load(scores + i));
-    const float new_max = max_of(*running_max, maximum(largest));
-    vec weights = splat(0.0f);
-    for (int i = 0; i < KEY_BLOCK; i += LANES) {
-        const vec weight = vec_exp(load(scores + i) - new_max);
-        store(scores + i, weight);
-        weights += weight;
-    }
-    const vec shrink = vec_exp(splat(*running_max - new_max));
-    *total = *total * shrink[0] + sum(weights);
-    *running_max = new_max;
-    for (int64_t d = 0; d < dim; d += LANES) store(out + d, load(out + d) * shrink);
 }
 
 static void attend_rows(struct block *block, int64_t row, int rows, int64_t group, int64_t dim, int64_t visible_of_row_0) {
@@ -247,9 +279,10 @@ static void attend_rows(struct block *block, int64_t row, int rows, int64_t grou
     for (int64_t panel = 0; panel < KEY_BLOCK / PANEL; panel++)
         tile_rows(rows, queries, dim, block->keys + panel * PANEL * dim, PANEL, dim, scores + panel * PANEL, KEY_BLOCK, 0);
     for (int r = 0; r < rows; r++) {
-        const int64_t visible = visible_of_row_0 + (row + r) / group;
-        update_row(scores + r * KEY_BLOCK, min_of(visible, KEY_BLOCK), block->running_max + row + r,
-                   block->total + row + r, out + r * dim, dim);
+        float *row_scores = scores + r * KEY_BLOCK, *row_out = out + r * dim;
+        for (int64_t i = visible_of_row_0 + (row + r) / group; i < KEY_BLOCK; i++) row_scores[i] = -INFINITY;
+        const vec shrink = weigh(row_scores, block->running_max + row + r, block->total + row + r);
+        for (int64_t d = 0; d < dim; d += LANES) store(row_out + d, load(row_out + d) * shrink);
     }
     for (int64_t d = 0; d < dim; d += PANEL)
         tile_rows(rows, scores, KEY_BLOCK, block->values + d, dim, KEY_BLOCK, out + d, dim, 1);

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from diptych.kernels.cpu.library import address, load
@@ -84,22 +83,23 @@ class PagedAttention:
             heads.head_dim,
         )
 
-    def decode(self, qkv: Tensor, layer: int) -> Tensor:
-        """One token a request. `qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]` -> `[num_tokens, ...]`."""
-        out = self._out(qkv)
-        self._library.diptych_decode_attention(ctypes.byref(self._step), layer, address(qkv), out.data_ptr())
-        return out
+    def decode(self, qkv: Tensor, layer: int, out: Tensor) -> None:
+        """One token a request.
 
-    def extend(self, qkv: Tensor, layer: int) -> Tensor:
+        `qkv`: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`; `out`: `[num_tokens, num_heads * head_dim]`.
+        """
+        self._check_shapes(qkv, out)
+        self._library.diptych_decode_attention(ctypes.byref(self._step), layer, address(qkv), address(out))
+
+    def extend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
         """Any number of tokens a request, each attending to all before it and to itself."""
-        out = self._out(qkv)
-        if self._library.diptych_extend_attention(ctypes.byref(self._step), layer, address(qkv), out.data_ptr()):
+        self._check_shapes(qkv, out)
+        if self._library.diptych_extend_attention(ctypes.byref(self._step), layer, address(qkv), address(out)):
             raise MemoryError("extend attention")
-        return out
 
-    def _out(self, qkv: Tensor) -> Tensor:
+    def _check_shapes(self, qkv: Tensor, out: Tensor) -> None:
         assert qkv.shape == (self._out_shape[0], self._qkv_width), qkv.shape
-        return torch.empty(self._out_shape)
+        assert out.shape == self._out_shape, out.shape
 
 
 def _check(heads: Heads, kv: Tensor, rope: Tensor, tokens: Tokens) -> None:

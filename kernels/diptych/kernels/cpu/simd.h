@@ -9,18 +9,23 @@
 #define INLINE static inline __attribute__((always_inline))
 
 #if defined(__AVX512F__)
-enum { LANES = 16, PANEL_VECS = 2, TILE_ROWS = 12 }; /* 24 of 32 registers accumulate */
+#define LANES 16
+enum { PANEL_VECS = 2, TILE_ROWS = 12 }; /* 24 of 32 registers accumulate */
 #elif defined(__AVX2__)
-enum { LANES = 8, PANEL_VECS = 2, TILE_ROWS = 6 }; /* 12 of 16 */
+#define LANES 8
+enum { PANEL_VECS = 2, TILE_ROWS = 6 }; /* 12 of 16 */
 #elif defined(__aarch64__)
-enum { LANES = 4, PANEL_VECS = 4, TILE_ROWS = 6 }; /* 24 of 32 */
+#define LANES 4
+enum { PANEL_VECS = 4, TILE_ROWS = 6 }; /* 24 of 32 */
 #else
-enum { LANES = 4, PANEL_VECS = 2, TILE_ROWS = 6 }; /* 12 of 16 */
+#define LANES 4
+enum { PANEL_VECS = 2, TILE_ROWS = 6 }; /* 12 of 16 */
 #endif
-enum { PANEL = LANES * PANEL_VECS };
+enum { PANEL = LANES * PANEL_VECS, QUADS = LANES / 4 };
 
 typedef float vec __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(4)));
+typedef float quad __attribute__((vector_size(16)));
 
 INLINE vec load(const float *p) { return *(const vec *)p; }
 INLINE void store(float *p, vec v) { *(vec *)p = v; }
@@ -29,21 +34,31 @@ INLINE vec blend(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) |
 INLINE vec vec_max(vec a, vec b) { return blend(a > b, a, b); }
 INLINE float max_of(float a, float b) { return a > b ? a : b; }
 
-/* Folds the lanes by halves: a tree of additions, the same on every processor of one width. */
 INLINE float sum(vec v) {
-    float lanes[LANES];
-    memcpy(lanes, &v, sizeof v);
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
-    return lanes[0];
+    quad q[QUADS];
+    memcpy(q, &v, sizeof v);
+#if LANES == 16
+    q[0] = (q[0] + q[2]) + (q[1] + q[3]);
+#elif LANES == 8
+    q[0] = q[0] + q[1];
+#endif
+    return (q[0][0] + q[0][2]) + (q[0][1] + q[0][3]);
+}
+
+INLINE quad quad_max(quad a, quad b) {
+    const int32_t __attribute__((vector_size(16))) larger = a > b;
+    return (quad)((larger & (__typeof__(larger))a) | (~larger & (__typeof__(larger))b));
 }
 
 INLINE float maximum(vec v) {
-    float lanes[LANES];
-    memcpy(lanes, &v, sizeof v);
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) lanes[i] = max_of(lanes[i], lanes[i + width]);
-    return lanes[0];
+    quad q[QUADS];
+    memcpy(q, &v, sizeof v);
+#if LANES == 16
+    q[0] = quad_max(quad_max(q[0], q[2]), quad_max(q[1], q[3]));
+#elif LANES == 8
+    q[0] = quad_max(q[0], q[1]);
+#endif
+    return max_of(max_of(q[0][0], q[0][2]), max_of(q[0][1], q[0][3]));
 }
 
 /* exp with a relative error below 2e-7. Below -87 it is 0, so that a masked score of -inf weighs nothing. */

@@ -19,10 +19,10 @@ class AttentionBackend(Protocol):
         """Prepare what all layers of the step share."""
         ...
 
-    def attend(self, qkv: Tensor, layer: int) -> Tensor:
+    def attend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
         """Rotate queries and keys, write keys and values to their slots, attend to everything before each token.
 
         `qkv`: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, queries, keys, values; it may be overwritten.
-        Returns `[num_tokens, num_heads * head_dim]`.
+        `out`: `[num_tokens, num_heads * head_dim]`.
         """
         ...

@@ -25,6 +25,9 @@ class CpuAttention:
         self._mode = batch.mode
         self._step = PagedAttention(self._heads, self._kv, self._rope, tokens)
 
-    def attend(self, qkv: Tensor, layer: int) -> Tensor:
+    def attend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
         assert self._step is not None
-        return self._step.decode(qkv, layer) if self._mode is ForwardMode.DECODE else self._step.extend(qkv, layer)
+        if self._mode is ForwardMode.DECODE:
+            self._step.decode(qkv, layer, out)
+        else:
+            self._step.extend(qkv, layer, out)

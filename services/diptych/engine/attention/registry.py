@@ -1,8 +1,8 @@
 """Selects the implementation of attention, and of the arithmetic that goes with it, by name.
 
-    cpu     C kernels; float32
-    torch   gather and scaled-dot-product attention; any dtype
-    auto    cpu where it can run, else torch
+cpu     C kernels; float32
+torch   gather and scaled-dot-product attention; any dtype
+auto    cpu where it can run, else torch
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class TorchAttention:
             mask=in_use[:, None, None, :],
         )
 
-    def attend(self, qkv: Tensor, layer: int) -> Tensor:
+    def attend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
         assert self._metadata is not None
         num_tokens, heads, kv_heads = qkv.shape[0], self._num_heads, self._num_kv_heads
         states = qkv.view(num_tokens, heads + 2 * kv_heads, self._head_dim)
@@ -75,7 +75,7 @@ class TorchAttention:
             attended = torch.cat([self._extend(queries, span, layer) for span in self._metadata.spans])
         else:
             attended = self._decode(queries, self._metadata, layer)
-        return attended.reshape(num_tokens, heads * self._head_dim)
+        out.copy_(attended.reshape(out.shape))
 
     def _spans(self, batch: ForwardBatch, table: Tensor) -> tuple[Span, ...]:
         ends = batch.extend_lens.cumsum().tolist()

@@ -14,11 +14,11 @@ class CpuOps:
     def matrix(self, weight: Tensor) -> PackedMatrix:
         return PackedMatrix(weight)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return elementwise.rms_norm(x, weight, eps)
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        elementwise.rms_norm(x, weight, eps, out)
 
-    def add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return elementwise.add_rms_norm(x, delta, weight, eps)
+    def add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        elementwise.add_rms_norm(x, delta, weight, eps, out)
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        return elementwise.silu_and_mul(gate_up)
+    def silu_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        elementwise.silu_and_mul(gate_up, out)

@@ -8,9 +8,29 @@ import torch
 from torch import Tensor
 
 from diptych.engine.attention.backend import AttentionBackend
+from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.source import ModelSource
 from diptych.engine.models import llama_weights
 from diptych.engine.models.ops import Matrix, Ops
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """What a layer's operations pass on, `[num_tokens, ...]`; the next layer overwrites it."""
+
+    normed: Tensor
+    qkv: Tensor
+    attended: Tensor
+    delta: Tensor  # to be added to the residual stream
+    gate_up: Tensor
+    activated: Tensor
+
+    @staticmethod
+    def allocate(config: ModelConfig, num_tokens: int, dtype: torch.dtype) -> Buffers:
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        hidden, ffn = config.hidden_size, config.ffn_size
+        sizes = (hidden, q_size + 2 * kv_size, q_size, hidden, 2 * ffn, ffn)
+        return Buffers(*(torch.empty(num_tokens, size, dtype=dtype) for size in sizes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +50,8 @@ class Llama:
 
     def __init__(self, source: ModelSource, ops: Ops, dtype: torch.dtype) -> None:
         weights = llama_weights.load(source.config, source.tensors(), dtype)
-        self._eps = source.config.rms_norm_eps
+        self._config = source.config
+        self._dtype = dtype
         self._ops = ops
         self._embed = ops.matrix(weights.pop("embed"))
         self._lm_head = self._embed if source.config.tie_embeddings else ops.matrix(weights.pop("lm_head"))
@@ -42,18 +63,27 @@ class Llama:
 
         `attention` was told of the batch before. Layers after the last attention run on `logits_rows` alone.
         """
-        ops, eps, last = self._ops, self._eps, self._layers[-1]
+        ops, eps, last = self._ops, self._config.rms_norm_eps, self._layers[-1]
         x = self._embed.rows(input_ids)
-        normed = ops.rms_norm(x, self._layers[0].input_norm, eps)
+        buffers = Buffers.allocate(self._config, len(x), self._dtype)
+        ops.rms_norm(x, self._layers[0].input_norm, eps, buffers.normed)
         for index, layer in enumerate(self._layers):
-            attended = attention.attend(layer.qkv(normed), index)
+            layer.qkv.multiply(buffers.normed, buffers.qkv)
+            attention.attend(buffers.qkv, index, buffers.attended)
             if layer is last:
-                attended, x = attended[logits_rows], x[logits_rows]
-            normed = ops.add_rms_norm(x, layer.o(attended), layer.ffn_norm, eps)
-            delta = layer.down(ops.silu_and_mul(layer.gate_up(normed)))
+                x, attended = x[logits_rows], buffers.attended[logits_rows]
+                buffers = Buffers.allocate(self._config, len(x), self._dtype)
+                buffers.attended.copy_(attended)
+            layer.o.multiply(buffers.attended, buffers.delta)
+            ops.add_rms_norm(x, buffers.delta, layer.ffn_norm, eps, buffers.normed)
+            layer.gate_up.multiply(buffers.normed, buffers.gate_up)
+            ops.silu_and_mul(buffers.gate_up, buffers.activated)
+            layer.down.multiply(buffers.activated, buffers.delta)
             next_norm = self._norm if layer is last else self._layers[index + 1].input_norm
-            normed = ops.add_rms_norm(x, delta, next_norm, eps)
-        return self._lm_head(normed)
+            ops.add_rms_norm(x, buffers.delta, next_norm, eps, buffers.normed)
+        logits = torch.empty(len(x), self._config.vocab_size, dtype=self._dtype)
+        self._lm_head.multiply(buffers.normed, logits)
+        return logits
 
 
 def _layer(weights: dict[str, Tensor], index: int, ops: Ops) -> Layer:
