@@ -45,7 +45,7 @@ def main(config: BootstrapConfig) -> int:
 
 async def _serve(config: BootstrapConfig, stop: asyncio.Event) -> None:
     service = BootstrapService(lease_s=config.lease_s, heartbeat_s=config.heartbeat_s)
-    health_service = health.aio.HealthServicer()
+    health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
     server = grpc.aio.server(options=SERVER_OPTIONS)
     bootstrap_pb2_grpc.add_BootstrapServicer_to_server(service, server)
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)

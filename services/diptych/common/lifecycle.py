@@ -68,7 +68,11 @@ async def run_until_signal(serve: Callable[[asyncio.Event], Awaitable[T]], *, gr
 
 
 async def wait_or_timeout(event: asyncio.Event, timeout_s: float) -> bool:
-    """Return True as soon as `event` is set, False after `timeout_s` seconds."""
+    """Return True as soon as `event` is set, False after `timeout_s` seconds.
+
+    Not by `asyncio.wait_for`, which before Python 3.12 loses a cancellation that comes together with the event.
+    """
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
     return event.is_set()

@@ -132,7 +132,8 @@ class Registration:
         while True:
             nudge.clear()
             await call.write(self._heartbeat())
-            reply = await asyncio.wait_for(call.read(), _REPLY_TIMEOUT_S)
+            async with asyncio.timeout(_REPLY_TIMEOUT_S):
+                reply = await call.read()
             if not isinstance(reply, HeartbeatReply):
                 return  # grpc.aio.EOF
             if reply.evicted:

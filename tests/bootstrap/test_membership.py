@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from diptych.bootstrap.membership import (
+    LISTED,
+    TRANSITIONS,
+    Delta,
+    Event,
+    Heartbeat,
+    Membership,
+    Move,
+    Standing,
+    Tick,
+)
+from diptych.common.errors import InvalidTransition
+from diptych.common.membership import MembershipView, Record, Snapshot, State, Update
+
+LEASE_S = 3.0
+MEMORY_S = 60.0
+
+
+def record(instance_id: int, state: State = State.READY, *, at: str = "", payload: str = "") -> Record[str]:
+    return Record(instance_id, at or f"host-{instance_id}:1", state, payload)
+
+
+@pytest.fixture
+def members() -> Membership[str]:
+    return Membership(lease_s=LEASE_S, memory_s=MEMORY_S)
+
+
+# The table
+
+
+@pytest.mark.parametrize(("standing", "event"), list(itertools.product(Standing, Event)))
+def test_every_standing_and_event(standing: Standing, event: Event) -> None:
+    """The table, told a second time as rules."""
+    after = TRANSITIONS.get((standing, event))
+    if standing in (Standing.GONE, Standing.EVICTED):  # final
+        assert after is (None if event is Event.LEASE_ENDED else standing)
+    elif event is Event.LEASE_ENDED:
+        assert after is (Standing.EXPIRED if standing in LISTED else None)
+    elif event is Event.REPLACED:
+        assert after is (None if standing is Standing.UNKNOWN else Standing.EVICTED)
+    else:
+        said = Standing(event.value.removeprefix("says "))
+        forward = [Standing.STARTING, Standing.READY, Standing.DRAINING, Standing.GONE]
+        goes_back = standing in LISTED and forward.index(said) < forward.index(standing)
+        assert after is (None if goes_back else said)
+
+
+# Heartbeats
+
+
+def test_the_first_heartbeat_registers(members: Membership[str]) -> None:
+    starting = record(1, State.STARTING)
+    delta = members.apply(Heartbeat(starting, 0), 0.0)
+    assert delta == Delta(upserts=(starting,), moves=(Move(starting, Standing.UNKNOWN, Standing.STARTING),))
+    assert members.snapshot() == (starting,)
+
+
+def test_a_heartbeat_that_says_nothing_new_is_no_news(members: Membership[str]) -> None:
+    members.apply(Heartbeat(record(1), 0), 0.0)
+    assert members.apply(Heartbeat(record(1), 1), 1.0) == Delta()
+
+
+def test_a_changed_load_is_news_but_no_move(members: Membership[str]) -> None:
+    members.apply(Heartbeat(record(1, payload="idle"), 0), 0.0)
+    busy = record(1, payload="busy")
+    assert members.apply(Heartbeat(busy, 1), 1.0) == Delta(upserts=(busy,))
+
+
+@pytest.mark.parametrize("sequence", [4, 5])
+def test_a_late_or_repeated_heartbeat_changes_nothing_and_renews_nothing(
+    members: Membership[str], sequence: int
+) -> None:
+    members.apply(Heartbeat(record(1, State.DRAINING), 5), 0.0)
+    assert members.apply(Heartbeat(record(1, State.READY), sequence), 2.0) == Delta()
+    assert members.next_deadline_s == LEASE_S
+
+
+def test_going_back_is_refused_and_changes_nothing(members: Membership[str]) -> None:
+    members.apply(Heartbeat(record(1, State.DRAINING), 0), 0.0)
+    with pytest.raises(InvalidTransition, match="is draining: 'says ready' is not possible"):
+        members.apply(Heartbeat(record(1, State.READY), 1), 1.0)
+    assert members.snapshot() == (record(1, State.DRAINING),)
+
+
+def test_an_instance_keeps_its_address(members: Membership[str]) -> None:
+    members.apply(Heartbeat(record(1, at="here:1"), 0), 0.0)
+    with pytest.raises(InvalidTransition, match="must keep its address here:1"):
+        members.apply(Heartbeat(record(1, at="there:1"), 1), 1.0)
+
+
+def test_a_goodbye_removes_at_once_and_for_good(members: Membership[str]) -> None:
+    members.apply(Heartbeat(record(1), 0), 0.0)
+    gone = record(1, State.GONE)
+    delta = members.apply(Heartbeat(gone, 2), 1.0)
+    assert (delta.upserts, delta.removed, delta.evicted) == ((), (1,), False)
+    assert members.apply(Heartbeat(record(1, State.READY), 3), 1.1) == Delta()
+    assert members.snapshot() == ()
+
+
+# Leases
+
+
+def test_a_lease_ends_on_the_tick_at_its_deadline_and_not_before(members: Membership[str]) -> None:
+    members.apply(Heartbeat(record(1), 0), 10.0)
+    assert members.next_deadline_s == 10.0 + LEASE_S
+    assert members.apply(Tick(), 12.9) == Delta()
+    delta = members.apply(Tick(), 13.0)
+    assert delta == Delta(removed=(1,), moves=(Move(record(1), Standing.READY, Standing.EXPIRED),))
+
+
+def test_heartbeats_renew_the_lease(members: Membership[str]) -> None:
+    for sequence in range(10):
+        members.apply(Heartbeat(record(1), sequence), float(sequence))
+        assert members.apply(Tick(), float(sequence)) == Delta()
+    assert members.next_deadline_s == 9.0 + LEASE_S
+
+
+def test_an_instance_that_was_only_slow_comes_back(members: Membership[str]) -> None:
+    members.apply(Heartbeat(record(1), 0), 0.0)
+    members.apply(Tick(), LEASE_S)
+    assert members.apply(Heartbeat(record(1), 1), 4.0).upserts == (record(1),)
+    assert members.snapshot() == (record(1),)
+
+
+def test_what_left_is_forgotten_in_the_end(members: Membership[str]) -> None:
+    members.apply(Heartbeat(record(1), 0), 0.0)
+    members.apply(Tick(), LEASE_S)
+    assert members.next_deadline_s == LEASE_S + MEMORY_S
+    assert members.apply(Tick(), LEASE_S + MEMORY_S) == Delta()
+    assert members.next_deadline_s is None
+
+
+# Addresses
+
+
+def test_a_newer_instance_at_an_address_evicts_the_older_one_at_once(members: Membership[str]) -> None:
+    members.apply(Heartbeat(record(1, at="host:1"), 0), 0.0)
+    newer = record(2, at="host:1")
+    delta = members.apply(Heartbeat(newer, 0), 1.0)
+    assert (delta.upserts, delta.removed, delta.evicted) == ((newer,), (1,), False)
+    assert members.snapshot() == (newer,)
+
+
+def test_the_evicted_one_is_told_so_for_ever(members: Membership[str]) -> None:
+    members.apply(Heartbeat(record(1, at="host:1"), 0), 0.0)
+    members.apply(Heartbeat(record(2, at="host:1"), 0), 1.0)
+    for sequence in (0, 1, 2):
+        assert members.apply(Heartbeat(record(1, at="host:1"), sequence), 2.0) == Delta(evicted=True)
+
+
+def test_an_expired_instance_does_not_take_its_address_back_from_a_newer_one(members: Membership[str]) -> None:
+    members.apply(Heartbeat(record(1, at="host:1"), 0), 0.0)
+    members.apply(Tick(), LEASE_S)
+    members.apply(Heartbeat(record(2, at="host:1"), 0), 4.0)
+    assert members.apply(Heartbeat(record(1, at="host:1"), 1), 4.5) == Delta(evicted=True)
+    assert members.snapshot() == (record(2, at="host:1"),)
+
+
+def test_a_late_goodbye_claims_no_address(members: Membership[str]) -> None:
+    """Bootstrap restarted, the new instance was quicker than the goodbye of the old one."""
+    members.apply(Heartbeat(record(2, at="host:1"), 0), 0.0)
+    members.apply(Heartbeat(record(1, State.GONE, at="host:1"), 9), 0.1)
+    assert members.snapshot() == (record(2, at="host:1"),)
+
+
+# Everything together, against a watcher
+
+
+@dataclass
+class Announcer:
+    """An instance that lives by the rules."""
+
+    instance_id: int
+    address: str
+    state: State = State.STARTING
+    sequence: int = 0
+    sent: list[Heartbeat[str]] = field(default_factory=list)
+
+    def next(self) -> Heartbeat[str]:
+        self.sequence += 1
+        said = record(self.instance_id, self.state, at=self.address, payload=f"{self.instance_id}-{self.sequence}")
+        self.sent.append(Heartbeat(said, self.sequence))
+        return self.sent[-1]
+
+
+class MembershipMachine(RuleBasedStateMachine):
+    """Messages are lost, repeated and late; a watcher that follows the deltas must always equal the snapshot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.members: Membership[str] = Membership(lease_s=LEASE_S, memory_s=MEMORY_S)
+        self.watcher: MembershipView[str] = MembershipView(lease_s=LEASE_S)
+        self.watcher.apply(Snapshot(0, ()), 0.0)
+        self.announcers: list[Announcer] = []
+
+    def apply(self, event: Heartbeat[str] | Tick) -> None:
+        delta = self.members.apply(event, self.now_s)
+        self.watcher.apply(Update(0, delta.upserts, delta.removed), self.now_s)
+
+    @rule(port=st.integers(1, 3))
+    def start(self, port: int) -> None:
+        self.announcers.append(Announcer(len(self.announcers) + 1, f"host:{port}"))
+
+    @rule(data=st.data(), steps=st.integers(0, 1), arrives=st.booleans())
+    def speak(self, data: st.DataObject, steps: int, arrives: bool) -> None:
+        if self.announcers:
+            announcer = data.draw(st.sampled_from(self.announcers))
+            announcer.state = State(min(announcer.state + steps, State.GONE))
+            heartbeat = announcer.next()
+            if arrives:
+                self.apply(heartbeat)
+
+    @rule(data=st.data())
+    def hear_an_old_message(self, data: st.DataObject) -> None:
+        sent = [heartbeat for announcer in self.announcers for heartbeat in announcer.sent]
+        if sent:
+            self.apply(data.draw(st.sampled_from(sent)))
+
+    @rule(passed_s=st.sampled_from([0.5, 1.0, 3.0, 70.0]))
+    def let_time_pass(self, passed_s: float) -> None:
+        self.now_s += passed_s
+        self.apply(Tick())
+
+    @invariant()
+    def the_watcher_equals_the_snapshot(self) -> None:
+        listed = {each.instance_id: each.payload for each in self.members.snapshot()}
+        assert dict(self.watcher.instances) == listed
+
+    @invariant()
+    def an_address_has_one_instance(self) -> None:
+        addresses = [each.address for each in self.members.snapshot()]
+        assert len(addresses) == len(set(addresses))
+
+    @invariant()
+    def no_deadline_is_overdue_after_a_tick(self) -> None:
+        deadline_s = self.members.next_deadline_s
+        assert deadline_s is None or deadline_s > self.now_s
+
+
+MembershipMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestMembershipMachine = MembershipMachine.TestCase

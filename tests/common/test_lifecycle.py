@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from diptych.common.lifecycle import run_until_signal, wait_or_timeout
+
+
+async def _serve(stop: asyncio.Event) -> str:
+    await stop.wait()
+    return "stopped"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_sets_stop(number: signal.Signals) -> None:
+    async def serve(stop: asyncio.Event) -> str:
+        os.kill(os.getpid(), number)
+        return await _serve(stop)
+
+    assert asyncio.run(run_until_signal(serve)) == "stopped"
+
+
+def test_a_second_signal_cancels() -> None:
+    async def serve(stop: asyncio.Event) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run_until_signal(serve))
+
+
+def test_an_error_of_the_service_comes_through() -> None:
+    async def serve(stop: asyncio.Event) -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        asyncio.run(run_until_signal(serve))
+
+
+def _run(source: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(source)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_a_process_that_does_not_stop_in_its_grace_period_is_killed_even_if_its_loop_is_blocked() -> None:
+    result = _run(
+        """
+        import asyncio, os, signal, time
+        from diptych.common.lifecycle import run_until_signal
+
+        async def serve(stop):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await stop.wait()
+            while True:
+                time.sleep(60)
+
+        asyncio.run(run_until_signal(serve, grace_s=1))
+        """
+    )
+    assert result.returncode == -signal.SIGALRM
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG is Linux's")
+def test_a_child_dies_with_its_parent_even_when_that_is_killed() -> None:
+    result = _run(
+        """
+        import os, signal, subprocess, sys
+        child = subprocess.Popen(
+            [sys.executable, "-c", (
+                "import sys, time; from diptych.common.lifecycle import die_with_supervisor;"
+                "die_with_supervisor(); print('armed', flush=True); sys.stdout.close(); time.sleep(60)"
+            )],
+            env={**os.environ, "DIPTYCH_PARENT_PID": str(os.getpid())},
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )
+        child.stdout.readline()
+        print(child.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    _wait_until_gone(int(result.stdout))
+
+
+def _wait_until_gone(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            loop = asyncio.new_event_loop()
+            gone = loop.create_future()
+            loop.add_reader(descriptor, gone.set_result, None)
+            loop.run_until_complete(asyncio.wait_for(gone, 10))
+            loop.remove_reader(descriptor)
+            loop.close()
+        finally:
+            os.close(descriptor)
+
+
+def test_a_child_whose_parent_is_already_gone_exits_at_once() -> None:
+    result = _run(
+        """
+        from diptych.common.lifecycle import die_with_parent
+        die_with_parent(parent_pid=1)
+        print("still here")
+        """
+    )
+    assert (result.returncode, result.stdout) == (128 + signal.SIGTERM, "")
+
+
+def test_waiting_ends_with_the_event_or_the_timeout() -> None:
+    async def both() -> tuple[bool, bool]:
+        event = asyncio.Event()
+        timed_out = await wait_or_timeout(event, 0.001)
+        event.set()
+        return timed_out, await wait_or_timeout(event, 60)
+
+    assert asyncio.run(both()) == (False, True)
