@@ -1,0 +1,220 @@
+"""Prefill and decode speed of the engine's forward step, against transformers and against what the machine can do.
+
+    python bench/engine.py [--threads N] [--model smollm2] [--quick] [--json]
+
+Both sides have the same float32 weights and the same number of threads, and take turns; the best of several rounds
+counts. transformers is measured at its best: bare forward passes, without the cost of its `generate` loop.
+Limits, from the same rounds: prefill, the model's multiplications at the speed of the fastest plain matrix product
+(torch's or ours); decode, reading all weights and the batch's KV from memory once a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from report import Report, arguments
+
+from diptych.engine.batch import I64, ForwardBatch, ForwardMode, SamplingBatch
+from diptych.engine.loader.config import ModelConfig
+from diptych.engine.loader.source import ModelSource, open_model
+from diptych.engine.runner.model_runner import ModelRunner
+from diptych.kernels.cpu.linear import PackedMatrix
+
+PAGE_SIZE = 16
+PREFILL_TOKENS = (512, 2048)
+DECODE_CASES = tuple((batch_size, context) for context in (128, 512) for batch_size in (1, 4, 16))
+NUM_PAGES = max(max(PREFILL_TOKENS), max(batch_size * context for batch_size, context in DECODE_CASES)) // PAGE_SIZE
+PRODUCT_SIZE = 1536  # of the square matrices that measure the arithmetic
+READ_FLOATS = 1 << 26  # 256 MiB: far beyond any cache
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """What is compared, on one model."""
+
+    config: ModelConfig
+    runner: ModelRunner
+    peer: Any  # transformers.LlamaForCausalLM, whose types are not strict
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = arguments(__doc__)
+    parser.add_argument("--threads", type=int, default=1, help="threads of each side")
+    parser.add_argument("--model", default="smollm2")
+    options = parser.parse_args()
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(options.threads)
+    sides = build(options.model, options.threads)
+    rounds = 3 if options.quick else 10
+    with Report(as_json=options.json) as report:
+        for num_tokens in PREFILL_TOKENS[: 1 if options.quick else None]:
+            bench_prefill(report, sides, num_tokens, rounds)
+        for batch_size, context in DECODE_CASES:
+            bench_decode(report, sides, batch_size, context, 2 * rounds)
+
+
+def build(model: str, num_threads: int) -> Sides:
+    """Load the model twice. Only the shape of the KV matters: it is random."""
+    source = open_model(model)
+    layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
+    runner = ModelRunner(source, torch.randn(layout.shape), dtype="float32", num_threads=num_threads)
+    return Sides(source.config, runner, transformers_model(source))
+
+
+def transformers_model(source: ModelSource) -> Any:
+    """The same weights in transformers."""
+    config = source.config
+    theirs = transformers.LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.ffn_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        max_position_embeddings=config.context_len,
+        tie_word_embeddings=config.tie_embeddings,
+    )
+    model: Any = transformers.LlamaForCausalLM(theirs)
+    for name, array in source.tensors():
+        model.get_parameter(name).data.copy_(torch.from_numpy(np.ascontiguousarray(array)))
+    return model.eval()
+
+
+def bench_prefill(report: Report, sides: Sides, num_tokens: int, rounds: int) -> None:
+    """One prompt of `num_tokens` without a cached prefix."""
+    batch = extend_batch(num_tokens)
+    ids = torch.from_numpy(batch.input_ids)[None]
+    ours, theirs, *products = fastest(
+        rounds,
+        lambda: sides.runner.execute(batch),
+        lambda: sides.peer(ids, logits_to_keep=1, use_cache=False),
+        *matrix_products(),
+    )
+    flops_per_s = 2 * PRODUCT_SIZE**3 / min(products)
+    value, limit = num_tokens / ours, num_tokens / (prefill_flops(sides.config, num_tokens) / flops_per_s)
+    peers = {"transformers": num_tokens / theirs}
+    report.row("engine", f"prefill {num_tokens}", value, "token/s", limit, "arithmetic", value / limit, peers)
+
+
+def bench_decode(report: Report, sides: Sides, batch_size: int, context: int, rounds: int) -> None:
+    """One token for each of `batch_size` requests that have `context` tokens with the new one."""
+    batch = decode_batch(batch_size, context)
+    cache = random_cache(sides.config, batch_size, context - 1)
+    ids = torch.from_numpy(batch.input_ids)[:, None]
+    memory = torch.ones(READ_FLOATS)
+
+    def peer_step() -> None:
+        sides.peer(ids, past_key_values=cache, use_cache=True)
+        cache.crop(-1)
+
+    ours, theirs, read = fastest(rounds, lambda: sides.runner.execute(batch), peer_step, memory.sum)
+    step_s = decode_bytes(sides.config, batch_size * context) / (memory.nbytes / read)
+    value, limit = batch_size / ours, batch_size / step_s
+    peers = {"transformers": batch_size / theirs}
+    case = f"decode {batch_size} x {context}"
+    report.row("engine", case, value, "token/s", limit, "memory read", value / limit, peers)
+
+
+def fastest(rounds: int, *sides: Callable[[], object]) -> list[float]:
+    """Return the shortest time of each side in seconds, the sides taking turns after one round to warm up."""
+    times = [[_timed(side) for side in sides] for _ in range(rounds + 1)]
+    return [min(side_times) for side_times in zip(*times[1:], strict=True)]
+
+
+def matrix_products() -> tuple[Callable[[], object], Callable[[], object]]:
+    """A square product by torch and by the C kernel."""
+    weight, x = torch.randn(PRODUCT_SIZE, PRODUCT_SIZE), torch.randn(PRODUCT_SIZE, PRODUCT_SIZE)
+    out, packed = torch.empty(PRODUCT_SIZE, PRODUCT_SIZE), PackedMatrix(weight)
+    return lambda: torch.mm(x, weight, out=out), lambda: packed.multiply(x, out)
+
+
+def prefill_flops(config: ModelConfig, num_tokens: int) -> float:
+    """Multiplications and additions of the layers' matrices and of causal attention; one row of logits."""
+    attention = 2 * num_tokens**2 * config.num_heads * config.head_dim * config.num_layers
+    output = 2 * config.vocab_size * config.hidden_size
+    return 2 * num_tokens * layer_weights(config) + attention + output
+
+
+def decode_bytes(config: ModelConfig, num_cached_tokens: int) -> int:
+    """What one decode step must read: weights, output projection, keys and values; float32."""
+    kv = 2 * num_cached_tokens * config.num_layers * config.num_kv_heads * config.head_dim
+    return 4 * (layer_weights(config) + config.vocab_size * config.hidden_size + kv)
+
+
+def layer_weights(config: ModelConfig) -> int:
+    """Entries of the layers' matrices."""
+    attention = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim * config.hidden_size
+    return config.num_layers * (attention + 3 * config.hidden_size * config.ffn_size)
+
+
+def extend_batch(num_tokens: int) -> ForwardBatch:
+    """One prompt, alone."""
+    return _batch(ForwardMode.EXTEND, batch_size=1, extend_len=num_tokens, seq_len=num_tokens)
+
+
+def decode_batch(batch_size: int, context: int) -> ForwardBatch:
+    """One new token for each request."""
+    return _batch(ForwardMode.DECODE, batch_size=batch_size, extend_len=1, seq_len=context)
+
+
+def _batch(mode: ForwardMode, *, batch_size: int, extend_len: int, seq_len: int) -> ForwardBatch:
+    """Pages are scattered over the pool, as they are after some time of serving."""
+    pages = np.random.default_rng(0).permutation(NUM_PAGES).astype(np.int32)
+    table = pages[: batch_size * seq_len // PAGE_SIZE].reshape(batch_size, -1)
+    positions = np.tile(np.arange(seq_len - extend_len, seq_len), batch_size)
+    owner = np.repeat(np.arange(batch_size), extend_len)
+    return ForwardBatch(
+        mode=mode,
+        input_ids=np.arange(len(positions)) % 1000 + 1000,
+        positions=positions,
+        out_slots=table[owner, positions // PAGE_SIZE].astype(np.int64) * PAGE_SIZE + positions % PAGE_SIZE,
+        page_table=table,
+        seq_lens=_full(batch_size, seq_len),
+        extend_lens=_full(batch_size, extend_len),
+        sample_rows=np.arange(batch_size),
+        sampling=_greedy(batch_size),
+    )
+
+
+def _greedy(batch_size: int) -> SamplingBatch:
+    zeros = _full(batch_size, 0)
+    return SamplingBatch(
+        temperature=np.zeros(batch_size, np.float32),
+        top_p=np.ones(batch_size, np.float32),
+        top_k=zeros,
+        seeds=zeros.astype(np.uint64),
+        positions=zeros,
+    )
+
+
+def _full(length: int, value: int) -> I64:
+    return np.full(length, value, np.int64)
+
+
+def random_cache(config: ModelConfig, batch_size: int, num_tokens: int) -> transformers.DynamicCache:
+    """A transformers KV cache of the same size as ours."""
+    cache = transformers.DynamicCache()
+    shape = (batch_size, config.num_kv_heads, num_tokens, config.head_dim)
+    for layer in range(config.num_layers):
+        cache.update(torch.randn(shape), torch.randn(shape), layer)
+    return cache
+
+
+def _timed(side: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    side()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()
