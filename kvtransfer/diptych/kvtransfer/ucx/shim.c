@@ -536,7 +536,7 @@ static void *run(void *argument) {
         execute_all(engine);
         bool busy = work(engine);
         double next = watch_links(engine, now_s());
-        if (busy) continue;
+        if (busy || (engine->closing && !engine->links)) continue;
         sleep_until(engine, next, engine->throttled);
         awake = now_s() < next + 0.1 ? now_s() : next + 0.1; /* what we slept on purpose is no gap */
     }
