@@ -43,6 +43,7 @@ REQUIRED: Final = _Required.REQUIRED  # as a default: the option must be given
 class _Option:
     help: str
     group: str
+    is_positional: bool = False
 
 
 def option(default: object, *, help: str, group: str = "options") -> Any:
@@ -50,6 +51,12 @@ def option(default: object, *, help: str, group: str = "options") -> Any:
     metadata = {_METADATA_KEY: _Option(help, group)}
     if default is REQUIRED:
         return dataclasses.field(kw_only=True, metadata=metadata)
+    return dataclasses.field(default=default, kw_only=True, metadata=metadata)
+
+
+def argument(default: object, *, help: str) -> Any:
+    """Declare a dataclass field that is given by its place on the command line, not by a flag or a variable."""
+    metadata = {_METADATA_KEY: _Option(help, "arguments", is_positional=True)}
     return dataclasses.field(default=default, kw_only=True, metadata=metadata)
 
 
@@ -74,22 +81,24 @@ def add_options(parser: argparse.ArgumentParser, config_class: type[Any]) -> Non
     hints = typing.get_type_hints(config_class)
     groups = {group.title: group for group in parser._action_groups}
     for field, declared in _options(config_class):
-        group = groups.get(declared.group)
-        if group is None:
-            group = groups[declared.group] = parser.add_argument_group(declared.group)
-        _add_flag(group, field, declared, hints[field.name])
+        if declared.is_positional:
+            parser.add_argument(field.name, nargs="?", help=declared.help)
+            continue
+        if declared.group not in groups:
+            groups[declared.group] = parser.add_argument_group(declared.group)
+        _add_flag(groups[declared.group], field, declared, hints[field.name])
 
 
 def from_namespace(config_class: type[T], namespace: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> T:
     """Build and `validate()` the configuration. Raises `ConfigError` for a wrong or missing value."""
     hints = typing.get_type_hints(config_class)
     values: dict[str, object] = {}
-    for field, _ in _options(config_class):
+    for field, declared in _options(config_class):
         flag, variable = flag_name(field.name), env_name(field.name)
         given = getattr(namespace, field.name, None)
         if given is not None:
             values[field.name] = _convert(given, hints[field.name], source=flag)
-        elif environ.get(variable):
+        elif environ.get(variable) and not declared.is_positional:
             values[field.name] = _convert(environ[variable], hints[field.name], source=variable)
         elif field.default is dataclasses.MISSING:
             raise ConfigError(f"{flag} is required: give {flag} or set {variable}")

@@ -1,0 +1,73 @@
+"""Talk with the model in the terminal: `diptych chat`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass, field
+
+from diptych.cli.inference_client import RequestFailed, RequestOptions, stream_text
+from diptych.common.config import option
+from diptych.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest
+
+_HELP = "Ctrl-C stops an answer, /new starts over, Ctrl-D or /quit ends."
+
+
+@dataclass(frozen=True, slots=True)
+class ChatConfig(RequestOptions):
+    """Talk with the model. Reads lines from the terminal or from a pipe."""
+
+    system: str = option("", help="system prompt")
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What was said so far. A turn that failed leaves no trace."""
+
+    config: ChatConfig
+    messages: list[ChatMessage] = field(default_factory=list)
+
+    def restart(self) -> None:
+        """Forget everything but the system prompt."""
+        self.messages = [ChatMessage(role="system", content=self.config.system)] if self.config.system else []
+
+    def say(self, text: str) -> None:
+        """Send `text` and print the answer as it comes. Raises `RequestFailed`."""
+        question = ChatMessage(role="user", content=text)
+        chat = ChatMessages(messages=[*self.messages, question])
+        request = GenerateRequest(model=self.config.model, chat=chat, sampling=self.config.sampling)
+        answer = ""
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            contextlib.closing(stream_text(self.config.target, request)) as out,
+        ):
+            for piece in out:
+                answer += piece
+                print(piece, end="", flush=True)
+        print()
+        self.messages += [question, ChatMessage(role="assistant", content=answer)]
+
+
+def main(config: ChatConfig) -> int:
+    """Converse until the end of the input; return the exit code."""
+    conversation = Conversation(config)
+    conversation.restart()
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        print(_HELP)
+    while True:
+        try:
+            line = input("\n> " if is_terminal else "").strip()
+        except EOFError:
+            return 0
+        if line == "/quit":
+            return 0
+        if line == "/new":
+            conversation.restart()
+        elif line:
+            try:
+                conversation.say(line)
+            except RequestFailed as error:
+                print(f"diptych chat: {error}", file=sys.stderr)
+                if not is_terminal:
+                    return 1

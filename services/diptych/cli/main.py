@@ -1,0 +1,86 @@
+"""`diptych COMMAND ...`: finds the command's module and hands it its configuration.
+
+A command is a module with a configuration dataclass and `main(config) -> int`. Only the module of the command that was
+asked for is imported, so `diptych --help` needs neither torch nor gRPC.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from diptych.common import lifecycle
+from diptych.common.config import parse
+from diptych.common.errors import DiptychError
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Where a command lives."""
+
+    summary: str
+    module: str
+    config: str  # name of the configuration class
+
+
+COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
+    {
+        "up": Command("run everything on this machine", "diptych.cli.up", "UpConfig"),
+        "bootstrap": Command("run the membership service", "diptych.bootstrap.main", "BootstrapConfig"),
+        "prefill": Command("run a worker that computes prompts", "diptych.prefill.main", "PrefillConfig"),
+        "decode": Command("run a worker that generates output", "diptych.decode.main", "DecodeConfig"),
+        "router": Command("run the HTTP and gRPC front door", "diptych.router.main", "RouterConfig"),
+        "chat": Command("talk with the model", "diptych.cli.chat", "ChatConfig"),
+        "generate": Command("continue one prompt", "diptych.cli.generate", "GenerateConfig"),
+        "version": Command("print the version", "diptych.cli.version", "VersionConfig"),
+    }
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `diptych` with `argv`, or with the process's own arguments; return the exit code."""
+    lifecycle.die_with_supervisor()
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    command = COMMANDS.get("version" if name == "--version" else name)
+    if command is None:
+        print(_unknown(name), file=sys.stderr)
+        return 2
+    return _run(name, command, rest)
+
+
+def usage() -> str:
+    """Return what `diptych --help` prints."""
+    commands = "\n".join(f"  {name:<10} {command.summary}" for name, command in COMMANDS.items())
+    return (
+        "usage: diptych COMMAND [OPTIONS]\n\n"
+        "Serve large language models with prefill and decode on separate workers.\n\n"
+        f"commands:\n{commands}\n\n"
+        "`diptych COMMAND --help` lists its options. Each may also be given as an environment variable:\n"
+        "DIPTYCH_HTTP_PORT=8080 is --http-port 8080. Start with `diptych up`."
+    )
+
+
+def _unknown(name: str) -> str:
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean `diptych {close[0]}`?" if close else "`diptych --help` lists the commands."
+    return f"diptych: there is no command {name!r}; {hint}"
+
+
+def _run(name: str, command: Command, argv: Sequence[str]) -> int:
+    module = importlib.import_module(command.module)
+    config = parse(getattr(module, command.config), argv, prog=f"diptych {name}")
+    try:
+        return int(module.main(config))
+    except DiptychError as error:
+        print(f"diptych {name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130

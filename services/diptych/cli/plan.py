@@ -1,0 +1,71 @@
+"""Decides which processes `diptych up` runs, with which arguments and how many threads. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where everything listens; the ports are real ones, never 0."""
+
+    host: str
+    http_port: int
+    grpc_port: int
+    bootstrap_port: int
+
+    @property
+    def bootstrap(self) -> str:
+        """Where the components of this machine find each other."""
+        return f"127.0.0.1:{self.bootstrap_port}"
+
+    @property
+    def client_host(self) -> str:
+        """The host by which clients on this machine reach the router."""
+        return "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One process: `diptych ARGUMENTS`."""
+
+    name: str  # "prefill#1"; the number only where there can be several
+    arguments: tuple[str, ...]
+    num_threads: int = 1
+
+
+def threads_each(num_threads: int, num_workers: int, num_cores: int) -> int:
+    """Return the threads of a worker: as asked for, or (0) an equal share of the cores."""
+    return num_threads or max(1, num_cores // max(1, num_workers))
+
+
+def components(model: str, site: Site, num_prefill: int, num_decode: int, num_threads: int) -> tuple[Component, ...]:
+    """Return the processes of a platform, in the order in which to start them."""
+    return (
+        _component("bootstrap", "bootstrap", {"host": "127.0.0.1", "port": site.bootstrap_port}),
+        *_workers("prefill", num_prefill, model, site, num_threads),
+        *_workers("decode", num_decode, model, site, num_threads),
+        _component(
+            "router",
+            "router",
+            {
+                "model": model,
+                "bootstrap": site.bootstrap,
+                "host": site.host,
+                "http-port": site.http_port,
+                "grpc-port": site.grpc_port,
+            },
+        ),
+    )
+
+
+def _workers(role: str, count: int, model: str, site: Site, num_threads: int) -> Iterable[Component]:
+    options = {"model": model, "bootstrap": site.bootstrap, "host": "127.0.0.1", "port": 0, "num-threads": num_threads}
+    for number in range(1, count + 1):
+        yield _component(f"{role}#{number}", role, options, num_threads)
+
+
+def _component(name: str, command: str, options: Mapping[str, object], num_threads: int = 1) -> Component:
+    flags = (text for flag, value in options.items() for text in (f"--{flag}", str(value)))
+    return Component(name, (command, *flags), num_threads)
