@@ -1,0 +1,233 @@
+"""Two ends of a link, the same to a test whether they are objects or processes."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diptych.kvtransfer.inproc.network import InprocNetwork
+from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, TransportEvent
+
+LAYOUT = PoolLayout(num_pages=64, num_layers=4, page_size=16, num_kv_heads=2, head_dim=64, dtype="float32")
+FAST: dict[str, Any] = {"heartbeat_s": 0.1, "heartbeat_misses": 5, "connect_s": 2.0}
+
+
+class End:
+    """What a test does with one end. `events` collects all that came so far."""
+
+    instance_id: int
+    events: list[TransportEvent]
+
+    def wait(self, wanted: Callable[[TransportEvent], bool], timeout_s: float = 10.0) -> TransportEvent:
+        """Return the first event that is wanted, out of all so far."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            for event in self.events:
+                if wanted(event):
+                    return event
+            assert time.monotonic() < deadline, f"not within {timeout_s} s; events: {self.events}"
+            self.pump(0.1)
+
+    def wait_note(self, timeout_s: float = 10.0) -> NoteReceived:
+        event = self.wait(lambda event: isinstance(event, NoteReceived), timeout_s)
+        assert isinstance(event, NoteReceived)
+        return event
+
+    def wait_done(self, op: int, timeout_s: float = 20.0) -> OpDone:
+        event = self.wait(lambda event: isinstance(event, OpDone) and event.op == op, timeout_s)
+        assert isinstance(event, OpDone)
+        return event
+
+    def wait_link(self, up: bool, timeout_s: float = 10.0) -> TransportEvent:
+        return self.wait(lambda event: isinstance(event, LinkUp if up else LinkDown), timeout_s)
+
+    def pump(self, timeout_s: float) -> None:
+        raise NotImplementedError
+
+
+class InprocEnd(End):
+    def __init__(self, network: InprocNetwork, instance_id: int, layout: PoolLayout = LAYOUT) -> None:
+        self.instance_id = instance_id
+        self.network = network
+        self.transport = network.transport(instance_id)
+        self.pool = self.transport.allocate_pool(layout)
+        self.events = []
+
+    def metadata(self) -> bytes:
+        return self.transport.metadata()
+
+    def connect(self, peer: int, metadata: bytes) -> None:
+        self.transport.connect(peer, metadata)
+
+    def disconnect(self, peer: int) -> None:
+        self.transport.disconnect(peer)
+
+    def fill(self, seed: int) -> None:
+        pages = np.frombuffer(self.pool.buffer, dtype=np.uint8).reshape(self.pool.layout.num_pages, -1)
+        pages[:] = np.random.default_rng(seed).integers(0, 256, pages.shape, dtype=np.uint8)
+
+    def digest(self, pages: list[int]) -> int:
+        return self.pool.digest(np.array(pages))
+
+    def write(self, peer: int, src: list[int], dst: list[int], note: bytes = b"") -> int:
+        return self.transport.write_pages(peer, np.array(src, dtype=np.int32), np.array(dst, dtype=np.int32), note)
+
+    def note(self, peer: int, note: bytes) -> int:
+        return self.transport.send_note(peer, note)
+
+    def lanes(self, peer: int) -> str:
+        return self.transport.describe(peer).lanes
+
+    def writer_gone(self, peer: int) -> bool:
+        return self.transport.writer_gone(peer)
+
+    def pump(self, timeout_s: float) -> None:
+        self.network.deliver_all()
+        self.events += self.transport.poll()
+
+    def kill(self) -> None:
+        self.network.kill(self.instance_id)
+
+    def close(self) -> None:
+        self.transport.close()
+
+
+class ChildError(Exception):
+    """What the child's transport raised, by its name."""
+
+
+class ChildEnd(End):
+    """A UCX transport in a process of its own: one UCX a process."""
+
+    def __init__(self, transports: str, instance_id: int, layout: PoolLayout = LAYOUT, **options: Any) -> None:
+        self.instance_id = instance_id
+        self.events = []
+        setup = {
+            "instance_id": instance_id,
+            "layout": dataclasses.asdict(layout),
+            "options": {"transports": transports, **FAST, **options},
+        }
+        command = [sys.executable, str(Path(__file__).with_name("peer.py")), json.dumps(setup)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._answer() == "ready"
+
+    def ask(self, do: str, **fields: Any) -> Any:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **fields}) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the child ended with code {self.process.wait(5)}"
+        reply = json.loads(line)
+        if "error" in reply:
+            raise ChildError(f"{reply['error']}: {reply['message']}")
+        return reply["answer"]
+
+    def metadata(self) -> bytes:
+        return base64.b64decode(self.ask("metadata"))
+
+    def connect(self, peer: int, metadata: bytes) -> None:
+        self.ask("connect", peer=peer, metadata=base64.b64encode(metadata).decode())
+
+    def disconnect(self, peer: int) -> None:
+        self.ask("disconnect", peer=peer)
+
+    def fill(self, seed: int) -> None:
+        self.ask("fill", seed=seed)
+
+    def digest(self, pages: list[int]) -> int:
+        return int(self.ask("digest", pages=pages))
+
+    def write(self, peer: int, src: list[int], dst: list[int], note: bytes = b"") -> int:
+        return int(self.ask("write", peer=peer, src=src, dst=dst, note=base64.b64encode(note).decode()))
+
+    def note(self, peer: int, note: bytes) -> int:
+        return int(self.ask("note", peer=peer, note=base64.b64encode(note).decode()))
+
+    def lanes(self, peer: int) -> str:
+        return str(self.ask("lanes", peer=peer))
+
+    def writer_gone(self, peer: int) -> bool:
+        return bool(self.ask("writer_gone", peer=peer))
+
+    def pump(self, timeout_s: float) -> None:
+        for event in self.ask("events", timeout_s=timeout_s):
+            kind = {"LinkUp": LinkUp, "LinkDown": LinkDown, "NoteReceived": NoteReceived, "OpDone": OpDone}[
+                event.pop("kind")
+            ]
+            if "data" in event:
+                event["data"] = base64.b64decode(event["data"])
+            self.events.append(kind(**event))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        running = self.process.poll() is None
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+        assert self.process.wait(10) == 0 or not running
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture(params=["inproc", "shm", "tcp"])
+def make_end(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Makes ends of one kind of transport; all are closed in the end."""
+    network = InprocNetwork()
+    made: list[Any] = []
+
+    def make(instance_id: int, layout: PoolLayout = LAYOUT, **options: Any) -> Any:
+        if request.param == "inproc":
+            made.append(InprocEnd(network, instance_id, layout))
+        else:
+            made.append(ChildEnd(request.param, instance_id, layout, **options))
+        return made[-1]
+
+    yield make
+    for end in made:
+        end.close()
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def make_ucx_end(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """The same, of processes only."""
+    made: list[ChildEnd] = []
+
+    def make(instance_id: int, **options: Any) -> ChildEnd:
+        made.append(ChildEnd(request.param, instance_id, **options))
+        return made[-1]
+
+    yield make
+    for end in made:
+        end.close()
+
+
+@pytest.fixture
+def link() -> Callable[[Any, Any], None]:
+    """Connects two ends and waits until both say so."""
+
+    def connect(left: Any, right: Any) -> None:
+        left.connect(right.instance_id, right.metadata())
+        right.connect(left.instance_id, left.metadata())
+        left.wait(lambda event: event == LinkUp(right.instance_id))
+        right.wait(lambda event: event == LinkUp(left.instance_id))
+
+    return connect

@@ -1,0 +1,262 @@
+"""What every transport promises, tried on all of them: inproc, UCX over shared memory, UCX over TCP."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone
+
+Make = Callable[..., Any]
+Link = Callable[[Any, Any], None]
+
+LEFT, RIGHT = 0xFFFF_0000_0000_0001, 2
+NUM_PAGES = 64
+
+
+@pytest.fixture
+def ends(make_end: Make, link: Link) -> tuple[Any, Any]:
+    left, right = make_end(LEFT), make_end(RIGHT)
+    link(left, right)
+    return left, right
+
+
+def test_pages_land_where_they_were_sent_and_nowhere_else(ends: tuple[Any, Any]) -> None:
+    left, right = ends
+    left.fill(1)
+    right.fill(2)
+    pages = random.Random(3).sample(range(NUM_PAGES), NUM_PAGES)
+    src, dst, others = pages[:20], pages[20:40], sorted(set(range(NUM_PAGES)) - set(pages[20:40]))
+    untouched = right.digest(others)
+    op = left.write(RIGHT, src, dst, b"done")
+    assert right.wait_note() == NoteReceived(LEFT, b"done")
+    assert right.digest(dst) == left.digest(src)
+    assert right.digest(others) == untouched
+    assert left.wait_done(op) == OpDone(op, None)
+
+
+def test_a_note_comes_after_all_pages_of_its_write(ends: tuple[Any, Any]) -> None:
+    left, right = ends
+    for seed in range(10):
+        left.fill(seed)
+        left.write(RIGHT, list(range(NUM_PAGES)), list(range(NUM_PAGES)), b"written")
+        right.wait_note()
+        assert right.digest(list(range(NUM_PAGES))) == left.digest(list(range(NUM_PAGES)))
+        right.events.clear()
+
+
+def test_notes_keep_their_order_in_both_directions(ends: tuple[Any, Any]) -> None:
+    left, right = ends
+    for number in range(100):
+        left.note(RIGHT, b"%d" % number)
+        right.note(LEFT, b"%d" % number)
+    for end in ends:
+        end.wait(lambda event: isinstance(event, NoteReceived) and event.data == b"99")
+        notes = [event.data for event in end.events if isinstance(event, NoteReceived)]
+        assert notes == [b"%d" % number for number in range(100)]
+
+
+@pytest.mark.parametrize("size", [1, 200, 8_000, 70_000, 1 << 20])
+def test_notes_of_any_size_arrive_whole(ends: tuple[Any, Any], size: int) -> None:
+    left, right = ends
+    data = random.Random(size).randbytes(size)
+    left.note(RIGHT, data)
+    assert right.wait_note().data == data
+
+
+def test_every_one_of_many_operations_ends_once(ends: tuple[Any, Any]) -> None:
+    left, right = ends
+    ops = [left.write(RIGHT, [n % NUM_PAGES], [n * 7 % NUM_PAGES], b"%d" % n) for n in range(2000)]
+    left.wait_done(ops[-1])
+    right.wait(lambda event: isinstance(event, NoteReceived) and event.data == b"1999", 20)
+    assert [event for event in left.events if isinstance(event, OpDone)] == [OpDone(op, None) for op in ops]
+    assert sum(isinstance(event, NoteReceived) for event in right.events) == 2000
+
+
+def test_a_page_outside_of_the_pool_is_refused(ends: tuple[Any, Any]) -> None:
+    left, _ = ends
+    for src, dst in (([NUM_PAGES], [0]), ([0], [NUM_PAGES])):
+        with pytest.raises(Exception, match="page"):
+            left.write(RIGHT, src, dst)
+
+
+def test_without_a_link_nothing_can_be_sent(make_end: Make) -> None:
+    left = make_end(LEFT)
+    with pytest.raises(Exception, match="no link"):
+        left.note(RIGHT, b"hello")
+    with pytest.raises(Exception, match="no link"):
+        left.write(RIGHT, [1], [2])
+
+
+def test_bad_metadata_is_refused(make_end: Make) -> None:
+    left = make_end(LEFT)
+    for data in (b"", b"nonsense", b"\xff" * 100):
+        with pytest.raises(Exception, match="metadata"):
+            left.connect(RIGHT, data)
+
+
+def test_pools_with_other_page_sizes_do_not_link(make_end: Make) -> None:
+    left = make_end(LEFT)
+    layout = PoolLayout(num_pages=8, num_layers=4, page_size=32, num_kv_heads=2, head_dim=64, dtype="float32")
+    other = make_end(RIGHT, layout)
+    with pytest.raises(Exception, match="differ"):
+        left.connect(RIGHT, other.metadata())
+
+
+def test_connecting_twice_changes_nothing(ends: tuple[Any, Any]) -> None:
+    left, right = ends
+    left.connect(RIGHT, right.metadata())
+    left.note(RIGHT, b"still here")
+    assert right.wait_note().data == b"still here"
+    assert sum(isinstance(event, LinkUp) for event in left.events) == 1
+
+
+def test_disconnecting_ends_the_link_on_both_sides(ends: tuple[Any, Any]) -> None:
+    left, right = ends
+    left.disconnect(RIGHT)
+    left.wait_link(up=False)
+    right.wait_link(up=False)
+    with pytest.raises(Exception, match="no link"):
+        left.note(RIGHT, b"hello")
+
+
+def test_a_closed_link_can_be_opened_again(ends: tuple[Any, Any], link: Link) -> None:
+    left, right = ends
+    left.disconnect(RIGHT)
+    for end in ends:
+        end.wait_link(up=False)
+        end.events.clear()
+    link(left, right)
+    left.note(RIGHT, b"again")
+    assert right.wait_note().data == b"again"
+
+
+def test_a_killed_peer_ends_every_operation_and_then_the_link(ends: tuple[Any, Any]) -> None:
+    left, right = ends
+    everything = list(range(NUM_PAGES))
+    ops = [left.write(RIGHT, everything, everything, b"x") for _ in range(50)]
+    right.kill()
+    began = time.monotonic()
+    left.wait_link(up=False, timeout_s=2.0)
+    assert time.monotonic() - began < 2.0
+    assert sorted(event.op for event in left.events if isinstance(event, OpDone)) == ops
+    assert isinstance(left.events[-1], LinkDown)
+    with pytest.raises(Exception, match="no link"):
+        left.note(RIGHT, b"hello")
+    assert left.writer_gone(RIGHT)
+
+
+def test_a_new_instance_takes_the_place_of_a_killed_one(ends: tuple[Any, Any], make_end: Make, link: Link) -> None:
+    left, right = ends
+    right.kill()
+    left.wait_link(up=False)
+    successor = make_end(77)
+    link(left, successor)
+    left.fill(5)
+    left.write(77, [1, 2], [3, 4], b"for the new one")
+    assert successor.wait_note() == NoteReceived(LEFT, b"for the new one")
+    assert successor.digest([3, 4]) == left.digest([1, 2])
+
+
+def test_three_ends_do_not_mix(make_end: Make, link: Link) -> None:
+    first, second, third = make_end(1), make_end(2), make_end(3)
+    link(first, third)
+    link(second, third)
+    first.note(3, b"from 1")
+    second.note(3, b"from 2")
+    third.wait(lambda event: event == NoteReceived(1, b"from 1"))
+    third.wait(lambda event: event == NoteReceived(2, b"from 2"))
+
+
+def test_a_stopped_peer_is_given_up_and_is_still_a_possible_writer(make_ucx_end: Make, link: Link) -> None:
+    left, right = make_ucx_end(LEFT), make_ucx_end(RIGHT)
+    link(left, right)
+    right.process.send_signal(signal.SIGSTOP)
+    try:
+        left.wait_link(up=False, timeout_s=2.0)
+        assert not left.writer_gone(RIGHT)
+    finally:
+        right.process.send_signal(signal.SIGCONT)
+    right.wait_link(up=False)
+    link_again(left, right)
+    right.kill()
+    left.wait_link(up=False)
+    assert left.writer_gone(RIGHT)
+
+
+def link_again(left: Any, right: Any) -> None:
+    for end in (left, right):
+        end.events.clear()
+    left.connect(right.instance_id, right.metadata())
+    right.connect(left.instance_id, left.metadata())
+    left.wait_link(up=True)
+    right.wait_link(up=True)
+
+
+def test_a_peer_that_never_connects_back_is_given_up(make_ucx_end: Make) -> None:
+    left, right = make_ucx_end(LEFT, connect_s=0.5), make_ucx_end(RIGHT)
+    left.connect(RIGHT, right.metadata())
+    left.wait_link(up=False, timeout_s=3.0)
+    assert not any(isinstance(event, LinkUp) for event in left.events)
+
+
+def test_a_message_for_a_former_instance_is_dropped_and_counted(make_ucx_end: Make) -> None:
+    left, right = make_ucx_end(LEFT, connect_s=0.5), make_ucx_end(RIGHT)
+    left.connect(999, right.metadata())
+    right.connect(LEFT, left.metadata())
+    left.wait_link(up=False, timeout_s=3.0)
+    assert right.ask("stale") > 0
+    right.pump(0.0)
+    assert not any(isinstance(event, LinkUp) for event in right.events)
+
+
+def test_the_lanes_are_the_ones_asked_for(make_ucx_end: Make, link: Link, request: pytest.FixtureRequest) -> None:
+    left, right = make_ucx_end(LEFT), make_ucx_end(RIGHT)
+    link(left, right)
+    lanes = left.lanes(RIGHT)
+    assert ("tcp" in lanes) == ("tcp" in request.node.callspec.id)
+
+
+def test_twenty_thousand_one_page_writes_lose_no_event(make_ucx_end: Make, link: Link) -> None:
+    left, right = make_ucx_end(LEFT, max_operations=30_000), make_ucx_end(RIGHT)
+    link(left, right)
+    pages = [n % NUM_PAGES for n in range(20_000)]
+    op = left.write(RIGHT, pages, pages[::-1], b"all")
+    assert left.wait_done(op).error is None
+    ops = [left.write(RIGHT, [n % NUM_PAGES], [n % NUM_PAGES]) for n in range(1000)]
+    left.wait_done(ops[-1])
+    assert sum(isinstance(event, OpDone) for event in left.events) == 1001
+
+
+def test_a_full_queue_is_refused_and_empties(make_ucx_end: Make, link: Link) -> None:
+    left, right = make_ucx_end(LEFT, max_operations=4), make_ucx_end(RIGHT)
+    link(left, right)
+    right.process.send_signal(signal.SIGSTOP)
+    everything = list(range(NUM_PAGES)) * 20
+    with pytest.raises(Exception, match="TransferQueueFull"):
+        for _ in range(200):
+            left.write(RIGHT, everything, everything, b"n" * 100_000)
+    right.process.send_signal(signal.SIGCONT)
+    left.wait(lambda event: isinstance(event, OpDone))
+
+
+def test_killed_and_closed_processes_leave_no_shared_memory(make_ucx_end: Make, link: Link) -> None:
+    before = shared_memory()
+    left, right = make_ucx_end(LEFT), make_ucx_end(RIGHT)
+    link(left, right)
+    right.kill()
+    left.wait_link(up=False)
+    left.close()
+    assert shared_memory() - before == set()
+
+
+def shared_memory() -> set[str]:
+    segments = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+    return {str(path) for path in Path("/dev/shm").iterdir()} | {" ".join(line.split()[:2]) for line in segments}
