@@ -23,7 +23,7 @@ class EngineOptions:
     model: str = option("smollm2", help="model: 'smollm2', a .gguf file or a Hugging Face folder", group="engine")
     dtype: Dtype = option("float32", help="of weights, activations and KV", group="engine")
     num_threads: int = option(1, help="CPU threads for the model", group="engine")
-    kv_cache_mib: int = option(1024, help="memory for KV pages, MiB", group="engine")
+    kv_cache_mib: int = option(512, help="memory for KV pages, MiB", group="engine")
     page_size: int = option(16, help="tokens a KV page", group="engine")
     max_step_tokens: int = option(512, help="prompt tokens a step; longer prompts are chunked", group="engine")
     max_requests: int = option(64, help="requests that hold KV at once", group="engine")

@@ -19,7 +19,7 @@ import grpc
 from diptych.common import lifecycle
 from diptych.common.errors import ConfigError
 from diptych.common.logging import setup
-from diptych.common.membership_client import MembershipWatcher, Registration
+from diptych.common.membership_client import Evicted, MembershipWatcher, Registration
 from diptych.engine.loader.source import open_model
 from diptych.engine.runtime.scheduler_client import (
     SchedulerClient,
@@ -65,15 +65,14 @@ class _Record:
 
 def run_worker(config: WorkerConfig, role: WorkerRole) -> int:
     """Run a worker until SIGTERM or until its scheduler ends; return the exit code."""
-    lifecycle.die_with_supervisor()
     setup(role.name, config.log_format, config.log_level)
     try:
         asyncio.run(lifecycle.run_until_signal(lambda stop: _serve(config, role, stop), grace_s=config.drain_s + 10))
     except ExceptionGroup as group:
-        died, others = group.split(SchedulerDied)
-        if died is None or others is not None:
+        ends, others = group.split((SchedulerDied, Evicted))
+        if ends is None or others is not None:
             raise
-        logger.error("%s", died.exceptions[0])
+        logger.error("%s", ends.exceptions[0])
         return 1
     return 0
 
