@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from diptych.cli.main import COMMANDS, main
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text and command.summary in text for name, command in COMMANDS.items())
+
+
+@pytest.mark.parametrize("argv", [["version"], ["--version"]])
+def test_version_is_that_of_the_package(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    assert capsys.readouterr().out == version("diptych") + "\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("ruoter", "did you mean `diptych router`?"), ("xyz", "`diptych --help` lists the commands.")]
+)
+def test_an_unknown_command_is_refused_with_a_hint(name: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == 2
+    assert capsys.readouterr().err == f"diptych: there is no command {name!r}; {hint}\n"
+
+
+def test_an_error_that_a_user_can_act_on_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "hello", "--target", "127.0.0.1:1"]) == 1
+    assert capsys.readouterr().err == (
+        "diptych generate: nobody answers at 127.0.0.1:1: start Diptych with `diptych up`, "
+        "or name a router's gRPC API with --target\n"
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_configuration_and_a_main(name: str) -> None:
+    module = importlib.import_module(COMMANDS[name].module)
+    assert isinstance(getattr(module, COMMANDS[name].config), type)
+    assert callable(module.main)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["up", "--help"], ["version"]])
+def test_help_needs_no_heavy_import(argv: list[str]) -> None:
+    heavy = "torch", "grpc", "numpy", "fastapi", "zmq", "tokenizers"
+    program = f"""
+import sys
+from diptych.cli.main import main
+try:
+    main({argv!r})
+except SystemExit:
+    pass
+sys.exit(",".join(name for name in {heavy!r} if name in sys.modules))
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert (result.returncode, result.stderr) == (1, "\n")
