@@ -14,6 +14,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from diptych.common.errors import ConfigError, InvalidRequest
 
 Message = Mapping[str, Any]
+# what the program in a template can run into with messages it does not expect
+TEMPLATE_FAILURES = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class ChatTemplate:
@@ -40,7 +42,7 @@ class ChatTemplate:
             )
         except SecurityError as error:
             raise ConfigError(f"the model's chat template tries to leave its sandbox: {error}") from None
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
+        except TEMPLATE_FAILURES as error:
             message = f"the model's chat template rejects these messages: {error}"
             raise InvalidRequest(message, param="messages") from None
 

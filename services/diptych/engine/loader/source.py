@@ -45,7 +45,7 @@ def open_model(path_or_name: str) -> ModelSource:
         with console_progress() as progress:
             return GgufModel(demo.fetch(progress), demo.MODEL_ID)
     path = Path(path_or_name).expanduser()
-    if path.is_dir():
+    if path_or_name and path.is_dir():
         return HfFolder(path)
     if path.is_file() and path.suffix == ".gguf":
         return GgufModel(path)
