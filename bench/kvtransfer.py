@@ -1,0 +1,177 @@
+"""Scattered KV page writes between two processes, over shared memory and over TCP, against what the machine can do.
+
+The limits are measured in the same run, in turns with the cases: memcpy of the same pieces into another shared mapping,
+and a raw TCP stream of as many bytes between two processes. Also: the target's CPU while it is written to, and the
+round trip of a small note. Runs alone: `python bench/kvtransfer.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import select
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from kvtransfer_target import Target
+from report import Report, arguments
+
+from diptych.common.native import build_library
+from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.transport import LinkUp, NoteReceived, OpDone, TransportEvent
+from diptych.kvtransfer.ucx import UcxOptions, open_transport
+
+PAGE_NBYTES: Final = 16 << 10
+PIECE_KIB: Final = (16, 64, 256, 1024, 2048)
+OP_NBYTES: Final = 16 << 20  # of one write_pages: what a chunk of a long prompt may be
+CPU_WINDOW_S: Final = 1.0
+CPU_BUDGET_PERCENT: Final = 10.0
+NOTE: Final = b"x" * 64
+
+Pages = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Every byte of a pool once, as pieces in random order on both sides."""
+
+    piece_nbytes: int
+    src: Pages  # pages; a piece is a run of neighbours
+    dst: Pages
+
+
+def scatter(pool_nbytes: int, piece_nbytes: int) -> Scatter:
+    random = np.random.default_rng(piece_nbytes)
+    run = np.arange(piece_nbytes // PAGE_NBYTES)
+    src, dst = (
+        (random.permutation(pool_nbytes // piece_nbytes)[:, None] * len(run) + run).reshape(-1) for _ in range(2)
+    )
+    return Scatter(piece_nbytes, src, dst)
+
+
+class Initiator:
+    """This process: writes into the target's pool."""
+
+    def __init__(self, transports: str, pool_nbytes: int) -> None:
+        layout = PoolLayout(pool_nbytes // PAGE_NBYTES, 1, 16, 2, PAGE_NBYTES // 256, "float32")
+        self.transport = open_transport(1, options=UcxOptions(transports=transports))  # type: ignore[arg-type]
+        self.pool = self.transport.allocate_pool(layout)
+        self.bytes = np.frombuffer(self.pool.buffer, dtype=np.uint8)
+        self.bytes[:] = np.random.default_rng(0).integers(0, 256, layout.nbytes, dtype=np.uint8)
+        self.target = Target(transports, layout, self.transport.metadata())
+        self.transport.connect(2, self.target.metadata)
+        self.wait(lambda event: event == LinkUp(2))
+
+    def wait(self, wanted: Callable[[TransportEvent], bool]) -> None:
+        """Sleep until an event is wanted; the ones before it are dropped."""
+        poller = select.poll()
+        poller.register(self.transport.fileno(), select.POLLIN)
+        while not any([wanted(event) for event in self.transport.poll()]):
+            if not poller.poll(10_000):
+                raise TimeoutError("no event within 10 s")
+
+    def write(self, pieces: Scatter) -> float:
+        """Write every piece; return the seconds until all of them were complete at the target."""
+        pages = OP_NBYTES // PAGE_NBYTES
+        began = time.perf_counter()
+        for first in range(0, len(pieces.src), pages):
+            op = self.transport.write_pages(2, pieces.src[first : first + pages], pieces.dst[first : first + pages])
+        self.wait(lambda event: isinstance(event, OpDone) and event.op == op)
+        return time.perf_counter() - began
+
+    def verify(self, pieces: Scatter) -> None:
+        """Raise unless the target holds what was written."""
+        if self.target.digest(pieces.dst) != self.pool.digest(pieces.src):
+            raise RuntimeError("the target's pages differ from ours")
+
+    def ping(self) -> float:
+        """Return the seconds of one note there and back."""
+        began = time.perf_counter()
+        self.transport.send_note(2, NOTE)
+        self.wait(lambda event: isinstance(event, NoteReceived))
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        self.target.close()
+        self.transport.close()
+
+
+class Memcpy:
+    """The limit of shared memory: the same pieces, copied by C into another shared mapping."""
+
+    def __init__(self, source: npt.NDArray[np.uint8]) -> None:
+        library = ctypes.CDLL(str(build_library(Path(__file__).with_name("copy_pieces.c"))))
+        self._copy = library.copy_pieces
+        self._copy.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_size_t] * 2
+        self._source = source
+        self._target = np.frombuffer(mmap.mmap(-1, source.nbytes), dtype=np.uint8)
+        self._target[:: mmap.PAGESIZE] = 1  # page faults are not what is measured
+
+    def copy(self, pieces: Scatter) -> float:
+        run = pieces.piece_nbytes // PAGE_NBYTES
+        src, dst = (np.ascontiguousarray(pages[::run] // run) for pages in (pieces.src, pieces.dst))
+        arrays = [array.ctypes.data for array in (self._target, self._source, dst, src)]
+        began = time.perf_counter()
+        self._copy(*arrays, len(src), pieces.piece_nbytes)
+        return time.perf_counter() - began
+
+
+def measure_writes(
+    report: Report, name: str, one: Initiator, rounds: int, limit: str, run: Callable[[Scatter], float]
+) -> None:
+    """One row a piece size; the case and its limit take turns, and the best of each counts."""
+    for piece_kib in PIECE_KIB:
+        pieces = scatter(one.bytes.nbytes, piece_kib << 10)
+        times = [(one.write(pieces), run(pieces)) for _ in range(rounds)]
+        one.verify(pieces)
+        speed, limit_speed = (one.bytes.nbytes / min(column) / 1e9 for column in zip(*times, strict=True))
+        report.row("kvtransfer", f"{name}/{piece_kib}KiB", speed, "GB/s", limit_speed, limit, speed / limit_speed)
+
+
+def measure_cpu(report: Report, name: str, one: Initiator) -> None:
+    """CPU of the target process while it is written to without pause."""
+    pieces = scatter(one.bytes.nbytes, 64 << 10)
+    began, cpu_s = time.perf_counter(), one.target.cpu_s()
+    while time.perf_counter() - began < CPU_WINDOW_S:
+        one.write(pieces)
+    percent = 100 * (one.target.cpu_s() - cpu_s) / (time.perf_counter() - began)
+    limits = (CPU_BUDGET_PERCENT, "budget", CPU_BUDGET_PERCENT / percent) if name == "shm" else (None, "", None)
+    report.row("kvtransfer", f"{name}/target CPU", percent, "% of a core", *limits)
+
+
+def measure_round_trip(report: Report, name: str, one: Initiator, rounds: int) -> None:
+    note_us, raw_us = (statistics.median(run() for _ in range(rounds)) * 1e6 for run in (one.ping, one.target.raw_ping))
+    report.row("kvtransfer", f"{name}/note round trip", note_us, "us", raw_us, "raw TCP, same run", raw_us / note_us)
+
+
+def measure(report: Report, name: str, pool_nbytes: int, rounds: int) -> None:
+    one = Initiator(name, pool_nbytes)
+    print(f"{name}: {one.transport.describe(2)}", file=sys.stderr)
+    one.write(scatter(pool_nbytes, PAGE_NBYTES))  # warm
+    if name == "shm":
+        measure_writes(report, name, one, rounds, "memcpy, same run", Memcpy(one.bytes).copy)
+    else:
+        stream = one.target.raw_stream
+        measure_writes(report, name, one, rounds, "raw TCP stream, same run", lambda _: stream(one.bytes))
+    measure_cpu(report, name, one)
+    measure_round_trip(report, name, one, 100 * rounds)
+    one.close()
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    pool_nbytes, rounds = (128 << 20, 5) if options.quick else (512 << 20, 15)
+    with Report(as_json=options.json) as report:
+        for name in ("shm", "tcp"):
+            measure(report, name, pool_nbytes, rounds)
+
+
+if __name__ == "__main__":
+    main()

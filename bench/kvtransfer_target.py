@@ -1,0 +1,137 @@
+"""The process that `kvtransfer.py` writes to: echoes notes, and answers commands on a socket of its own.
+
+The socket also carries the raw TCP stream and round trip that the TCP cases are measured against.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import select
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.transport import NoteReceived
+from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
+
+STREAM_CHUNK = 1 << 20
+
+
+class Target:
+    """The other process, as the initiator sees it."""
+
+    def __init__(self, transports: str, layout: PoolLayout, peer_metadata: bytes) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            setup = {
+                "port": listener.getsockname()[1],
+                "transports": transports,
+                "layout": dataclasses.asdict(layout),
+                "peer_metadata": peer_metadata.hex(),
+            }
+            self._process = subprocess.Popen([sys.executable, __file__, json.dumps(setup)])
+            self._socket, _ = listener.accept()
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._lines = self._socket.makefile("r")
+        self.metadata = bytes.fromhex(self._answer())
+
+    def digest(self, pages: npt.NDArray[np.int64]) -> int:
+        return int(self._ask("digest", pages=pages.tolist()))
+
+    def cpu_s(self) -> float:
+        return float(self._ask("cpu"))
+
+    def raw_stream(self, data: npt.NDArray[np.uint8]) -> float:
+        """Send `data` down the socket; return the seconds until the target had it all in memory of that size."""
+        self._ask("stream", nbytes=data.nbytes)
+        began = time.perf_counter()
+        self._socket.sendall(memoryview(data))
+        self._answer()
+        return time.perf_counter() - began
+
+    def raw_ping(self) -> float:
+        """Return the seconds of one short line there and back."""
+        began = time.perf_counter()
+        self._ask("ping")
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._lines.close()
+        self._socket.close()
+        self._process.wait(10)
+
+    def _ask(self, do: str, **fields: Any) -> Any:
+        self._socket.sendall(json.dumps({"do": do, **fields}).encode() + b"\n")
+        return self._answer()
+
+    def _answer(self) -> Any:
+        return json.loads(self._lines.readline())
+
+
+class Server:
+    """The target process itself."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", setup["port"]))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport: UcxTransport = open_transport(2, options=UcxOptions(transports=setup["transports"]))
+        self._pool = self._transport.allocate_pool(PoolLayout(**setup["layout"]))
+        self._sink = memoryview(bytearray(self._pool.layout.nbytes))
+        self._transport.connect(1, bytes.fromhex(setup["peer_metadata"]))
+        self._answer(self._transport.metadata().hex())
+
+    def run(self) -> None:
+        """Serve until the initiator hangs up."""
+        poller = select.poll()
+        poller.register(self._transport.fileno(), select.POLLIN)
+        poller.register(self._socket, select.POLLIN)
+        line = b""
+        while True:
+            for fd, _ in poller.poll():
+                if fd == self._transport.fileno():
+                    self._echo_notes()
+                    continue
+                data = self._socket.recv(STREAM_CHUNK)
+                if not data:
+                    return self._transport.close()
+                line += data
+                if line.endswith(b"\n"):
+                    self._obey(json.loads(line))
+                    line = b""
+
+    def _echo_notes(self) -> None:
+        for event in self._transport.poll():
+            if isinstance(event, NoteReceived):
+                self._transport.send_note(event.peer, event.data)
+
+    def _obey(self, command: dict[str, Any]) -> None:
+        match command["do"]:
+            case "ping":
+                self._answer(None)
+            case "cpu":
+                self._answer(time.process_time())
+            case "digest":
+                self._answer(self._pool.digest(np.array(command["pages"])))
+            case "stream":
+                self._answer(None)
+                self._receive(command["nbytes"])
+                self._answer(None)
+
+    def _receive(self, nbytes: int) -> None:
+        taken = 0
+        while taken < nbytes:
+            taken += self._socket.recv_into(self._sink[taken : min(taken + STREAM_CHUNK, nbytes)])
+
+    def _answer(self, answer: Any) -> None:
+        self._socket.sendall(json.dumps(answer).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    Server(json.loads(sys.argv[1])).run()
