@@ -14,7 +14,7 @@
 enum {
     DEPTH = 2048,       /* columns at a time: a panel's part stays in the second-level cache */
     ROW_BLOCK = 384,    /* tokens at a time: theirs stay in the third */
-    PARTS_A_THREAD = 8, /* enough that the last part to end is short */
+    PARTS_A_THREAD = 4, /* enough that the last part to end is short */
     AHEAD = 2048,       /* floats of the weights to prefetch: 8 KiB keep memory busy while several tokens compute */
 };
 
@@ -99,6 +99,7 @@ static void linear_part(const void *linear, int64_t part) {
 
 static void linear(const float *x, int64_t num_tokens, int64_t num_columns, const float *packed, int64_t num_rows,
                    float *y) {
+    if (num_tokens == 0) return; /* a chunk that no request samples from has no logits */
     const int64_t num_panels = ceil_div(num_rows, PANEL), num_blocks = ceil_div(num_tokens, ROW_BLOCK);
     const int64_t wanted_parts = PARTS_A_THREAD * atomic_load(&pool.num_threads);
     const int64_t panels_a_part = ceil_div(num_panels * num_blocks, wanted_parts);

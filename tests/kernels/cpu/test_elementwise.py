@@ -1,0 +1,49 @@
+"""Norm and activation against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from diptych.kernels.cpu import elementwise
+
+SHAPES = [(1, 1), (1, 576), (17, 33), (100, 64), (3, 1000)]
+EPS = 1e-5
+
+
+def random(*shape: int, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rms_norm_is_that_of_float64(shape: tuple[int, int], num_threads: int) -> None:
+    x, weight, out = random(*shape), random(shape[1]), torch.empty(shape)
+    elementwise.rms_norm(x, weight, EPS, out)
+    torch.testing.assert_close(
+        out.double(), F.rms_norm(x.double(), shape[1:], weight.double(), EPS), rtol=1e-5, atol=1e-6
+    )
+    assert torch.equal(x, random(*shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_add_rms_norm_adds_in_place_first(shape: tuple[int, int], num_threads: int) -> None:
+    x, delta, weight, out = random(*shape), random(*shape, scale=3.0), random(shape[1]), torch.empty(shape)
+    total = x + delta
+    elementwise.add_rms_norm(x, delta, weight, EPS, out)
+    assert torch.equal(x, total)
+    torch.testing.assert_close(
+        out.double(), F.rms_norm(total.double(), shape[1:], weight.double(), EPS), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_silu_and_mul_is_that_of_float64_also_far_from_zero(
+    shape: tuple[int, int], scale: float, num_threads: int
+) -> None:
+    gate_up, out = random(shape[0], 2 * shape[1], scale=scale), torch.empty(shape)
+    elementwise.silu_and_mul(gate_up, out)
+    gate, up = gate_up.double().chunk(2, dim=1)
+    torch.testing.assert_close(out.double(), F.silu(gate) * up, rtol=2e-6, atol=1e-25)

@@ -1,0 +1,157 @@
+"""Paged attention against float64, over page edges, head shapes and garbage in unused slots."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+from diptych.kernels.cpu.paged_attention import Heads, PagedAttention, Tokens
+
+I64 = npt.NDArray[np.int64]
+NUM_LAYERS, LAYER = 3, 1
+HEADS = [
+    Heads(1, 1, 64),
+    Heads(6, 3, 64),
+    Heads(9, 3, 64),
+    Heads(8, 1, 64),
+    Heads(4, 2, 128),
+    Heads(7, 1, 128),
+    Heads(4, 2, 32),
+    Heads(4, 4, 256),
+    Heads(6, 2, 16),
+    Heads(2, 1, 80),
+]
+PAGE_SIZES = [1, 3, 16, 64, 100]
+
+
+class Pool:
+    """Requests on scattered pages of a pool full of NaN, so that a read of an unused slot shows."""
+
+    def __init__(self, heads: Heads, page_size: int, seq_lens: list[int]) -> None:
+        self.heads, self.page_size, self.seq_lens = heads, page_size, seq_lens
+        self.generator = torch.Generator().manual_seed(0)
+        num_pages = [-(-seq_len // page_size) for seq_len in seq_lens]
+        scattered = torch.randperm(sum(num_pages) + 3, generator=self.generator).numpy().astype(np.int32)
+        self.page_table = np.zeros((len(seq_lens), max(num_pages) + 1), np.int32)
+        for row, count in enumerate(num_pages):
+            self.page_table[row, :count], scattered = scattered[:count], scattered[count:]
+        shape = (sum(num_pages) + 3, NUM_LAYERS, 2, page_size, heads.num_kv_heads, heads.head_dim)
+        self.kv = torch.full(shape, torch.nan)
+        self.rope = torch.randn(max(seq_lens), 2, heads.head_dim // 2, generator=self.generator)
+
+    def run(self, new_lens: list[int]) -> tuple[Tensor, Tensor]:
+        """Compute the last `new_lens` tokens of each request on random earlier KV; return results and expected ones."""
+        heads, dim = self.heads, self.heads.head_dim
+        qkv = torch.randn(sum(new_lens), (heads.num_heads + 2 * heads.num_kv_heads) * dim, generator=self.generator)
+        expected = self._expected(qkv.double().view(sum(new_lens), -1, dim), new_lens)
+        out = torch.full((sum(new_lens), heads.num_heads * dim), torch.nan)
+        step = PagedAttention(heads, self.kv, self.rope, self._tokens(new_lens))
+        (step.decode if set(new_lens) == {1} else step.extend)(qkv, LAYER, out)
+        return out, expected.flatten(1)
+
+    def slots(self, row: int, start: int) -> I64:
+        """Of the tokens of a request from `start` on."""
+        positions = np.arange(start, self.seq_lens[row])
+        pages: I64 = self.page_table[row, positions // self.page_size].astype(np.int64)
+        return pages * self.page_size + positions % self.page_size
+
+    def _tokens(self, new_lens: list[int]) -> Tokens:
+        spans = list(zip(self.seq_lens, new_lens, strict=True))
+        return Tokens(
+            positions=np.concatenate([np.arange(seq_len - new, seq_len) for seq_len, new in spans]),
+            out_slots=np.concatenate([self.slots(row, seq_len - new) for row, (seq_len, new) in enumerate(spans)]),
+            seq_lens=np.array(self.seq_lens),
+            extend_lens=np.array(new_lens),
+            page_table=self.page_table,
+        )
+
+    def _expected(self, states: Tensor, new_lens: list[int]) -> Tensor:
+        results = []
+        num_heads, num_kv_heads = self.heads.num_heads, self.heads.num_kv_heads
+        for row, (seq_len, new) in enumerate(zip(self.seq_lens, new_lens, strict=True)):
+            mine, states = states[:new], states[new:]
+            cos, sin = self.rope[seq_len - new : seq_len].double().unsqueeze(2).unbind(1)
+            first, second = mine[:, : num_heads + num_kv_heads].chunk(2, dim=-1)
+            rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+            new_kv = torch.stack((rotated[:, num_heads:], mine[:, num_heads + num_kv_heads :]), dim=1)
+            kv = torch.cat((self._write_earlier(row, seq_len - new), new_kv))
+            keys, values = kv.repeat_interleave(num_heads // num_kv_heads, dim=2).unbind(1)
+            scores = torch.einsum("qhd,khd->hqk", rotated[:, :num_heads], keys) / self.heads.head_dim**0.5
+            causal = torch.ones(new, seq_len, dtype=torch.bool).tril(seq_len - new)
+            weights = scores.masked_fill(~causal, -torch.inf).softmax(-1)
+            results.append(torch.einsum("hqk,khd->qhd", weights, values))
+        return torch.cat(results)
+
+    def _write_earlier(self, row: int, count: int) -> Tensor:
+        """Fill the pool with `count` tokens of a request, `[count, 2, num_kv_heads, head_dim]`."""
+        kv = torch.randn(count, 2, self.heads.num_kv_heads, self.heads.head_dim, generator=self.generator)
+        slots = torch.from_numpy(self.slots(row, 0)[:count])
+        self.kv[slots // self.page_size, LAYER, :, slots % self.page_size] = kv
+        return kv.double()
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_decode_is_attention_of_float64(heads: Heads, page_size: int, num_threads: int) -> None:
+    out, expected = Pool(heads, page_size, [1, 15, 16, 17, 63, 64, 65, 128, 131]).run([1] * 9)
+    torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_extend_is_attention_of_float64_with_and_without_a_prefix(
+    heads: Heads, page_size: int, num_threads: int
+) -> None:
+    out, expected = Pool(heads, page_size, [1, 16, 40, 64, 65, 130, 129]).run([1, 16, 3, 64, 1, 130, 66])
+    torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("new_lens", [[1, 1], [5, 20]])
+def test_only_the_slots_of_new_tokens_are_written(new_lens: list[int], num_threads: int) -> None:
+    pool = Pool(Heads(6, 2, 64), 16, [17, 33])
+    pool.run(new_lens)
+    slots = [set(pool.slots(row, 0).tolist()) for row in range(2)]
+    written = pool.kv[:, LAYER].isfinite().all(dim=(1, 3, 4)).flatten().nonzero().flatten().tolist()
+    assert set(written) == slots[0] | slots[1]
+    assert pool.kv[:, [0, 2]].isnan().all()
+
+
+@pytest.mark.parametrize("chunks", [[64, 136], [1, 199], [77, 1, 64, 58], [199, 1]])
+def test_a_token_has_the_same_bits_however_its_prompt_is_cut(chunks: list[int], num_threads: int) -> None:
+    heads = Heads(6, 2, 64)
+    assert torch.equal(run_in_chunks(heads, chunks), run_in_chunks(heads, [200]))
+
+
+def run_in_chunks(heads: Heads, chunks: list[int]) -> Tensor:
+    pool = Pool(heads, 16, [sum(chunks)])
+    width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+    qkv = torch.randn(sum(chunks), width, generator=torch.Generator().manual_seed(1))
+    outs, start = [], 0
+    for chunk in chunks:
+        end = start + chunk
+        tokens = Tokens(
+            positions=np.arange(start, end),
+            out_slots=pool.slots(0, 0)[start:end],
+            seq_lens=np.array([end]),
+            extend_lens=np.array([chunk]),
+            page_table=pool.page_table,
+        )
+        out = torch.empty(chunk, heads.num_heads * heads.head_dim)
+        step = PagedAttention(heads, pool.kv, pool.rope, tokens)
+        step.extend(qkv[start:end].clone(), LAYER, out)
+        outs.append(out)
+        start = end
+    return torch.cat(outs)
+
+
+def test_scores_that_overflow_exp_still_give_a_softmax(num_threads: int) -> None:
+    heads = Heads(2, 1, 64)
+    for new_lens in ([1], [100]):
+        pool = Pool(heads, 16, [100])
+        pool.rope *= 40
+        out, expected = pool.run(new_lens)
+        assert out.isfinite().all()
+        torch.testing.assert_close(out.double(), expected, atol=1e-2, rtol=1e-2)
