@@ -81,6 +81,10 @@ class Engine:
     ) -> None:
         self.close()
 
+    @property
+    def scheduler_pid(self) -> int:
+        return self._scheduler.pid
+
     def generate(self, prompt: Prompt, params: SamplingParams = GREEDY) -> Generation:
         """Return the whole output for one prompt, given as text or as token ids."""
         return self._wait(self._generate(prompt, params))
