@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -93,7 +93,7 @@ class Engine:
         """Return the outputs for several prompts, computed together, in the order of the prompts."""
         return self._wait(self._gather(prompts, params))
 
-    def stream(self, prompt: Prompt, params: SamplingParams = GREEDY) -> Iterator[TextDelta]:
+    def stream(self, prompt: Prompt, params: SamplingParams = GREEDY) -> Generator[TextDelta, None, None]:
         """Yield the output as it is made. Closing the iterator early aborts the request."""
         outputs = self._outputs(self._tokenize(prompt), params)
         try:

@@ -7,6 +7,7 @@ lost update nor a broken link strands a peer that is still a member.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
@@ -44,7 +45,7 @@ class PeerLinks(Protocol):
 
     def reconnect(self, now_s: float) -> None: ...
 
-    def next_retry_s(self, now_s: float) -> float | None: ...
+    def next_retry_s(self) -> float | None: ...
 
     def perform(self, effect: WritePages | SendNote) -> None: ...
 
@@ -72,7 +73,7 @@ class NoLinks:
     def reconnect(self, now_s: float) -> None:
         pass
 
-    def next_retry_s(self, now_s: float) -> float | None:
+    def next_retry_s(self) -> float | None:
         return None
 
     def perform(self, effect: WritePages | SendNote) -> None:
@@ -91,8 +92,10 @@ class Links:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._members: Mapping[int, bytes] = {}  # instance id -> transfer metadata
-        self._attempted: dict[int, float] = {}  # open or opening links -> when we tried
+        self._opened: set[int] = set()  # links that are up or coming up
         self._linked: set[int] = set()
+        self._retry_s: dict[int, float] = {}  # members whose link failed -> when to try again
+        self._now_s = 0.0
         self._rooms: dict[int, int] = {}  # operation -> room
         self._queue: deque[WritePages | SendNote] = deque()  # effects that wait for the transfer engine
         self._events: list[Event] = []
@@ -111,19 +114,23 @@ class Links:
 
     def set_peers(self, members: Mapping[int, bytes], now_s: float) -> None:
         """Bring the links to `members`: connect new ones, close those that are no member any more."""
-        for peer in self._attempted.keys() - members.keys():
+        for peer in self._opened - members.keys():
             self._transport.disconnect(peer)
         self._members = members
+        self._retry_s = {peer: at_s for peer, at_s in self._retry_s.items() if peer in members}
         self.reconnect(now_s)
 
     def reconnect(self, now_s: float) -> None:
-        """Try members without a link again, each at most every `RECONNECT_S`."""
-        for peer in self._members.keys() - self._attempted.keys():
-            self._connect(peer, now_s)
+        """Link to members that have no link, again `RECONNECT_S` after each failure. Call before `poll`."""
+        self._now_s = now_s
+        for peer in self._members.keys() - self._opened:
+            if self._retry_s.get(peer, now_s) <= now_s:
+                self._connect(peer)
 
-    def next_retry_s(self, now_s: float) -> float | None:
-        """When `reconnect` has something to do; None when every member is linked."""
-        return now_s + RECONNECT_S if self._members.keys() - self._attempted.keys() else None
+    def next_retry_s(self) -> float | None:
+        """When `reconnect` has something to do; None when every member is linked or never can be."""
+        times = [at_s for peer, at_s in self._retry_s.items() if peer not in self._opened]
+        return min((at_s for at_s in times if at_s != math.inf), default=None)
 
     def perform(self, effect: WritePages | SendNote) -> None:
         self._queue.append(effect)
@@ -141,13 +148,14 @@ class Links:
     def close(self) -> None:
         self._transport.close()
 
-    def _connect(self, peer: int, now_s: float) -> None:
+    def _connect(self, peer: int) -> None:
         try:
             self._transport.connect(peer, self._members[peer])
         except TransferError as error:
-            logger.error("can't link to %016x: %s", peer, error)
+            logger.error("can't ever link to %016x: %s", peer, error)
+            self._retry_s[peer] = math.inf  # its metadata is bad or doesn't fit ours, and stays so
             return
-        self._attempted[peer] = now_s
+        self._opened.add(peer)
 
     def _take(self, event: TransportEvent) -> None:
         match event:
@@ -158,7 +166,8 @@ class Links:
             case LinkDown(peer, reason):
                 logger.warning("link to %016x is down: %s", peer, reason)
                 self._linked.discard(peer)
-                self._attempted.pop(peer, None)
+                self._opened.discard(peer)
+                self._retry_s[peer] = self._now_s + RECONNECT_S
                 self._events.append(PeerDown(peer, reason))
             case NoteReceived(peer, data):
                 self._take_note(peer, data)

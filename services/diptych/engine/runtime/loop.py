@@ -64,7 +64,7 @@ class SchedulerLoop:
         if self._links.has_events:
             return 0
         now_s = self._clock()
-        due = [self._core.next_deadline_s(), self._links.next_retry_s(now_s)]
+        due = [self._core.next_deadline_s(), self._links.next_retry_s()]
         if self._core.suspects():
             due.append(now_s + SUSPECT_CHECK_S)
         times = [at_s for at_s in due if at_s is not None]

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from diptych.engine.events import NoteArrived, PeerDown, PeerUp, SendNote, WriteDone, WritePages, WriterGone
+from diptych.engine.runtime.links import RECONNECT_S, Links
+from diptych.kvtransfer.inproc import InprocNetwork
+from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.notes import Ack, HandOff
+
+LAYOUT = PoolLayout(num_pages=8, num_layers=1, page_size=4, num_kv_heads=1, head_dim=4, dtype="float32")
+HAND_OFF = HandOff(5, first_token=7, finish=None, num_pages=2, kv_digest=1, generations=(1, 1), cached_tokens=0)
+
+
+class Two:
+    """Two links over one network; `settle` delivers everything."""
+
+    def __init__(self) -> None:
+        self.network = InprocNetwork()
+        self.transports = {number: self.network.transport(number) for number in (1, 2)}
+        self.pools = {number: transport.allocate_pool(LAYOUT) for number, transport in self.transports.items()}
+        self.links = {number: Links(transport) for number, transport in self.transports.items()}
+        self.now_s = 0.0
+
+    def introduce(self) -> None:
+        for number, other in ((1, 2), (2, 1)):
+            self.links[number].set_peers({other: self.transports[other].metadata()}, self.now_s)
+
+    def settle(self) -> None:
+        self.network.deliver_all()
+
+
+@pytest.fixture
+def two() -> Two:
+    two = Two()
+    two.introduce()
+    two.settle()
+    assert two.links[1].poll(set()) == [PeerUp(2)]
+    assert two.links[2].poll(set()) == [PeerUp(1)]
+    return two
+
+
+def pages(*indices: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.array(indices, dtype=np.int32)
+
+
+def test_pages_and_their_note_arrive_and_the_write_is_reported(two: Two) -> None:
+    two.pools[1].buffer[:] = bytes(range(256)) * 4
+    two.links[1].perform(WritePages(5, 2, pages(1, 2), pages(3, 4), HAND_OFF))
+    two.settle()
+    assert two.links[2].poll(set()) == [NoteArrived(1, HAND_OFF)]
+    assert two.links[1].poll(set()) == [WriteDone(5, None)]
+    assert two.pools[2].digest(pages(3, 4)) == two.pools[1].digest(pages(1, 2))
+    assert two.links[1].num_pages_sent == 2
+
+
+def test_a_note_alone_is_not_reported(two: Two) -> None:
+    two.links[2].perform(SendNote(1, Ack(5)))
+    two.settle()
+    assert two.links[1].poll(set()) == [NoteArrived(2, Ack(5))]
+    assert two.links[2].poll(set()) == []
+
+
+def test_a_peer_that_leaves_the_membership_is_let_go(two: Two) -> None:
+    two.links[1].set_peers({}, two.now_s)
+    two.settle()
+    assert [type(event) for event in two.links[1].poll(set())] == [PeerDown]
+    assert two.links[1].linked == set()
+
+
+def test_writing_without_a_link_is_reported_as_a_failed_write(two: Two) -> None:
+    two.links[1].set_peers({}, two.now_s)
+    two.settle()
+    two.links[1].poll(set())
+    two.links[1].perform(WritePages(5, 2, pages(1), pages(1), None))
+    two.links[1].perform(SendNote(2, Ack(5)))
+    assert two.links[1].has_events
+    (event,) = two.links[1].poll(set())
+    assert isinstance(event, WriteDone)
+    assert event.error
+
+
+def test_a_broken_link_to_a_member_is_opened_again(two: Two) -> None:
+    two.network.cut(1, 2)
+    two.settle()
+    for number in (1, 2):
+        assert [type(event) for event in two.links[number].poll(set())] == [PeerDown]
+        two.links[number].reconnect(RECONNECT_S / 2)
+        assert two.links[number].next_retry_s() == RECONNECT_S
+    two.settle()
+    assert two.links[1].poll(set()) == []
+    two.now_s += RECONNECT_S
+    for number in (1, 2):
+        two.links[number].reconnect(two.now_s)
+    two.settle()
+    assert two.links[1].poll(set()) == [PeerUp(2)]
+    assert two.links[1].next_retry_s() is None
+
+
+def test_a_member_that_cannot_be_linked_does_not_stop_the_others() -> None:
+    two = Two()
+    two.links[1].set_peers({9: b"nonsense", 2: two.transports[2].metadata()}, 0.0)
+    two.links[2].set_peers({1: two.transports[1].metadata()}, 0.0)
+    two.settle()
+    assert two.links[1].poll(set()) == [PeerUp(2)]
+    assert two.links[1].next_retry_s() is None
+
+
+def test_a_suspect_is_cleared_once_it_cannot_write(two: Two) -> None:
+    two.network.kill(2)
+    two.settle()
+    events = two.links[1].poll({2})
+    assert isinstance(events[0], PeerDown)
+    assert WriterGone(2) in events + two.links[1].poll({2})
+
+
+def test_garbage_from_a_peer_is_dropped(two: Two) -> None:
+    two.transports[2].send_note(1, b"\xff\xffgarbage")
+    two.links[2].perform(SendNote(1, Ack(5)))
+    two.settle()
+    assert two.links[1].poll(set()) == [NoteArrived(2, Ack(5))]
