@@ -15,7 +15,7 @@ from diptych.engine.limits import Limits
 from diptych.engine.null_runner import NullRunner, expected_output
 from diptych.engine.runtime.links import NoLinks
 from diptych.engine.runtime.loop import SchedulerLoop
-from diptych.v1 import engine_pb2, inference_pb2, worker_pb2
+from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
 VOCAB, PAGE, CONTEXT = 1000, 4, 128
 ENDLESS = 1_000_000
@@ -115,7 +115,7 @@ def test_load_is_told_when_it_changed(frontend: Frontend) -> None:
     first = frontend.receive()
     assert first.load.total_pages == 64
     frontend.start(7, [1, 2, 3], 5)
-    loads = []
+    loads: list[bootstrap_pb2.WorkerLoad] = []
     while not loads or loads[-1].num_running:
         events = frontend.receive()
         if events.HasField("load"):

@@ -54,6 +54,7 @@ class SchedulerLoop:
     def run(self) -> None:
         """Serve until told to shut down."""
         busy = False
+        self._flush()  # the load of an empty scheduler is news too
         while not self._stopping:
             self._receive(0 if busy else self._idle_ms())
             busy = self._step()
