@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
+
+DRAIN_S: Final = 5  # running requests get this long at the end; less than the supervisor's patience
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,14 @@ def components(model: str, site: Site, num_prefill: int, num_decode: int, num_th
 
 
 def _workers(role: str, count: int, model: str, site: Site, num_threads: int) -> Iterable[Component]:
-    options = {"model": model, "bootstrap": site.bootstrap, "host": "127.0.0.1", "port": 0, "num-threads": num_threads}
+    options = {
+        "model": model,
+        "bootstrap": site.bootstrap,
+        "host": "127.0.0.1",
+        "port": 0,
+        "num-threads": num_threads,
+        "drain-s": DRAIN_S,
+    }
     for number in range(1, count + 1):
         yield _component(f"{role}#{number}", role, options, num_threads)
 

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from diptych.cli.main import COMMANDS
+from diptych.common.config import add_options, new_parser
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def _commands() -> list[tuple[str, ...]]:
+    """Every `diptych ...` command line in a fenced block of the documentation."""
+    blocks = [block for page in PAGES for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)]
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    commands = [[word for word in line if not word.startswith("DIPTYCH_") and word != "&"] for line in lines]
+    return [tuple(words[1:]) for words in commands if words and Path(words[0]).name == "diptych"]
+
+
+@pytest.mark.parametrize("command", _commands(), ids=" ".join)
+def test_every_command_in_the_documentation_has_the_options_it_is_shown_with(command: tuple[str, ...]) -> None:
+    name, *arguments = command
+    parser = new_parser(name)
+    add_options(parser, getattr(importlib.import_module(COMMANDS[name].module), COMMANDS[name].config))
+    parser.parse_args(arguments)
+
+
+def test_every_decision_has_a_number_of_its_own() -> None:
+    numbers = [path.name[:4] for path in (ROOT / "docs" / "decisions").glob("*.md")]
+    assert len(numbers) == len(set(numbers))
+    assert all(re.fullmatch(r"\d{4}", number) for number in numbers)

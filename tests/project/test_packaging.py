@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE_ROOTS = ("kernels", "kvtransfer", "proto", "services")
+
+
+@pytest.fixture(scope="module")
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_the_generated_code_is_what_the_contracts_generate(tmp_path: Path) -> None:
+    contracts = sorted((ROOT / "proto" / "diptych" / "v1").glob("*.proto"))
+    outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(ROOT / "proto"), *outputs, *map(str, contracts)]
+    subprocess.run(command, check=True, timeout=60)
+    generated = sorted((tmp_path / "diptych" / "v1").iterdir())
+    assert len(generated) == 3 * len(contracts)
+    stale = [each.name for each in generated if each.read_text() != (contracts[0].parent / each.name).read_text()]
+    assert stale == [], "run `make proto`"
+
+
+def test_the_version_is_written_once(pyproject: dict[str, Any]) -> None:
+    stamped = pyproject["project"]["version"]
+    assert version("diptych") == stamped, "reinstall: pip install -e ."
+    sources = [path for root in SOURCE_ROOTS for path in (ROOT / root).rglob("*.py")]
+    assert [path for path in sources if f'"{stamped}"' in path.read_text()] == []
+
+
+def test_the_changelog_knows_the_version(pyproject: dict[str, Any]) -> None:
+    assert f"## {pyproject['project']['version']}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_namespace_is_shared_and_every_component_is_typed() -> None:
+    """A `diptych/__init__.py` in one source root would hide the components of the others."""
+    for root in SOURCE_ROOTS:
+        namespace = ROOT / root / "diptych"
+        assert not (namespace / "__init__.py").exists()
+        components = [path for path in namespace.iterdir() if (path / "__init__.py").exists()]
+        assert [path.name for path in components if not (path / "py.typed").exists()] == []
+
+
+def _names(requirements: list[str]) -> set[str]:
+    return {_normal(re.split(r"[<>=\[; ]", requirement)[0]) for requirement in requirements}
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_every_dependency_is_pinned_by_name_and_version_alone(pyproject: dict[str, Any]) -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9a-z.]*", line)] == []
+    extras = pyproject["project"]["optional-dependencies"]
+    wanted = _names([*pyproject["project"]["dependencies"], *extras["demo"], *extras["dev"], *extras["compiler"]])
+    assert wanted - {_normal(line.split("==")[0]) for line in lines} == {"diptych"}
+
+
+def test_every_import_contract_is_kept() -> None:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stdout
