@@ -115,6 +115,8 @@ class TorchAttention:
         """Return `[batch_size, num_heads, 1, head_dim]`. Shorter requests are padded to the longest."""
         pages = self._kv[metadata.page_table, layer]  # [batch_size, max_pages, 2, page_size, num_kv_heads, head_dim]
         keys, values = pages.permute(2, 0, 4, 1, 3, 5).flatten(3, 4)
+        unused = ~metadata.mask.transpose(2, 3)  # their weight is 0, but 0 * garbage may be NaN
+        keys, values = keys.masked_fill(unused, 0), values.masked_fill(unused, 0)
         return F.scaled_dot_product_attention(
             queries[:, :, None], keys, values, attn_mask=metadata.mask, enable_gqa=True
         )

@@ -1,0 +1,121 @@
+"""Drives a model runner as a scheduler would: requests on scattered pages, batches of chunks or of single tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from diptych.engine.batch import I64, ForwardBatch, ForwardMode, SamplingBatch
+from diptych.engine.loader.source import ModelSource
+from diptych.engine.runner.kv_pool import DTYPES
+from diptych.engine.runner.model_runner import ModelRunner
+
+PAGE_SIZE = 16
+
+
+class Driver:
+    """A runner with its pool. Requests are numbered; `tokens` holds what each has computed so far."""
+
+    def __init__(self, source: ModelSource, backend: str, dtype: str, num_pages: int) -> None:
+        layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=dtype)
+        kv = torch.full(layout.shape, torch.nan, dtype=DTYPES[dtype])
+        self.runner = ModelRunner(source, kv, dtype=dtype, attention_backend=backend)
+        self._free = np.random.default_rng(0).permutation(num_pages).tolist()
+        self._pages: dict[int, list[int]] = {}
+        self._lens: dict[int, int] = {}
+
+    def extend(self, chunks: Mapping[int, list[int]]) -> Tensor:
+        """Compute a chunk of each request; return the logits of the last token of each."""
+        return self.runner.logits(self.batch(ForwardMode.EXTEND, chunks))
+
+    def decode(self, tokens: Mapping[int, int]) -> Tensor:
+        """Compute one token of each request; return its logits."""
+        return self.runner.logits(self.batch(ForwardMode.DECODE, {row: [token] for row, token in tokens.items()}))
+
+    def forget(self, request: int) -> None:
+        self._free += self._pages.pop(request)
+        del self._lens[request]
+
+    def batch(self, mode: ForwardMode, chunks: Mapping[int, list[int]]) -> ForwardBatch:
+        starts = {request: self._lens.get(request, 0) for request in chunks}
+        for request, tokens in chunks.items():
+            self._grow(request, starts[request] + len(tokens))
+        width = max(len(self._pages[request]) for request in chunks)
+        spans = [(request, starts[request], self._lens[request]) for request in chunks]
+        return ForwardBatch(
+            mode=mode,
+            input_ids=np.concatenate([np.array(tokens, np.int64) for tokens in chunks.values()]),
+            positions=np.concatenate([np.arange(start, end) for _, start, end in spans]),
+            out_slots=np.concatenate([self._slots(*span) for span in spans]),
+            page_table=np.array([self._pages[r] + [0] * (width - len(self._pages[r])) for r in chunks], np.int32),
+            seq_lens=np.array([end for _, _, end in spans]),
+            extend_lens=np.array([end - start for _, start, end in spans]),
+            sample_rows=np.arange(len(chunks)),
+            sampling=greedy(len(chunks)),
+        )
+
+    def _grow(self, request: int, num_tokens: int) -> None:
+        pages = self._pages.setdefault(request, [])
+        while len(pages) * PAGE_SIZE < num_tokens:
+            pages.append(self._free.pop())
+        self._lens[request] = num_tokens
+
+    def _slots(self, request: int, start: int, end: int) -> I64:
+        positions = np.arange(start, end)
+        return np.array(self._pages[request])[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+
+
+def greedy(num_samples: int) -> SamplingBatch:
+    zeros = np.zeros(num_samples, np.int64)
+    return SamplingBatch(
+        temperature=np.zeros(num_samples, np.float32),
+        top_p=np.ones(num_samples, np.float32),
+        top_k=zeros,
+        seeds=zeros.astype(np.uint64),
+        positions=zeros,
+    )
+
+
+NewDriver = Callable[..., Driver]
+
+
+@pytest.fixture(scope="session")
+def new_driver() -> NewDriver:
+    """`new_driver(source, backend="cpu", dtype="float32", num_pages=64)`."""
+
+    def build(source: ModelSource, backend: str = "cpu", dtype: str = "float32", num_pages: int = 64) -> Driver:
+        return Driver(source, backend, dtype, num_pages)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def small_reference(small_model: ModelSource) -> Any:
+    """The small model in transformers, float32."""
+    config = small_model.config
+    theirs = transformers.LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.ffn_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        max_position_embeddings=config.context_len,
+        tie_word_embeddings=True,
+    )
+    with torch.device("meta"):
+        model: Any = transformers.LlamaForCausalLM(theirs)
+    model.to_empty(device="cpu")
+    model.model.rotary_emb = type(model.model.rotary_emb)(theirs)
+    for name, array in small_model.tensors():
+        model.get_parameter(name).data.copy_(torch.from_numpy(np.ascontiguousarray(array)))
+    model.tie_weights()
+    return model.eval()

@@ -1,0 +1,216 @@
+"""The forward pass against transformers: logits, and greedy text token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from diptych.common.errors import ConfigError
+from diptych.engine.batch import ForwardMode
+from diptych.engine.loader.source import ModelSource, open_model
+from diptych.engine.runner.model_runner import ModelRunner
+
+NewDriver = Callable[..., Any]
+BACKENDS = ["cpu", "torch"]
+LENGTHS = [1, 2, 15, 16, 17, 40, 65, 200]
+TINY: dict[str, dict[str, Any]] = {
+    "head_dim 16, grouped": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+    "head_dim 64, all alike": {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64},
+    "head_dim 128, one KV head": {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 128},
+    "llama 3.1 rope": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10_000.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+}
+
+
+def prompts(vocab_size: int) -> list[list[int]]:
+    generator = np.random.default_rng(1)
+    return [generator.integers(0, vocab_size, length).tolist() for length in LENGTHS]
+
+
+def reference_logits(model: Any, tokens: list[int]) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = model(torch.tensor([tokens])).logits[0]
+    return logits
+
+
+def worst(ours: Tensor, theirs: list[Tensor]) -> float:
+    return float((ours - torch.stack(theirs)).abs().max())
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_logits_of_the_small_model_are_those_of_transformers(
+    small_model: ModelSource, small_reference: Any, new_driver: NewDriver, backend: str
+) -> None:
+    """Whole prompts, prompts in two chunks, and single tokens after them; several requests a step."""
+    driver, texts = new_driver(small_model, backend, num_pages=128), prompts(small_model.config.vocab_size)
+    expected = [reference_logits(small_reference, text) for text in texts]
+    halves = [len(text) // 2 for text in texts]
+    assert worst(driver.extend(dict(enumerate(texts))), [logits[-1] for logits in expected]) < 1e-3
+    for request in range(len(texts)):
+        driver.forget(request)
+    long = [i for i, text in enumerate(texts) if len(text) >= 15]
+    first = driver.extend({i: texts[i][: halves[i]] for i in long})
+    assert worst(first, [expected[i][halves[i] - 1] for i in long]) < 1e-3
+    second = driver.extend({i: texts[i][halves[i] : -1] for i in long})
+    assert worst(second, [expected[i][-2] for i in long]) < 1e-3
+    third = driver.decode({i: texts[i][-1] for i in long})
+    assert worst(third, [expected[i][-1] for i in long]) < 1e-3
+
+
+@pytest.mark.model
+def test_a_long_prompt_has_the_logits_of_transformers(
+    small_model: ModelSource, small_reference: Any, new_driver: NewDriver
+) -> None:
+    text = np.random.default_rng(2).integers(0, small_model.config.vocab_size, 1500).tolist()
+    with torch.inference_mode():
+        expected = small_reference(torch.tensor([text]), logits_to_keep=1).logits[0]
+    driver = new_driver(small_model, num_pages=128)
+    driver.extend({0: text[:700]})
+    assert worst(driver.extend({0: text[700:]}), list(expected)) < 1e-3
+
+
+@pytest.mark.model
+def test_the_small_model_knows_the_capital_of_france(small_model: ModelSource, new_driver: NewDriver) -> None:
+    """Wrong tensors, rotations or templates give fluent nonsense at best; this comes from no other implementation."""
+    tokenizer, driver = small_model.tokenizer(), new_driver(small_model)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    token = int(driver.extend({0: tokenizer.encode(tokenizer.apply_chat_template(question))}).argmax())
+    answer: list[int] = []
+    while token not in tokenizer.eos_ids and len(answer) < 20:
+        answer.append(token)
+        token = int(driver.decode({0: token}).argmax())
+    assert tokenizer.decode(answer) == "The capital of France is Paris."
+
+
+@pytest.mark.model
+def test_bfloat16_is_near_float32(small_model: ModelSource, new_driver: NewDriver) -> None:
+    text = small_model.tokenizer().encode("The quick brown fox jumps over the lazy")
+    exact = new_driver(small_model).extend({0: text})
+    rounded = new_driver(small_model, "auto", "bfloat16").extend({0: text})
+    assert rounded.dtype == torch.bfloat16
+    assert exact.argmax() == rounded.argmax()
+    assert torch.cosine_similarity(exact, rounded.float()) > 0.999
+
+
+@pytest.mark.model
+def test_a_request_has_the_same_bits_in_any_batch_and_however_its_prompt_is_cut(
+    small_model: ModelSource, new_driver: NewDriver
+) -> None:
+    driver, texts = new_driver(small_model, num_pages=128), prompts(small_model.config.vocab_size)
+    together = driver.extend(dict(enumerate(texts)))
+    decoded = driver.decode(dict.fromkeys(range(len(texts)), 7))
+    for i, text in enumerate(texts):
+        driver.forget(i)
+        chunks = [text[at : at + 33] for at in range(0, len(text), 33)]
+        alone = [driver.extend({i: chunk}) for chunk in chunks][-1]
+        assert torch.equal(alone[0], together[i])
+        assert torch.equal(driver.decode({i: 7})[0], decoded[i])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("shape", TINY)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_random_models_from_folders_generate_the_tokens_of_transformers(
+    new_driver: NewDriver, tmp_path: Path, backend: str, shape: str, tied: bool
+) -> None:
+    model = tiny_model(tmp_path, TINY[shape], tied)
+    source = open_model(str(tmp_path))
+    driver, texts = new_driver(source, backend), prompts(source.config.vocab_size)
+    tokens = driver.extend(dict(enumerate(texts))).argmax(-1)
+    ours = [tokens]
+    for _ in range(9):
+        ours.append(tokens := driver.decode(dict(enumerate(tokens.tolist()))).argmax(-1))
+    assert torch.stack(ours, dim=1).tolist() == [greedy_tokens(model, text, 10) for text in texts]
+
+
+def tiny_model(folder: Path, shape: dict[str, Any], tied: bool) -> Any:
+    """Large weights, so that neighbouring logits are far apart."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=200,
+        hidden_size=64,
+        intermediate_size=112,
+        num_hidden_layers=3,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+        **shape,
+    )
+    model: Any = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(folder, max_shard_size="100KB")
+    return model.eval()
+
+
+def greedy_tokens(model: Any, text: list[int], count: int) -> list[int]:
+    tokens = list(text)
+    for _ in range(count):
+        tokens.append(int(reference_logits(model, tokens)[-1].argmax()))
+    return tokens[len(text) :]
+
+
+def test_a_step_that_samples_from_nobody_still_writes_its_kv(new_driver: NewDriver, tmp_path: Path) -> None:
+    model = tiny_model(tmp_path, TINY["head_dim 64, all alike"], True)
+    text = prompts(200)[-1]
+    for backend in BACKENDS:
+        driver = new_driver(open_model(str(tmp_path)), backend)
+        batch = driver.batch(ForwardMode.EXTEND, {0: text[:50]})
+        nobody = type(batch)(**{**fields(batch), "sample_rows": np.empty(0, np.int64), "sampling": no_sampling(batch)})
+        assert driver.runner.execute(nobody).tolist() == []
+        assert worst(driver.extend({0: text[50:]}), [reference_logits(model, text)[-1]]) < 1e-3
+
+
+def fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def no_sampling(batch: Any) -> Any:
+    return type(batch.sampling)(**{name: array[:0] for name, array in fields(batch.sampling).items()})
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"dtype": "int8"}, "int8"),
+        ({"dtype": "float32", "attention_backend": "flash"}, "flash"),
+        ({"dtype": "bfloat16", "attention_backend": "cpu"}, "use 'torch'"),
+    ],
+)
+def test_what_cannot_run_here_is_refused_by_name(tmp_path: Path, options: dict[str, Any], named: str) -> None:
+    tiny_model(tmp_path, TINY["head_dim 64, all alike"], True)
+    source = open_model(str(tmp_path))
+    kv = torch.zeros(2, 3, 2, 16, 2, 64, dtype=torch.bfloat16)
+    with pytest.raises(ConfigError, match=named):
+        ModelRunner(source, kv, **options)
+
+
+def test_without_a_compiler_torch_computes_and_says_so(
+    new_driver: NewDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from diptych.kernels.cpu import library
+
+    model = tiny_model(tmp_path, TINY["head_dim 64, all alike"], True)
+    monkeypatch.setenv("CC", "/bin/false")
+    library.load.cache_clear()
+    driver = new_driver(open_model(str(tmp_path)), "auto")
+    library.load.cache_clear()
+    assert "torch computes instead" in caplog.text
+    assert worst(driver.extend({0: [1, 2, 3]}), [reference_logits(model, [1, 2, 3])[-1]]) < 1e-3

@@ -1,0 +1,20 @@
+"""Threads are set before torch is loaded, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import os, sys
+from diptych.engine.runner.threads import configure_threads
+assert "torch" not in sys.modules
+configure_threads(3)
+import torch
+print(torch.get_num_threads(), os.environ["GOMP_SPINCOUNT"])
+"""
+
+
+def test_torch_gets_its_threads_and_none_of_them_spins() -> None:
+    result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["3", "0"]
