@@ -67,7 +67,8 @@ def run_platform(port: int, model: str, prompt: list[int], num_tokens: int) -> R
     connection.request("POST", "/v1/completions", json.dumps(body), headers)
     answer = connection.getresponse()
     assert answer.status == 200, answer.read()
-    stamps, tokens, timings = [], 0, {}
+    stamps: list[float] = []
+    tokens, timings = 0, dict[str, Any]()
     for line in answer:
         if not line.startswith(b"data: {"):
             continue
@@ -129,11 +130,11 @@ def throughput(runs_of: Any, work: list[list[int]], concurrency: int) -> float:
     began = time.perf_counter()
     with ThreadPoolExecutor(concurrency) as pool:
         runs = list(pool.map(runs_of, work))
-    return sum(run.num_tokens for run in runs) / (time.perf_counter() - began)
+    return sum(int(run.num_tokens) for run in runs) / (time.perf_counter() - began)
 
 
 def median(values: Any) -> float:
-    return statistics.median(list(values))
+    return float(statistics.median(list(values)))
 
 
 def measure(lengths: list[int], repeats: int, num_tokens: int, load: tuple[int, int], runs_of: Any) -> dict[str, Any]:

@@ -47,8 +47,8 @@ def main() -> None:
             case "digest":
                 return pool.digest(np.array(command["pages"]))
             case "write":
-                arrays = (np.array(command[name], dtype=np.int32) for name in ("src", "dst"))
-                return transport.write_pages(command["peer"], *arrays, base64.b64decode(command["note"]))
+                src, dst = (np.array(command[name], dtype=np.int32) for name in ("src", "dst"))
+                return transport.write_pages(command["peer"], src, dst, base64.b64decode(command["note"]))
             case "note":
                 return transport.send_note(command["peer"], base64.b64decode(command["note"]))
             case "events":

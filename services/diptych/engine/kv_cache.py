@@ -31,7 +31,8 @@ class KvCache:
     @property
     def max_request_tokens(self) -> int:
         """The longest request (prompt and output) that fits when it is alone."""
-        return self.page_table.shape[1] * self.page_size
+        width: int = self.page_table.shape[1]
+        return width * self.page_size
 
     @property
     def num_available(self) -> int:

@@ -1,0 +1,176 @@
+"""The whole platform as its users start it: `diptych up` with the small model, real processes, real UCX."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+
+from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+START_TIMEOUT_S = 90.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    """Return `condition()` as soon as it is true; fail after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s} s: {what}")
+        time.sleep(0.02)
+    return value
+
+
+class Platform:
+    """A running platform, and what a test may do to it."""
+
+    def __init__(self, log: Path, *, prefill: int = 1, decode: int = 1, options: tuple[str, ...] = ()) -> None:
+        self.http_port, self.grpc_port, self.bootstrap_port = free_port(), free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.http_port}"
+        self.grpc_target = f"127.0.0.1:{self.grpc_port}"
+        self.log = log
+        ports = ("--http-port", self.http_port, "--grpc-port", self.grpc_port, "--bootstrap-port", self.bootstrap_port)
+        sizes = ("--prefill", prefill, "--decode", decode)
+        command = [sys.executable, "-m", "diptych.cli", "up", *map(str, (*ports, *sizes)), *options]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            wait_for(self._is_up, START_TIMEOUT_S, "the platform is routable")
+        except AssertionError:
+            self.stop()
+            raise AssertionError(f"the platform did not start:\n{self.log.read_text()[-5000:]}") from None
+
+    def _is_up(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()[-5000:]
+        return self.is_ready()
+
+    def is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/ready", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def post(self, path: str, body: Any, *, timeout_s: float = 60.0, headers: dict[str, str] | None = None) -> Any:
+        """Return (status, parsed body). `body` is JSON, or bytes to send as they are."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json", **(headers or {})})
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def complete(self, prompt: str | list[int], max_tokens: int = 8, **fields: Any) -> Any:
+        """Return the parsed answer of a greedy completion that must succeed, with timings."""
+        body = {"model": "", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **fields}
+        body["model"] = self.model_id()
+        status, answer = self.post("/v1/completions", body, headers={"x-diptych-timings": "1"})
+        assert status == 200, answer
+        return answer
+
+    def model_id(self) -> str:
+        with urllib.request.urlopen(f"{self.url}/v1/models", timeout=5) as answer:
+            return str(json.load(answer)["data"][0]["id"])
+
+    def components(self, name: str) -> list[psutil.Process]:
+        """The processes that run `diptych NAME`."""
+        children = psutil.Process(self.process.pid).children()
+        return [child for child in children if name in child.cmdline()[2:5]]
+
+    def tree(self) -> list[psutil.Process]:
+        parent = psutil.Process(self.process.pid)
+        return [parent, *parent.children(recursive=True)]
+
+    def kill(self, name: str) -> int:
+        """kill -9 one process of a component; return its pid."""
+        victim = self.components(name)[0]
+        victim.send_signal(signal.SIGKILL)
+        return int(victim.pid)
+
+    def instances(self) -> list[bootstrap_pb2.Instance]:
+        with grpc.insecure_channel(f"127.0.0.1:{self.bootstrap_port}") as channel:
+            stub = bootstrap_pb2_grpc.BootstrapStub(channel)
+            updates = stub.Watch(bootstrap_pb2.WatchRequest(), timeout=10, wait_for_ready=True)
+            update: bootstrap_pb2.WatchUpdate = next(updates)
+            updates.cancel()
+            return list(update.upserts)
+
+    def statuses(self) -> list[worker_pb2.WorkerStatus]:
+        """What each worker says of itself."""
+        workers = [i for i in self.instances() if i.role in (bootstrap_pb2.ROLE_PREFILL, bootstrap_pb2.ROLE_DECODE)]
+        return [self._status(worker.address) for worker in workers]
+
+    def _status(self, address: str) -> worker_pb2.WorkerStatus:
+        with grpc.insecure_channel(address) as channel:
+            status: worker_pb2.WorkerStatus = worker_pb2_grpc.WorkerStub(channel).GetStatus(
+                worker_pb2.StatusRequest(), timeout=30
+            )
+            return status
+
+    def assert_clean(self, timeout_s: float = 10.0) -> None:
+        """Wait until no room is open, then check every page on both sides."""
+        wait_for(lambda: all(s.open_rooms == 0 for s in self.statuses()), timeout_s, "every room has ended")
+        for status in self.statuses():
+            assert list(status.problems) == []
+            held = {state: n for state, n in status.pages_by_state.items() if state not in ("free", "cached")}
+            assert held == {"owned": 0, "importing": 0, "quarantined": 0, "exporting": 0}
+            assert (status.leaks_found, status.integrity_failures) == (0, 0)
+
+    def stop(self) -> int:
+        """Ctrl-C; return the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            for process in self.tree():
+                process.kill()
+            raise
+
+
+@pytest.fixture(scope="session")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """One platform for all tests that leave it as they found it."""
+    running = Platform(tmp_path_factory.mktemp("platform") / "log")
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def start_platform(tmp_path: Path) -> Iterator[Callable[..., Platform]]:
+    """Start a platform of one's own, to be killed and maimed."""
+    started: list[Platform] = []
+
+    def start(**sizes: Any) -> Platform:
+        started.append(Platform(tmp_path / f"log{len(started)}", **sizes))
+        return started[-1]
+
+    yield start
+    for running in started:
+        running.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_grpc() -> None:
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -1,0 +1,194 @@
+"""Disconnects, killed processes, restarts: everything is answered, nothing leaks, the output stays right."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+
+Platform = Any
+PROMPTS = ["The capital of France is", "Once upon a time", "1, 2, 3, 4,", "La vie est belle, mais"]
+
+
+def post_and_leave(platform: Platform, rng: random.Random, model: str) -> None:
+    """Start a request and disconnect at some point of its life: before, during or after the answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", platform.http_port, timeout=60)
+    prompt = rng.choice(PROMPTS) * rng.choice([1, 1, 20, 80])
+    stream = rng.random() < 0.5
+    body = {"model": model, "prompt": prompt, "max_tokens": rng.choice([1, 5, 40]), "stream": stream}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    leave_after_s = rng.choice([0.0, 0.01, 0.05, 0.2, 1.0])
+    if connection.sock is not None and leave_after_s:
+        connection.sock.settimeout(leave_after_s)
+        with contextlib.suppress(TimeoutError, http.client.HTTPException, OSError):
+            connection.getresponse().read(rng.choice([1, 200, 100_000]))
+    connection.close()
+
+
+def test_two_hundred_random_disconnects_leave_nothing_behind(platform: Platform) -> None:
+    model = platform.model_id()
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda seed: post_and_leave(platform, random.Random(seed), model), range(200)))
+    platform.assert_clean(timeout_s=60.0)
+    assert platform.complete(PROMPTS[0], 2)["choices"][0]["text"].startswith(" Paris")
+
+
+class Load:
+    """Known-answer requests that keep coming, one after another in each thread, and what became of them."""
+
+    def __init__(self, platform: Platform, num_threads: int = 4) -> None:
+        self.platform = platform
+        self.expected = {prompt: platform.complete(prompt, 24)["choices"][0]["text"] for prompt in PROMPTS}
+        self.model = platform.model_id()
+        self.right = 0
+        self.errors: list[tuple[int, Any]] = []
+        self.wrong: list[str] = []
+        self.slowest_s = 0.0
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(num_threads)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def wait_for_more(self, count: int, timeout_s: float = 60.0) -> None:
+        """Wait until `count` more right answers have come."""
+        wanted, deadline = self.right + count, time.monotonic() + timeout_s
+        while self.right < wanted:
+            assert time.monotonic() < deadline, f"{self.right} of {wanted} answers; errors: {self.errors[-3:]}"
+            time.sleep(0.05)
+
+    def _run(self, number: int) -> None:
+        while not self._stop.is_set():
+            prompt = PROMPTS[number % len(PROMPTS)]
+            began = time.monotonic()
+            try:
+                body = {"model": self.model, "prompt": prompt, "max_tokens": 24, "temperature": 0}
+                status, answer = self.platform.post("/v1/completions", body)
+            except OSError as error:
+                status, answer = 0, str(error)
+                self._stop.wait(0.2)
+            self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+            if status != 200:
+                self.errors.append((status, answer))
+            elif answer["choices"][0]["text"] == self.expected[prompt]:
+                self.right += 1
+            else:
+                self.wrong.append(answer["choices"][0]["text"])
+
+
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+def test_a_killed_worker_costs_no_request_when_another_can_take_over(
+    start_platform: Callable[..., Platform], victim: str
+) -> None:
+    platform = start_platform(prefill=2, decode=2, options=("--threads", "1"))
+    survivors = {p.pid for name in ("prefill", "decode", "bootstrap", "router") for p in platform.components(name)}
+    with Load(platform) as load:
+        load.wait_for_more(8)
+        dead = platform.kill(victim)
+        load.wait_for_more(16)
+    assert load.wrong == []
+    assert load.errors == []
+    assert survivors - {dead} <= {process.pid for process in platform.tree()}
+    platform.assert_clean()
+
+
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+def test_requests_of_the_only_worker_are_answered_and_its_successor_is_used(
+    start_platform: Callable[..., Platform], victim: str
+) -> None:
+    platform = start_platform(options=("--threads", "1"))
+    other = "decode" if victim == "prefill" else "prefill"
+    others = {p.pid for name in (other, "bootstrap", "router") for p in platform.components(name)}
+    with Load(platform) as load:
+        load.wait_for_more(8)
+        platform.kill(victim)
+        load.wait_for_more(8)
+    assert load.wrong == []
+    assert others <= {process.pid for process in platform.tree()}
+    assert all(status in (429, 503) for status, _ in load.errors)
+    platform.assert_clean()
+
+
+def test_serving_goes_on_without_bootstrap_and_a_new_one_learns_everything(
+    start_platform: Callable[..., Platform],
+) -> None:
+    platform = start_platform(options=("--threads", "1"))
+    before = {instance.instance_id for instance in platform.instances() if instance.address}
+    with Load(platform) as load:
+        load.wait_for_more(4)
+        platform.kill("bootstrap")
+        load.wait_for_more(8)
+    assert (load.wrong, load.errors) == ([], [])
+    deadline = time.monotonic() + 20
+    while {instance.instance_id for instance in platform.instances() if instance.address} != before:
+        assert time.monotonic() < deadline, "the new bootstrap does not know the old instances"
+        time.sleep(0.1)
+
+
+def test_a_killed_router_leaves_workers_clean_and_its_successor_serves(start_platform: Callable[..., Platform]) -> None:
+    platform = start_platform(options=("--threads", "1"))
+    workers = {p.pid for name in ("prefill", "decode") for p in platform.components(name)}
+    with Load(platform) as load:
+        load.wait_for_more(4)
+        platform.kill("router")
+        load.wait_for_more(8)
+    assert load.wrong == []
+    assert workers <= {process.pid for process in platform.tree()}
+    platform.assert_clean()
+
+
+def test_no_process_idles_above_three_percent_of_a_core(platform: Platform) -> None:
+    platform.assert_clean()
+    processes = platform.tree()
+    before = {p.pid: sum(p.cpu_times()[:2]) for p in processes}
+    began = time.monotonic()
+    time.sleep(5.0)  # the measurement itself
+    elapsed_s = time.monotonic() - began
+    used = {" ".join(p.cmdline()[2:5]): (sum(p.cpu_times()[:2]) - before[p.pid]) / elapsed_s for p in processes}
+    assert {name: share for name, share in used.items() if share > 0.03} == {}
+
+
+def test_ctrl_c_ends_everything_and_leaves_no_shared_memory(start_platform: Callable[..., Platform]) -> None:
+    before = shared_memory()
+    platform = start_platform()
+    processes = platform.tree()
+    platform.complete(PROMPTS[0], 2)
+    assert platform.stop() == 0
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert alive == []
+    assert shared_memory() - before == set()
+
+
+def test_a_killed_supervisor_leaves_no_orphans(start_platform: Callable[..., Platform]) -> None:
+    before = shared_memory()
+    platform = start_platform()
+    processes = platform.tree()
+    platform.process.kill()
+    _, alive = psutil.wait_procs(processes, timeout=15)
+    assert alive == []
+    assert shared_memory() - before == set()
+
+
+def shared_memory() -> set[str]:
+    """POSIX and System V segments on this machine."""
+    segments = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+    return {str(path) for path in Path("/dev/shm").iterdir()} | {" ".join(line.split()[:2]) for line in segments}
