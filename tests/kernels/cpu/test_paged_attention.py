@@ -63,7 +63,6 @@ class Pool:
         return Tokens(
             positions=np.concatenate([np.arange(seq_len - new, seq_len) for seq_len, new in spans]),
             out_slots=np.concatenate([self.slots(row, seq_len - new) for row, (seq_len, new) in enumerate(spans)]),
-            seq_lens=np.array(self.seq_lens),
             extend_lens=np.array(new_lens),
             page_table=self.page_table,
         )
@@ -135,7 +134,6 @@ def run_in_chunks(heads: Heads, chunks: list[int]) -> Tensor:
         tokens = Tokens(
             positions=np.arange(start, end),
             out_slots=pool.slots(0, 0)[start:end],
-            seq_lens=np.array([end]),
             extend_lens=np.array([chunk]),
             page_table=pool.page_table,
         )

@@ -1,4 +1,4 @@
-"""Attention of one layer over the paged KV pool: rotate, store, attend in one call. See paged_attention.h."""
+"""Attention of one layer over the paged KV pool: rotate, store, attend in one call. C: paged_attention.h, paged_kv.h."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diptych.kernels.cpu.library import address, load
 
-MAX_HEAD_DIM = 1024  # as in paged_attention.h
+MAX_HEAD_DIM = 1024  # as in attend_few.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,6 @@ class Tokens:
 
     positions: npt.NDArray[np.int64]  # [num_tokens]
     out_slots: npt.NDArray[np.int64]  # [num_tokens]: page * page_size + offset
-    seq_lens: npt.NDArray[np.int64]  # [batch_size]: with the new tokens
     extend_lens: npt.NDArray[np.int64]  # [batch_size]
     page_table: npt.NDArray[np.int32]  # [batch_size, max_pages]
 
@@ -43,7 +42,6 @@ class _Step(ctypes.Structure):
         ("rope", c_void_p),
         ("positions", c_void_p),
         ("out_slots", c_void_p),
-        ("seq_lens", c_void_p),
         ("first_tokens", c_void_p),
         ("page_table", c_void_p),
         ("table_width", c_int64),
@@ -66,7 +64,7 @@ class PagedAttention:
         _check(heads, kv, rope, tokens)
         self._library = load()
         first_tokens = np.concatenate(([0], np.cumsum(tokens.extend_lens)))
-        arrays = (tokens.positions, tokens.out_slots, tokens.seq_lens, first_tokens, tokens.page_table)
+        arrays = (tokens.positions, tokens.out_slots, first_tokens, tokens.page_table)
         self._arrays = tuple(np.ascontiguousarray(array) for array in arrays)
         self._out_shape = len(tokens.positions), heads.num_heads * heads.head_dim
         self._qkv_width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
@@ -75,7 +73,7 @@ class PagedAttention:
             address(rope),
             *(array.ctypes.data for array in self._arrays),
             tokens.page_table.shape[1],
-            len(tokens.seq_lens),
+            len(tokens.extend_lens),
             kv.shape[1],
             kv.shape[3],
             heads.num_heads,
@@ -107,6 +105,6 @@ def _check(heads: Heads, kv: Tensor, rope: Tensor, tokens: Tokens) -> None:
     assert kv.shape[4:] == (heads.num_kv_heads, heads.head_dim), kv.shape
     assert heads.head_dim <= MAX_HEAD_DIM, heads.head_dim
     assert rope.shape[1:] == (2, heads.head_dim // 2), rope.shape
-    dtypes = [array.dtype for array in (tokens.positions, tokens.out_slots, tokens.seq_lens, tokens.extend_lens)]
-    assert dtypes == [np.int64] * 4, dtypes
+    dtypes = [array.dtype for array in (tokens.positions, tokens.out_slots, tokens.extend_lens)]
+    assert dtypes == [np.int64] * 3, dtypes
     assert tokens.page_table.dtype == np.int32, tokens.page_table.dtype

@@ -21,7 +21,7 @@ class CpuAttention:
         self._step: PagedAttention | None = None
 
     def init_forward_metadata(self, batch: ForwardBatch) -> None:
-        tokens = Tokens(batch.positions, batch.out_slots, batch.seq_lens, batch.extend_lens, batch.page_table)
+        tokens = Tokens(batch.positions, batch.out_slots, batch.extend_lens, batch.page_table)
         self._mode = batch.mode
         self._step = PagedAttention(self._heads, self._kv, self._rope, tokens)
 

@@ -59,15 +59,16 @@ def from_hf(config: Mapping[str, Any], generation: Mapping[str, Any], model_id: 
 def _read_hf(config: Mapping[str, Any], generation: Mapping[str, Any], model_id: str) -> ModelConfig:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope_theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    num_heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
     return ModelConfig(
         model_id=model_id,
         architecture="llama",
         vocab_size=config["vocab_size"],
         hidden_size=config["hidden_size"],
         num_layers=config["num_hidden_layers"],
-        num_heads=config["num_attention_heads"],
-        num_kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
+        num_heads=num_heads,
+        num_kv_heads=config.get("num_key_value_heads") or num_heads,
         head_dim=head_dim,
         ffn_size=config["intermediate_size"],
         rms_norm_eps=config["rms_norm_eps"],

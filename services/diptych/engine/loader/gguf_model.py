@@ -84,12 +84,12 @@ def _config(file: GgufFile, model_id: str) -> ModelConfig:
 
 
 def _read(metadata: Mapping[str, Any], file: GgufFile, model_id: str) -> ModelConfig:
-    num_heads, hidden_size = metadata["llama.attention.head_count"], metadata["llama.embedding_length"]
-    eos_id = metadata.get("tokenizer.ggml.eos_token_id")
+    num_heads, eos_id = metadata["llama.attention.head_count"], metadata.get("tokenizer.ggml.eos_token_id")
+    vocab_size, hidden_size = file.tensors["token_embd.weight"].shape
     return ModelConfig(
         model_id=model_id,
         architecture="llama",
-        vocab_size=file.tensors["token_embd.weight"].shape[0],
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_layers=metadata["llama.block_count"],
         num_heads=num_heads,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -15,19 +16,15 @@ Progress = Callable[[str, int, int], None]  # what is being done, bytes done, by
 @contextmanager
 def console_progress() -> Iterator[Progress]:
     """Yield a `Progress` that draws on stderr when that is a terminal and rich is installed, and logs otherwise."""
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, TextColumn
-        from rich.progress import Progress as Bars
-    except ImportError:
+    if not (sys.stderr.isatty() and importlib.util.find_spec("rich")):
         yield _logged()
         return
-    if not sys.stderr.isatty():
-        yield _logged()
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Bars(*columns, console=Console(stderr=True)) as bars:
-        tasks = {}
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn
+    from rich.progress import Progress as Bars
+
+    with Bars(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=Console(stderr=True)) as bars:
+        tasks: dict[str, TaskID] = {}
 
         def draw(what: str, done: int, total: int) -> None:
             if what not in tasks:

@@ -43,6 +43,7 @@ class Layer:
     ffn_norm: Tensor
     gate_up: Matrix
     down: Matrix
+    next_norm: Tensor  # the next layer's input norm; the last layer's is the model's
 
 
 class Llama:
@@ -55,35 +56,38 @@ class Llama:
         self._ops = ops
         self._embed = ops.matrix(weights.pop("embed"))
         self._lm_head = self._embed if source.config.tie_embeddings else ops.matrix(weights.pop("lm_head"))
-        self._norm = weights.pop("norm")
+        weights[f"{source.config.num_layers}.input_norm"] = weights.pop("norm")
         self._layers = [_layer(weights, index, ops) for index in range(source.config.num_layers)]
 
     def forward(self, input_ids: Tensor, logits_rows: Tensor, attention: AttentionBackend) -> Tensor:
         """Run `[num_tokens]` new tokens; return the logits `[num_rows, vocab_size]` of the tokens `logits_rows`.
 
-        `attention` was told of the batch before. Layers after the last attention run on `logits_rows` alone.
+        `attention` was told of the batch before. After the last attention only `logits_rows` are computed.
         """
-        ops, eps, last = self._ops, self._config.rms_norm_eps, self._layers[-1]
         x = self._embed.rows(input_ids)
         buffers = Buffers.allocate(self._config, len(x), self._dtype)
-        ops.rms_norm(x, self._layers[0].input_norm, eps, buffers.normed)
+        self._ops.rms_norm(x, self._layers[0].input_norm, self._config.rms_norm_eps, buffers.normed)
         for index, layer in enumerate(self._layers):
             layer.qkv.multiply(buffers.normed, buffers.qkv)
             attention.attend(buffers.qkv, index, buffers.attended)
-            if layer is last:
-                x, attended = x[logits_rows], buffers.attended[logits_rows]
+            if layer is self._layers[-1]:
+                attended, x = buffers.attended[logits_rows], x[logits_rows]
                 buffers = Buffers.allocate(self._config, len(x), self._dtype)
                 buffers.attended.copy_(attended)
-            layer.o.multiply(buffers.attended, buffers.delta)
-            ops.add_rms_norm(x, buffers.delta, layer.ffn_norm, eps, buffers.normed)
-            layer.gate_up.multiply(buffers.normed, buffers.gate_up)
-            ops.silu_and_mul(buffers.gate_up, buffers.activated)
-            layer.down.multiply(buffers.activated, buffers.delta)
-            next_norm = self._norm if layer is last else self._layers[index + 1].input_norm
-            ops.add_rms_norm(x, buffers.delta, next_norm, eps, buffers.normed)
+            self._finish(layer, x, buffers)
         logits = torch.empty(len(x), self._config.vocab_size, dtype=self._dtype)
         self._lm_head.multiply(buffers.normed, logits)
         return logits
+
+    def _finish(self, layer: Layer, x: Tensor, buffers: Buffers) -> None:
+        """From what attention found to the next layer's normed input; `x` is the residual stream."""
+        ops, eps = self._ops, self._config.rms_norm_eps
+        layer.o.multiply(buffers.attended, buffers.delta)
+        ops.add_rms_norm(x, buffers.delta, layer.ffn_norm, eps, buffers.normed)
+        layer.gate_up.multiply(buffers.normed, buffers.gate_up)
+        ops.silu_and_mul(buffers.gate_up, buffers.activated)
+        layer.down.multiply(buffers.activated, buffers.delta)
+        ops.add_rms_norm(x, buffers.delta, layer.next_norm, eps, buffers.normed)
 
 
 def _layer(weights: dict[str, Tensor], index: int, ops: Ops) -> Layer:
@@ -99,4 +103,5 @@ def _layer(weights: dict[str, Tensor], index: int, ops: Ops) -> Layer:
         ffn_norm=weights.pop(f"{index}.ffn_norm"),
         gate_up=matrix("gate_up"),
         down=matrix("down"),
+        next_norm=weights[f"{index + 1}.input_norm"],
     )

@@ -1,0 +1,90 @@
+/* Attention of many tokens: compute-bound, so scores and sums are matrix tiles over blocks of queries and keys.
+ *
+ * A running maximum makes one pass over the keys enough (Milakov and Gimelshein, 2018; Dao et al., FlashAttention,
+ * 2022). Blocks of keys are the same for every query, so a token's result does not depend on the chunk it came in. */
+#pragma once
+
+#include "paged_kv.h"
+
+enum {
+    QUERY_FLOATS = 16 * 1024, /* of a block of queries, and of their results */
+    MAX_TILED_DIM = 256,
+};
+
+/* Row = token * group size + head of the group. */
+struct block {
+    float queries[QUERY_FLOATS], out[QUERY_FLOATS]; /* [num_rows][dim] */
+    float running_max[QUERY_FLOATS / LANES], total[QUERY_FLOATS / LANES];
+    float keys[KEY_BLOCK * MAX_TILED_DIM];   /* [panel][dim][PANEL] */
+    float values[KEY_BLOCK * MAX_TILED_DIM]; /* [KEY_BLOCK][dim] */
+};
+
+/* Lays out a block of keys as panels for `tile`, and its values in order. */
+static void gather(const struct head *head, int64_t start, int64_t num_keys, struct block *block) {
+    const int64_t dim = head->step->head_dim, values = value_offset(head->step);
+    struct keys keys;
+    locate(head, start, num_keys, &keys);
+    for (int64_t i = 0; i < KEY_BLOCK; i++) {
+        float *key = block->keys + i / PANEL * PANEL * dim + i % PANEL, *value = block->values + i * dim;
+        if (i < keys.count) {
+            for (int64_t d = 0; d < dim; d++) key[d * PANEL] = keys.rows[i][d];
+            memcpy(value, keys.rows[i] + values, dim * sizeof *value);
+        } else { /* masked, but 0 * garbage might be NaN */
+            for (int64_t d = 0; d < dim; d++) key[d * PANEL] = 0.0f;
+            memset(value, 0, dim * sizeof *value);
+        }
+    }
+}
+
+/* Up to TILE_ROWS rows against one block of keys. Row r sees the first `visible_of_row_0 + r / group` of them. */
+static void attend_rows(struct block *block, int64_t row, int rows, int64_t group, int64_t dim,
+                        int64_t visible_of_row_0) {
+    float scores[TILE_ROWS * KEY_BLOCK];
+    const float *queries = block->queries + row * dim;
+    float *out = block->out + row * dim;
+    for (int64_t key = 0; key < KEY_BLOCK; key += PANEL)
+        tile_rows(rows, queries, dim, block->keys + key * dim, PANEL, dim, scores + key, KEY_BLOCK, 0);
+    for (int r = 0; r < rows; r++) {
+        float *row_scores = scores + r * KEY_BLOCK, *row_out = out + r * dim;
+        for (int64_t i = visible_of_row_0 + (row + r) / group; i < KEY_BLOCK; i++) row_scores[i] = -INFINITY;
+        const vec shrink = weigh(row_scores, block->running_max + row + r, block->total + row + r);
+        for (int64_t d = 0; d < dim; d += LANES) store(row_out + d, load(row_out + d) * shrink);
+    }
+    for (int64_t d = 0; d < dim; d += PANEL)
+        tile_rows(rows, scores, KEY_BLOCK, block->values + d, dim, KEY_BLOCK, out + d, dim, 1);
+}
+
+/* The tokens [first_token, last_token) of a request, all query heads of one KV head. */
+static void attend_block(const struct attention *job, const struct head *head, int64_t first_token,
+                         int64_t last_token) {
+    const struct attention_step *step = job->step;
+    const int64_t group = group_size(step), dim = step->head_dim, num_rows = (last_token - first_token) * group;
+    const int64_t first_position = step->positions[first_token], num_keys = step->positions[last_token - 1] + 1;
+    struct block block;
+    for (int64_t row = 0; row < num_rows; row++) {
+        prepare_query(job, first_token + row / group, head->kv_head * group + row % group, block.queries + row * dim);
+        memset(block.out + row * dim, 0, dim * sizeof(float));
+        block.running_max[row] = -INFINITY;
+        block.total[row] = 0.0f;
+    }
+    for (int64_t start = 0; start < num_keys; start += KEY_BLOCK) {
+        gather(head, start, num_keys, &block);
+        /* rows before the block's first key see none of it */
+        int64_t row = start > first_position ? (start - first_position) * group : 0;
+        for (; row < num_rows; row += TILE_ROWS)
+            attend_rows(&block, row, (int)min_of(TILE_ROWS, num_rows - row), group, dim, first_position + 1 - start);
+    }
+    for (int64_t row = 0; row < num_rows; row++) {
+        const int64_t token = first_token + row / group, query_head = head->kv_head * group + row % group;
+        float *out = job->out + (token * step->num_heads + query_head) * dim;
+        for (int64_t d = 0; d < dim; d++) out[d] = block.out[row * dim + d] / block.total[row];
+    }
+}
+
+static int64_t tokens_a_block(const struct attention_step *step) {
+    return QUERY_FLOATS / (step->head_dim * group_size(step));
+}
+
+static int can_tile(const struct attention_step *step) {
+    return step->head_dim % PANEL == 0 && step->head_dim <= MAX_TILED_DIM && tokens_a_block(step) > 0;
+}

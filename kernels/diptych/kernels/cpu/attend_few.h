@@ -1,0 +1,125 @@
+/* Attention of one token: memory-bound, so a key is read once for up to four query heads that share it.
+ *
+ * head_dim and the number of heads are compile-time constants for the usual sizes: sums and queries stay in registers.
+ * Prefetches run a block of keys ahead, because a KV head's rows are strided and pages scattered. */
+#pragma once
+
+#include "paged_kv.h"
+
+enum { MAX_GROUP = 4, MAX_VECS = 128 / LANES, MAX_HEAD_DIM = 1024 };
+
+struct few { /* up to MAX_GROUP queries of one head, and what is known of their softmax; lives in registers */
+    vec queries[MAX_GROUP][MAX_VECS], out[MAX_GROUP][MAX_VECS];
+    float running_max[MAX_GROUP], total[MAX_GROUP];
+    float scores[MAX_GROUP][KEY_BLOCK];
+};
+
+INLINE void prefetch(const float *row, const int dim) {
+    for (int i = 0; i < dim; i += 16) __builtin_prefetch(row + i);
+}
+
+INLINE void score_keys(struct few *few, const int group, const int dim, const struct keys *keys, int64_t values) {
+    for (int i = 0; i < keys->count; i++) {
+        const float *key = keys->rows[i];
+        prefetch(key + values, dim);
+        vec dots[MAX_GROUP];
+        for (int g = 0; g < group; g++) dots[g] = few->queries[g][0] * load(key);
+        for (int v = 1; v < dim / LANES; v++)
+            for (int g = 0; g < group; g++) dots[g] += few->queries[g][v] * load(key + v * LANES);
+        for (int g = 0; g < group; g++) few->scores[g][i] = sum(dots[g]);
+    }
+    for (int g = 0; g < group; g++)
+        for (int i = keys->count; i < KEY_BLOCK; i++) few->scores[g][i] = -INFINITY;
+}
+
+INLINE void add_values(struct few *few, const int group, const int dim, const struct keys *keys, int64_t values,
+                       const struct keys *next) {
+    for (int i = 0; i < keys->count; i++) {
+        if (i < next->count) prefetch(next->rows[i], dim);
+        for (int v = 0; v < dim / LANES; v++) {
+            const vec value = load(keys->rows[i] + values + v * LANES);
+            for (int g = 0; g < group; g++) few->out[g][v] += splat(few->scores[g][i]) * value;
+        }
+    }
+}
+
+INLINE void begin(struct few *few, const int group, const int dim, const float *queries) {
+    for (int g = 0; g < group; g++) {
+        few->running_max[g] = -INFINITY;
+        few->total[g] = 0.0f;
+        for (int v = 0; v < dim / LANES; v++) {
+            few->queries[g][v] = load(queries + g * dim + v * LANES);
+            few->out[g][v] = splat(0.0f);
+        }
+    }
+}
+
+/* Attends with `group` queries [group][dim], rotated and scaled, to the first num_keys keys of their KV head. */
+INLINE void attend_few(const int group, const int dim, const struct head *head, int64_t num_keys, const float *queries,
+                       float *out) {
+    const int64_t values = value_offset(head->step);
+    struct keys blocks[2];
+    struct few few;
+    begin(&few, group, dim, queries);
+    locate(head, 0, num_keys, &blocks[0]);
+    for (int64_t start = 0, now = 0; start < num_keys; start += KEY_BLOCK, now = !now) {
+        locate(head, start + KEY_BLOCK, num_keys, &blocks[!now]);
+        score_keys(&few, group, dim, &blocks[now], values);
+        for (int g = 0; g < group; g++) {
+            const vec shrink = weigh(few.scores[g], &few.running_max[g], &few.total[g]);
+            for (int v = 0; v < dim / LANES; v++) few.out[g][v] *= shrink;
+        }
+        add_values(&few, group, dim, &blocks[now], values, &blocks[!now]);
+    }
+    for (int g = 0; g < group; g++)
+        for (int v = 0; v < dim / LANES; v++) store(out + g * dim + v * LANES, few.out[g][v] / few.total[g]);
+}
+
+/* Any head_dim, one query. */
+static void attend_plain(const struct head *head, int64_t num_keys, const float *query, float *out) {
+    const int64_t dim = head->step->head_dim, values = value_offset(head->step);
+    float running_max = -INFINITY, total = 0.0f;
+    memset(out, 0, dim * sizeof *out);
+    for (int64_t i = 0; i < num_keys; i++) {
+        struct keys keys;
+        locate(head, i, i + 1, &keys);
+        const float *key = keys.rows[0];
+        float score = 0.0f;
+        for (int64_t d = 0; d < dim; d++) score += query[d] * key[d];
+        const float new_max = max_of(running_max, score);
+        const float shrink = expf(running_max - new_max), weight = expf(score - new_max);
+        for (int64_t d = 0; d < dim; d++) out[d] = out[d] * shrink + weight * key[values + d];
+        total = total * shrink + weight;
+        running_max = new_max;
+    }
+    for (int64_t d = 0; d < dim; d++) out[d] /= total;
+}
+
+#define FEW(dim) \
+    switch (group) { \
+        case 1: attend_few(1, dim, head, num_keys, queries, out); return; \
+        case 2: attend_few(2, dim, head, num_keys, queries, out); return; \
+        case 3: attend_few(3, dim, head, num_keys, queries, out); return; \
+        default: attend_few(4, dim, head, num_keys, queries, out); return; \
+    }
+
+/* Up to four queries of one group, so that a key is read once for them. */
+static void attend_group(int64_t group, const struct head *head, int64_t num_keys, const float *queries, float *out) {
+    const int64_t dim = head->step->head_dim;
+    if (dim == 64) FEW(64)
+    if (dim == 128) FEW(128)
+    for (int64_t g = 0; g < group; g++) attend_plain(head, num_keys, queries + g * dim, out + g * dim);
+}
+
+/* All query heads of one KV head and one token, which attends to all before it and to itself. */
+static void attend_token(const struct attention *job, const struct head *head, int64_t token) {
+    const struct attention_step *step = job->step;
+    const int64_t group = group_size(step), dim = step->head_dim;
+    float queries[MAX_GROUP * MAX_HEAD_DIM];
+    for (int64_t g = 0; g < group; g += MAX_GROUP) {
+        const int64_t count = min_of(MAX_GROUP, group - g), first = head->kv_head * group + g;
+        for (int64_t i = 0; i < count; i++) prepare_query(job, token, first + i, queries + i * dim);
+        float *out = job->out + (token * step->num_heads + first) * dim;
+        attend_group(count, head, step->positions[token] + 1, queries, out);
+    }
+}
