@@ -39,7 +39,7 @@ proto: .venv/dev.stamp
 constraints: .venv/dev.stamp
 	$(INSTALL) -e ".[compiler]"
 	@grep '^#' constraints.txt > .venv/constraints.txt
-	@$(BIN)/python -m pip freeze --exclude-editable | sed -E 's/\+[a-z0-9.]+$$//' | sort -f >> .venv/constraints.txt
+	@$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | sed -E 's/\+[a-z0-9.]+$$//' | sort -f >> .venv/constraints.txt
 	mv .venv/constraints.txt constraints.txt
 
 clean:

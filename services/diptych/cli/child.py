@@ -76,5 +76,6 @@ def _environment(ours: Mapping[str, str], component: Component) -> dict[str, str
         "DIPTYCH_LOG_FORMAT": "json",
         "OMP_NUM_THREADS": str(component.num_threads),
         "GOMP_SPINCOUNT": "0",  # idle OpenMP threads sleep: other processes need the cores
+        "GRPC_VERBOSITY": ours.get("GRPC_VERBOSITY", "ERROR"),  # its notes on lost connections repeat ours
         "PYTHONUNBUFFERED": "1",
     }
