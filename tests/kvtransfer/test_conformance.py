@@ -240,9 +240,10 @@ def test_a_full_queue_is_refused_and_empties(make_ucx_end: Make, link: Link) -> 
     link(left, right)
     right.process.send_signal(signal.SIGSTOP)
     everything = list(range(NUM_PAGES)) * 20
+    for _ in range(4):
+        left.write(RIGHT, everything, everything, b"n" * 100_000)
     with pytest.raises(Exception, match="TransferQueueFull"):
-        for _ in range(200):
-            left.write(RIGHT, everything, everything, b"n" * 100_000)
+        left.write(RIGHT, everything, everything)
     right.process.send_signal(signal.SIGCONT)
     left.wait(lambda event: isinstance(event, OpDone))
 
