@@ -1,4 +1,4 @@
-"""Attention of one layer over the paged KV pool: rotate, store, attend in one call. C: paged_attention.h, paged_kv.h."""
+"""Attention of one layer over the paged KV pool: rotate, store, attend in one call; see the headers beside it."""
 
 from __future__ import annotations
 
