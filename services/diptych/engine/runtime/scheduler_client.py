@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Final
 
 import zmq
@@ -45,6 +45,7 @@ class SchedulerClient:
         """Wait until the model is loaded. Raises `SchedulerDied` with the scheduler's own words if it fails."""
         async for events in self.events():
             if events.HasField("ready"):
+                _remove_folder(self._folder)  # a connected socket needs its path no more, and a kill leaves nothing
                 return events.ready
         raise SchedulerDied("the scheduler ended before it was ready")
 
@@ -73,7 +74,8 @@ class SchedulerClient:
         if self._process.returncode is None:
             await self.send(engine_pb2.SchedulerCommands(shutdown=True))
             try:
-                await asyncio.wait_for(self._process.wait(), _STOP_TIMEOUT_S)
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                    await self._process.wait()
             except TimeoutError:
                 logger.warning("the scheduler did not stop within %g s: killing it", _STOP_TIMEOUT_S)
                 self._process.kill()
@@ -102,6 +104,4 @@ def new_folder() -> str:
 
 
 def _remove_folder(folder: str) -> None:
-    for path in Path(folder).glob("*"):
-        path.unlink(missing_ok=True)
-    Path(folder).rmdir()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -13,11 +13,11 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from typing import Final
 
 import grpc
 
-from diptych.common import lifecycle
-from diptych.common.errors import ConfigError
+from diptych.common import lifecycle, rpc
 from diptych.common.logging import setup
 from diptych.common.membership_client import Evicted, MembershipWatcher, Registration
 from diptych.engine.loader.source import open_model
@@ -150,25 +150,23 @@ async def _drain(service: WorkerService, record: _Record, registration: Registra
     record.instance.state = bootstrap_pb2.INSTANCE_STATE_DRAINING
     registration.nudge()
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(service.wait_until_empty(), drain_s)
+        async with asyncio.timeout(drain_s):
+            await service.wait_until_empty()
 
 
 async def _listen(config: WorkerConfig, service: WorkerService) -> tuple[grpc.aio.Server, int]:
-    server = grpc.aio.server(options=_SERVER_OPTIONS)
+    server = grpc.aio.server(options=(*rpc.SERVER_OPTIONS, *_MESSAGE_OPTIONS))
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
-    try:
-        port = server.add_insecure_port(f"{config.host}:{config.port}")
-    except RuntimeError as error:
-        raise ConfigError(f"can't listen on {config.host}:{config.port}: free the port or choose another") from error
+    port = rpc.listen(server, config.host, config.port)
     await server.start()
     return server, port
 
 
-_SERVER_OPTIONS = [
-    ("grpc.max_receive_message_length", 64 * 2**20),
-    ("grpc.max_send_message_length", 64 * 2**20),
-    ("grpc.so_reuseport", 0),
-]
+_MAX_MESSAGE_BYTES: Final = 256 << 20  # a batch of long prompts
+_MESSAGE_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+)
 
 
 def _instance(config: WorkerConfig, role: WorkerRole) -> bootstrap_pb2.Instance:
