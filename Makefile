@@ -49,11 +49,13 @@ clean:
 .venv/serve.stamp: .venv/bin/python $(INPUTS)
 	@echo "Installing Diptych into .venv (once; torch takes a few minutes) ..."
 	@$(INSTALL) -e ".[$(EXTRAS)]"
+	@$(BIN)/diptych build
 	@touch $@
 
 .venv/dev.stamp: .venv/bin/python $(INPUTS)
 	@echo "Installing Diptych and its development tools into .venv ..."
 	@$(INSTALL) -e ".[$(EXTRAS),dev]"
+	@$(BIN)/diptych build
 	@touch $@ .venv/serve.stamp
 
 .venv/bin/python:

@@ -37,6 +37,7 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
         "router": Command("run the HTTP and gRPC front door", "diptych.router.main", "RouterConfig"),
         "chat": Command("talk with the model", "diptych.cli.chat", "ChatConfig"),
         "generate": Command("continue one prompt", "diptych.cli.generate", "GenerateConfig"),
+        "build": Command("compile the C parts now, not at their first use", "diptych.cli.build", "BuildConfig"),
         "version": Command("print the version", "diptych.cli.version", "VersionConfig"),
     }
 )

@@ -30,11 +30,16 @@ SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
 @functools.cache
 def load() -> ctypes.CDLL:
     """Return the library, compiling it at the first call on this machine. Raises `ConfigError` without a compiler."""
-    library = ctypes.CDLL(str(build_library(SOURCE, flags=FLAGS)))
+    library = ctypes.CDLL(str(build()))
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, f"diptych_{name}")
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def build() -> Path:
+    """Compile the library, unless that was done before."""
+    return build_library(SOURCE, flags=FLAGS)
 
 
 def set_num_threads(num_threads: int) -> int:

@@ -13,7 +13,6 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Final
 
 import grpc
 
@@ -155,18 +154,11 @@ async def _drain(service: WorkerService, record: _Record, registration: Registra
 
 
 async def _listen(config: WorkerConfig, service: WorkerService) -> tuple[grpc.aio.Server, int]:
-    server = grpc.aio.server(options=(*rpc.SERVER_OPTIONS, *_MESSAGE_OPTIONS))
+    server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     port = rpc.listen(server, config.host, config.port)
     await server.start()
     return server, port
-
-
-_MAX_MESSAGE_BYTES: Final = 256 << 20  # a batch of long prompts
-_MESSAGE_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-)
 
 
 def _instance(config: WorkerConfig, role: WorkerRole) -> bootstrap_pb2.Instance:

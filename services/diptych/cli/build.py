@@ -1,0 +1,25 @@
+"""Compile the C parts now instead of at their first use: `diptych build`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class BuildConfig:
+    """Compile the transfer engine's shim and the CPU kernels, unless that was done before."""
+
+
+def main(config: BuildConfig) -> int:
+    for name, build in _parts().items():
+        print(f"{name}: {build()}")
+    return 0
+
+
+def _parts() -> dict[str, Callable[[], Path]]:
+    from diptych.kernels.cpu import library
+    from diptych.kvtransfer.ucx import binding
+
+    return {"KV transfer": binding.build, "CPU kernels": library.build}
