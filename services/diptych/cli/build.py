@@ -19,7 +19,7 @@ def main(config: BuildConfig) -> int:
 
 
 def _parts() -> dict[str, Callable[[], Path]]:
-    from diptych.kernels.cpu import library
+    from diptych.kernels.cpu.build import build
     from diptych.kvtransfer.ucx import binding
 
-    return {"KV transfer": binding.build, "CPU kernels": library.build}
+    return {"KV transfer": binding.build, "CPU kernels": build}

@@ -5,16 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 from ctypes import c_float, c_int, c_int64, c_void_p
-from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from diptych.common.native import build_library
+from diptych.kernels.cpu.build import build
 
-SOURCE: Final = Path(__file__).with_name("cpu.c")
-FLAGS: Final = ("-std=gnu11", "-march=native", "-pthread", "-lm")
 SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     "set_num_threads": (c_int, [c_int]),
     "panel": (c_int64, []),
@@ -35,11 +32,6 @@ def load() -> ctypes.CDLL:
         function = getattr(library, f"diptych_{name}")
         function.restype, function.argtypes = result, arguments
     return library
-
-
-def build() -> Path:
-    """Compile the library, unless that was done before."""
-    return build_library(SOURCE, flags=FLAGS)
 
 
 def set_num_threads(num_threads: int) -> int:
