@@ -158,10 +158,10 @@ def print_singles(out: report.Report, length: int, served: list[Run], embedded: 
 
 def parts_of_ttft(run: Run) -> dict[str, float]:
     """Where a served first token's time went, ms; transfer and join delay the second token, not the first."""
-    prefill, decode = run.timings["prefill"], run.timings["decode"]
-    known = {"queue": prefill["queue_us"] / 1e3, "prefill": prefill["compute_us"] / 1e3}
+    seen = run.timings
+    known = {"queue": seen["prefill_queue_us"] / 1e3, "prefill": seen["prefill_compute_us"] / 1e3}
     rest = {"router and wire": 1e3 * run.ttft_s - sum(known.values())}
-    after = {"(after it) transfer": prefill["transfer_us"] / 1e3, "(after it) join": decode["join_us"] / 1e3}
+    after = {"(after it) transfer": seen["prefill_transfer_us"] / 1e3, "(after it) join": seen["decode_join_us"] / 1e3}
     return known | rest | after
 
 
