@@ -1,0 +1,151 @@
+"""One try at a request: both legs over one room, merged into one run of tokens.
+
+The attempt ends when decode ended and no token is missing, or with the first failure, which aborts the other leg at
+once. Rule: a leg that was started is aborted or has ended by the time `close` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from diptych.engine.finish import Finish
+from diptych.engine.output import FailureCode
+from diptych.router.failure import LegFailure
+from diptych.router.merge import Merger
+from diptych.router.request import Delta
+from diptych.router.session import Session
+from diptych.router.worker_view import Role
+from diptych.v1 import inference_pb2
+from diptych.v1.worker_pb2 import LegOutput, LegStats, StartLeg
+
+REASON_GRACE_S: Final = 1.0  # a leg that its peer aborted waits this long for the peer's own words
+
+_FINISH: Final[Mapping[int, Finish]] = {
+    inference_pb2.FINISH_REASON_STOP: Finish.STOP,
+    inference_pb2.FINISH_REASON_LENGTH: Finish.LENGTH,
+}
+_CODES: Final = {code.value: code for code in FailureCode}
+
+
+class AttemptFailed(Exception):
+    """The attempt is over; `failure` says why."""
+
+    def __init__(self, failure: LegFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class Attempt:
+    """Both legs of a room. Started by the constructor; `close` it."""
+
+    def __init__(self, sessions: Mapping[Role, Session], starts: Mapping[Role, StartLeg], timeout_s: float) -> None:
+        self.room = starts[Role.PREFILL].room
+        self.stats: dict[Role, LegStats] = {}
+        self._sessions = sessions
+        self._loop = asyncio.get_running_loop()
+        self._open = set(Role)
+        self._merger = Merger()
+        self._ready: list[int] = []
+        self._finish: Finish | None = None
+        self._failure: LegFailure | None = None
+        self._news = asyncio.Event()
+        self._timer = self._loop.call_later(timeout_s, self._settle, _deadline_failure())
+        for role, start in starts.items():
+            sessions[role].start(start, _Leg(self, role))
+
+    async def next(self) -> Delta:
+        """Wait for news and return all of it as one delta. Raises `AttemptFailed`."""
+        while not (self._ready or self._failure or self._is_complete()):
+            self._news.clear()
+            await self._news.wait()
+        if self._failure and not self._ready:
+            raise AttemptFailed(self._failure)
+        ready, self._ready = self._ready, []
+        return Delta(ready, self._finish if self._is_complete() else None)
+
+    async def wait_for_prefill_end(self, timeout_s: float) -> None:
+        """Wait until the prefill leg's last output, which carries its final stats, or for `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while Role.PREFILL in self._open:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            return
+
+    def close(self) -> None:
+        """Abort what is still open, unless the request is complete: then prefill is about to end by itself."""
+        self._timer.cancel()
+        if self._is_complete() and not self._failure:
+            return
+        for role in self._open:
+            self._sessions[role].abort(self.room)
+
+    # what the legs say
+
+    def receive(self, role: Role, output: LegOutput) -> None:
+        if output.HasField("stats"):
+            self.stats[role] = output.stats
+        self._ready.extend(self._merger.accept(output.first_index, output.token_ids))
+        if output.finish_reason or output.HasField("error"):
+            self._end(role, output)
+        self._news.set()
+
+    def _end(self, role: Role, output: LegOutput) -> None:
+        self._open.discard(role)
+        if output.finish_reason not in _FINISH:
+            code = _CODES.get(output.error.code, FailureCode.INTERNAL)
+            self._fail(LegFailure(role, code, output.error.message))
+        elif role is Role.DECODE:
+            self._finish = _FINISH[output.finish_reason]
+
+    def lose(self, role: Role, reason: str) -> None:
+        self._open.discard(role)
+        self._fail(LegFailure(role, FailureCode.PEER_LOST, reason, session_lost=True))
+
+    def _fail(self, failure: LegFailure) -> None:
+        """Take a leg's failure: abort the other leg, and settle on the reason that says most."""
+        if failure.role is Role.PREFILL and not self._needs_prefill():
+            self._news.set()
+            return
+        other = failure.role.other
+        if failure.code is FailureCode.ABORTED and other in self._open:
+            self._sessions[other].abort(self.room)
+            self._timer.cancel()
+            self._timer = self._loop.call_later(REASON_GRACE_S, self._settle, failure)
+            return
+        self._settle(failure)
+
+    def _settle(self, failure: LegFailure) -> None:
+        """The first reason counts."""
+        if self._failure is None and not self._is_complete():
+            self._failure = failure
+            self.close()
+        self._news.set()
+
+    def _needs_prefill(self) -> bool:
+        """Once decode has produced a token or has ended, and token 0 is here, prefill has done its part."""
+        return self._merger.num_tokens < 1 or (self._merger.num_tokens < 2 and self._finish is None)
+
+    def _is_complete(self) -> bool:
+        return self._finish is not None and self._merger.num_tokens > 0 and not self._merger.has_gap
+
+
+class _Leg:
+    """The attempt, as the session of one role sees it."""
+
+    def __init__(self, attempt: Attempt, role: Role) -> None:
+        self._attempt = attempt
+        self._role = role
+
+    def receive(self, output: LegOutput) -> None:
+        self._attempt.receive(self._role, output)
+
+    def lose(self, reason: str) -> None:
+        self._attempt.lose(self._role, reason)
+
+
+def _deadline_failure() -> LegFailure:
+    return LegFailure(Role.DECODE, FailureCode.DEADLINE, "the request's deadline passed")

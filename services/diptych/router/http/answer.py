@@ -1,0 +1,150 @@
+"""Answers one request over one HTTP exchange: as a whole, or as server-sent events.
+
+A stream's status line waits for its first token, so that whatever fails before is an ordinary error with a status; what
+fails later is an event. Either way the client gets an answer. When the client leaves, the request is aborted at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import Final
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from diptych.common.errors import DiptychError, InternalError
+from diptych.router.http.ask import Ask
+from diptych.router.http.disconnect import until_disconnect
+from diptych.router.http.errors import error_body, error_response
+from diptych.router.http.layout import Choice, Json
+from diptych.router.interleave import Batch, interleave
+from diptych.router.outcome import DISCONNECTED, OK, outcome_of
+from diptych.router.pipeline import Pipeline
+from diptych.router.request import GenerationRequest, Piece, Usage
+
+logger = logging.getLogger(__name__)
+
+DONE: Final = b"data: [DONE]\n\n"
+EVENT_STREAM: Final = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class Answer(Response, ABC):
+    """A response that does its work when it is sent."""
+
+    def __init__(self, pipeline: Pipeline, api: str, ask: Ask, headers: Mapping[str, str]) -> None:
+        super().__init__(headers=headers)
+        self._pipeline = pipeline
+        self._api = api
+        self._ask = ask
+        self._given_headers = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        outcome = await until_disconnect(receive, self._serve(scope, receive, send))
+        self._pipeline.metrics.requests.labels(self._api, outcome or DISCONNECTED).inc()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> str:
+        try:
+            with self._pipeline.admit(self._ask.wish):
+                await self._respond(await self._pipeline.prepare(self._ask.wish), send)
+            return OK
+        except DiptychError as error:
+            failure = error
+        except Exception:
+            logger.exception("request %s failed", self._ask.wish.request_id)
+            failure = InternalError("internal error; the router's log has the details")
+        await self._fail(failure, scope, receive, send)
+        return outcome_of(failure)
+
+    async def _fail(self, error: DiptychError, scope: Scope, receive: Receive, send: Send) -> None:
+        await error_response(error, self._given_headers)(scope, receive, send)
+
+    @abstractmethod
+    async def _respond(self, requests: Sequence[GenerationRequest], send: Send) -> None: ...
+
+
+class WholeAnswer(Answer):
+    """One JSON object, when all is known."""
+
+    async def _respond(self, requests: Sequence[GenerationRequest], send: Send) -> None:
+        pieces: list[list[Piece]] = [[] for _ in requests]
+        async with aclosing(interleave([self._pipeline.generate(request) for request in requests])) as batches:
+            async for batch in batches:
+                for index, piece in batch:
+                    pieces[index].append(piece)
+        choices = [_choice(run) for run in pieces]
+        await self._send(orjson.dumps(self._ask.layout.whole(choices)), send)
+
+    async def _send(self, body: bytes, send: Send) -> None:
+        length = (b"content-length", str(len(body)).encode())
+        headers = [*_raw(self._given_headers), (b"content-type", b"application/json"), length]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+class StreamAnswer(Answer):
+    """Server-sent events. Everything that is ready goes into one write."""
+
+    def __init__(self, pipeline: Pipeline, api: str, ask: Ask, headers: Mapping[str, str]) -> None:
+        super().__init__(pipeline, api, ask, headers)
+        self._started = False
+        self._opened: set[int] = set()
+        self._usages: dict[int, Usage] = {}
+
+    async def _respond(self, requests: Sequence[GenerationRequest], send: Send) -> None:
+        async with aclosing(interleave([self._pipeline.generate(request) for request in requests])) as batches:
+            async for batch in batches:
+                events = self._events(batch)
+                is_last = len(self._usages) == len(requests)
+                if is_last:
+                    events += self._closing()
+                await self._write(b"".join(events), send, more=not is_last)
+
+    def _events(self, batch: Batch) -> list[bytes]:
+        events = []
+        for index, piece in batch:
+            is_first = index not in self._opened
+            self._opened.add(index)
+            events += [_event(chunk) for chunk in self._ask.layout.chunks(index, piece, is_first=is_first)]
+            if piece.end:
+                self._usages[index] = piece.end.usage
+        return events
+
+    def _closing(self) -> list[bytes]:
+        if not self._ask.layout.style.include_usage:
+            return [DONE]
+        usages = [usage for _, usage in sorted(self._usages.items())]
+        return [_event(self._ask.layout.usage_chunk(usages)), DONE]
+
+    async def _write(self, body: bytes, send: Send, *, more: bool) -> None:
+        if not body:
+            return
+        if not self._started:
+            self._started = True
+            headers = [*_raw(self._given_headers), *EVENT_STREAM]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _fail(self, error: DiptychError, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._started:
+            await self._write(_event(error_body(error)), send, more=False)
+        else:
+            await super()._fail(error, scope, receive, send)
+
+
+def _choice(pieces: Sequence[Piece]) -> Choice:
+    end = pieces[-1].end
+    assert end is not None, "a stream ends with its last piece"
+    text = "".join([piece.text for piece in pieces])
+    return Choice(text, [token_id for piece in pieces for token_id in piece.token_ids], end)
+
+
+def _event(value: Json) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

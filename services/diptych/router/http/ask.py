@@ -1,0 +1,88 @@
+"""From the bytes of a body to what the pipeline and the answer need: one function an API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from diptych.router.http.chat_request import ChatRequest
+from diptych.router.http.completion_request import CompletionRequest
+from diptych.router.http.fields import GenerationFields, to_invalid_request
+from diptych.router.http.layout import ChatLayout, CompletionLayout, Layout, Style
+from diptych.router.http.timings import HEADER as TIMINGS_HEADER
+from diptych.router.prepare import Wish
+from diptych.router.request import Prompt
+
+R = TypeVar("R", bound=GenerationFields)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request came from: what it says outside its body."""
+
+    request_id: str
+    headers: Mapping[str, str]
+
+    @property
+    def wants_report(self) -> bool:
+        return self.headers.get(TIMINGS_HEADER) == "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a client asks for, and how the answer is to look."""
+
+    wish: Wish
+    layout: Layout
+    stream: bool
+
+
+Parse = Callable[[bytes, Origin, str], Ask]
+
+
+def parse_chat(body: bytes, origin: Origin, model_id: str) -> Ask:
+    """Read the body of a chat completion. Raises `InvalidRequest`."""
+    fields = _parse(ChatRequest, body)
+    wish = _wish(fields, [fields.prompt()], fields.output_limit, origin)
+    stream = bool(fields.stream)
+    return Ask(wish, ChatLayout(model_id, _style(fields), stream=stream), stream)
+
+
+def parse_completion(body: bytes, origin: Origin, model_id: str) -> Ask:
+    """Read the body of a completion. Raises `InvalidRequest`."""
+    fields = _parse(CompletionRequest, body)
+    wish = _wish(fields, fields.prompts(), fields.max_tokens, origin)
+    return Ask(wish, CompletionLayout(model_id, _style(fields)), bool(fields.stream))
+
+
+def _wish(fields: GenerationFields, prompts: Sequence[Prompt], max_tokens: int | None, origin: Origin) -> Wish:
+    return Wish(
+        model=fields.model or "",
+        prompts=prompts,
+        params=fields.sampling_params(),
+        max_tokens=max_tokens,
+        seed=fields.seed,
+        num_choices=1 if fields.n is None else fields.n,
+        request_id=origin.request_id,
+        wants_report=origin.wants_report,
+    )
+
+
+def _style(fields: GenerationFields) -> Style:
+    return Style(
+        num_choices=fields.n or 1,
+        include_usage=fields.include_usage,
+        return_token_ids=bool(fields.return_token_ids),
+    )
+
+
+def _parse(model: type[R], body: bytes) -> R:
+    try:
+        fields = model.model_validate_json(body)
+    except ValidationError as error:
+        raise to_invalid_request(error) from None
+    fields.check()
+    return fields

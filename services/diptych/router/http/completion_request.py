@@ -1,0 +1,56 @@
+"""POST /v1/completions: what the body may contain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from diptych.common.errors import InvalidRequest
+from diptych.router.http.fields import GenerationFields
+from diptych.router.request import Prompt, TextPrompt, TokenPrompt
+
+MAX_PROMPTS: Final = 128
+PROMPT_TYPES: Final = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
+
+
+class CompletionRequest(GenerationFields):
+    """The body."""
+
+    NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **GenerationFields.NEUTRAL,
+        "logprobs": (False,),
+        "echo": (False,),
+        "suffix": ("",),
+    }
+
+    prompt: Any
+    # not supported
+    best_of: int | None = None
+    logprobs: Any = None
+    echo: Any = None
+    suffix: Any = None
+
+    def check(self) -> None:
+        super().check()
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise InvalidRequest("best_of is not supported by this server, unless it equals n", param="best_of")
+
+    def prompts(self) -> list[Prompt]:
+        """Return the prompts, at least one. Raises `InvalidRequest` for any other shape."""
+        items = self.prompt if _is_batch(self.prompt) else [self.prompt]
+        if not 1 <= len(items) <= MAX_PROMPTS:
+            raise InvalidRequest(f"prompt takes 1 to {MAX_PROMPTS} prompts, not {len(items)}", param="prompt")
+        return [_prompt(item) for item in items]
+
+
+def _is_batch(prompt: object) -> bool:
+    """Whether it is several prompts: a list of anything but token ids."""
+    return isinstance(prompt, list) and not (prompt and type(prompt[0]) is int)
+
+
+def _prompt(item: object) -> Prompt:
+    if isinstance(item, str):
+        return TextPrompt(item)
+    if isinstance(item, list) and all(type(token_id) is int for token_id in item):  # a bool is not a token
+        return TokenPrompt(item)
+    raise InvalidRequest(f"prompt must be {PROMPT_TYPES}", param="prompt")

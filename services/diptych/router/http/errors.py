@@ -1,0 +1,52 @@
+"""Errors in the shape that OpenAI clients expect: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+from starlette.responses import Response
+
+from diptych.common.errors import DeadlineExceeded, DiptychError, InvalidRequest, NotFound, Overloaded, Unavailable
+from diptych.router.errors import ContextLengthExceeded, ModelNotFound, PayloadTooLarge
+
+# The most derived class of an error that is listed here counts: its (type, code).
+_WORDS: Final[Mapping[type[DiptychError], tuple[str, str | None]]] = {
+    ContextLengthExceeded: ("invalid_request_error", "context_length_exceeded"),
+    PayloadTooLarge: ("invalid_request_error", "payload_too_large"),
+    InvalidRequest: ("invalid_request_error", None),
+    ModelNotFound: ("invalid_request_error", "model_not_found"),
+    NotFound: ("invalid_request_error", "not_found"),
+    Overloaded: ("rate_limit_error", "rate_limit_exceeded"),
+    Unavailable: ("server_error", "unavailable"),
+    DeadlineExceeded: ("server_error", "deadline_exceeded"),
+    DiptychError: ("server_error", "internal_error"),
+}
+
+
+def error_body(error: DiptychError) -> dict[str, Any]:
+    kind, code = next(_WORDS[base] for base in type(error).__mro__ if base in _WORDS)
+    param = error.param if isinstance(error, InvalidRequest) else None
+    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+
+
+def error_response(error: DiptychError, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(
+        orjson.dumps(error_body(error)),
+        status_code=error.http_status,
+        media_type="application/json",
+        headers={**(headers or {}), **_retry_after(error)},
+    )
+
+
+def plain_error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An error that the web framework found: no such path or method."""
+    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
+    return Response(orjson.dumps(body), status_code=status, media_type="application/json", headers=headers)
+
+
+def _retry_after(error: DiptychError) -> Mapping[str, str]:
+    if isinstance(error, Overloaded | Unavailable):
+        return {"retry-after": str(error.retry_after_s)}
+    return {}

@@ -1,0 +1,133 @@
+"""The fields that chat and completion requests share, and what is said when one is wrong.
+
+Rule: nothing is silently ignored. A field is used, or documented as without effect here, or refused by name unless it
+has its neutral value; an unknown field is refused too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from diptych.common.errors import InvalidRequest
+from diptych.engine.sampling_params import SamplingParams
+
+MAX_ERRORS_SHOWN: Final = 3
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+StopList = Annotated[list[str], BeforeValidator(_listed)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+Token = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class StrictModel(BaseModel):
+    """No field besides the declared ones, and no conversion of types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(StrictModel):
+    """How a stream is framed."""
+
+    include_usage: bool = False
+    include_obfuscation: bool | None = None  # without effect: no padding is sent
+
+
+class GenerationFields(StrictModel):
+    """What both APIs have in common. `None` is the same as absent."""
+
+    NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "frequency_penalty": (0, 0.0),
+        "presence_penalty": (0, 0.0),
+        "logit_bias": ({},),
+    }
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: Seed | None = None
+    stop: StopList | None = None
+    stop_token_ids: list[Token] | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    # without effect
+    user: str | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # not supported
+    frequency_penalty: Any = None
+    presence_penalty: Any = None
+    logit_bias: Any = None
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def check(self) -> None:
+        """Raise `InvalidRequest`, naming the field, for what is not supported."""
+        refuse_unsupported(self, self.NEUTRAL)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
+
+    def sampling_params(self) -> SamplingParams:
+        """Return all but `max_tokens` and `seed`."""
+        default = SamplingParams()
+        return SamplingParams(
+            temperature=default.temperature if self.temperature is None else self.temperature,
+            top_p=default.top_p if self.top_p is None else self.top_p,
+            top_k=self.top_k or 0,
+            stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+        )
+
+
+def refuse_unsupported(model: BaseModel, neutral: Mapping[str, tuple[object, ...]], *, prefix: str = "") -> None:
+    """Raise for the first field of `neutral` that has another value than those, or `None`."""
+    for name, values in neutral.items():
+        value = getattr(model, name)
+        if value is not None and not any(type(value) is type(same) and value == same for same in values):
+            raise InvalidRequest(f"{prefix}{name} is not supported by this server", param=f"{prefix}{name}")
+
+
+def to_invalid_request(error: ValidationError) -> InvalidRequest:
+    """Return what the caller should read, with the first wrong field as `param`."""
+    details = error.errors(include_url=False, include_input=False)
+    words = "; ".join(_describe(item) for item in details[:MAX_ERRORS_SHOWN])
+    return InvalidRequest(words, param=_path(details[0]["loc"]) or None)
+
+
+def _describe(item: ErrorDetails) -> str:
+    path, message = _path(item["loc"]), item["msg"].removeprefix("Value error, ")
+    match item["type"]:
+        case "json_invalid":
+            return f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}"
+        case "model_type" if not path:
+            return "the body must be a JSON object"
+        case "missing":
+            return f"{path} is required"
+        case "extra_forbidden":
+            return f"unrecognized request argument: {path}"
+    return f"{path}: {message[:1].lower()}{message[1:]}"
+
+
+def _path(loc: Sequence[int | str]) -> str:
+    path = ""
+    for step in loc:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return path.removeprefix(".")

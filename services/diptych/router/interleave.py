@@ -1,0 +1,54 @@
+"""Reads several streams of pieces as one, in batches: everything that is ready at once comes at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from diptych.router.request import Piece
+
+Stream = AsyncGenerator[Piece, None]
+Batch = list[tuple[int, Piece]]  # (index of the stream, piece)
+
+
+async def interleave(streams: Sequence[Stream]) -> AsyncGenerator[Batch, None]:
+    """Yield pieces until every stream has ended. The first error ends all. Close it to close all streams."""
+    if len(streams) == 1:  # the common case needs no task
+        async with aclosing(streams[0]) as stream:
+            async for piece in stream:
+                yield [(0, piece)]
+        return
+    ready: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
+    tasks = [asyncio.create_task(_pump(index, stream, ready)) for index, stream in enumerate(streams)]
+    try:
+        num_open = len(streams)
+        while num_open:
+            batch = await _take_all(ready)
+            num_open -= sum(piece.end is not None for _, piece in batch)
+            yield batch
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(index: int, stream: Stream, ready: asyncio.Queue[tuple[int, Piece | Exception]]) -> None:
+    try:
+        async with aclosing(stream):
+            async for piece in stream:
+                ready.put_nowait((index, piece))
+    except Exception as error:  # raised again by the reader
+        ready.put_nowait((index, error))
+
+
+async def _take_all(ready: asyncio.Queue[tuple[int, Piece | Exception]]) -> Batch:
+    items = [await ready.get()]
+    while not ready.empty():
+        items.append(ready.get_nowait())
+    batch: Batch = []
+    for index, item in items:
+        if isinstance(item, Exception):
+            raise item
+        batch.append((index, item))
+    return batch

@@ -1,0 +1,112 @@
+"""The router process: `diptych router`. Builds everything, runs it, and stops it without dropping an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from dataclasses import dataclass
+
+import uvloop
+
+from diptych.common import lifecycle
+from diptych.common.logging import setup
+from diptych.common.membership_client import MembershipWatcher
+from diptych.engine.loader.source import open_model
+from diptych.router.admission import Admission
+from diptych.router.config import RouterConfig
+from diptych.router.execution import Dispatcher
+from diptych.router.fleet import Fleet, Membership
+from diptych.router.grpc.inference import InferenceService
+from diptych.router.grpc.server import GrpcServer
+from diptych.router.http.app import create_app
+from diptych.router.http.server import HttpServer
+from diptych.router.metrics import RouterMetrics
+from diptych.router.pipeline import Pipeline
+from diptych.router.policies import POLICIES
+from diptych.router.prepare import Preparer, ServedModel
+from diptych.router.progress import RetryLimits
+from diptych.router.selection import Selector
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_S = 3  # after draining, for the last words to running requests
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The parts of a router that its servers and its end need."""
+
+    fleet: Fleet
+    admission: Admission
+    preparer: Preparer
+    pipeline: Pipeline
+
+
+def main(config: RouterConfig) -> int:
+    """Serve until SIGTERM; return the exit code."""
+    lifecycle.die_with_supervisor()
+    setup("router", config.log_format, config.log_level)
+    model = open_served_model(config.model)
+    grace_s = math.ceil(config.drain_s) + 2 * STOP_GRACE_S
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(lifecycle.run_until_signal(lambda stop: serve(config, model, stop), grace_s=grace_s))
+    return 0
+
+
+def open_served_model(name: str) -> ServedModel:
+    """Open the model for its tokenizer and limits; no weights are read."""
+    source = open_model(name)
+    config = source.config
+    return ServedModel(config.model_id, source.tokenizer(), config.vocab_size, config.context_len)
+
+
+def build(config: RouterConfig, model: ServedModel, membership: Membership) -> Router:
+    """Wire a router. Nothing runs yet."""
+    metrics = RouterMetrics()
+    fleet = Fleet(membership, model.model_id, metrics)
+    admission = Admission(config.max_concurrent)
+    preparer = Preparer(
+        model,
+        lambda: fleet.context_len(model.context_len),
+        num_threads=config.tokenizer_threads,
+        timeout_s=config.request_timeout_s,
+    )
+    metrics.watch(fleet.num_open_legs, lambda: admission.num_running)
+    dispatcher = Dispatcher(fleet, Selector(fleet, POLICIES[config.policy]), metrics)
+    retries = RetryLimits(config.pair_wait_s, config.lost_pair_wait_s)
+    return Router(fleet, admission, preparer, Pipeline(model, preparer, dispatcher, admission, retries))
+
+
+async def serve(config: RouterConfig, model: ServedModel, stop: asyncio.Event) -> None:
+    """Run a router until `stop`, then drain it."""
+    watcher = MembershipWatcher(config.bootstrap)
+    router = build(config, model, watcher)
+    service = InferenceService(router.pipeline)
+    app = create_app(router.pipeline, max_body_bytes=config.max_body_bytes)
+    stop_grace_s = math.ceil(config.drain_s) + STOP_GRACE_S
+    http = HttpServer(app, config.host, config.http_port, stop_grace_s=stop_grace_s)
+    grpc = GrpcServer(service, config.host, config.grpc_port, max_message_bytes=config.max_body_bytes)
+    async with asyncio.TaskGroup() as group:
+        background = [group.create_task(watcher.run()), group.create_task(router.fleet.run())]
+        background.append(group.create_task(grpc.report_health(router.fleet)))
+        serving = group.create_task(http.run())
+        await grpc.start()
+        logger.info("serving %s: HTTP at port %d, gRPC at port %d", model.model_id, http.port, grpc.port)
+        await stop.wait()
+        http.stop()
+        stopping = group.create_task(grpc.stop(stop_grace_s))
+        await drain(router, config.drain_s)
+        await asyncio.wait((serving, stopping))
+        for task in background:
+            task.cancel()
+    router.preparer.close()
+
+
+async def drain(router: Router, drain_s: float) -> None:
+    """Let running requests finish for `drain_s`; then end them with an error that says why."""
+    logger.info("stopping; %d requests are running", router.admission.num_running)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(router.admission.wait_until_idle(), drain_s)
+    router.fleet.close("the router is stopping")

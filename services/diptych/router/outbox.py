@@ -1,0 +1,43 @@
+"""Coalesces what is due to a worker: everything queued in one turn of the event loop leaves in one message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from diptych.v1.worker_pb2 import RouterBatch, StartLeg
+
+MAX_BATCH_TOKENS: Final = 4 << 20  # of prompts; at most 5 bytes each: far below the limit of a message
+
+
+class Outbox:
+    """An endless async iterator of batches, for one reader. Nothing is sent while nothing is due."""
+
+    def __init__(self) -> None:
+        self._starts: deque[StartLeg] = deque()
+        self._aborts: list[int] = []
+        self._due = asyncio.Event()
+
+    def start(self, leg: StartLeg) -> None:
+        self._starts.append(leg)
+        self._due.set()
+
+    def abort(self, room: int) -> None:
+        self._aborts.append(room)
+        self._due.set()
+
+    def __aiter__(self) -> Outbox:
+        return self
+
+    async def __anext__(self) -> RouterBatch:
+        await self._due.wait()
+        batch, num_tokens = RouterBatch(), 0
+        while self._starts and num_tokens <= MAX_BATCH_TOKENS - len(self._starts[0].prompt_token_ids):
+            num_tokens += len(self._starts[0].prompt_token_ids)
+            batch.start.append(self._starts.popleft())
+        if not self._starts:  # an abort must not overtake its start
+            batch.abort.extend(self._aborts)
+            self._aborts.clear()
+            self._due.clear()
+        return batch

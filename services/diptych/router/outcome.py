@@ -1,0 +1,24 @@
+"""The outcomes of requests, as the metrics name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from diptych.common.errors import DeadlineExceeded, DiptychError, InvalidRequest, NotFound, Overloaded, Unavailable
+
+OK: Final = "ok"
+DISCONNECTED: Final = "disconnected"
+
+_OUTCOMES: Final[Mapping[type[DiptychError], str]] = {
+    InvalidRequest: "invalid",
+    NotFound: "not_found",
+    Overloaded: "overloaded",
+    Unavailable: "unavailable",
+    DeadlineExceeded: "deadline",
+    DiptychError: "error",
+}
+
+
+def outcome_of(error: DiptychError) -> str:
+    return next(_OUTCOMES[base] for base in type(error).__mro__ if base in _OUTCOMES)

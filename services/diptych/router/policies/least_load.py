@@ -1,0 +1,23 @@
+"""Chooses the pair with the shortest prefill queue, then with the fewest requests.
+
+A decode worker that lacks the KV memory for the prompt comes last, however idle its prefill worker is: the request
+would hold prefill pages while it waits. Equals take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from diptych.router.policies.policy import Candidate, RequestView
+from diptych.router.worker_view import Pair
+
+
+def least_load(candidates: Sequence[Candidate], request: RequestView) -> Pair:
+    start = request.number % len(candidates)
+    rotated = [*candidates[start:], *candidates[:start]]
+    return min(rotated, key=lambda candidate: _cost(candidate, request.prompt_len)).pair
+
+
+def _cost(candidate: Candidate, prompt_len: int) -> tuple[bool, int, int, int]:
+    prefill, decode = candidate.prefill, candidate.decode
+    return decode.free_tokens < prompt_len, prefill.queued_tokens, prefill.num_requests, decode.num_requests

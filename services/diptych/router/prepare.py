@@ -1,0 +1,143 @@
+"""From what a client sent to requests that workers can run: chat template, tokens, limits, defaults.
+
+Everything that can be wrong with a request is found here, before a worker hears of it. The chat template and the
+tokenizer run in a small thread pool, so that a long prompt does not stop the streams of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final
+
+from diptych.common.errors import InvalidRequest
+from diptych.engine.loader.tokenizer import Tokenizer
+from diptych.engine.sampling_params import MAX_SEED, SamplingParams
+from diptych.router.errors import ContextLengthExceeded, ModelNotFound
+from diptych.router.request import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+
+MAX_CHOICES: Final = 8
+ROLES: Final = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model that this router serves."""
+
+    model_id: str
+    tokenizer: Tokenizer
+    vocab_size: int
+    context_len: int  # tokens, prompt + output, that the model takes; workers may take fewer
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a client asks for, still as it was said: `None` is the model's default."""
+
+    model: str  # empty: the only one
+    prompts: Sequence[Prompt]
+    params: SamplingParams  # but for `max_tokens` and `seed`
+    max_tokens: int | None
+    seed: int | None
+    num_choices: int = 1  # of each prompt
+    request_id: str = ""
+    timeout_s: float | None = None
+    wants_report: bool = False
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.prompts) * self.num_choices
+
+
+class Preparer:
+    """Turns wishes into requests for one model."""
+
+    def __init__(
+        self, model: ServedModel, context_len: Callable[[], int], *, num_threads: int, timeout_s: float
+    ) -> None:
+        self._model = model
+        self._context_len = context_len  # what model and workers take now
+        self._timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def prepare(self, wish: Wish) -> list[GenerationRequest]:
+        """Return one request for each choice of each prompt, in that order. Raises the caller's `DiptychError`."""
+        arrival_s = time.monotonic()
+        self._check(wish)
+        loop = asyncio.get_running_loop()
+        prompts = await loop.run_in_executor(self._threads, self._tokenize, wish.prompts)
+        seed = secrets.randbits(63) if wish.seed is None else wish.seed
+        timeout_s = min(self._timeout_s, wish.timeout_s or self._timeout_s)
+        limit = self._context_len()
+        return [
+            GenerationRequest(
+                request_id=wish.request_id,
+                prompt_ids=ids,
+                params=self._params(wish, len(ids), limit, (seed + choice) & MAX_SEED),
+                arrival_s=arrival_s,
+                deadline_s=arrival_s + timeout_s,
+                wants_report=wish.wants_report,
+            )
+            for ids in prompts
+            for choice in range(wish.num_choices)
+        ]
+
+    def _check(self, wish: Wish) -> None:
+        """What can be said without looking at the prompt."""
+        if wish.model not in ("", self._model.model_id):
+            raise ModelNotFound(f"the model {wish.model!r} does not exist; this router serves {self._model.model_id!r}")
+        if not 1 <= wish.num_choices <= MAX_CHOICES:
+            raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}, not {wish.num_choices}", param="n")
+        if wish.max_tokens is not None and wish.max_tokens < 1:
+            raise InvalidRequest(f"max_tokens must be at least 1, not {wish.max_tokens}", param="max_tokens")
+        wish.params.validate()
+
+    def _params(self, wish: Wish, prompt_len: int, context_len: int, seed: int) -> SamplingParams:
+        room = context_len - prompt_len
+        if room < 1:
+            raise ContextLengthExceeded(
+                f"the prompt has {prompt_len} tokens; with at least one token of output that is more than the context "
+                f"of {context_len} tokens",
+                param="messages" if isinstance(wish.prompts[0], ChatPrompt) else "prompt",
+            )
+        max_tokens = room if wish.max_tokens is None else min(wish.max_tokens, room)
+        return replace(wish.params, max_tokens=max_tokens, seed=seed)
+
+    def _tokenize(self, prompts: Sequence[Prompt]) -> list[Sequence[int]]:
+        return [self._tokens(prompt) for prompt in prompts]
+
+    def _tokens(self, prompt: Prompt) -> Sequence[int]:
+        tokenizer = self._model.tokenizer
+        match prompt:
+            case TextPrompt(text):
+                ids: Sequence[int] = tokenizer.encode(text, add_special_tokens=True)
+            case ChatPrompt(messages):
+                _check_messages(messages)
+                ids = tokenizer.encode(tokenizer.apply_chat_template(messages))
+            case TokenPrompt(ids):
+                _check_ids(ids, self._model.vocab_size)
+        if not ids:
+            raise InvalidRequest("the prompt is empty: give at least one token", param="prompt")
+        return ids
+
+
+def _check_messages(messages: Sequence[Mapping[str, str]]) -> None:
+    if not messages:
+        raise InvalidRequest("messages is empty: give at least one message", param="messages")
+    for index, message in enumerate(messages):
+        if message["role"] not in ROLES:
+            text = f"role must be one of {', '.join(ROLES)}, not {message['role']!r}"
+            raise InvalidRequest(text, param=f"messages[{index}].role")
+
+
+def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    wrong = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
+    if wrong is not None:
+        raise InvalidRequest(f"{wrong} is not a token: ids are 0 to {vocab_size - 1}", param="prompt")

@@ -1,0 +1,91 @@
+"""The values that flow through the router's stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from diptych.engine.finish import Finish
+from diptych.engine.sampling_params import SamplingParams
+from diptych.router.worker_view import Pair, Role
+from diptych.v1.worker_pb2 import LegStats
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Text as it is, without a chat template."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Text that the caller has tokenised."""
+
+    ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Messages, each with `role` and `content`, to be rendered with the model's chat template."""
+
+    messages: Sequence[Mapping[str, str]]
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt that is to be continued once. Valid, and complete but for the workers that will serve it."""
+
+    request_id: str
+    prompt_ids: Sequence[int]  # at least one, and fewer than the context holds
+    params: SamplingParams
+    arrival_s: float  # on the monotonic clock
+    deadline_s: float  # likewise
+    wants_report: bool = False  # the caller wants the measurements of both legs
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New output tokens. `finish` is set in the last delta."""
+
+    token_ids: Sequence[int]
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the legs of the last attempt measured. A leg that has not ended yet is missing, or incomplete."""
+
+    pair: Pair
+    room: int
+    stats: Mapping[Role, LegStats]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a finished request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int  # of the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a request ended."""
+
+    finish: Finish
+    usage: Usage
+    report: Report | None = None  # if the request wanted one
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text for the client, and the tokens it came from. `end` is set in the last piece."""
+
+    text: str
+    token_ids: Sequence[int]
+    end: End | None = None

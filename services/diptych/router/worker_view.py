@@ -1,0 +1,52 @@
+"""Workers as the deciding modules see them: values, taken at the moment of a decision."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from diptych.common.membership import State
+
+
+class Role(enum.Enum):
+    """Which half of a request a worker serves."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+    @property
+    def other(self) -> Role:
+        return Role.DECODE if self is Role.PREFILL else Role.PREFILL
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """What decides whether a worker may serve, and with whom."""
+
+    instance_id: int
+    role: Role
+    state: State
+    model_id: str
+    compat: str  # pairs need equal ones
+    session_open: bool
+    linked: frozenset[int]  # peers to which it has a transfer endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """How busy a worker is: the larger of what it reported last and what this router has open there.
+
+    The larger, not the sum: a report already counts the legs of this router, only later.
+    """
+
+    num_requests: int
+    queued_tokens: int  # prompt tokens that wait to be computed
+    free_tokens: int  # KV memory, in tokens
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Pair:
+    """A prefill and a decode worker, by instance id."""
+
+    prefill_id: int
+    decode_id: int
