@@ -107,35 +107,48 @@ class ChildError(Exception):
     """What the child's transport raised, by its name."""
 
 
-class ChildEnd(End):
-    """A UCX transport in a process of its own: one UCX a process."""
+class Child:
+    """A process that runs `peer.py`."""
 
-    def __init__(self, transports: str, instance_id: int, layout: PoolLayout = LAYOUT, **options: Any) -> None:
-        self.instance_id = instance_id
-        self.events = []
-        setup = {
-            "instance_id": instance_id,
-            "layout": dataclasses.asdict(layout),
-            "options": {"transports": transports, **FAST, **options},
-        }
-        command = [sys.executable, str(Path(__file__).with_name("peer.py")), json.dumps(setup)]
+    def __init__(self) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("peer.py"))]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._answer() == "ready"
 
     def ask(self, do: str, **fields: Any) -> Any:
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.write(json.dumps({"do": do, **fields}) + "\n")
         self.process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> Any:
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"the child ended with code {self.process.wait(5)}"
         reply = json.loads(line)
         if "error" in reply:
             raise ChildError(f"{reply['error']}: {reply['message']}")
         return reply["answer"]
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def end(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+        self.process.wait(10)
+
+
+class ChildEnd(End):
+    """A UCX transport in a process of its own: one UCX a process."""
+
+    def __init__(
+        self, child: Child, transports: str, instance_id: int, layout: PoolLayout = LAYOUT, **options: Any
+    ) -> None:
+        self.instance_id = instance_id
+        self.events = []
+        self.child = child
+        self.process, self.ask = child.process, child.ask
+        options = {"transports": transports, **FAST, **options}
+        self.ask("open", instance_id=instance_id, layout=dataclasses.asdict(layout), options=options)
 
     def metadata(self) -> bytes:
         return base64.b64decode(self.ask("metadata"))
@@ -178,46 +191,54 @@ class ChildEnd(End):
         self.process.wait()
 
     def close(self) -> None:
-        running = self.process.poll() is None
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
-        assert self.process.wait(10) == 0 or not running
+        if self.child.is_running:
+            self.ask("close")
 
 
 Make = Callable[..., Any]
 
 
+@pytest.fixture(scope="session")
+def children() -> Iterator[list[Child]]:
+    """Processes that wait for work."""
+    idle: list[Child] = []
+    yield idle
+    for child in idle:
+        child.end()
+
+
+@pytest.fixture
+def make_child_end(children: list[Child]) -> Iterator[Make]:
+    """Makes ends in processes; those that are left run the next test's."""
+    made: list[ChildEnd] = []
+
+    def make(transports: str, instance_id: int, layout: PoolLayout = LAYOUT, **options: Any) -> ChildEnd:
+        made.append(ChildEnd(children.pop() if children else Child(), transports, instance_id, layout, **options))
+        return made[-1]
+
+    yield make
+    for end in made:
+        end.close()
+        children.append(end.child) if end.child.is_running else end.child.end()
+
+
 @pytest.fixture(params=["inproc", "shm", "tcp"])
-def make_end(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """Makes ends of one kind of transport; all are closed in the end."""
+def make_end(request: pytest.FixtureRequest, make_child_end: Make) -> Make:
+    """Makes ends of one kind of transport."""
     network = InprocNetwork()
-    made: list[Any] = []
 
     def make(instance_id: int, layout: PoolLayout = LAYOUT, **options: Any) -> Any:
         if request.param == "inproc":
-            made.append(InprocEnd(network, instance_id, layout))
-        else:
-            made.append(ChildEnd(request.param, instance_id, layout, **options))
-        return made[-1]
+            return InprocEnd(network, instance_id, layout)
+        return make_child_end(request.param, instance_id, layout, **options)
 
-    yield make
-    for end in made:
-        end.close()
+    return make
 
 
 @pytest.fixture(params=["shm", "tcp"])
-def make_ucx_end(request: pytest.FixtureRequest) -> Iterator[Make]:
+def make_ucx_end(request: pytest.FixtureRequest, make_child_end: Make) -> Make:
     """The same, of processes only."""
-    made: list[ChildEnd] = []
-
-    def make(instance_id: int, **options: Any) -> ChildEnd:
-        made.append(ChildEnd(request.param, instance_id, **options))
-        return made[-1]
-
-    yield make
-    for end in made:
-        end.close()
+    return lambda instance_id, **options: make_child_end(request.param, instance_id, **options)
 
 
 @pytest.fixture

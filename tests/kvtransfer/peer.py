@@ -1,18 +1,23 @@
-"""A process with one UCX transport that obeys lines of JSON on stdin and answers each with one on stdout."""
+"""A process with one UCX transport at a time that obeys lines of JSON on stdin and answers each with one on stdout.
+
+Loading UCX takes half a second, so a test session uses such a process for many tests.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 import select
 import sys
+import time
 from typing import Any
 
 import numpy as np
 
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, TransportEvent
-from diptych.kvtransfer.ucx import UcxOptions, open_transport
+from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
 
 
 def as_json(event: TransportEvent) -> dict[str, Any]:
@@ -27,51 +32,74 @@ def as_json(event: TransportEvent) -> dict[str, Any]:
             return {"kind": "OpDone", "op": op, "error": error}
 
 
+class Peer:
+    """Each public method is a command."""
+
+    transport: UcxTransport
+
+    def open(self, instance_id: int, layout: dict[str, Any], options: dict[str, Any]) -> None:
+        self.transport = open_transport(instance_id, options=UcxOptions(**options))
+        self.pool = self.transport.allocate_pool(PoolLayout(**layout))
+        self.pages = np.frombuffer(self.pool.buffer, dtype=np.uint8).reshape(self.pool.layout.num_pages, -1)
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def metadata(self) -> str:
+        return base64.b64encode(self.transport.metadata()).decode()
+
+    def connect(self, peer: int, metadata: str) -> None:
+        self.transport.connect(peer, base64.b64decode(metadata))
+
+    def disconnect(self, peer: int) -> None:
+        self.transport.disconnect(peer)
+
+    def fill(self, seed: int) -> None:
+        self.pages[:] = np.random.default_rng(seed).integers(0, 256, self.pages.shape, dtype=np.uint8)
+
+    def digest(self, pages: list[int]) -> int:
+        return self.pool.digest(np.array(pages))
+
+    def write(self, peer: int, src: list[int], dst: list[int], note: str) -> int:
+        source, target = np.array(src, dtype=np.int32), np.array(dst, dtype=np.int32)
+        return self.transport.write_pages(peer, source, target, base64.b64decode(note))
+
+    def note(self, peer: int, note: str) -> int:
+        return self.transport.send_note(peer, base64.b64decode(note))
+
+    def events(self, timeout_s: float) -> list[dict[str, Any]]:
+        self.is_readable(timeout_s)
+        return [as_json(event) for event in self.transport.poll()]
+
+    def is_readable(self, timeout_s: float) -> bool:
+        return bool(select.select([self.transport.fileno()], [], [], timeout_s)[0])
+
+    def lanes(self, peer: int) -> str:
+        return self.transport.describe(peer).lanes
+
+    def dropped(self) -> int:
+        return self.transport.num_dropped_messages
+
+    def writer_gone(self, peer: int) -> bool:
+        return self.transport.writer_gone(peer)
+
+    def cpu_s(self) -> float:
+        return time.process_time()
+
+    def leave(self) -> None:
+        """End without closing anything."""
+        os._exit(0)
+
+
 def main() -> None:
-    setup = json.loads(sys.argv[1])
-    transport = open_transport(setup["instance_id"], options=UcxOptions(**setup["options"]))
-    pool = transport.allocate_pool(PoolLayout(**setup["layout"]))
-    pages = np.frombuffer(pool.buffer, dtype=np.uint8).reshape(pool.layout.num_pages, -1)
-
-    def obey(command: dict[str, Any]) -> Any:
-        match command["do"]:
-            case "metadata":
-                return base64.b64encode(transport.metadata()).decode()
-            case "connect":
-                return transport.connect(command["peer"], base64.b64decode(command["metadata"]))
-            case "disconnect":
-                return transport.disconnect(command["peer"])
-            case "fill":
-                pages[:] = np.random.default_rng(command["seed"]).integers(0, 256, pages.shape, dtype=np.uint8)
-                return None
-            case "digest":
-                return pool.digest(np.array(command["pages"]))
-            case "write":
-                src, dst = (np.array(command[name], dtype=np.int32) for name in ("src", "dst"))
-                return transport.write_pages(command["peer"], src, dst, base64.b64decode(command["note"]))
-            case "note":
-                return transport.send_note(command["peer"], base64.b64decode(command["note"]))
-            case "events":
-                if command["timeout_s"]:
-                    select.select([transport.fileno()], [], [], command["timeout_s"])
-                return [as_json(event) for event in transport.poll()]
-            case "lanes":
-                return transport.describe(command["peer"]).lanes
-            case "stale":
-                return transport.num_stale_messages
-            case "writer_gone":
-                return transport.writer_gone(command["peer"])
-            case unknown:
-                raise ValueError(f"no command {unknown!r}")
-
-    print(json.dumps({"answer": "ready"}), flush=True)
+    peer = Peer()
     for line in sys.stdin:
+        command = json.loads(line)
         try:
-            reply = {"answer": obey(json.loads(line))}
+            reply = {"answer": getattr(peer, command.pop("do"))(**command)}
         except Exception as error:
             reply = {"error": type(error).__name__, "message": str(error)}
         print(json.dumps(reply), flush=True)
-    transport.close()
 
 
 if __name__ == "__main__":

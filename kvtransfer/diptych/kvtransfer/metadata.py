@@ -1,119 +1,74 @@
-"""What a peer needs to link to an instance, as bytes that travel through bootstrap. Versioned; strict about its input.
-
-    "DKVT" · u16 version · u64 instance · process · layout · u64 pool base · worker address · rkey
-
-Strings and byte strings are preceded by their length (u32); numbers are little-endian.
-"""
+"""What a peer needs to link to an instance, to and from `diptych.v1.EngineMetadata`. It travels through bootstrap."""
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+from google.protobuf.message import DecodeError
 
 from diptych.common.errors import ConfigError
 from diptych.kvtransfer.errors import MalformedMetadata
 from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.layout_codec import layout_from_wire, layout_to_wire
 from diptych.kvtransfer.process import ProcessIdentity
+from diptych.v1 import transfer_pb2
 
-MAGIC: Final = b"DKVT"
 VERSION: Final = 1
-_HEAD: Final = struct.Struct("<4sHQ")
-_PROCESS: Final = struct.Struct("<QIQ")
-_LAYOUT: Final = struct.Struct("<5I")
-_BASE: Final = struct.Struct("<Q")
-_LENGTH: Final = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
-class PeerMetadata:
-    """One instance, as its peers see it."""
+class EngineMetadata:
+    """One instance's transfer engine, as its peers see it."""
 
-    instance_id: int
     process: ProcessIdentity
     layout: PoolLayout
     pool_base: int  # address of page 0 in the instance's address space
+    pool_key: bytes
     worker_address: bytes
-    rkey: bytes
+    library: str  # transport library and version, for logs
 
 
-def encode(metadata: PeerMetadata) -> bytes:
-    process, layout = metadata.process, metadata.layout
-    return b"".join(
-        (
-            _HEAD.pack(MAGIC, VERSION, metadata.instance_id),
-            _PROCESS.pack(process.pid_namespace, process.pid, process.start_ticks),
-            _sized(process.boot_id.encode()),
-            _LAYOUT.pack(layout.num_pages, layout.num_layers, layout.page_size, layout.num_kv_heads, layout.head_dim),
-            _sized(layout.dtype.encode()),
-            _BASE.pack(metadata.pool_base),
-            _sized(metadata.worker_address),
-            _sized(metadata.rkey),
-        )
-    )
+def encode(metadata: EngineMetadata) -> bytes:
+    process = metadata.process
+    return transfer_pb2.EngineMetadata(
+        version=VERSION,
+        worker_address=metadata.worker_address,
+        pool_key=metadata.pool_key,
+        pool_base=metadata.pool_base,
+        layout=layout_to_wire(metadata.layout),
+        process_scope=f"{process.host}/{process.pid_namespace}",
+        pid=process.pid,
+        process_started=process.start_ticks,
+        ucx_version=metadata.library,
+    ).SerializeToString()
 
 
-def decode(data: bytes) -> PeerMetadata:
-    """Return what `data` says. Raise `MalformedMetadata` unless it is whole, valid and of our version."""
-    reader = _Reader(data)
+def decode(data: bytes, *, like: PoolLayout) -> EngineMetadata:
+    """Return what `data` says. Raise `MalformedMetadata` unless it is whole, of our version, with pages `like` ours."""
     try:
-        return _decode(reader)
-    except (struct.error, UnicodeDecodeError, ConfigError) as error:
-        raise MalformedMetadata(f"transfer metadata of {len(data)} bytes can't be read: {error}") from error
+        wire = transfer_pb2.EngineMetadata.FromString(data)
+    except DecodeError as error:
+        raise MalformedMetadata(f"not transfer metadata: {error}") from error
+    if wire.version != VERSION:
+        raise MalformedMetadata(f"transfer metadata of version {wire.version}, ours is {VERSION}")
+    if not wire.worker_address or not wire.pool_key or not wire.pool_base:
+        raise MalformedMetadata("transfer metadata without an address or a pool")
+    layout = layout_from_wire(wire.layout)
+    _check_layout(layout, like)
+    host, _, namespace = wire.process_scope.partition("/")
+    process = ProcessIdentity(host, namespace, wire.pid, wire.process_started)
+    return EngineMetadata(process, layout, wire.pool_base, wire.pool_key, wire.worker_address, wire.ucx_version)
 
 
-def check_compatible(ours: PoolLayout, theirs: PoolLayout) -> None:
-    """Raise `MalformedMetadata` unless a page of one pool is a page of the other."""
-    if _page_shape(ours) != _page_shape(theirs):
-        raise MalformedMetadata(f"KV pages differ: ours are {_page_shape(ours)}, the peer's {_page_shape(theirs)}")
+def _check_layout(theirs: PoolLayout, ours: PoolLayout) -> None:
+    try:
+        theirs.validate()
+    except ConfigError as error:
+        raise MalformedMetadata(f"transfer metadata with an impossible pool: {error}") from error
+    if _page(theirs) != _page(ours):
+        raise MalformedMetadata(f"KV pages differ: ours are {_page(ours)}, the metadata says {_page(theirs)}")
 
 
-def _page_shape(layout: PoolLayout) -> tuple[tuple[int, ...], str]:
+def _page(layout: PoolLayout) -> tuple[tuple[int, ...], str]:
     return layout.shape[1:], layout.dtype
-
-
-def _decode(reader: _Reader) -> PeerMetadata:
-    magic, version, instance_id = reader.unpack(_HEAD)
-    if magic != MAGIC:
-        raise MalformedMetadata("this is not transfer metadata")
-    if version != VERSION:
-        raise MalformedMetadata(f"transfer metadata of version {version}, ours is {VERSION}")
-    pid_namespace, pid, start_ticks = reader.unpack(_PROCESS)
-    process = ProcessIdentity(reader.sized().decode(), pid_namespace, pid, start_ticks)
-    num_pages, num_layers, page_size, num_kv_heads, head_dim = reader.unpack(_LAYOUT)
-    layout = PoolLayout(num_pages, num_layers, page_size, num_kv_heads, head_dim, reader.sized().decode())
-    layout.validate()
-    (pool_base,) = reader.unpack(_BASE)
-    metadata = PeerMetadata(instance_id, process, layout, pool_base, reader.sized(), reader.sized())
-    if instance_id == 0 or not reader.at_end:
-        raise MalformedMetadata("transfer metadata without an instance" if not instance_id else "bytes left over")
-    return metadata
-
-
-def _sized(data: bytes) -> bytes:
-    return _LENGTH.pack(len(data)) + data
-
-
-class _Reader:
-    """A position in bytes that only moves forward; reading past the end raises `struct.error`."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._offset = 0
-
-    @property
-    def at_end(self) -> bool:
-        return self._offset == len(self._data)
-
-    def unpack(self, fields: struct.Struct) -> tuple[Any, ...]:
-        values = fields.unpack_from(self._data, self._offset)
-        self._offset += fields.size
-        return values
-
-    def sized(self) -> bytes:
-        (length,) = self.unpack(_LENGTH)
-        data = self._data[self._offset : self._offset + length]
-        if len(data) < length:
-            raise struct.error(f"{length} bytes announced, {len(data)} left")
-        self._offset += length
-        return data

@@ -17,27 +17,24 @@ PROC = Path("/proc")
 class ProcessIdentity:
     """A process of some host."""
 
-    boot_id: str  # of the host's kernel: new at every boot
-    pid_namespace: int
+    host: str  # its kernel's boot id
+    pid_namespace: str
     pid: int
-    start_ticks: int  # since boot
+    start_ticks: int  # after boot
 
 
 def own_identity() -> ProcessIdentity:
     """Return the identity of this process."""
     stat = _read_stat(PROC / "self")
     assert stat is not None
-    return ProcessIdentity(boot_id(), os.stat("/proc/self/ns/pid").st_ino, os.getpid(), stat[1])
-
-
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    host = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    return ProcessIdentity(host, os.readlink(PROC / "self/ns/pid"), os.getpid(), stat[1])
 
 
 def is_visible(process: ProcessIdentity) -> bool:
     """Whether this process could be seen from here if it lived: same kernel, same pid namespace."""
     own = own_identity()
-    return (process.boot_id, process.pid_namespace) == (own.boot_id, own.pid_namespace)
+    return (process.host, process.pid_namespace) == (own.host, own.pid_namespace)
 
 
 def is_gone(process: ProcessIdentity) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from diptych.kvtransfer import metadata as codec
-from diptych.kvtransfer.errors import MalformedMetadata, PeerUnreachable, TransferQueueFull
+from diptych.kvtransfer.errors import PeerUnreachable, TransferQueueFull
 from diptych.kvtransfer.inproc.inbox import Inbox
 from diptych.kvtransfer.inproc.link import Bye, CopyPage, Finish, Half, Hello
 from diptych.kvtransfer.layout import PoolLayout
@@ -42,14 +42,13 @@ class InprocTransport:
 
     def metadata(self) -> bytes:
         assert self.pool is not None, "allocate the pool first"
-        return codec.encode(codec.PeerMetadata(self.instance_id, own_identity(), self.pool.layout, 0, b"", b""))
+        return codec.encode(
+            codec.EngineMetadata(own_identity(), self.pool.layout, 1, b"none", b"none", "in one process")
+        )
 
     def connect(self, peer: InstanceId, metadata: bytes) -> None:
         assert self.pool is not None, "allocate the pool first"
-        described = codec.decode(metadata)
-        if described.instance_id != peer:
-            raise MalformedMetadata(f"this is the metadata of {described.instance_id:016x}, not of {peer:016x}")
-        codec.check_compatible(self.pool.layout, described.layout)
+        described = codec.decode(metadata, like=self.pool.layout)
         if peer not in self.halves:
             self.halves[peer] = Half(self.instance_id, peer, described.layout.num_pages)
             self.halves[peer].actions.append(Hello())

@@ -4,74 +4,111 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char,
+    c_char_p,
+    c_double,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from pathlib import Path
 from typing import Final
 
 from diptych.common.native import build_library
 from diptych.kvtransfer.ucx import loader
 
+FULL: Final = -1
+NO_LINK: Final = -2
+OUT_OF_RANGE: Final = -3
+TOO_LONG: Final = -4
+OUT_OF_MEMORY: Final = -5
+
 LINK_UP: Final = 1
 LINK_DOWN: Final = 2
 NOTE: Final = 3
 OP_DONE: Final = 4
 
-UNKNOWN_PEER: Final = -1001
-QUEUE_FULL: Final = -1002
-OUT_OF_RANGE: Final = -1003
-
 
 class Options(Structure):
-    """`kvt_options_t`"""
+    """`kvt_options`"""
 
     _fields_ = (
         ("instance_id", c_uint64),
-        ("max_operations", c_uint64),
-        ("max_waiting_notes", c_uint64),
-        ("max_posted_bytes", c_uint64),
         ("heartbeat_s", c_double),
-        ("silence_s", c_double),
-        ("connect_s", c_double),
+        ("heartbeat_misses", c_uint32),
+        ("connect_timeout_s", c_double),
+        ("max_operations", c_uint32),
+        ("max_waiting_notes", c_uint32),
+        ("settings", POINTER(c_char_p)),
     )
 
 
 class Event(Structure):
-    """`kvt_event_t`"""
+    """`kvt_event`"""
 
     kind: int
-    status: int
     peer: int
     op: int
-    length: int
-    data: int | None
-    reason: bytes | None
+    text: bytes | None
+    data: int
+    data_len: int
     _fields_ = (
         ("kind", c_int32),
-        ("status", c_int32),
         ("peer", c_uint64),
         ("op", c_uint64),
-        ("length", c_uint64),
+        ("text", c_char_p),
         ("data", c_void_p),
-        ("reason", c_char_p),
+        ("data_len", c_uint64),
     )
 
 
+class Peer(Structure):
+    """`kvt_peer`"""
+
+    address: int
+    address_len: int
+    key: int
+    key_len: int
+    pool_base: int
+    _fields_ = (
+        ("address", c_void_p),
+        ("address_len", c_uint64),
+        ("key", c_void_p),
+        ("key_len", c_uint64),
+        ("pool_base", c_uint64),
+        ("num_pages", c_uint64),
+    )
+
+
+class LinkStatus(Structure):
+    """`kvt_link_info`"""
+
+    bytes_sent: int
+    last_heard_s: float
+    lanes: bytes
+    _fields_ = (("bytes_sent", c_uint64), ("last_heard_s", c_double), ("lanes", c_char * 256))
+
+
 _SIGNATURES: Final = {
-    "kvt_open": (c_void_p, (POINTER(Options), c_char_p, POINTER(c_int))),
-    "kvt_allocate": (c_int, (c_void_p, c_size_t, POINTER(c_void_p))),
-    "kvt_start": (c_int, (c_void_p,)),
-    "kvt_worker_address": (c_int64, (c_void_p, c_void_p, c_size_t)),
-    "kvt_pool_key": (c_int64, (c_void_p, c_void_p, c_size_t)),
-    "kvt_connect": (c_int, (c_void_p, c_uint64, c_char_p, c_size_t, c_char_p, c_size_t, c_uint64, c_uint64)),
-    "kvt_disconnect": (None, (c_void_p, c_uint64)),
-    "kvt_write": (c_int64, (c_void_p, c_uint64, c_size_t, c_size_t, c_void_p, c_void_p, c_char_p, c_size_t)),
-    "kvt_poll": (c_size_t, (c_void_p, POINTER(Event), c_size_t)),
-    "kvt_descriptor": (c_int, (c_void_p,)),
+    "kvt_create": (c_void_p, (POINTER(Options), c_char_p, c_size_t)),
+    "kvt_allocate": (c_int, (c_void_p, c_uint64, c_uint64, POINTER(c_void_p), c_char_p, c_size_t)),
+    "kvt_self": (None, (c_void_p, POINTER(Peer))),
+    "kvt_connect": (c_void_p, (c_void_p, c_uint64, POINTER(Peer))),
+    "kvt_disconnect": (None, (c_void_p,)),
     "kvt_release": (None, (c_void_p,)),
-    "kvt_stale_messages": (c_uint64, (c_void_p,)),
-    "kvt_describe": (c_int64, (c_void_p, c_uint64, c_void_p, c_size_t, POINTER(c_uint64), POINTER(c_double))),
-    "kvt_close": (None, (c_void_p,)),
-    "kvt_status_string": (c_char_p, (c_int,)),
+    "kvt_submit": (c_int64, (c_void_p, c_uint64, c_void_p, c_void_p, c_char_p, c_uint64)),
+    "kvt_poll": (c_int, (c_void_p, POINTER(Event), c_int)),
+    "kvt_event_fd": (c_int, (c_void_p,)),
+    "kvt_describe": (None, (c_void_p, POINTER(LinkStatus))),
+    "kvt_num_dropped_messages": (c_uint64, (c_void_p,)),
+    "kvt_destroy": (None, (c_void_p,)),
 }
 
 
@@ -89,4 +126,4 @@ def library() -> ctypes.CDLL:
 def build() -> Path:
     """Compile the shim, unless that was done before."""
     source = Path(__file__).with_name("shim.c")
-    return build_library(source, include_dirs=[loader.include_folder()], flags=["-pthread"])
+    return build_library(source, include_dirs=[loader.include_folder(loader.load())], flags=["-std=gnu11", "-pthread"])

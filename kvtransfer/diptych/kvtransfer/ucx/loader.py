@@ -1,18 +1,18 @@
 """Finds the UCX to use and loads it, once a process, so that the shim binds to it.
 
-Order: the folder in `$DIPTYCH_UCX_PATH`; the site's `libucp.so.0` if it has InfiniBand; the copy inside an installed
-NIXL wheel, which has InfiniBand too; the `libucx` wheel; the site's without InfiniBand.
+Order: the folder in `$DIPTYCH_UCX_PATH`; the site's UCX if it has InfiniBand; the copy inside an installed NIXL wheel,
+which has InfiniBand too; the `libucx` wheel; the site's without InfiniBand. Two UCX in one process disturb each other.
 """
 
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import functools
 import importlib.util
 import logging
 import os
-from collections.abc import Iterator
+import sysconfig
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,8 @@ from diptych.common.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 PATH_VARIABLE: Final = "DIPTYCH_UCX_PATH"
-_LIBRARIES: Final = ("ucs", "uct", "ucp")  # in order of dependency; ucs brings ucm
+WHEELS: Final = ("nixl_cu13", "nixl_cu12", "libucx")  # best first
+_LIBRARIES: Final = ("ucs", "uct", "ucp")  # in order of dependency
 _REQUIRED: Final = ("ucs", "ucp")
 _QUIET: Final = {"UCX_HANDLE_ERRORS": "none", "UCX_WARN_UNUSED_ENV_VARS": "n"}
 
@@ -33,34 +34,28 @@ class Ucx:
 
     version: str
     origin: str  # where it comes from, for logs
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A folder that holds UCX libraries, or None for the system's search path."""
+    """A folder that holds UCX's libraries."""
 
     origin: str
-    folder: Path | None
+    folder: Path
 
 
-def candidates() -> Iterator[Candidate]:
-    """Yield where UCX may be, best first."""
-    explicit = os.environ.get(PATH_VARIABLE)
-    if explicit:
-        yield Candidate(f"${PATH_VARIABLE}", Path(explicit))
-        return
-    site = Candidate("site library", None)
-    if ctypes.util.find_library("ucp") and _site_has_infiniband():
-        yield site
-    for package in ("nixl_cu13", "nixl_cu12"):
-        folder = _package_folder(package)
-        if folder is not None:
-            yield Candidate(f"{package} wheel", folder.parent / f"{package}.libs")
-    folder = _package_folder("libucx")
-    if folder is not None:
-        yield Candidate("libucx wheel", folder / "lib")
-    if ctypes.util.find_library("ucp"):
-        yield site
+def candidates(environment: Mapping[str, str], site: Sequence[Path], wheels: Mapping[str, Path]) -> list[Candidate]:
+    """Return where UCX is, best first. `wheels`: where packages are installed that may bring one."""
+    if environment.get(PATH_VARIABLE):
+        path = Path(environment[PATH_VARIABLE])
+        return [Candidate(f"${PATH_VARIABLE}", path if path.is_dir() else path.parent)]
+    local = [Candidate("site", folder) for folder in site if (folder / "libucp.so.0").exists()]
+    found = [candidate for candidate in local if _has_infiniband(candidate.folder)]
+    for name in WHEELS:
+        if name in wheels:
+            found.append(Candidate(f"{name} wheel", _wheel_folder(name, wheels[name])))
+    return found + [candidate for candidate in local if candidate not in found]
 
 
 @functools.cache
@@ -69,7 +64,7 @@ def load() -> Ucx:
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)  # UCX reads them while it is loaded
     tried = []
-    for candidate in candidates():
+    for candidate in candidates(os.environ, _site_folders(), _installed(WHEELS)):
         try:
             return _load(candidate)
         except OSError as error:
@@ -78,10 +73,11 @@ def load() -> Ucx:
     raise ConfigError(f"no usable UCX ({reasons}): `pip install libucx-cu13`, or set ${PATH_VARIABLE} to its folder")
 
 
-def include_folder() -> Path:
-    """Return the folder of UCX's headers. Raises `ConfigError` if there is none."""
-    wheel = _package_folder("libucx")
-    for folder in ([wheel / "include"] if wheel else []) + [Path("/usr/include"), Path("/usr/local/include")]:
+def include_folder(ucx: Ucx) -> Path:
+    """Return UCX's headers: its own, or any, for the API is stable. Raises `ConfigError` if there are none."""
+    wheel = _installed(["libucx"])
+    folders = [ucx.folder.parent / "include", *(folder / "include" for folder in wheel.values())]
+    for folder in [*folders, Path("/usr/include"), Path("/usr/local/include")]:
         if (folder / "ucp" / "api" / "ucp.h").exists():
             return folder
     raise ConfigError("no UCX headers: `pip install libucx-cu13`, or install libucx-dev")
@@ -91,32 +87,41 @@ def _load(candidate: Candidate) -> Ucx:
     for name in _LIBRARIES:
         path = _library_path(candidate.folder, name)
         if path is not None:
-            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         elif name in _REQUIRED:
             raise OSError(f"lib{name} is not in {candidate.folder}")
     version = ctypes.CDLL(None).ucp_get_version_string
     version.restype = ctypes.c_char_p
-    ucx = Ucx(version().decode(), candidate.origin)
-    logger.info("UCX %s from the %s", ucx.version, ucx.origin)
+    ucx = Ucx(version().decode(), candidate.origin, candidate.folder)
+    logger.info("UCX %s from %s (%s)", ucx.version, ucx.folder, ucx.origin)
     return ucx
 
 
-def _library_path(folder: Path | None, name: str) -> str | None:
+def _library_path(folder: Path, name: str) -> Path | None:
     """The library's file; in wheels its name may carry a hash."""
-    if folder is None:
-        return f"lib{name}.so.0"
-    for pattern in (f"lib{name}.so.0", f"lib{name}.so", f"lib{name}-*.so*"):
+    for pattern in (f"lib{name}.so.0", f"lib{name}-*.so*"):
         found = sorted(folder.glob(pattern))
         if found:
-            return str(found[0])
+            return found[0]
     return None
 
 
-def _package_folder(package: str) -> Path | None:
-    spec = importlib.util.find_spec(package)
-    return Path(spec.origin).parent if spec and spec.origin else None
+def _has_infiniband(folder: Path) -> bool:
+    return any((folder / "ucx").glob("libuct_ib*.so*"))
 
 
-def _site_has_infiniband() -> bool:
-    folders = ("/usr/lib/x86_64-linux-gnu/ucx", "/usr/lib64/ucx", "/usr/lib/ucx", "/opt/ucx/lib/ucx")
-    return any(any(Path(folder).glob("libuct_ib*.so*")) for folder in folders)
+def _wheel_folder(name: str, package: Path) -> Path:
+    return package / "lib" if name == "libucx" else package.parent / f"{name}.libs"
+
+
+def _site_folders() -> list[Path]:
+    search_path = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    multiarch = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
+    prefixes = ("/opt/mellanox/ucx/lib", "/opt/ucx/lib", "/usr/local/lib", f"/usr/lib/{multiarch}", "/usr/lib64")
+    return [*search_path, *map(Path, prefixes)]
+
+
+def _installed(packages: Sequence[str]) -> dict[str, Path]:
+    """The folders of those packages that are installed."""
+    specs = {name: importlib.util.find_spec(name) for name in packages}
+    return {name: Path(spec.origin).parent for name, spec in specs.items() if spec and spec.origin}

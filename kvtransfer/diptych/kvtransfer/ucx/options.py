@@ -8,12 +8,14 @@ from typing import Final, Literal
 
 Transports = Literal["auto", "shm", "tcp"]
 
-_TLS: Final[Mapping[Transports, str]] = {"auto": "", "shm": "sysv,posix,cma,self", "tcp": "tcp,self"}
+_TLS: Final[Mapping[Transports, str]] = {"shm": "sysv,posix,cma,self", "tcp": "tcp,self"}
 
 _SETTINGS: Final[Mapping[str, str]] = {
     "MM_ERROR_HANDLING": "y",  # without it, links that report failures drop shared memory and fall back to TCP
     "TCP_TX_SEG_SIZE": "512K",  # twice the speed of the 8K default
     "TCP_RX_SEG_SIZE": "512K",
+    "TCP_USER_TIMEOUT": "2s",  # data that nobody acknowledges fails the link
+    "TCP_KEEPIDLE": "1s",
     "KEEPALIVE_INTERVAL": "1s",  # the default of 20 s leaves a dead peer unnoticed for as long
 }
 
@@ -24,15 +26,15 @@ class UcxOptions:
 
     transports: Transports = "auto"  # which ways to move bytes; auto: the fastest that both ends have
     heartbeat_s: float = 0.5
-    heartbeat_misses: int = 3  # silent heartbeats until a link is given up
+    heartbeat_misses: int = 4  # silent heartbeats until a link is given up
     connect_s: float = 3.0  # for a new link to come up
-    max_operations: int = 4096  # in flight; more is refused until some complete
-    max_waiting_notes: int = 4096  # received and not polled; beyond it nothing more is received
-    max_posted_bytes: int = 64 << 20  # of one transfer between two flushes: what is posted can't be cancelled
+    max_operations: int = 4096  # open; more is refused until some complete
+    max_waiting_notes: int = 8192  # received and not polled; beyond it nothing more is received
 
-    def settings(self) -> str:
-        """UCX settings as `NAME=value;NAME=value`."""
-        chosen = dict(_SETTINGS)
-        if _TLS[self.transports]:
-            chosen["TLS"] = _TLS[self.transports]
-        return ";".join(f"{name}={value}" for name, value in chosen.items())
+
+def ucx_settings(transports: Transports, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings to make, by UCX's names without `UCX_`. What the environment sets is the user's choice."""
+    wanted = dict(_SETTINGS)
+    if transports in _TLS:
+        wanted["TLS"] = _TLS[transports]
+    return {name: value for name, value in wanted.items() if f"UCX_{name}" not in environment or name == "TLS"}

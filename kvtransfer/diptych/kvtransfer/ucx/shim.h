@@ -1,82 +1,109 @@
-/* One-sided KV page writes and notes between processes, over UCX. The C side of diptych.kvtransfer.ucx.
+/* The face of the UCX shim: one-sided page writes, notes and link events, for callers without C.
  *
- * One engine a process. Its own thread makes every UCX call, so callers never wait for the network and the network never
- * waits for Python. Calls below only queue a command or take events; they are made by one thread of the caller's.
+ * Plain C, no Python: any language with a foreign function interface can use it. An engine owns one UCX worker and one
+ * thread that drives it. All functions below are for one caller thread and none of them blocks, except where noted.
  *
- * Link: connect() names a peer and its worker address. KVT_LINK_UP comes when a message of ours was answered over
- * the peer's own endpoint. A heartbeat keeps it; silence, a UCX error, disconnect(), or the peer starting a new link ends
- * it: every operation of the link gets its KVT_OP_DONE first, then KVT_LINK_DOWN comes, and after that nothing of ours
- * writes to that peer.
+ * Ordering, per link. Operations are performed in the order they were submitted: a note arrives after every page of its
+ * own and of all earlier writes, and notes arrive in order. Each accepted operation ends in exactly one KVT_OP_DONE.
+ * KVT_LINK_DOWN is the last event of a link: all its operations have ended, and nothing of ours writes to the peer.
+ *
+ * Bounds. At most max_operations are open (submitted, and their KVT_OP_DONE not polled); more is KVT_FULL. When more than
+ * max_waiting_notes pile up because the caller does not poll, the engine stops receiving: the senders wait.
  */
-#ifndef DIPTYCH_KVT_SHIM_H
-#define DIPTYCH_KVT_SHIM_H
+#ifndef KVT_SHIM_H
+#define KVT_SHIM_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-typedef struct kvt_engine kvt_engine_t;
+#define KVT_MAX_NOTE_BYTES (16 << 20)
 
-typedef struct {
-    uint64_t instance_id;
-    uint64_t max_operations;      /* queued or in flight; more is refused with KVT_QUEUE_FULL */
-    uint64_t max_waiting_notes;   /* received and not polled; beyond it the engine stops receiving */
-    uint64_t max_posted_bytes;    /* of one operation between two flushes: UCX can't cancel what is posted */
-    double heartbeat_s;           /* between heartbeats */
-    double silence_s;             /* without a word from a linked peer before the link is given up */
-    double connect_s;             /* for a new link to come up */
-} kvt_options_t;
+typedef struct kvt_engine kvt_engine;
+typedef struct kvt_link kvt_link;
 
-enum { KVT_LINK_UP = 1, KVT_LINK_DOWN = 2, KVT_NOTE = 3, KVT_OP_DONE = 4 };
+enum {
+    KVT_OK = 0,
+    KVT_FULL = -1,     /* too much is in flight: poll, and try again */
+    KVT_NO_LINK = -2,  /* the link is not up */
+    KVT_RANGE = -3,    /* a page that one of the pools does not have; nothing was written */
+    KVT_TOO_LONG = -4, /* a note of more than KVT_MAX_NOTE_BYTES */
+    KVT_MEMORY = -5,   /* out of memory */
+};
+
+enum {
+    KVT_LINK_UP = 1,   /* both directions were proven */
+    KVT_LINK_DOWN = 2, /* `text` says why; the link handle is the caller's to release */
+    KVT_NOTE = 3,      /* `data`, `data_len` */
+    KVT_OP_DONE = 4,   /* `op`; `text` is the error, or NULL */
+};
 
 typedef struct {
     int32_t kind;
-    int32_t status;   /* 0, or a UCX status: why a link or an operation failed */
     uint64_t peer;
-    uint64_t op;      /* KVT_OP_DONE */
-    uint64_t length;  /* KVT_NOTE: bytes at data, to be given to kvt_release */
-    void *data;
-    const char *reason; /* KVT_LINK_DOWN: in words, static */
-} kvt_event_t;
+    uint64_t op;
+    const char *text; /* this and `data` live until the next kvt_poll */
+    const void *data;
+    uint64_t data_len;
+} kvt_event;
 
-/* Results below 0. */
-enum { KVT_UNKNOWN_PEER = -1001, KVT_QUEUE_FULL = -1002, KVT_OUT_OF_RANGE = -1003 };
+typedef struct {
+    uint64_t instance_id;        /* ours; not 0 */
+    double heartbeat_s;          /* how often a link says that it lives */
+    uint32_t heartbeat_misses;   /* a link is down when it was silent for so many heartbeats */
+    double connect_timeout_s;    /* a link that is not up after this is down */
+    uint32_t max_operations;
+    uint32_t max_waiting_notes;
+    const char *const *settings; /* UCX settings as "NAME", "VALUE", ..., NULL */
+} kvt_options;
 
-/* `settings` is "NAME=value;NAME=value", in UCX's names without their prefix. NULL on failure, with *status set. */
-kvt_engine_t *kvt_open(const kvt_options_t *options, const char *settings, int *status);
+typedef struct {
+    const void *address; /* UCX worker address */
+    uint64_t address_len;
+    const void *rkey;
+    uint64_t rkey_len;
+    uint64_t pool_base; /* in the peer's address space */
+    uint64_t num_pages;
+} kvt_peer;
 
-/* Allocate page memory that peers can write fastest, before kvt_start. Zeroed and touched. */
-int kvt_allocate(kvt_engine_t *engine, size_t num_bytes, void **address);
+typedef struct {
+    uint64_t bytes_sent; /* of pages, handed to UCX */
+    double last_heard_s; /* since the peer was last heard */
+    char lanes[256];     /* "sysv/memory, tcp/lo" */
+} kvt_link_info;
 
-/* Start the engine's thread; no allocation after this. */
-int kvt_start(kvt_engine_t *engine);
+/* Open UCX. Returns NULL with a message in `error`. One engine a process: a second one is refused.
+ * Unknown settings are listed in `error` when the engine is returned. */
+kvt_engine *kvt_create(const kvt_options *options, char *error, size_t error_size);
 
-/* Copy out what peers need; the length, or a status below 0. */
-int64_t kvt_worker_address(kvt_engine_t *engine, void *out, size_t capacity);
-int64_t kvt_pool_key(kvt_engine_t *engine, void *out, size_t capacity);
+/* Allocate and zero the page pool, and start the thread. Once; blocks until every page was touched. */
+int kvt_allocate(kvt_engine *engine, uint64_t page_bytes, uint64_t num_pages, void **base, char *error, size_t error_size);
 
-int kvt_connect(kvt_engine_t *engine, uint64_t peer, const void *address, size_t address_length, const void *key,
-                size_t key_length, uint64_t remote_base, uint64_t remote_bytes);
-void kvt_disconnect(kvt_engine_t *engine, uint64_t peer);
+/* What a peer needs to connect to us: valid after kvt_allocate, until kvt_destroy. */
+void kvt_self(kvt_engine *engine, kvt_peer *out);
 
-/* Write pieces of our pool to the peer's, then send the note if there is one. Returns the operation, above 0. Offsets are
- * in units of piece_bytes. With count 0 only the note is sent. */
-int64_t kvt_write(kvt_engine_t *engine, uint64_t peer, size_t piece_bytes, size_t count, const uint64_t *source,
-                  const uint64_t *target, const void *note, size_t note_length);
+/* Begin to link. KVT_LINK_DOWN follows in any case, after KVT_LINK_UP if it comes to that. NULL: out of memory. */
+kvt_link *kvt_connect(kvt_engine *engine, uint64_t peer, const kvt_peer *info);
+void kvt_disconnect(kvt_link *link);
+/* Free a link handle, after its KVT_LINK_DOWN was polled. */
+void kvt_release(kvt_link *link);
 
-/* Take up to `capacity` events, without waiting. The descriptor is readable while there are some. */
-size_t kvt_poll(kvt_engine_t *engine, kvt_event_t *out, size_t capacity);
-int kvt_descriptor(kvt_engine_t *engine);
-void kvt_release(void *data);
+/* Write pages src[i] of our pool to pages dst[i] of the peer's, flush, then send the note if it is not empty.
+ * Returns the operation (> 0), or KVT_FULL ... KVT_MEMORY. The arguments are copied; source pages must not change
+ * until the operation is done. */
+int64_t kvt_submit(kvt_link *link, uint64_t num_pages, const int64_t *src, const int64_t *dst, const void *note,
+                   uint64_t note_len);
 
-/* Counters: messages dropped because they named another instance; lanes in words; bytes written to a peer; seconds since
- * it was heard (below 0: unknown peer). */
-uint64_t kvt_stale_messages(kvt_engine_t *engine);
-int64_t kvt_describe(kvt_engine_t *engine, uint64_t peer, char *lanes, size_t capacity, uint64_t *bytes_sent,
-                     double *silent_s);
+/* Take at most `capacity` events. */
+int kvt_poll(kvt_engine *engine, kvt_event *events, int capacity);
+/* Readable exactly while kvt_poll has events. */
+int kvt_event_fd(kvt_engine *engine);
 
-/* Close every link, stop the thread, free everything. Takes no longer than a second. */
-void kvt_close(kvt_engine_t *engine);
+void kvt_describe(kvt_link *link, kvt_link_info *out);
+/* Messages that belonged to no link of ours: for a former instance, for a former link, or before we connected. */
+uint64_t kvt_num_dropped_messages(kvt_engine *engine);
 
-const char *kvt_status_string(int status);
+/* Close every link, stop the thread, free the pool. Blocks for at most about two seconds. Release the
+ * link handles that are left after it. */
+void kvt_destroy(kvt_engine *engine);
 
 #endif

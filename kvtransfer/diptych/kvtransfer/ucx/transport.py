@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+import os
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import xxhash
 
+from diptych.kvtransfer import metadata as codec
 from diptych.kvtransfer.errors import (
-    MalformedMetadata,
+    NoteTooLong,
+    PageOutOfRange,
     PeerUnreachable,
     TransferError,
     TransferQueueFull,
 )
 from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.pool import HostPool
+from diptych.kvtransfer.process import is_gone, is_visible, own_identity
 from diptych.kvtransfer.transport import (
     InstanceId,
     LinkDown,
@@ -26,28 +31,29 @@ from diptych.kvtransfer.transport import (
     PageIndices,
     TransportEvent,
 )
-from diptych.kvtransfer.ucx import binding, loader, metadata
-from diptych.kvtransfer.ucx.lanes import lane_names
-from diptych.kvtransfer.ucx.options import UcxOptions
+from diptych.kvtransfer.ucx import binding, loader
+from diptych.kvtransfer.ucx.options import UcxOptions, ucx_settings
+
+logger = logging.getLogger(__name__)
 
 _POLL_BATCH: Final = 256
-_MAX_BLOB: Final = 1 << 16
+_ERROR_NBYTES: Final = 512
+_SHARED_MEMORY: Final = ("sysv", "posix", "cma", "xpmem", "knem")  # lanes that outlive the endpoint at our end
+
+
+@dataclass(slots=True)
+class _Link:
+    """A link from `connect` until its `LinkDown` was polled."""
+
+    handle: int
+    metadata: codec.EngineMetadata
+    is_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class UcxPool:
-    """Page memory allocated by UCX: shared memory, so that a peer on this host writes it with a plain copy."""
-
-    layout: PoolLayout
-    buffer: memoryview
-
-    def digest(self, pages: PageIndices) -> int:
-        """Return the XXH3 hash of the pages' bytes, in order."""
-        hasher = xxhash.xxh3_64()
-        size = self.layout.page_nbytes
-        for page in pages.tolist():
-            hasher.update(self.buffer[page * size : (page + 1) * size])
-        return hasher.intdigest()
+class _FormerLink:
+    metadata: codec.EngineMetadata
+    lanes: str
 
 
 class UcxTransport:
@@ -57,148 +63,176 @@ class UcxTransport:
         self.instance_id = instance_id
         self._ucx = loader.load()
         self._shim = binding.library()
-        self._engine = self._open(options)
-        self._descriptor = int(self._shim.kvt_descriptor(self._engine))
-        self._pool: UcxPool | None = None
-        self._pool_base = 0
-        self._peers: dict[InstanceId, metadata.EngineMetadata] = {}  # also those whose link is down
-        self._process = metadata.this_process()
+        self._engine: int | None = self._create(options)
+        self._descriptor = int(self._shim.kvt_event_fd(self._engine))
+        self._pool: HostPool | None = None
+        self._links: dict[InstanceId, _Link] = {}
+        self._former: dict[InstanceId, _FormerLink] = {}
         self._events = (binding.Event * _POLL_BATCH)()
 
-    def allocate_pool(self, layout: PoolLayout) -> UcxPool:
+    def allocate_pool(self, layout: PoolLayout) -> HostPool:
         assert self._pool is None, "one pool a transport"
-        address = ctypes.c_void_p()
-        self._check(self._shim.kvt_allocate(self._engine, layout.nbytes, ctypes.byref(address)), "allocating the pool")
+        layout.validate()
+        address, error = ctypes.c_void_p(), ctypes.create_string_buffer(_ERROR_NBYTES)
+        status = self._shim.kvt_allocate(
+            self._engine, layout.page_nbytes, layout.num_pages, ctypes.byref(address), error, _ERROR_NBYTES
+        )
+        if status != 0:
+            raise TransferError(f"{error.value.decode()} ({layout.nbytes / 2**20:.0f} MiB)")
         assert address.value is not None
         memory = (ctypes.c_ubyte * layout.nbytes).from_address(address.value)
-        self._pool_base = address.value
-        self._pool = UcxPool(layout, memoryview(memory).cast("B"))
-        self._check(self._shim.kvt_start(self._engine), "starting the transfer thread")
+        self._pool = HostPool(layout, memoryview(memory).cast("B"))
         return self._pool
 
     def metadata(self) -> bytes:
-        assert self._pool is not None, "allocate the pool first"
-        address = self._blob(self._shim.kvt_worker_address, "the worker address")
-        key = self._blob(self._shim.kvt_pool_key, "the pool key")
-        return metadata.encode(
-            metadata.EngineMetadata(address, key, self._pool_base, self._pool.layout, self._process, self._ucx.version)
+        own, layout = binding.Peer(), self._own_layout()
+        self._shim.kvt_self(self._engine, ctypes.byref(own))
+        key, address = ctypes.string_at(own.key, own.key_len), ctypes.string_at(own.address, own.address_len)
+        return codec.encode(
+            codec.EngineMetadata(own_identity(), layout, own.pool_base, key, address, f"UCX {self._ucx.version}")
         )
 
-    def connect(self, peer: InstanceId, data: bytes) -> None:
-        assert self._pool is not None, "allocate the pool first"
-        other = metadata.decode(data)
-        if other.layout.page_nbytes != self._pool.layout.page_nbytes:
-            sizes = f"{other.layout.page_nbytes} and {self._pool.layout.page_nbytes}"
-            raise MalformedMetadata(f"KV pages differ in size: {sizes} bytes")
-        self._peers[peer] = other
-        address, key = other.worker_address, other.pool_key
-        self._shim.kvt_connect(
-            self._engine, peer, address, len(address), key, len(key), other.pool_base, other.layout.nbytes
+    def connect(self, peer: InstanceId, metadata: bytes) -> None:
+        described = codec.decode(metadata, like=self._own_layout())
+        if peer in self._links:
+            return
+        address, key = described.worker_address, described.pool_key
+        info = binding.Peer(
+            address=ctypes.cast(ctypes.c_char_p(address), ctypes.c_void_p),
+            address_len=len(address),
+            key=ctypes.cast(ctypes.c_char_p(key), ctypes.c_void_p),
+            key_len=len(key),
+            pool_base=described.pool_base,
+            num_pages=described.layout.num_pages,
         )
+        handle = self._shim.kvt_connect(self._engine, peer, ctypes.byref(info))
+        if handle is None:
+            raise MemoryError("no memory for a link")
+        self._links[peer] = _Link(handle, described)
 
     def disconnect(self, peer: InstanceId) -> None:
-        self._shim.kvt_disconnect(self._engine, peer)
+        if peer in self._links:
+            self._shim.kvt_disconnect(self._links[peer].handle)
 
     def write_pages(self, peer: InstanceId, src: PageIndices, dst: PageIndices, note: bytes = b"") -> int:
-        assert self._pool is not None
-        assert len(src) == len(dst)
-        source, target = (np.ascontiguousarray(pages, dtype=np.uint64) for pages in (src, dst))
-        size = self._pool.layout.page_nbytes
-        return self._submit(peer, size, len(source), source.ctypes.data, target.ctypes.data, note)
+        assert len(src) == len(dst), f"{len(src)} source pages, {len(dst)} target pages"
+        source, target = (np.ascontiguousarray(pages, dtype=np.int64) for pages in (src, dst))
+        return self._submit(peer, len(source), source.ctypes.data, target.ctypes.data, note)
 
     def send_note(self, peer: InstanceId, note: bytes) -> int:
-        return self._submit(peer, 1, 0, None, None, note)
+        assert note, "an empty note says nothing"
+        return self._submit(peer, 0, None, None, note)
 
     def poll(self) -> list[TransportEvent]:
         events: list[TransportEvent] = []
-        count = _POLL_BATCH
+        count = _POLL_BATCH if self._engine is not None else 0
         while count == _POLL_BATCH:
             count = self._shim.kvt_poll(self._engine, self._events, _POLL_BATCH)
-            events.extend(self._event(event) for event in self._events[:count])
+            events.extend(self._take(event) for event in self._events[:count])
         return events
 
     def fileno(self) -> int:
         return self._descriptor
 
     def describe(self, peer: InstanceId) -> LinkInfo:
-        text = ctypes.create_string_buffer(_MAX_BLOB)
-        sent, silent = ctypes.c_uint64(), ctypes.c_double()
-        pointers = ctypes.byref(sent), ctypes.byref(silent)
-        if self._shim.kvt_describe(self._engine, peer, text, _MAX_BLOB, *pointers) < 0:
+        if peer not in self._links:
             raise PeerUnreachable(f"no link to {peer:016x}")
-        lanes = lane_names(text.value.decode(errors="replace"))
-        return LinkInfo(lanes, f"UCX {self._ucx.version}", sent.value, silent.value)
+        status = binding.LinkStatus()
+        self._shim.kvt_describe(self._links[peer].handle, ctypes.byref(status))
+        lanes = ", ".join(dict.fromkeys(status.lanes.decode().split(", ")))
+        return LinkInfo(lanes, f"UCX {self._ucx.version}", status.bytes_sent, status.last_heard_s)
 
     def writer_gone(self, peer: InstanceId) -> bool:
         """Closing a link does not unmap shared memory: a stopped peer on this host may go on copying when it wakes."""
-        other = self._peers.get(peer)
-        if other is None or other.process.scope != self._process.scope:
-            return True  # not on this host, so its writes came through the link that is closed
-        return other.process.is_gone()
+        if peer in self._links and self._links[peer].is_up:
+            return True  # a peer opens a new link only when its part of the former one has ended
+        former = self._former.get(peer)
+        if former is None:
+            return True
+        if is_visible(former.metadata.process):
+            return is_gone(former.metadata.process)
+        return not any(lane.startswith(_SHARED_MEMORY) for lane in former.lanes.split(", "))
 
     @property
-    def num_stale_messages(self) -> int:
-        """Messages that named another instance as their target, and were dropped."""
-        return int(self._shim.kvt_stale_messages(self._engine))
+    def num_dropped_messages(self) -> int:
+        """Messages that belonged to no link: for a former instance, for a former link, or before we connected."""
+        return int(self._shim.kvt_num_dropped_messages(self._engine)) if self._engine is not None else 0
 
     def close(self) -> None:
         """Close every link and stop the thread. The pool's memory is gone after this. Idempotent."""
-        if self._engine is not None:
-            engine, self._engine = self._engine, None
-            self._shim.kvt_close(engine)
+        if self._engine is None:
+            return
+        self._shim.kvt_destroy(self._engine)
+        self._engine = None
+        for link in self._links.values():
+            self._shim.kvt_release(link.handle)
+        self._links.clear()
 
-    def _open(self, options: UcxOptions) -> Any:
-        status = ctypes.c_int()
-        settings = options.settings().encode()
-        engine = self._shim.kvt_open(ctypes.byref(_options(self.instance_id, options)), settings, ctypes.byref(status))
+    def _create(self, options: UcxOptions) -> int:
+        settings = ucx_settings(options.transports, os.environ)
+        words = [word.encode() for pair in settings.items() for word in pair]
+        error = ctypes.create_string_buffer(_ERROR_NBYTES)
+        engine = self._shim.kvt_create(
+            ctypes.byref(
+                binding.Options(
+                    instance_id=self.instance_id,
+                    heartbeat_s=options.heartbeat_s,
+                    heartbeat_misses=options.heartbeat_misses,
+                    connect_timeout_s=options.connect_s,
+                    max_operations=options.max_operations,
+                    max_waiting_notes=options.max_waiting_notes,
+                    settings=(ctypes.c_char_p * (len(words) + 1))(*words, None),
+                )
+            ),
+            error,
+            _ERROR_NBYTES,
+        )
         if engine is None:
-            raise TransferError(f"UCX can't start: {self._words(status.value)}")
-        return engine
+            raise TransferError(error.value.decode())
+        if error.value:
+            logger.warning("UCX %s does not know %s", self._ucx.version, error.value.decode())
+        return int(engine)
 
-    def _submit(self, peer: InstanceId, size: int, count: int, source: Any, target: Any, note: bytes) -> int:
-        op = int(self._shim.kvt_write(self._engine, peer, size, count, source, target, note, len(note)))
-        if op > 0:
-            return op
-        if op == binding.UNKNOWN_PEER:
-            raise PeerUnreachable(f"no link to {peer:016x}")
-        if op == binding.QUEUE_FULL:
-            raise TransferQueueFull("too many transfers are in flight")
-        raise TransferError("a page index is outside of the pool")
+    def _own_layout(self) -> PoolLayout:
+        assert self._pool is not None, "allocate the pool first"
+        return self._pool.layout
 
-    def _event(self, event: binding.Event) -> TransportEvent:
-        if event.kind == binding.LINK_UP:
-            return LinkUp(event.peer)
-        if event.kind == binding.LINK_DOWN:
-            return LinkDown(event.peer, f"{(event.reason or b'').decode()} ({self._words(event.status)})")
-        if event.kind == binding.OP_DONE:
-            return OpDone(event.op, self._words(event.status) if event.status else None)
-        assert event.data is not None
-        data = ctypes.string_at(event.data, event.length)
-        self._shim.kvt_release(event.data)
-        return NoteReceived(event.peer, data)
+    def _submit(self, peer: InstanceId, num_pages: int, src: int | None, dst: int | None, note: bytes) -> int:
+        link = self._links.get(peer)
+        op = binding.NO_LINK
+        if link is not None:
+            op = int(self._shim.kvt_submit(link.handle, num_pages, src, dst, note, len(note)))
+        if op <= 0:
+            raise _refusal(op, peer)
+        return op
 
-    def _blob(self, function: Any, what: str) -> bytes:
-        blob = ctypes.create_string_buffer(_MAX_BLOB)
-        length = function(self._engine, blob, _MAX_BLOB)
-        self._check(min(length, 0), what)
-        return blob.raw[:length]
+    def _take(self, event: binding.Event) -> TransportEvent:
+        match event.kind:
+            case binding.LINK_UP:
+                self._links[event.peer].is_up = True
+                return LinkUp(event.peer)
+            case binding.LINK_DOWN:
+                return self._forget(event.peer, (event.text or b"").decode())
+            case binding.OP_DONE:
+                return OpDone(event.op, event.text.decode() if event.text else None)
+            case _:
+                return NoteReceived(event.peer, ctypes.string_at(event.data, event.data_len))
 
-    def _check(self, status: int, what: str) -> None:
-        if status != 0:
-            raise TransferError(f"UCX failed at {what}: {self._words(status)}")
-
-    def _words(self, status: int) -> str:
-        words: bytes = self._shim.kvt_status_string(status)
-        return words.decode()
+    def _forget(self, peer: InstanceId, reason: str) -> LinkDown:
+        lanes = self.describe(peer).lanes
+        link = self._links.pop(peer)
+        self._former[peer] = _FormerLink(link.metadata, lanes)
+        self._shim.kvt_release(link.handle)
+        return LinkDown(peer, reason)
 
 
-def _options(instance_id: InstanceId, options: UcxOptions) -> binding.Options:
-    return binding.Options(
-        instance_id=instance_id,
-        max_operations=options.max_operations,
-        max_waiting_notes=options.max_waiting_notes,
-        max_posted_bytes=options.max_posted_bytes,
-        heartbeat_s=options.heartbeat_s,
-        silence_s=options.heartbeat_s * options.heartbeat_misses,
-        connect_s=options.connect_s,
-    )
+def _refusal(status: int, peer: InstanceId) -> Exception:
+    if status == binding.NO_LINK:
+        return PeerUnreachable(f"no link to {peer:016x}")
+    if status == binding.FULL:
+        return TransferQueueFull("too much is in flight")
+    if status == binding.OUT_OF_RANGE:
+        return PageOutOfRange("a page index is outside of the pool")
+    if status == binding.TOO_LONG:
+        return NoteTooLong("this note is longer than any may be")
+    return MemoryError("no memory for a transfer")

@@ -1,0 +1,271 @@
+/* The life of a link, from connect to the last event.
+ *
+ *     CONNECTING ── a message echoes our session ──> UP
+ *     CONNECTING, UP ── timeout, silence, UCX error, bye, restart, disconnect ──> FAILED ── close endpoint ──> CLOSING
+ *     CLOSING ── UCX has completed every request ──> DOWN
+ *
+ * Sessions. Each link that a process opens has a number, rising within the process. Messages carry the sender's session
+ * and echo the receiver's as the sender knows it. A hello is answered until it echoes right, so a link comes up only when
+ * our own words came back over the peer's endpoint to us; hellos then go on as heartbeats. A message that echoes an older
+ * session is dropped. A peer's higher session means that it has closed its side and begun anew, so ours is closed too:
+ * when a link comes up again, nothing that the peer wrote on the former one is still under way.
+ */
+#ifndef KVT_LINK_H
+#define KVT_LINK_H
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
+#include "write.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#define POPULATE_BYTES ((size_t)32 << 20) /* at a time, between other work */
+
+/* Safe inside UCX callbacks: only notes the reason; step_link acts on it. */
+static void fail_link(kvt_link *link, const char *format, ...)
+{
+    if (link->state >= LINK_FAILED)
+        return;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(link->reason, sizeof link->reason, format, arguments);
+    va_end(arguments);
+    link->state = LINK_FAILED;
+}
+
+static void on_endpoint_error(void *arg, ucp_ep_h ep, ucs_status_t status)
+{
+    kvt_link *link = arg;
+    (void)ep;
+    link->is_cut = true;
+    fail_link(link, "lost the peer: %s", ucs_status_string(status));
+}
+
+static void on_hello_sent(void *request, ucs_status_t status, void *user_data)
+{
+    kvt_link *link = user_data;
+    link->hello_in_flight = false;
+    settle_request(link, request, status, "heartbeat");
+}
+
+static void on_bye_sent(void *request, ucs_status_t status, void *user_data)
+{
+    settle_request(user_data, request, status, "bye");
+}
+
+static void on_endpoint_closed(void *request, ucs_status_t status, void *user_data)
+{
+    kvt_link *link = user_data;
+    (void)status;
+    ucp_request_free(request);
+    link->num_requests--;
+}
+
+static void open_endpoint(kvt_link *link)
+{
+    ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
+        .address = link->address,
+        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+        .err_handler = {on_endpoint_error, link},
+    };
+    ucs_status_t status = ucp_ep_create(link->engine->worker, &params, &link->ep);
+    if (status != UCS_OK) {
+        link->ep = NULL;
+        fail_link(link, "no endpoint: %s", ucs_status_string(status));
+        return;
+    }
+    status = ucp_ep_rkey_unpack(link->ep, link->rkey_buffer, &link->rkey);
+    if (status != UCS_OK) {
+        link->rkey = NULL;
+        fail_link(link, "no access to the peer's pool: %s", ucs_status_string(status));
+    }
+}
+
+static void open_link(kvt_engine *engine, kvt_link *link)
+{
+    link->next = engine->links;
+    engine->links = link;
+    link->deadline_s = now_s() + engine->connect_timeout_s;
+    open_endpoint(link);
+    free(link->address);
+    free(link->rkey_buffer);
+    link->address = link->rkey_buffer = NULL;
+}
+
+static void name_lanes(kvt_link *link)
+{
+    ucp_transport_entry_t entries[16] = {{NULL, NULL}};
+    ucp_ep_attr_t attributes = {
+        .field_mask = UCP_EP_ATTR_FIELD_TRANSPORTS,
+        .transports = {.entries = entries, .num_entries = 16, .entry_size = sizeof entries[0]},
+    };
+    if (ucp_ep_query(link->ep, &attributes) != UCS_OK)
+        return;
+    size_t used = 0;
+    for (unsigned i = 0; i < attributes.transports.num_entries && used < sizeof link->lanes; i++)
+        if (entries[i].transport_name != NULL)
+            used += (size_t)snprintf(link->lanes + used, sizeof link->lanes - used, "%s%s/%s", used ? ", " : "",
+                                     entries[i].transport_name, entries[i].device_name);
+}
+
+/* Where the peer's pool is mapped into this process (shared memory), its page table is still empty. Filling it ahead
+ * takes the faults out of the first writes. */
+static void plan_populate(kvt_link *link)
+{
+    void *local;
+    if (ucp_rkey_ptr(link->rkey, link->pool_base, &local) != UCS_OK)
+        return;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    link->populate = (char *)((uintptr_t)local & ~(page - 1));
+    link->populate_end = (char *)local + link->num_pages * link->engine->page_bytes;
+}
+
+static bool populate_some(kvt_link *link)
+{
+    if (link->populate >= link->populate_end)
+        return false;
+    size_t left = (size_t)(link->populate_end - link->populate);
+    size_t len = left < POPULATE_BYTES ? left : POPULATE_BYTES;
+    if (madvise(link->populate, len, MADV_POPULATE_WRITE) != 0)
+        link->populate = link->populate_end; /* an older kernel: the first writes do it */
+    else
+        link->populate += len;
+    return true;
+}
+
+static void come_up(kvt_link *link)
+{
+    kvt_engine *engine = link->engine;
+    link->state = LINK_UP;
+    link->answer_due = true; /* the peer may not know yet that we heard it */
+    name_lanes(link);
+    plan_populate(link);
+    pthread_mutex_lock(&engine->lock);
+    link->is_up = true;
+    append_event(engine, &link->up);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+static void send_hello(kvt_link *link, double now)
+{
+    link->hello_due_s = now + (link->state == LINK_UP ? link->engine->heartbeat_s : HELLO_RETRY_S);
+    if (link->hello_in_flight)
+        return; /* the last one has not left yet */
+    link->answer_due = false;
+    link->hello = make_header(link, MESSAGE_HELLO, 0);
+    link->hello_in_flight = send_message(link, &link->hello, NULL, 0, on_hello_sent, link);
+}
+
+/* Best effort: a peer that was stopped and wakes up must not go on writing, and shared memory does not tell it. */
+static void say_goodbye(kvt_link *link)
+{
+    if (link->is_cut || link->peer_session == 0)
+        return;
+    link->bye = make_header(link, MESSAGE_BYE, 0);
+    send_message(link, &link->bye, NULL, 0, on_bye_sent, link);
+}
+
+static void close_endpoint(kvt_link *link)
+{
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .flags = UCP_EP_CLOSE_FLAG_FORCE,
+        .cb.send = on_endpoint_closed,
+        .user_data = link,
+    };
+    link->state = LINK_CLOSING;
+    if (link->ep == NULL)
+        return;
+    say_goodbye(link);
+    link->num_requests += UCS_PTR_IS_PTR(ucp_ep_close_nbx(link->ep, &param));
+    link->ep = NULL;
+}
+
+static void fail_operations(kvt_link *link)
+{
+    while (link->first != NULL) {
+        event_node *done = &pop_operation(link)->done;
+        done->event.text = link->reason;
+        append_event(link->engine, done);
+    }
+}
+
+/* Move what was submitted to this link, and not taken yet, to the link; drop its other commands. Needs the lock. */
+static void take_late_operations(kvt_link *link)
+{
+    command_list kept = {NULL, NULL};
+    command *command = link->engine->commands.head, *next;
+    link->engine->commands.head = NULL;
+    for (; command != NULL; command = next) {
+        next = command->next;
+        if (command->link != link) {
+            command->next = NULL;
+            if (kept.head == NULL)
+                kept.head = command;
+            else
+                kept.tail->next = command;
+            kept.tail = command;
+        } else if (command->kind == COMMAND_SUBMIT) {
+            append_operation(link, command->op);
+        }
+    }
+    link->engine->commands = kept;
+}
+
+/* UCX is done with the link: report every operation, then the end. The caller owns the link from here. */
+static void bring_down(kvt_link *link)
+{
+    kvt_engine *engine = link->engine;
+    if (link->rkey != NULL)
+        ucp_rkey_destroy(link->rkey);
+    for (kvt_link **at = &engine->links; *at != NULL; at = &(*at)->next)
+        if (*at == link) {
+            *at = link->next;
+            break;
+        }
+    link->state = LINK_DOWN;
+    pthread_mutex_lock(&engine->lock);
+    take_late_operations(link);
+    fail_operations(link);
+    link->is_down = true;
+    link->down.event.text = link->reason;
+    append_event(engine, &link->down);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+static void check_times(kvt_link *link, double now)
+{
+    const kvt_engine *engine = link->engine;
+    double silent_s = now - atomic_load(&link->last_heard_s);
+    if (link->state == LINK_CONNECTING && now > link->deadline_s)
+        fail_link(link, "no answer within %.1f s", engine->connect_timeout_s);
+    if (link->state == LINK_UP && silent_s > engine->silence_s)
+        fail_link(link, "silent for %.1f s", silent_s);
+}
+
+/* Do what is due. `is_drained`: every message that had arrived was looked at, so silence is silence.
+ * Returns whether there is more to do at once. */
+static bool step_link(kvt_link *link, double now, bool is_drained)
+{
+    bool busy = false;
+    if (is_drained)
+        check_times(link, now);
+    if (link->state <= LINK_UP && (link->answer_due || now >= link->hello_due_s))
+        send_hello(link, now);
+    if (link->state == LINK_UP)
+        busy = pump_operations(link) | populate_some(link);
+    if (link->state == LINK_FAILED) {
+        close_endpoint(link);
+        busy = true;
+    }
+    if (link->state == LINK_CLOSING && link->num_requests == 0)
+        bring_down(link);
+    return busy;
+}
+
+#endif
