@@ -117,13 +117,26 @@ def test_a_request_has_the_same_bits_in_any_batch_and_however_its_prompt_is_cut(
 ) -> None:
     driver, texts = new_driver(small_model, num_pages=128), prompts(small_model.config.vocab_size)
     together = driver.extend(dict(enumerate(texts)))
-    decoded = driver.decode(dict.fromkeys(range(len(texts)), 7))
     for i, text in enumerate(texts):
         driver.forget(i)
         chunks = [text[at : at + 33] for at in range(0, len(text), 33)]
         alone = [driver.extend({i: chunk}) for chunk in chunks][-1]
         assert torch.equal(alone[0], together[i])
-        assert torch.equal(driver.decode({i: 7})[0], decoded[i])
+
+
+@pytest.mark.model
+def test_decode_and_prefill_give_a_token_the_same_bits(small_model: ModelSource, new_driver: NewDriver) -> None:
+    """So a request that is replayed elsewhere, output and all as one prompt, cannot take another turn."""
+    driver, texts = new_driver(small_model, num_pages=128), prompts(small_model.config.vocab_size)
+    tokens, outputs = driver.extend(dict(enumerate(texts))).argmax(-1).tolist(), []
+    for _ in range(20):
+        outputs.append(tokens)
+        decoded = driver.decode(dict(enumerate(tokens)))
+        tokens = decoded.argmax(-1).tolist()
+    for i, text in enumerate(texts):
+        driver.forget(i)
+        replayed = driver.extend({i: text + [step[i] for step in outputs]})
+        assert torch.equal(replayed[0], decoded[i])
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -1,1 +1,1 @@
-"""CPU kernels in C: float32 matrix products, norms and paged attention, bit-equal for a token in any batch."""
+"""CPU kernels in C: float32 matrix products, norms and paged attention, bit-equal for a token however it is computed."""

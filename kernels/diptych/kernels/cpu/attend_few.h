@@ -1,81 +1,82 @@
 /* Attention of one token: memory-bound, so a key is read once for up to four query heads that share it.
  *
- * head_dim and the number of heads are compile-time constants for the usual sizes: sums and queries stay in registers.
- * Prefetches run a block of keys ahead, because a KV head's rows are strided and pages scattered. */
+ * Sums run in the same order as in attend_block.h (a score over the dimensions, a result over the keys), so a token has
+ * the same bits computed alone and computed in a chunk. head_dim is a compile-time constant for the usual sizes: the
+ * sums stay in registers. Prefetches run ahead, because a KV head's rows are strided and pages scattered. */
 #pragma once
 
 #include "paged_kv.h"
 
-enum { MAX_GROUP = 4, MAX_VECS = 128 / LANES, MAX_HEAD_DIM = 1024 };
+enum { MAX_GROUP = 4, MAX_HEAD_DIM = 1024 };
 
-struct few { /* up to MAX_GROUP queries of one head, and what is known of their softmax; lives in registers */
-    vec queries[MAX_GROUP][MAX_VECS], out[MAX_GROUP][MAX_VECS];
+struct few { /* up to MAX_GROUP queries of one head: what is known of their softmax and results */
+    vec out[MAX_GROUP][MAX_HEAD_DIM / LANES];
     float running_max[MAX_GROUP], total[MAX_GROUP];
     float scores[MAX_GROUP][KEY_BLOCK];
 };
 
-INLINE void prefetch(const float *row, const int dim) {
-    for (int i = 0; i < dim; i += 16) __builtin_prefetch(row + i);
+INLINE void prefetch(const float *row, int64_t dim) {
+    for (int64_t i = 0; i < dim; i += 16) __builtin_prefetch(row + i);
 }
 
-INLINE void score_keys(struct few *few, const int group, const int dim, const struct keys *keys, int64_t values) {
-    for (int i = 0; i < keys->count; i++) {
-        const float *key = keys->rows[i];
-        prefetch(key + values, dim);
+/* LANES keys at a time, transposed in registers. */
+INLINE void score_keys(struct few *few, const int group, const int64_t dim, const float *queries,
+                       const struct keys *keys, int64_t values) {
+    for (int first = 0; first < keys->count; first += LANES) {
         vec dots[MAX_GROUP];
-        for (int g = 0; g < group; g++) dots[g] = few->queries[g][0] * load(key);
-        for (int v = 1; v < dim / LANES; v++)
-            for (int g = 0; g < group; g++) dots[g] += few->queries[g][v] * load(key + v * LANES);
-        for (int g = 0; g < group; g++) few->scores[g][i] = sum(dots[g]);
+        for (int g = 0; g < group; g++) dots[g] = splat(0.0f);
+        for (int64_t d = 0; d < dim; d += 4) {
+            vec columns[4];
+            if (d / 4 < LANES) prefetch(keys->rows[first + d / 4] + values, dim);
+            load_columns(keys->rows + first, d, columns);
+            for (int c = 0; c < 4; c++)
+                for (int g = 0; g < group; g++)
+                    dots[g] = multiply_add(splat(queries[g * dim + d + c]), columns[c], dots[g]);
+        }
+        for (int g = 0; g < group; g++) store(few->scores[g] + first, dots[g]);
     }
     for (int g = 0; g < group; g++)
         for (int i = keys->count; i < KEY_BLOCK; i++) few->scores[g][i] = -INFINITY;
 }
 
-INLINE void add_values(struct few *few, const int group, const int dim, const struct keys *keys, int64_t values,
+INLINE void add_values(struct few *few, const int group, const int64_t dim, const struct keys *keys, int64_t values,
                        const struct keys *next) {
     for (int i = 0; i < keys->count; i++) {
         if (i < next->count) prefetch(next->rows[i], dim);
-        for (int v = 0; v < dim / LANES; v++) {
+        for (int64_t v = 0; v < dim / LANES; v++) {
             const vec value = load(keys->rows[i] + values + v * LANES);
-            for (int g = 0; g < group; g++) few->out[g][v] += splat(few->scores[g][i]) * value;
-        }
-    }
-}
-
-INLINE void begin(struct few *few, const int group, const int dim, const float *queries) {
-    for (int g = 0; g < group; g++) {
-        few->running_max[g] = -INFINITY;
-        few->total[g] = 0.0f;
-        for (int v = 0; v < dim / LANES; v++) {
-            few->queries[g][v] = load(queries + g * dim + v * LANES);
-            few->out[g][v] = splat(0.0f);
+            for (int g = 0; g < group; g++)
+                few->out[g][v] = multiply_add(splat(few->scores[g][i]), value, few->out[g][v]);
         }
     }
 }
 
 /* Attends with `group` queries [group][dim], rotated and scaled, to the first num_keys keys of their KV head. */
-INLINE void attend_few(const int group, const int dim, const struct head *head, int64_t num_keys, const float *queries,
-                       float *out) {
+INLINE void attend_few(const int group, const int64_t dim, const struct head *head, int64_t num_keys,
+                       const float *queries, float *out) {
     const int64_t values = value_offset(head->step);
     struct keys blocks[2];
     struct few few;
-    begin(&few, group, dim, queries);
+    for (int g = 0; g < group; g++) {
+        few.running_max[g] = -INFINITY;
+        few.total[g] = 0.0f;
+        for (int64_t v = 0; v < dim / LANES; v++) few.out[g][v] = splat(0.0f);
+    }
     locate(head, 0, num_keys, &blocks[0]);
     for (int64_t start = 0, now = 0; start < num_keys; start += KEY_BLOCK, now = !now) {
         locate(head, start + KEY_BLOCK, num_keys, &blocks[!now]);
-        score_keys(&few, group, dim, &blocks[now], values);
+        score_keys(&few, group, dim, queries, &blocks[now], values);
         for (int g = 0; g < group; g++) {
             const vec shrink = weigh(few.scores[g], &few.running_max[g], &few.total[g]);
-            for (int v = 0; v < dim / LANES; v++) few.out[g][v] *= shrink;
+            for (int64_t v = 0; v < dim / LANES; v++) few.out[g][v] *= shrink;
         }
         add_values(&few, group, dim, &blocks[now], values, &blocks[!now]);
     }
     for (int g = 0; g < group; g++)
-        for (int v = 0; v < dim / LANES; v++) store(out + g * dim + v * LANES, few.out[g][v] / few.total[g]);
+        for (int64_t v = 0; v < dim / LANES; v++) store(out + g * dim + v * LANES, few.out[g][v] / few.total[g]);
 }
 
-/* Any head_dim, one query. */
+/* Any head_dim, one query, one key at a time. */
 static void attend_plain(const struct head *head, int64_t num_keys, const float *query, float *out) {
     const int64_t dim = head->step->head_dim, values = value_offset(head->step);
     float running_max = -INFINITY, total = 0.0f;
@@ -108,6 +109,7 @@ static void attend_group(int64_t group, const struct head *head, int64_t num_key
     const int64_t dim = head->step->head_dim;
     if (dim == 64) FEW(64)
     if (dim == 128) FEW(128)
+    if (dim % LANES == 0) FEW(dim)
     for (int64_t g = 0; g < group; g++) attend_plain(head, num_keys, queries + g * dim, out + g * dim);
 }
 

@@ -8,7 +8,7 @@ from typing import Final
 from diptych.common.native import build_library
 
 SOURCE: Final = Path(__file__).with_name("cpu.c")
-FLAGS: Final = ("-std=gnu11", "-march=native", "-pthread", "-lm")
+FLAGS: Final = ("-std=gnu11", "-march=native", "-ffp-contract=off", "-pthread", "-lm")
 
 
 def build() -> Path:

@@ -26,7 +26,7 @@ INLINE float add_and_sum_squares(float *x, const float *delta, int64_t width) {
     for (; i + LANES <= width; i += LANES) {
         vec value = load(x + i);
         if (delta) store(x + i, value += load(delta + i));
-        squares += value * value;
+        squares = multiply_add(value, value, squares);
     }
     for (; i < width; i++) {
         if (delta) x[i] += delta[i];

@@ -32,7 +32,7 @@ INLINE void tile(const int rows, const float *x, int64_t ldx, const float *w, in
         }
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++)
-            for (int v = 0; v < PANEL_VECS; v++) acc[r][v] += splat(x[r * ldx + i]) * column[v];
+            for (int v = 0; v < PANEL_VECS; v++) acc[r][v] = multiply_add(splat(x[r * ldx + i]), column[v], acc[r][v]);
     }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < PANEL_VECS; v++) store(y + r * ldy + v * LANES, acc[r][v]);

@@ -41,7 +41,7 @@ static inline float *kv_at(const struct attention_step *step, int64_t page, int6
     return step->kv + token * step->num_kv_heads * step->head_dim;
 }
 
-struct keys { /* up to KEY_BLOCK keys of a head; a key's value lies value_offset() further */
+struct keys { /* up to KEY_BLOCK keys of a head, the last one repeated to fill; a value lies value_offset() further */
     const float *rows[KEY_BLOCK];
     int count;
 };
@@ -56,6 +56,7 @@ static void locate(const struct head *head, int64_t start, int64_t num_keys, str
         for (; offset < step->page_size && i < keys->count; i++, offset++, row += step->num_kv_heads * step->head_dim)
             keys->rows[i] = row;
     }
+    for (int i = keys->count; keys->count && i < KEY_BLOCK; i++) keys->rows[i] = keys->rows[keys->count - 1];
 }
 
 static inline int64_t value_offset(const struct attention_step *step) {
