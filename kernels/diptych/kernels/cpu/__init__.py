@@ -1,1 +1,1 @@
-"""CPU kernels in C: float32 matrix products, norms and paged attention, bit-equal for a token however it is computed."""
+"""CPU kernels in C, float32: matrix products, norms, paged attention. A token has the same bits however computed."""
