@@ -25,7 +25,7 @@ class RouterConfig(LogConfig):
     policy: PolicyName = option("least_load", help="how to choose the pair for a request", group="routing")
     pair_wait_s: float = option(1.5, help="how long a new request waits for a pair of workers", group="routing")
     lost_pair_wait_s: float = option(
-        10.0, help="how long a request that lost a worker waits for another pair", group="routing"
+        1.5, help="how long a request that lost a worker waits for another pair", group="routing"
     )
     max_concurrent: int = option(1024, help="requests at once; more get 429", group="limits")
     max_body_bytes: int = option(8 << 20, help="longest request body or gRPC message", group="limits")
