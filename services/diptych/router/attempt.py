@@ -50,6 +50,7 @@ class Attempt:
         self._ready: list[int] = []
         self._finish: Finish | None = None
         self._failure: LegFailure | None = None
+        self._suspected: LegFailure | None = None  # the failure, unless the other leg knows better
         self._news = asyncio.Event()
         self._timer = self._loop.call_later(timeout_s, self._settle, _deadline_failure())
         for role, start in starts.items():
@@ -100,6 +101,8 @@ class Attempt:
             self._fail(LegFailure(role, code, output.error.message))
         elif role is Role.DECODE:
             self._finish = _FINISH[output.finish_reason]
+        if self._suspected and not self._open:
+            self._settle(self._suspected)
 
     def lose(self, role: Role, reason: str) -> None:
         self._open.discard(role)
@@ -112,6 +115,7 @@ class Attempt:
             return
         other = failure.role.other
         if failure.code is FailureCode.ABORTED and other in self._open:
+            self._suspected = failure
             self._sessions[other].abort(self.room)
             self._timer.cancel()
             self._timer = self._loop.call_later(REASON_GRACE_S, self._settle, failure)

@@ -36,12 +36,13 @@ STOP_GRACE_S = 3  # after draining, for the last words to running requests
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """The parts of a router that its servers and its end need."""
+    """The parts of a router that its life is about."""
 
     fleet: Fleet
     admission: Admission
     preparer: Preparer
-    pipeline: Pipeline
+    http: HttpServer
+    grpc: GrpcServer
 
 
 def main(config: RouterConfig) -> int:
@@ -51,7 +52,7 @@ def main(config: RouterConfig) -> int:
     model = open_served_model(config.model)
     grace_s = math.ceil(config.drain_s) + 2 * STOP_GRACE_S
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(lifecycle.run_until_signal(lambda stop: serve(config, model, stop), grace_s=grace_s))
+        runner.run(lifecycle.run_until_signal(lambda stop: _serve(config, model, stop), grace_s=grace_s))
     return 0
 
 
@@ -62,8 +63,18 @@ def open_served_model(name: str) -> ServedModel:
     return ServedModel(config.model_id, source.tokenizer(), config.vocab_size, config.context_len)
 
 
+async def _serve(config: RouterConfig, model: ServedModel, stop: asyncio.Event) -> None:
+    watcher = MembershipWatcher(config.bootstrap)
+    router = build(config, model, watcher)
+    logger.info("serving %s: HTTP at port %d, gRPC at port %d", model.model_id, router.http.port, router.grpc.port)
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(watcher.run())
+        await run(router, stop, drain_s=config.drain_s)
+        watching.cancel()
+
+
 def build(config: RouterConfig, model: ServedModel, membership: Membership) -> Router:
-    """Wire a router. Nothing runs yet."""
+    """Wire a router. Its ports are bound, but nothing runs yet."""
     metrics = RouterMetrics()
     fleet = Fleet(membership, model.model_id, metrics)
     admission = Admission(config.max_concurrent)
@@ -76,37 +87,29 @@ def build(config: RouterConfig, model: ServedModel, membership: Membership) -> R
     metrics.watch(fleet.num_open_legs, lambda: admission.num_running)
     dispatcher = Dispatcher(fleet, Selector(fleet, POLICIES[config.policy]), metrics)
     retries = RetryLimits(config.pair_wait_s, config.lost_pair_wait_s)
-    return Router(fleet, admission, preparer, Pipeline(model, preparer, dispatcher, admission, retries))
-
-
-async def serve(config: RouterConfig, model: ServedModel, stop: asyncio.Event) -> None:
-    """Run a router until `stop`, then drain it."""
-    watcher = MembershipWatcher(config.bootstrap)
-    router = build(config, model, watcher)
-    service = InferenceService(router.pipeline)
-    app = create_app(router.pipeline, max_body_bytes=config.max_body_bytes)
+    pipeline = Pipeline(model, preparer, dispatcher, admission, retries)
     stop_grace_s = math.ceil(config.drain_s) + STOP_GRACE_S
+    app = create_app(pipeline, max_body_bytes=config.max_body_bytes)
     http = HttpServer(app, config.host, config.http_port, stop_grace_s=stop_grace_s)
+    service = InferenceService(pipeline)
     grpc = GrpcServer(service, config.host, config.grpc_port, max_message_bytes=config.max_body_bytes)
+    return Router(fleet, admission, preparer, http, grpc)
+
+
+async def run(router: Router, stop: asyncio.Event, *, drain_s: float) -> None:
+    """Run both servers until `stop`. Then take nothing new, and let what runs finish for `drain_s`."""
     async with asyncio.TaskGroup() as group:
-        background = [group.create_task(watcher.run()), group.create_task(router.fleet.run())]
-        background.append(group.create_task(grpc.report_health(router.fleet)))
-        serving = group.create_task(http.run())
-        await grpc.start()
-        logger.info("serving %s: HTTP at port %d, gRPC at port %d", model.model_id, http.port, grpc.port)
+        background = [group.create_task(router.fleet.run()), group.create_task(router.grpc.report_health(router.fleet))]
+        serving = group.create_task(router.http.run())
+        await router.grpc.start()
         await stop.wait()
-        http.stop()
-        stopping = group.create_task(grpc.stop(stop_grace_s))
-        await drain(router, config.drain_s)
+        logger.info("stopping; %d requests are running", router.admission.num_running)
+        router.http.stop()
+        stopping = group.create_task(router.grpc.stop(drain_s + STOP_GRACE_S))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(router.admission.wait_until_idle(), drain_s)
+        router.fleet.close("the router is stopping")
         await asyncio.wait((serving, stopping))
         for task in background:
             task.cancel()
     router.preparer.close()
-
-
-async def drain(router: Router, drain_s: float) -> None:
-    """Let running requests finish for `drain_s`; then end them with an error that says why."""
-    logger.info("stopping; %d requests are running", router.admission.num_running)
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(router.admission.wait_until_idle(), drain_s)
-    router.fleet.close("the router is stopping")

@@ -155,7 +155,8 @@ class Session:
         if self._outbox is None:
             logger.info("no session to %s: %s", self, reason)
             return
-        logger.warning("lost %s with %d open legs: %s", self, len(self._legs), reason)
+        level = logging.WARNING if self._legs else logging.INFO
+        logger.log(level, "lost %s with %d open legs: %s", self, len(self._legs), reason)
         self._outbox = None
         self._legs.lose_all(f"lost {self}: {reason}")
         self._on_change()

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from diptych.common.membership import State
+from diptych.router.pairing import explain, has_fresh, least_blamed, pair_up
+from diptych.router.worker_view import Pair, Role, WorkerView
+
+
+def worker(instance_id: int, role: Role, *linked: int) -> WorkerView:
+    return WorkerView(instance_id, role, State.READY, "m", "c", session_open=True, linked=frozenset(linked))
+
+
+P1, P2 = worker(1, Role.PREFILL, 11, 12), worker(2, Role.PREFILL, 11, 12)
+D1, D2 = worker(11, Role.DECODE, 1, 2), worker(12, Role.DECODE, 1, 2)
+
+
+def test_every_linked_prefill_and_decode_worker_make_a_pair() -> None:
+    assert pair_up([D2, P1, D1, P2], "m") == (Pair(1, 11), Pair(1, 12), Pair(2, 11), Pair(2, 12))
+
+
+@pytest.mark.parametrize(
+    "unfit",
+    [
+        replace(P1, state=State.STARTING),
+        replace(P1, state=State.DRAINING),
+        replace(P1, session_open=False),
+        replace(P1, model_id="other"),
+        replace(P1, compat="other"),
+        replace(P1, linked=frozenset()),
+        replace(P1, role=Role.DECODE),
+    ],
+)
+def test_an_unfit_worker_is_in_no_pair(unfit: WorkerView) -> None:
+    assert pair_up([unfit, P2, D1], "m") == (Pair(2, 11),)
+
+
+def test_a_link_must_hold_in_both_directions() -> None:
+    assert pair_up([P1, replace(D1, linked=frozenset({2}))], "m") == ()
+
+
+def test_blamed_instances_are_avoided_as_long_as_there_are_others() -> None:
+    pairs = (Pair(1, 11), Pair(1, 12), Pair(2, 11), Pair(2, 12))
+    assert least_blamed(pairs, ()) == pairs
+    assert least_blamed(pairs, {1}) == (Pair(2, 11), Pair(2, 12))
+    assert least_blamed(pairs, {1, 2, 11}) == (Pair(1, 12), Pair(2, 12))
+    assert least_blamed((Pair(1, 11),), {1, 11}) == (Pair(1, 11),)
+    assert least_blamed((), {1}) == ()
+
+
+def test_a_pair_is_fresh_when_neither_side_is_blamed() -> None:
+    assert has_fresh([Pair(1, 11), Pair(2, 11)], {1})
+    assert not has_fresh([Pair(1, 11), Pair(2, 11)], {11})
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [
+        ([], "no prefill worker for m is usable: none is registered"),
+        ([P1], "no decode worker for m is usable: none is registered"),
+        ([replace(P1, state=State.STARTING), replace(P2, state=State.DRAINING), D1], "1 draining, 1 starting"),
+        ([replace(P1, session_open=False), D1], "1 ready but not connected to this router"),
+        ([replace(P1, model_id="x"), D1], "none is registered (other workers serve x)"),
+        ([P1, replace(D1, compat="x")], "differ in weights"),
+        ([replace(P1, linked=frozenset()), D1], "transfer links are not up yet"),
+    ],
+)
+def test_what_is_missing_is_said_in_words(workers: list[WorkerView], words: str) -> None:
+    assert pair_up(workers, "m") == ()
+    assert words in explain(workers, "m")

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from diptych.engine.finish import Finish
+from diptych.engine.output import FailureCode
+from diptych.engine.sampling_params import SamplingParams
+from diptych.router.failure import LegFailure
+from diptych.router.progress import BACKOFF_S, FORGIVEN_AFTER_TOKENS, Progress, RetryLimits
+from diptych.router.request import GenerationRequest
+from diptych.router.worker_view import Pair, Role
+
+EOS = 99
+PAIR = Pair(1, 2)
+PARAMS = SamplingParams(max_tokens=100, seed=7)
+REQUEST = GenerationRequest("r", [1, 2, 3], PARAMS, arrival_s=0.0, deadline_s=60.0)
+LOST = LegFailure(Role.DECODE, FailureCode.PEER_LOST, "gone", session_lost=True)
+
+
+def progress(params: SamplingParams = PARAMS) -> Progress:
+    return Progress(replace(REQUEST, params=params), frozenset({EOS}), RetryLimits(first_wait_s=2.0, lost_wait_s=10.0))
+
+
+def test_a_replay_goes_on_behind_the_tokens_so_far() -> None:
+    state = progress()
+    assert (state.prompt_ids, state.params) == ([1, 2, 3], PARAMS)
+    state.add([4, 5])
+    assert (state.prompt_ids, state.params) == ([1, 2, 3, 4, 5], replace(PARAMS, max_tokens=98))
+
+
+@pytest.mark.parametrize(
+    ("params", "output", "finish"),
+    [
+        (PARAMS, [], None),
+        (PARAMS, [4], None),
+        (PARAMS, [4, EOS], Finish.STOP),
+        (replace(PARAMS, ignore_eos=True), [4, EOS], None),
+        (replace(PARAMS, stop_token_ids=(5,)), [4, 5], Finish.STOP),
+        (replace(PARAMS, max_tokens=2), [4, 5], Finish.LENGTH),
+    ],
+)
+def test_an_output_that_is_complete_needs_no_worker_to_say_so(
+    params: SamplingParams, output: list[int], finish: Finish | None
+) -> None:
+    state = progress(params)
+    state.add(output)
+    assert state.finish is finish
+
+
+def test_attempts_are_bounded_and_pauses_grow() -> None:
+    state = progress()
+    assert [state.fail(LOST, PAIR, now_s=0.0) for _ in range(len(BACKOFF_S) + 1)] == [*BACKOFF_S, None]
+
+
+def test_what_can_never_work_is_not_tried_again() -> None:
+    assert progress().fail(LegFailure(Role.PREFILL, FailureCode.INVALID, "no"), PAIR, now_s=0.0) is None
+
+
+def test_the_wait_for_a_pair_is_bounded_over_all_attempts() -> None:
+    state = progress()
+    assert state.pair_wait_s(now_s=5.0) == 2.0
+    state.fail(LOST, PAIR, now_s=10.0)
+    assert state.pair_wait_s(now_s=13.0) == 7.0
+    state.fail(LOST, PAIR, now_s=14.0)
+    assert state.pair_wait_s(now_s=15.0) == 5.0
+    assert state.pair_wait_s(now_s=30.0) == 0.0
+
+
+def test_no_wait_outlasts_the_deadline() -> None:
+    state = progress()
+    assert state.pair_wait_s(now_s=59.5) == 0.5
+    state.fail(LOST, PAIR, now_s=59.0)
+    assert state.pair_wait_s(now_s=59.0) == 1.0
+
+
+def test_much_output_makes_earlier_failures_forgotten() -> None:
+    state = progress()
+    state.fail(LOST, PAIR, now_s=0.0)
+    state.add([4] * (FORGIVEN_AFTER_TOKENS - 1))
+    assert state.blamed == {2}
+    state.add([4])
+    assert state.blamed == set()
+    assert state.fail(LOST, PAIR, now_s=20.0) == BACKOFF_S[0]
+    assert state.pair_wait_s(now_s=20.0) == 10.0
