@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from diptych.engine.batch import I64, U64, SamplingBatch
 
-NUCLEUS_CANDIDATES = 1024  # top-p looks at so many tokens before it sorts the whole vocabulary
+NUCLEUS_CANDIDATES = 1024  # top-p sorts so many tokens first,
+CANDIDATES_GROWTH = 8  # and so many times more where their probability does not suffice
+BLOCK = 256  # tokens
 
 
 def sample(logits: Tensor, sampling: SamplingBatch) -> I64:
@@ -52,46 +55,68 @@ def _select(sampling: SamplingBatch, rows: I64) -> SamplingBatch:
 
 def _draw(logits: Tensor, sampling: SamplingBatch) -> I64:
     temperature = torch.from_numpy(sampling.temperature)[:, None]
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
-    scaled = _keep_top_k(scaled, torch.from_numpy(sampling.top_k))
-    scaled = _keep_top_p(scaled, torch.from_numpy(sampling.top_p))
-    cumulative = scaled.exp().cumsum(dim=-1, dtype=torch.float64)
-    targets = torch.from_numpy(uniforms(sampling.seeds, sampling.positions))[:, None] * cumulative[:, -1:]
-    drawn = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
-    result: I64 = drawn.numpy()
-    return result
+    weights = ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).exp_()
+    weights = _keep_top_k(weights, torch.from_numpy(sampling.top_k))
+    weights = _keep_top_p(weights, torch.from_numpy(sampling.top_p))
+    drawn: I64 = _inverse_cdf(weights, torch.from_numpy(uniforms(sampling.seeds, sampling.positions))).numpy()
+    return drawn
 
 
-def _keep_top_k(scaled: Tensor, top_k: Tensor) -> Tensor:
-    """Set all but each row's `top_k` largest to -inf; ties with the smallest of them stay."""
-    vocab_size = scaled.shape[1]
-    counts = torch.where(top_k > 0, top_k.clamp(max=vocab_size), vocab_size)
-    rows = torch.nonzero(counts < vocab_size).squeeze(1)
+def _keep_top_k(weights: Tensor, top_k: Tensor) -> Tensor:
+    """Set all but each row's `top_k` largest to 0; ties with the smallest of them stay."""
+    vocab_size = weights.shape[1]
+    rows = torch.nonzero((top_k > 0) & (top_k < vocab_size)).squeeze(1)
     if len(rows) == 0:
-        return scaled
-    largest = scaled[rows].topk(int(counts[rows].max()), dim=-1).values
-    threshold = largest.gather(1, counts[rows, None] - 1)
-    return scaled.index_put((rows,), scaled[rows].masked_fill(scaled[rows] < threshold, -torch.inf))
+        return weights
+    largest = weights[rows].topk(int(top_k[rows].max()), dim=-1).values
+    return _at_least(weights, rows, largest.gather(1, top_k[rows, None] - 1))
 
 
-def _keep_top_p(scaled: Tensor, top_p: Tensor) -> Tensor:
-    """Set to -inf what lies outside the smallest set of tokens whose probability reaches `top_p`; ties stay."""
+def _keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
+    """Set to 0 what lies outside the smallest set of tokens whose probability reaches `top_p`; ties stay."""
     rows = torch.nonzero(top_p < 1).squeeze(1)
     if len(rows) == 0:
-        return scaled
-    threshold = _nucleus_threshold(scaled[rows], top_p[rows].double(), NUCLEUS_CANDIDATES)
-    return scaled.index_put((rows,), scaled[rows].masked_fill(scaled[rows] < threshold, -torch.inf))
+        return weights
+    wanted = weights[rows].sum(dim=-1, dtype=torch.float64) * top_p[rows]
+    return _at_least(weights, rows, _nucleus_threshold(weights[rows], wanted, NUCLEUS_CANDIDATES))
 
 
-def _nucleus_threshold(scaled: Tensor, top_p: Tensor, num_candidates: int) -> Tensor:
-    """Return `[num_rows, 1]`: the smallest value inside each row's nucleus."""
-    num_candidates = min(num_candidates, scaled.shape[1])
-    largest = scaled.topk(num_candidates, dim=-1).values
-    total = scaled.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
-    reached = largest.exp().cumsum(dim=-1, dtype=torch.float64) / total
-    short = (reached[:, -1] < top_p) & (num_candidates < scaled.shape[1])
-    size = (reached < top_p[:, None]).sum(dim=-1, keepdim=True).clamp(max=num_candidates - 1)
-    threshold = largest.gather(1, size)
+def _at_least(weights: Tensor, rows: Tensor, threshold: Tensor) -> Tensor:
+    chosen = weights[rows]
+    return weights.index_put((rows,), chosen.masked_fill(chosen < threshold, 0.0))
+
+
+def _nucleus_threshold(weights: Tensor, wanted: Tensor, num_candidates: int) -> Tensor:
+    """Return `[num_rows, 1]`: the smallest of the largest weights of each row that together reach `wanted`."""
+    num_candidates = min(num_candidates, weights.shape[1])
+    largest = weights.topk(num_candidates, dim=-1).values
+    reached = largest.cumsum(dim=-1, dtype=torch.float64)
+    size = (reached < wanted[:, None]).sum(dim=-1, keepdim=True)
+    threshold = largest.gather(1, size.clamp(max=num_candidates - 1))
+    short = (size.squeeze(1) == num_candidates) & (num_candidates < weights.shape[1])
     if short.any():
-        threshold[short] = _nucleus_threshold(scaled[short], top_p[short], scaled.shape[1])
+        threshold[short] = _nucleus_threshold(weights[short], wanted[short], num_candidates * CANDIDATES_GROWTH)
     return threshold
+
+
+def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Return `[num_rows]`: the token where the cumulative weight passes `uniform` of the total.
+
+    Two steps, first among blocks of tokens: a running sum over the whole vocabulary is slow.
+    """
+    blocks = F.pad(weights, (0, -weights.shape[1] % BLOCK)).view(len(weights), -1, BLOCK)
+    running = blocks.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    target = uniform[:, None] * running[:, -1:]
+    block = _first_above(running, target)
+    before = running.gather(1, (block - 1).clamp(min=0)).masked_fill(block == 0, 0.0)
+    inside = blocks[torch.arange(len(blocks)), block[:, 0]].cumsum(dim=-1, dtype=torch.float64)
+    return (block * BLOCK + _first_above(inside, target - before))[:, 0]
+
+
+def _first_above(running: Tensor, target: Tensor) -> Tensor:
+    """Return `[num_rows, 1]`: where a running sum first exceeds `target`, and never an entry that adds nothing.
+
+    Rounding may put the target at the very end; the last entry that adds something is meant then.
+    """
+    end = running[:, -1:]
+    return torch.searchsorted(running, torch.minimum(target, end.nextafter(torch.zeros_like(end))), right=True)
