@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import select
 import subprocess
 import sys
 import time
@@ -96,6 +97,9 @@ class InprocEnd(End):
         self.network.deliver_all()
         self.events += self.transport.poll()
 
+    def is_readable(self, timeout_s: float) -> bool:
+        return bool(select.select([self.transport.fileno()], [], [], timeout_s)[0])
+
     def kill(self) -> None:
         self.network.kill(self.instance_id)
 
@@ -186,9 +190,19 @@ class ChildEnd(End):
                 event["data"] = base64.b64decode(event["data"])
             self.events.append(kind(**event))
 
+    def is_readable(self, timeout_s: float) -> bool:
+        return bool(self.ask("is_readable", timeout_s=timeout_s))
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+    def leave(self) -> None:
+        """End without closing anything."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": "leave"}) + "\n")
+        self.process.stdin.flush()
+        self.process.wait(10)
 
     def close(self) -> None:
         if self.child.is_running:
@@ -223,16 +237,20 @@ def make_child_end(children: list[Child]) -> Iterator[Make]:
 
 
 @pytest.fixture(params=["inproc", "shm", "tcp"])
-def make_end(request: pytest.FixtureRequest, make_child_end: Make) -> Make:
+def make_end(request: pytest.FixtureRequest, make_child_end: Make) -> Iterator[Make]:
     """Makes ends of one kind of transport."""
     network = InprocNetwork()
+    made: list[InprocEnd] = []
 
     def make(instance_id: int, layout: PoolLayout = LAYOUT, **options: Any) -> Any:
-        if request.param == "inproc":
-            return InprocEnd(network, instance_id, layout)
-        return make_child_end(request.param, instance_id, layout, **options)
+        if request.param != "inproc":
+            return make_child_end(request.param, instance_id, layout, **options)
+        made.append(InprocEnd(network, instance_id, layout))
+        return made[-1]
 
-    return make
+    yield make
+    for end in made:
+        end.close()
 
 
 @pytest.fixture(params=["shm", "tcp"])

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from diptych.kvtransfer.errors import TransferQueueFull
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, TransportEvent
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
@@ -66,6 +67,28 @@ class Peer:
 
     def note(self, peer: int, note: str) -> int:
         return self.transport.send_note(peer, base64.b64decode(note))
+
+    def write_many(self, peer: int, count: int) -> dict[str, int]:
+        """Submit `count` one-page writes as fast as the transport takes them; return how they ended."""
+        done: list[OpDone] = []
+        submitted = refused = 0
+        while len(done) < count:
+            try:
+                while submitted < count:
+                    page = np.array([submitted % self.pool.layout.num_pages])
+                    self.transport.write_pages(peer, page, page)
+                    submitted += 1
+            except TransferQueueFull:
+                refused += 1
+            assert self.is_readable(10.0), f"{len(done)} of {submitted} done"
+            done += [event for event in self.transport.poll() if isinstance(event, OpDone)]
+        ends = {"failed": sum(event.error is not None for event in done), "refused": refused}
+        return ends | {"ops": len({event.op for event in done}), "events": len(done)}
+
+    def notes(self, peer: int, count: int, size: int) -> None:
+        """Send notes that begin with their number."""
+        for number in range(count):
+            self.transport.send_note(peer, str(number).encode().ljust(size))
 
     def events(self, timeout_s: float) -> list[dict[str, Any]]:
         self.is_readable(timeout_s)

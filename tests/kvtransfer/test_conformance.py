@@ -80,6 +80,30 @@ def test_every_one_of_many_operations_ends_once(ends: tuple[Any, Any]) -> None:
     assert sum(isinstance(event, NoteReceived) for event in right.events) == 2000
 
 
+def test_a_note_waits_for_the_write_before_it(ends: tuple[Any, Any]) -> None:
+    left, right = ends
+    everything = list(range(NUM_PAGES)) * 10
+    left.write(RIGHT, everything, everything, b"first")
+    left.note(RIGHT, b"second")
+    right.wait(lambda event: event == NoteReceived(LEFT, b"second"))
+    assert [event.data for event in right.events if isinstance(event, NoteReceived)] == [b"first", b"second"]
+
+
+def test_the_descriptor_is_readable_exactly_while_there_are_events(ends: tuple[Any, Any]) -> None:
+    left, right = ends
+    assert not left.is_readable(0.0)
+    op = left.note(RIGHT, b"note")
+    right.wait_note()
+    left.wait_done(op)
+    assert not left.is_readable(0.0)
+    right.note(LEFT, b"answer")
+    right.wait(lambda event: isinstance(event, OpDone))
+    assert left.is_readable(5.0)
+    assert left.is_readable(0.0)
+    left.wait_note()
+    assert not left.is_readable(0.0)
+
+
 def test_a_page_outside_of_the_pool_is_refused(ends: tuple[Any, Any]) -> None:
     left, _ = ends
     for src, dst in (([NUM_PAGES], [0]), ([0], [NUM_PAGES])):
@@ -186,9 +210,41 @@ def test_a_stopped_peer_is_given_up_and_is_still_a_possible_writer(make_ucx_end:
         right.process.send_signal(signal.SIGCONT)
     right.wait_link(up=False)
     link_again(left, right)
+    assert left.writer_gone(RIGHT)  # it began a new link, so its part of the former one has ended
     right.kill()
     left.wait_link(up=False)
     assert left.writer_gone(RIGHT)
+
+
+def test_a_writer_that_was_stopped_stops_writing_soon_after_it_wakes(make_ucx_end: Make, link: Link) -> None:
+    left, right = make_ucx_end(LEFT, heartbeat_misses=1000), make_ucx_end(RIGHT)
+    link(left, right)
+    everything = list(range(NUM_PAGES)) * 50
+    ops = [left.write(RIGHT, everything, everything) for _ in range(20)]
+    left.process.send_signal(signal.SIGSTOP)
+    try:
+        right.wait_link(up=False)
+    finally:
+        left.process.send_signal(signal.SIGCONT)
+    left.wait_link(up=False, timeout_s=5.0)
+    done = [event for event in left.events if isinstance(event, OpDone)]
+    assert [event.op for event in done] == ops
+    assert done[-1].error is not None
+    assert not right.writer_gone(LEFT)
+
+
+def test_notes_that_nobody_polls_hold_the_sender_back_and_not_the_link(make_ucx_end: Make, link: Link) -> None:
+    left, right = make_ucx_end(LEFT), make_ucx_end(RIGHT, max_waiting_notes=100)
+    link(left, right)
+    left.ask("notes", peer=RIGHT, count=3000, size=5000)
+    while left.is_readable(1.0):  # until nothing happened for twice the time that silence may last
+        left.pump(0.0)
+    assert sum(isinstance(event, OpDone) for event in left.events) < 3000
+    right.wait(lambda event: isinstance(event, NoteReceived) and event.data.startswith(b"2999"))
+    notes = [event.data for event in right.events if isinstance(event, NoteReceived)]
+    assert notes == [str(number).encode().ljust(5000) for number in range(3000)]
+    left.pump(0.0)
+    assert not any(isinstance(event, LinkDown) for event in left.events + right.events)
 
 
 def link_again(left: Any, right: Any) -> None:
@@ -225,14 +281,11 @@ def test_the_lanes_are_the_ones_asked_for(make_ucx_end: Make, link: Link, reques
 
 
 def test_twenty_thousand_one_page_writes_lose_no_event(make_ucx_end: Make, link: Link) -> None:
-    left, right = make_ucx_end(LEFT, max_operations=30_000), make_ucx_end(RIGHT)
+    left, right = make_ucx_end(LEFT, max_operations=1000), make_ucx_end(RIGHT)
     link(left, right)
-    pages = [n % NUM_PAGES for n in range(20_000)]
-    op = left.write(RIGHT, pages, pages[::-1], b"all")
-    assert left.wait_done(op).error is None
-    ops = [left.write(RIGHT, [n % NUM_PAGES], [n % NUM_PAGES]) for n in range(1000)]
-    left.wait_done(ops[-1])
-    assert sum(isinstance(event, OpDone) for event in left.events) == 1001
+    ends = left.ask("write_many", peer=RIGHT, count=20_000)
+    assert ends.pop("refused") > 0
+    assert ends == {"ops": 20_000, "events": 20_000, "failed": 0}
 
 
 def test_a_full_queue_is_refused_and_empties(make_ucx_end: Make, link: Link) -> None:
@@ -248,16 +301,52 @@ def test_a_full_queue_is_refused_and_empties(make_ucx_end: Make, link: Link) -> 
     left.wait(lambda event: isinstance(event, OpDone))
 
 
-def test_killed_and_closed_processes_leave_no_shared_memory(make_ucx_end: Make, link: Link) -> None:
-    before = shared_memory()
+def test_a_dead_peers_metadata_leads_to_nothing_soon(make_ucx_end: Make) -> None:
+    left, right = make_ucx_end(LEFT, connect_s=0.5), make_ucx_end(RIGHT)
+    metadata = right.metadata()
+    right.kill()
+    left.connect(RIGHT, metadata)
+    left.wait_link(up=False, timeout_s=2.0)
+    assert [type(event) for event in left.events] == [LinkDown]
+
+
+def test_a_note_that_is_too_long_is_refused(make_ucx_end: Make, link: Link) -> None:
     left, right = make_ucx_end(LEFT), make_ucx_end(RIGHT)
     link(left, right)
-    right.kill()
-    left.wait_link(up=False)
+    with pytest.raises(Exception, match="NoteTooLong"):
+        left.ask("notes", peer=RIGHT, count=1, size=(16 << 20) + 1)
+    left.ask("notes", peer=RIGHT, count=1, size=16 << 20)
+    assert len(right.wait_note().data) == 16 << 20
+
+
+def test_a_process_has_one_engine_at_a_time(make_child_end: Make) -> None:
+    left = make_child_end("tcp", LEFT)
+    with pytest.raises(Exception, match="already"):
+        left.ask("open", instance_id=3, layout={}, options={})
+
+
+def test_an_idle_link_costs_next_to_nothing(make_ucx_end: Make, link: Link) -> None:
+    left, right = (make_ucx_end(instance, heartbeat_s=0.5) for instance in (LEFT, RIGHT))
+    link(left, right)
+    began, cpu_s = time.monotonic(), left.ask("cpu_s")
+    assert not left.is_readable(1.5)
+    assert left.ask("cpu_s") - cpu_s < 0.03 * (time.monotonic() - began)
+
+
+@pytest.mark.parametrize("end_right", ["kill", "leave"])
+def test_processes_leave_no_shared_memory_however_they_end(make_ucx_end: Make, link: Link, end_right: str) -> None:
+    left, right = make_ucx_end(LEFT), make_ucx_end(RIGHT)
+    link(left, right)
+    creators = {left.process.pid, right.process.pid}
+    assert bool(segments(creators)) == ("sysv" in left.lanes(RIGHT))
+    right.kill() if end_right == "kill" else right.leave()
+    left.wait_link(up=False, timeout_s=2.0)
     left.close()
-    assert shared_memory() - before == set()
+    assert segments(creators) == []
+    assert [path for path in Path("/dev/shm").iterdir() if "ucx" in path.name] == []
 
 
-def shared_memory() -> set[str]:
-    segments = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
-    return {str(path) for path in Path("/dev/shm").iterdir()} | {" ".join(line.split()[:2]) for line in segments}
+def segments(creators: set[int]) -> list[str]:
+    """The shared memory segments of the system that those processes made."""
+    lines = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+    return [line for line in lines if int(line.split()[4]) in creators]

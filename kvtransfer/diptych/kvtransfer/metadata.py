@@ -54,6 +54,8 @@ def decode(data: bytes, *, like: PoolLayout) -> EngineMetadata:
         raise MalformedMetadata(f"transfer metadata of version {wire.version}, ours is {VERSION}")
     if not wire.worker_address or not wire.pool_key or not wire.pool_base:
         raise MalformedMetadata("transfer metadata without an address or a pool")
+    if not wire.process_scope or not wire.pid or not wire.process_started:
+        raise MalformedMetadata("transfer metadata without a process")
     layout = layout_from_wire(wire.layout)
     _check_layout(layout, like)
     host, _, namespace = wire.process_scope.partition("/")

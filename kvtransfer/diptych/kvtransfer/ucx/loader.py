@@ -25,7 +25,12 @@ PATH_VARIABLE: Final = "DIPTYCH_UCX_PATH"
 WHEELS: Final = ("nixl_cu13", "nixl_cu12", "libucx")  # best first
 _LIBRARIES: Final = ("ucs", "uct", "ucp")  # in order of dependency
 _REQUIRED: Final = ("ucs", "ucp")
-_QUIET: Final = {"UCX_HANDLE_ERRORS": "none", "UCX_WARN_UNUSED_ENV_VARS": "n"}
+_EARLY: Final = {  # what UCX reads while it is loaded
+    "UCX_HANDLE_ERRORS": "none",  # signal handlers are the program's
+    "UCX_WARN_UNUSED_ENV_VARS": "n",
+    "UCX_LOG_FILE": "stderr",
+    "UCX_LOG_LEVEL": "fatal",  # a dead peer is an event of ours, not several errors of UCX's
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,8 @@ def candidates(environment: Mapping[str, str], site: Sequence[Path], wheels: Map
 @functools.cache
 def load() -> Ucx:
     """Load the best UCX there is. Raises `ConfigError` that says how to get one."""
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)  # UCX reads them while it is loaded
+    for name, value in _EARLY.items():
+        os.environ.setdefault(name, value)
     tried = []
     for candidate in candidates(os.environ, _site_folders(), _installed(WHEELS)):
         try:

@@ -78,7 +78,8 @@ class UcxTransport:
             self._engine, layout.page_nbytes, layout.num_pages, ctypes.byref(address), error, _ERROR_NBYTES
         )
         if status != 0:
-            raise TransferError(f"{error.value.decode()} ({layout.nbytes / 2**20:.0f} MiB)")
+            words = error.value.decode()
+            raise TransferError(f"{words} ({layout.nbytes / 2**20:.0f} MiB; UCX_LOG_LEVEL=info shows more)")
         assert address.value is not None
         memory = (ctypes.c_ubyte * layout.nbytes).from_address(address.value)
         self._pool = HostPool(layout, memoryview(memory).cast("B"))
@@ -188,7 +189,7 @@ class UcxTransport:
             _ERROR_NBYTES,
         )
         if engine is None:
-            raise TransferError(error.value.decode())
+            raise TransferError(f"{error.value.decode()} (UCX_LOG_LEVEL=info shows more)")
         if error.value:
             logger.warning("UCX %s does not know %s", self._ucx.version, error.value.decode())
         return int(engine)

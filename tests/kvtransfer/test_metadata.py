@@ -1,0 +1,83 @@
+"""Metadata survives its journey, and anything else is refused with a reason."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from diptych.kvtransfer import metadata as codec
+from diptych.kvtransfer.errors import MalformedMetadata
+from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.process import ProcessIdentity
+from diptych.v1 import transfer_pb2
+
+LAYOUT = PoolLayout(num_pages=64, num_layers=30, page_size=16, num_kv_heads=3, head_dim=64, dtype="bfloat16")
+METADATA = codec.EngineMetadata(
+    process=ProcessIdentity("0b0e4b1c-boot", "pid:[4026531836]", 1234, 567890),
+    layout=LAYOUT,
+    pool_base=0x7F00_0000_0000,
+    pool_key=b"\x00key\xff",
+    worker_address=b"\x00address\xff",
+    library="UCX 1.22.0",
+)
+
+
+def test_metadata_is_the_same_after_its_journey() -> None:
+    assert codec.decode(codec.encode(METADATA), like=LAYOUT) == METADATA
+
+
+def test_a_pool_with_more_pages_is_no_other_pool() -> None:
+    mine = dataclasses.replace(LAYOUT, num_pages=1)
+    assert codec.decode(codec.encode(METADATA), like=mine).layout == LAYOUT
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        dataclasses.replace(LAYOUT, page_size=32),
+        dataclasses.replace(LAYOUT, num_layers=15, page_size=32),  # as many bytes, otherwise arranged
+        dataclasses.replace(LAYOUT, dtype="float16"),
+    ],
+)
+def test_other_pages_are_refused(other: PoolLayout) -> None:
+    with pytest.raises(MalformedMetadata, match="KV pages differ"):
+        codec.decode(codec.encode(METADATA), like=other)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (dict(version=2), "version 2"),
+        (dict(worker_address=b""), "without an address"),
+        (dict(pool_key=b""), "without an address"),
+        (dict(pool_base=0), "without an address"),
+        (dict(process_scope=""), "without a process"),
+        (dict(pid=0), "without a process"),
+    ],
+)
+def test_metadata_that_lacks_something_is_refused(change: dict[str, int | bytes], reason: str) -> None:
+    wire = transfer_pb2.EngineMetadata.FromString(codec.encode(METADATA))
+    for name, value in change.items():
+        setattr(wire, name, value)
+    with pytest.raises(MalformedMetadata, match=reason):
+        codec.decode(wire.SerializeToString(), like=LAYOUT)
+
+
+@pytest.mark.parametrize("change", [dict(num_pages=0), dict(dtype="int3")])
+def test_an_impossible_pool_is_refused(change: dict[str, int | str]) -> None:
+    wire = transfer_pb2.EngineMetadata.FromString(codec.encode(METADATA))
+    for name, value in change.items():
+        setattr(wire.layout, name, value)
+    with pytest.raises(MalformedMetadata, match="impossible pool"):
+        codec.decode(wire.SerializeToString(), like=LAYOUT)
+
+
+def test_metadata_that_was_cut_off_is_refused_unless_only_the_version_for_logs_is_missing() -> None:
+    data = codec.encode(METADATA)
+    for length in range(len(data)):
+        try:
+            decoded = codec.decode(data[:length], like=LAYOUT)
+        except MalformedMetadata:
+            continue
+        assert decoded == dataclasses.replace(METADATA, library="")
