@@ -104,11 +104,20 @@ def test_status_is_answered_and_clean(frontend: Frontend) -> None:
     frontend.start(7, [1, 2, 3], 5)
     frontend.until_ended(7)
     frontend.send(engine_pb2.SchedulerCommands(status_query=42))
-    while (events := frontend.receive()).status_answer != 42:
+    while list((events := frontend.receive()).status_answers) != [42]:
         pass
     assert events.status.open_rooms == 0
     assert list(events.status.problems) == []
     assert events.status.pages_by_state["owned"] == 0
+
+
+def test_every_one_of_several_status_queries_is_answered(frontend: Frontend) -> None:
+    for query in range(1, 6):
+        frontend.send(engine_pb2.SchedulerCommands(status_query=query))
+    answered: list[int] = []
+    while len(answered) < 5:
+        answered += frontend.receive().status_answers
+    assert sorted(answered) == [1, 2, 3, 4, 5]
 
 
 def test_load_is_told_when_it_changed(frontend: Frontend) -> None:

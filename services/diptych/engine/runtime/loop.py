@@ -97,7 +97,7 @@ class SchedulerLoop:
         for room in commands.abort:
             self._core.handle(AbortRoom(room, "aborted by the router"), now_s)
         if commands.status_query:
-            self._events.status_answer = commands.status_query
+            self._events.status_answers.append(commands.status_query)
             self._events.status.CopyFrom(self._status())
         self._stopping = self._stopping or commands.shutdown
 

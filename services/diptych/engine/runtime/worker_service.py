@@ -45,8 +45,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._sessions.deliver(events.outputs)
             if events.HasField("load"):
                 self._take_load(events.load)
-            if events.status_answer in self._answers:
-                self._answers.pop(events.status_answer).set_result(events.status)
+            self._answer_status(events)
             if self._sessions.num_open_rooms == 0:
                 self._empty.set()
 
@@ -107,6 +106,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await self._scheduler.send(engine_pb2.SchedulerCommands(abort=rooms))
         if self._sessions.num_open_rooms == 0:
             self._empty.set()
+
+    def _answer_status(self, events: engine_pb2.SchedulerEvents) -> None:
+        for query in events.status_answers:
+            answer = self._answers.pop(query, None)
+            if answer is not None and not answer.done():
+                answer.set_result(events.status)
 
     def _take_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
         links_changed = load.linked_instances != self.load.linked_instances
