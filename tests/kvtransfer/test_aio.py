@@ -11,7 +11,7 @@ from diptych.kvtransfer.aio import AsyncTransport
 from diptych.kvtransfer.errors import TransferError, TransferTimeout
 from diptych.kvtransfer.inproc import FaultPlan, InprocNetwork, InprocTransport
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived
+from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone
 
 LAYOUT = PoolLayout(num_pages=8, num_layers=1, page_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
 PAGES = np.arange(8)
@@ -60,7 +60,7 @@ def test_a_failed_operation_raises() -> None:
     asyncio.run(play())
 
 
-def test_an_operation_that_takes_too_long_raises_and_its_late_end_is_nobodys_business() -> None:
+def test_an_operation_that_takes_too_long_raises_and_its_end_comes_as_an_event() -> None:
     async def play() -> None:
         network = InprocNetwork()
         one, _ = linked_pair(network)
@@ -68,8 +68,9 @@ def test_an_operation_that_takes_too_long_raises_and_its_late_end_is_nobodys_bus
             with pytest.raises(TransferTimeout):
                 await writer.send_note(2, b"note", timeout_s=0.01)
             network.kill(2)
-            events = writer.events()
+            events, reason = writer.events(), "the peer was killed"
             async with asyncio.timeout(5):
-                assert [await anext(events), await anext(events)] == [LinkUp(2), LinkDown(2, "the peer was killed")]
+                seen = [await anext(events) for _ in range(3)]
+            assert seen == [LinkUp(2), OpDone(1, reason), LinkDown(2, reason)]
 
     asyncio.run(play())

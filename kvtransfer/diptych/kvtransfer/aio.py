@@ -9,16 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from diptych.kvtransfer.errors import TransferError, TransferTimeout
-from diptych.kvtransfer.transport import (
-    InstanceId,
-    LinkDown,
-    LinkUp,
-    NoteReceived,
-    OpDone,
-    PageIndices,
-    Transport,
-    TransportEvent,
-)
+from diptych.kvtransfer.transport import InstanceId, OpDone, PageIndices, Transport, TransportEvent
 
 
 class AsyncTransport:
@@ -27,7 +18,7 @@ class AsyncTransport:
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self._ops: dict[int, asyncio.Future[None]] = {}
-        self._events: deque[LinkUp | LinkDown | NoteReceived] = deque()
+        self._events: deque[TransportEvent] = deque()
         self._arrived = asyncio.Event()
 
     def __enter__(self) -> Self:
@@ -46,15 +37,15 @@ class AsyncTransport:
     ) -> None:
         """Return when every page is remotely complete and the note is sent. Raises `TransferError`.
 
-        After `TransferTimeout` the pages may still be written: they stay taken until the link is down.
+        After `TransferTimeout` the pages are still in use: until the operation's `OpDone` comes as an event.
         """
         await self._finish(self.transport.write_pages(peer, src, dst, note), timeout_s)
 
     async def send_note(self, peer: InstanceId, note: bytes, *, timeout_s: float) -> None:
         await self._finish(self.transport.send_note(peer, note), timeout_s)
 
-    async def events(self) -> AsyncIterator[LinkUp | LinkDown | NoteReceived]:
-        """Yield links and notes as they come, for ever."""
+    async def events(self) -> AsyncIterator[TransportEvent]:
+        """Yield links, notes, and the ends of operations that nobody awaits any more, as they come, for ever."""
         while True:
             while self._events:
                 yield self._events.popleft()
@@ -76,9 +67,11 @@ class AsyncTransport:
             self._take(event)
 
     def _take(self, event: TransportEvent) -> None:
-        if not isinstance(event, OpDone):
+        waiter = self._ops.get(event.op) if isinstance(event, OpDone) else None
+        if not isinstance(event, OpDone) or waiter is None or waiter.done():
             self._events.append(event)
             self._arrived.set()
-        elif event.op in self._ops and not self._ops[event.op].done():
-            waiter = self._ops[event.op]
-            waiter.set_result(None) if event.error is None else waiter.set_exception(TransferError(event.error))
+        elif event.error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(TransferError(event.error))

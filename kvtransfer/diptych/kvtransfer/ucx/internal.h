@@ -151,6 +151,7 @@ struct kvt_engine {
 
     /* progress */
     kvt_link *links;
+    double behind_since_s; /* when messages began to come faster than we look at them; 0: they do not */
 
     /* both */
     _Atomic uint64_t num_dropped_messages;

@@ -15,14 +15,9 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <sys/mman.h>
 
+#include "populate.h"
 #include "write.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-#define POPULATE_BYTES ((size_t)32 << 20) /* at a time, between other work */
 
 /* Safe inside UCX callbacks: only notes the reason; step_link acts on it. */
 static void fail_link(kvt_link *link, const char *format, ...)
@@ -111,31 +106,6 @@ static void name_lanes(kvt_link *link)
         if (entries[i].transport_name != NULL)
             used += (size_t)snprintf(link->lanes + used, sizeof link->lanes - used, "%s%s/%s", used ? ", " : "",
                                      entries[i].transport_name, entries[i].device_name);
-}
-
-/* Where the peer's pool is mapped into this process (shared memory), its page table is still empty. Filling it ahead
- * takes the faults out of the first writes. */
-static void plan_populate(kvt_link *link)
-{
-    void *local;
-    if (ucp_rkey_ptr(link->rkey, link->pool_base, &local) != UCS_OK)
-        return;
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    link->populate = (char *)((uintptr_t)local & ~(page - 1));
-    link->populate_end = (char *)local + link->num_pages * link->engine->page_bytes;
-}
-
-static bool populate_some(kvt_link *link)
-{
-    if (link->populate >= link->populate_end)
-        return false;
-    size_t left = (size_t)(link->populate_end - link->populate);
-    size_t len = left < POPULATE_BYTES ? left : POPULATE_BYTES;
-    if (madvise(link->populate, len, MADV_POPULATE_WRITE) != 0)
-        link->populate = link->populate_end; /* an older kernel: the first writes do it */
-    else
-        link->populate += len;
-    return true;
 }
 
 static void come_up(kvt_link *link)
@@ -248,12 +218,11 @@ static void check_times(kvt_link *link, double now)
         fail_link(link, "silent for %.1f s", silent_s);
 }
 
-/* Do what is due. `is_drained`: every message that had arrived was looked at, so silence is silence.
- * Returns whether there is more to do at once. */
-static bool step_link(kvt_link *link, double now, bool is_drained)
+/* Do what is due. `has_listened`: silence is silence. Returns whether there is more to do at once. */
+static bool step_link(kvt_link *link, double now, bool has_listened)
 {
     bool busy = false;
-    if (is_drained)
+    if (has_listened)
         check_times(link, now);
     if (link->state <= LINK_UP && (link->answer_due || now >= link->hello_due_s))
         send_hello(link, now);

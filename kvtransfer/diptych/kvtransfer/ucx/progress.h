@@ -54,13 +54,13 @@ static bool progress_ucx(kvt_engine *engine)
     return false;
 }
 
-static bool step_links(kvt_engine *engine, bool is_drained)
+static bool step_links(kvt_engine *engine, bool has_listened)
 {
     bool busy = false;
     double now = now_s();
     for (kvt_link *link = engine->links, *next; link != NULL; link = next) {
         next = link->next; /* the link may be the caller's once it is down */
-        busy |= step_link(link, now, is_drained);
+        busy |= step_link(link, now, has_listened);
     }
     return busy;
 }
@@ -75,9 +75,11 @@ static double link_due_s(const kvt_link *link, double now)
     double due = link->hello_due_s;
     if (link->state > LINK_UP)
         return now + CLOSING_TICK_S;
+    if (link->engine->is_paused)
+        return due; /* nobody's silence counts */
     if (link->state == LINK_CONNECTING)
         return earlier(due, link->deadline_s);
-    return link->engine->is_paused ? due : earlier(due, atomic_load(&link->last_heard_s) + link->engine->silence_s);
+    return earlier(due, atomic_load(&link->last_heard_s) + link->engine->silence_s);
 }
 
 static double next_due_s(const kvt_engine *engine, double now)
@@ -108,12 +110,25 @@ static bool is_stopping(kvt_engine *engine)
     return stopping;
 }
 
+/* Silence is silence only when we listened: not while receiving is paused, and after a pause (or when this process was
+ * stopped) not before we have looked at what had arrived, or have tried to for as long as silence may last. */
+static bool has_listened(kvt_engine *engine, bool is_drained, bool paused)
+{
+    if (is_drained || paused)
+        engine->behind_since_s = 0;
+    else if (engine->behind_since_s == 0)
+        engine->behind_since_s = now_s();
+    else if (now_s() > engine->behind_since_s + engine->silence_s)
+        return true;
+    return is_drained && !paused;
+}
+
 static void turn(kvt_engine *engine, bool may_sleep)
 {
     run_commands(engine);
     bool is_drained = progress_ucx(engine);
     bool paused = is_paused(engine);
-    bool busy = step_links(engine, is_drained);
+    bool busy = step_links(engine, has_listened(engine, is_drained, paused));
     if (!busy && (is_drained || paused) && may_sleep)
         sleep_until_due(engine, paused);
 }

@@ -61,7 +61,7 @@ class UcxTransport:
 
     def __init__(self, instance_id: InstanceId, options: UcxOptions) -> None:
         self.instance_id = instance_id
-        self._ucx = loader.load()
+        self._library = f"UCX {loader.load().version}"
         self._shim = binding.library()
         self._engine: int | None = self._create(options)
         self._descriptor = int(self._shim.kvt_event_fd(self._engine))
@@ -89,14 +89,14 @@ class UcxTransport:
         own, layout = binding.Peer(), self._own_layout()
         self._shim.kvt_self(self._engine, ctypes.byref(own))
         key, address = ctypes.string_at(own.key, own.key_len), ctypes.string_at(own.address, own.address_len)
-        return codec.encode(
-            codec.EngineMetadata(own_identity(), layout, own.pool_base, key, address, f"UCX {self._ucx.version}")
-        )
+        return codec.encode(codec.EngineMetadata(own_identity(), layout, own.pool_base, key, address, self._library))
 
     def connect(self, peer: InstanceId, metadata: bytes) -> None:
         described = codec.decode(metadata, like=self._own_layout())
         if peer in self._links:
             return
+        if described.library != self._library:
+            logger.warning("peer %016x runs %s, we run %s", peer, described.library, self._library)
         address, key = described.worker_address, described.pool_key
         info = binding.Peer(
             address=ctypes.cast(ctypes.c_char_p(address), ctypes.c_void_p),
@@ -141,7 +141,7 @@ class UcxTransport:
         status = binding.LinkStatus()
         self._shim.kvt_describe(self._links[peer].handle, ctypes.byref(status))
         lanes = ", ".join(dict.fromkeys(status.lanes.decode().split(", ")))
-        return LinkInfo(lanes, f"UCX {self._ucx.version}", status.bytes_sent, status.last_heard_s)
+        return LinkInfo(lanes, self._library, status.bytes_sent, status.last_heard_s)
 
     def writer_gone(self, peer: InstanceId) -> bool:
         """Closing a link does not unmap shared memory: a stopped peer on this host may go on copying when it wakes."""
@@ -170,28 +170,13 @@ class UcxTransport:
         self._links.clear()
 
     def _create(self, options: UcxOptions) -> int:
-        settings = ucx_settings(options.transports, os.environ)
-        words = [word.encode() for pair in settings.items() for word in pair]
         error = ctypes.create_string_buffer(_ERROR_NBYTES)
-        engine = self._shim.kvt_create(
-            ctypes.byref(
-                binding.Options(
-                    instance_id=self.instance_id,
-                    heartbeat_s=options.heartbeat_s,
-                    heartbeat_misses=options.heartbeat_misses,
-                    connect_timeout_s=options.connect_s,
-                    max_operations=options.max_operations,
-                    max_waiting_notes=options.max_waiting_notes,
-                    settings=(ctypes.c_char_p * (len(words) + 1))(*words, None),
-                )
-            ),
-            error,
-            _ERROR_NBYTES,
-        )
+        wanted = _shim_options(self.instance_id, options)
+        engine = self._shim.kvt_create(ctypes.byref(wanted), error, _ERROR_NBYTES)
         if engine is None:
             raise TransferError(f"{error.value.decode()} (UCX_LOG_LEVEL=info shows more)")
         if error.value:
-            logger.warning("UCX %s does not know %s", self._ucx.version, error.value.decode())
+            logger.warning("%s does not know %s", self._library, error.value.decode())
         return int(engine)
 
     def _own_layout(self) -> PoolLayout:
@@ -225,6 +210,20 @@ class UcxTransport:
         self._former[peer] = _FormerLink(link.metadata, lanes)
         self._shim.kvt_release(link.handle)
         return LinkDown(peer, reason)
+
+
+def _shim_options(instance_id: InstanceId, options: UcxOptions) -> binding.Options:
+    settings = ucx_settings(options.transports, os.environ)
+    words = [word.encode() for pair in settings.items() for word in pair]
+    return binding.Options(
+        instance_id=instance_id,
+        heartbeat_s=options.heartbeat_s,
+        heartbeat_misses=options.heartbeat_misses,
+        connect_timeout_s=options.connect_s,
+        max_operations=options.max_operations,
+        max_waiting_notes=options.max_waiting_notes,
+        settings=(ctypes.c_char_p * (len(words) + 1))(*words, None),
+    )
 
 
 def _refusal(status: int, peer: InstanceId) -> Exception:

@@ -15,8 +15,15 @@ static void on_note_sent(void *request, ucs_status_t status, void *user_data);
 
 static message_header make_header(const kvt_link *link, uint32_t kind, uint64_t number)
 {
-    return (message_header){HEADER_VERSION, kind,         link->engine->instance_id, link->peer, link->session,
-                            link->peer_session, number};
+    return (message_header){
+        .version = HEADER_VERSION,
+        .kind = kind,
+        .sender = link->engine->instance_id,
+        .target = link->peer,
+        .session = link->session,
+        .echo = link->peer_session,
+        .number = number,
+    };
 }
 
 /* Account for what a UCX call returned: true when a callback will come. */

@@ -1,0 +1,140 @@
+/* Opens and frees what an engine is made of: UCX's context and worker, the pool, the thread. */
+#ifndef KVT_ENGINE_H
+#define KVT_ENGINE_H
+
+#include <signal.h>
+#include <stdio.h>
+
+#include "progress.h"
+
+static atomic_flag engine_exists = ATOMIC_FLAG_INIT; /* two UCX contexts in a process disturb each other */
+
+static void set_error(char *error, size_t size, const char *what, ucs_status_t status)
+{
+    snprintf(error, size, "%s: %s", what, ucs_status_string(status));
+}
+
+static kvt_engine *new_engine(const kvt_options *options)
+{
+    kvt_engine *engine = calloc(1, sizeof *engine);
+    if (engine == NULL)
+        return NULL;
+    engine->instance_id = options->instance_id;
+    engine->heartbeat_s = options->heartbeat_s;
+    engine->silence_s = options->heartbeat_s * options->heartbeat_misses;
+    engine->connect_timeout_s = options->connect_timeout_s;
+    engine->max_operations = options->max_operations;
+    engine->max_waiting_notes = options->max_waiting_notes;
+    engine->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    engine->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    pthread_mutex_init(&engine->lock, NULL);
+    if (engine->wake_fd >= 0 && engine->event_fd >= 0)
+        return engine;
+    close(engine->wake_fd);
+    close(engine->event_fd);
+    free(engine);
+    return NULL;
+}
+
+/* Apply settings one by one; an older UCX does not know all of them. Their names go to `error`. */
+static ucs_status_t open_context(kvt_engine *engine, const char *const *settings, char *error, size_t size)
+{
+    ucp_config_t *config;
+    ucp_params_t params = {
+        .field_mask = UCP_PARAM_FIELD_FEATURES,
+        .features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+    };
+    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
+    if (status != UCS_OK)
+        return status;
+    for (size_t used = 0; *settings != NULL; settings += 2)
+        if (ucp_config_modify(config, settings[0], settings[1]) != UCS_OK && used < size)
+            used += (size_t)snprintf(error + used, size - used, "%s%s", used ? ", " : "", settings[0]);
+    status = ucp_init_version(1, 12, &params, config, &engine->context);
+    ucp_config_release(config);
+    return status;
+}
+
+static ucs_status_t open_worker(kvt_engine *engine)
+{
+    ucp_worker_params_t params = {
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+        .thread_mode = UCS_THREAD_MODE_SERIALIZED,
+    };
+    ucp_am_handler_param_t handler = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = MESSAGE_ID,
+        .cb = on_message,
+        .arg = engine,
+    };
+    ucs_status_t status = ucp_worker_create(engine->context, &params, &engine->worker);
+    if (status == UCS_OK)
+        status = ucp_worker_set_am_recv_handler(engine->worker, &handler);
+    if (status == UCS_OK)
+        status = ucp_worker_get_efd(engine->worker, &engine->worker_fd);
+    if (status == UCS_OK)
+        status = ucp_worker_get_address(engine->worker, &engine->address, &engine->address_len);
+    return status;
+}
+
+static void free_engine(kvt_engine *engine)
+{
+    if (engine->rkey_buffer != NULL)
+        ucp_rkey_buffer_release(engine->rkey_buffer);
+    if (engine->memory != NULL)
+        ucp_mem_unmap(engine->context, engine->memory);
+    if (engine->address != NULL)
+        ucp_worker_release_address(engine->worker, engine->address);
+    if (engine->worker != NULL)
+        ucp_worker_destroy(engine->worker);
+    if (engine->context != NULL)
+        ucp_cleanup(engine->context);
+    close(engine->wake_fd);
+    close(engine->event_fd);
+    pthread_mutex_destroy(&engine->lock);
+    free(engine);
+    atomic_flag_clear(&engine_exists);
+}
+
+static ucs_status_t map_pool(kvt_engine *engine, uint64_t bytes)
+{
+    ucp_mem_map_params_t params = {
+        .field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS |
+                      UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
+        .length = bytes,
+        .flags = UCP_MEM_MAP_ALLOCATE, /* as shared memory where it can: peers on this host then copy straight into it */
+        .memory_type = UCS_MEMORY_TYPE_HOST,
+    };
+    ucp_mem_attr_t attributes = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS};
+    ucs_status_t status = ucp_mem_map(engine->context, &params, &engine->memory);
+    if (status == UCS_OK)
+        status = ucp_mem_query(engine->memory, &attributes);
+    if (status == UCS_OK)
+        status = ucp_rkey_pack(engine->context, engine->memory, &engine->rkey_buffer, &engine->rkey_len);
+    if (status == UCS_OK)
+        engine->pool = attributes.address;
+    return status;
+}
+
+/* The thread takes no signals: they are the caller's. */
+static int start_thread(kvt_engine *engine)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failure = pthread_create(&engine->thread, NULL, run_progress, engine);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    engine->has_thread = failure == 0;
+    return failure;
+}
+
+static void stop_thread(kvt_engine *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    engine->is_stopping = true;
+    set_fd(engine->wake_fd);
+    pthread_mutex_unlock(&engine->lock);
+    pthread_join(engine->thread, NULL);
+}
+
+#endif
