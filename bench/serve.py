@@ -150,18 +150,21 @@ def print_singles(out: report.Report, length: int, served: list[Run], embedded: 
     out.row("serve", f"TTFT, {length} tokens", ttft, "ms", base, "embedded engine", base / ttft)
     itl, base_itl = (1e3 * median(gap for run in runs for gap in run.gaps_s) for runs in (served, embedded))
     out.row("serve", f"ITL after {length} tokens", itl, "ms", base_itl, "embedded engine", base_itl / itl)
+    out.row(
+        "serve", f"  added to that TTFT, {length} tokens", ttft - base, "ms", ttft, "the whole", (ttft - base) / ttft
+    )
     parts = [parts_of_ttft(run) for run in served]
     for name in parts[0]:
         value = median(part[name] for part in parts)
-        out.row("serve", f"  of that TTFT: {name}", value, "ms", ttft, "the whole", value / ttft)
+        out.row("serve", f"  {name}, {length} tokens", value, "ms", ttft, "the whole", value / ttft)
 
 
 def parts_of_ttft(run: Run) -> dict[str, float]:
-    """Where a served first token's time went, ms; transfer and join delay the second token, not the first."""
+    """Where the time went, ms: three parts make the TTFT; transfer and join come after it, before the second token."""
     seen = run.timings
-    known = {"queue": seen["prefill_queue_us"] / 1e3, "prefill": seen["prefill_compute_us"] / 1e3}
-    rest = {"router and wire": 1e3 * run.ttft_s - sum(known.values())}
-    after = {"(after it) transfer": seen["prefill_transfer_us"] / 1e3, "(after it) join": seen["decode_join_us"] / 1e3}
+    known = {"of it queue": seen["prefill_queue_us"] / 1e3, "of it prefill": seen["prefill_compute_us"] / 1e3}
+    rest = {"of it router and wire": 1e3 * run.ttft_s - sum(known.values())}
+    after = {"then transfer": seen["prefill_transfer_us"] / 1e3, "then join": seen["decode_join_us"] / 1e3}
     return known | rest | after
 
 
