@@ -159,7 +159,7 @@ def measure(report: Report, name: str, pool_nbytes: int, rounds: int) -> None:
         measure_writes(report, name, one, rounds, "memcpy, same run", Memcpy(one.bytes).copy)
     else:
         stream = one.target.raw_stream
-        measure_writes(report, name, one, rounds, "raw TCP stream, same run", lambda _: stream(one.bytes))
+        measure_writes(report, name, one, rounds, "raw TCP stream, same run", lambda _: stream(one.bytes.nbytes))
     measure_cpu(report, name, one)
     measure_round_trip(report, name, one, 100 * rounds)
     one.close()

@@ -21,7 +21,7 @@ from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import NoteReceived
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
 
-STREAM_CHUNK = 1 << 20
+STREAM_CHUNK = 256 << 10
 
 
 class Target:
@@ -47,11 +47,16 @@ class Target:
     def cpu_s(self) -> float:
         return float(self._ask("cpu"))
 
-    def raw_stream(self, data: npt.NDArray[np.uint8]) -> float:
-        """Send `data` down the socket; return the seconds until the target had it all in memory of that size."""
-        self._ask("stream", nbytes=data.nbytes)
+    def raw_stream(self, nbytes: int) -> float:
+        """Send so many bytes down the socket; return the seconds until the target had them all.
+
+        Both sides use one buffer over and over, as iperf does: nothing is faster, and nothing is delivered anywhere.
+        """
+        chunk = memoryview(bytearray(STREAM_CHUNK))
+        self._ask("stream", nbytes=nbytes)
         began = time.perf_counter()
-        self._socket.sendall(memoryview(data))
+        for sent in range(0, nbytes, STREAM_CHUNK):
+            self._socket.sendall(chunk[: nbytes - sent])
         self._answer()
         return time.perf_counter() - began
 
@@ -83,7 +88,7 @@ class Server:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._transport: UcxTransport = open_transport(2, options=UcxOptions(transports=setup["transports"]))
         self._pool = self._transport.allocate_pool(PoolLayout(**setup["layout"]))
-        self._sink = memoryview(bytearray(self._pool.layout.nbytes))
+        self._sink = memoryview(bytearray(STREAM_CHUNK))
         self._transport.connect(1, bytes.fromhex(setup["peer_metadata"]))
         self._answer(self._transport.metadata().hex())
 
@@ -127,7 +132,7 @@ class Server:
     def _receive(self, nbytes: int) -> None:
         taken = 0
         while taken < nbytes:
-            taken += self._socket.recv_into(self._sink[taken : min(taken + STREAM_CHUNK, nbytes)])
+            taken += self._socket.recv_into(self._sink[: nbytes - taken])
 
     def _answer(self, answer: Any) -> None:
         self._socket.sendall(json.dumps(answer).encode() + b"\n")
