@@ -7,14 +7,16 @@ The tokenizer has one token a byte, so every character beyond ASCII spans severa
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import random
+import socket
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -61,6 +63,9 @@ class Fault:
     message: str = "told to fail"
 
 
+Batches = asyncio.Queue[worker_pb2.WorkerBatch | None]  # None: the session breaks
+
+
 class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
     """One worker: a gRPC server and what tests may read and set, from any thread."""
 
@@ -76,6 +81,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         self.started: list[worker_pb2.StartLeg] = []
         self.aborted: list[int] = []
         self.batches: list[tuple[int, int]] = []  # (starts, aborts) of each message
+        self.sessions: list[Batches] = []
         self.open: dict[int, asyncio.Task[None]] = {}
         self.released = asyncio.Event()
         self.answers_status_as = instance_id
@@ -91,17 +97,23 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.WorkerStatus(instance=bootstrap_pb2.Instance(instance_id=self.answers_status_as))
 
     async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[worker_pb2.WorkerBatch]:
-        ready: asyncio.Queue[worker_pb2.LegOutput | None] = asyncio.Queue()
+        ready: Batches = asyncio.Queue()
+        self.sessions.append(ready)
         reader = asyncio.ensure_future(self._read(request_iterator, ready))
         try:
-            while (output := await ready.get()) is not None:
-                yield worker_pb2.WorkerBatch(outputs=[output])
+            while (batch := await ready.get()) is not None:
+                yield batch
         finally:
+            self.sessions.remove(ready)
             for task in (reader, *self.open.values()):
                 task.cancel()
             self.open.clear()
 
-    async def _read(self, batches: Any, ready: asyncio.Queue[worker_pb2.LegOutput | None]) -> None:
+    def say(self, batch: worker_pb2.WorkerBatch) -> None:
+        for session in self.sessions:
+            session.put_nowait(batch)
+
+    async def _read(self, batches: Any, ready: Batches) -> None:
         async for batch in batches:
             self.batches.append((len(batch.start), len(batch.abort)))
             for leg in batch.start:
@@ -112,18 +124,18 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
                 self.aborted.append(room)
                 if room in self.open:
                     self.open.pop(room).cancel()
-                    ready.put_nowait(failure(room, Fault("error", code=worker_pb2.ERROR_CODE_ABORTED)))
+                    ready.put_nowait(batch_of(failure(room, Fault("error", code=worker_pb2.ERROR_CODE_ABORTED))))
             self.cluster.notify()
 
-    async def _leg(self, leg: worker_pb2.StartLeg, fault: Fault | None, ready: asyncio.Queue[Any]) -> None:
+    async def _leg(self, leg: worker_pb2.StartLeg, fault: Fault | None, ready: Batches) -> None:
         for count, output in enumerate(self._outputs(leg)):
             if fault and fault.after == count:
                 if fault.kind == "hang":
                     await self.released.wait()
                 else:
-                    ready.put_nowait(failure(leg.room, fault) if fault.kind == "error" else None)
+                    ready.put_nowait(batch_of(failure(leg.room, fault)) if fault.kind == "error" else None)
                     break
-            ready.put_nowait(output)
+            ready.put_nowait(batch_of(output))
             await asyncio.sleep(self.cluster.step_s)
         self.open.pop(leg.room, None)
         self.cluster.notify()
@@ -141,6 +153,10 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         last.stats.CopyFrom(stats)
         last.token_ids.extend(tokens[1:][-1:])
         yield last
+
+
+def batch_of(output: worker_pb2.LegOutput) -> worker_pb2.WorkerBatch:
+    return worker_pb2.WorkerBatch(outputs=[output])
 
 
 def failure(room: int, fault: Fault) -> worker_pb2.LegOutput:
@@ -215,9 +231,45 @@ class Cluster:
         assert status == 200, answer
         return answer["choices"][0]
 
-    def publish(self, *workers: SimulatedWorker) -> None:
-        """Make these, as they are now, the membership; all linked with each other."""
-        self.call(self._publish(workers))
+    def connect(self, *, headers: Mapping[str, str] | None = None, **fields: Any) -> http.client.HTTPConnection:
+        """Send a completion request; the caller reads the answer, or leaves."""
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=TIMEOUT_S)
+        connection.request("POST", "/v1/completions", json.dumps({"prompt": "p", **fields}), dict(headers or {}))
+        return connection
+
+    @contextmanager
+    def ask(self, **options: Any) -> Iterator[http.client.HTTPResponse]:
+        """Send a completion request and yield the answer once it has begun."""
+        connection = self.connect(**options)
+        with connection.getresponse() as answer:
+            yield answer
+        connection.close()
+
+    def accepts_connections(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.router.http.port), TIMEOUT_S).close()
+        except OSError:
+            return False
+        return True
+
+    def publish(self, *workers: SimulatedWorker, linked: bool = True) -> None:
+        """Make these, as they are now, the membership."""
+        self.call(self._publish(workers, linked=linked))
+
+    def add_worker(self, instance_id: int, role: int) -> SimulatedWorker:
+        self.workers.append(SimulatedWorker(self, instance_id, role))
+        self.call(self.workers[-1].serve())
+        return self.workers[-1]
+
+    def stop_worker(self, worker: SimulatedWorker) -> None:
+        self.call(worker.server.stop(None))
+
+    def restart_worker(self, worker: SimulatedWorker) -> None:
+        self.call(worker.serve(int(worker.instance.address.rsplit(":", 1)[1])))
+
+    def report_load(self, worker: SimulatedWorker, load: bootstrap_pb2.WorkerLoad) -> None:
+        """Have a worker say this over its sessions."""
+        self._loop.call_soon_threadsafe(worker.say, worker_pb2.WorkerBatch(load=load))
 
     def release(self, worker: SimulatedWorker) -> None:
         self._loop.call_soon_threadsafe(worker.released.set)
@@ -262,9 +314,9 @@ class Cluster:
         await self._publish(workers)
         return workers
 
-    async def _publish(self, workers: Any) -> None:
+    async def _publish(self, workers: Sequence[SimulatedWorker], *, linked: bool = True) -> None:
         for worker in workers:
-            peers = [other.instance.instance_id for other in workers if other.role != worker.role]
+            peers = [other.instance.instance_id for other in workers if linked and other.role != worker.role]
             worker.instance.load.linked_instances[:] = peers
         copies = {worker.instance.instance_id: bootstrap_pb2.Instance() for worker in workers}
         for worker in workers:
@@ -280,9 +332,10 @@ class Cluster:
         self.url = f"http://127.0.0.1:{self.router.http.port}"
         self.grpc_target = f"127.0.0.1:{self.router.grpc.port}"
         self._running = asyncio.ensure_future(run(self.router, self._stop, drain_s=config.drain_s))
-        if self._members:
-            with suppress(Exception):
-                await self.router.fleet.wait_for_pairs(TIMEOUT_S if len(self._members) > 1 else 0.0)
+        num_prefill = sum(worker.role == PREFILL for worker in self.workers)
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(self.router.fleet.pairs()) < num_prefill * (len(self.workers) - num_prefill):
+                await self.router.fleet.wait_for_change()
 
     async def _close(self) -> None:
         self._stop.set()

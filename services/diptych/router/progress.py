@@ -27,8 +27,8 @@ FORGIVEN_AFTER_TOKENS: Final = 64  # output of one attempt that makes the failur
 class RetryLimits:
     """How long a request waits for a pair, in seconds."""
 
-    first_wait_s: float = 1.5  # when there is none for a new request
-    lost_wait_s: float = 10.0  # from the first failure on, over all attempts
+    first_wait_s: float  # when there is none for a new request
+    lost_wait_s: float  # from the first failure on, over all attempts
 
 
 class Progress:

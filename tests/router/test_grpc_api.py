@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
+from diptych.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, SamplingParams, TokenIds
+
+Cluster = Any
+SCRIPT = "Zoë says: 你好 🙂!"
+
+
+@pytest.fixture
+def channel(cluster: Cluster) -> Iterator[grpc.Channel]:
+    cluster.script = SCRIPT
+    with grpc.insecure_channel(cluster.grpc_target) as channel:
+        yield channel
+
+
+@pytest.fixture
+def stub(channel: grpc.Channel) -> Any:
+    return inference_pb2_grpc.InferenceStub(channel)
+
+
+def test_generate(cluster: Cluster, stub: Any) -> None:
+    token_ids = [*cluster.tokenizer.encode(SCRIPT), 256]
+    assert stub.Generate(GenerateRequest(text="abc", request_id="r")) == inference_pb2.GenerateResponse(
+        request_id="r",
+        text=SCRIPT,
+        token_ids=token_ids,
+        finish_reason=inference_pb2.FINISH_REASON_STOP,
+        usage=inference_pb2.Usage(prompt_tokens=3, completion_tokens=len(token_ids), cached_tokens=3),
+        model="tiny",
+    )
+
+
+def test_a_stream_joined_is_the_whole(stub: Any) -> None:
+    whole = stub.Generate(GenerateRequest(text="abc", model="tiny"))
+    chunks = list(stub.GenerateStream(GenerateRequest(text="abc", model="tiny")))
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert [token for chunk in chunks for token in chunk.token_ids] == list(whole.token_ids)
+    assert (chunks[-1].finish_reason, chunks[-1].usage) == (whole.finish_reason, whole.usage)
+    assert {chunk.finish_reason for chunk in chunks[:-1]} <= {inference_pb2.FINISH_REASON_UNSPECIFIED}
+    assert len({chunk.request_id for chunk in chunks}) == 1
+    assert chunks[0].request_id
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ({"tokens": TokenIds(ids=[64, 65])}, "ab"),
+        ({"chat": ChatMessages(messages=[ChatMessage(role="user", content="hi")])}, "<user>hi\n"),
+    ],
+)
+def test_a_prompt_is_text_tokens_or_chat(cluster: Cluster, stub: Any, prompt: Any, text: str) -> None:
+    stub.Generate(GenerateRequest(**prompt))
+    assert list(cluster.prefill().started[0].prompt_token_ids) == cluster.tokenizer.encode(text)
+
+
+def test_sampling_is_carried_through(cluster: Cluster, stub: Any) -> None:
+    sampling = SamplingParams(max_tokens=5, temperature=0, top_p=0.5, top_k=3, seed=9, stop_token_ids=[7])
+    response = stub.Generate(GenerateRequest(text="a", sampling=sampling))
+    assert cluster.decode().started[0].sampling == sampling
+    assert (len(response.token_ids), response.finish_reason) == (5, inference_pb2.FINISH_REASON_LENGTH)
+
+
+def test_a_stop_string(stub: Any) -> None:
+    response = stub.Generate(GenerateRequest(text="a", sampling=SamplingParams(stop=["says"])))
+    assert (response.text, response.finish_reason) == ("Zoë ", inference_pb2.FINISH_REASON_STOP)
+    assert len(response.token_ids) == len("Zoë says".encode())
+
+
+BAD = {
+    "nothing": GenerateRequest(),
+    "empty text": GenerateRequest(text=""),
+    "no tokens": GenerateRequest(tokens=TokenIds()),
+    "a token beyond the vocabulary": GenerateRequest(tokens=TokenIds(ids=[4_000_000])),
+    "no messages": GenerateRequest(chat=ChatMessages()),
+    "an unknown role": GenerateRequest(chat=ChatMessages(messages=[ChatMessage(role="wizard")])),
+    "temperature": GenerateRequest(text="a", sampling=SamplingParams(temperature=-1)),
+    "temperature that is no number": GenerateRequest(text="a", sampling=SamplingParams(temperature=float("nan"))),
+    "max_tokens": GenerateRequest(text="a", sampling=SamplingParams(max_tokens=0)),
+    "too long": GenerateRequest(text="a" * 2048),
+}
+
+
+@pytest.mark.parametrize("request_", BAD.values(), ids=BAD.keys())
+def test_bad_input_is_an_invalid_argument(cluster: Cluster, stub: Any, request_: GenerateRequest) -> None:
+    with pytest.raises(grpc.RpcError) as whole:
+        stub.Generate(request_)
+    with pytest.raises(grpc.RpcError) as stream:
+        list(stub.GenerateStream(request_))
+    assert whole.value.code() is stream.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert whole.value.details()
+    assert cluster.prefill().started == []
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (worker_pb2.ERROR_CODE_INVALID, grpc.StatusCode.INVALID_ARGUMENT),
+        (worker_pb2.ERROR_CODE_DEADLINE, grpc.StatusCode.DEADLINE_EXCEEDED),
+        (worker_pb2.ERROR_CODE_INTERNAL, grpc.StatusCode.INTERNAL),
+        (worker_pb2.ERROR_CODE_OVERLOADED, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (worker_pb2.ERROR_CODE_PEER_LOST, grpc.StatusCode.UNAVAILABLE),
+    ],
+)
+def test_a_workers_failure_becomes_a_status(
+    cluster: Cluster, stub: Any, fail: Any, code: int, status: grpc.StatusCode
+) -> None:
+    cluster.decode().faults = [fail(0, code)] * 4
+    with pytest.raises(grpc.RpcError) as error:
+        stub.Generate(GenerateRequest(text="a"))
+    assert (error.value.code(), error.value.details()) == (status, "decode: told to fail")
+
+
+def test_an_unknown_model_is_not_found(stub: Any) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        stub.Generate(GenerateRequest(text="a", model="other"))
+    assert error.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_deadline_is_told_to_the_workers_and_ends_both_legs(cluster: Cluster, stub: Any, hang: Any) -> None:
+    cluster.prefill().faults, cluster.decode().faults = [hang(1)], [hang(2)]
+    with pytest.raises(grpc.RpcError) as error:
+        stub.Generate(GenerateRequest(text="a"), timeout=0.3)
+    assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert 0 < cluster.prefill().started[0].timeout_ms <= 300
+    cluster.wait_for(lambda: all(worker.aborted for worker in cluster.workers))
+
+
+def test_models_are_listed(stub: Any) -> None:
+    models = stub.ListModels(inference_pb2.ListModelsRequest()).models
+    assert list(models) == [inference_pb2.Model(id="tiny", context_len=2048)]
+
+
+def test_health_says_whether_a_pair_is_there(cluster: Cluster, channel: grpc.Channel) -> None:
+    health = health_pb2_grpc.HealthStub(channel)
+
+    def is_serving(service: str) -> bool:
+        status = health.Check(health_pb2.HealthCheckRequest(service=service)).status
+        return bool(status == health_pb2.HealthCheckResponse.SERVING)
+
+    cluster.wait_until(lambda: is_serving("diptych.v1.Inference"))
+    cluster.publish(cluster.prefill())
+    cluster.wait_until(lambda: not is_serving("diptych.v1.Inference"))
+    assert is_serving("")
+
+
+def test_reflection_names_the_services(channel: grpc.Channel) -> None:
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    (answer,) = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]))
+    names = {service.name for service in answer.list_services_response.service}
+    assert names >= {"diptych.v1.Inference", "grpc.health.v1.Health"}

@@ -1,0 +1,130 @@
+"""Who may serve: only workers that are ready, linked, of the right model, and who they claim to be."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from diptych.v1 import bootstrap_pb2
+
+Cluster = Any
+
+
+def ready(cluster: Cluster) -> tuple[int, str]:
+    status, body = cluster.get("/ready")
+    return status, json.loads(body)["reason"]
+
+
+def served(cluster: Cluster, count: int = 8) -> Counter[int]:
+    """Send requests; return how many each worker got."""
+    before = Counter({worker.instance.instance_id: len(worker.started) for worker in cluster.workers})
+    for _ in range(count):
+        cluster.complete("p")
+    after = Counter({worker.instance.instance_id: len(worker.started) for worker in cluster.workers})
+    return after - before
+
+
+@pytest.mark.parametrize("policy", ["least_load", "round_robin"])
+def test_equal_workers_share_the_load(start_cluster: Any, policy: str) -> None:
+    assert served(start_cluster(2, 2, policy=policy)) == {100: 4, 101: 4, 102: 4, 103: 4}
+
+
+def test_a_draining_worker_gets_nothing_new_but_finishes_what_it_has(start_cluster: Any, hang: Any) -> None:
+    cluster = start_cluster(1, 2)
+    busy, other = cluster.decode(0), cluster.decode(1)
+    busy.faults = [hang(3)]
+    with cluster.ask(stream=True) as answer:
+        cluster.wait_for(lambda: busy.started)
+        busy.instance.state = bootstrap_pb2.INSTANCE_STATE_DRAINING
+        cluster.publish(*cluster.workers)
+        assert served(cluster, 4)[busy.instance.instance_id] == 0
+        cluster.release(busy)
+        assert b"[DONE]" in answer.read()
+    assert (busy.aborted, len(other.started)) == ([], 4)
+
+
+def test_the_legs_of_an_evicted_worker_move_to_another(start_cluster: Any, hang: Any) -> None:
+    cluster = start_cluster(1, 2)
+    cluster.decode(0).faults = [hang(3)]
+    connection = cluster.connect()
+    cluster.wait_for(lambda: cluster.decode(0).started)
+    cluster.publish(cluster.prefill(), cluster.decode(1))
+    assert json.load(connection.getresponse())["choices"][0]["text"] == "Hello!"
+    connection.close()
+    assert len(cluster.decode(1).started) == 1
+
+
+def test_a_stopped_worker_is_noticed_and_its_successor_used(start_cluster: Any) -> None:
+    cluster = start_cluster(pair_wait_s=5.0)
+    cluster.stop_worker(cluster.decode())
+    cluster.wait_until(lambda: ready(cluster)[0] == 503)
+    assert ready(cluster)[1] == "no decode worker for tiny is usable: 1 ready but not connected to this router"
+    successor = cluster.add_worker(200, cluster.decode().role)
+    cluster.publish(cluster.prefill(), successor)
+    assert cluster.complete("p")["text"] == "Hello!"
+    assert len(successor.started) == 1
+
+
+def test_a_worker_that_comes_back_as_it_was_is_used_again(cluster: Cluster) -> None:
+    worker = cluster.decode()
+    cluster.stop_worker(worker)
+    cluster.wait_until(lambda: ready(cluster)[0] == 503)
+    cluster.restart_worker(worker)
+    cluster.wait_until(lambda: ready(cluster)[0] == 200)
+    assert cluster.complete("p")["text"] == "Hello!"
+
+
+def test_an_impostor_at_the_address_gets_no_legs(cluster: Cluster) -> None:
+    worker = cluster.decode()
+    cluster.stop_worker(worker)
+    worker.answers_status_as = 999
+    cluster.restart_worker(worker)
+    status, answer = cluster.post("/v1/completions", {"prompt": "p"})
+    assert (status, answer["error"]["code"], worker.started) == (503, "unavailable", [])
+
+
+def test_without_a_pair_the_answer_is_503_with_retry_after_and_the_reason(cluster: Cluster) -> None:
+    cluster.publish(cluster.prefill())
+    assert ready(cluster) == (503, "no decode worker for tiny is usable: none is registered")
+    with cluster.ask() as answer:
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        error = json.load(answer)["error"]
+    assert error["message"] == "no decode worker for tiny is usable: none is registered"
+    assert error["type"] == "server_error"
+
+
+def test_a_request_waits_a_moment_for_a_pair(start_cluster: Any) -> None:
+    cluster = start_cluster(pair_wait_s=10.0)
+    cluster.publish(cluster.prefill())
+    connection = cluster.connect()
+    cluster.wait_until(lambda: "diptych_router_requests_running 1.0" in cluster.get("/metrics")[1])
+    cluster.publish(*cluster.workers)
+    assert json.load(connection.getresponse())["choices"][0]["text"] == "Hello!"
+    connection.close()
+
+
+def test_unlinked_workers_are_no_pair(cluster: Cluster) -> None:
+    cluster.publish(*cluster.workers, linked=False)
+    assert ready(cluster) == (503, "prefill and decode workers are ready, but their transfer links are not up yet")
+
+
+def test_links_reported_over_the_session_count(cluster: Cluster) -> None:
+    cluster.publish(*cluster.workers, linked=False)
+    assert ready(cluster)[0] == 503
+    for worker, peer in (cluster.workers, reversed(cluster.workers)):
+        load = bootstrap_pb2.WorkerLoad(linked_instances=[peer.instance.instance_id], free_pages=100)
+        cluster.report_load(worker, load)
+    cluster.wait_until(lambda: ready(cluster)[0] == 200)
+
+
+def test_the_smallest_context_of_the_ready_workers_counts(cluster: Cluster) -> None:
+    cluster.decode().instance.context_len = 50
+    cluster.publish(*cluster.workers)
+    status, answer = cluster.post("/v1/completions", {"prompt": "x" * 50})
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    cluster.complete("x" * 49)
+    assert cluster.decode().started[0].sampling.max_tokens == 1
+    assert json.loads(cluster.get("/v1/models")[1])["data"][0]["context_len"] == 50
