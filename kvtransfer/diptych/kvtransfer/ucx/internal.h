@@ -13,15 +13,18 @@
 
 #include "shim.h"
 
-#define PIECE_BYTES ((size_t)4 << 20) /* an operation is posted in pieces, each flushed, of at most this ... */
-#define PIECE_PUTS 1024               /* ... and at most so many runs of pages */
-#define MAX_PIECES 8                  /* in flight on a link: bounds what a heartbeat has to wait behind */
+#define PIECE_BYTES ((size_t)4 << 20) /* an operation is posted in pieces of at most this ... */
+#define PIECE_PUTS 1024               /* ... and at most so many runs of pages, with a flush behind */
+#define MESSAGE_BYTES ((size_t)480 << 10) /* a piece that is sent as a message: fits one segment, see options.py ... */
+#define MESSAGE_RUNS 64                   /* ... and at most so many runs */
+#define MAX_PIECES 8                      /* in flight on a link: bounds what a heartbeat has to wait behind */
+#define MAX_EARLY 64                      /* messages that wait for their turn */
 #define MAX_NOTE_BYTES ((size_t)64 << 20) /* waiting to be polled; and as much again waiting to be sent */
 #define HELLO_RETRY_S 0.1                 /* while a link comes up */
 
 /* The header of every active message. Sessions number the links of a process: see link.h. */
 #define HEADER_VERSION 0x4b565401u
-enum { MESSAGE_HELLO = 1, MESSAGE_NOTE = 2, MESSAGE_BYE = 3 };
+typedef enum { MESSAGE_HELLO = 1, MESSAGE_BYE = 2, MESSAGE_NOTE = 3, MESSAGE_PAGES = 4 } message_kind;
 typedef struct {
     uint32_t version;
     uint32_t kind;
@@ -29,7 +32,9 @@ typedef struct {
     uint64_t target;
     uint64_t session; /* the sender's */
     uint64_t echo;    /* the target's session as far as the sender knows it, else 0 */
-    uint64_t number;  /* of the note, from 0 in each session */
+    uint64_t received; /* how many numbered messages of the target's session the sender has dealt with */
+    uint64_t number;   /* of a note or page message, from 0 in each session */
+    uint64_t num_runs; /* of a page message */
 } message_header;
 
 /* An event in the queue. It is embedded in what it reports, so that reporting never fails for want of memory. */
@@ -65,7 +70,8 @@ typedef struct operation {
     command submit;
     event_node done;
     uint64_t num_pages, num_posted;
-    uint32_t num_pieces; /* in flight */
+    uint64_t part_posted; /* bytes of the next page */
+    uint32_t num_pieces;  /* in flight */
     bool note_sent;      /* completely: its buffer is ours again */
     message_header header;
     uint64_t note_len;
@@ -74,10 +80,33 @@ typedef struct operation {
 } operation;
 
 typedef struct {
+    uint64_t src, dst, len; /* bytes in the pools */
+} byte_run;
+
+typedef struct {
+    uint64_t dst, len;
+} byte_target;
+
+typedef struct {
     operation *op;     /* NULL: not in use */
-    uint32_t num_left; /* requests not completed */
+    uint32_t num_left; /* requests and acknowledgements that have not come */
+    /* of a piece that is sent as a message */
+    bool is_unacknowledged;
+    message_header header;
+    byte_target targets[MESSAGE_RUNS];
+    ucp_dt_iov_t iov[1 + MESSAGE_RUNS];
 } piece;
 
+/* A message that overtook another. */
+typedef struct early_message {
+    struct early_message *next;
+    message_header header;
+    size_t len;
+    double since_s;
+    char data[];
+} early_message;
+
+typedef enum { WAY_COPY, WAY_PUT, WAY_MESSAGE } page_way; /* see pages.h */
 typedef enum { LINK_CONNECTING, LINK_UP, LINK_FAILED, LINK_CLOSING, LINK_DOWN } link_state;
 
 struct kvt_link {
@@ -98,7 +127,11 @@ struct kvt_link {
     ucp_ep_h ep;
     ucp_rkey_h rkey;
     uint64_t peer_session;
-    uint64_t notes_sent, notes_received;
+    uint64_t num_sent, num_received; /* numbered messages */
+    early_message *early;            /* by number */
+    uint32_t num_early;
+    page_way way;
+    char *mapped_pool; /* the peer's, of WAY_COPY */
     uint32_t num_requests; /* of any kind, that UCX has not completed */
     operation *first, *last; /* all operations, in order */
     operation *posting;      /* first that has pages to post */
@@ -109,7 +142,7 @@ struct kvt_link {
     bool hello_in_flight, answer_due;
     bool is_cut; /* UCX reported the endpoint as failed */
     double hello_due_s, deadline_s;
-    char *populate, *populate_end; /* of the peer's pool as it is mapped here: page table entries still to make */
+    char *populate, *populate_end; /* of the mapped pool: page table entries still to make */
     event_node up, down;
     char reason[192];
     char lanes[256]; /* written before KVT_LINK_UP */

@@ -16,7 +16,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "populate.h"
+#include "way.h"
 #include "write.h"
 
 /* Safe inside UCX callbacks: only notes the reason; step_link acts on it. */
@@ -92,29 +92,12 @@ static void open_link(kvt_engine *engine, kvt_link *link)
     link->address = link->rkey_buffer = NULL;
 }
 
-static void name_lanes(kvt_link *link)
-{
-    ucp_transport_entry_t entries[16] = {{NULL, NULL}};
-    ucp_ep_attr_t attributes = {
-        .field_mask = UCP_EP_ATTR_FIELD_TRANSPORTS,
-        .transports = {.entries = entries, .num_entries = 16, .entry_size = sizeof entries[0]},
-    };
-    if (ucp_ep_query(link->ep, &attributes) != UCS_OK)
-        return;
-    size_t used = 0;
-    for (unsigned i = 0; i < attributes.transports.num_entries && used < sizeof link->lanes; i++)
-        if (entries[i].transport_name != NULL)
-            used += (size_t)snprintf(link->lanes + used, sizeof link->lanes - used, "%s%s/%s", used ? ", " : "",
-                                     entries[i].transport_name, entries[i].device_name);
-}
-
 static void come_up(kvt_link *link)
 {
     kvt_engine *engine = link->engine;
     link->state = LINK_UP;
     link->answer_due = true; /* the peer may not know yet that we heard it */
-    name_lanes(link);
-    plan_populate(link);
+    choose_way(link);
     pthread_mutex_lock(&engine->lock);
     link->is_up = true;
     append_event(engine, &link->up);
@@ -127,8 +110,8 @@ static void send_hello(kvt_link *link, double now)
     if (link->hello_in_flight)
         return; /* the last one has not left yet */
     link->answer_due = false;
-    link->hello = make_header(link, MESSAGE_HELLO, 0);
-    link->hello_in_flight = send_message(link, &link->hello, NULL, 0, on_hello_sent, link);
+    link->hello = make_header(link, MESSAGE_HELLO);
+    link->hello_in_flight = send_bytes(link, &link->hello, NULL, 0, on_hello_sent, link);
 }
 
 /* Best effort: a peer that was stopped and wakes up must not go on writing, and shared memory does not tell it. */
@@ -136,8 +119,8 @@ static void say_goodbye(kvt_link *link)
 {
     if (link->is_cut || link->peer_session == 0)
         return;
-    link->bye = make_header(link, MESSAGE_BYE, 0);
-    send_message(link, &link->bye, NULL, 0, on_bye_sent, link);
+    link->bye = make_header(link, MESSAGE_BYE);
+    send_bytes(link, &link->bye, NULL, 0, on_bye_sent, link);
 }
 
 static void close_endpoint(kvt_link *link)
@@ -154,6 +137,14 @@ static void close_endpoint(kvt_link *link)
     say_goodbye(link);
     link->num_requests += UCS_PTR_IS_PTR(ucp_ep_close_nbx(link->ep, &param));
     link->ep = NULL;
+}
+
+static void drop_early(kvt_link *link)
+{
+    early_message *early = link->early;
+    link->early = early->next;
+    link->num_early--;
+    free(early);
 }
 
 static void fail_operations(kvt_link *link)
@@ -193,6 +184,8 @@ static void bring_down(kvt_link *link)
     kvt_engine *engine = link->engine;
     if (link->rkey != NULL)
         ucp_rkey_destroy(link->rkey);
+    while (link->early != NULL)
+        drop_early(link);
     for (kvt_link **at = &engine->links; *at != NULL; at = &(*at)->next)
         if (*at == link) {
             *at = link->next;
@@ -216,6 +209,8 @@ static void check_times(kvt_link *link, double now)
         fail_link(link, "no answer within %.1f s", engine->connect_timeout_s);
     if (link->state == LINK_UP && silent_s > engine->silence_s)
         fail_link(link, "silent for %.1f s", silent_s);
+    if (link->early != NULL && now > link->early->since_s + engine->silence_s)
+        fail_link(link, "message %lu is missing", (unsigned long)link->num_received);
 }
 
 /* Do what is due. `has_listened`: silence is silence. Returns whether there is more to do at once. */

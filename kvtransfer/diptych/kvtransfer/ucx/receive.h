@@ -1,4 +1,8 @@
-/* Takes in what peers send. Runs inside ucp_worker_progress, so it only notes things; step_link acts on them. */
+/* Takes in what peers send. Runs inside ucp_worker_progress, so it only notes things; step_link acts on them.
+ *
+ * Notes and pages are numbered together and dealt with in that order. UCX keeps the order of a lane, but not while it
+ * changes the lanes of a new endpoint: what comes early waits here.
+ */
 #ifndef KVT_RECEIVE_H
 #define KVT_RECEIVE_H
 
@@ -33,17 +37,13 @@ static bool meet(kvt_link *link, const message_header *header)
     atomic_store(&link->last_heard_s, now_s());
     if (link->state == LINK_CONNECTING)
         come_up(link);
+    take_acknowledgement(link, header->received);
     return true;
 }
 
-static void take_note(kvt_link *link, const message_header *header, const void *data, size_t len)
+static void take_note(kvt_link *link, const void *data, size_t len)
 {
     kvt_engine *engine = link->engine;
-    if (header->number != link->notes_received++) {
-        fail_link(link, "note %lu came in the place of %lu", (unsigned long)header->number,
-                  (unsigned long)link->notes_received - 1);
-        return;
-    }
     event_node *node = malloc(sizeof *node + len);
     if (node == NULL) {
         fail_link(link, "out of memory for a note of %zu bytes", len);
@@ -61,6 +61,67 @@ static void take_note(kvt_link *link, const message_header *header, const void *
     pthread_mutex_unlock(&engine->lock);
 }
 
+/* Copy the runs of a page message into our pool. The message is `num_runs` targets, then their bytes. */
+static void take_pages(kvt_link *link, uint64_t num_runs, const char *data, size_t len)
+{
+    uint64_t pool_bytes = link->engine->page_bytes * link->engine->num_pages;
+    const char *bytes = data + num_runs * sizeof(byte_target), *end = data + len;
+    bool fits = num_runs <= MESSAGE_RUNS && num_runs * sizeof(byte_target) <= len;
+    for (uint64_t i = 0; fits && i < num_runs; i++) {
+        byte_target target;
+        memcpy(&target, data + i * sizeof target, sizeof target);
+        fits = target.len <= (size_t)(end - bytes) && target.len <= pool_bytes && target.dst <= pool_bytes - target.len;
+        if (fits)
+            memcpy(link->engine->pool + target.dst, bytes, target.len);
+        bytes += target.len;
+    }
+    if (!fits)
+        fail_link(link, "a page message that does not fit our pool");
+    link->answer_due = true; /* a hello acknowledges it */
+}
+
+/* Deal with the next message in order. */
+static void take_message(kvt_link *link, const message_header *header, const void *data, size_t len)
+{
+    link->num_received++;
+    if (header->kind == MESSAGE_NOTE)
+        take_note(link, data, len);
+    else
+        take_pages(link, header->num_runs, data, len);
+}
+
+/* Keep a message whose turn has not come, in order. */
+static void keep_early(kvt_link *link, const message_header *header, const void *data, size_t len)
+{
+    early_message *early = malloc(sizeof *early + len), **at = &link->early;
+    if (early == NULL || link->num_early == MAX_EARLY) {
+        free(early);
+        fail_link(link, "message %lu is missing", (unsigned long)link->num_received);
+        return;
+    }
+    *early = (early_message){.header = *header, .len = len, .since_s = now_s()};
+    memcpy(early->data, data, len);
+    while (*at != NULL && (*at)->header.number < header->number)
+        at = &(*at)->next;
+    early->next = *at;
+    *at = early;
+    link->num_early++;
+}
+
+static void take_in_order(kvt_link *link, const message_header *header, const void *data, size_t len)
+{
+    if (header->number != link->num_received) {
+        keep_early(link, header, data, len);
+        return;
+    }
+    take_message(link, header, data, len);
+    while (link->early != NULL && link->early->header.number == link->num_received) {
+        early_message *early = link->early;
+        take_message(link, &early->header, early->data, early->len);
+        drop_early(link);
+    }
+}
+
 static ucs_status_t on_message(void *arg, const void *header_bytes, size_t header_len, void *data, size_t len,
                                const ucp_am_recv_param_t *param)
 {
@@ -71,13 +132,12 @@ static ucs_status_t on_message(void *arg, const void *header_bytes, size_t heade
         memcpy(&header, header_bytes, sizeof header);
         link = header.version == HEADER_VERSION ? find_link(engine, &header) : NULL;
     }
-    if (link == NULL || !meet(link, &header)) {
+    if (link == NULL || !meet(link, &header))
         atomic_fetch_add(&engine->num_dropped_messages, link == NULL);
-    } else if (header.kind == MESSAGE_NOTE) {
-        take_note(link, &header, data, len);
-    } else if (header.kind == MESSAGE_BYE) {
+    else if (header.kind == MESSAGE_NOTE || header.kind == MESSAGE_PAGES)
+        take_in_order(link, &header, data, len);
+    else if (header.kind == MESSAGE_BYE)
         fail_link(link, "the peer closed the link");
-    }
     return UCS_OK;
 }
 

@@ -1,0 +1,81 @@
+/* Chooses how pages travel on a link that came up, and prepares it. See pages.h for the three ways. */
+#ifndef KVT_WAY_H
+#define KVT_WAY_H
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#define POPULATE_BYTES ((size_t)32 << 20) /* at a time */
+
+static bool has_remote_memory_access(const char *transport)
+{
+    static const char *const without[] = {"tcp", "sysv", "posix", "cma", "self", "ud"};
+    for (size_t i = 0; i < sizeof without / sizeof without[0]; i++)
+        if (strncmp(transport, without[i], strlen(without[i])) == 0)
+            return false;
+    return true;
+}
+
+/* Name the lanes of the endpoint. Returns whether one of them can put. */
+static bool name_lanes(kvt_link *link)
+{
+    bool can_put = false;
+    ucp_transport_entry_t entries[16] = {{NULL, NULL}};
+    ucp_ep_attr_t attributes = {
+        .field_mask = UCP_EP_ATTR_FIELD_TRANSPORTS,
+        .transports = {.entries = entries, .num_entries = 16, .entry_size = sizeof entries[0]},
+    };
+    if (ucp_ep_query(link->ep, &attributes) != UCS_OK)
+        return false;
+    size_t used = 0;
+    for (unsigned i = 0; i < attributes.transports.num_entries && used < sizeof link->lanes; i++)
+        if (entries[i].transport_name != NULL) {
+            can_put |= has_remote_memory_access(entries[i].transport_name);
+            used += (size_t)snprintf(link->lanes + used, sizeof link->lanes - used, "%s%s/%s", used ? ", " : "",
+                                     entries[i].transport_name, entries[i].device_name);
+        }
+    return can_put;
+}
+
+/* The page table of a mapped pool is still empty. It is filled a part at a time, between other work, so that the first
+ * writes do not pay for it. */
+static void plan_populate(kvt_link *link)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    link->populate = (char *)((uintptr_t)link->mapped_pool & ~(page - 1));
+    link->populate_end = link->mapped_pool + link->num_pages * link->engine->page_bytes;
+}
+
+static bool populate_some(kvt_link *link)
+{
+    if (link->populate >= link->populate_end)
+        return false;
+    size_t left = (size_t)(link->populate_end - link->populate);
+    size_t len = left < POPULATE_BYTES ? left : POPULATE_BYTES;
+    if (madvise(link->populate, len, MADV_POPULATE_WRITE) != 0)
+        link->populate = link->populate_end; /* an older kernel: the first writes do it */
+    else
+        link->populate += len;
+    return true;
+}
+
+static void choose_way(kvt_link *link)
+{
+    void *mapped;
+    bool can_put = name_lanes(link);
+    link->way = can_put ? WAY_PUT : WAY_MESSAGE;
+    if (ucp_rkey_ptr(link->rkey, link->pool_base, &mapped) == UCS_OK) {
+        link->way = WAY_COPY;
+        link->mapped_pool = mapped;
+        plan_populate(link);
+    }
+}
+
+#endif
