@@ -21,7 +21,7 @@ def ask(cluster: Cluster, **fields: Any) -> http.client.HTTPConnection:
 
 
 def legs_open(cluster: Cluster) -> bool:
-    return any(worker.open for worker in cluster.workers)
+    return any(worker.running for worker in cluster.workers)
 
 
 def both_started(cluster: Cluster) -> bool:

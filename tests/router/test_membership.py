@@ -62,7 +62,7 @@ def test_a_stopped_worker_is_noticed_and_its_successor_used(start_cluster: Any) 
     cluster.stop_worker(cluster.decode())
     cluster.wait_until(lambda: ready(cluster)[0] == 503)
     assert ready(cluster)[1] == "no decode worker for tiny is usable: 1 ready but not connected to this router"
-    successor = cluster.add_worker(200, cluster.decode().role)
+    successor = cluster.add_worker(200, cluster.decode().instance.role)
     cluster.publish(cluster.prefill(), successor)
     assert cluster.complete("p")["text"] == "Hello!"
     assert len(successor.started) == 1
@@ -80,7 +80,7 @@ def test_a_worker_that_comes_back_as_it_was_is_used_again(cluster: Cluster) -> N
 def test_an_impostor_at_the_address_gets_no_legs(cluster: Cluster) -> None:
     worker = cluster.decode()
     cluster.stop_worker(worker)
-    worker.answers_status_as = 999
+    worker.answers_as = 999
     cluster.restart_worker(worker)
     status, answer = cluster.post("/v1/completions", {"prompt": "p"})
     assert (status, answer["error"]["code"], worker.started) == (503, "unavailable", [])

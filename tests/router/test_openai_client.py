@@ -115,12 +115,12 @@ def test_a_seed_fixes_the_output_and_none_leaves_it_open(client: openai.OpenAI, 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_text_and_both_legs(client: openai.OpenAI, cluster: Cluster, stream: bool) -> None:
     cluster.script = "one two three " * 20
-    cluster.step_s = 0.002
+    cluster.decode().step_s = 0.002
     answer: Any = client.completions.create(model="tiny", prompt="p", stop=[" thr", "x"], stream=stream)
     choices = [chunk.choices[0] for chunk in answer] if stream else [answer.choices[0]]
     assert "".join(choice.text for choice in choices) == "one two"
     assert choices[-1].finish_reason == "stop"
-    cluster.wait_for(lambda: cluster.decode().aborted and not cluster.decode().open)
+    cluster.wait_for(lambda: cluster.decode().aborted and not cluster.decode().running)
     assert cluster.decode().aborted == [cluster.decode().started[0].room]
     if not stream:
         assert answer.usage.completion_tokens == len("one two thr")

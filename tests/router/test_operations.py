@@ -126,7 +126,7 @@ def test_more_requests_than_the_limit_are_refused_at_once(start_cluster: Any, ha
 
 def test_requests_of_one_moment_travel_in_one_message(cluster: Cluster) -> None:
     cluster.complete("p", n=8)
-    assert cluster.decode().batches[0] == (8, 0)
+    assert cluster.decode().batch_sizes[0] == (8, 0)
 
 
 def test_a_stopping_router_lets_a_stream_finish(start_cluster: Any, hang: Any) -> None:
@@ -146,7 +146,7 @@ def test_a_stopping_router_tells_what_it_cannot_finish(start_cluster: Any, hang:
         cluster.stop_router()
         *_, last = [line for line in answer.read().splitlines() if line]
     assert json.loads(last[6:])["error"]["message"] == "the router is stopping"
-    cluster.wait_for(lambda: not any(worker.open for worker in cluster.workers))
+    cluster.wait_for(lambda: not any(worker.running for worker in cluster.workers))
 
 
 def test_many_clients_at_once_get_their_own_answers(start_cluster: Any) -> None:

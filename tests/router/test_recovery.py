@@ -125,7 +125,7 @@ def test_a_request_that_was_complete_when_its_worker_died_needs_no_replay(cluste
 
 def test_prefill_is_not_missed_once_decode_has_everything(cluster: Cluster, fail: Any) -> None:
     fail_all(cluster, "prefill", fail(1, worker_pb2.ERROR_CODE_TRANSFER_FAILED))
-    cluster.step_s = 0.001
+    cluster.decode(0).step_s = cluster.decode(1).step_s = 0.001
     assert text_of(stream(cluster)[1]) == SCRIPT
 
 
@@ -158,7 +158,10 @@ def test_attempts_are_bounded(cluster: Cluster, fail: Any) -> None:
     fail_all(cluster, "decode", fail(0, worker_pb2.ERROR_CODE_PEER_LOST), times=9)
     status, answer = cluster.post("/v1/completions", {"prompt": "p"})
     assert (status, answer["error"]["type"], answer["error"]["code"]) == (503, "server_error", "unavailable")
-    assert sum(len(worker.started) for worker in cluster.workers if worker.role == cluster.decode().role) == 4
+    assert (
+        sum(len(worker.started) for worker in cluster.workers if worker.instance.role == cluster.decode().instance.role)
+        == 4
+    )
 
 
 def test_a_stream_that_cannot_go_on_ends_with_an_error_event(cluster: Cluster, fail: Any) -> None:
@@ -175,7 +178,7 @@ def test_one_failed_choice_fails_them_all(cluster: Cluster, fail: Any) -> None:
     cluster.decode(0).faults = [fail(3, worker_pb2.ERROR_CODE_INTERNAL)]
     status, _ = cluster.post("/v1/completions", {"prompt": "p", "n": 8})
     assert status == 500
-    cluster.wait_for(lambda: not any(worker.open for worker in cluster.workers))
+    cluster.wait_for(lambda: not any(worker.running for worker in cluster.workers))
 
 
 def test_a_deadline_ends_a_request_that_nobody_answers(start_cluster: Any, hang: Any) -> None:
