@@ -54,13 +54,16 @@ class Exchange:
 
 
 def _add_generation(app: FastAPI, exchange: Exchange) -> None:
-    @app.post("/v1/chat/completions")
+    """Plain routes: the body is read and checked here, and FastAPI's dependencies cost a tenth of a small request."""
+
     async def chat_completions(request: Request) -> Response:
         return await exchange.answer(request, "chat", parse_chat)
 
-    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         return await exchange.answer(request, "completions", parse_completion)
+
+    app.add_route("/v1/chat/completions", chat_completions, methods=["POST"])
+    app.add_route("/v1/completions", completions, methods=["POST"])
 
 
 def _add_models(app: FastAPI, pipeline: Pipeline) -> None:

@@ -99,9 +99,9 @@ class GenerationFields(StrictModel):
 
 def refuse_unsupported(model: BaseModel, neutral: Mapping[str, tuple[object, ...]], *, prefix: str = "") -> None:
     """Raise for the first field of `neutral` that has another value than those, or `None`."""
-    for name, values in neutral.items():
+    for name in sorted(model.model_fields_set & neutral.keys()):
         value = getattr(model, name)
-        if value is not None and not any(type(value) is type(same) and value == same for same in values):
+        if value is not None and not any(type(value) is type(same) and value == same for same in neutral[name]):
             raise InvalidRequest(f"{prefix}{name} is not supported by this server", param=f"{prefix}{name}")
 
 
