@@ -169,27 +169,28 @@ def test_no_process_idles_above_three_percent_of_a_core(platform: Platform) -> N
 
 
 def test_ctrl_c_ends_everything_and_leaves_no_shared_memory(start_platform: Callable[..., Platform]) -> None:
-    before = shared_memory()
     platform = start_platform()
     processes = platform.tree()
+    assert shared_memory(processes) != set()
     platform.complete(PROMPTS[0], 2)
     assert platform.stop() == 0
     _, alive = psutil.wait_procs(processes, timeout=5)
     assert alive == []
-    assert shared_memory() - before == set()
+    assert shared_memory(processes) == set()
 
 
 def test_a_killed_supervisor_leaves_no_orphans(start_platform: Callable[..., Platform]) -> None:
-    before = shared_memory()
     platform = start_platform()
     processes = platform.tree()
     platform.process.kill()
     _, alive = psutil.wait_procs(processes, timeout=15)
     assert alive == []
-    assert shared_memory() - before == set()
+    assert shared_memory(processes) == set()
 
 
-def shared_memory() -> set[str]:
-    """POSIX and System V segments on this machine."""
-    segments = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
-    return {str(path) for path in Path("/dev/shm").iterdir()} | {" ".join(line.split()[:2]) for line in segments}
+def shared_memory(processes: list[psutil.Process]) -> set[int]:
+    """The System V segments that these processes, alive or not, have made. UCX keeps the KV pools in them."""
+    pids = {process.pid for process in processes}
+    rows = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()]
+    columns = {name: rows[0].index(name) for name in ("shmid", "cpid")}
+    return {int(row[columns["shmid"]]) for row in rows[1:] if int(row[columns["cpid"]]) in pids}
