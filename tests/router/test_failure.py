@@ -32,7 +32,9 @@ def test_each_code_says_whom_to_avoid_whether_to_retry_and_how_it_ends(code: Fai
 
 
 def test_a_lost_session_blames_the_worker_itself() -> None:
-    assert LegFailure(Role.PREFILL, FailureCode.PEER_LOST, "gone", session_lost=True).blamed(PAIR) == {1}
+    failure = LegFailure(Role.PREFILL, FailureCode.PEER_LOST, "lost 10.0.0.1", session_lost=True)
+    assert failure.blamed(PAIR) == {1}
+    assert str(failure.to_error()) == "the prefill worker was lost"  # addresses are for the log
 
 
 def test_a_failure_without_words_still_names_the_worker() -> None:

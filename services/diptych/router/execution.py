@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 
 from diptych.common.errors import DeadlineExceeded, Unavailable
+from diptych.common.logging import bind
 from diptych.engine.finish import Finish
 from diptych.engine.runtime.codec import params_to_wire
 from diptych.router.attempt import Attempt, AttemptFailed
@@ -123,10 +124,7 @@ class Execution:
         progress = self._progress
         self._attempt = None
         pause_s = progress.fail(failure, self._pair, time.monotonic())
-        level = logging.WARNING if pause_s is None else logging.INFO
-        words = "giving up" if pause_s is None else "trying again"
-        request_id = progress.request.request_id
-        logger.log(level, "request %s: %s leg: %s; %s", request_id, failure.role.value, failure.message, words)
+        self._log(failure, is_last=pause_s is None)
         if progress.finish is not None:
             return
         if pause_s is None:
@@ -136,6 +134,11 @@ class Execution:
             self._metrics.replays.inc()
         if not self._dispatcher.selector.has_fresh_pair(progress.blamed):
             await asyncio.sleep(pause_s)
+
+    def _log(self, failure: LegFailure, *, is_last: bool) -> None:
+        level, words = (logging.WARNING, "giving up") if is_last else (logging.INFO, "trying again")
+        with bind(request_id=self._progress.request.request_id):
+            logger.log(level, "%s leg: %s: %s; %s", failure.role.value, failure.code.name, failure.message, words)
 
     def _check_deadline(self) -> None:
         if time.monotonic() >= self._progress.request.deadline_s:

@@ -53,6 +53,8 @@ class LegFailure:
     def to_error(self) -> DiptychError:
         """Return the caller's error, for when no attempt is left."""
         message = f"{self.role.value}: {self.message}" if self.message else f"the {self.role.value} worker failed"
+        if self.session_lost:  # `message` names addresses, which are the log's business
+            message = f"the {self.role.value} worker was lost"
         if self.code is FailureCode.OVERLOADED:
             return Overloaded(message)
         return _FINAL.get(self.code, Unavailable)(message)

@@ -74,8 +74,8 @@ class Fleet:
 
     def context_len(self, default: int) -> int:
         """The longest request, prompt and output, that every ready worker takes; at most `default`."""
-        ready = (session for session in self._sessions.values() if session.view().state is State.READY)
-        return min([default, *(session.context_len for session in ready)])
+        ready = [session.context_len for session in self._sessions.values() if session.is_ready]
+        return min([default, *ready])
 
     def num_open_legs(self, role: Role) -> int:
         return sum(session.num_open_legs for session in self._sessions.values() if session.role is role)

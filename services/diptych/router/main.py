@@ -78,22 +78,28 @@ def build(config: RouterConfig, model: ServedModel, membership: Membership) -> R
     metrics = RouterMetrics()
     fleet = Fleet(membership, model.model_id, metrics)
     admission = Admission(config.max_concurrent)
+    metrics.watch(fleet.num_open_legs, lambda: admission.num_running)
     preparer = Preparer(
         model,
         lambda: fleet.context_len(model.context_len),
         num_threads=config.tokenizer_threads,
         timeout_s=config.request_timeout_s,
     )
-    metrics.watch(fleet.num_open_legs, lambda: admission.num_running)
     dispatcher = Dispatcher(fleet, Selector(fleet, POLICIES[config.policy]), metrics)
     retries = RetryLimits(config.pair_wait_s, config.lost_pair_wait_s)
     pipeline = Pipeline(model, preparer, dispatcher, admission, retries)
-    stop_grace_s = math.ceil(config.drain_s) + STOP_GRACE_S
+    return Router(fleet, admission, preparer, _http(config, pipeline), _grpc(config, pipeline))
+
+
+def _http(config: RouterConfig, pipeline: Pipeline) -> HttpServer:
     app = create_app(pipeline, max_body_bytes=config.max_body_bytes)
-    http = HttpServer(app, config.host, config.http_port, stop_grace_s=stop_grace_s)
+    grace_s = math.ceil(config.drain_s) + STOP_GRACE_S
+    return HttpServer(app, config.host, config.http_port, stop_grace_s=grace_s)
+
+
+def _grpc(config: RouterConfig, pipeline: Pipeline) -> GrpcServer:
     service = InferenceService(pipeline)
-    grpc = GrpcServer(service, config.host, config.grpc_port, max_message_bytes=config.max_body_bytes)
-    return Router(fleet, admission, preparer, http, grpc)
+    return GrpcServer(service, config.host, config.grpc_port, max_message_bytes=config.max_body_bytes)
 
 
 async def run(router: Router, stop: asyncio.Event, *, drain_s: float) -> None:

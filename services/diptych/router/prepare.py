@@ -74,7 +74,7 @@ class Preparer:
         loop = asyncio.get_running_loop()
         prompts = await loop.run_in_executor(self._threads, self._tokenize, wish.prompts)
         seed = secrets.randbits(63) if wish.seed is None else wish.seed
-        timeout_s = min(self._timeout_s, wish.timeout_s or self._timeout_s)
+        timeout_s = self._timeout_s if wish.timeout_s is None else min(wish.timeout_s, self._timeout_s)
         limit = self._context_len()
         return [
             GenerationRequest(

@@ -65,6 +65,10 @@ class Session:
         return self._outbox is not None
 
     @property
+    def is_ready(self) -> bool:
+        return State(self._instance.state) is State.READY
+
+    @property
     def context_len(self) -> int:
         return self._instance.context_len
 

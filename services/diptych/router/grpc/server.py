@@ -40,8 +40,10 @@ class GrpcServer:
         serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set("", serving)
         while True:
-            await self._health.set(SERVICE, serving if fleet.pairs() else not_serving)
-            await fleet.wait_for_change()
+            is_routable = bool(fleet.pairs())
+            await self._health.set(SERVICE, serving if is_routable else not_serving)
+            while bool(fleet.pairs()) is is_routable:
+                await fleet.wait_for_change()
 
     async def stop(self, grace_s: float) -> None:
         """Take no new calls; end the running ones after `grace_s`."""

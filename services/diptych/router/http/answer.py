@@ -29,7 +29,11 @@ from diptych.router.request import GenerationRequest, Piece, Usage
 logger = logging.getLogger(__name__)
 
 DONE: Final = b"data: [DONE]\n\n"
-EVENT_STREAM: Final = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+EVENT_STREAM: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would collect the events
+]
 
 
 class Answer(Response, ABC):

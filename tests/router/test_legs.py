@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from diptych.router.legs import OpenLegs
+from diptych.v1 import inference_pb2
+from diptych.v1.worker_pb2 import LegError, LegOutput
+
+FIRST = LegOutput(room=1, token_ids=[5])
+LAST = LegOutput(room=1, first_index=1, finish_reason=inference_pb2.FINISH_REASON_STOP)
+FAILED = LegOutput(room=1, error=LegError(message="no"))
+
+
+@dataclass
+class Recorder:
+    heard: list[LegOutput | str] = field(default_factory=list)
+
+    def receive(self, output: LegOutput) -> None:
+        self.heard.append(output)
+
+    def lose(self, reason: str) -> None:
+        self.heard.append(reason)
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def legs(recorder: Recorder) -> OpenLegs:
+    legs = OpenLegs()
+    legs.add(1, recorder, prompt_len=100)
+    return legs
+
+
+@pytest.mark.parametrize("last", [LAST, FAILED])
+def test_a_leg_is_open_until_its_last_output(legs: OpenLegs, recorder: Recorder, last: LegOutput) -> None:
+    assert [legs.deliver(FIRST), len(legs), legs.deliver(last), len(legs)] == [True, 1, True, 0]
+    assert recorder.heard == [FIRST, last]
+    assert not legs.deliver(last)
+
+
+def test_its_prompt_counts_as_queued_until_it_answers(legs: OpenLegs, recorder: Recorder) -> None:
+    legs.add(2, recorder, prompt_len=10)
+    assert legs.queued_tokens == 110
+    legs.deliver(FIRST)
+    legs.deliver(LAST)
+    assert legs.queued_tokens == 10
+
+
+def test_an_abort_is_sent_once_and_only_for_an_open_leg(legs: OpenLegs) -> None:
+    assert [legs.mark_aborted(1), legs.mark_aborted(1), legs.mark_aborted(2)] == [True, False, False]
+    assert len(legs) == 1  # its last output still comes
+
+
+def test_a_lost_session_loses_every_leg(legs: OpenLegs, recorder: Recorder) -> None:
+    legs.lose_all("gone")
+    assert (recorder.heard, len(legs), legs.queued_tokens) == (["gone"], 0, 0)
+    assert not legs.deliver(FIRST)
+
+
+def test_a_receiver_may_start_another_leg_while_it_is_told(recorder: Recorder) -> None:
+    legs = OpenLegs()
+
+    class Restarter(Recorder):
+        def lose(self, reason: str) -> None:
+            legs.add(2, recorder, prompt_len=1)
+
+    legs.add(1, Restarter(), prompt_len=100)
+    legs.lose_all("gone")
+    assert (len(legs), legs.queued_tokens) == (1, 1)
