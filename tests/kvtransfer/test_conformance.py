@@ -301,6 +301,36 @@ def test_a_full_queue_is_refused_and_empties(make_ucx_end: Make, link: Link) -> 
     left.wait(lambda event: isinstance(event, OpDone))
 
 
+@pytest.mark.parametrize("way", ["put", "message"])
+def test_pages_land_whichever_way_they_travel(make_child_end: Make, link: Link, way: str) -> None:
+    left, right = (make_child_end("shm", instance, page_way=way) for instance in (LEFT, RIGHT))
+    link(left, right)
+    left.fill(1)
+    src, dst = (random.Random(seed).sample(range(NUM_PAGES), NUM_PAGES) for seed in (2, 3))
+    ops = [left.write(RIGHT, src[n:], dst[n:], b"%d" % n) for n in range(NUM_PAGES)]
+    left.write(RIGHT, list(range(NUM_PAGES)) * 20, list(range(NUM_PAGES)) * 20, b"last")
+    right.wait(lambda event: event == NoteReceived(LEFT, b"last"))
+    assert right.digest(list(range(NUM_PAGES))) == left.digest(list(range(NUM_PAGES)))
+    left.write(RIGHT, src, dst, b"scattered")
+    right.wait(lambda event: event == NoteReceived(LEFT, b"scattered"))
+    assert right.digest(dst) == left.digest(src)
+    left.wait_done(ops[-1])
+    assert {event.error for event in left.events if isinstance(event, OpDone)} == {None}
+
+
+@pytest.mark.parametrize("way", ["put", "message"])
+def test_a_killed_target_ends_every_operation_whichever_way_it_takes(
+    make_child_end: Make, link: Link, way: str
+) -> None:
+    left, right = (make_child_end("shm", instance, page_way=way) for instance in (LEFT, RIGHT))
+    link(left, right)
+    everything = list(range(NUM_PAGES))
+    ops = [left.write(RIGHT, everything, everything, b"x") for _ in range(50)]
+    right.kill()
+    left.wait_link(up=False, timeout_s=2.0)
+    assert [event.op for event in left.events if isinstance(event, OpDone)] == ops
+
+
 def test_a_dead_peers_metadata_leads_to_nothing_soon(make_ucx_end: Make) -> None:
     left, right = make_ucx_end(LEFT, connect_s=0.5), make_ucx_end(RIGHT)
     metadata = right.metadata()

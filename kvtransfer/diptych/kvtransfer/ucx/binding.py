@@ -30,6 +30,8 @@ OUT_OF_RANGE: Final = -3
 TOO_LONG: Final = -4
 OUT_OF_MEMORY: Final = -5
 
+PAGE_WAYS: Final = {"best": 0, "put": 1, "message": 2}
+
 LINK_UP: Final = 1
 LINK_DOWN: Final = 2
 NOTE: Final = 3
@@ -46,6 +48,7 @@ class Options(Structure):
         ("connect_timeout_s", c_double),
         ("max_operations", c_uint32),
         ("max_waiting_notes", c_uint32),
+        ("page_way", c_int32),
         ("settings", POINTER(c_char_p)),
     )
 

@@ -157,6 +157,7 @@ struct kvt_engine {
     uint64_t instance_id;
     double heartbeat_s, silence_s, connect_timeout_s;
     size_t max_operations, max_waiting_notes;
+    int32_t page_way;
     ucp_context_h context;
     ucp_worker_h worker;
     ucp_mem_h memory;

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Transports = Literal["auto", "shm", "tcp"]
+PageWay = Literal["best", "put", "message"]
 
-_TLS: Final[Mapping[Transports, str]] = {"shm": "sysv,posix,cma,self", "tcp": "tcp,self"}
+_TLS: Final[Mapping[Transports, str]] = {"shm": "sysv,posix,self", "tcp": "tcp,self"}
 
 _SETTINGS: Final[Mapping[str, str]] = {
     "MM_ERROR_HANDLING": "y",  # without it, links that report failures drop shared memory and fall back to TCP
@@ -30,6 +31,7 @@ class UcxOptions:
     connect_s: float = 3.0  # for a new link to come up
     max_operations: int = 4096  # open; more is refused until some complete
     max_waiting_notes: int = 8192  # received and not polled; beyond it nothing more is received
+    page_way: PageWay = "best"  # how pages travel; another one than the best only for tests and measurements
 
 
 def ucx_settings(transports: Transports, environment: Mapping[str, str]) -> dict[str, str]:

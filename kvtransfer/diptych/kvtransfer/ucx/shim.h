@@ -37,6 +37,8 @@ enum {
     KVT_OP_DONE = 4,   /* `op`; `text` is the error, or NULL */
 };
 
+enum { KVT_WAY_BEST = 0, KVT_WAY_PUT = 1, KVT_WAY_MESSAGE = 2 }; /* how pages travel: see pages.h */
+
 typedef struct {
     int32_t kind;
     uint64_t peer;
@@ -53,6 +55,7 @@ typedef struct {
     double connect_timeout_s;    /* a link that is not up after this is down */
     uint32_t max_operations;
     uint32_t max_waiting_notes;
+    int32_t page_way;            /* KVT_WAY_BEST, or another one for tests and measurements */
     const char *const *settings; /* UCX settings as "NAME", "VALUE", ..., NULL */
 } kvt_options;
 

@@ -222,6 +222,7 @@ def _shim_options(instance_id: InstanceId, options: UcxOptions) -> binding.Optio
         connect_timeout_s=options.connect_s,
         max_operations=options.max_operations,
         max_waiting_notes=options.max_waiting_notes,
+        page_way=binding.PAGE_WAYS[options.page_way],
         settings=(ctypes.c_char_p * (len(words) + 1))(*words, None),
     )
 

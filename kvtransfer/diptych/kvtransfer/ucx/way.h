@@ -70,8 +70,9 @@ static void choose_way(kvt_link *link)
 {
     void *mapped;
     bool can_put = name_lanes(link);
-    link->way = can_put ? WAY_PUT : WAY_MESSAGE;
-    if (ucp_rkey_ptr(link->rkey, link->pool_base, &mapped) == UCS_OK) {
+    int32_t wanted = link->engine->page_way;
+    link->way = wanted == KVT_WAY_PUT || (can_put && wanted == KVT_WAY_BEST) ? WAY_PUT : WAY_MESSAGE;
+    if (wanted == KVT_WAY_BEST && ucp_rkey_ptr(link->rkey, link->pool_base, &mapped) == UCS_OK) {
         link->way = WAY_COPY;
         link->mapped_pool = mapped;
         plan_populate(link);
