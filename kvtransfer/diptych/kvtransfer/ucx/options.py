@@ -15,8 +15,6 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "MM_ERROR_HANDLING": "y",  # without it, links that report failures drop shared memory and fall back to TCP
     "TCP_TX_SEG_SIZE": "512K",  # twice the speed of the 8K default
     "TCP_RX_SEG_SIZE": "512K",
-    "TCP_USER_TIMEOUT": "2s",  # data that nobody acknowledges fails the link
-    "TCP_KEEPIDLE": "1s",
     "KEEPALIVE_INTERVAL": "1s",  # the default of 20 s leaves a dead peer unnoticed for as long
 }
 
