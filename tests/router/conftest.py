@@ -66,8 +66,12 @@ class Cluster:
         self._thread.start()
         config = RouterConfig(**{"http_port": 0, "grpc_port": 0, "drain_s": 0.2, "pair_wait_s": 0.2, **options})
         roles = [PREFILL] * num_prefill + [DECODE] * num_decode
-        self.workers = self.call(self._start_workers(roles))
-        self.call(self._start_router(config))
+        try:
+            self.workers = self.call(self._start_workers(roles))
+            self.call(self._start_router(config))
+        except BaseException:
+            self._end_thread()
+            raise
 
     # from the test's thread
 
@@ -157,11 +161,23 @@ class Cluster:
     def release(self, worker: SimulatedWorker) -> None:
         self._loop.call_soon_threadsafe(worker.released.set)
 
+    def names_of_tasks(self) -> list[str]:
+        """Name what runs on the loop: the coroutines of its tasks."""
+
+        async def names() -> list[str]:
+            return [task.get_coro().__qualname__ for task in asyncio.all_tasks()]  # type: ignore[union-attr]
+
+        return self.call(names())
+
     def stop_router(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
 
     def close(self) -> None:
         self.call(self._close())
+        self._end_thread()
+
+    def _end_thread(self) -> None:
+        self.call(_cancel_other_tasks())  # a task that outlives its loop keeps gRPC from shutting down at exit
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -288,3 +304,10 @@ def hang() -> Callable[[int], Fault]:
 def cluster(start_cluster: Callable[..., Cluster]) -> Cluster:
     """One prefill and one decode worker."""
     return start_cluster()
+
+
+async def _cancel_other_tasks() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -128,3 +128,15 @@ def test_the_smallest_context_of_the_ready_workers_counts(cluster: Cluster) -> N
     cluster.complete("x" * 49)
     assert cluster.decode().started[0].sampling.max_tokens == 1
     assert json.loads(cluster.get("/v1/models")[1])["data"][0]["context_len"] == 50
+
+
+def test_a_broken_session_leaves_no_task_behind(cluster: Cluster) -> None:
+    """A task for each attempt to reach a dead worker would pile up, and keep the process from its end."""
+
+    def readers() -> int:
+        return sum(name.endswith("_consume_request_iterator") for name in cluster.names_of_tasks())
+
+    cluster.complete()
+    assert readers() == 2  # one a worker
+    cluster.stop_worker(cluster.decode())
+    cluster.wait_until(lambda: readers() == 1)

@@ -45,3 +45,14 @@ def test_long_prompts_are_spread_over_messages_and_no_abort_overtakes_its_start(
     outbox.abort(2)
     assert taken(outbox, 2) == [RouterBatch(start=[HALF]), RouterBatch(start=[LARGE], abort=[2])]
     assert is_empty(outbox)
+
+
+def test_it_ends_when_it_is_closed_whatever_is_still_due() -> None:
+    outbox = Outbox()
+    outbox.start(StartLeg(room=1))
+    outbox.close()
+
+    async def rest() -> list[RouterBatch]:
+        return [batch async for batch in outbox]
+
+    assert asyncio.run(rest()) == []

@@ -12,12 +12,13 @@ MAX_BATCH_TOKENS: Final = 4 << 20  # of prompts; at most 5 bytes each: far below
 
 
 class Outbox:
-    """An endless async iterator of batches, for one reader. Nothing is sent while nothing is due."""
+    """An async iterator of batches, for one reader, up to `close`. Nothing is sent while nothing is due."""
 
     def __init__(self) -> None:
         self._starts: deque[StartLeg] = deque()
         self._aborts: list[int] = []
         self._due = asyncio.Event()
+        self._is_closed = False
 
     def start(self, leg: StartLeg) -> None:
         self._starts.append(leg)
@@ -27,11 +28,18 @@ class Outbox:
         self._aborts.append(room)
         self._due.set()
 
+    def close(self) -> None:
+        """Let the reader end: gRPC stops reading requests of a finished call only when they end by themselves."""
+        self._is_closed = True
+        self._due.set()
+
     def __aiter__(self) -> Outbox:
         return self
 
     async def __anext__(self) -> RouterBatch:
         await self._due.wait()
+        if self._is_closed:
+            raise StopAsyncIteration
         batch, num_tokens = RouterBatch(), 0
         while self._starts and num_tokens <= MAX_BATCH_TOKENS - len(self._starts[0].prompt_token_ids):
             num_tokens += len(self._starts[0].prompt_token_ids)

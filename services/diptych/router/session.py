@@ -140,6 +140,7 @@ class Session:
             reason = f"internal error: {error}"
         finally:
             was_open = self.is_open
+            outbox.close()
             self._close(reason)
         return was_open
 

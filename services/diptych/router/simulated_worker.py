@@ -87,6 +87,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
             for task in (reader, *self.running.values()):
                 task.cancel()
             self.running.clear()
+            self._on_event()
 
     async def _read(self, batches: Any, ready: Batches) -> None:
         async for batch in batches:
