@@ -19,8 +19,8 @@ def cache() -> Iterator[KvCache]:
     assert cache.check([]) == []
 
 
-def request(*tokens: int, max_tokens: int = 8, salt: bytes = b"") -> Request:
-    return new_request(1, np.array(tokens, dtype=np.int64), SamplingParams(max_tokens=max_tokens), salt=salt)
+def request(*tokens: int, max_tokens: int = 8, extra_key: bytes = b"") -> Request:
+    return new_request(1, np.array(tokens, dtype=np.int64), SamplingParams(max_tokens=max_tokens), extra_key=extra_key)
 
 
 def test_the_longest_request_is_bounded_by_the_pool(cache: KvCache) -> None:
@@ -58,12 +58,12 @@ def test_a_retired_prefix_is_found_again_but_one_token_is_always_left(cache: KvC
     cache.drop(third)
 
 
-def test_a_prefix_under_another_salt_is_not_shared(cache: KvCache) -> None:
-    first = request(*range(8), salt=b"tenant a")
+def test_a_prefix_of_another_namespace_is_not_shared(cache: KvCache) -> None:
+    first = request(*range(8), extra_key=b"tenant a")
     assert cache.admit(first)
     first.computed_len = 8
     cache.retire(first)
-    second = request(*range(8), 99, salt=b"tenant b")
+    second = request(*range(8), 99, extra_key=b"tenant b")
     assert cache.admit(second)
     assert second.cached_len == 0
     cache.drop(second)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych.engine.batch import I64
-from diptych.engine.page_hash import chain_hashes, page_hashes, prompt_hash, root_hash
+from diptych.engine.page_hash import chain_hashes, extra_key, page_hashes, prompt_hash, root_hash
 
 
 def tokens(*ids: int) -> I64:
@@ -75,3 +75,14 @@ def test_the_layout_of_the_array_does_not_matter(view: I64) -> None:
 def test_the_prompt_hash_covers_the_last_partial_page_too() -> None:
     assert page_hashes(np.arange(9), 4).tolist() == page_hashes(np.arange(8), 4).tolist()
     assert prompt_hash(np.arange(9)) != prompt_hash(np.arange(8))
+
+
+@given(salts, st.text(max_size=5), salts, st.text(max_size=5))
+def test_a_namespace_is_one_salt_with_one_adapter(salt: bytes, lora: str, other_salt: bytes, other_lora: str) -> None:
+    same = (salt, lora) == (other_salt, other_lora)
+    assert (extra_key(salt, lora) == extra_key(other_salt, other_lora)) == same
+
+
+def test_a_salt_cannot_pose_as_an_adapter() -> None:
+    assert extra_key(b"", "") == b""
+    assert extra_key(extra_key(b"", "adapter"), "") != extra_key(b"", "adapter")

@@ -155,7 +155,7 @@ class DecodeCore:
             generations=room.generations,
             cached_prefix_len=request.cached_len,
             num_prompt_tokens=request.prompt_len,
-            prompt_hash=prompt_hash(request.tokens[: request.prompt_len], request.salt),
+            prompt_hash=prompt_hash(request.tokens[: request.prompt_len], request.extra_key),
         )
         self._effects.append(SendNote(room.peer, note))
 

@@ -1,7 +1,9 @@
 """The running batch: requests that get one token a step, and who makes room when memory runs out.
 
 A request takes its next page only when it needs it. When there is none, the request that would lose the least
-progress is retracted: it gives its pages back and leaves; what becomes of it is the caller's choice.
+progress is retracted: it leaves, and its pages become a cached prefix, the most recently used one. So if it is admitted
+again before that memory is needed, or the memory went to the host tier, little of its KV is computed a second time.
+What becomes of the request is the caller's choice.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class DecodeBatch:
             while request.room in self._running and not self._cache.grow(request, request.num_tokens):
                 victim = min(self._running.values(), key=lambda candidate: candidate.num_output_tokens)
                 self.remove(victim)
-                self._cache.drop(victim)
+                self._cache.retire(victim)
                 retracted.append(victim)
         return retracted
 

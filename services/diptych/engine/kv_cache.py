@@ -57,7 +57,7 @@ class KvCache:
         """
         if not self._free_rows:
             return False
-        match = self.tree.match(request.tokens[: request.num_tokens - 1], request.salt)
+        match = self.tree.match(request.tokens[: request.num_tokens - 1], request.extra_key)
         self.tree.lock(match.node)
         need = self.pages_for(request.num_tokens) - len(match.pages)
         if need + spare_pages > self.num_available:
@@ -86,7 +86,7 @@ class KvCache:
         num_full = request.computed_len // self.page_size
         pages = self.pages_of(request).copy()
         tokens = request.tokens[: num_full * self.page_size]
-        insertion = self.tree.insert(tokens, pages[:num_full], request.salt)
+        insertion = self.tree.insert(tokens, pages[:num_full], request.extra_key)
         self.pool.cache(insertion.taken)
         self.pool.release(insertion.duplicate)
         self.pool.release(pages[num_full:])

@@ -25,7 +25,7 @@ class Request:
     room: int  # 64-bit, names this attempt on both legs
     request_id: str  # for logs
     params: SamplingParams
-    salt: bytes  # prefix-cache namespace
+    extra_key: bytes  # prefix-cache namespace: see `page_hash.extra_key`
     deadline_s: float | None  # on the scheduler's clock
     tokens: I64  # room for prompt and output; valid up to num_tokens
     prompt_len: int
@@ -57,10 +57,10 @@ def new_request(
     params: SamplingParams,
     *,
     request_id: str = "",
-    salt: bytes = b"",
+    extra_key: bytes = b"",
     deadline_s: float | None = None,
 ) -> Request:
     """Return a request that waits for admission. `prompt` is copied."""
     tokens = np.empty(len(prompt) + params.max_tokens, dtype=np.int64)
     tokens[: len(prompt)] = prompt
-    return Request(room, request_id, params, salt, deadline_s, tokens, len(prompt), len(prompt))
+    return Request(room, request_id, params, extra_key, deadline_s, tokens, len(prompt), len(prompt))

@@ -9,6 +9,7 @@ import numpy as np
 from diptych.engine.events import Load, Start
 from diptych.engine.finish import Finish
 from diptych.engine.output import Failure, FailureCode, Output, Stats
+from diptych.engine.page_hash import extra_key
 from diptych.engine.request import new_request
 from diptych.engine.sampling_params import SamplingParams
 from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
@@ -40,7 +41,7 @@ def start_from_wire(leg: worker_pb2.StartLeg, *, now_s: float, max_tokens: int) 
         prompt,
         dataclasses.replace(params, max_tokens=min(params.max_tokens, room_left)),
         request_id=leg.request_id,
-        salt=leg.cache_salt,
+        extra_key=extra_key(leg.cache_salt, leg.lora),
         deadline_s=now_s + leg.timeout_ms / 1000 if leg.timeout_ms else None,
     )
     return Start(request, leg.peer_instance_id)
