@@ -80,7 +80,7 @@ def transformers_model(source: ModelSource) -> Any:
         num_key_value_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         rms_norm_eps=config.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
         max_position_embeddings=config.context_len,
         tie_word_embeddings=config.tie_embeddings,
     )

@@ -147,7 +147,7 @@ def reference_model() -> Any:
         num_key_value_heads=c.num_kv_heads,
         max_position_embeddings=c.context_len,
         rms_norm_eps=c.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
+        rope_parameters={"rope_type": "default", "rope_theta": c.rope.theta},
         tie_word_embeddings=c.tie_embeddings,
     )
     with torch.device("meta"):

@@ -37,7 +37,7 @@ def test_the_small_model_is_what_its_authors_say(small_model: ModelSource) -> No
     config = small_model.config
     assert (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads) == (30, 576, 9, 3)
     assert (config.head_dim, config.ffn_size, config.vocab_size, config.context_len) == (64, 1536, 49152, 8192)
-    assert (config.rope_theta, config.tie_embeddings, config.eos_ids) == (100_000.0, True, (2,))
+    assert (config.rope.theta, config.tie_embeddings, config.eos_ids) == (100_000.0, True, (2,))
 
 
 @pytest.mark.parametrize("kind", TYPES)

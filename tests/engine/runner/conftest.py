@@ -107,7 +107,7 @@ def small_reference(small_model: ModelSource) -> Any:
         num_attention_heads=config.num_heads,
         num_key_value_heads=config.num_kv_heads,
         rms_norm_eps=config.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
         max_position_embeddings=config.context_len,
         tie_word_embeddings=True,
     )

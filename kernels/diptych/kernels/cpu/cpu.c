@@ -35,6 +35,17 @@ EXPORT void diptych_silu_and_mul(float *gate_up, int64_t num_rows, int64_t width
     for_all_rows(silu_and_mul_part, &job);
 }
 
+EXPORT void diptych_gelu_tanh_and_mul(float *gate_up, int64_t num_rows, int64_t width, float *out) {
+    const struct rows job = {gate_up, NULL, NULL, out, num_rows, width, 0.0f};
+    for_all_rows(gelu_tanh_and_mul_part, &job);
+}
+
+EXPORT void diptych_norm_heads(float *qkv, const float *q_weight, const float *k_weight, float eps, int64_t num_rows,
+                               int64_t num_heads, int64_t num_kv_heads, int64_t dim) {
+    const struct head_norms job = {qkv, q_weight, k_weight, num_rows, num_heads, num_kv_heads, dim, eps};
+    parallel(norm_heads_part, &job, ceil_div(num_rows, ROWS_A_PART));
+}
+
 EXPORT void diptych_decode_attention(const struct attention_step *step, int64_t layer, float *qkv, float *out) {
     const struct attention job = {step, layer, qkv, out};
     parallel(decode_part, &job, step->batch_size * step->num_kv_heads);

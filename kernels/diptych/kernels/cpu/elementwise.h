@@ -35,28 +35,58 @@ INLINE float add_and_sum_squares(float *x, const float *delta, int64_t width) {
     return sum(squares) + rest;
 }
 
+INLINE void rms_norm_row(float *x, const float *delta, const float *weight, float eps, int64_t width, float *out) {
+    const float mean = add_and_sum_squares(x, delta, width) / (float)width;
+    const float scale = 1.0f / __builtin_sqrtf(mean + eps);
+    for (int64_t i = 0; i < width; i++) out[i] = weight[i] * (x[i] * scale);
+}
+
 static void rms_norm_part(const void *rows, int64_t part) {
     const struct rows *job = rows;
     for (int64_t row = part * ROWS_A_PART; row < job->num_rows && row < (part + 1) * ROWS_A_PART; row++) {
         float *x = job->x + row * job->width, *out = job->out + row * job->width;
         const float *delta = job->other ? job->other + row * job->width : NULL;
-        const float mean = add_and_sum_squares(x, delta, job->width) / (float)job->width;
-        const float scale = 1.0f / __builtin_sqrtf(mean + job->eps);
-        for (int64_t i = 0; i < job->width; i++) out[i] = job->weight[i] * (x[i] * scale);
+        rms_norm_row(x, delta, job->weight, job->eps, job->width, out);
     }
 }
 
-static void silu_and_mul_part(const void *rows, int64_t part) {
-    const struct rows *job = rows;
+struct head_norms {
+    float *qkv; /* [num_rows][num_heads + 2 * num_kv_heads][dim] */
+    const float *q_weight, *k_weight;
+    int64_t num_rows, num_heads, num_kv_heads, dim;
+    float eps;
+};
+
+static void norm_heads_part(const void *norms, int64_t part) {
+    const struct head_norms *job = norms;
+    const int64_t dim = job->dim, width = (job->num_heads + 2 * job->num_kv_heads) * dim;
+    for (int64_t row = part * ROWS_A_PART; row < job->num_rows && row < (part + 1) * ROWS_A_PART; row++) {
+        for (int64_t head = 0; head < job->num_heads + job->num_kv_heads; head++) {
+            float *x = job->qkv + row * width + head * dim;
+            rms_norm_row(x, NULL, head < job->num_heads ? job->q_weight : job->k_weight, job->eps, dim, x);
+        }
+    }
+}
+
+INLINE vec silu(vec x) { return x / (1.0f + vec_exp(-x)); }
+
+/* x * (1 + tanh(u)) / 2 is x / (1 + exp(-2 u)) */
+INLINE vec gelu_tanh(vec x) {
+    const float sqrt_8_over_pi = 1.59576912f;
+    return x / (1.0f + vec_exp(-sqrt_8_over_pi * (x + 0.044715f * x * x * x)));
+}
+
+INLINE void activate_part(vec (*const activation)(vec), const struct rows *job, int64_t part) {
     const int64_t width = job->width;
     for (int64_t row = part * ROWS_A_PART; row < job->num_rows && row < (part + 1) * ROWS_A_PART; row++) {
         const float *gate = job->x + row * 2 * width, *up = gate + width;
         float *out = job->out + row * width;
         int64_t i = 0;
-        for (; i + LANES <= width; i += LANES) {
-            const vec g = load(gate + i);
-            store(out + i, g / (1.0f + vec_exp(-g)) * load(up + i));
-        }
-        for (; i < width; i++) out[i] = gate[i] / (1.0f + __builtin_expf(-gate[i])) * up[i];
+        for (; i + LANES <= width; i += LANES) store(out + i, activation(load(gate + i)) * load(up + i));
+        for (; i < width; i++) out[i] = activation(splat(gate[i]))[0] * up[i];
     }
 }
+
+static void silu_and_mul_part(const void *rows, int64_t part) { activate_part(silu, rows, part); }
+
+static void gelu_tanh_and_mul_part(const void *rows, int64_t part) { activate_part(gelu_tanh, rows, part); }

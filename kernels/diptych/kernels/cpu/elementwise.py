@@ -24,3 +24,19 @@ def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
     num_rows, width = out.shape
     assert gate_up.shape == (num_rows, 2 * width), (gate_up.shape, out.shape)
     load().diptych_silu_and_mul(address(gate_up), num_rows, width, address(out))
+
+
+def gelu_tanh_and_mul(gate_up: Tensor, out: Tensor) -> None:
+    """`[num_rows, 2 * width]`, gates first -> `gelu(gate) * up`, by its tanh formula."""
+    num_rows, width = out.shape
+    assert gate_up.shape == (num_rows, 2 * width), (gate_up.shape, out.shape)
+    load().diptych_gelu_tanh_and_mul(address(gate_up), num_rows, width, address(out))
+
+
+def norm_heads(qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
+    """`rms_norm` of each query and key head of `[num_rows, (num_heads + 2 * num_kv_heads) * head_dim]`, in place."""
+    (dim,) = q_weight.shape
+    num_kv_heads, rest = divmod(qkv.shape[1] // dim - num_heads, 2)
+    assert (rest, k_weight.shape, qkv.shape[1] % dim) == (0, q_weight.shape, 0), (qkv.shape, num_heads, dim)
+    weights = address(q_weight), address(k_weight)
+    load().diptych_norm_heads(address(qkv), *weights, eps, len(qkv), num_heads, num_kv_heads, dim)

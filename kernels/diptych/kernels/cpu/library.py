@@ -19,6 +19,8 @@ SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     "linear": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]),
     "add_rms_norm": (None, [c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p]),
     "silu_and_mul": (None, [c_void_p, c_int64, c_int64, c_void_p]),
+    "gelu_tanh_and_mul": (None, [c_void_p, c_int64, c_int64, c_void_p]),
+    "norm_heads": (None, [c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_int64, c_int64]),
     "decode_attention": (None, [c_void_p, c_int64, c_void_p, c_void_p]),
     "extend_attention": (c_int, [c_void_p, c_int64, c_void_p, c_void_p]),
 }

@@ -16,7 +16,7 @@ class CpuAttention:
     def __init__(self, config: ModelConfig, kv: Tensor) -> None:
         self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         self._kv = kv
-        self._rope = rope_table(config)
+        self._rope = rope_table(config.rope, config.context_len)
         self._mode = ForwardMode.EXTEND
         self._step: PagedAttention | None = None
 

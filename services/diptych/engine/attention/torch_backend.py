@@ -44,7 +44,7 @@ class TorchAttention:
         self._num_heads, self._num_kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self._kv = kv
         self._page_size = kv.shape[3]
-        self._rope = rope_table(config)
+        self._rope = rope_table(config.rope, config.context_len)
         self._metadata: Metadata | None = None
 
     def init_forward_metadata(self, batch: ForwardBatch) -> None:

@@ -1,24 +1,45 @@
-"""What the engine must know of a model before it reads a weight, the same for every file format.
+"""What the engine must know of a model before it reads a weight, the same for every family and file format.
 
-Rule: a feature that the model code does not compute is refused here by name; nothing is silently ignored.
+A family's file (`models/families`) fills it in; the layers (`models/layers`, `attention`) read it and know no family.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from diptych.common.errors import ConfigError
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """The rotary position embedding of a layer. The two halves of the rotated dimensions turn against each other."""
+
+    theta: float
+    dim: int  # so many dimensions of a head rotate, the first ones
+    divisors: tuple[float, ...] = ()  # [dim / 2]: each frequency is divided by its own; empty: by 1
+    scale: float = 1.0  # of cosines and sines
+
+
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """A mixture of experts in place of one feed-forward network."""
+
+    num_experts: int
+    experts_per_token: int
+    ffn_size: int  # of one expert
+    normalize: bool  # the chosen experts' weights add up to 1
+    dense_layers: frozenset[int] = frozenset()  # that have one network, of `ModelConfig.ffn_size`
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape and constants of one model."""
+    """Shape and constants of one model. The defaults are Llama's."""
 
     model_id: str  # the name that clients ask for
-    architecture: str  # "llama"
+    architecture: str  # a name in `models.registry.FAMILIES`
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -27,12 +48,37 @@ class ModelConfig:
     head_dim: int
     ffn_size: int
     rms_norm_eps: float
-    rope_theta: float
+    rope: Rope
     context_len: int  # tokens
     tie_embeddings: bool  # the output projection is the input embedding
     bos_id: int | None
     eos_ids: tuple[int, ...]
-    rope_divisors: tuple[float, ...] = ()  # [head_dim / 2]: each rotary frequency is divided by its own; empty: by 1
+    windows: tuple[int, ...] = ()  # [num_layers]: tokens that a layer sees, the newest; 0: all. Empty: all everywhere
+    local_rope: Rope | None = None  # of the layers with a window; None: as the others
+    query_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
+    attention_softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they do not
+    logits_softcap: float = 0.0
+    activation: Activation = "silu"
+    qkv_bias: bool = False
+    qk_norm: bool = False  # each head of queries and keys is normed before it is rotated
+    post_norms: bool = False  # what attention and feed-forward network add is normed, too
+    norm_offset: float = 0.0  # added to every norm's weights
+    embedding_scale: float = 1.0
+    moe: Moe | None = None
+
+    @property
+    def score_scale(self) -> float:
+        return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
+
+    def window(self, layer: int) -> int:
+        """Return how many tokens `layer` sees; 0: all."""
+        return self.windows[layer] if self.windows else 0
+
+    def rope_of(self, layer: int) -> Rope:
+        return self.local_rope if self.local_rope is not None and self.window(layer) else self.rope
+
+    def is_moe(self, layer: int) -> bool:
+        return self.moe is not None and layer not in self.moe.dense_layers
 
     def validate(self) -> None:
         """Raise `ConfigError` for shapes that no attention can have."""
@@ -43,78 +89,12 @@ class ModelConfig:
             raise ConfigError(
                 f"{self.model_id}: {self.num_heads} heads do not share {self.num_kv_heads} KV heads evenly"
             )
-        if self.head_dim % 2 or len(self.rope_divisors) not in (0, self.head_dim // 2):
+        if len(self.windows) not in (0, self.num_layers):
+            raise ConfigError(f"{self.model_id}: {len(self.windows)} layer types for {self.num_layers} layers")
+        for rope in (self.rope, self.local_rope):
+            if rope is not None:
+                self._validate_rope(rope)
+
+    def _validate_rope(self, rope: Rope) -> None:
+        if rope.dim % 2 or not 0 < rope.dim <= self.head_dim or len(rope.divisors) not in (0, rope.dim // 2):
             raise ConfigError(f"{self.model_id}: head_dim {self.head_dim} does not fit its rotary embedding")
-
-
-def from_hf(config: Mapping[str, Any], generation: Mapping[str, Any], model_id: str) -> ModelConfig:
-    """Read Hugging Face's `config.json` and `generation_config.json`."""
-    _refuse_unsupported(config, model_id)
-    try:
-        return _read_hf(config, generation, model_id)
-    except KeyError as error:
-        raise ConfigError(f"{model_id}: config.json has no {error}") from None
-
-
-def _read_hf(config: Mapping[str, Any], generation: Mapping[str, Any], model_id: str) -> ModelConfig:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope_theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
-    num_heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
-    return ModelConfig(
-        model_id=model_id,
-        architecture="llama",
-        vocab_size=config["vocab_size"],
-        hidden_size=config["hidden_size"],
-        num_layers=config["num_hidden_layers"],
-        num_heads=num_heads,
-        num_kv_heads=config.get("num_key_value_heads") or num_heads,
-        head_dim=head_dim,
-        ffn_size=config["intermediate_size"],
-        rms_norm_eps=config["rms_norm_eps"],
-        rope_theta=rope_theta,
-        context_len=config["max_position_embeddings"],
-        tie_embeddings=config.get("tie_word_embeddings", False),
-        bos_id=config.get("bos_token_id"),
-        eos_ids=_eos_ids(config, generation),
-        rope_divisors=_rope_divisors(rope, rope_theta, head_dim, model_id),
-    )
-
-
-def _refuse_unsupported(config: Mapping[str, Any], model_id: str) -> None:
-    architectures = config.get("architectures") or [config.get("model_type")]
-    if "LlamaForCausalLM" not in architectures and config.get("model_type") != "llama":
-        raise ConfigError(f"{model_id}: architecture {architectures} is not supported; Llama is")
-    supported = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,), "quantization_config": ()}
-    for key, values in supported.items():
-        if config.get(key) is not None and config[key] not in values:
-            raise ConfigError(f"{model_id}: {key}={config[key]!r} in config.json is not supported")
-
-
-def _eos_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    ids = generation.get("eos_token_id", config.get("eos_token_id"))
-    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
-
-
-def _rope_divisors(rope: Mapping[str, Any], theta: float, head_dim: int, model_id: str) -> tuple[float, ...]:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return ()
-    if kind == "linear":
-        return (float(rope["factor"]),) * (head_dim // 2)
-    if kind == "llama3":
-        return tuple(_llama3_divisor(rope, theta ** (2 * i / head_dim)) for i in range(head_dim // 2))
-    raise ConfigError(f"{model_id}: rope scaling {kind!r} is not supported; default, linear and llama3 are")
-
-
-def _llama3_divisor(rope: Mapping[str, Any], period: float) -> float:
-    """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
-    wavelength = 2 * math.pi * period
-    turns = rope["original_max_position_embeddings"] / wavelength
-    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], float(rope["factor"])
-    if turns < low:
-        return factor
-    if turns > high:
-        return 1.0
-    smooth = (turns - low) / (high - low)
-    return float(1 / ((1 - smooth) / factor + smooth))

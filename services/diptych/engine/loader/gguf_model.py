@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from diptych.common.errors import ConfigError
 from diptych.engine.loader import gguf_tokenizer
-from diptych.engine.loader.config import ModelConfig
+from diptych.engine.loader.config import ModelConfig, Rope
 from diptych.engine.loader.fingerprint import fingerprint
 from diptych.engine.loader.gguf import Array, GgufFile
 from diptych.engine.loader.tokenizer import Tokenizer
@@ -86,6 +86,8 @@ def _config(file: GgufFile, model_id: str) -> ModelConfig:
 def _read(metadata: Mapping[str, Any], file: GgufFile, model_id: str) -> ModelConfig:
     num_heads, eos_id = metadata["llama.attention.head_count"], metadata.get("tokenizer.ggml.eos_token_id")
     vocab_size, hidden_size = file.tensors["token_embd.weight"].shape
+    head_dim = metadata.get("llama.attention.key_length", hidden_size // num_heads)
+    divisors = tuple(file.read(ROPE_DIVISORS).tolist()) if ROPE_DIVISORS in file.tensors else ()
     return ModelConfig(
         model_id=model_id,
         architecture="llama",
@@ -94,13 +96,12 @@ def _read(metadata: Mapping[str, Any], file: GgufFile, model_id: str) -> ModelCo
         num_layers=metadata["llama.block_count"],
         num_heads=num_heads,
         num_kv_heads=metadata.get("llama.attention.head_count_kv", num_heads),
-        head_dim=metadata.get("llama.attention.key_length", hidden_size // num_heads),
+        head_dim=head_dim,
         ffn_size=metadata["llama.feed_forward_length"],
         rms_norm_eps=metadata["llama.attention.layer_norm_rms_epsilon"],
-        rope_theta=metadata.get("llama.rope.freq_base", 10_000.0),
+        rope=Rope(metadata.get("llama.rope.freq_base", 10_000.0), head_dim, divisors),
         context_len=metadata["llama.context_length"],
         tie_embeddings="output.weight" not in file.tensors,
         bos_id=metadata.get("tokenizer.ggml.bos_token_id"),
         eos_ids=() if eos_id is None else (eos_id,),
-        rope_divisors=tuple(file.read(ROPE_DIVISORS).tolist()) if ROPE_DIVISORS in file.tensors else (),
     )

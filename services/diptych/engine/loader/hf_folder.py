@@ -16,10 +16,10 @@ import tokenizers
 
 from diptych.common.errors import ConfigError
 from diptych.engine.loader.chat_template import ChatTemplate
-from diptych.engine.loader.config import from_hf
 from diptych.engine.loader.fingerprint import fingerprint
 from diptych.engine.loader.gguf import Array
 from diptych.engine.loader.tokenizer import Tokenizer
+from diptych.engine.models.registry import from_hf
 
 DTYPES: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 DERIVED: Final = "rotary_emb.inv_freq"  # saved by old versions; computed from the configuration instead
@@ -33,7 +33,6 @@ class HfFolder:
         config = _json(folder / "config.json")
         generation = _json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
         self.config = from_hf(config, generation, folder.resolve().name)
-        self.config.validate()
         self._shards = _shards(folder)
         header = (folder / "config.json").read_bytes() + b"".join(_header(shard)[0] for shard in self._shards)
         self.weights_id = fingerprint(self._shards, header)

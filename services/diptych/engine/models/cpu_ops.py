@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from diptych.engine.models.placement import Split
 from diptych.kernels.cpu import elementwise
 from diptych.kernels.cpu.linear import PackedMatrix
 
@@ -11,8 +12,11 @@ from diptych.kernels.cpu.linear import PackedMatrix
 class CpuOps:
     """Weights are packed once; a token's result does not depend on the batch."""
 
-    def matrix(self, weight: Tensor) -> PackedMatrix:
+    def matrix(self, name: str, weight: Tensor, split: Split) -> PackedMatrix:
         return PackedMatrix(weight)
+
+    def all_reduce(self, x: Tensor) -> None:
+        """One rank has it all."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         elementwise.rms_norm(x, weight, eps, out)
@@ -22,3 +26,9 @@ class CpuOps:
 
     def silu_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
         elementwise.silu_and_mul(gate_up, out)
+
+    def gelu_tanh_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        elementwise.gelu_tanh_and_mul(gate_up, out)
+
+    def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
+        elementwise.norm_heads(qkv, num_heads, q_weight, k_weight, eps)

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diptych.engine.models.placement import Split
+
 
 class Matrix(Protocol):
     """A weight `[num_rows, num_columns]` in the layout its processor likes."""
@@ -26,10 +28,18 @@ class Matrix(Protocol):
 
 
 class Ops(Protocol):
-    """What a Llama layer computes. All tensors are contiguous, two-dimensional, of the model's dtype."""
+    """What a layer computes. All tensors are contiguous, two-dimensional, of the model's dtype.
 
-    def matrix(self, weight: Tensor) -> Matrix:
-        """Take over a weight `[num_rows, num_columns]`."""
+    Every matrix of every family is made by `matrix`, and whatever tensor-parallel ranks have computed in parts goes
+    through `all_reduce`: an implementation that wraps another one changes how all models are computed.
+    """
+
+    def matrix(self, name: str, weight: Tensor, split: Split) -> Matrix:
+        """Take over the weight `[num_rows, num_columns]` called `name`: "embed", "lm_head", "0.qkv", ..."""
+        ...
+
+    def all_reduce(self, x: Tensor) -> None:
+        """Add up `x` over the ranks, in place, after a matrix that was split by columns."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
@@ -40,6 +50,12 @@ class Ops(Protocol):
 
     def silu_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
         """`[num_tokens, 2 * ffn_size]`, gates first -> `[num_tokens, ffn_size]`."""
+        ...
+
+    def gelu_tanh_and_mul(self, gate_up: Tensor, out: Tensor) -> None: ...
+
+    def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
+        """Norm each of the `num_heads` queries and of the keys in place; `qkv` is as in `AttentionBackend.attend`."""
         ...
 
 
@@ -59,13 +75,14 @@ class TorchMatrix:
 class TorchOps:
     """Any dtype on any device."""
 
-    def matrix(self, weight: Tensor) -> TorchMatrix:
+    def matrix(self, name: str, weight: Tensor, split: Split) -> TorchMatrix:
         return TorchMatrix(weight)
 
+    def all_reduce(self, x: Tensor) -> None:
+        """One rank has it all."""
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        wide = x.float()
-        scale = wide.pow(2).mean(-1, keepdim=True).add_(eps).rsqrt_()
-        torch.mul(weight, (wide * scale).to(x.dtype), out=out)
+        torch.mul(weight, _normed(x, eps).to(weight.dtype), out=out)
 
     def add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         self.rms_norm(x.add_(delta), weight, eps, out)
@@ -73,3 +90,18 @@ class TorchOps:
     def silu_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
         gate, up = gate_up.chunk(2, dim=-1)
         torch.mul(F.silu(gate), up, out=out)
+
+    def gelu_tanh_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        gate, up = gate_up.chunk(2, dim=-1)
+        torch.mul(F.gelu(gate, approximate="tanh"), up, out=out)
+
+    def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
+        heads = qkv.view(len(qkv), -1, len(q_weight))
+        queries, keys = heads[:, :num_heads], heads[:, num_heads : (heads.shape[1] + num_heads) // 2]
+        for states, weight in ((queries, q_weight), (keys, k_weight)):
+            states.copy_(weight * _normed(states, eps).to(weight.dtype))
+
+
+def _normed(x: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return wide * wide.pow(2).mean(-1, keepdim=True).add_(eps).rsqrt_()

@@ -11,7 +11,9 @@ from diptych.engine.attention.registry import choose
 from diptych.engine.batch import I64, ForwardBatch
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.source import ModelSource
-from diptych.engine.models.llama import Llama
+from diptych.engine.models.decoder import Decoder
+from diptych.engine.models.registry import FAMILIES
+from diptych.engine.models.weights import load
 from diptych.engine.runner.kv_pool import DTYPES
 from diptych.engine.runner.sampler import sample
 from diptych.kvtransfer.layout import PoolLayout
@@ -29,7 +31,9 @@ class ModelRunner:
         with torch.inference_mode():
             backend = choose(attention_backend, source.config, kv, num_threads)
             self._attention = backend.attention
-            self._model = Llama(source, backend.ops, DTYPES[dtype])
+            placement = FAMILIES[source.config.architecture].placement(source.config)
+            weights = load(source.config, placement, source.tensors(), backend.ops, DTYPES[dtype])
+            self._model = Decoder(source.config, weights, backend.ops, DTYPES[dtype])
 
     @staticmethod
     def pool_layout(config: ModelConfig, *, num_pages: int, page_size: int, dtype: str) -> PoolLayout:

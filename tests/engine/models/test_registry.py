@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from diptych.common.errors import ConfigError
-from diptych.engine.loader.config import ModelConfig, from_hf
+from diptych.engine.loader.config import ModelConfig, Rope
+from diptych.engine.models.registry import from_hf
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -47,7 +48,7 @@ def test_a_plain_llama_config_is_read_with_the_defaults_of_its_format() -> None:
         head_dim=16,
         ffn_size=96,
         rms_norm_eps=1e-5,
-        rope_theta=10_000.0,
+        rope=Rope(10_000.0, 16),
         context_len=256,
         tie_embeddings=False,
         bos_id=1,
@@ -66,13 +67,13 @@ def test_llama3_rope_scaling_gives_the_frequencies_of_transformers(layout: str) 
     config = from_hf(LLAMA | {layout: scaling, "rope_theta": 500_000.0, "head_dim": 128}, {}, "tiny")
     theirs = transformers.LlamaConfig(head_dim=128, max_position_embeddings=131072, rope_parameters=scaling)
     reference, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](theirs, torch.device("cpu"))
-    ours = 1 / (500_000.0 ** (np.arange(0, 128, 2) / 128)) / np.array(config.rope_divisors)
+    ours = 1 / (500_000.0 ** (np.arange(0, 128, 2) / 128)) / np.array(config.rope.divisors)
     np.testing.assert_allclose(ours, reference.numpy(), rtol=1e-6)
 
 
 def test_linear_rope_scaling_divides_every_frequency_alike() -> None:
     config = from_hf(LLAMA | {"rope_scaling": {"type": "linear", "factor": 4.0}}, {}, "tiny")
-    assert config.rope_divisors == (4.0,) * 8
+    assert config.rope.divisors == (4.0,) * 8
 
 
 @pytest.mark.parametrize(
@@ -99,4 +100,4 @@ def test_a_missing_key_is_named() -> None:
 @pytest.mark.parametrize("change", [{"num_key_value_heads": 3}, {"head_dim": 15}, {"vocab_size": 0}])
 def test_shapes_that_no_attention_can_have_do_not_validate(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="tiny"):
-        from_hf(LLAMA | change, {}, "tiny").validate()
+        from_hf(LLAMA | change, {}, "tiny")

@@ -1,0 +1,93 @@
+"""A decoder-only transformer: what all families share. What differs between them is in the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diptych.engine.attention.backend import AttentionBackend
+from diptych.engine.loader.config import ModelConfig
+from diptych.engine.models.layers.attention import AttentionBlock
+from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers.mlp import FeedForward, Mlp
+from diptych.engine.models.ops import Ops
+from diptych.engine.models.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer and the norms around its two blocks."""
+
+    attention: AttentionBlock
+    attention_post_norm: Tensor | None  # of what attention adds
+    ffn_norm: Tensor
+    ffn: FeedForward
+    ffn_post_norm: Tensor | None
+    next_norm: Tensor  # the next layer's input norm; the last layer's is the model's
+
+
+class Decoder:
+    """A loaded model. It keeps no state between steps: the KV pool is the attention backend's."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype) -> None:
+        self._config = config
+        self._dtype = dtype
+        self._ops = ops
+        self._embed = weights.matrix("embed")
+        self._lm_head = self._embed if config.tie_embeddings else weights.matrix("lm_head")
+        self._input_norm = weights.norm("0.input_norm")
+        self._layers = [_layer(config, weights, ops, index) for index in range(config.num_layers)]
+
+    def forward(self, input_ids: Tensor, logits_rows: Tensor, attention: AttentionBackend) -> Tensor:
+        """Run `[num_tokens]` new tokens; return the logits `[num_rows, vocab_size]` of the tokens `logits_rows`.
+
+        `attention` was told of the batch before. After the last attention only `logits_rows` are computed.
+        """
+        x = self._embedded(input_ids)
+        buffers = Buffers.allocate(self._config, len(x), self._dtype)
+        self._ops.rms_norm(x, self._input_norm, self._config.rms_norm_eps, buffers.normed)
+        for layer in self._layers:
+            layer.attention.attend(buffers, attention)
+            if layer is self._layers[-1]:
+                attended, x = buffers.attended[logits_rows], x[logits_rows]
+                buffers = Buffers.allocate(self._config, len(x), self._dtype)
+                buffers.attended.copy_(attended)
+            self._finish(layer, x, buffers)
+        return self._logits(buffers.normed)
+
+    def _embedded(self, input_ids: Tensor) -> Tensor:
+        x = self._embed.rows(input_ids)
+        return x if self._config.embedding_scale == 1 else x.mul_(self._config.embedding_scale)
+
+    def _finish(self, layer: Layer, x: Tensor, buffers: Buffers) -> None:
+        """From what attention found to the next layer's normed input; `x` is the residual stream."""
+        layer.attention.project(buffers)
+        self._add(x, buffers, layer.attention_post_norm, layer.ffn_norm)
+        layer.ffn.forward(buffers)
+        self._add(x, buffers, layer.ffn_post_norm, layer.next_norm)
+
+    def _add(self, x: Tensor, buffers: Buffers, post_norm: Tensor | None, next_norm: Tensor) -> None:
+        eps = self._config.rms_norm_eps
+        if post_norm is not None:
+            self._ops.rms_norm(buffers.delta, post_norm, eps, buffers.delta)
+        self._ops.add_rms_norm(x, buffers.delta, next_norm, eps, buffers.normed)
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        logits = torch.empty(len(normed), self._config.vocab_size, dtype=self._dtype)
+        self._lm_head.multiply(normed, logits)
+        cap = self._config.logits_softcap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+
+def _layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Layer:
+    is_last = index == config.num_layers - 1
+    return Layer(
+        attention=AttentionBlock.build(config, weights, ops, index),
+        attention_post_norm=weights.norm(f"{index}.attention_post_norm") if config.post_norms else None,
+        ffn_norm=weights.norm(f"{index}.ffn_norm"),
+        ffn=Mlp.build(config, weights, ops, index),
+        ffn_post_norm=weights.norm(f"{index}.ffn_post_norm") if config.post_norms else None,
+        next_norm=weights.norm("norm" if is_last else f"{index + 1}.input_norm"),
+    )

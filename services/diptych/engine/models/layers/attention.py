@@ -1,0 +1,55 @@
+"""The attention block of a layer: project, norm the heads, attend, project back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from diptych.engine.attention.backend import AttentionBackend
+from diptych.engine.loader.config import ModelConfig
+from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.ops import Matrix, Ops
+from diptych.engine.models.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBlock:
+    """`attend`, then `project`: between them the last layer drops the tokens that nobody asks about."""
+
+    layer: int
+    num_heads: int
+    ops: Ops
+    qkv: Matrix
+    qkv_bias: Tensor | None
+    o: Matrix
+    head_norms: tuple[Tensor, Tensor] | None  # of queries and of keys
+    eps: float
+
+    @staticmethod
+    def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> AttentionBlock:
+        head_norms = (weights.norm(f"{layer}.q_norm"), weights.norm(f"{layer}.k_norm")) if config.qk_norm else None
+        return AttentionBlock(
+            layer=layer,
+            num_heads=config.num_heads,
+            ops=ops,
+            qkv=weights.matrix(f"{layer}.qkv"),
+            qkv_bias=weights.vector(f"{layer}.qkv_bias"),
+            o=weights.matrix(f"{layer}.o"),
+            head_norms=head_norms,
+            eps=config.rms_norm_eps,
+        )
+
+    def attend(self, buffers: Buffers, attention: AttentionBackend) -> None:
+        """`normed` -> `attended`."""
+        self.qkv.multiply(buffers.normed, buffers.qkv)
+        if self.qkv_bias is not None:
+            buffers.qkv.add_(self.qkv_bias)
+        if self.head_norms is not None:
+            self.ops.norm_heads(buffers.qkv, self.num_heads, *self.head_norms, self.eps)
+        attention.attend(buffers.qkv, self.layer, buffers.attended)
+
+    def project(self, buffers: Buffers) -> None:
+        """`attended` -> `delta`."""
+        self.o.multiply(buffers.attended, buffers.delta)
+        self.ops.all_reduce(buffers.delta)
