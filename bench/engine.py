@@ -1,24 +1,28 @@
 """Prefill and decode speed of the engine's forward step, against transformers and against what the machine can do.
 
-    python bench/engine.py [--threads N] [--model smollm2] [--quick] [--json]
+    python bench/engine.py [--threads N] [--model smollm2] [--vllm PYTHON] [--quick] [--json]
 
 Both sides have the same float32 weights and the same number of threads, and take turns; the best of several rounds
-counts. transformers is measured at its best: bare forward passes, without the cost of its `generate` loop.
+counts. transformers is measured at its best: bare forward passes, without the cost of its `generate` loop. vLLM's CPU
+build is measured too where `--vllm` names a Python that has it; its times include its scheduler.
 Limits, from the same rounds: prefill, the model's multiplications at the speed of the fastest plain matrix product
 (torch's or ours); decode, reading all weights and the batch's KV from memory once a step.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from report import Report, arguments
+from vllm_client import VllmClient
 
 from diptych.engine.batch import I64, ForwardBatch, ForwardMode, SamplingBatch
 from diptych.engine.loader.config import ModelConfig
@@ -28,7 +32,7 @@ from diptych.kernels.cpu.linear import PackedMatrix
 
 PAGE_SIZE = 16
 PREFILL_TOKENS = (512, 2048)
-DECODE_CASES = tuple((batch_size, context) for context in (128, 512) for batch_size in (1, 4, 16))
+DECODE_CASES = tuple((batch_size, context) for context in (128, 512) for batch_size in (1, 4, 8, 16))
 NUM_PAGES = max(max(PREFILL_TOKENS), max(batch_size * context for batch_size, context in DECODE_CASES)) // PAGE_SIZE
 PRODUCT_SIZE = 1536  # of the square matrices that measure the arithmetic
 READ_FLOATS = 1 << 26  # 256 MiB: far beyond any cache
@@ -41,6 +45,7 @@ class Sides:
     config: ModelConfig
     runner: ModelRunner
     peer: Any  # transformers.LlamaForCausalLM, whose types are not strict
+    vllm: VllmClient | None
 
 
 def main() -> None:
@@ -48,24 +53,35 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--threads", type=int, default=1, help="threads of each side")
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--vllm", metavar="PYTHON", help="interpreter that has vLLM's CPU build")
     options = parser.parse_args()
     torch.set_grad_enabled(False)
     torch.set_num_threads(options.threads)
-    sides = build(options.model, options.threads)
+    sides = build(options.model, options.threads, options.vllm)
     rounds = 3 if options.quick else 10
     with Report(as_json=options.json) as report:
         for num_tokens in PREFILL_TOKENS[: 1 if options.quick else None]:
             bench_prefill(report, sides, num_tokens, rounds)
         for batch_size, context in DECODE_CASES:
             bench_decode(report, sides, batch_size, context, 2 * rounds)
+    if sides.vllm:
+        sides.vllm.close()
 
 
-def build(model: str, num_threads: int) -> Sides:
-    """Load the model twice. Only the shape of the KV matters: it is random."""
+def build(model: str, num_threads: int, vllm_python: str | None) -> Sides:
+    """Load the model for each side. Only the shape of the KV matters: it is random."""
     source = open_model(model)
     layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
     runner = ModelRunner(source, torch.randn(layout.shape), dtype="float32", num_threads=num_threads)
-    return Sides(source.config, runner, transformers_model(source))
+    peer = transformers_model(source)
+    return Sides(source.config, runner, peer, start_vllm(vllm_python, peer, num_threads) if vllm_python else None)
+
+
+def start_vllm(python: str, model: Any, num_threads: int) -> VllmClient:
+    """Give vLLM the same weights, in a folder that it reads at once."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return VllmClient(python, Path(folder), num_threads)
 
 
 def transformers_model(source: ModelSource) -> Any:
@@ -103,6 +119,8 @@ def bench_prefill(report: Report, sides: Sides, num_tokens: int, rounds: int) ->
     flops_per_s = 2 * PRODUCT_SIZE**3 / min(products)
     value, limit = num_tokens / ours, num_tokens / (prefill_flops(sides.config, num_tokens) / flops_per_s)
     peers = {"transformers": num_tokens / theirs}
+    if sides.vllm:
+        peers["vllm"] = num_tokens / sides.vllm.prefill_s(num_tokens, rounds)
     report.row("engine", f"prefill {num_tokens}", value, "token/s", limit, "arithmetic", value / limit, peers)
 
 
@@ -121,6 +139,8 @@ def bench_decode(report: Report, sides: Sides, batch_size: int, context: int, ro
     step_s = decode_bytes(sides.config, batch_size * context) / (memory.nbytes / read)
     value, limit = batch_size / ours, batch_size / step_s
     peers = {"transformers": batch_size / theirs}
+    if sides.vllm:
+        peers["vllm"] = batch_size / sides.vllm.decode_step_s(batch_size, context, max(2, rounds // 4))
     case = f"decode {batch_size} x {context}"
     report.row("engine", case, value, "token/s", limit, "memory read", value / limit, peers)
 
