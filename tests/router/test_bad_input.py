@@ -41,6 +41,8 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     "max_tokens of zero": ({"max_tokens": 0}, "max_tokens"),
     "fractional max_tokens": ({"max_tokens": 1.5}, "max_tokens"),
     "contradicting limits": ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
+    "priority above the highest": ({"priority": 101}, "priority"),
+    "a tenant's name as long as a book": ({"user": "x" * 257}, "tenant"),
     "n of zero": ({"n": 0}, "n"),
     "n of nine": ({"n": 9}, "n"),
     "n of a thousand": ({"n": 1000}, "n"),

@@ -6,7 +6,6 @@ quarantine until prefill has said "no more writes" (`Abort` or `AbortAck`) or pr
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -37,6 +36,7 @@ from diptych.engine.output import Failure, FailureCode, Output
 from diptych.engine.page_hash import prompt_hash
 from diptych.engine.request import Request
 from diptych.engine.stop import token_finish
+from diptych.engine.waiting_queue import new_waiting_queue
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
 from diptych.kvtransfer.ownership import Pages
 
@@ -56,7 +56,7 @@ class DecodeCore:
         self._max_tokens = min(limits.context_len, cache.max_request_tokens)
         self._batch = DecodeBatch(cache)
         self._rooms: dict[int, DecodeRoom] = {}
-        self._preallocating: deque[DecodeRoom] = deque()
+        self._waiting = new_waiting_queue(cache, limits.scheduling)  # PREALLOCATING
         self._linked: set[int] = set()
         self._effects: list[Effect] = []
         self._num_pages_received = 0
@@ -95,7 +95,7 @@ class DecodeCore:
             return
         room = DecodeRoom(request, event.peer, arrival_s=now_s)
         self._rooms[request.room] = room
-        self._preallocating.append(room)
+        self._waiting.add(request)
 
     def _handle_note(self, peer: int, note: Note, now_s: float) -> None:
         room = self._rooms.get(note.room)
@@ -134,13 +134,13 @@ class DecodeCore:
     # the hand-off
 
     def _grant_pages(self, now_s: float) -> None:
-        """Grant pages to waiting rooms, first come first served, leaving every running request its next page."""
-        while self._preallocating:
-            room = self._preallocating[0]
-            if not self._cache.admit(room.request, spare_pages=len(self._batch)):
+        """Grant pages to waiting rooms, leaving every running request its next page."""
+        while self._waiting:
+            request = self._waiting.peek(now_s)
+            if not self._cache.admit(request, spare_pages=len(self._batch)):
                 return
-            self._preallocating.popleft()
-            self._grant(room, now_s)
+            self._waiting.take(request)
+            self._grant(self._rooms[request.room], now_s)
 
     def _grant(self, room: DecodeRoom, now_s: float) -> None:
         request = room.request
@@ -240,13 +240,14 @@ class DecodeCore:
     def _end(self, room: DecodeRoom, output: Output) -> None:
         """End a room whose pages nobody else writes; what is computed stays as a cached prefix."""
         if room.phase is Phase.PREALLOCATING:
-            self._preallocating.remove(room)
+            self._waiting.remove(room.request)
         elif room.phase is Phase.RUNNING:
             self._batch.remove(room.request)
             self._cache.retire(room.request)
         else:
             self._cache.drop(room.request)
         room.on(Signal.ENDED)
+        self._waiting.charge_output(room.request)
         del self._rooms[room.request.room]
         self._effects.append(Emit(output))
 

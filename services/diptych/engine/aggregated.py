@@ -18,6 +18,7 @@ from diptych.engine.limits import Limits
 from diptych.engine.output import Failure, FailureCode, Output, Stats
 from diptych.engine.request import Request
 from diptych.engine.stop import token_finish
+from diptych.engine.waiting_queue import new_waiting_queue
 
 
 class AggregatedCore:
@@ -27,7 +28,10 @@ class AggregatedCore:
         self._cache = cache
         self._limits = limits
         self._max_tokens = min(limits.context_len, cache.max_request_tokens)
-        self._queue = ExtendQueue(cache, max_step_tokens=limits.max_step_tokens, max_batch_size=limits.max_requests)
+        self._waiting = new_waiting_queue(cache, limits.scheduling)
+        self._queue = ExtendQueue(
+            cache, self._waiting, max_step_tokens=limits.max_step_tokens, max_batch_size=limits.max_requests
+        )
         self._batch = DecodeBatch(cache)
         self._requests: dict[int, Request] = {}
         self._chunks: list[Chunk] = []  # of the planned step; empty: it is a decode step
@@ -45,7 +49,7 @@ class AggregatedCore:
                 raise AssertionError(f"an aggregated engine has no peers, yet {event} came")
 
     def plan(self, now_s: float) -> ForwardBatch | None:
-        self._chunks = self._queue.plan(spare_pages=len(self._batch))
+        self._chunks = self._queue.plan(now_s, spare_pages=len(self._batch))
         if self._chunks:
             return build_extend(self._chunks, self._cache.page_table, self._cache.page_size)
         for request in self._batch.make_room():
@@ -127,7 +131,7 @@ class AggregatedCore:
         if finish is not None:
             self._batch.remove(request)
             self._cache.retire(request)
-            del self._requests[request.room]
+            self._forget(request)
 
     def _fail(self, request: Request, failure: Failure) -> None:
         if any(running is request for running in self._batch):
@@ -136,5 +140,9 @@ class AggregatedCore:
             self._queue.remove(request)
         if request.node is not None:
             self._cache.drop(request)
-        del self._requests[request.room]
+        self._forget(request)
         self._effects.append(Emit(Output(request.room, failure=failure)))
+
+    def _forget(self, request: Request) -> None:
+        self._waiting.charge_output(request)
+        del self._requests[request.room]

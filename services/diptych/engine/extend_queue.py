@@ -1,17 +1,17 @@
 """Requests whose prompt is not computed yet, and the choice of what the next extend step computes.
 
-First come, first served: a request that does not fit the pool holds back those behind it, so none starves. A prompt
-longer than what is left of the token budget is chunked, and its chunk ends the batch.
+Who is admitted next is the waiting queue's choice; if that request does not fit the pool, nobody passes it, so none
+starves. A prompt longer than what is left of the token budget is chunked, and its chunk ends the batch.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.request import Request
+from diptych.engine.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +29,15 @@ class Chunk:
 class ExtendQueue:
     """Waiting requests and the ones part-way through their prompt."""
 
-    def __init__(self, cache: KvCache, *, max_step_tokens: int, max_batch_size: int) -> None:
+    def __init__(self, cache: KvCache, waiting: WaitingQueue, *, max_step_tokens: int, max_batch_size: int) -> None:
         self._cache = cache
+        self._waiting = waiting
         self._max_step_tokens = max_step_tokens
         self._max_batch_size = max_batch_size
-        self._waiting: deque[Request] = deque()
         self._extending: deque[Request] = deque()  # admitted, prompt not complete
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._extending)
-
-    def __iter__(self) -> Iterator[Request]:
-        yield from self._extending
-        yield from self._waiting
 
     @property
     def admitted(self) -> tuple[Request, ...]:
@@ -49,30 +45,31 @@ class ExtendQueue:
 
     @property
     def waiting_tokens(self) -> int:
-        return sum(request.extend_len for request in self)
+        return self._waiting.num_tokens + sum(request.extend_len for request in self._extending)
 
     def add(self, request: Request) -> None:
-        self._waiting.append(request)
+        self._waiting.add(request)
 
     def add_first(self, request: Request) -> None:
         """Queue a retracted request ahead of all that never ran."""
-        self._waiting.appendleft(request)
+        self._waiting.add_first(request)
 
     def remove(self, request: Request) -> None:
         """Take out a request that ends early. Its pages stay with the caller."""
         (self._extending if request.row >= 0 else self._waiting).remove(request)
 
-    def plan(self, *, spare_pages: int = 0) -> list[Chunk]:
+    def plan(self, now_s: float, *, spare_pages: int = 0) -> list[Chunk]:
         """Choose the next step's chunks, admitting requests while budget and pages last."""
         chunks: list[Chunk] = []
         budget = self._max_step_tokens
         for request in list(self._extending):
             budget -= self._add_chunk(chunks, request, budget)
         while budget > 0 and self._waiting and len(chunks) < self._max_batch_size:
-            request = self._waiting[0]
+            request = self._waiting.peek(now_s)
             if not self._cache.admit(request, spare_pages=spare_pages):
                 break
-            self._extending.append(self._waiting.popleft())
+            self._waiting.take(request)
+            self._extending.append(request)
             budget -= self._add_chunk(chunks, request, budget)
         return chunks
 

@@ -49,6 +49,10 @@ class KvCache:
     def owned_pages(self, request: Request) -> Pages:
         return self.pages_of(request)[request.cached_len // self.page_size :]
 
+    def cached_len(self, request: Request) -> int:
+        """How many tokens of the request the prefix cache has now."""
+        return self.tree.match(request.tokens[: request.num_tokens - 1], request.extra_key).num_tokens
+
     def admit(self, request: Request, *, spare_pages: int = 0) -> bool:
         """Match and lock the longest cached prefix and take pages for all its tokens.
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """Who goes first."""
+
+    policy: str = "fcfs"  # a name of `POLICIES`
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # > 0; a tenant that is not here has 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +23,4 @@ class Limits:
     eos_ids: frozenset[int]
     max_step_tokens: int  # prompt tokens an extend step computes; longer prompts are chunked
     max_requests: int  # that hold KV at once
+    scheduling: Scheduling = Scheduling()

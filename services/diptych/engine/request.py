@@ -30,6 +30,9 @@ class Request:
     tokens: I64  # room for prompt and output; valid up to num_tokens
     prompt_len: int
     num_tokens: int  # prompt and output so far
+    arrival_s: float = 0.0  # on the scheduler's clock
+    priority: int = 0  # higher first
+    tenant: str = ""  # whose share of the worker it counts against
     computed_len: int = 0  # tokens whose KV is in the pool
     cached_len: int = 0  # of these, found in the prefix cache at admission; a multiple of the page size
     row: int = -1  # in the page table; -1: not admitted
@@ -59,8 +62,23 @@ def new_request(
     request_id: str = "",
     extra_key: bytes = b"",
     deadline_s: float | None = None,
+    arrival_s: float = 0.0,
+    priority: int = 0,
+    tenant: str = "",
 ) -> Request:
     """Return a request that waits for admission. `prompt` is copied."""
     tokens = np.empty(len(prompt) + params.max_tokens, dtype=np.int64)
     tokens[: len(prompt)] = prompt
-    return Request(room, request_id, params, extra_key, deadline_s, tokens, len(prompt), len(prompt))
+    return Request(
+        room=room,
+        request_id=request_id,
+        params=params,
+        extra_key=extra_key,
+        deadline_s=deadline_s,
+        tokens=tokens,
+        prompt_len=len(prompt),
+        num_tokens=len(prompt),
+        arrival_s=arrival_s,
+        priority=priority,
+        tenant=tenant,
+    )

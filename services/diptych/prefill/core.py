@@ -34,6 +34,7 @@ from diptych.engine.limits import Limits
 from diptych.engine.output import Failure, FailureCode, Output
 from diptych.engine.page_hash import prompt_hash
 from diptych.engine.stop import token_finish
+from diptych.engine.waiting_queue import new_waiting_queue
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
 from diptych.kvtransfer.ownership import Pages
 from diptych.prefill.phases import Phase, Signal
@@ -54,7 +55,12 @@ class PrefillCore:
         self._digest = digest  # of the bytes in our pages
         self._page_nbytes = page_nbytes
         self._max_tokens = min(limits.context_len, cache.max_request_tokens)
-        self._queue = ExtendQueue(cache, max_step_tokens=limits.max_step_tokens, max_batch_size=limits.max_requests)
+        self._queue = ExtendQueue(
+            cache,
+            new_waiting_queue(cache, limits.scheduling),
+            max_step_tokens=limits.max_step_tokens,
+            max_batch_size=limits.max_requests,
+        )
         self._rooms: dict[int, PrefillRoom] = {}
         self._rendezvous = Rendezvous()
         self._chunks: list[Chunk] = []
@@ -132,7 +138,7 @@ class PrefillCore:
     # steps
 
     def plan(self, now_s: float) -> ForwardBatch | None:
-        self._chunks = self._queue.plan()
+        self._chunks = self._queue.plan(now_s)
         for chunk in self._chunks:
             room = self._rooms[chunk.request.room]
             if room.phase is Phase.WAITING:

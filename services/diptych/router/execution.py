@@ -117,6 +117,8 @@ class Execution:
             peer_instance_id=peer,
             num_prior_output_tokens=len(progress.output_ids),
             timeout_ms=max(1, round(timeout_s * 1000)),
+            priority=progress.request.priority,
+            tenant=progress.request.tenant,
         )
 
     async def _recover(self, failure: LegFailure) -> None:

@@ -21,6 +21,8 @@ from diptych.router.errors import ContextLengthExceeded, ModelNotFound
 from diptych.router.request import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 
 MAX_CHOICES: Final = 8
+MAX_PRIORITY: Final = 100
+MAX_TENANT_LEN: Final = 256
 ROLES: Final = ("system", "user", "assistant")
 
 
@@ -47,6 +49,8 @@ class Wish:
     request_id: str = ""
     timeout_s: float | None = None
     wants_report: bool = False
+    priority: int = 0  # higher first
+    tenant: str = ""  # whose share of the workers the requests count against; empty: the common one
 
     @property
     def num_requests(self) -> int:
@@ -84,6 +88,8 @@ class Preparer:
                 arrival_s=arrival_s,
                 deadline_s=arrival_s + timeout_s,
                 wants_report=wish.wants_report,
+                priority=wish.priority,
+                tenant=wish.tenant,
             )
             for ids in prompts
             for choice in range(wish.num_choices)
@@ -97,6 +103,11 @@ class Preparer:
             raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}, not {wish.num_choices}", param="n")
         if wish.max_tokens is not None and wish.max_tokens < 1:
             raise InvalidRequest(f"max_tokens must be at least 1, not {wish.max_tokens}", param="max_tokens")
+        if abs(wish.priority) > MAX_PRIORITY:
+            text = f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, not {wish.priority}"
+            raise InvalidRequest(text, param="priority")
+        if len(wish.tenant) > MAX_TENANT_LEN:
+            raise InvalidRequest(f"a tenant's name has at most {MAX_TENANT_LEN} characters", param="tenant")
         wish.params.validate()
 
     def _params(self, wish: Wish, prompt_len: int, context_len: int, seed: int) -> SamplingParams:

@@ -45,6 +45,8 @@ class GenerationRequest:
     arrival_s: float  # on the monotonic clock
     deadline_s: float  # likewise
     wants_report: bool = False  # the caller wants the measurements of both legs
+    priority: int = 0  # higher first
+    tenant: str = ""  # whose share of the workers it counts against
 
 
 @dataclass(frozen=True, slots=True)

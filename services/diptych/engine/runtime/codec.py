@@ -43,6 +43,9 @@ def start_from_wire(leg: worker_pb2.StartLeg, *, now_s: float, max_tokens: int) 
         request_id=leg.request_id,
         extra_key=extra_key(leg.cache_salt, leg.lora),
         deadline_s=now_s + leg.timeout_ms / 1000 if leg.timeout_ms else None,
+        arrival_s=now_s,
+        priority=leg.priority,
+        tenant=leg.tenant,
     )
     return Start(request, leg.peer_instance_id)
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.logging import LogFormat, LogLevel
+from diptych.engine.limits import Scheduling
 
 Dtype = Literal["float32", "bfloat16"]
 AttentionBackend = Literal["auto", "cpu", "torch"]
 Transports = Literal["auto", "shm", "tcp"]
+SchedulePolicy = Literal["fcfs", "lpm", "priority", "deadline"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +30,21 @@ class EngineOptions:
     page_size: int = option(16, help="tokens a KV page", group="engine")
     max_step_tokens: int = option(512, help="prompt tokens a step; longer prompts are chunked", group="engine")
     max_requests: int = option(64, help="requests that hold KV at once", group="engine")
+    schedule_policy: SchedulePolicy = option("fcfs", help="which waiting request is admitted next", group="scheduling")
+    tenant_weights: tuple[str, ...] = option(
+        (), help="shares of tenants, as name=weight; a tenant without one has weight 1", group="scheduling"
+    )
     attention_backend: AttentionBackend = option("auto", help="attention implementation", group="engine")
 
     def validate(self) -> None:
         for name in ("num_threads", "kv_cache_mib", "page_size", "max_step_tokens", "max_requests"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        self.scheduling()
+
+    def scheduling(self) -> Scheduling:
+        """Return the scheduling options as the cores take them. Raises `ConfigError`."""
+        return Scheduling(policy=self.schedule_policy, tenant_weights=dict(map(_tenant_weight, self.tenant_weights)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +67,14 @@ class SchedulerConfig:
     def from_json(cls, text: str) -> SchedulerConfig:
         fields = json.loads(text)
         return cls(**{**fields, "engine": EngineOptions(**fields["engine"])})
+
+
+def _tenant_weight(text: str) -> tuple[str, float]:
+    name, _, number = text.rpartition("=")
+    try:
+        weight = float(number)
+    except ValueError:
+        weight = 0.0
+    if not name or not 0 < weight < math.inf:
+        raise ConfigError(f"--tenant-weights takes name=weight with a weight above 0, not {text!r}")
+    return name, weight

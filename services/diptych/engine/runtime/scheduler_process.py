@@ -136,6 +136,7 @@ def _limits(source: ModelSource, options: EngineOptions) -> Limits:
         eos_ids=frozenset(source.config.eos_ids),
         max_step_tokens=options.max_step_tokens,
         max_requests=options.max_requests,
+        scheduling=options.scheduling(),
     )
 
 

@@ -30,6 +30,8 @@ def wish_from_wire(request: inference_pb2.GenerateRequest, request_id: str, time
         seed=sampling.seed if sampling.HasField("seed") else None,
         request_id=request_id,
         timeout_s=timeout_s,
+        priority=request.priority,
+        tenant=request.tenant,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pydantic import ValidationError
 
@@ -16,6 +16,8 @@ from diptych.router.http.timings import HEADER as TIMINGS_HEADER
 from diptych.router.prepare import Wish
 from diptych.router.request import Prompt
 
+TENANT_HEADER: Final = "x-tenant"
+
 R = TypeVar("R", bound=GenerationFields)
 
 
@@ -25,6 +27,10 @@ class Origin:
 
     request_id: str
     headers: Mapping[str, str]
+
+    @property
+    def tenant(self) -> str:
+        return self.headers.get(TENANT_HEADER, "")
 
     @property
     def wants_report(self) -> bool:
@@ -68,6 +74,8 @@ def _wish(fields: GenerationFields, prompts: Sequence[Prompt], max_tokens: int |
         num_choices=1 if fields.n is None else fields.n,
         request_id=origin.request_id,
         wants_report=origin.wants_report,
+        priority=fields.priority or 0,
+        tenant=origin.tenant or fields.user or "",
     )
 
 

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from diptych.common.errors import InvalidRequest
 from diptych.engine.sampling_params import SamplingParams
+from diptych.router.prepare import MAX_PRIORITY
 
 MAX_ERRORS_SHOWN: Final = 3
 
@@ -24,6 +25,7 @@ def _listed(value: object) -> object:
 
 StopList = Annotated[list[str], BeforeValidator(_listed)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Token = Annotated[int, Field(ge=0, lt=2**32)]
 
 
@@ -61,9 +63,10 @@ class GenerationFields(StrictModel):
     stop: StopList | None = None
     stop_token_ids: list[Token] | None = None
     ignore_eos: bool | None = None
+    priority: Priority | None = None
+    user: str | None = None
     return_token_ids: bool | None = None
     # without effect
-    user: str | None = None
     store: bool | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None

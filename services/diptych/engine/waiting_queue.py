@@ -1,0 +1,102 @@
+"""Requests that wait for admission, and which of them is next.
+
+Retracted requests go first; then the tenant whose turn it is, and of its requests the one that the policy chooses.
+Rule: the next request stays the next until it is taken or leaves, even if it does not fit yet: nobody is overtaken
+forever for being large.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from diptych.engine.kv_cache import KvCache
+from diptych.engine.limits import Scheduling
+from diptych.engine.policies import POLICIES
+from diptych.engine.policies.policy import Policy
+from diptych.engine.request import Request
+from diptych.engine.tenant_shares import TenantShares
+
+WINDOW: Final = 64  # how many of a tenant's requests, in order of rank, a policy may choose from
+
+Place = tuple[float, int, Request]  # rank, order of arrival
+
+
+class WaitingQueue:
+    """Waiting requests of all tenants."""
+
+    def __init__(self, policy: Policy, shares: TenantShares) -> None:
+        self._policy = policy
+        self._shares = shares
+        self._retracted: deque[Request] = deque()
+        self._lines: dict[str, list[Place]] = {}  # by tenant, in order of rank; never empty
+        self._places: dict[int, Place] = {}  # by room
+        self._num_added = 0
+        self._next: Request | None = None  # chosen, not taken yet
+        self.num_tokens = 0  # still to compute, before any prefix match
+
+    def __len__(self) -> int:
+        return len(self._retracted) + len(self._places)
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self._retracted
+        for _, _, request in self._places.values():
+            yield request
+
+    def add(self, request: Request) -> None:
+        """Queue a request that never ran."""
+        self.num_tokens += request.num_tokens
+        if request.tenant not in self._lines:
+            self._shares.enter(request.tenant)
+        place = (self._policy.rank(request), self._num_added, request)
+        self._num_added += 1
+        self._places[request.room] = place
+        insort(self._lines.setdefault(request.tenant, []), place)
+
+    def add_first(self, request: Request) -> None:
+        """Queue a retracted request ahead of all that never ran."""
+        self.num_tokens += request.num_tokens
+        self._retracted.appendleft(request)
+        self._next = None
+
+    def peek(self, now_s: float) -> Request:
+        """Return the request to admit next; at least one waits."""
+        if self._next is None:
+            self._next = self._retracted[0] if self._retracted else self._choose(now_s)
+        return self._next
+
+    def take(self, request: Request) -> None:
+        """Take out a request that has been admitted, and charge its tenant for what it has to compute."""
+        if request.room in self._places:
+            self._shares.charge(request.tenant, prompt_tokens=request.extend_len)
+        self.remove(request)
+
+    def charge_output(self, request: Request) -> None:
+        """Charge the tenant of a request that ends for the output made."""
+        self._shares.charge(request.tenant, output_tokens=request.num_output_tokens)
+
+    def remove(self, request: Request) -> None:
+        """Take out a request."""
+        self.num_tokens -= request.num_tokens
+        if self._next is request:
+            self._next = None
+        place = self._places.pop(request.room, None)
+        if place is None:
+            self._retracted.remove(request)
+            return
+        line = self._lines[request.tenant]
+        del line[bisect_left(line, place)]
+        if not line:
+            del self._lines[request.tenant]
+
+    def _choose(self, now_s: float) -> Request:
+        tenant = self._shares.next(self._lines)
+        line = self._lines[tenant][:WINDOW]
+        return self._policy.choose([request for _, _, request in line], now_s)
+
+
+def new_waiting_queue(cache: KvCache, scheduling: Scheduling) -> WaitingQueue:
+    """Return an empty queue that is ordered as `scheduling` says."""
+    return WaitingQueue(POLICIES[scheduling.policy](cache.cached_len), TenantShares(scheduling.tenant_weights))
