@@ -21,7 +21,7 @@ def request(row: int, tokens: list[int], computed_len: int, num_pages: int, seed
 def test_an_extend_step_places_each_token_on_its_page_and_samples_complete_prompts() -> None:
     complete = request(0, [10, 11, 12, 13, 14], computed_len=3, num_pages=2, seed=42)
     partial = request(1, list(range(20, 30)), computed_len=0, num_pages=3)
-    batch = build_extend([Chunk(complete, 2), Chunk(partial, 3)], TABLE, PAGE)
+    batch = build_extend([Chunk(complete, 2), Chunk(partial, 3)], TABLE, PAGE, frozenset())
     assert batch.mode is ForwardMode.EXTEND
     assert batch.input_ids.tolist() == [13, 14, 20, 21, 22]
     assert batch.positions.tolist() == [3, 4, 0, 1, 2]
@@ -40,7 +40,7 @@ def test_a_decode_step_computes_the_last_token_of_each_request() -> None:
     second = request(1, [5, 6], computed_len=2, num_pages=1)
     first.append(40)
     second.append(60)
-    batch = build_decode([first, second], TABLE, PAGE)
+    batch = build_decode([first, second], TABLE, PAGE, frozenset())
     assert batch.mode is ForwardMode.DECODE
     assert batch.input_ids.tolist() == [40, 60]
     assert batch.positions.tolist() == [4, 2]

@@ -12,7 +12,7 @@ from typing import Final
 from diptych.decode.phases import Phase, Signal
 from diptych.decode.room import DecodeRoom
 from diptych.engine.admission import is_full, refuse
-from diptych.engine.batch import I64, ForwardBatch
+from diptych.engine.batch import NO_TOKEN, ForwardBatch, StepResult
 from diptych.engine.batch_builder import build_decode
 from diptych.engine.decode_batch import DecodeBatch
 from diptych.engine.events import (
@@ -35,6 +35,7 @@ from diptych.engine.limits import Limits
 from diptych.engine.output import Failure, FailureCode, Output
 from diptych.engine.page_hash import prompt_hash
 from diptych.engine.request import Request
+from diptych.engine.sampled import NO_TOKEN_FAILURE, Sampled, sampled
 from diptych.engine.stop import token_finish
 from diptych.engine.waiting_queue import new_waiting_queue
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
@@ -205,15 +206,19 @@ class DecodeCore:
             self._retracted(request)
         if len(self._batch) == 0:
             return None
-        return build_decode(list(self._batch), self._cache.page_table, self._cache.page_size)
+        return build_decode(list(self._batch), self._cache.page_table, self._cache.page_size, self._limits.eos_ids)
 
-    def commit(self, token_ids: I64, now_s: float) -> None:
-        for request, token_id in zip(self._batch.commit(), token_ids.tolist(), strict=True):
-            self._take_token(self._rooms[request.room], token_id, now_s)
+    def commit(self, result: StepResult, now_s: float) -> None:
+        for row in sampled(self._batch.commit(), result):
+            self._take_token(row, now_s)
         self._grant_pages(now_s)
 
-    def _take_token(self, room: DecodeRoom, token_id: int, now_s: float) -> None:
-        request = room.request
+    def _take_token(self, row: Sampled, now_s: float) -> None:
+        request, token_id, logprobs = row
+        room = self._rooms[request.room]
+        if token_id == NO_TOKEN:
+            self._drop(room, NO_TOKEN_FAILURE)
+            return
         index = request.num_output_tokens
         request.append(token_id)
         if index == 1:
@@ -221,9 +226,9 @@ class DecodeCore:
         finish = token_finish(token_id, request.num_output_tokens, request.params, self._limits.eos_ids)
         finish = finish or self._finish_when_full(request)
         if finish is None:
-            self._effects.append(Emit(Output(request.room, index, (token_id,))))
+            self._effects.append(Emit(Output(request.room, index, (token_id,), logprobs=logprobs)))
         else:
-            self._end(room, Output(request.room, index, (token_id,), finish, stats=room.stats))
+            self._end(room, Output(request.room, index, (token_id,), finish, None, room.stats, logprobs))
 
     def _finish_when_full(self, request: Request) -> Finish | None:
         return Finish.LENGTH if is_full(request, self._max_tokens) else None
@@ -250,6 +255,14 @@ class DecodeCore:
         self._waiting.charge_output(room.request)
         del self._rooms[room.request.room]
         self._effects.append(Emit(output))
+
+    def _drop(self, room: DecodeRoom, failure: Failure) -> None:
+        """End a running room whose KV is not to be trusted."""
+        self._batch.remove(room.request)
+        self._cache.drop(room.request)
+        room.on(Signal.ENDED)
+        del self._rooms[room.request.room]
+        self._effects.append(Emit(Output(room.request.room, failure=failure)))
 
     def _fail(self, room: DecodeRoom, failure: Failure) -> None:
         """Answer the router now, tell prefill, and quarantine what prefill may still write."""

@@ -7,7 +7,7 @@ A retracted request goes to the head of the queue and computes its KV again.
 from __future__ import annotations
 
 from diptych.engine.admission import is_full, refuse
-from diptych.engine.batch import I64, ForwardBatch
+from diptych.engine.batch import NO_TOKEN, ForwardBatch, StepResult
 from diptych.engine.batch_builder import build_decode, build_extend
 from diptych.engine.decode_batch import DecodeBatch
 from diptych.engine.events import AbortRoom, Effect, Emit, Event, Load, Start
@@ -17,6 +17,7 @@ from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.output import Failure, FailureCode, Output, Stats
 from diptych.engine.request import Request
+from diptych.engine.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, sampled, take_prompt_logprobs
 from diptych.engine.stop import token_finish
 from diptych.engine.waiting_queue import new_waiting_queue
 
@@ -51,22 +52,23 @@ class AggregatedCore:
     def plan(self, now_s: float) -> ForwardBatch | None:
         self._chunks = self._queue.plan(now_s, spare_pages=len(self._batch))
         if self._chunks:
-            return build_extend(self._chunks, self._cache.page_table, self._cache.page_size)
+            return build_extend(self._chunks, self._cache.page_table, self._cache.page_size, self._limits.eos_ids)
         for request in self._batch.make_room():
             self._queue.add_first(request)
         if len(self._batch) == 0:
             return None
-        return build_decode(list(self._batch), self._cache.page_table, self._cache.page_size)
+        return build_decode(list(self._batch), self._cache.page_table, self._cache.page_size, self._limits.eos_ids)
 
-    def commit(self, token_ids: I64, now_s: float) -> None:
+    def commit(self, result: StepResult, now_s: float) -> None:
         if self._chunks:
+            collect_prompt_logprobs(self._chunks, result)
             requests = self._queue.commit(self._chunks)
             for request in requests:
                 self._batch.add(request)
         else:
             requests = self._batch.commit()
-        for request, token_id in zip(requests, token_ids.tolist(), strict=True):
-            self._take_token(request, token_id)
+        for row in sampled(requests, result):
+            self._take_token(row)
 
     def expire(self, now_s: float) -> None:
         for request in list(self._requests.values()):
@@ -120,14 +122,27 @@ class AggregatedCore:
         self._requests[request.room] = request
         self._queue.add(request)
 
-    def _take_token(self, request: Request, token_id: int) -> None:
+    def _take_token(self, row: Sampled) -> None:
+        request, token_id, logprobs = row
+        if token_id == NO_TOKEN:
+            self._fail(request, NO_TOKEN_FAILURE)
+            return
         index = request.num_output_tokens
         request.append(token_id)
         finish = token_finish(token_id, request.num_output_tokens, request.params, self._limits.eos_ids)
         if finish is None and is_full(request, self._max_tokens):
             finish = Finish.LENGTH
         stats = Stats(cached_tokens=request.cached_len) if finish else None
-        self._effects.append(Emit(Output(request.room, index, (token_id,), finish, stats=stats)))
+        output = Output(
+            request.room,
+            index,
+            (token_id,),
+            finish,
+            stats=stats,
+            logprobs=logprobs,
+            prompt_logprobs=take_prompt_logprobs(request),
+        )
+        self._effects.append(Emit(output))
         if finish is not None:
             self._batch.remove(request)
             self._cache.retire(request)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 U64 = npt.NDArray[np.uint64]
+
+NO_TOKEN: Final = -1
 
 
 class ForwardMode(enum.Enum):
@@ -27,14 +29,50 @@ class ForwardMode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Bias:
+    """Added to single logits; `-inf` bans a token. Flat arrays; a token may be listed twice."""
+
+    rows: I64  # samples
+    token_ids: I64
+    values: F32
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Of the tokens that rows have seen. Flat arrays; a row lists a token once."""
+
+    rows: I64  # samples
+    token_ids: I64
+    repetition: F32  # > 0; divides a positive logit, multiplies a negative one
+    subtract: F32  # then
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """How to choose the next token of `num_samples` rows. All arrays are `[num_samples]`."""
+    """How to choose the next token of `num_samples` rows. Arrays are `[num_samples]` unless they say otherwise.
+
+    A part that no row uses is None and costs nothing.
+    """
 
     temperature: F32  # >= 0; 0 is greedy
     top_p: F32  # (0, 1]
     top_k: I64  # 0: all tokens
     seeds: U64
     positions: I64  # index of the sampled token in the request: with the seed it fixes the random draw
+    min_p: F32 | None = None  # [0, 1], of the likeliest token's probability
+    bias: Bias | None = None
+    penalties: Penalties | None = None
+    token_mask: I32 | None = None  # packed [num_samples, ceil(vocab_size / 32)]: bit i % 32 of word i // 32 allows i
+    num_top: I64 | None = None  # alternatives to report with the token's log-probability; -1: report nothing
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Whose log-probabilities to compute among the prompt tokens of an extend step. Arrays are `[num_rows]`."""
+
+    token_rows: I64  # indices into `input_ids`, ascending
+    target_ids: I64  # the prompt token that follows each
+    num_top: int  # alternatives to report
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +88,32 @@ class ForwardBatch:
     extend_lens: I64  # [batch_size]: new tokens of each request; all 1 in DECODE; their sum is num_tokens
     sample_rows: I64  # [num_samples]: which requests' last token is sampled from, ascending
     sampling: SamplingBatch
+    prompt_rows: PromptRows | None = None
 
     @property
     def batch_size(self) -> int:
         return len(self.seq_lens)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LogprobsBatch:
+    """Of one token a row, and of the likeliest tokens there: as many as the row that wants most of them."""
+
+    logprobs: F32  # [num_rows]
+    top_ids: I64  # [num_rows, max_top], likeliest first
+    top_logprobs: F32  # [num_rows, max_top]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResult:
+    """What a step gives back."""
+
+    token_ids: I64  # [num_samples]; NO_TOKEN where the logits hold no largest number, or the mask allows nothing
+    logprobs: LogprobsBatch | None = None  # of `token_ids`, if a row wants them
+    prompt_logprobs: LogprobsBatch | None = None  # of the batch's `prompt_rows`
+
+
 class Runner(Protocol):
     """Runs a batch: writes its KV into the pool and samples. Blocks until the tokens are known."""
 
-    def execute(self, batch: ForwardBatch) -> I64:
-        """Return the sampled token ids, `[num_samples]`."""
-        ...
+    def execute(self, batch: ForwardBatch) -> StepResult: ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from diptych.engine.batch import I64, ForwardBatch
+from diptych.engine.batch import ForwardBatch, StepResult
 from diptych.engine.output import Output
 from diptych.engine.request import Request
 from diptych.kvtransfer.notes import HandOff, Note
@@ -121,8 +121,8 @@ class SchedulerCore(Protocol):
         """Choose the next step; None when there is nothing to compute. `commit` must follow before the next event."""
         ...
 
-    def commit(self, token_ids: I64, now_s: float) -> None:
-        """Take the planned step's sampled tokens."""
+    def commit(self, result: StepResult, now_s: float) -> None:
+        """Take what the planned step gave."""
         ...
 
     def expire(self, now_s: float) -> None:

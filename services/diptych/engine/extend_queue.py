@@ -25,6 +25,12 @@ class Chunk:
     def is_last(self) -> bool:
         return self.num_tokens == self.request.extend_len
 
+    @property
+    def num_predicted(self) -> int:
+        """Tokens of the prompt that this part predicts: each the next one, but the prompt's last."""
+        start = self.request.computed_len
+        return min(start + self.num_tokens, self.request.prompt_len - 1) - start
+
 
 class ExtendQueue:
     """Waiting requests and the ones part-way through their prompt."""

@@ -51,17 +51,16 @@ class KvCache:
 
     def cached_len(self, request: Request) -> int:
         """How many tokens of the request the prefix cache has now."""
-        return self.tree.match(request.tokens[: request.num_tokens - 1], request.extra_key).num_tokens
+        return self.tree.match(request.tokens[: request.matchable_len], request.extra_key).num_tokens
 
     def admit(self, request: Request, *, spare_pages: int = 0) -> bool:
         """Match and lock the longest cached prefix and take pages for all its tokens.
 
-        False, and nothing changed, unless `spare_pages` would stay available as well. One token at least is left to
-        compute, so that there are logits to sample from.
+        False, and nothing changed, unless `spare_pages` would stay available as well.
         """
         if not self._free_rows:
             return False
-        match = self.tree.match(request.tokens[: request.num_tokens - 1], request.extra_key)
+        match = self.tree.match(request.tokens[: request.matchable_len], request.extra_key)
         self.tree.lock(match.node)
         need = self.pages_for(request.num_tokens) - len(match.pages)
         if need + spare_pages > self.num_available:

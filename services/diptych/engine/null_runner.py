@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from diptych.engine.batch import I64, U64, ForwardBatch
+from diptych.engine.batch import I64, U64, ForwardBatch, StepResult
 
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
@@ -21,10 +21,10 @@ class NullRunner:
         self._page_size = kv.shape[1]
         self._vocab_size = vocab_size
 
-    def execute(self, batch: ForwardBatch) -> I64:
+    def execute(self, batch: ForwardBatch) -> StepResult:
         self._slots[batch.out_slots] = entries(batch.input_ids, batch.positions)
         tokens = [self._next_token(batch.page_table[row], int(batch.seq_lens[row])) for row in batch.sample_rows]
-        return np.array(tokens, dtype=np.int64)
+        return StepResult(np.array(tokens, dtype=np.int64))
 
     def _next_token(self, pages: np.ndarray[tuple[int], np.dtype[np.int32]], seq_len: int) -> int:
         positions = np.arange(seq_len)

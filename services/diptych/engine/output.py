@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from diptych.engine.finish import Finish
+from diptych.engine.logprobs import TokenLogprobs
 
 
 class FailureCode(enum.Enum):
@@ -53,3 +54,5 @@ class Output:
     finish: Finish | None = None
     failure: Failure | None = None
     stats: Stats | None = field(default=None, compare=False)
+    logprobs: TokenLogprobs | None = None  # of `token_ids`, if wanted
+    prompt_logprobs: TokenLogprobs | None = None  # with the first output, if wanted: of the prompt but its first token

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from diptych.engine.batch import I64
+from diptych.engine.logprobs import PromptLogprobs
 from diptych.engine.radix import Node
 from diptych.engine.sampling_params import SamplingParams
+from diptych.engine.token_counts import TokenCounts
 from diptych.kvtransfer.ownership import Pages
 
 NO_PAGES: Pages = np.empty(0, dtype=np.int32)
@@ -38,6 +40,14 @@ class Request:
     row: int = -1  # in the page table; -1: not admitted
     num_pages: int = 0  # in the page table row
     node: Node | None = field(default=None, repr=False)  # locked prefix in the radix tree; None: not admitted
+    samples_plainly: bool = True  # `params.is_plain`, which every step asks
+    counts: TokenCounts | None = None  # None: the request has no penalties
+    prompt_logprobs: PromptLogprobs | None = None  # None: not wanted
+
+    @property
+    def matchable_len(self) -> int:
+        """Tokens that may come from the prefix cache: one at least is computed, to have logits to sample from."""
+        return 0 if self.prompt_logprobs else self.num_tokens - 1
 
     @property
     def num_output_tokens(self) -> int:
@@ -65,20 +75,28 @@ def new_request(
     arrival_s: float = 0.0,
     priority: int = 0,
     tenant: str = "",
+    num_prior_output_tokens: int = 0,
 ) -> Request:
-    """Return a request that waits for admission. `prompt` is copied."""
-    tokens = np.empty(len(prompt) + params.max_tokens, dtype=np.int64)
-    tokens[: len(prompt)] = prompt
-    return Request(
+    """Return a request that waits for admission. `prompt` is copied; its tail may be output of an earlier attempt."""
+    prompt_len = len(prompt)
+    tokens = np.empty(prompt_len + params.max_tokens, dtype=np.int64)
+    tokens[:prompt_len] = prompt
+    request = Request(
         room=room,
         request_id=request_id,
         params=params,
         extra_key=extra_key,
         deadline_s=deadline_s,
         tokens=tokens,
-        prompt_len=len(prompt),
-        num_tokens=len(prompt),
+        prompt_len=prompt_len,
+        num_tokens=prompt_len,
         arrival_s=arrival_s,
         priority=priority,
         tenant=tenant,
+        samples_plainly=params.is_plain,
     )
+    if params.has_penalties:
+        request.counts = TokenCounts(prompt_len=prompt_len - num_prior_output_tokens, max_tokens=len(tokens))
+    if params.prompt_logprobs is not None and prompt_len > 0:
+        request.prompt_logprobs = PromptLogprobs(prompt_len, params.prompt_logprobs)
+    return request

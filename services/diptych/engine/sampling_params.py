@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from diptych.common.errors import InvalidRequest
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 128
+MAX_STOP_REGEX = 4
+MAX_LOGIT_BIAS = 1024  # tokens
+MAX_TOP_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
 
 
@@ -23,6 +28,25 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0  # [0, 1]; drops tokens less likely than this part of the likeliest's probability
+    frequency_penalty: float = 0.0  # [-2, 2]; subtracted from a logit for each time the token was output
+    presence_penalty: float = 0.0  # [-2, 2]; subtracted once if the token was output
+    repetition_penalty: float = 1.0  # > 0; divides positive and multiplies negative logits of seen tokens
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # by token id; [-100, 100]
+    min_tokens: int = 0  # the output does not end by a stop or end-of-sequence token before so many
+    stop_regex: tuple[str, ...] = ()
+    logprobs: int | None = None  # report the output tokens' log-probabilities, and so many alternatives
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing but temperature, top-k and top-p bears on the choice, and nothing is reported about it."""
+        extras = self.has_penalties or self.min_p or self.logit_bias or self.min_tokens
+        return not extras and self.logprobs is None
 
     def validate(self) -> None:
         """Raise `InvalidRequest`, naming the field, for a value out of range."""
@@ -35,6 +59,25 @@ class SamplingParams:
         _check(all(self.stop), "stop", "must not contain an empty string", self.stop)
         num_ids = len(self.stop_token_ids)
         _check(num_ids <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"takes at most {MAX_STOP_TOKEN_IDS} ids", num_ids)
+        self._validate_logits()
+        self._validate_logprobs()
+
+    def _validate_logits(self) -> None:
+        _check(0.0 <= self.min_p <= 1.0, "min_p", "must be between 0 and 1", self.min_p)
+        for name in ("frequency_penalty", "presence_penalty"):
+            _check(-2.0 <= getattr(self, name) <= 2.0, name, "must be between -2 and 2", getattr(self, name))
+        repetition = self.repetition_penalty
+        _check(0.0 < repetition < math.inf, "repetition_penalty", "must be a number above 0", repetition)
+        num_biased = len(self.logit_bias)
+        _check(num_biased <= MAX_LOGIT_BIAS, "logit_bias", f"takes at most {MAX_LOGIT_BIAS} tokens", num_biased)
+        for token_id, value in self.logit_bias.items():
+            _check(-100.0 <= value <= 100.0, f"logit_bias[{token_id}]", "must be between -100 and 100", value)
+        _check(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "must be 0 to max_tokens", self.min_tokens)
+
+    def _validate_logprobs(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(self, name)
+            _check(wanted is None or 0 <= wanted <= MAX_TOP_LOGPROBS, name, f"must be 0 to {MAX_TOP_LOGPROBS}", wanted)
 
 
 def _check(ok: bool, param: str, rule: str, value: object) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from diptych.engine.admission import refuse
-from diptych.engine.batch import I64, ForwardBatch
+from diptych.engine.batch import NO_TOKEN, ForwardBatch, StepResult
 from diptych.engine.batch_builder import build_extend
 from diptych.engine.events import (
     AbortRoom,
@@ -33,6 +33,7 @@ from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.output import Failure, FailureCode, Output
 from diptych.engine.page_hash import prompt_hash
+from diptych.engine.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, sampled, take_prompt_logprobs
 from diptych.engine.stop import token_finish
 from diptych.engine.waiting_queue import new_waiting_queue
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
@@ -148,26 +149,32 @@ class PrefillCore:
                 self._move_complete_pages(room)
         if not self._chunks:
             return None
-        return build_extend(self._chunks, self._cache.page_table, self._cache.page_size)
+        return build_extend(self._chunks, self._cache.page_table, self._cache.page_size, self._limits.eos_ids)
 
-    def commit(self, token_ids: I64, now_s: float) -> None:
+    def commit(self, result: StepResult, now_s: float) -> None:
+        collect_prompt_logprobs(self._chunks, result)
         complete = self._queue.commit(self._chunks)
         for chunk in self._chunks:
             room = self._rooms[chunk.request.room]
             if chunk.request not in complete:
                 self._move_complete_pages(room)
-        for request, token_id in zip(complete, token_ids.tolist(), strict=True):
-            self._hand_off(self._rooms[request.room], token_id, now_s)
+        for row in sampled(complete, result):
+            self._hand_off(row, now_s)
 
     def _move_complete_pages(self, room: PrefillRoom) -> None:
         """Move the full pages that decode lacks; the rest follows with the hand-off."""
         self._write(room, room.request.computed_len // self._cache.page_size, None)
 
-    def _hand_off(self, room: PrefillRoom, token_id: int, now_s: float) -> None:
-        request, grant = room.request, room.grant
+    def _hand_off(self, row: Sampled, now_s: float) -> None:
+        request, token_id, logprobs = row
+        room = self._rooms[request.room]
+        grant = room.grant
         assert grant is not None
-        finish = token_finish(token_id, 1, request.params, self._limits.eos_ids)
         room.on(Signal.EXTENDED)
+        if token_id == NO_TOKEN:
+            self._fail(room, NO_TOKEN_FAILURE)
+            return
+        finish = token_finish(token_id, 1, request.params, self._limits.eos_ids)
         room.first_token_s = now_s
         room.finish = finish or Finish.STOP
         granted = self._cache.pages_of(request)[room.first_page :].copy()
@@ -175,7 +182,10 @@ class PrefillCore:
         room.stats.pages_moved, room.stats.bytes_moved = len(granted), len(granted) * self._page_nbytes
         room.stats.queue_s = room.first_step_s - room.arrival_s
         room.stats.compute_s = now_s - room.first_step_s
-        self._effects.append(Emit(Output(request.room, 0, (token_id,), stats=room.stats)))
+        prompt_logprobs = take_prompt_logprobs(request)
+        self._effects.append(
+            Emit(Output(request.room, 0, (token_id,), None, None, room.stats, logprobs, prompt_logprobs))
+        )
         note = HandOff(
             room=request.room,
             first_token=token_id,

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.registry import choose
-from diptych.engine.batch import I64, ForwardBatch
+from diptych.engine.batch import ForwardBatch, LogprobsBatch, StepResult
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.source import ModelSource
 from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.registry import FAMILIES
 from diptych.engine.models.weights import load
 from diptych.engine.runner.kv_pool import DTYPES
+from diptych.engine.runner.logprobs import sampled_logprobs, token_logprobs
 from diptych.engine.runner.sampler import sample
 from diptych.kvtransfer.layout import PoolLayout
 
@@ -47,10 +48,17 @@ class ModelRunner:
             dtype=dtype,
         )
 
-    def execute(self, batch: ForwardBatch) -> I64:
-        """Write the batch's KV and return the sampled tokens, `[num_samples]`."""
+    def execute(self, batch: ForwardBatch) -> StepResult:
+        """Write the batch's KV and sample."""
         with torch.inference_mode():
-            return sample(self._forward(batch), batch.sampling)
+            logits = self._forward(batch)
+            num_samples, sampling = len(batch.sample_rows), batch.sampling
+            prompt_logprobs = _prompt_logprobs(batch, logits[num_samples:])
+            token_ids = sample(logits[:num_samples], sampling)
+            if sampling.num_top is None:
+                return StepResult(token_ids, None, prompt_logprobs)
+            logprobs = sampled_logprobs(logits[:num_samples], token_ids, sampling.num_top)
+            return StepResult(token_ids, logprobs, prompt_logprobs)
 
     def logits(self, batch: ForwardBatch) -> Tensor:
         """Write the batch's KV and return `[num_samples, vocab_size]`."""
@@ -58,7 +66,14 @@ class ModelRunner:
             return self._forward(batch)
 
     def _forward(self, batch: ForwardBatch) -> Tensor:
+        """Return the logits of the rows to sample from, and then of the prompt rows."""
         self._attention.init_forward_metadata(batch)
-        last_tokens = np.cumsum(batch.extend_lens) - 1
-        rows = torch.from_numpy(last_tokens[batch.sample_rows])
-        return self._model.forward(torch.from_numpy(batch.input_ids), rows, self._attention)
+        rows = (np.cumsum(batch.extend_lens) - 1)[batch.sample_rows]
+        if batch.prompt_rows is not None:
+            rows = np.concatenate([rows, batch.prompt_rows.token_rows])
+        return self._model.forward(torch.from_numpy(batch.input_ids), torch.from_numpy(rows), self._attention)
+
+
+def _prompt_logprobs(batch: ForwardBatch, logits: Tensor) -> LogprobsBatch | None:
+    rows = batch.prompt_rows
+    return None if rows is None else token_logprobs(logits, rows.target_ids, rows.num_top)

@@ -3,7 +3,7 @@
 Rule: a row's token depends on its logits, its parameters, its seed and its position, never on the other rows or on the
 process that samples. One uniform number per row, hashed from (seed, position), is looked up in the cumulative
 distribution over token ids, so a replay elsewhere continues with the same tokens.
-Order, as in transformers: temperature, then top-k, then top-p of what is left.
+Order, as in transformers: temperature, then top-k, then top-p of what is left, then min-p.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diptych.engine.batch import I64, U64, SamplingBatch
+from diptych.engine.batch import I64, NO_TOKEN, U64, SamplingBatch
+from diptych.engine.runner.logits import adjust
 
 NUCLEUS_CANDIDATES = 1024  # top-p sorts so many tokens first,
 CANDIDATES_GROWTH = 8  # and so many times more where their probability does not suffice
@@ -21,9 +22,14 @@ BLOCK = 256  # tokens
 
 
 def sample(logits: Tensor, sampling: SamplingBatch) -> I64:
-    """Return token ids `[num_samples]` for logits `[num_samples, vocab_size]`."""
-    tokens: I64 = logits.argmax(dim=-1).numpy()
-    random = np.flatnonzero(sampling.temperature > 0)
+    """Return token ids `[num_samples]` for logits `[num_samples, vocab_size]`.
+
+    `NO_TOKEN` for a row whose allowed tokens have a NaN or an infinity among their logits, or that has none.
+    """
+    logits = adjust(logits, sampling)
+    largest = logits.max(dim=-1)  # NaN counts as the largest
+    tokens: I64 = largest.indices.masked_fill_(~largest.values.isfinite(), NO_TOKEN).numpy()
+    random = np.flatnonzero((sampling.temperature > 0) & (tokens != NO_TOKEN))
     if len(random):
         tokens[random] = _draw(logits[torch.from_numpy(random)].float(), _select(sampling, random))
     return tokens
@@ -50,6 +56,7 @@ def _select(sampling: SamplingBatch, rows: I64) -> SamplingBatch:
         top_k=sampling.top_k[rows],
         seeds=sampling.seeds[rows],
         positions=sampling.positions[rows],
+        min_p=None if sampling.min_p is None else sampling.min_p[rows],
     )
 
 
@@ -58,6 +65,8 @@ def _draw(logits: Tensor, sampling: SamplingBatch) -> I64:
     weights = ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).exp_()
     weights = _keep_top_k(weights, torch.from_numpy(sampling.top_k))
     weights = _keep_top_p(weights, torch.from_numpy(sampling.top_p))
+    if sampling.min_p is not None:  # the likeliest token's weight is 1
+        weights = weights.masked_fill(weights < torch.from_numpy(sampling.min_p)[:, None], 0.0)
     drawn: I64 = _inverse_cdf(weights, torch.from_numpy(uniforms(sampling.seeds, sampling.positions))).numpy()
     return drawn
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from diptych.engine.events import Load, Start
 from diptych.engine.finish import Finish
+from diptych.engine.logprobs import TokenLogprobs
 from diptych.engine.output import Failure, FailureCode, Output, Stats
 from diptych.engine.page_hash import extra_key
 from diptych.engine.request import new_request
@@ -46,6 +47,7 @@ def start_from_wire(leg: worker_pb2.StartLeg, *, now_s: float, max_tokens: int) 
         arrival_s=now_s,
         priority=leg.priority,
         tenant=leg.tenant,
+        num_prior_output_tokens=leg.num_prior_output_tokens,
     )
     return Start(request, leg.peer_instance_id)
 
@@ -59,11 +61,19 @@ def params_from_wire(wire: inference_pb2.SamplingParams) -> SamplingParams:
         seed=wire.seed,
         stop_token_ids=tuple(wire.stop_token_ids),
         ignore_eos=wire.ignore_eos,
+        min_p=wire.min_p,
+        frequency_penalty=wire.frequency_penalty,
+        presence_penalty=wire.presence_penalty,
+        repetition_penalty=wire.repetition_penalty,
+        logit_bias=dict(wire.logit_bias),
+        min_tokens=wire.min_tokens,
+        logprobs=wire.logprobs if wire.HasField("logprobs") else None,
+        prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
     )
 
 
 def params_to_wire(params: SamplingParams) -> inference_pb2.SamplingParams:
-    """Complete but for stop strings: those are matched where text is made."""
+    """Complete but for stop strings and regular expressions: those are matched where text is made."""
     return inference_pb2.SamplingParams(
         max_tokens=params.max_tokens,
         temperature=params.temperature,
@@ -72,6 +82,14 @@ def params_to_wire(params: SamplingParams) -> inference_pb2.SamplingParams:
         seed=params.seed,
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
+        min_p=params.min_p,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+        min_tokens=params.min_tokens,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
     )
 
 
@@ -83,7 +101,24 @@ def output_to_wire(output: Output) -> worker_pb2.LegOutput:
         wire.error.CopyFrom(_failure_to_wire(output.failure))
     if output.stats is not None:
         wire.stats.CopyFrom(_stats_to_wire(output.stats))
+    if output.logprobs is not None:
+        wire.logprobs.CopyFrom(logprobs_to_wire(output.logprobs))
+    if output.prompt_logprobs is not None:
+        wire.prompt_logprobs.CopyFrom(logprobs_to_wire(output.prompt_logprobs))
     return wire
+
+
+def logprobs_to_wire(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:
+    return inference_pb2.TokenLogprobs(
+        logprobs=logprobs.logprobs,
+        num_top=logprobs.num_top,
+        top_ids=logprobs.top_ids,
+        top_logprobs=logprobs.top_logprobs,
+    )
+
+
+def logprobs_from_wire(wire: inference_pb2.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(tuple(wire.logprobs), wire.num_top, tuple(wire.top_ids), tuple(wire.top_logprobs))
 
 
 def _failure_to_wire(failure: Failure) -> worker_pb2.LegError:

@@ -107,8 +107,8 @@ class SchedulerLoop:
         self._perform()
         if batch is None:
             return False
-        token_ids = self._runner.execute(batch)
-        self._core.commit(token_ids, self._clock())
+        result = self._runner.execute(batch)
+        self._core.commit(result, self._clock())
         self._perform()
         return True
 

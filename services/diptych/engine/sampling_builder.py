@@ -1,0 +1,91 @@
+"""Turns what requests ask of sampling into the arrays of a step. No decision is made here.
+
+A part that no request of the step uses is not built. It needs the tokens sampled before, and nothing of the forward
+pass, so it may be built while that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from diptych.engine.batch import F32, I64, Bias, Penalties, SamplingBatch
+from diptych.engine.request import Request
+from diptych.engine.sampling_params import SamplingParams
+
+
+def build_sampling(requests: Sequence[Request], eos_ids: frozenset[int]) -> SamplingBatch:
+    """Return how to choose the next token of each request."""
+    params = [request.params for request in requests]
+    plain = all([request.samples_plainly for request in requests])
+    return SamplingBatch(
+        temperature=np.array([p.temperature for p in params], dtype=np.float32),
+        top_p=np.array([p.top_p for p in params], dtype=np.float32),
+        top_k=np.array([p.top_k for p in params], dtype=np.int64),
+        seeds=np.array([p.seed for p in params], dtype=np.uint64),
+        positions=np.array([request.num_tokens for request in requests], dtype=np.int64),
+        min_p=None if plain else _min_p(params),
+        bias=None if plain else _bias(requests, eos_ids),
+        penalties=None if plain else _penalties(requests),
+        num_top=None if plain else _num_top(params),
+    )
+
+
+def _min_p(params: Sequence[SamplingParams]) -> F32 | None:
+    if not any(p.min_p for p in params):
+        return None
+    return np.array([p.min_p for p in params], dtype=np.float32)
+
+
+def _num_top(params: Sequence[SamplingParams]) -> I64 | None:
+    if all(p.logprobs is None for p in params):
+        return None
+    return np.array([-1 if p.logprobs is None else p.logprobs for p in params], dtype=np.int64)
+
+
+def _bias(requests: Sequence[Request], eos_ids: frozenset[int]) -> Bias | None:
+    ids = [[*request.params.logit_bias, *_banned(request, eos_ids)] for request in requests]
+    if not any(ids):
+        return None
+    num_banned = [len(listed) - len(request.params.logit_bias) for request, listed in zip(requests, ids, strict=True)]
+    values = [
+        [*request.params.logit_bias.values(), *[-np.inf] * count]
+        for request, count in zip(requests, num_banned, strict=True)
+    ]
+    return Bias(
+        rows=np.repeat(np.arange(len(requests)), [len(listed) for listed in ids]),
+        token_ids=np.array([token_id for listed in ids for token_id in listed], dtype=np.int64),
+        values=np.array([value for listed in values for value in listed], dtype=np.float32),
+    )
+
+
+def _banned(request: Request, eos_ids: frozenset[int]) -> Sequence[int]:
+    """The tokens that would end the request too early."""
+    params = request.params
+    if request.num_output_tokens >= params.min_tokens:
+        return ()
+    return (*params.stop_token_ids, *(() if params.ignore_eos else eos_ids))
+
+
+def _penalties(requests: Sequence[Request]) -> Penalties | None:
+    penalised = [(row, request) for row, request in enumerate(requests) if request.counts is not None]
+    if not penalised:
+        return None
+    parts = [_penalties_of(row, request) for row, request in penalised]
+    rows, ids, repetition, subtract = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return Penalties(rows, ids, repetition, subtract)
+
+
+def _penalties_of(row: int, request: Request) -> tuple[I64, I64, F32, F32]:
+    params, counts = request.params, request.counts
+    assert counts is not None
+    counts.update(request.tokens[: request.num_tokens])
+    subtract = counts.counts * params.frequency_penalty + (counts.counts > 0) * params.presence_penalty
+    num_seen = len(counts.ids)
+    return (
+        np.full(num_seen, row, dtype=np.int64),
+        counts.ids,
+        np.full(num_seen, params.repetition_penalty, dtype=np.float32),
+        subtract.astype(np.float32),
+    )
