@@ -101,7 +101,7 @@ def test_a_killed_scheduler_fails_requests_instead_of_hanging() -> None:
     with Engine("smollm2", EngineOptions(kv_cache_mib=64)) as engine:
         stream = engine.stream("Once", SamplingParams(max_tokens=500, temperature=0.0, ignore_eos=True))
         next(stream)
-        psutil.Process(engine.scheduler_pid).kill()
+        psutil.Process(engine.scheduler_pids[0]).kill()
         with pytest.raises(SchedulerDied):
             list(stream)
         with pytest.raises(SchedulerDied):

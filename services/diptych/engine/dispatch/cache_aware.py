@@ -29,7 +29,7 @@ class CacheAware:
 
     def choose(self, groups: Sequence[GroupView], request: RequestView) -> int:
         prompt = np.array(request.prompt, dtype=np.int64)
-        hashes = page_hashes(prompt, self._page_size, request.salt).tolist()
+        hashes = page_hashes(prompt, self._page_size, request.extra_key).tolist()
         chosen = min(groups, key=lambda group: (self._work(group, hashes), group.num_open, group.rank)).rank
         self._indexes[chosen].insert(hashes)
         return chosen

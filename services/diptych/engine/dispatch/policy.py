@@ -21,7 +21,7 @@ class RequestView:
     """What a policy may know of a request."""
 
     prompt: Sequence[int]  # token ids
-    salt: bytes = b""  # of its prefix-cache namespace
+    extra_key: bytes = b""  # of its prefix-cache namespace
 
 
 class DispatchPolicy(Protocol):

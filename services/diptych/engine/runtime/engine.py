@@ -19,12 +19,14 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from diptych.common.errors import InvalidRequest
+from diptych.engine.dispatch import DispatchName, new_policy
 from diptych.engine.finish import Finish
 from diptych.engine.loader.source import open_model
+from diptych.engine.runtime.data_parallel_controller import DataParallelController
 from diptych.engine.runtime.detokenizer_manager import DetokenizerManager, TextDelta
 from diptych.engine.runtime.scheduler_client import SchedulerClient, ipc_endpoint, new_folder, start_scheduler
 from diptych.engine.runtime.scheduler_config import EngineOptions, SchedulerConfig
-from diptych.engine.runtime.tokenizer_manager import TokenizerManager
+from diptych.engine.runtime.tokenizer_manager import Scheduler, TokenizerManager
 from diptych.engine.sampling_params import SamplingParams
 from diptych.v1 import inference_pb2, worker_pb2
 
@@ -56,8 +58,17 @@ class Generation:
 class Engine:
     """An embedded engine. Close it, or use it as a context manager."""
 
-    def __init__(self, model: str = "smollm2", options: EngineOptions | None = None) -> None:
-        """Load `model`; `options.model` is ignored. Raises `ConfigError` if it can't be loaded."""
+    def __init__(
+        self,
+        model: str = "smollm2",
+        options: EngineOptions | None = None,
+        *,
+        dispatch: DispatchName = "cache_aware",
+    ) -> None:
+        """Load `model`; `options.model` is ignored. Raises `ConfigError` if it can't be loaded.
+
+        `dispatch` shares requests out among the `options.dp` schedulers.
+        """
         source = open_model(model)
         self.model_id = source.config.model_id
         self.tokenizer = source.tokenizer()
@@ -66,7 +77,9 @@ class Engine:
         self._thread = threading.Thread(target=self._loop.run_forever, name="diptych-engine", daemon=True)
         self._thread.start()
         try:
-            self._scheduler, self.context_len = self._wait(_start(replace(options or EngineOptions(), model=model)))
+            self._scheduler, self.context_len = self._wait(
+                _start(replace(options or EngineOptions(), model=model), dispatch)
+            )
         except BaseException:
             self._stop_loop()
             raise
@@ -82,8 +95,9 @@ class Engine:
         self.close()
 
     @property
-    def scheduler_pid(self) -> int:
-        return self._scheduler.pid
+    def scheduler_pids(self) -> tuple[int, ...]:
+        """The processes that compute."""
+        return self._scheduler.pids
 
     def generate(self, prompt: Prompt, params: SamplingParams = GREEDY) -> Generation:
         """Return the whole output for one prompt, given as text or as token ids."""
@@ -159,8 +173,21 @@ async def _next(outputs: AsyncGenerator[Made, None]) -> Made | None:
     return await anext(outputs, None)
 
 
-async def _start(options: EngineOptions) -> tuple[SchedulerClient, int]:
-    """Start a scheduler process; return it and the context length once its model is loaded."""
+async def _start(options: EngineOptions, dispatch: DispatchName) -> tuple[Scheduler, int]:
+    """Start the scheduler; return it and the context length once its model is loaded."""
+    options.validate()
+    groups = [await _start_group(options) for _ in range(options.dp)]
+    scheduler: Scheduler = groups[0]
+    if options.dp > 1:
+        scheduler = DataParallelController(groups, new_policy(dispatch, options.page_size))
+    try:
+        return scheduler, (await scheduler.ready()).context_len
+    except BaseException:
+        await scheduler.stop()
+        raise
+
+
+async def _start_group(options: EngineOptions) -> SchedulerClient:
     folder = new_folder()
     config = SchedulerConfig(
         component="engine",
@@ -172,9 +199,4 @@ async def _start(options: EngineOptions) -> tuple[SchedulerClient, int]:
         transports="auto",
         engine=options,
     )
-    scheduler = await start_scheduler("diptych.engine.runtime.scheduler_process", config, folder)
-    try:
-        return scheduler, (await scheduler.ready()).context_len
-    except BaseException:
-        await scheduler.stop()
-        raise
+    return await start_scheduler("diptych.engine.runtime.scheduler_process", config, folder)

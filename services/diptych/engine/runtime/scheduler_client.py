@@ -1,16 +1,19 @@
-"""The frontend's end of a scheduler process: starts it, talks to it, and notices when it dies. Asyncio.
+"""The frontend's end of a scheduler: starts its processes, talks to rank 0, and notices when one dies. Asyncio.
 
-Nothing is lost silently: when the process ends, `events()` ends with `SchedulerDied`, and so does every later send.
+Nothing is lost silently: when a process ends, the others are ended too, `events()` ends with `SchedulerDied`, and so
+does every later one; what is sent to a dead scheduler is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import zmq
@@ -23,65 +26,110 @@ from diptych.v1 import engine_pb2
 logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S: Final = 5.0
+_LAST_WORDS_S: Final = 0.5  # from the first sign of a group's death until all that explains it is here
 
 
 class SchedulerDied(InternalError):
-    """The scheduler process ended on its own."""
+    """A process of the scheduler ended on its own."""
 
 
 class SchedulerClient:
-    """One scheduler process and the channel to it. Use `start`, then `ready`, then `events` and `send`."""
+    """One scheduler and the channel to it. Use `start_scheduler`, then `ready`, then `events` and `send`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, folder: str) -> None:
-        self._process = process
+    def __init__(
+        self, processes: Sequence[asyncio.subprocess.Process], socket: zmq.asyncio.Socket, folder: str
+    ) -> None:
+        self._processes = processes  # by tensor-parallel rank
         self._socket = socket
-        self._folder = folder  # of the ipc socket
+        self._folder = folder  # of the ipc sockets
+        self._is_ready = False
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def pids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self._processes)
 
     async def ready(self) -> engine_pb2.SchedulerReady:
         """Wait until the model is loaded. Raises `SchedulerDied` with the scheduler's own words if it fails."""
         async for events in self.events():
             if events.HasField("ready"):
                 _remove_folder(self._folder)  # a connected socket needs its path no more, and a kill leaves nothing
+                self._is_ready = True
                 return events.ready
         raise SchedulerDied("the scheduler ended before it was ready")
 
     async def events(self) -> AsyncIterator[engine_pb2.SchedulerEvents]:
         """Yield what the scheduler says, until `stop`; raise `SchedulerDied` when it ends on its own."""
-        ended = asyncio.ensure_future(self._process.wait())
+        ends = [asyncio.ensure_future(process.wait()) for process in self._processes]
         try:
             while True:
                 message = asyncio.ensure_future(self._socket.recv())
-                await asyncio.wait((message, ended), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((message, *ends), return_when=asyncio.FIRST_COMPLETED)
                 if not message.done():
                     message.cancel()
-                    raise SchedulerDied(f"the scheduler process ended with code {ended.result()}")
+                    raise await self._death("")
                 events = engine_pb2.SchedulerEvents.FromString(message.result())
                 if events.fatal:
-                    raise SchedulerDied(events.fatal)
+                    raise await self._death(events.fatal)
                 yield events
         finally:
-            ended.cancel()
+            for end in ends:
+                end.cancel()
 
     async def send(self, commands: engine_pb2.SchedulerCommands) -> None:
-        await self._socket.send(commands.SerializeToString())
+        try:
+            await self._socket.send(commands.SerializeToString(), zmq.NOBLOCK)
+        except zmq.Again:  # there is no limit of messages: nobody is connected
+            logger.debug("the scheduler is gone; its death is about to be noticed")
 
     async def stop(self) -> None:
-        """Ask the process to end, and end it if it doesn't. Idempotent."""
-        if self._process.returncode is None:
+        """Ask the processes to end, and end those that don't. Idempotent."""
+        if self._is_ready and all(process.returncode is None for process in self._processes):
             await self.send(engine_pb2.SchedulerCommands(shutdown=True))
-            try:
-                async with asyncio.timeout(_STOP_TIMEOUT_S):
-                    await self._process.wait()
-            except TimeoutError:
+            if not await self._all_end(_STOP_TIMEOUT_S):
                 logger.warning("the scheduler did not stop within %g s: killing it", _STOP_TIMEOUT_S)
-                self._process.kill()
-                await self._process.wait()
+        await self._kill()
         self._socket.close(linger=0)
         _remove_folder(self._folder)
+
+    async def _death(self, fatal: str) -> SchedulerDied:
+        """Return why the scheduler ended; end what is left of it.
+
+        Of several ranks the first sign may come from one that merely lost its company.
+        """
+        if len(self._processes) > 1:
+            await self._all_end(_LAST_WORDS_S)
+            fatal = fatal or await self._last_words()
+        codes = enumerate(process.returncode for process in self._processes)
+        causes = [self._cause(rank, code) for rank, code in codes if code is not None and (rank or not fatal)]
+        await self._kill()
+        return SchedulerDied("; ".join([*causes, fatal] if fatal else causes))
+
+    def _cause(self, rank: int, code: int) -> str:
+        name = "the scheduler process" if len(self._processes) == 1 else f"tensor-parallel rank {rank}"
+        return f"{name} ended with code {code}"
+
+    async def _last_words(self) -> str:
+        """Return why rank 0 ended, if it said so."""
+        fatal = ""
+        with contextlib.suppress(zmq.Again):
+            while not fatal:
+                fatal = engine_pb2.SchedulerEvents.FromString(await self._socket.recv(zmq.NOBLOCK)).fatal
+        return fatal
+
+    async def _all_end(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                for process in self._processes:
+                    await process.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _kill(self) -> None:
+        for process in self._processes:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
 
 
 def ipc_endpoint(folder: str) -> str:
@@ -89,17 +137,18 @@ def ipc_endpoint(folder: str) -> str:
 
 
 async def start_scheduler(module: str, config: SchedulerConfig, folder: str) -> SchedulerClient:
-    """Start `python -m module` with `config`, whose endpoint is `ipc_endpoint(folder)`."""
+    """Start `python -m module` with `config`, whose endpoint is `ipc_endpoint(folder)`, once for each rank."""
     socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
     socket.set_hwm(0)
     socket.bind(config.endpoint)
-    command = (sys.executable, "-m", module, config.to_json())
-    process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
-    return SchedulerClient(process, socket, folder)
+    ranks = [replace(config, rank=rank) for rank in range(config.engine.tp)]
+    commands = [(sys.executable, "-m", module, each.to_json()) for each in ranks]
+    processes = [await asyncio.create_subprocess_exec(*each, stdin=asyncio.subprocess.DEVNULL) for each in commands]
+    return SchedulerClient(processes, socket, folder)
 
 
 def new_folder() -> str:
-    """Return a private folder for the ipc socket; short, because socket paths are limited to 107 bytes."""
+    """Return a private folder for the ipc sockets; short, because socket paths are limited to 107 bytes."""
     return tempfile.mkdtemp(prefix="diptych-")
 
 

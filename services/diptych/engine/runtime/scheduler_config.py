@@ -21,12 +21,14 @@ SchedulePolicy = Literal["fcfs", "lpm", "priority", "deadline"]
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How one scheduler runs its model. The same names as the command's flags."""
+    """How an engine runs its model. The same names as the command's flags."""
 
     model: str = option("smollm2", help="model: 'smollm2', a .gguf file or a Hugging Face folder", group="engine")
     dtype: Dtype = option("float32", help="of weights, activations and KV", group="engine")
-    num_threads: int = option(1, help="CPU threads for the model", group="engine")
-    kv_cache_mib: int = option(512, help="memory for KV pages, MiB", group="engine")
+    tp: int = option(1, help="processes that share one model's weights and KV (tensor parallel)", group="engine")
+    dp: int = option(1, help="schedulers side by side, each with all weights (data parallel)", group="engine")
+    num_threads: int = option(1, help="CPU threads for the model, of each process", group="engine")
+    kv_cache_mib: int = option(512, help="memory for KV pages, MiB, of each process", group="engine")
     page_size: int = option(16, help="tokens a KV page", group="engine")
     max_step_tokens: int = option(512, help="prompt tokens a step; longer prompts are chunked", group="engine")
     max_requests: int = option(64, help="requests that hold KV at once", group="engine")
@@ -37,7 +39,7 @@ class EngineOptions:
     attention_backend: AttentionBackend = option("auto", help="attention implementation", group="engine")
 
     def validate(self) -> None:
-        for name in ("num_threads", "kv_cache_mib", "page_size", "max_step_tokens", "max_requests"):
+        for name in ("tp", "dp", "num_threads", "kv_cache_mib", "page_size", "max_step_tokens", "max_requests"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
         self.scheduling()
@@ -59,6 +61,7 @@ class SchedulerConfig:
     instance_id: int
     transports: Transports  # for workers with peers
     engine: EngineOptions
+    rank: int = 0  # of this process among `engine.tp`; 0 schedules, the others follow
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

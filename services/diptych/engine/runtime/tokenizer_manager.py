@@ -6,12 +6,12 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, Protocol
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, InternalError, InvalidRequest, Overloaded, Unavailable
 from diptych.engine.loader.tokenizer import Tokenizer
 from diptych.engine.runtime import codec
-from diptych.engine.runtime.scheduler_client import SchedulerClient, SchedulerDied
+from diptych.engine.runtime.scheduler_client import SchedulerDied
 from diptych.engine.sampling_params import SamplingParams
 from diptych.v1 import engine_pb2, inference_pb2, worker_pb2
 
@@ -25,10 +25,27 @@ _ERRORS: Final[dict[int, type[DiptychError]]] = {
 Outputs = asyncio.Queue[worker_pb2.LegOutput | Exception]
 
 
+class Scheduler(Protocol):
+    """What computes the requests: one scheduler, or several that act as one."""
+
+    @property
+    def pids(self) -> tuple[int, ...]: ...
+
+    async def ready(self) -> engine_pb2.SchedulerReady: ...
+
+    def events(self) -> AsyncIterator[engine_pb2.SchedulerEvents]:
+        """What it says. Ends with `SchedulerDied`, which a request that is open then gets."""
+        ...
+
+    async def send(self, commands: engine_pb2.SchedulerCommands) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 class TokenizerManager:
     """Tokenises prompts and carries requests to the scheduler and their outputs back."""
 
-    def __init__(self, tokenizer: Tokenizer, scheduler: SchedulerClient) -> None:
+    def __init__(self, tokenizer: Tokenizer, scheduler: Scheduler) -> None:
         self.tokenizer = tokenizer
         self._scheduler = scheduler
         self._outputs: dict[int, Outputs] = {}
