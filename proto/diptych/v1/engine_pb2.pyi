@@ -1,3 +1,4 @@
+from diptych.v1 import admin_pb2 as _admin_pb2
 from diptych.v1 import bootstrap_pb2 as _bootstrap_pb2
 from diptych.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
@@ -9,18 +10,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SchedulerCommands(_message.Message):
-    __slots__ = ("start", "abort", "peers", "shutdown", "status_query")
+    __slots__ = ("start", "abort", "peers", "shutdown", "status_query", "admin")
     START_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
     STATUS_QUERY_FIELD_NUMBER: _ClassVar[int]
+    ADMIN_FIELD_NUMBER: _ClassVar[int]
     start: _containers.RepeatedCompositeFieldContainer[_worker_pb2.StartLeg]
     abort: _containers.RepeatedScalarFieldContainer[int]
     peers: PeerView
     shutdown: bool
     status_query: int
-    def __init__(self, start: _Optional[_Iterable[_Union[_worker_pb2.StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[PeerView, _Mapping]] = ..., shutdown: _Optional[bool] = ..., status_query: _Optional[int] = ...) -> None: ...
+    admin: _containers.RepeatedCompositeFieldContainer[_admin_pb2.AdminCommand]
+    def __init__(self, start: _Optional[_Iterable[_Union[_worker_pb2.StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., peers: _Optional[_Union[PeerView, _Mapping]] = ..., shutdown: _Optional[bool] = ..., status_query: _Optional[int] = ..., admin: _Optional[_Iterable[_Union[_admin_pb2.AdminCommand, _Mapping]]] = ...) -> None: ...
 
 class PeerView(_message.Message):
     __slots__ = ("instances",)
@@ -29,7 +32,7 @@ class PeerView(_message.Message):
     def __init__(self, instances: _Optional[_Iterable[_Union[_bootstrap_pb2.Instance, _Mapping]]] = ...) -> None: ...
 
 class SchedulerEvents(_message.Message):
-    __slots__ = ("outputs", "load", "kv_events", "ready", "status", "status_answers", "fatal")
+    __slots__ = ("outputs", "load", "kv_events", "ready", "status", "status_answers", "fatal", "admin_answers", "loras")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +40,8 @@ class SchedulerEvents(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     STATUS_ANSWERS_FIELD_NUMBER: _ClassVar[int]
     FATAL_FIELD_NUMBER: _ClassVar[int]
+    ADMIN_ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    LORAS_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[_worker_pb2.LegOutput]
     load: _bootstrap_pb2.WorkerLoad
     kv_events: _worker_pb2.KvEvents
@@ -44,14 +49,24 @@ class SchedulerEvents(_message.Message):
     status: _worker_pb2.WorkerStatus
     status_answers: _containers.RepeatedScalarFieldContainer[int]
     fatal: str
-    def __init__(self, outputs: _Optional[_Iterable[_Union[_worker_pb2.LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[_worker_pb2.KvEvents, _Mapping]] = ..., ready: _Optional[_Union[SchedulerReady, _Mapping]] = ..., status: _Optional[_Union[_worker_pb2.WorkerStatus, _Mapping]] = ..., status_answers: _Optional[_Iterable[int]] = ..., fatal: _Optional[str] = ...) -> None: ...
+    admin_answers: _containers.RepeatedCompositeFieldContainer[_admin_pb2.AdminAnswer]
+    loras: LoraSet
+    def __init__(self, outputs: _Optional[_Iterable[_Union[_worker_pb2.LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[_worker_pb2.KvEvents, _Mapping]] = ..., ready: _Optional[_Union[SchedulerReady, _Mapping]] = ..., status: _Optional[_Union[_worker_pb2.WorkerStatus, _Mapping]] = ..., status_answers: _Optional[_Iterable[int]] = ..., fatal: _Optional[str] = ..., admin_answers: _Optional[_Iterable[_Union[_admin_pb2.AdminAnswer, _Mapping]]] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ...) -> None: ...
 
 class SchedulerReady(_message.Message):
-    __slots__ = ("transfer", "compat", "context_len")
+    __slots__ = ("transfer", "compat", "context_len", "loras")
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     COMPAT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
+    LORAS_FIELD_NUMBER: _ClassVar[int]
     transfer: _bootstrap_pb2.TransferInfo
     compat: str
     context_len: int
-    def __init__(self, transfer: _Optional[_Union[_bootstrap_pb2.TransferInfo, _Mapping]] = ..., compat: _Optional[str] = ..., context_len: _Optional[int] = ...) -> None: ...
+    loras: LoraSet
+    def __init__(self, transfer: _Optional[_Union[_bootstrap_pb2.TransferInfo, _Mapping]] = ..., compat: _Optional[str] = ..., context_len: _Optional[int] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ...) -> None: ...
+
+class LoraSet(_message.Message):
+    __slots__ = ("adapters",)
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedCompositeFieldContainer[_bootstrap_pb2.LoraAdapter]
+    def __init__(self, adapters: _Optional[_Iterable[_Union[_bootstrap_pb2.LoraAdapter, _Mapping]]] = ...) -> None: ...

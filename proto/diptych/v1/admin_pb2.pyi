@@ -1,0 +1,74 @@
+from diptych.v1 import bootstrap_pb2 as _bootstrap_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class LoadLoraRequest(_message.Message):
+    __slots__ = ("instance_id", "name", "path")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    instance_id: int
+    name: str
+    path: str
+    def __init__(self, instance_id: _Optional[int] = ..., name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+
+class LoadLoraResponse(_message.Message):
+    __slots__ = ("adapter", "was_loaded")
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    WAS_LOADED_FIELD_NUMBER: _ClassVar[int]
+    adapter: _bootstrap_pb2.LoraAdapter
+    was_loaded: bool
+    def __init__(self, adapter: _Optional[_Union[_bootstrap_pb2.LoraAdapter, _Mapping]] = ..., was_loaded: _Optional[bool] = ...) -> None: ...
+
+class UnloadLoraRequest(_message.Message):
+    __slots__ = ("instance_id", "name")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    instance_id: int
+    name: str
+    def __init__(self, instance_id: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class UnloadLoraResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListLorasRequest(_message.Message):
+    __slots__ = ("instance_id",)
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    instance_id: int
+    def __init__(self, instance_id: _Optional[int] = ...) -> None: ...
+
+class ListLorasResponse(_message.Message):
+    __slots__ = ("adapters",)
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedCompositeFieldContainer[_bootstrap_pb2.LoraAdapter]
+    def __init__(self, adapters: _Optional[_Iterable[_Union[_bootstrap_pb2.LoraAdapter, _Mapping]]] = ...) -> None: ...
+
+class AdminCommand(_message.Message):
+    __slots__ = ("query", "load_lora", "unload_lora")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    LOAD_LORA_FIELD_NUMBER: _ClassVar[int]
+    UNLOAD_LORA_FIELD_NUMBER: _ClassVar[int]
+    query: int
+    load_lora: LoadLoraRequest
+    unload_lora: UnloadLoraRequest
+    def __init__(self, query: _Optional[int] = ..., load_lora: _Optional[_Union[LoadLoraRequest, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraRequest, _Mapping]] = ...) -> None: ...
+
+class AdminAnswer(_message.Message):
+    __slots__ = ("query", "grpc_status", "message", "load_lora", "unload_lora")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    GRPC_STATUS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_LORA_FIELD_NUMBER: _ClassVar[int]
+    UNLOAD_LORA_FIELD_NUMBER: _ClassVar[int]
+    query: int
+    grpc_status: str
+    message: str
+    load_lora: LoadLoraResponse
+    unload_lora: UnloadLoraResponse
+    def __init__(self, query: _Optional[int] = ..., grpc_status: _Optional[str] = ..., message: _Optional[str] = ..., load_lora: _Optional[_Union[LoadLoraResponse, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraResponse, _Mapping]] = ...) -> None: ...
