@@ -84,7 +84,8 @@ def test_linear_rope_scaling_divides_every_frequency_alike() -> None:
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}, "rope scaling 'ntk' is not supported; default, linear"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "mrope_section": [1]}}, "mrope_section"),
     ],
 )
 def test_what_the_model_code_does_not_compute_is_refused_by_name(change: dict[str, Any], named: str) -> None:

@@ -47,3 +47,27 @@ def test_silu_and_mul_is_that_of_float64_also_far_from_zero(
     elementwise.silu_and_mul(gate_up, out)
     gate, up = gate_up.double().chunk(2, dim=1)
     torch.testing.assert_close(out.double(), F.silu(gate) * up, rtol=2e-6, atol=1e-25)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gelu_tanh_and_mul_is_that_of_float64_also_far_from_zero(
+    shape: tuple[int, int], scale: float, num_threads: int
+) -> None:
+    gate_up, out = random(shape[0], 2 * shape[1], scale=scale), torch.empty(shape)
+    elementwise.gelu_tanh_and_mul(gate_up, out)
+    gate, up = gate_up.double().chunk(2, dim=1)
+    torch.testing.assert_close(out.double(), F.gelu(gate, approximate="tanh") * up, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim"), [(4, 2, 64), (3, 1, 96), (2, 2, 10)])
+def test_norm_heads_norms_each_query_and_key_and_no_value(
+    num_heads: int, num_kv_heads: int, dim: int, num_threads: int
+) -> None:
+    qkv, weights = random(40, (num_heads + 2 * num_kv_heads) * dim), random(2, dim)
+    heads = qkv.double().view(40, -1, dim)
+    queries, keys, values = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+    normed = [F.rms_norm(x, (dim,), w.double(), EPS) for x, w in zip((queries, keys), weights, strict=True)]
+    elementwise.norm_heads(qkv, num_heads, weights[0], weights[1], EPS)
+    expected = torch.cat((*normed, values), dim=1).view(40, -1)
+    torch.testing.assert_close(qkv.double(), expected, rtol=1e-5, atol=1e-6)

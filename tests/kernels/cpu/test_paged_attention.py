@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
 
-from diptych.kernels.cpu.paged_attention import Heads, PagedAttention, Tokens
+from diptych.kernels.cpu.paged_attention import AttentionLayer, Heads, PagedAttention, Tokens
 
 I64 = npt.NDArray[np.int64]
 NUM_LAYERS, LAYER = 3, 1
@@ -23,15 +25,32 @@ HEADS = [
     Heads(4, 4, 256),
     Heads(6, 2, 16),
     Heads(2, 1, 80),
+    Heads(3, 1, 96),
+    Heads(2, 2, 6),
 ]
 PAGE_SIZES = [1, 3, 16, 64, 100]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What layers differ in."""
+
+    window: int = 0
+    softcap: float = 0.0
+    scale: float = 0.125
+    rotated: float = 1.0  # part of a head
+
+
+PLAIN = Kind()
+KINDS = [Kind(window=1), Kind(window=7), Kind(window=64), Kind(window=70, softcap=5.0), Kind(rotated=0.5, scale=0.2)]
+KIND_HEADS = [Heads(9, 3, 64), Heads(4, 2, 256), Heads(2, 1, 80), Heads(2, 2, 12)]
 
 
 class Pool:
     """Requests on scattered pages of a pool full of NaN, so that a read of an unused slot shows."""
 
-    def __init__(self, heads: Heads, page_size: int, seq_lens: list[int]) -> None:
-        self.heads, self.page_size, self.seq_lens = heads, page_size, seq_lens
+    def __init__(self, heads: Heads, page_size: int, seq_lens: list[int], kind: Kind = PLAIN) -> None:
+        self.kind, self.heads, self.page_size, self.seq_lens = kind, heads, page_size, seq_lens
         self.generator = torch.Generator().manual_seed(0)
         num_pages = [-(-seq_len // page_size) for seq_len in seq_lens]
         scattered = torch.randperm(sum(num_pages) + 3, generator=self.generator).numpy().astype(np.int32)
@@ -40,7 +59,9 @@ class Pool:
             self.page_table[row, :count], scattered = scattered[:count], scattered[count:]
         shape = (sum(num_pages) + 3, NUM_LAYERS, 2, page_size, heads.num_kv_heads, heads.head_dim)
         self.kv = torch.full(shape, torch.nan)
-        self.rope = torch.randn(max(seq_lens), 2, heads.head_dim // 2, generator=self.generator)
+        half = int(heads.head_dim * kind.rotated) // 2
+        self.rope = torch.randn(max(seq_lens), 2, half, generator=self.generator)
+        self.layer = AttentionLayer(LAYER, self.rope, scale=kind.scale, window=kind.window, softcap=kind.softcap)
 
     def run(self, new_lens: list[int]) -> tuple[Tensor, Tensor]:
         """Compute the last `new_lens` tokens of each request on random earlier KV; return results and expected ones."""
@@ -48,8 +69,8 @@ class Pool:
         qkv = torch.randn(sum(new_lens), (heads.num_heads + 2 * heads.num_kv_heads) * dim, generator=self.generator)
         expected = self._expected(qkv.double().view(sum(new_lens), -1, dim), new_lens)
         out = torch.full((sum(new_lens), heads.num_heads * dim), torch.nan)
-        step = PagedAttention(heads, self.kv, self.rope, self._tokens(new_lens))
-        (step.decode if set(new_lens) == {1} else step.extend)(qkv, LAYER, out)
+        step = PagedAttention(heads, self.kv, self._tokens(new_lens))
+        (step.decode if set(new_lens) == {1} else step.extend)(qkv, self.layer, out)
         return out, expected.flatten(1)
 
     def slots(self, row: int, start: int) -> I64:
@@ -73,14 +94,19 @@ class Pool:
         for row, (seq_len, new) in enumerate(zip(self.seq_lens, new_lens, strict=True)):
             mine, states = states[:new], states[new:]
             cos, sin = self.rope[seq_len - new : seq_len].double().unsqueeze(2).unbind(1)
-            first, second = mine[:, : num_heads + num_kv_heads].chunk(2, dim=-1)
-            rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+            turning, rest = mine[:, : num_heads + num_kv_heads].tensor_split([2 * cos.shape[-1]], dim=-1)
+            first, second = turning.chunk(2, dim=-1)
+            rotated = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
             new_kv = torch.stack((rotated[:, num_heads:], mine[:, num_heads + num_kv_heads :]), dim=1)
             kv = torch.cat((self._write_earlier(row, seq_len - new), new_kv))
             keys, values = kv.repeat_interleave(num_heads // num_kv_heads, dim=2).unbind(1)
-            scores = torch.einsum("qhd,khd->hqk", rotated[:, :num_heads], keys) / self.heads.head_dim**0.5
-            causal = torch.ones(new, seq_len, dtype=torch.bool).tril(seq_len - new)
-            weights = scores.masked_fill(~causal, -torch.inf).softmax(-1)
+            scores = torch.einsum("qhd,khd->hqk", rotated[:, :num_heads], keys) * self.kind.scale
+            if self.kind.softcap:
+                scores = self.kind.softcap * torch.tanh(scores / self.kind.softcap)
+            seen = torch.ones(new, seq_len, dtype=torch.bool).tril(seq_len - new)
+            if self.kind.window:
+                seen = seen.triu(seq_len - new + 1 - self.kind.window)
+            weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
             results.append(torch.einsum("hqk,khd->qhd", weights, values))
         return torch.cat(results)
 
@@ -108,6 +134,17 @@ def test_extend_is_attention_of_float64_with_and_without_a_prefix(
     torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("heads", KIND_HEADS, ids=str)
+def test_windows_soft_caps_and_partial_rotation_are_those_of_float64(
+    heads: Heads, kind: Kind, num_threads: int
+) -> None:
+    lens = [1, 16, 70, 64, 65, 300, 290]
+    for new_lens in ([1] * 7, [1, 16, 3, 64, 1, 300, 95]):
+        out, expected = Pool(heads, 16, lens, kind).run(new_lens)
+        torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("new_lens", [[1, 1], [5, 20]])
 def test_only_the_slots_of_new_tokens_are_written(new_lens: list[int], num_threads: int) -> None:
     pool = Pool(Heads(6, 2, 64), 16, [17, 33])
@@ -125,8 +162,14 @@ def test_a_token_has_the_same_bits_however_its_prompt_is_cut(heads: Heads, chunk
     assert torch.equal(run_in_chunks(heads, chunks), run_in_chunks(heads, [200]))
 
 
-def run_in_chunks(heads: Heads, chunks: list[int]) -> Tensor:
-    pool = Pool(heads, 16, [sum(chunks)])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("heads", KIND_HEADS, ids=str)
+def test_a_layer_of_any_kind_gives_a_token_the_same_bits(heads: Heads, kind: Kind) -> None:
+    assert torch.equal(run_in_chunks(heads, [1, 90, 1, 108], kind), run_in_chunks(heads, [200], kind))
+
+
+def run_in_chunks(heads: Heads, chunks: list[int], kind: Kind = PLAIN) -> Tensor:
+    pool = Pool(heads, 16, [sum(chunks)], kind)
     width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
     qkv = torch.randn(sum(chunks), width, generator=torch.Generator().manual_seed(1))
     outs, start = [], 0
@@ -139,8 +182,8 @@ def run_in_chunks(heads: Heads, chunks: list[int]) -> Tensor:
             page_table=pool.page_table,
         )
         out = torch.empty(chunk, heads.num_heads * heads.head_dim)
-        step = PagedAttention(heads, pool.kv, pool.rope, tokens)
-        (step.decode if chunk == 1 else step.extend)(qkv[start:end].clone(), LAYER, out)
+        step = PagedAttention(heads, pool.kv, tokens)
+        (step.decode if chunk == 1 else step.extend)(qkv[start:end].clone(), pool.layer, out)
         outs.append(out)
         start = end
     return torch.cat(outs)

@@ -36,9 +36,10 @@ static void gather(const struct head *head, int64_t start, int64_t num_keys, str
     }
 }
 
-/* Up to TILE_ROWS rows against one block of keys. Row r sees the first `visible_of_row_0 + r / group` of them. */
-static void attend_rows(struct block *block, int64_t row, int rows, int64_t group, int64_t dim,
-                        int64_t visible_of_row_0) {
+/* Up to TILE_ROWS rows against the block of keys from position `start` on. Each row sees one of them at least. */
+static void attend_rows(const struct head *head, struct block *block, int64_t row, int rows, int64_t first_position,
+                        int64_t start) {
+    const int64_t group = group_size(head->step), dim = head->step->head_dim;
     float scores[TILE_ROWS * KEY_BLOCK];
     const float *queries = block->queries + row * dim;
     float *out = block->out + row * dim;
@@ -46,7 +47,10 @@ static void attend_rows(struct block *block, int64_t row, int rows, int64_t grou
         tile_rows(rows, queries, dim, block->keys + key * dim, PANEL, dim, scores + key, KEY_BLOCK, 0);
     for (int r = 0; r < rows; r++) {
         float *row_scores = scores + r * KEY_BLOCK, *row_out = out + r * dim;
-        for (int64_t i = visible_of_row_0 + (row + r) / group; i < KEY_BLOCK; i++) row_scores[i] = -INFINITY;
+        const int64_t position = first_position + (row + r) / group;
+        cap_scores(row_scores, head->layer->softcap);
+        for (int64_t i = 0; i < first_key(head->layer, position) - start; i++) row_scores[i] = -INFINITY;
+        for (int64_t i = position + 1 - start; i < KEY_BLOCK; i++) row_scores[i] = -INFINITY;
         const vec shrink = weigh(row_scores, block->running_max + row + r, block->total + row + r);
         for (int64_t d = 0; d < dim; d += LANES) store(row_out + d, load(row_out + d) * shrink);
     }
@@ -67,12 +71,13 @@ static void attend_block(const struct attention *job, const struct head *head, i
         block.running_max[row] = -INFINITY;
         block.total[row] = 0.0f;
     }
-    for (int64_t start = 0; start < num_keys; start += KEY_BLOCK) {
+    for (int64_t start = block_of(first_key(job->layer, first_position)); start < num_keys; start += KEY_BLOCK) {
         gather(head, start, num_keys, &block);
-        /* rows before the block's first key see none of it */
+        /* rows before the block's first key, or with a window that begins after its last, see none of it */
         int64_t row = start > first_position ? (start - first_position) * group : 0;
-        for (; row < num_rows; row += TILE_ROWS)
-            attend_rows(&block, row, (int)min_of(TILE_ROWS, num_rows - row), group, dim, first_position + 1 - start);
+        const int64_t end = min_of(num_rows, (start + KEY_BLOCK - first_position + job->layer->window - 1) * group);
+        for (; row < end; row += TILE_ROWS)
+            attend_rows(head, &block, row, (int)min_of(TILE_ROWS, end - row), first_position, start);
     }
     for (int64_t row = 0; row < num_rows; row++) {
         const int64_t token = first_token + row / group, query_head = head->kv_head * group + row % group;

@@ -35,8 +35,12 @@ INLINE void score_keys(struct few *few, const int group, const int64_t dim, cons
         }
         for (int g = 0; g < group; g++) store(few->scores[g] + first, dots[g]);
     }
-    for (int g = 0; g < group; g++)
-        for (int i = keys->count; i < KEY_BLOCK; i++) few->scores[g][i] = -INFINITY;
+}
+
+/* Of a block of scores, only [first, last) are the token's. */
+INLINE void mask_scores(float *scores, int64_t first, int64_t last) {
+    for (int64_t i = 0; i < first; i++) scores[i] = -INFINITY;
+    for (int64_t i = last; i < KEY_BLOCK; i++) scores[i] = -INFINITY;
 }
 
 INLINE void add_values(struct few *few, const int group, const int64_t dim, const struct keys *keys, int64_t values,
@@ -51,8 +55,8 @@ INLINE void add_values(struct few *few, const int group, const int64_t dim, cons
     }
 }
 
-/* Attends with `group` queries [group][dim], rotated and scaled, to the first num_keys keys of their KV head. */
-INLINE void attend_few(const int group, const int64_t dim, const struct head *head, int64_t num_keys,
+/* Attends with `group` queries [group][dim], rotated and scaled, to the keys [first, num_keys) of their KV head. */
+INLINE void attend_few(const int group, const int64_t dim, const struct head *head, int64_t first, int64_t num_keys,
                        const float *queries, float *out) {
     const int64_t values = value_offset(head->step);
     struct keys blocks[2];
@@ -62,11 +66,13 @@ INLINE void attend_few(const int group, const int64_t dim, const struct head *he
         few.total[g] = 0.0f;
         for (int64_t v = 0; v < dim / LANES; v++) few.out[g][v] = splat(0.0f);
     }
-    locate(head, 0, num_keys, &blocks[0]);
-    for (int64_t start = 0, now = 0; start < num_keys; start += KEY_BLOCK, now = !now) {
+    locate(head, block_of(first), num_keys, &blocks[0]);
+    for (int64_t start = block_of(first), now = 0; start < num_keys; start += KEY_BLOCK, now = !now) {
         locate(head, start + KEY_BLOCK, num_keys, &blocks[!now]);
         score_keys(&few, group, dim, queries, &blocks[now], values);
         for (int g = 0; g < group; g++) {
+            cap_scores(few.scores[g], head->layer->softcap);
+            mask_scores(few.scores[g], first - start, blocks[now].count);
             const vec shrink = weigh(few.scores[g], &few.running_max[g], &few.total[g]);
             for (int64_t v = 0; v < dim / LANES; v++) few.out[g][v] *= shrink;
         }
@@ -77,16 +83,18 @@ INLINE void attend_few(const int group, const int64_t dim, const struct head *he
 }
 
 /* Any head_dim, one query, one key at a time. */
-static void attend_plain(const struct head *head, int64_t num_keys, const float *query, float *out) {
+static void attend_plain(const struct head *head, int64_t first, int64_t num_keys, const float *query, float *out) {
     const int64_t dim = head->step->head_dim, values = value_offset(head->step);
     float running_max = -INFINITY, total = 0.0f;
     memset(out, 0, dim * sizeof *out);
-    for (int64_t i = 0; i < num_keys; i++) {
+    const float softcap = head->layer->softcap;
+    for (int64_t i = first; i < num_keys; i++) {
         struct keys keys;
         locate(head, i, i + 1, &keys);
         const float *key = keys.rows[0];
         float score = 0.0f;
         for (int64_t d = 0; d < dim; d++) score += query[d] * key[d];
+        if (softcap != 0.0f) score = softcap * tanhf(score / softcap);
         const float new_max = max_of(running_max, score);
         const float shrink = expf(running_max - new_max), weight = expf(score - new_max);
         for (int64_t d = 0; d < dim; d++) out[d] = out[d] * shrink + weight * key[values + d];
@@ -98,30 +106,33 @@ static void attend_plain(const struct head *head, int64_t num_keys, const float 
 
 #define FEW(dim) \
     switch (group) { \
-        case 1: attend_few(1, dim, head, num_keys, queries, out); return; \
-        case 2: attend_few(2, dim, head, num_keys, queries, out); return; \
-        case 3: attend_few(3, dim, head, num_keys, queries, out); return; \
-        default: attend_few(4, dim, head, num_keys, queries, out); return; \
+        case 1: attend_few(1, dim, head, first, num_keys, queries, out); return; \
+        case 2: attend_few(2, dim, head, first, num_keys, queries, out); return; \
+        case 3: attend_few(3, dim, head, first, num_keys, queries, out); return; \
+        default: attend_few(4, dim, head, first, num_keys, queries, out); return; \
     }
 
 /* Up to four queries of one group, so that a key is read once for them. */
-static void attend_group(int64_t group, const struct head *head, int64_t num_keys, const float *queries, float *out) {
+static void attend_group(int64_t group, const struct head *head, int64_t first, int64_t num_keys, const float *queries,
+                         float *out) {
     const int64_t dim = head->step->head_dim;
     if (dim == 64) FEW(64)
+    if (dim == 96) FEW(96)
     if (dim == 128) FEW(128)
+    if (dim == 256) FEW(256)
     if (dim % LANES == 0) FEW(dim)
-    for (int64_t g = 0; g < group; g++) attend_plain(head, num_keys, queries + g * dim, out + g * dim);
+    for (int64_t g = 0; g < group; g++) attend_plain(head, first, num_keys, queries + g * dim, out + g * dim);
 }
 
-/* All query heads of one KV head and one token, which attends to all before it and to itself. */
+/* All query heads of one KV head and one token, which attends to itself and to what its window holds before it. */
 static void attend_token(const struct attention *job, const struct head *head, int64_t token) {
     const struct attention_step *step = job->step;
-    const int64_t group = group_size(step), dim = step->head_dim;
+    const int64_t group = group_size(step), dim = step->head_dim, position = step->positions[token];
     float queries[MAX_GROUP * MAX_HEAD_DIM];
     for (int64_t g = 0; g < group; g += MAX_GROUP) {
-        const int64_t count = min_of(MAX_GROUP, group - g), first = head->kv_head * group + g;
-        for (int64_t i = 0; i < count; i++) prepare_query(job, token, first + i, queries + i * dim);
-        float *out = job->out + (token * step->num_heads + first) * dim;
-        attend_group(count, head, step->positions[token] + 1, queries, out);
+        const int64_t count = min_of(MAX_GROUP, group - g), query_head = head->kv_head * group + g;
+        for (int64_t i = 0; i < count; i++) prepare_query(job, token, query_head + i, queries + i * dim);
+        float *out = job->out + (token * step->num_heads + query_head) * dim;
+        attend_group(count, head, first_key(job->layer, position), position + 1, queries, out);
     }
 }

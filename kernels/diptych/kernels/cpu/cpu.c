@@ -46,13 +46,15 @@ EXPORT void diptych_norm_heads(float *qkv, const float *q_weight, const float *k
     parallel(norm_heads_part, &job, ceil_div(num_rows, ROWS_A_PART));
 }
 
-EXPORT void diptych_decode_attention(const struct attention_step *step, int64_t layer, float *qkv, float *out) {
+EXPORT void diptych_decode_attention(const struct attention_step *step, const struct attention_layer *layer, float *qkv,
+                                     float *out) {
     const struct attention job = {step, layer, qkv, out};
     parallel(decode_part, &job, step->batch_size * step->num_kv_heads);
 }
 
 /* Returns 0, or -1 when memory ran out. */
-EXPORT int diptych_extend_attention(const struct attention_step *step, int64_t layer, float *qkv, float *out) {
+EXPORT int diptych_extend_attention(const struct attention_step *step, const struct attention_layer *layer, float *qkv,
+                                    float *out) {
     int64_t *first_blocks = malloc((size_t)(step->batch_size + 1) * sizeof *first_blocks);
     if (!first_blocks) return -1;
     const int64_t block_tokens = can_tile(step) ? tokens_a_block(step) : STORE_TOKENS;

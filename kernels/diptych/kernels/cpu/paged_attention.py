@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int64, c_void_p
+from ctypes import c_float, c_int64, c_void_p
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from diptych.kernels.cpu.library import address, load
 
 MAX_HEAD_DIM = 1024  # as in attend_few.h
+UNBOUNDED = 1 << 40  # a window that no text fills
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,37 @@ class Tokens:
     page_table: npt.NDArray[np.int32]  # [batch_size, max_pages]
 
 
+class _Layer(ctypes.Structure):
+    """`struct attention_layer`."""
+
+    _fields_ = (
+        ("rope", c_void_p),
+        ("index", c_int64),
+        ("rope_dim", c_int64),
+        ("window", c_int64),
+        ("scale", c_float),
+        ("softcap", c_float),
+    )
+
+
+class AttentionLayer:
+    """How the layer `index` attends, in every step.
+
+    `rope`: `[context_len, 2, rope_dim / 2]`, cosines and sines of the first `rope_dim` dimensions of a head.
+    `window`: tokens that a token sees, the newest, itself included; 0: all. `softcap` 0: none.
+    """
+
+    def __init__(self, index: int, rope: Tensor, *, scale: float, window: int = 0, softcap: float = 0.0) -> None:
+        self.index, self.rope = index, rope
+        self._layer = _Layer(address(rope), index, 2 * rope.shape[2], window or UNBOUNDED, scale, softcap)
+        self.pointer = ctypes.byref(self._layer)
+
+
 class _Step(ctypes.Structure):
     """`struct attention_step`."""
 
     _fields_ = (
         ("kv", c_void_p),
-        ("rope", c_void_p),
         ("positions", c_void_p),
         ("out_slots", c_void_p),
         ("first_tokens", c_void_p),
@@ -57,11 +83,11 @@ class _Step(ctypes.Structure):
 class PagedAttention:
     """One step over all layers: `kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`, float32.
 
-    `rope`: `[context_len, 2, head_dim / 2]`, cosines and sines. Positions and pages are trusted, not checked.
+    Positions and pages are trusted, not checked.
     """
 
-    def __init__(self, heads: Heads, kv: Tensor, rope: Tensor, tokens: Tokens) -> None:
-        _check(heads, kv, rope, tokens)
+    def __init__(self, heads: Heads, kv: Tensor, tokens: Tokens) -> None:
+        _check(heads, kv, tokens)
         self._library = load()
         first_tokens = np.concatenate(([0], np.cumsum(tokens.extend_lens)))
         arrays = (tokens.positions, tokens.out_slots, first_tokens, tokens.page_table)
@@ -70,7 +96,6 @@ class PagedAttention:
         self._qkv_width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
         self._step = _Step(
             address(kv),
-            address(rope),
             *(array.ctypes.data for array in self._arrays),
             tokens.page_table.shape[1],
             len(tokens.extend_lens),
@@ -81,30 +106,31 @@ class PagedAttention:
             heads.head_dim,
         )
 
-    def decode(self, qkv: Tensor, layer: int, out: Tensor) -> None:
+    def decode(self, qkv: Tensor, layer: AttentionLayer, out: Tensor) -> None:
         """One token a request.
 
         `qkv`: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`; `out`: `[num_tokens, num_heads * head_dim]`.
         """
-        self._check_shapes(qkv, out)
-        self._library.diptych_decode_attention(ctypes.byref(self._step), layer, address(qkv), address(out))
+        self._check_shapes(qkv, layer, out)
+        self._library.diptych_decode_attention(ctypes.byref(self._step), layer.pointer, address(qkv), address(out))
 
-    def extend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
-        """Any number of tokens a request, each attending to all before it and to itself."""
-        self._check_shapes(qkv, out)
-        if self._library.diptych_extend_attention(ctypes.byref(self._step), layer, address(qkv), address(out)):
+    def extend(self, qkv: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+        """Any number of tokens a request, each attending to itself and to what its window holds before it."""
+        self._check_shapes(qkv, layer, out)
+        step = ctypes.byref(self._step)
+        if self._library.diptych_extend_attention(step, layer.pointer, address(qkv), address(out)):
             raise MemoryError("extend attention")
 
-    def _check_shapes(self, qkv: Tensor, out: Tensor) -> None:
+    def _check_shapes(self, qkv: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+        assert 2 * layer.rope.shape[2] <= self._step.head_dim, layer.rope.shape
         assert qkv.shape == (self._out_shape[0], self._qkv_width), qkv.shape
         assert out.shape == self._out_shape, out.shape
 
 
-def _check(heads: Heads, kv: Tensor, rope: Tensor, tokens: Tokens) -> None:
+def _check(heads: Heads, kv: Tensor, tokens: Tokens) -> None:
     assert kv.shape[2] == 2, kv.shape
     assert kv.shape[4:] == (heads.num_kv_heads, heads.head_dim), kv.shape
     assert heads.head_dim <= MAX_HEAD_DIM, heads.head_dim
-    assert rope.shape[1:] == (2, heads.head_dim // 2), rope.shape
     dtypes = [array.dtype for array in (tokens.positions, tokens.out_slots, tokens.extend_lens)]
     assert dtypes == [np.int64] * 3, dtypes
     assert tokens.page_table.dtype == np.int32, tokens.page_table.dtype

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from diptych.engine.attention.rope import rope_table
+from diptych.engine.attention.rope import rope_tables
 from diptych.engine.batch import ForwardBatch, ForwardMode
 from diptych.engine.loader.config import ModelConfig
-from diptych.kernels.cpu.paged_attention import Heads, PagedAttention, Tokens
+from diptych.kernels.cpu.paged_attention import AttentionLayer, Heads, PagedAttention, Tokens
 
 
 class CpuAttention:
@@ -16,18 +16,32 @@ class CpuAttention:
     def __init__(self, config: ModelConfig, kv: Tensor) -> None:
         self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         self._kv = kv
-        self._rope = rope_table(config.rope, config.context_len)
+        self._layers = _layers(config)
         self._mode = ForwardMode.EXTEND
         self._step: PagedAttention | None = None
 
     def init_forward_metadata(self, batch: ForwardBatch) -> None:
         tokens = Tokens(batch.positions, batch.out_slots, batch.extend_lens, batch.page_table)
         self._mode = batch.mode
-        self._step = PagedAttention(self._heads, self._kv, self._rope, tokens)
+        self._step = PagedAttention(self._heads, self._kv, tokens)
 
     def attend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
         assert self._step is not None
         if self._mode is ForwardMode.DECODE:
-            self._step.decode(qkv, layer, out)
+            self._step.decode(qkv, self._layers[layer], out)
         else:
-            self._step.extend(qkv, layer, out)
+            self._step.extend(qkv, self._layers[layer], out)
+
+
+def _layers(config: ModelConfig) -> list[AttentionLayer]:
+    ropes = rope_tables(config)
+    return [
+        AttentionLayer(
+            index,
+            ropes[config.rope_of(index)],
+            scale=config.score_scale,
+            window=config.window(index),
+            softcap=config.attention_softcap,
+        )
+        for index in range(config.num_layers)
+    ]

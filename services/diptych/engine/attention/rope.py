@@ -5,10 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diptych.engine.loader.config import Rope
+from diptych.engine.loader.config import ModelConfig, Rope
 
 
-def rope_table(rope: Rope, context_len: int) -> Tensor:
+def rope_tables(config: ModelConfig) -> dict[Rope, Tensor]:
+    """Return a table for each kind of layer."""
+    ropes = {config.rope_of(layer) for layer in range(config.num_layers)}
+    return {rope: _table(rope, config.context_len) for rope in ropes}
+
+
+def _table(rope: Rope, context_len: int) -> Tensor:
     """Return `[context_len, 2, dim / 2]`, float32: cosines and sines, rounded as transformers does."""
     exponents = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
     frequencies = 1.0 / (rope.theta**exponents)

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diptych.engine.attention.rope import rope_table
+from diptych.engine.attention.rope import rope_tables
 from diptych.engine.batch import ForwardBatch, ForwardMode
-from diptych.engine.loader.config import ModelConfig
+from diptych.engine.loader.config import ModelConfig, Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,53 +21,55 @@ class Span:
     end: int
     pages: Tensor  # [num_pages]
     seq_len: int
-    mask: Tensor | None  # [end - start, seq_len], True: attend; None: the plain causal triangle
+    masks: dict[int, Tensor | None]  # by window: [end - start, seq_len], True: attend; None: the causal triangle
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
     """What the layers of a step share."""
 
-    cos: Tensor  # [num_tokens, 1, head_dim / 2]
-    sin: Tensor
+    ropes: dict[Rope, Tensor]  # [2, num_tokens, 1, rope_dim / 2]: cosines and sines
     out_pages: Tensor  # [num_tokens]
     out_offsets: Tensor  # [num_tokens]
     spans: tuple[Span, ...]  # of an extend step
     page_table: Tensor  # [batch_size, max_pages], of a decode step
-    mask: Tensor  # [batch_size, 1, 1, max_pages * page_size], of a decode step
+    in_use: Tensor  # [batch_size, max_pages * page_size], of a decode step
+    masks: dict[int, Tensor]  # by window: what of that a layer sees
 
 
 class TorchAttention:
     """`AttentionBackend` on `kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`."""
 
     def __init__(self, config: ModelConfig, kv: Tensor) -> None:
+        self._config = config
         self._num_heads, self._num_kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self._kv = kv
         self._page_size = kv.shape[3]
-        self._rope = rope_table(config.rope, config.context_len)
+        self._ropes = rope_tables(config)
+        self._windows = {config.window(layer) for layer in range(config.num_layers)}
         self._metadata: Metadata | None = None
 
     def init_forward_metadata(self, batch: ForwardBatch) -> None:
         slots = torch.from_numpy(batch.out_slots)
-        cos, sin = self._rope[torch.from_numpy(batch.positions)].to(self._kv.dtype).unbind(1)
+        positions, seq_lens = torch.from_numpy(batch.positions), torch.from_numpy(batch.seq_lens)[:, None]
         table = torch.from_numpy(batch.page_table).long()
-        width = table.shape[1] * self._page_size
-        in_use = torch.arange(width) < torch.from_numpy(batch.seq_lens)[:, None]
+        places = torch.arange(table.shape[1] * self._page_size)
+        in_use = places < seq_lens
         self._metadata = Metadata(
-            cos=cos[:, None],
-            sin=sin[:, None],
+            ropes={rope: self._turns(angles[positions]) for rope, angles in self._ropes.items()},
             out_pages=slots // self._page_size,
             out_offsets=slots % self._page_size,
             spans=self._spans(batch, table) if batch.mode is ForwardMode.EXTEND else (),
             page_table=table,
-            mask=in_use[:, None, None, :],
+            in_use=in_use,
+            masks={each: in_use & (places >= seq_lens - each) if each else in_use for each in self._windows},
         )
 
     def attend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
         assert self._metadata is not None
         num_tokens, heads, kv_heads = qkv.shape[0], self._num_heads, self._num_kv_heads
         states = qkv.view(num_tokens, heads + 2 * kv_heads, self._head_dim)
-        self._rotate(states[:, : heads + kv_heads], self._metadata)
+        self._rotate(states[:, : heads + kv_heads], *self._metadata.ropes[self._config.rope_of(layer)])
         new_kv = states[:, heads:].view(num_tokens, 2, kv_heads, self._head_dim)
         self._kv[self._metadata.out_pages, layer, :, self._metadata.out_offsets] = new_kv
         queries = states[:, :heads]
@@ -86,41 +88,54 @@ class TorchAttention:
                 end=end,
                 pages=table[row, : -(-seq_len // self._page_size)],
                 seq_len=seq_len,
-                mask=_causal_mask(extend_len, seq_len) if seq_len > extend_len else None,
+                masks={window: _mask(extend_len, seq_len, window) for window in self._windows},
             )
             for row, (end, (extend_len, seq_len)) in enumerate(zip(ends, lens, strict=True))
         )
 
+    def _turns(self, angles: Tensor) -> Tensor:
+        return angles.to(self._kv.dtype).transpose(0, 1)[:, :, None]
+
     @staticmethod
-    def _rotate(states: Tensor, metadata: Metadata) -> None:
-        """Rotate `[num_tokens, num_heads, head_dim]` in place."""
-        first, second = states.chunk(2, dim=-1)
-        rotated = second * metadata.cos + first * metadata.sin
-        first.copy_(first * metadata.cos - second * metadata.sin)
+    def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Rotate the first dimensions of `[num_tokens, num_heads, head_dim]` in place."""
+        first, second = states[..., : 2 * cos.shape[-1]].chunk(2, dim=-1)
+        rotated = second * cos + first * sin
+        first.copy_(first * cos - second * sin)
         second.copy_(rotated)
 
     def _extend(self, queries: Tensor, span: Span, layer: int) -> Tensor:
         """Return `[num_new_tokens, num_heads, head_dim]` of one request."""
-        keys, values = self._kv[span.pages, layer].transpose(0, 1).flatten(1, 2)[:, : span.seq_len]
-        return F.scaled_dot_product_attention(
-            queries[span.start : span.end].transpose(0, 1)[None],
-            keys.transpose(0, 1)[None],
-            values.transpose(0, 1)[None],
-            attn_mask=span.mask,
-            is_causal=span.mask is None,
-            enable_gqa=True,
-        )[0].transpose(0, 1)
+        pages = self._kv[span.pages, layer]  # [num_pages, 2, page_size, num_kv_heads, head_dim]
+        keys, values = pages.permute(1, 3, 0, 2, 4).flatten(2, 3)[:, None, :, : span.seq_len]
+        mine = queries[span.start : span.end].transpose(0, 1)[None]
+        return self._weigh(mine, keys, values, span.masks[self._config.window(layer)])[0].transpose(0, 1)
 
     def _decode(self, queries: Tensor, metadata: Metadata, layer: int) -> Tensor:
         """Return `[batch_size, num_heads, 1, head_dim]`. Shorter requests are padded to the longest."""
         pages = self._kv[metadata.page_table, layer]  # [batch_size, max_pages, 2, page_size, num_kv_heads, head_dim]
         keys, values = pages.permute(2, 0, 4, 1, 3, 5).flatten(3, 4)
-        unused = ~metadata.mask.transpose(2, 3)  # their weight is 0, but 0 * garbage may be NaN
+        unused = ~metadata.in_use[:, None, :, None]  # their weight is 0, but 0 * garbage may be NaN
         keys, values = keys.masked_fill(unused, 0), values.masked_fill(unused, 0)
-        return F.scaled_dot_product_attention(
-            queries[:, :, None], keys, values, attn_mask=metadata.mask, enable_gqa=True
-        )
+        mask = metadata.masks[self._config.window(layer)]
+        return self._weigh(queries[:, :, None], keys, values, mask[:, None, None])
+
+    def _weigh(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Attend `[batch_size, num_heads, num_queries, head_dim]` to `[batch_size, num_kv_heads, num_keys, ...]`."""
+        scale, softcap = self._config.score_scale, self._config.attention_softcap
+        if not softcap:
+            return F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+            )
+        group = self._num_heads // self._num_kv_heads
+        keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+        scores = softcap * torch.tanh(queries @ keys.transpose(2, 3) * (scale / softcap))
+        seen = torch.ones(scores.shape[2:], dtype=torch.bool).tril() if mask is None else mask
+        return scores.masked_fill(~seen, -torch.inf).softmax(dim=-1, dtype=torch.float32).to(values.dtype) @ values
 
 
-def _causal_mask(extend_len: int, seq_len: int) -> Tensor:
-    return torch.ones(extend_len, seq_len, dtype=torch.bool).tril(diagonal=seq_len - extend_len)
+def _mask(extend_len: int, seq_len: int, window: int) -> Tensor | None:
+    if seq_len == extend_len and (window == 0 or window >= seq_len):
+        return None
+    seen = torch.ones(extend_len, seq_len, dtype=torch.bool).tril(diagonal=seq_len - extend_len)
+    return seen.triu(diagonal=seq_len - extend_len + 1 - window) if window else seen

@@ -1,58 +1,122 @@
 """Reads Hugging Face's `config.json` and `generation_config.json`, as far as they mean the same for every family.
 
-Rule: a feature that the model code does not compute is refused by name; nothing is silently ignored.
+Rule: a feature that the model code does not compute is refused by name, and keys that nobody knows are logged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
 
 from diptych.common.errors import ConfigError
-from diptych.engine.loader.config import ModelConfig
-from diptych.engine.loader.rope_scaling import read_rope
+from diptych.engine.loader.config import ModelConfig, Rope
+from diptych.engine.loader.rope_scaling import Parameters, read_rope, stretched_len
+
+logger = logging.getLogger(__name__)
+
+# of training, of other programs, and of generation defaults that requests state themselves
+HARMLESS: Final = frozenset(
+    """_attn_implementation _name_or_path architectures attention_dropout attn_implementation auto_map
+    cache_implementation chunk_size_feed_forward classifier_dropout dtype embd_pdrop id2label initializer_range
+    is_decoder is_encoder_decoder label2id max_length model_type output_attentions output_hidden_states
+    output_router_logits pad_token_id pretraining_tp problem_type resid_pdrop return_dict router_aux_loss_coef
+    router_jitter_noise tokenizer_class torch_dtype transformers_version unsloth_fixed use_cache""".split()  # noqa: SIM905
+)
 
 
-@dataclass(frozen=True, slots=True)
-class HfConfig:
-    """The two files of a folder, and the name it is served under."""
+class HfConfig(Mapping[str, Any]):
+    """`config.json` as a mapping that remembers what was asked of it; a value of null is as good as none."""
 
-    values: Mapping[str, Any]
-    generation: Mapping[str, Any]
-    model_id: str
+    def __init__(self, values: Mapping[str, Any], generation: Mapping[str, Any], model_id: str) -> None:
+        self._values = values
+        self._generation = generation
+        self._asked: set[str] = set()
+        self.model_id = model_id
+
+    def __getitem__(self, key: str) -> Any:
+        self._asked.add(key)
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
     def refuse_unless(self, supported: Mapping[str, Collection[Any]]) -> None:
-        """Raise `ConfigError` for a key that has a value other than those `supported`; a key may be absent."""
+        """Raise `ConfigError` for a key that has a value other than those `supported`, null or nothing."""
         for key, values in supported.items():
-            if self.values.get(key) is not None and self.values[key] not in values:
-                raise ConfigError(f"{self.model_id}: {key}={self.values[key]!r} in config.json is not supported")
+            value = self.get(key)
+            if value is not None and value not in values:
+                raise ConfigError(f"{self.model_id}: {key}={value!r} in config.json is not supported")
 
-    def shared(self, architecture: str) -> ModelConfig:
-        """Return what the common keys say; the rest is as in Llama."""
-        config = self.values
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
-        num_heads = config["num_attention_heads"]
-        head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+    def ignore(self, *keys: str) -> None:
+        """Say that `keys` have no meaning in this family."""
+        self._asked.update(keys)
+
+    def log_unknown(self) -> None:
+        """Name what nobody has asked for."""
+        unknown = sorted(set(self._values) - self._asked - HARMLESS)
+        if unknown:
+            logger.warning("%s: config.json has keys that are not known and ignored: %s", self.model_id, unknown)
+
+    def shared(self, architecture: str, *, theta: float = 10_000.0, tied: bool = False) -> ModelConfig:
+        """Return what the common keys say; the rest is as in Llama. `theta` and `tied`: the family's defaults."""
+        num_heads = self["num_attention_heads"]
+        head_dim = self.get("head_dim") or self["hidden_size"] // num_heads
         return ModelConfig(
             model_id=self.model_id,
             architecture=architecture,
-            vocab_size=config["vocab_size"],
-            hidden_size=config["hidden_size"],
-            num_layers=config["num_hidden_layers"],
+            vocab_size=self["vocab_size"],
+            hidden_size=self["hidden_size"],
+            num_layers=self["num_hidden_layers"],
             num_heads=num_heads,
-            num_kv_heads=config.get("num_key_value_heads") or num_heads,
+            num_kv_heads=self.get("num_key_value_heads") or num_heads,
             head_dim=head_dim,
-            ffn_size=config["intermediate_size"],
-            rms_norm_eps=config["rms_norm_eps"],
-            rope=read_rope(rope, theta=theta, dim=head_dim, model_id=self.model_id),
-            context_len=config["max_position_embeddings"],
-            tie_embeddings=config.get("tie_word_embeddings", False),
-            bos_id=config.get("bos_token_id"),
+            ffn_size=self["intermediate_size"],
+            rms_norm_eps=self["rms_norm_eps"],
+            rope=self.rope(self.rope_parameters, head_dim, theta),
+            context_len=stretched_len(self.rope_parameters, self["max_position_embeddings"]),
+            tie_embeddings=self.get("tie_word_embeddings", tied),
+            bos_id=self.get("bos_token_id"),
             eos_ids=self._eos_ids(),
         )
 
+    @property
+    def rope_parameters(self) -> Parameters:
+        """As all layers have them, or those without a window."""
+        parameters = self.get("rope_parameters") or self.get("rope_scaling") or {}
+        full: Parameters = parameters.get("full_attention", parameters)
+        return full
+
+    def rope(self, parameters: Parameters, head_dim: int, theta: float) -> Rope:
+        """Return a kind of layers' rotary embedding; `theta` is the default."""
+        part = parameters.get("partial_rotary_factor") or self.get("partial_rotary_factor") or 1.0
+        return read_rope(
+            parameters,
+            theta=float(parameters.get("rope_theta") or self.get("rope_theta") or theta),
+            dim=int(head_dim * part),
+            context_len=self["max_position_embeddings"],
+            model_id=self.model_id,
+        )
+
+    def windows(self, window: int | None, default: Collection[int]) -> tuple[int, ...]:
+        """Return what `layer_types` says, else: the layers in `default` have the window."""
+        types = self.get("layer_types")
+        if types is None:
+            types = [LAYER_TYPES[layer in default] for layer in range(self["num_hidden_layers"])]
+        other = set(types) - set(LAYER_TYPES)
+        if other:
+            raise ConfigError(f"{self.model_id}: layer_types {', '.join(sorted(other))} are not supported")
+        if window is None and LAYER_TYPES[1] in types:
+            raise ConfigError(f"{self.model_id}: layer_types has {LAYER_TYPES[1]}, but there is no sliding_window")
+        windows = tuple(window if each == LAYER_TYPES[1] and window else 0 for each in types)
+        return windows if any(windows) else ()
+
     def _eos_ids(self) -> tuple[int, ...]:
-        ids = self.generation.get("eos_token_id", self.values.get("eos_token_id"))
+        ids = self._generation.get("eos_token_id", self.get("eos_token_id"))
         return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+LAYER_TYPES: Final = ("full_attention", "sliding_attention")

@@ -1,39 +1,115 @@
 """Reads the ways that published models stretch their rotary embedding over longer texts.
 
-All are written as a divisor of each frequency and a scale of the result, as `Rope` holds them.
+All are written as a divisor of each frequency and a scale of the result, as `Rope` holds them. They are the same for
+every text: a key that is cached, or sent to another worker, was rotated once and for all.
 Formulas: transformers' `modeling_rope_utils.py`, which names the papers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from diptych.common.errors import ConfigError
 from diptych.engine.loader.config import Rope
 
-
-def read_rope(rope: Mapping[str, Any], *, theta: float, dim: int, model_id: str) -> Rope:
-    """Read `rope_parameters` or `rope_scaling` of a `config.json`."""
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return Rope(theta, dim)
-    if kind == "linear":
-        return Rope(theta, dim, (float(rope["factor"]),) * (dim // 2))
-    if kind == "llama3":
-        return Rope(theta, dim, tuple(_llama3_divisor(rope, theta ** (2 * i / dim)) for i in range(dim // 2)))
-    raise ConfigError(f"{model_id}: rope scaling {kind!r} is not supported; default, linear and llama3 are")
+Parameters = Mapping[str, Any]  # `rope_parameters` or `rope_scaling` of a `config.json`
+COMMON_KEYS: Final = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"})
 
 
-def _llama3_divisor(rope: Mapping[str, Any], period: float) -> float:
+def read_rope(parameters: Parameters, *, theta: float, dim: int, context_len: int, model_id: str) -> Rope:
+    """Return the embedding of `dim` dimensions; `context_len` is the model's `max_position_embeddings`."""
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind not in KINDS:
+        raise ConfigError(f"{model_id}: rope scaling {kind!r} is not supported; {', '.join(KINDS)} are")
+    read, keys = KINDS[kind]
+    unknown = [key for key, value in parameters.items() if key not in COMMON_KEYS | keys and value is not None]
+    if unknown:
+        raise ConfigError(f"{model_id}: {', '.join(unknown)} of rope scaling {kind!r} is not supported")
+    return read({"original_max_position_embeddings": context_len, **parameters}, theta, dim, context_len)
+
+
+def stretched_len(parameters: Parameters, context_len: int) -> int:
+    """Return how long texts may be: with YaRN, `max_position_embeddings` may be the length before stretching."""
+    if (parameters.get("rope_type") or parameters.get("type")) != "yarn":
+        return context_len
+    original = parameters.get("original_max_position_embeddings") or context_len
+    return max(context_len, int(original * parameters["factor"]))
+
+
+def _plain(parameters: Parameters, theta: float, dim: int, context_len: int) -> Rope:
+    return Rope(theta, dim)
+
+
+def _linear(parameters: Parameters, theta: float, dim: int, context_len: int) -> Rope:
+    return Rope(theta, dim, (float(parameters["factor"]),) * (dim // 2))
+
+
+def _llama3(parameters: Parameters, theta: float, dim: int, context_len: int) -> Rope:
+    return Rope(theta, dim, tuple(_llama3_divisor(parameters, theta ** (2 * i / dim)) for i in range(dim // 2)))
+
+
+def _llama3_divisor(parameters: Parameters, period: float) -> float:
     """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
-    wavelength = 2 * math.pi * period
-    turns = rope["original_max_position_embeddings"] / wavelength
-    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], float(rope["factor"])
+    turns = parameters["original_max_position_embeddings"] / (2 * math.pi * period)
+    low, high, factor = parameters["low_freq_factor"], parameters["high_freq_factor"], float(parameters["factor"])
     if turns < low:
         return factor
     if turns > high:
         return 1.0
     smooth = (turns - low) / (high - low)
     return float(1 / ((1 - smooth) / factor + smooth))
+
+
+def _yarn(parameters: Parameters, theta: float, dim: int, context_len: int) -> Rope:
+    """YaRN: as `_llama3`, but the ramp between is over the dimensions, and scores grow."""
+    factor, original = float(parameters["factor"]), parameters["original_max_position_embeddings"]
+
+    def dimension(turns: float) -> float:
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(parameters.get("beta_fast") or 32), dimension(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    width = high - low or 0.001
+    ramp = [min(max((i - low) / width, 0.0), 1.0) for i in range(dim // 2)]
+    return Rope(theta, dim, tuple(1 / (each / factor + 1 - each) for each in ramp), _yarn_scale(parameters, factor))
+
+
+def _yarn_scale(parameters: Parameters, factor: float) -> float:
+    if parameters.get("attention_factor") is not None:
+        return float(parameters["attention_factor"])
+
+    def growth(mscale: float) -> float:
+        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    mscale, all_dims = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    return growth(mscale) / growth(all_dims) if mscale and all_dims else growth(1.0)
+
+
+def _longrope(parameters: Parameters, theta: float, dim: int, context_len: int) -> Rope:
+    """LongRoPE: a list of divisors for models served beyond their original length, and one for others.
+
+    transformers changes lists when a text grows beyond the original length, and leaves cached keys as they are.
+    """
+    original = parameters["original_max_position_embeddings"]
+    divisors = parameters["long_factor" if context_len > original else "short_factor"]
+    scale, factor = parameters.get("attention_factor"), parameters.get("factor") or context_len / original
+    if scale is None:
+        scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return Rope(theta, dim, tuple(map(float, divisors)), float(scale))
+
+
+Reader = Callable[[Parameters, float, int, int], Rope]
+ORIGINAL: Final = "original_max_position_embeddings"
+YARN_KEYS: Final = {"factor", ORIGINAL, "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"}
+KINDS: Final[Mapping[str, tuple[Reader, set[str]]]] = {
+    "default": (_plain, set()),
+    "linear": (_linear, {"factor"}),
+    "dynamic": (_plain, {"factor", ORIGINAL}),  # changes nothing up to `max_position_embeddings`, the longest we serve
+    "llama3": (_llama3, {"factor", ORIGINAL, "low_freq_factor", "high_freq_factor"}),
+    "yarn": (_yarn, YARN_KEYS | {"truncate"}),
+    "longrope": (_longrope, {"factor", ORIGINAL, "short_factor", "long_factor", "attention_factor"}),
+}

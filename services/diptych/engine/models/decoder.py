@@ -12,6 +12,7 @@ from diptych.engine.loader.config import ModelConfig
 from diptych.engine.models.layers.attention import AttentionBlock
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.mlp import FeedForward, Mlp
+from diptych.engine.models.layers.moe import MoeBlock
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.weights import Weights
 
@@ -37,6 +38,8 @@ class Decoder:
         self._ops = ops
         self._embed = weights.matrix("embed")
         self._lm_head = self._embed if config.tie_embeddings else weights.matrix("lm_head")
+        scale = config.embedding_scale
+        self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
         self._input_norm = weights.norm("0.input_norm")
         self._layers = [_layer(config, weights, ops, index) for index in range(config.num_layers)]
 
@@ -59,7 +62,7 @@ class Decoder:
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
         x = self._embed.rows(input_ids)
-        return x if self._config.embedding_scale == 1 else x.mul_(self._config.embedding_scale)
+        return x if self._embedding_scale is None else x.mul_(self._embedding_scale)
 
     def _finish(self, layer: Layer, x: Tensor, buffers: Buffers) -> None:
         """From what attention found to the next layer's normed input; `x` is the residual stream."""
@@ -87,7 +90,7 @@ def _layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Layer
         attention=AttentionBlock.build(config, weights, ops, index),
         attention_post_norm=weights.norm(f"{index}.attention_post_norm") if config.post_norms else None,
         ffn_norm=weights.norm(f"{index}.ffn_norm"),
-        ffn=Mlp.build(config, weights, ops, index),
+        ffn=(MoeBlock if config.is_moe(index) else Mlp).build(config, weights, ops, index),
         ffn_post_norm=weights.norm(f"{index}.ffn_post_norm") if config.post_norms else None,
         next_norm=weights.norm("norm" if is_last else f"{index + 1}.input_norm"),
     )

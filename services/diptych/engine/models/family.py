@@ -18,6 +18,6 @@ from diptych.engine.models.placement import Placed
 class Family:
     """One file of `families`."""
 
-    architectures: tuple[str, ...]  # as in `config.json`
+    architecture: str  # as in `config.json`
     read: Callable[[HfConfig], ModelConfig]
     placement: Callable[[ModelConfig], Iterator[Placed]]  # every tensor of a complete checkpoint

@@ -7,7 +7,7 @@ several pieces all the same, because tensor-parallel ranks take a part of each.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,6 +77,32 @@ def feed_forward(
     yield whole(f"{prefix}{down}.weight", f"{target}down", (hidden_size, ffn_size), Split.COLUMNS)
 
 
+def dense(config: ModelConfig, layer: int) -> Iterator[Placed]:
+    """Yield a layer's one feed-forward network as most families name it."""
+    yield from feed_forward(f"model.layers.{layer}.", f"{layer}.", config.hidden_size, config.ffn_size)
+
+
+def experts(config: ModelConfig, layer: int, block: str, names: tuple[str, str, str]) -> Iterator[Placed]:
+    """Yield a layer's router and experts; `names` are those of an expert's gate, up and down."""
+    assert config.moe is not None
+    prefix, num_experts = f"model.layers.{layer}.{block}.", config.moe.num_experts
+    yield whole(f"{prefix}gate.weight", f"{layer}.router", (num_experts, config.hidden_size))
+    for i in range(num_experts):
+        place = f"{layer}.experts.{i}."
+        yield from feed_forward(f"{prefix}experts.{i}.", place, config.hidden_size, config.moe.ffn_size, names)
+
+
+def fuse(name: str, target: str, placed: Iterable[Placed]) -> Iterator[Placed]:
+    """Yield `placed`, but all that goes to `target` of its layer as one tensor of the checkpoint."""
+    fused: list[Piece] = []
+    for each, pieces in placed:
+        if pieces[0].target.endswith(f".{target}"):
+            fused.extend(pieces)
+        else:
+            yield each, pieces
+    yield f"{name}.weight", tuple(fused)
+
+
 def norms(config: ModelConfig, layer: int) -> Iterator[Placed]:
     """Yield the norms before attention and before the feed-forward network."""
     for name, target in (("input_layernorm", "input_norm"), ("post_attention_layernorm", "ffn_norm")):
@@ -89,4 +115,4 @@ def llama(config: ModelConfig) -> Iterator[Placed]:
     for layer in range(config.num_layers):
         yield from norms(config, layer)
         yield from attention(config, layer)
-        yield from feed_forward(f"model.layers.{layer}.", f"{layer}.", config.hidden_size, config.ffn_size)
+        yield from dense(config, layer)

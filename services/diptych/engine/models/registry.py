@@ -8,29 +8,51 @@ from typing import Any, Final
 from diptych.common.errors import ConfigError
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.hf_config import HfConfig
+from diptych.engine.models.families.gemma2 import GEMMA2
+from diptych.engine.models.families.gemma3 import GEMMA3
 from diptych.engine.models.families.llama import LLAMA
+from diptych.engine.models.families.mistral import MISTRAL
+from diptych.engine.models.families.mixtral import MIXTRAL
+from diptych.engine.models.families.phi3 import PHI3
+from diptych.engine.models.families.qwen2 import QWEN2
+from diptych.engine.models.families.qwen3 import QWEN3
+from diptych.engine.models.families.qwen3_moe import QWEN3_MOE
 from diptych.engine.models.family import Family
 
-FAMILIES: Final[dict[str, Family]] = {"llama": LLAMA}  # by the name in GGUF files, and in Hugging Face's model_type
+FAMILIES: Final[dict[str, Family]] = {
+    "gemma2": GEMMA2,
+    "gemma3": GEMMA3,
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "mixtral": MIXTRAL,
+    "phi3": PHI3,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "qwen3_moe": QWEN3_MOE,
+}
 
 
 def from_hf(values: Mapping[str, Any], generation: Mapping[str, Any], model_id: str) -> ModelConfig:
     """Read a `config.json` and a `generation_config.json`. Raises `ConfigError` for what is not supported."""
     hf = HfConfig(values, generation, model_id)
-    hf.refuse_unless({"quantization_config": ()})
     family = _family(hf)
+    hf.refuse_unless({"quantization_config": ()})
     try:
         config = family.read(hf)
     except KeyError as error:
         raise ConfigError(f"{model_id}: config.json has no {error}") from None
     config.validate()
+    hf.log_unknown()
     return config
 
 
 def _family(hf: HfConfig) -> Family:
-    names = hf.values.get("architectures") or [hf.values.get("model_type")]
-    for family_name, family in FAMILIES.items():
-        if family_name in names or any(name in family.architectures for name in names):
+    names = hf.get("architectures") or ()
+    for family in FAMILIES.values():
+        if family.architecture in names:
             return family
-    known = ", ".join(name for family in FAMILIES.values() for name in family.architectures)
-    raise ConfigError(f"{hf.model_id}: architecture {', '.join(map(str, names))} is not supported; {known} are")
+    if not names and hf.get("model_type") in FAMILIES:
+        return FAMILIES[hf["model_type"]]
+    given = ", ".join(names) or f"of model_type {hf.get('model_type')}"
+    known = ", ".join(family.architecture for family in FAMILIES.values())
+    raise ConfigError(f"{hf.model_id}: architecture {given} is not supported; {known} are")

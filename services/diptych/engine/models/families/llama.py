@@ -1,4 +1,4 @@
-"""Llama 2, 3 and what is built alike: RMSNorm, rotary grouped-query attention, SwiGLU."""
+"""Llama 2 and 3, and what is built alike."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ def _read(hf: HfConfig) -> ModelConfig:
     return hf.shared("llama")
 
 
-LLAMA = Family(("LlamaForCausalLM",), _read, placement.llama)
+LLAMA = Family("LlamaForCausalLM", _read, placement.llama)
