@@ -1,0 +1,20 @@
+"""Reads the JSON files of a model's folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from diptych.common.errors import ConfigError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file. Raises `ConfigError` that names a missing or malformed file."""
+    try:
+        value: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is missing") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+    return value
