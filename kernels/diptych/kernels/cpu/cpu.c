@@ -5,6 +5,7 @@
 #include "elementwise.h"
 #include "linear.h"
 #include "paged_attention.h"
+#include "quantized_linear.h"
 #include "threads.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -21,6 +22,21 @@ EXPORT void diptych_pack(const float *w, int64_t num_rows, int64_t num_columns, 
 EXPORT void diptych_linear(const float *x, int64_t num_tokens, int64_t num_columns, const float *packed,
                            int64_t num_rows, float *y) {
     linear(x, num_tokens, num_columns, packed, num_rows, y);
+}
+
+EXPORT int64_t diptych_panel_bytes(const struct quantized *w) { return panel_bytes(w); }
+
+EXPORT void diptych_pack_quantized(const struct quantized *w, const void *codes, const void *scales, const void *mins) {
+    pack_quantized(w, codes, scales, mins);
+}
+
+EXPORT void diptych_quantized_linear(const struct quantized *w, const float *x, int64_t num_tokens, float *y,
+                                     int64_t y_stride) {
+    quantized_linear(w, x, num_tokens, y, y_stride);
+}
+
+EXPORT void diptych_quantized_rows(const struct quantized *w, const int64_t *ids, int64_t num_ids, float *out) {
+    quantized_rows(w, ids, num_ids, out);
 }
 
 /* x += delta, unless delta is NULL; out = norm(x) * weight */

@@ -1,0 +1,111 @@
+"""A weight in a few bits, row by row: what loaders hand over and kernels lay out. numpy only.
+
+A weight is `code * scale + min`. Scales belong to `group` consecutive columns of one row. Codes are signed, or unsigned
+where there are mins. Rule: nothing is rounded on the way from a file to here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Code = Literal["int4", "int8", "fp8", "float16", "bfloat16"]  # fp8: e4m3
+CODE_DTYPES: Final[dict[Code, type]] = {
+    "int4": np.int8,
+    "int8": np.int8,
+    "fp8": np.uint8,
+    "float16": np.float16,
+    "bfloat16": np.uint16,
+}
+NIBBLES: Final = 8  # four-bit codes are packed by so many columns
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedArray:
+    """A weight `[num_rows, num_columns]`. Two-byte codes have no scales."""
+
+    code: Code
+    codes: Array  # [num_rows, num_columns], one entry a weight; uint8 where there are mins
+    scales: Array | None = None  # [num_rows, num_groups], float16 or float32
+    mins: Array | None = None  # like scales
+    group: int = 0  # columns a scale; 0: all
+
+    def __post_init__(self) -> None:
+        assert self.codes.ndim == 2, self.codes.shape
+        assert self.codes.dtype == (CODE_DTYPES[self.code] if self.mins is None else np.uint8), self.codes.dtype
+        for factors in (self.scales, self.mins):
+            assert factors is None or factors.shape == (len(self.codes), self.num_groups), factors.shape
+        if self.code == "int4":
+            assert self.group % NIBBLES == 0, self.group
+            assert self.codes.shape[1] % NIBBLES == 0, self.codes.shape
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape
+
+    @property
+    def num_groups(self) -> int:
+        return -(-self.codes.shape[1] // self.group) if self.group else 1
+
+    @property
+    def nbytes(self) -> int:
+        """Of the packed form."""
+        bits = {"int4": 4, "int8": 8, "fp8": 8, "float16": 16, "bfloat16": 16}[self.code]
+        return self.codes.size * bits // 8 + sum(each.nbytes for each in (self.scales, self.mins) if each is not None)
+
+    @property
+    def format(self) -> tuple[Any, ...]:
+        """Arrays of equal format and width can be stacked."""
+        scale_dtype = None if self.scales is None else self.scales.dtype
+        return self.code, self.group, scale_dtype, self.mins is None, self.codes.shape[1]
+
+    def rows(self, index: Any) -> QuantizedArray:
+        """Return some rows, in the order of `index` (a slice or row numbers)."""
+        scales = None if self.scales is None else self.scales[index]
+        mins = None if self.mins is None else self.mins[index]
+        return QuantizedArray(self.code, self.codes[index], scales, mins, self.group)
+
+    def dequantize(self) -> npt.NDArray[np.float32]:
+        """Return the weights: the reference of every kernel."""
+        values = _values(self.code, self.codes)
+        if self.scales is None:
+            return values
+        return values * self._spread(self.scales) + (0 if self.mins is None else self._spread(self.mins))
+
+    def _spread(self, factors: Array) -> Array:
+        width = self.codes.shape[1]
+        return np.repeat(factors.astype(np.float32), self.group or width, axis=1)[:, :width]
+
+
+def stack(arrays: Sequence[QuantizedArray]) -> QuantizedArray:
+    """Put arrays of equal format on top of each other."""
+    first = arrays[0]
+    assert all(each.format == first.format for each in arrays), [each.format for each in arrays]
+    scales = None if first.scales is None else np.concatenate([each.scales for each in arrays if each.scales is not None])
+    mins = None if first.mins is None else np.concatenate([each.mins for each in arrays if each.mins is not None])
+    return QuantizedArray(first.code, np.concatenate([each.codes for each in arrays]), scales, mins, first.group)
+
+
+def _values(code: Code, codes: Array) -> npt.NDArray[np.float32]:
+    if code == "fp8":
+        return FP8_VALUES[codes]
+    if code == "bfloat16":
+        return (codes.astype(np.uint32) << 16).view(np.float32)
+    return codes.astype(np.float32)
+
+
+def _fp8_values() -> npt.NDArray[np.float32]:
+    """e4m3: the value of each byte (Micikevicius et al., 2022). Bias 7; no infinity; 0x7F and 0xFF are NaN."""
+    byte = np.arange(256)
+    exponent, mantissa = byte >> 3 & 15, byte & 7
+    magnitude = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8 + mantissa, exponent - 10))
+    magnitude = np.where(byte & 127 == 127, np.nan, magnitude)
+    return np.where(byte < 128, magnitude, -magnitude).astype(np.float32)
+
+
+FP8_VALUES: Final = _fp8_values()
