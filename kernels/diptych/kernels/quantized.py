@@ -86,9 +86,14 @@ def stack(arrays: Sequence[QuantizedArray]) -> QuantizedArray:
     """Put arrays of equal format on top of each other."""
     first = arrays[0]
     assert all(each.format == first.format for each in arrays), [each.format for each in arrays]
-    scales = None if first.scales is None else np.concatenate([each.scales for each in arrays if each.scales is not None])
-    mins = None if first.mins is None else np.concatenate([each.mins for each in arrays if each.mins is not None])
-    return QuantizedArray(first.code, np.concatenate([each.codes for each in arrays]), scales, mins, first.group)
+    codes = np.concatenate([each.codes for each in arrays])
+    scales, mins = _concatenated([each.scales for each in arrays]), _concatenated([each.mins for each in arrays])
+    return QuantizedArray(first.code, codes, scales, mins, first.group)
+
+
+def _concatenated(factors: Sequence[Array | None]) -> Array | None:
+    present = [each for each in factors if each is not None]
+    return np.concatenate(present) if present else None
 
 
 def _values(code: Code, codes: Array) -> npt.NDArray[np.float32]:

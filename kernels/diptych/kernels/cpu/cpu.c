@@ -26,8 +26,11 @@ EXPORT void diptych_linear(const float *x, int64_t num_tokens, int64_t num_colum
 
 EXPORT int64_t diptych_panel_bytes(const struct quantized *w) { return panel_bytes(w); }
 
-EXPORT void diptych_pack_quantized(const struct quantized *w, const void *codes, const void *scales, const void *mins) {
+/* Returns 0, or -1 when there are no kernels for this kind of codes and scales. */
+EXPORT int diptych_pack_quantized(const struct quantized *w, const void *codes, const void *scales, const void *mins) {
+    if (!kernel_of(w)) return -1;
     pack_quantized(w, codes, scales, mins);
+    return 0;
 }
 
 EXPORT void diptych_quantized_linear(const struct quantized *w, const float *x, int64_t num_tokens, float *y,

@@ -18,7 +18,7 @@ SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     "pack": (None, [c_void_p, c_int64, c_int64, c_void_p]),
     "linear": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]),
     "panel_bytes": (c_int64, [c_void_p]),
-    "pack_quantized": (None, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "pack_quantized": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "quantized_linear": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64]),
     "quantized_rows": (None, [c_void_p, c_void_p, c_int64, c_void_p]),
     "add_rms_norm": (None, [c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p]),

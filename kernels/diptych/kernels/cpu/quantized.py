@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
 from typing import Final
 
@@ -44,7 +45,9 @@ class QuantizedMatrix:
         self._packed = torch.empty(-(-nbytes // 4))
         self._weight.packed = address(self._packed)
         arrays = [np.ascontiguousarray(each) for each in (weight.codes, *_factors(weight))]
-        self._library.diptych_pack_quantized(ctypes.byref(self._weight), *(each.ctypes.data for each in arrays))
+        addresses = [each.ctypes.data for each in arrays]
+        failed = self._library.diptych_pack_quantized(ctypes.byref(self._weight), *addresses)
+        assert not failed, weight.format
 
     @property
     def nbytes(self) -> int:
@@ -55,8 +58,12 @@ class QuantizedMatrix:
         num_tokens, num_columns = x.shape
         assert num_columns == self.num_columns, (x.shape, self.num_columns)
         assert out.shape == (num_tokens, self.num_rows), (out.shape, self.num_rows)
+        self.multiply_into(x, address(out), self.num_rows)
+
+    def multiply_into(self, x: Tensor, out: int, stride: int) -> None:
+        """`multiply` to rows that begin at the address `out`, `stride` floats apart."""
         weight = ctypes.byref(self._weight)
-        self._library.diptych_quantized_linear(weight, address(x), num_tokens, address(out), self.num_rows)
+        self._library.diptych_quantized_linear(weight, address(x), len(x), out, stride)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return `weight[ids]`, dequantised."""
@@ -64,6 +71,32 @@ class QuantizedMatrix:
         assert ids.dtype == torch.int64, ids.dtype
         weight = ctypes.byref(self._weight)
         self._library.diptych_quantized_rows(weight, ids.data_ptr(), len(ids), address(out))
+        return out
+
+
+class StackedMatrix:
+    """Matrices of different formats on top of each other: a product is one call each."""
+
+    def __init__(self, parts: Sequence[QuantizedMatrix]) -> None:
+        self._parts = parts
+        self.num_rows, self.num_columns = sum(part.num_rows for part in parts), parts[0].num_columns
+
+    def multiply(self, x: Tensor, out: Tensor) -> None:
+        """`out = x @ weight.T`: `[num_tokens, num_columns]` -> `[num_tokens, num_rows]`."""
+        assert x.shape[1] == self.num_columns, (x.shape, self.num_columns)
+        assert out.shape == (len(x), self.num_rows), (out.shape, self.num_rows)
+        at = address(out)
+        for part in self._parts:
+            part.multiply_into(x, at, self.num_rows)
+            at += part.num_rows * out.itemsize
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return `weight[ids]`, dequantised."""
+        out, first = torch.empty(len(ids), self.num_columns), 0
+        for part in self._parts:
+            inside = (ids >= first) & (ids < first + part.num_rows)
+            out[inside] = part.rows(ids[inside] - first)
+            first += part.num_rows
         return out
 
 
