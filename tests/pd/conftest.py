@@ -12,6 +12,7 @@ import xxhash
 from diptych.decode.core import DecodeCore
 from diptych.engine.events import (
     AbortRoom,
+    CompileGrammar,
     Effect,
     Emit,
     NoteArrived,
@@ -49,6 +50,7 @@ class Side:
         self.core = build(cache, limits, self.digest, PAGE * 8)
         self.runner = NullRunner(self.kv, VOCAB)
         self.outbox: deque[WritePages | SendNote] = deque()
+        self.compiling: deque[CompileGrammar] = deque()
         self.outputs: dict[int, list[Output]] = defaultdict(list)
 
     def digest(self, pages: Pages) -> int:
@@ -61,6 +63,8 @@ class Side:
     def _sort(self, effect: Effect) -> None:
         if isinstance(effect, Emit):
             self.outputs[effect.output.room].append(effect.output)
+        elif isinstance(effect, CompileGrammar):
+            self.compiling.append(effect)
         else:
             self.outbox.append(effect)
 

@@ -12,7 +12,7 @@ from typing import Final
 from diptych.decode.phases import Phase, Signal
 from diptych.decode.room import DecodeRoom
 from diptych.engine.admission import is_full, refuse
-from diptych.engine.batch import NO_TOKEN, ForwardBatch, StepResult
+from diptych.engine.batch import ForwardBatch, StepResult
 from diptych.engine.batch_builder import build_decode
 from diptych.engine.decode_batch import DecodeBatch
 from diptych.engine.events import (
@@ -20,6 +20,8 @@ from diptych.engine.events import (
     Effect,
     Emit,
     Event,
+    GrammarFailed,
+    GrammarReady,
     Load,
     NoteArrived,
     PeerDown,
@@ -28,14 +30,16 @@ from diptych.engine.events import (
     Start,
     WriteDone,
     WriterGone,
+    compile_grammar,
 )
 from diptych.engine.finish import Finish
+from diptych.engine.grammar.grammar import Matcher
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.output import Failure, FailureCode, Output
 from diptych.engine.page_hash import prompt_hash
 from diptych.engine.request import Request
-from diptych.engine.sampled import NO_TOKEN_FAILURE, Sampled, sampled
+from diptych.engine.sampled import Sampled, refuse_token, sampled
 from diptych.engine.stop import token_finish
 from diptych.engine.waiting_queue import new_waiting_queue
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
@@ -80,7 +84,11 @@ class DecodeCore:
             case WriterGone(peer):
                 for room in self._closing_with(peer):
                     self._writer_stopped(room)
-            case WriteDone() | AbortRoom():
+            case GrammarReady(room_id, matcher) if room_id in self._rooms:
+                self._take_matcher(self._rooms[room_id], matcher, now_s)
+            case GrammarFailed(room_id, message) if room_id in self._rooms:
+                self._fail(self._rooms[room_id], Failure(FailureCode.INVALID, message))
+            case WriteDone() | AbortRoom() | GrammarReady() | GrammarFailed():
                 pass  # decode writes no pages; an unknown room has ended
         self._grant_pages(now_s)
 
@@ -97,6 +105,13 @@ class DecodeCore:
         room = DecodeRoom(request, event.peer, arrival_s=now_s)
         self._rooms[request.room] = room
         self._waiting.add(request)
+        if not request.is_ready:  # pages are granted meanwhile: only the hand-off waits
+            self._effects.append(compile_grammar(request))
+
+    def _take_matcher(self, room: DecodeRoom, matcher: Matcher, now_s: float) -> None:
+        room.request.matcher = matcher
+        if room.early_hand_off is not None and room.phase is Phase.IMPORTING:
+            self._take_hand_off(room, room.early_hand_off, now_s)
 
     def _handle_note(self, peer: int, note: Note, now_s: float) -> None:
         room = self._rooms.get(note.room)
@@ -106,6 +121,8 @@ class DecodeCore:
         match note:
             case HandOff() if room.phase is Phase.RUNNING:
                 self._effects.append(SendNote(peer, Ack(note.room)))
+            case HandOff() if room.phase is Phase.IMPORTING and not room.request.is_ready:
+                room.early_hand_off = note
             case HandOff() if room.phase is Phase.IMPORTING:
                 self._take_hand_off(room, note, now_s)
             case Abort(_, code, message) if room.phase is not Phase.RUNNING:
@@ -195,6 +212,10 @@ class DecodeCore:
         request.computed_len = request.prompt_len
         request.append(note.first_token)
         self._batch.add(request)
+        failure = refuse_token(request, note.first_token)
+        if failure is not None:
+            self._drop(room, failure)
+            return
         finish = Finish(note.finish) if note.finish else self._finish_when_full(request)
         if finish is not None:
             self._end(room, Output(request.room, 1, finish=finish, stats=room.stats))
@@ -216,14 +237,17 @@ class DecodeCore:
     def _take_token(self, row: Sampled, now_s: float) -> None:
         request, token_id, logprobs = row
         room = self._rooms[request.room]
-        if token_id == NO_TOKEN:
-            self._drop(room, NO_TOKEN_FAILURE)
+        failure = refuse_token(request, token_id)
+        if failure is not None:
+            self._drop(room, failure)
             return
         index = request.num_output_tokens
         request.append(token_id)
         if index == 1:
             room.stats.join_s = now_s - room.handed_off_s
-        finish = token_finish(token_id, request.num_output_tokens, request.params, self._limits.eos_ids)
+        finish = request.grammar_finish or token_finish(
+            token_id, request.num_output_tokens, request.params, self._limits.eos_ids
+        )
         finish = finish or self._finish_when_full(request)
         if finish is None:
             self._effects.append(Emit(Output(request.room, index, (token_id,), logprobs=logprobs)))

@@ -21,6 +21,7 @@ class DecodeRoom:
     phase: Phase = Phase.PREALLOCATING
     granted: Pages = field(default_factory=lambda: NO_PAGES)  # that prefill writes, in order
     generations: tuple[int, ...] = ()  # of the granted pages
+    early_hand_off: HandOff | None = None  # it waits until the request's grammar is compiled
     granted_s: float = 0.0
     handed_off_s: float = 0.0
     asked_s: float | None = None  # CLOSING: when prefill was last asked to stop

@@ -7,17 +7,27 @@ A retracted request goes to the head of the queue and computes its KV again.
 from __future__ import annotations
 
 from diptych.engine.admission import is_full, refuse
-from diptych.engine.batch import NO_TOKEN, ForwardBatch, StepResult
+from diptych.engine.batch import ForwardBatch, StepResult
 from diptych.engine.batch_builder import build_decode, build_extend
 from diptych.engine.decode_batch import DecodeBatch
-from diptych.engine.events import AbortRoom, Effect, Emit, Event, Load, Start
+from diptych.engine.events import (
+    AbortRoom,
+    Effect,
+    Emit,
+    Event,
+    GrammarFailed,
+    GrammarReady,
+    Load,
+    Start,
+    compile_grammar,
+)
 from diptych.engine.extend_queue import Chunk, ExtendQueue
 from diptych.engine.finish import Finish
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.output import Failure, FailureCode, Output, Stats
 from diptych.engine.request import Request
-from diptych.engine.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, sampled, take_prompt_logprobs
+from diptych.engine.sampled import Sampled, collect_prompt_logprobs, refuse_token, sampled, take_prompt_logprobs
 from diptych.engine.stop import token_finish
 from diptych.engine.waiting_queue import new_waiting_queue
 
@@ -44,7 +54,12 @@ class AggregatedCore:
                 self._start(request)
             case AbortRoom(room, reason) if room in self._requests:
                 self._fail(self._requests[room], Failure(FailureCode.ABORTED, reason))
-            case AbortRoom():
+            case GrammarReady(room, matcher) if room in self._requests:
+                self._requests[room].matcher = matcher
+                self._queue.add(self._requests[room])
+            case GrammarFailed(room, message) if room in self._requests:
+                self._fail(self._requests[room], Failure(FailureCode.INVALID, message))
+            case AbortRoom() | GrammarReady() | GrammarFailed():
                 pass  # it has ended meanwhile
             case _:
                 raise AssertionError(f"an aggregated engine has no peers, yet {event} came")
@@ -87,7 +102,7 @@ class AggregatedCore:
 
     def load(self) -> Load:
         return Load(
-            num_waiting=len(self._queue),
+            num_waiting=len(self._requests) - len(self._batch),
             num_running=len(self._batch),
             free_pages=self._cache.num_available,
             total_pages=self._cache.pool.capacity,
@@ -120,16 +135,22 @@ class AggregatedCore:
             self._effects.append(Emit(Output(request.room, failure=failure)))
             return
         self._requests[request.room] = request
-        self._queue.add(request)
+        if request.is_ready:
+            self._queue.add(request)
+        else:
+            self._effects.append(compile_grammar(request))
 
     def _take_token(self, row: Sampled) -> None:
         request, token_id, logprobs = row
-        if token_id == NO_TOKEN:
-            self._fail(request, NO_TOKEN_FAILURE)
+        failure = refuse_token(request, token_id)
+        if failure is not None:
+            self._fail(request, failure)
             return
         index = request.num_output_tokens
         request.append(token_id)
-        finish = token_finish(token_id, request.num_output_tokens, request.params, self._limits.eos_ids)
+        finish = request.grammar_finish or token_finish(
+            token_id, request.num_output_tokens, request.params, self._limits.eos_ids
+        )
         if finish is None and is_full(request, self._max_tokens):
             finish = Finish.LENGTH
         stats = Stats(cached_tokens=request.cached_len) if finish else None
@@ -151,7 +172,7 @@ class AggregatedCore:
     def _fail(self, request: Request, failure: Failure) -> None:
         if any(running is request for running in self._batch):
             self._batch.remove(request)
-        else:
+        elif request.is_ready:
             self._queue.remove(request)
         if request.node is not None:
             self._cache.drop(request)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from diptych.engine.batch import ForwardBatch, StepResult
+from diptych.engine.grammar.grammar import Grammar, Matcher
 from diptych.engine.output import Output
 from diptych.engine.request import Request
 from diptych.kvtransfer.notes import HandOff, Note
@@ -69,7 +70,23 @@ class WriterGone:
     peer: int
 
 
-Event = Start | AbortRoom | NoteArrived | WriteDone | PeerUp | PeerDown | WriterGone
+@dataclass(frozen=True, slots=True)
+class GrammarReady:
+    """A request's grammar is compiled. The matcher stands behind the `CompileGrammar`'s `prior_tokens`."""
+
+    room: int
+    matcher: Matcher
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarFailed:
+    """A request's grammar can't be compiled, or does not allow the output that came before."""
+
+    room: int
+    message: str
+
+
+Event = Start | AbortRoom | NoteArrived | WriteDone | PeerUp | PeerDown | WriterGone | GrammarReady | GrammarFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +115,23 @@ class SendNote:
     note: Note
 
 
-Effect = Emit | WritePages | SendNote
+@dataclass(frozen=True, slots=True)
+class CompileGrammar:
+    """Compile a request's grammar. Answered by `GrammarReady` or `GrammarFailed`."""
+
+    room: int
+    grammar: Grammar
+    prior_tokens: tuple[int, ...]  # output of an earlier attempt
+
+
+def compile_grammar(request: Request) -> CompileGrammar:
+    """What makes `request` ready."""
+    assert request.params.grammar is not None
+    prior = request.tokens[request.prompt_len - request.num_prior_output_tokens : request.prompt_len]
+    return CompileGrammar(request.room, request.params.grammar, tuple(prior.tolist()))
+
+
+Effect = Emit | WritePages | SendNote | CompileGrammar
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A runner without a model: the next token is a hash of every KV entry of the request.
+"""A runner without a model: the next token is a hash of every KV entry of the request, among the tokens allowed.
 
 It reads and writes the KV pool at the places a model would, so a wrong slot, a missing page or a page of somebody
 else gives a wrong token. For tests and for measuring the scheduler alone.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from diptych.engine.batch import I64, U64, ForwardBatch, StepResult
+from diptych.engine.batch import I32, I64, NO_TOKEN, U64, ForwardBatch, StepResult
 
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
@@ -24,12 +24,20 @@ class NullRunner:
     def execute(self, batch: ForwardBatch) -> StepResult:
         self._slots[batch.out_slots] = entries(batch.input_ids, batch.positions)
         tokens = [self._next_token(batch.page_table[row], int(batch.seq_lens[row])) for row in batch.sample_rows]
+        if batch.sampling.token_mask is not None:
+            tokens = [_allowed(token, mask) for token, mask in zip(tokens, batch.sampling.token_mask, strict=True)]
         return StepResult(np.array(tokens, dtype=np.int64))
 
     def _next_token(self, pages: np.ndarray[tuple[int], np.dtype[np.int32]], seq_len: int) -> int:
         positions = np.arange(seq_len)
         slots = pages[positions // self._page_size].astype(np.int64) * self._page_size + positions % self._page_size
         return next_token(self._slots[slots], self._vocab_size)
+
+
+def _allowed(token: int, mask: I32) -> int:
+    """Return one of the tokens that a row of a token mask allows, or `NO_TOKEN`."""
+    ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+    return int(ids[token % len(ids)]) if len(ids) else NO_TOKEN
 
 
 def entries(token_ids: I64, positions: I64) -> U64:

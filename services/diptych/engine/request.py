@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from diptych.engine.batch import I64
+from diptych.engine.finish import Finish
+from diptych.engine.grammar.grammar import Matcher
 from diptych.engine.logprobs import PromptLogprobs
 from diptych.engine.radix import Node
 from diptych.engine.sampling_params import SamplingParams
@@ -43,6 +45,8 @@ class Request:
     samples_plainly: bool = True  # `params.is_plain`, which every step asks
     counts: TokenCounts | None = None  # None: the request has no penalties
     prompt_logprobs: PromptLogprobs | None = None  # None: not wanted
+    num_prior_output_tokens: int = 0  # of the prompt's tail: output of an earlier attempt
+    matcher: Matcher | None = None  # None: the request has no grammar, or it is being compiled
 
     @property
     def matchable_len(self) -> int:
@@ -52,6 +56,16 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.prompt_len
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its grammar, if it has one, is compiled."""
+        return self.matcher is not None or self.params.grammar is None
+
+    @property
+    def grammar_finish(self) -> Finish | None:
+        """How it ends if its grammar lets nothing follow."""
+        return Finish.STOP if self.matcher is not None and self.matcher.is_finished else None
 
     @property
     def extend_len(self) -> int:
@@ -94,6 +108,7 @@ def new_request(
         priority=priority,
         tenant=tenant,
         samples_plainly=params.is_plain,
+        num_prior_output_tokens=num_prior_output_tokens,
     )
     if params.has_penalties:
         request.counts = TokenCounts(prompt_len=prompt_len - num_prior_output_tokens, max_tokens=len(tokens))

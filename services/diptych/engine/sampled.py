@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 
-from diptych.engine.batch import StepResult
+from diptych.engine.batch import NO_TOKEN, StepResult
 from diptych.engine.extend_queue import Chunk
 from diptych.engine.logprobs import TokenLogprobs, of_rows
 from diptych.engine.output import Failure, FailureCode
@@ -17,7 +17,7 @@ NO_TOKEN_FAILURE = Failure(FailureCode.INTERNAL, "the model gave no usable logit
 
 
 def sampled(requests: Sequence[Request], result: StepResult) -> Iterable[Sampled]:
-    """Pair the sampled requests with their tokens. Those with `NO_TOKEN` must fail."""
+    """Pair the sampled requests with their tokens. Ask `refuse_token` about each."""
     if result.logprobs is None:
         return zip(requests, result.token_ids.tolist(), repeat(None), strict=False)
     logprobs = [
@@ -25,6 +25,17 @@ def sampled(requests: Sequence[Request], result: StepResult) -> Iterable[Sampled
         for row, request in enumerate(requests)
     ]
     return zip(requests, result.token_ids.tolist(), logprobs, strict=True)
+
+
+def refuse_token(request: Request, token_id: int) -> Failure | None:
+    """Let the request's grammar, if any, take its next token; say why the request must fail instead."""
+    matcher = request.matcher
+    if matcher is not None:
+        if token_id != NO_TOKEN:
+            matcher.accept((token_id,))
+        if matcher.error is not None:
+            return Failure(FailureCode.INVALID, f"the output can't follow the grammar any further: {matcher.error}")
+    return NO_TOKEN_FAILURE if token_id == NO_TOKEN else None
 
 
 def collect_prompt_logprobs(chunks: Sequence[Chunk], result: StepResult) -> None:

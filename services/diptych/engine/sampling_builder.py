@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from diptych.engine.batch import F32, I64, Bias, Penalties, SamplingBatch
+from diptych.engine.batch import F32, I32, I64, Bias, Penalties, SamplingBatch
 from diptych.engine.request import Request
 from diptych.engine.sampling_params import SamplingParams
 
@@ -28,6 +28,7 @@ def build_sampling(requests: Sequence[Request], eos_ids: frozenset[int]) -> Samp
         min_p=None if plain else _min_p(params),
         bias=None if plain else _bias(requests, eos_ids),
         penalties=None if plain else _penalties(requests),
+        token_mask=None if plain else _token_mask(requests),
         num_top=None if plain else _num_top(params),
     )
 
@@ -36,6 +37,16 @@ def _min_p(params: Sequence[SamplingParams]) -> F32 | None:
     if not any(p.min_p for p in params):
         return None
     return np.array([p.min_p for p in params], dtype=np.float32)
+
+
+def _token_mask(requests: Sequence[Request]) -> I32 | None:
+    matchers = [(row, request.matcher) for row, request in enumerate(requests) if request.matcher is not None]
+    if not matchers:
+        return None
+    mask = matchers[0][1].new_mask(len(requests))
+    for row, matcher in matchers:
+        matcher.fill_mask(mask, row)
+    return mask
 
 
 def _num_top(params: Sequence[SamplingParams]) -> I64 | None:
@@ -63,7 +74,7 @@ def _bias(requests: Sequence[Request], eos_ids: frozenset[int]) -> Bias | None:
 def _banned(request: Request, eos_ids: frozenset[int]) -> Sequence[int]:
     """The tokens that would end the request too early."""
     params = request.params
-    if request.num_output_tokens >= params.min_tokens:
+    if request.num_output_tokens >= params.min_tokens or request.grammar_finish:
         return ()
     return (*params.stop_token_ids, *(() if params.ignore_eos else eos_ids))
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from diptych.common.errors import InvalidRequest
+from diptych.engine.grammar.grammar import Grammar
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 128
@@ -37,6 +38,7 @@ class SamplingParams:
     stop_regex: tuple[str, ...] = ()
     logprobs: int | None = None  # report the output tokens' log-probabilities, and so many alternatives
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    grammar: Grammar | None = None  # that the output must match; it also says where the output ends
 
     @property
     def has_penalties(self) -> bool:
@@ -45,7 +47,7 @@ class SamplingParams:
     @property
     def is_plain(self) -> bool:
         """Nothing but temperature, top-k and top-p bears on the choice, and nothing is reported about it."""
-        extras = self.has_penalties or self.min_p or self.logit_bias or self.min_tokens
+        extras = self.has_penalties or self.min_p or self.logit_bias or self.min_tokens or self.grammar
         return not extras and self.logprobs is None
 
     def validate(self) -> None:
@@ -61,6 +63,8 @@ class SamplingParams:
         _check(num_ids <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"takes at most {MAX_STOP_TOKEN_IDS} ids", num_ids)
         self._validate_logits()
         self._validate_logprobs()
+        if self.grammar is not None:
+            self.grammar.validate()
 
     def _validate_logits(self) -> None:
         _check(0.0 <= self.min_p <= 1.0, "min_p", "must be between 0 and 1", self.min_p)

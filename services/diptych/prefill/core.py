@@ -10,13 +10,15 @@ from collections.abc import Callable
 from typing import Final
 
 from diptych.engine.admission import refuse
-from diptych.engine.batch import NO_TOKEN, ForwardBatch, StepResult
+from diptych.engine.batch import ForwardBatch, StepResult
 from diptych.engine.batch_builder import build_extend
 from diptych.engine.events import (
     AbortRoom,
     Effect,
     Emit,
     Event,
+    GrammarFailed,
+    GrammarReady,
     Load,
     NoteArrived,
     PeerDown,
@@ -26,14 +28,16 @@ from diptych.engine.events import (
     WriteDone,
     WritePages,
     WriterGone,
+    compile_grammar,
 )
 from diptych.engine.extend_queue import Chunk, ExtendQueue
 from diptych.engine.finish import Finish
+from diptych.engine.grammar.grammar import Matcher
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.output import Failure, FailureCode, Output
 from diptych.engine.page_hash import prompt_hash
-from diptych.engine.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, sampled, take_prompt_logprobs
+from diptych.engine.sampled import Sampled, collect_prompt_logprobs, refuse_token, sampled, take_prompt_logprobs
 from diptych.engine.stop import token_finish
 from diptych.engine.waiting_queue import new_waiting_queue
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
@@ -81,6 +85,12 @@ class PrefillCore:
                 self._write_done(self._rooms[room_id], error)
             case PeerDown(peer, reason):
                 self._peer_down(peer, reason)
+            case GrammarReady(room_id, matcher) if room_id in self._rooms:
+                self._take_matcher(self._rooms[room_id], matcher)
+            case GrammarFailed(room_id, message) if room_id in self._rooms:
+                self._fail(self._rooms[room_id], Failure(FailureCode.INVALID, message))
+            case GrammarReady() | GrammarFailed():
+                pass  # the room has ended
             case AbortRoom() | WriteDone():
                 pass  # the room has ended: an Ack can overtake our own news that the write is complete
             case PeerUp() | WriterGone():
@@ -96,6 +106,8 @@ class PrefillCore:
             return
         room = PrefillRoom(request, event.peer, arrival_s=now_s)
         self._rooms[request.room] = room
+        if not request.is_ready:
+            self._effects.append(compile_grammar(request))
         match self._rendezvous.take(event.peer, request.room):
             case PagesReady() as grant:
                 self._take_grant(room, grant)
@@ -171,10 +183,11 @@ class PrefillCore:
         grant = room.grant
         assert grant is not None
         room.on(Signal.EXTENDED)
-        if token_id == NO_TOKEN:
-            self._fail(room, NO_TOKEN_FAILURE)
+        failure = refuse_token(request, token_id)
+        if failure is not None:
+            self._fail(room, failure)
             return
-        finish = token_finish(token_id, 1, request.params, self._limits.eos_ids)
+        finish = request.grammar_finish or token_finish(token_id, 1, request.params, self._limits.eos_ids)
         room.first_token_s = now_s
         room.finish = finish or Finish.STOP
         granted = self._cache.pages_of(request)[room.first_page :].copy()
@@ -219,7 +232,13 @@ class PrefillCore:
             self._fail(room, Failure(FailureCode.INVALID, problem))
             return
         room.take_grant(grant, self._cache.page_size)
-        self._queue.add(room.request)
+        if room.request.is_ready:
+            self._queue.add(room.request)
+
+    def _take_matcher(self, room: PrefillRoom, matcher: Matcher) -> None:
+        room.request.matcher = matcher
+        if room.phase is Phase.WAITING:
+            self._queue.add(room.request)
 
     def _write_done(self, room: PrefillRoom, error: str | None) -> None:
         room.writes_in_flight -= 1
@@ -240,7 +259,7 @@ class PrefillCore:
     def _fail(self, room: PrefillRoom, failure: Failure) -> None:
         """Answer the router now; give the pages back when no write is in flight."""
         if room.phase is not Phase.CLOSING:
-            if room.phase in (Phase.WAITING, Phase.RUNNING):
+            if room.phase in (Phase.WAITING, Phase.RUNNING) and room.request.is_ready:
                 self._queue.remove(room.request)
             room.on(Signal.FAILED)
             room.failure = failure

@@ -10,9 +10,12 @@ import pytest
 import zmq
 
 from diptych.engine.aggregated import AggregatedCore
+from diptych.engine.grammar.compiler import Compiler
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
+from diptych.engine.loader.tokenizer import Tokenizer
 from diptych.engine.null_runner import NullRunner, expected_output
+from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.runtime.links import NoLinks
 from diptych.engine.runtime.loop import SchedulerLoop
 from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
@@ -24,7 +27,7 @@ ENDLESS = 1_000_000
 class Frontend:
     """The other end of the channel; the loop runs in a thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket, channel = (self._context.socket(zmq.PAIR) for _ in range(2))
         self.socket.bind("inproc://loop")
@@ -32,7 +35,8 @@ class Frontend:
         cache = KvCache(num_pages=65, page_size=PAGE, max_requests=8, max_tokens_per_request=CONTEXT)
         core = AggregatedCore(cache, Limits(CONTEXT, VOCAB, frozenset(), 16, 8))
         runner = NullRunner(np.zeros((65, PAGE), dtype=np.uint64), VOCAB)
-        loop = SchedulerLoop(core, runner, channel, NoLinks(), max_tokens=CONTEXT)
+        self._grammars = GrammarThread(lambda: Compiler(tokenizer, VOCAB, tokenizer.eos_ids))
+        loop = SchedulerLoop(core, runner, channel, NoLinks(), self._grammars, max_tokens=CONTEXT)
         self._channel = channel
         self._thread = threading.Thread(target=loop.run)
         self._thread.start()
@@ -59,14 +63,15 @@ class Frontend:
         self.send(engine_pb2.SchedulerCommands(shutdown=True))
         self._thread.join(10)
         assert not self._thread.is_alive()
+        self._grammars.close()
         for socket in (self.socket, self._channel):
             socket.close(linger=0)
         self._context.term()
 
 
 @pytest.fixture
-def frontend() -> Iterator[Frontend]:
-    frontend = Frontend()
+def frontend(byte_tokenizer: Tokenizer) -> Iterator[Frontend]:
+    frontend = Frontend(byte_tokenizer)
     yield frontend
     frontend.close()
 

@@ -34,6 +34,10 @@ class Tokenizer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def to_json(self) -> str:
+        """Return what `tokenizer.json` would hold."""
+        return self._backend.to_str()
+
     def apply_chat_template(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
         """Return the prompt for `messages`; encode it without `add_special_tokens`, it carries its own."""
         if self._chat_template is None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from diptych.engine.events import Load, Start
 from diptych.engine.finish import Finish
+from diptych.engine.grammar.grammar import Grammar, GrammarKind
 from diptych.engine.logprobs import TokenLogprobs
 from diptych.engine.output import Failure, FailureCode, Output, Stats
 from diptych.engine.page_hash import extra_key
@@ -69,6 +70,7 @@ def params_from_wire(wire: inference_pb2.SamplingParams) -> SamplingParams:
         min_tokens=wire.min_tokens,
         logprobs=wire.logprobs if wire.HasField("logprobs") else None,
         prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
+        grammar=grammar_from_wire(wire.grammar),
     )
 
 
@@ -90,7 +92,23 @@ def params_to_wire(params: SamplingParams) -> inference_pb2.SamplingParams:
         min_tokens=params.min_tokens,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
+        grammar=None if params.grammar is None else grammar_to_wire(params.grammar),
     )
+
+
+def grammar_from_wire(wire: inference_pb2.Grammar) -> Grammar | None:
+    kind = wire.WhichOneof("kind")
+    return None if kind is None else Grammar(GrammarKind(kind), getattr(wire, kind))
+
+
+def grammar_to_wire(grammar: Grammar) -> inference_pb2.Grammar:
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return inference_pb2.Grammar(json_schema=grammar.text)
+        case GrammarKind.REGEX:
+            return inference_pb2.Grammar(regex=grammar.text)
+        case GrammarKind.EBNF:
+            return inference_pb2.Grammar(ebnf=grammar.text)
 
 
 def output_to_wire(output: Output) -> worker_pb2.LegOutput:

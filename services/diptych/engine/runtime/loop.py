@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 import zmq
 
 from diptych.engine.batch import Runner
-from diptych.engine.events import AbortRoom, Emit, SchedulerCore
+from diptych.engine.events import AbortRoom, CompileGrammar, Emit, GrammarFailed, GrammarReady, SchedulerCore
 from diptych.engine.runtime import codec
 from diptych.engine.runtime.links import SUSPECT_CHECK_S, PeerLinks
 from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
@@ -22,6 +22,18 @@ from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
 logger = logging.getLogger(__name__)
 
 _WAIT_FOREVER: Final = -1
+
+
+class Grammars(Protocol):
+    """What the loop needs of whoever compiles grammars."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while `poll` has events."""
+        ...
+
+    def submit(self, effect: CompileGrammar) -> None: ...
+
+    def poll(self) -> Sequence[GrammarReady | GrammarFailed]: ...
 
 
 class SchedulerLoop:
@@ -33,6 +45,7 @@ class SchedulerLoop:
         runner: Runner,
         channel: zmq.Socket[bytes],
         links: PeerLinks,
+        grammars: Grammars,
         *,
         max_tokens: int,
         clock: Callable[[], float] = time.monotonic,
@@ -41,6 +54,7 @@ class SchedulerLoop:
         self._runner = runner
         self._channel = channel
         self._links = links
+        self._grammars = grammars
         self._max_tokens = max_tokens
         self._clock = clock
         self._events = engine_pb2.SchedulerEvents()  # goes out at the end of this iteration
@@ -48,7 +62,7 @@ class SchedulerLoop:
         self._stopping = False
         self._poller = zmq.Poller()
         self._poller.register(channel, zmq.POLLIN)
-        for descriptor in links.descriptors():
+        for descriptor in (*links.descriptors(), grammars.fileno()):
             self._poller.register(descriptor, zmq.POLLIN)
 
     def run(self) -> None:
@@ -82,7 +96,7 @@ class SchedulerLoop:
                 break
             self._take_commands(engine_pb2.SchedulerCommands.FromString(message), now_s)
         self._links.reconnect(now_s)
-        for event in self._links.poll(self._core.suspects()):
+        for event in (*self._links.poll(self._core.suspects()), *self._grammars.poll()):
             self._core.handle(event, now_s)
         self._core.expire(now_s)
         self._perform()
@@ -116,6 +130,8 @@ class SchedulerLoop:
         for effect in self._core.take_effects():
             if isinstance(effect, Emit):
                 self._emit(effect)
+            elif isinstance(effect, CompileGrammar):
+                self._grammars.submit(effect)
             else:
                 self._links.perform(effect)
 

@@ -19,10 +19,12 @@ from diptych.common import lifecycle
 from diptych.common.errors import ConfigError, DiptychError
 from diptych.common.logging import setup
 from diptych.engine.events import SchedulerCore
+from diptych.engine.grammar.compiler import Compiler
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.loader.source import ModelSource, open_model
 from diptych.engine.runner.threads import configure_threads
+from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.runtime.links import Links, NoLinks, PeerLinks
 from diptych.engine.runtime.loop import SchedulerLoop
 from diptych.engine.runtime.scheduler_config import EngineOptions, SchedulerConfig
@@ -85,6 +87,7 @@ def _serve(
     layout = _layout(source, options)
     memory = _allocate(layout, open_transport(config) if open_transport else None)
     limits = _limits(source, options)
+    grammars = GrammarThread(lambda: Compiler(source.tokenizer(), limits.vocab_size, limits.eos_ids))
     runner = ModelRunner(
         source,
         kv_view(memory.buffer, layout),
@@ -104,8 +107,9 @@ def _serve(
     channel.send(engine_pb2.SchedulerEvents(ready=ready).SerializeToString())
     logger.info("ready: %s, %d KV pages of %d tokens", source.config.model_id, layout.num_pages, layout.page_size)
     try:
-        SchedulerLoop(core, runner, channel, memory.links, max_tokens=max_tokens).run()
+        SchedulerLoop(core, runner, channel, memory.links, grammars, max_tokens=max_tokens).run()
     finally:
+        grammars.close()
         memory.links.close()
 
 

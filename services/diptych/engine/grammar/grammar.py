@@ -1,0 +1,67 @@
+"""What an output must match, as a value, and what the scheduler needs of its compiled form."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from diptych.common.errors import InvalidRequest
+from diptych.engine.batch import I32
+
+MAX_GRAMMAR_CHARS: Final = 2**18
+
+
+class GrammarKind(enum.Enum):
+    """The language that a grammar is written in."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"  # of the whole output; Rust's syntax, without look-around and word boundaries
+    EBNF = "ebnf"  # GBNF, as of llama.cpp; the root rule is `root`
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output must match. Whether it can be compiled, `compiler.check` says."""
+
+    kind: GrammarKind
+    text: str
+
+    @classmethod
+    def from_schema(cls, schema: Mapping[str, Any]) -> Grammar:
+        """Return the grammar of JSON values that are valid under `schema`. The order of its properties counts."""
+        return cls(GrammarKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False))
+
+    def validate(self) -> None:
+        """Raise `InvalidRequest` for a grammar that is larger than any worker takes."""
+        if len(self.text) > MAX_GRAMMAR_CHARS:
+            words = f"{self.kind.value} takes at most {MAX_GRAMMAR_CHARS} characters, not {len(self.text)}"
+            raise InvalidRequest(words, param=self.kind.value)
+
+
+class Matcher(Protocol):
+    """How far one request's output has come in its grammar."""
+
+    @property
+    def is_finished(self) -> bool:
+        """The output is complete, and nothing may follow but an end-of-sequence token."""
+        ...
+
+    @property
+    def error(self) -> str | None:
+        """Why the grammar can't be followed any further: the request must fail. None: all is well."""
+        ...
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """Take the next tokens of the output."""
+        ...
+
+    def new_mask(self, num_rows: int) -> I32:
+        """Return a mask `[num_rows, ceil(vocab_size / 32)]` that allows everything."""
+        ...
+
+    def fill_mask(self, mask: I32, row: int) -> None:
+        """Allow in `row` the tokens that may come next: bit i % 32 of word i // 32 is token i."""
+        ...

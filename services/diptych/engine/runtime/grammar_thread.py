@@ -1,0 +1,84 @@
+"""Compiles grammars beside the scheduler's loop, so that the loop never waits for one.
+
+One thread does it, in the order asked for; compiled grammars are kept, those used last. The answers are events, and a
+descriptor is readable while there are some.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Final
+
+from diptych.common.errors import ConfigError, InvalidRequest
+from diptych.engine.events import CompileGrammar, GrammarFailed, GrammarReady
+from diptych.engine.grammar.compiler import CompiledGrammar, Compiler
+from diptych.engine.grammar.grammar import Grammar
+
+CACHE_SIZE: Final = 64  # compiled grammars; usual ones take some 100 KiB
+
+Answer = GrammarReady | GrammarFailed
+
+
+class GrammarThread:
+    """Owns the thread and the compiled grammars. All calls from the scheduler's thread."""
+
+    def __init__(self, open_compiler: Callable[[], Compiler]) -> None:
+        """Start `open_compiler` at once: reading a vocabulary takes a moment. It may raise `ConfigError`."""
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._compiler: Future[Compiler] = self._pool.submit(open_compiler)
+        self._cache: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()  # the thread's
+        self._answers: SimpleQueue[Answer] = SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._wake
+
+    def submit(self, effect: CompileGrammar) -> None:
+        """Answer by one event that `poll` returns some time later."""
+        self._pool.submit(self._work, effect)
+
+    def poll(self) -> list[Answer]:
+        """Return what was finished since the last call, without waiting."""
+        if self._answers.empty():
+            return []
+        os.eventfd_read(self._wake)
+        return [self._answers.get() for _ in range(self._answers.qsize())]
+
+    def close(self) -> None:
+        """Wait for the compilation that runs, and drop those that wait."""
+        self._pool.shutdown(cancel_futures=True)
+        os.close(self._wake)
+
+    # in the thread
+
+    def _work(self, effect: CompileGrammar) -> None:
+        try:
+            self._answers.put(self._answer(effect))
+        except Exception as error:  # a bug, but the request must be answered
+            self._answers.put(GrammarFailed(effect.room, f"{type(error).__name__}: {error}"))
+            raise
+        finally:
+            os.eventfd_write(self._wake, 1)
+
+    def _answer(self, effect: CompileGrammar) -> Answer:
+        try:
+            matcher = self._compiled(effect.grammar).matcher()
+        except (ConfigError, InvalidRequest) as error:
+            return GrammarFailed(effect.room, str(error))
+        matcher.accept(effect.prior_tokens)
+        if matcher.error is not None:
+            return GrammarFailed(effect.room, f"the output so far does not match the grammar: {matcher.error}")
+        return GrammarReady(effect.room, matcher)
+
+    def _compiled(self, grammar: Grammar) -> CompiledGrammar:
+        compiled = self._cache.get(grammar)
+        if compiled is None or compiled.is_worn:
+            compiled = self._cache[grammar] = self._compiler.result().compile(grammar)
+        self._cache.move_to_end(grammar)
+        if len(self._cache) > CACHE_SIZE:
+            self._cache.popitem(last=False)
+        return compiled
