@@ -1,4 +1,4 @@
-"""Fixtures of the real small model, for every component's tests. It is fetched at the first use."""
+"""Models for every component's tests: the real small one, fetched at the first use, and a tiny random one."""
 
 from __future__ import annotations
 
@@ -22,6 +22,36 @@ def small_model_path() -> Path:
 def small_model(small_model_path: Path) -> ModelSource:
     """The same file, opened."""
     return open_model("smollm2")
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama with 4 heads and 2 KV heads, in a folder; its words are w0, w1, ... A process loads it at once."""
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    config = transformers.LlamaConfig(
+        vocab_size=321,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        eos_token_id=None,
+        bos_token_id=None,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    words = tokenizers.models.WordLevel({f"w{i}": i for i in range(config.vocab_size)}, unk_token="w0")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -119,12 +119,12 @@ class Platform:
     def statuses(self) -> list[worker_pb2.WorkerStatus]:
         """What each worker says of itself."""
         workers = [i for i in self.instances() if i.role in (bootstrap_pb2.ROLE_PREFILL, bootstrap_pb2.ROLE_DECODE)]
-        return [self._status(worker.address) for worker in workers]
+        return [self._status(worker) for worker in workers]
 
-    def _status(self, address: str) -> worker_pb2.WorkerStatus:
-        with grpc.insecure_channel(address) as channel:
+    def _status(self, worker: bootstrap_pb2.Instance) -> worker_pb2.WorkerStatus:
+        with grpc.insecure_channel(worker.address) as channel:
             status: worker_pb2.WorkerStatus = worker_pb2_grpc.WorkerStub(channel).GetStatus(
-                worker_pb2.StatusRequest(), timeout=30
+                worker_pb2.StatusRequest(instance_id=worker.instance_id), timeout=30
             )
             return status
 
@@ -178,6 +178,11 @@ def start_platform(tmp_path: Path) -> Iterator[Callable[..., Platform]]:
     yield start
     for running in started:
         running.stop()
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> Callable[[Callable[[], Any], float, str], Any]:
+    return wait_for
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -31,7 +31,7 @@ class Record(Generic[P]):
     """What an instance says of itself."""
 
     instance_id: int  # random, never 0, new at every start
-    address: str  # host:port; belongs to the newest instance that names it
+    address: str  # host:port, or host:port#rank; belongs to the newest instance that names it
     state: State
     payload: P  # everything else
 

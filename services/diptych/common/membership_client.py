@@ -209,4 +209,5 @@ def _to_event(replica: int, update: bootstrap_pb2.WatchUpdate) -> Snapshot[Insta
 
 def to_record(instance: Instance) -> Record[Instance]:
     """Return what membership decides by. Raises `ValueError` for a state that this version does not know."""
-    return Record(instance.instance_id, instance.address, State(instance.state), payload=instance)
+    address = f"{instance.address}#{instance.dp_rank}" if instance.dp_rank else instance.address
+    return Record(instance.instance_id, address, State(instance.state), payload=instance)

@@ -125,7 +125,7 @@ class Session:
         """Serve one session up to its end; return whether it was ever open."""
         outbox, reason = Outbox(), "left the membership"
         try:
-            call = stub.Session(outbox)
+            call = stub.Session(outbox, metadata=(("diptych-instance", f"{self.instance_id:016x}"),))
             await self._verify(stub)
             self._open(outbox)
             async for batch in call:
@@ -146,7 +146,7 @@ class Session:
 
     async def _verify(self, stub: WorkerStub) -> None:
         """Raise unless the expected instance answers: after a restart another one may have the address."""
-        status = await stub.GetStatus(StatusRequest(), timeout=STATUS_TIMEOUT_S)
+        status = await stub.GetStatus(StatusRequest(instance_id=self.instance_id), timeout=STATUS_TIMEOUT_S)
         found = status.instance.instance_id
         if found != self.instance_id:
             raise WrongInstance(f"instance {found:016x} answers at {self._instance.address}")

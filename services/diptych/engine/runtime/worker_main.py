@@ -1,6 +1,7 @@
-"""The frontend process of a worker: wires scheduler, gRPC service and membership together, and runs them.
+"""The frontend process of a worker: wires schedulers, gRPC service and membership together, and runs them.
 
-Ends with the scheduler, whoever dies first: half a worker must not look alive.
+Each scheduler group is an instance of its own. One that dies leaves the membership while the others go on; with the
+last one the worker ends: half a worker must not look alive.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 
 import grpc
 
@@ -20,24 +22,14 @@ from diptych.common import lifecycle, rpc
 from diptych.common.logging import setup
 from diptych.common.membership_client import Evicted, MembershipWatcher, Registration
 from diptych.engine.loader.source import open_model
-from diptych.engine.runtime.scheduler_client import (
-    SchedulerClient,
-    SchedulerDied,
-    ipc_endpoint,
-    new_folder,
-    start_scheduler,
-)
+from diptych.engine.runtime.scheduler_client import SchedulerDied, ipc_endpoint, new_folder, start_scheduler
 from diptych.engine.runtime.scheduler_config import SchedulerConfig
 from diptych.engine.runtime.worker_config import WorkerConfig
+from diptych.engine.runtime.worker_group import WorkerGroup
 from diptych.engine.runtime.worker_service import WorkerService
-from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2_grpc
+from diptych.v1 import bootstrap_pb2, worker_pb2_grpc
 
 logger = logging.getLogger(__name__)
-
-_PEER_ROLE: Mapping[int, int] = {
-    bootstrap_pb2.ROLE_PREFILL: bootstrap_pb2.ROLE_DECODE,
-    bootstrap_pb2.ROLE_DECODE: bootstrap_pb2.ROLE_PREFILL,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +41,8 @@ class WorkerRole:
     scheduler_module: str
 
 
-@dataclass(slots=True)
-class _Record:
-    """The worker's own membership record."""
-
-    instance: bootstrap_pb2.Instance
-    service: WorkerService | None = field(default=None)
-
-    def describe(self) -> bootstrap_pb2.Instance:
-        if self.service is not None:
-            self.instance.load.CopyFrom(self.service.load)
-        return self.instance
-
-
 def run_worker(config: WorkerConfig, role: WorkerRole) -> int:
-    """Run a worker until SIGTERM or until its scheduler ends; return the exit code."""
+    """Run a worker until SIGTERM or until its last scheduler ends; return the exit code."""
     setup(role.name, config.log_format, config.log_level)
     try:
         asyncio.run(lifecycle.run_until_signal(lambda stop: _serve(config, role, stop), grace_s=config.drain_s + 10))
@@ -71,114 +50,119 @@ def run_worker(config: WorkerConfig, role: WorkerRole) -> int:
         ends, others = group.split((SchedulerDied, Evicted))
         if ends is None or others is not None:
             raise
-        logger.error("%s", ends.exceptions[0])
+        logger.error("%s", _first_leaf(ends))
         return 1
     return 0
 
 
 async def _serve(config: WorkerConfig, role: WorkerRole, stop: asyncio.Event) -> None:
-    record = _Record(_instance(config, role))
-    folder = new_folder()
-    scheduler = await start_scheduler(role.scheduler_module, _scheduler_config(config, role, record, folder), folder)
-    registration = Registration(config.bootstrap, record.describe)
-    watcher = MembershipWatcher(config.bootstrap)
-    service = record.service = WorkerService(scheduler, record.describe, registration.nudge)
-    server, port = await _listen(config, service)
-    record.instance.address = f"{config.advertised_host}:{port}"
+    async with contextlib.AsyncExitStack() as stack:
+        members = [await stack.enter_async_context(_member(config, role, rank)) for rank in range(config.dp)]
+        service = WorkerService(member.group for member in members)
+        address = await stack.enter_async_context(_listen(config, service))
+        watcher = MembershipWatcher(config.bootstrap)
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(watcher.run())
+            async with asyncio.TaskGroup() as lives:
+                for member in members:
+                    member.group.listen_at(address)
+                    lives.create_task(_live(member, service, watcher, stop, config.drain_s))
+            watching.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A scheduler group and its place in the membership."""
+
+    group: WorkerGroup
+    registration: Registration
+
+
+async def _live(
+    member: _Member, service: WorkerService, watcher: MembershipWatcher, stop: asyncio.Event, drain_s: int
+) -> None:
+    """Serve one group until `stop`, or until it dies and others are left. Raises if it dies alone, or early."""
+    group = member.group
     try:
         async with asyncio.TaskGroup() as tasks:
-            background = [tasks.create_task(registration.run()), tasks.create_task(watcher.run())]
-            await _become_ready(scheduler, record, registration, stop)
-            background.append(tasks.create_task(service.relay()))
-            background.append(tasks.create_task(_follow_peers(watcher, scheduler, record)))
-            await stop.wait()
-            await _drain(service, record, registration, config.drain_s)
+            background = [tasks.create_task(member.registration.run())]
+            if await _until_stopped(group.load(), stop):
+                background.append(tasks.create_task(group.relay()))
+                background.append(tasks.create_task(group.follow_peers(watcher)))
+                await stop.wait()
+                await group.drain(drain_s)
             for task in background:
                 task.cancel()
+    except* SchedulerDied as deaths:
+        if service.forget(group) == 0 or not group.is_ready:
+            raise
+        logger.error("instance %s died; the others here go on: %s", group, _first_leaf(deaths))
+        await group.scheduler.stop()
+
+
+async def _until_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
+    """Return True when `work` is done; False, having cancelled it, when `stop` comes first."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not working.done():
+        working.cancel()
+        return False
+    working.result()
+    return True
+
+
+@contextlib.asynccontextmanager
+async def _member(config: WorkerConfig, role: WorkerRole, rank: int) -> AsyncIterator[_Member]:
+    """Start the scheduler of a group; end it at the exit."""
+    instance, folder = _instance(config, role, rank), new_folder()
+    scheduler_config = _scheduler_config(config, role, instance.instance_id, folder)
+    scheduler = await start_scheduler(role.scheduler_module, scheduler_config, folder)
+    registration = Registration(config.bootstrap, lambda: group.describe())
+    group = WorkerGroup(scheduler, instance, registration.nudge)
+    try:
+        yield _Member(group, registration)
     finally:
-        await server.stop(grace=1)
         await scheduler.stop()
 
 
-async def _become_ready(
-    scheduler: SchedulerClient, record: _Record, registration: Registration, stop: asyncio.Event
-) -> None:
-    """Wait until the model is loaded, then tell bootstrap how to reach us; return early when told to stop."""
-    loading = asyncio.ensure_future(scheduler.ready())
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not loading.done():
-        loading.cancel()
-        return
-    _note_ready(record.instance, loading.result())
-    registration.nudge()
-    logger.info("serving at %s as %016x", record.instance.address, record.instance.instance_id)
-
-
-def _note_ready(instance: bootstrap_pb2.Instance, ready: engine_pb2.SchedulerReady) -> None:
-    instance.state = bootstrap_pb2.INSTANCE_STATE_READY
-    instance.compat = ready.compat
-    instance.context_len = ready.context_len
-    instance.transfer.CopyFrom(ready.transfer)
-
-
-async def _follow_peers(watcher: MembershipWatcher, scheduler: SchedulerClient, record: _Record) -> None:
-    """Tell the scheduler the whole set of its peers, each time it changed."""
-    changed = asyncio.Event()
-    changed.set()
-    watcher.add_listener(changed.set)
-    known: dict[int, bytes] = {}
-    while True:
-        await changed.wait()
-        changed.clear()
-        peers = [i for i in watcher.instances().values() if _is_peer(i, record.instance)]
-        members = {i.instance_id: i.transfer.engine_metadata for i in peers}
-        if members != known:
-            known = members
-            await scheduler.send(engine_pb2.SchedulerCommands(peers=engine_pb2.PeerView(instances=peers)))
-
-
-def _is_peer(other: bootstrap_pb2.Instance, ours: bootstrap_pb2.Instance) -> bool:
-    reachable = other.state in (bootstrap_pb2.INSTANCE_STATE_READY, bootstrap_pb2.INSTANCE_STATE_DRAINING)
-    return reachable and other.role == _PEER_ROLE[ours.role] and other.compat == ours.compat
-
-
-async def _drain(service: WorkerService, record: _Record, registration: Registration, drain_s: int) -> None:
-    """Take nothing new, and give what runs time to finish."""
-    record.instance.state = bootstrap_pb2.INSTANCE_STATE_DRAINING
-    registration.nudge()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(drain_s):
-            await service.wait_until_empty()
-
-
-async def _listen(config: WorkerConfig, service: WorkerService) -> tuple[grpc.aio.Server, int]:
+@contextlib.asynccontextmanager
+async def _listen(config: WorkerConfig, service: WorkerService) -> AsyncIterator[str]:
+    """Serve gRPC until the exit; yield the address that others reach us by."""
     server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     port = rpc.listen(server, config.host, config.port)
     await server.start()
-    return server, port
+    try:
+        yield f"{config.advertised_host}:{port}"
+    finally:
+        await server.stop(grace=1)
 
 
-def _instance(config: WorkerConfig, role: WorkerRole) -> bootstrap_pb2.Instance:
+def _instance(config: WorkerConfig, role: WorkerRole, rank: int) -> bootstrap_pb2.Instance:
     return bootstrap_pb2.Instance(
         instance_id=secrets.randbits(64) or 1,
         role=role.role,
         model_id=open_model(config.model).config.model_id,
         state=bootstrap_pb2.INSTANCE_STATE_STARTING,
         version=version("diptych"),
+        dp_rank=rank,
     )
 
 
-def _scheduler_config(config: WorkerConfig, role: WorkerRole, record: _Record, folder: str) -> SchedulerConfig:
+def _scheduler_config(config: WorkerConfig, role: WorkerRole, instance_id: int, folder: str) -> SchedulerConfig:
     return SchedulerConfig(
         component=role.name,
         log_format=config.log_format,
         log_level=config.log_level,
         endpoint=ipc_endpoint(folder),
         parent_pid=os.getpid(),
-        instance_id=record.instance.instance_id,
+        instance_id=instance_id,
         transports=config.transports,
         engine=config.engine_options,
     )
+
+
+def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first

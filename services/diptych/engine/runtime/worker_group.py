@@ -1,0 +1,182 @@
+"""One scheduler group of a worker as the world sees it: an instance with its own record, sessions and peers.
+
+Relays batches between router sessions and the scheduler; it decides nothing. When the scheduler dies every session
+ends with `SchedulerDied`, as if the whole worker had died, and routers place its requests elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from typing import Final
+
+from diptych.common.membership_client import MembershipWatcher
+from diptych.engine.runtime.scheduler_client import SchedulerClient, SchedulerDied
+from diptych.engine.runtime.sessions import Session, Sessions
+from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
+
+logger = logging.getLogger(__name__)
+
+_PEER_ROLE: Final[Mapping[int, int]] = {
+    bootstrap_pb2.ROLE_PREFILL: bootstrap_pb2.ROLE_DECODE,
+    bootstrap_pb2.ROLE_DECODE: bootstrap_pb2.ROLE_PREFILL,
+}
+
+
+class WorkerGroup:
+    """An instance of a worker. `relay` must be running."""
+
+    def __init__(
+        self, scheduler: SchedulerClient, instance: bootstrap_pb2.Instance, on_news: Callable[[], None]
+    ) -> None:
+        self.scheduler = scheduler
+        self._instance = instance
+        self._on_news = on_news  # called when others should hear of the record at once
+        self._sessions = Sessions()
+        self._queries = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[worker_pb2.WorkerStatus]] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
+
+    def __str__(self) -> str:
+        return f"{self._instance.instance_id:016x} at {self._instance.address}#{self._instance.dp_rank}"
+
+    @property
+    def instance_id(self) -> int:
+        return self._instance.instance_id
+
+    @property
+    def is_ready(self) -> bool:
+        return self._instance.state == bootstrap_pb2.INSTANCE_STATE_READY
+
+    def describe(self) -> bootstrap_pb2.Instance:
+        """Return the membership record as it is now."""
+        self._instance.load.CopyFrom(self._sessions.load)
+        return self._instance
+
+    def listen_at(self, address: str) -> None:
+        self._instance.address = address
+
+    async def load(self) -> None:
+        """Wait until the model is loaded, then tell others how to reach us. Raises `SchedulerDied`."""
+        ready = await self.scheduler.ready()
+        self._instance.state = bootstrap_pb2.INSTANCE_STATE_READY
+        self._instance.compat = ready.compat
+        self._instance.context_len = ready.context_len
+        self._instance.transfer.CopyFrom(ready.transfer)
+        self._on_news()
+        logger.info("serving as %s", self)
+
+    async def relay(self) -> None:
+        """Pass on what the scheduler says, for ever. Raises `SchedulerDied`."""
+        try:
+            async for events in self.scheduler.events():
+                self._take(events)
+        except SchedulerDied as death:
+            self._death.set_result(death)
+            raise
+
+    async def follow_peers(self, watcher: MembershipWatcher) -> None:
+        """Tell the scheduler the whole set of its peers, each time it changed, for ever."""
+        changed = asyncio.Event()
+        changed.set()
+        watcher.add_listener(changed.set)
+        known: dict[int, bytes] = {}
+        while True:
+            await changed.wait()
+            changed.clear()
+            peers = [other for other in watcher.instances().values() if self._is_peer(other)]
+            members = {peer.instance_id: peer.transfer.engine_metadata for peer in peers}
+            if members != known:
+                known = members
+                await self.scheduler.send(engine_pb2.SchedulerCommands(peers=engine_pb2.PeerView(instances=peers)))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing new, and give what runs time to finish."""
+        self._instance.state = bootstrap_pb2.INSTANCE_STATE_DRAINING
+        self._on_news()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+
+    async def session(
+        self, batches: AsyncIterator[worker_pb2.RouterBatch]
+    ) -> AsyncGenerator[worker_pb2.WorkerBatch, None]:
+        """Serve one router until its stream ends. Raises `SchedulerDied`."""
+        session = self._sessions.open()
+        reader = asyncio.create_task(self._read(session, batches))
+        try:
+            while not reader.done():
+                take = asyncio.ensure_future(session.take())
+                await asyncio.wait((take, reader, self._death), return_when=asyncio.FIRST_COMPLETED)
+                if take.done():
+                    yield take.result()
+                    continue
+                take.cancel()
+                if self._death.done():
+                    raise self._death.result()
+            await reader
+        finally:
+            reader.cancel()
+            await self._abandon(session)
+
+    async def status(self) -> worker_pb2.WorkerStatus:
+        """Ask the scheduler. Raises `SchedulerDied`."""
+        query = next(self._queries)
+        answer: asyncio.Future[worker_pb2.WorkerStatus] = asyncio.get_running_loop().create_future()
+        self._answers[query] = answer
+        try:
+            await self.scheduler.send(engine_pb2.SchedulerCommands(status_query=query))
+            await asyncio.wait((answer, self._death), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._answers.pop(query, None)
+        if not answer.done():
+            raise self._death.result()
+        answer.result().instance.CopyFrom(self.describe())
+        return answer.result()
+
+    async def _read(self, session: Session, batches: AsyncIterator[worker_pb2.RouterBatch]) -> None:
+        async for batch in batches:
+            accepted = self._sessions.start(session, batch.start)
+            if accepted:
+                self._empty.clear()
+            abort = self._sessions.owned(session, batch.abort)
+            if accepted or abort:
+                await self.scheduler.send(engine_pb2.SchedulerCommands(start=accepted, abort=abort))
+
+    async def _abandon(self, session: Session) -> None:
+        """The router is gone: nobody wants its rooms."""
+        rooms = self._sessions.close(session)
+        if rooms:
+            logger.info("a router session ended with %d open rooms: aborting them", len(rooms))
+            await self.scheduler.send(engine_pb2.SchedulerCommands(abort=rooms))
+        self._note_empty()
+
+    def _take(self, events: engine_pb2.SchedulerEvents) -> None:
+        self._sessions.deliver(events.outputs)
+        if events.HasField("load"):
+            self._take_load(events.load)
+        for query in events.status_answers:
+            answer = self._answers.pop(query, None)
+            if answer is not None and not answer.done():
+                answer.set_result(events.status)
+        self._note_empty()
+
+    def _take_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
+        links_changed = load.linked_instances != self._sessions.load.linked_instances
+        self._sessions.set_load(load)
+        if links_changed:
+            self._on_news()
+
+    def _note_empty(self) -> None:
+        if self._sessions.num_open_rooms == 0:
+            self._empty.set()
+
+    def _is_peer(self, other: bootstrap_pb2.Instance) -> bool:
+        reachable = other.state in (bootstrap_pb2.INSTANCE_STATE_READY, bootstrap_pb2.INSTANCE_STATE_DRAINING)
+        ours = self._instance
+        return reachable and other.role == _PEER_ROLE[ours.role] and other.compat == ours.compat
