@@ -56,7 +56,6 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     "logprobs": ({"logprobs": True}, "logprobs"),
     "tools": ({"tools": [{"type": "function"}]}, "tools"),
     "a forced tool": ({"tool_choice": "required"}, "tool_choice"),
-    "a response format": ({"response_format": {"type": "json_object"}}, "response_format"),
     "presence_penalty": ({"presence_penalty": 0.5}, "presence_penalty"),
     "frequency_penalty": ({"frequency_penalty": -1}, "frequency_penalty"),
     "logit_bias": ({"logit_bias": {"5": 1}}, "logit_bias"),

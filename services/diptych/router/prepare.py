@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from diptych.common.errors import InvalidRequest
+from diptych.engine.grammar import compiler
 from diptych.engine.loader.tokenizer import Tokenizer
 from diptych.engine.sampling_params import MAX_SEED, SamplingParams
 from diptych.router.errors import ContextLengthExceeded, ModelNotFound
@@ -77,6 +78,8 @@ class Preparer:
         self._check(wish)
         loop = asyncio.get_running_loop()
         prompts = await loop.run_in_executor(self._threads, self._tokenize, wish.prompts)
+        if wish.params.grammar is not None:
+            await loop.run_in_executor(self._threads, compiler.check, wish.params.grammar)
         seed = secrets.randbits(63) if wish.seed is None else wish.seed
         timeout_s = self._timeout_s if wish.timeout_s is None else min(wish.timeout_s, self._timeout_s)
         limit = self._context_len()

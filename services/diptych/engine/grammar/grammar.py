@@ -34,11 +34,20 @@ class Grammar:
         """Return the grammar of JSON values that are valid under `schema`. The order of its properties counts."""
         return cls(GrammarKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False))
 
+    @classmethod
+    def from_choices(cls, choices: Sequence[str]) -> Grammar:
+        """Return the grammar of exactly these texts."""
+        return cls(GrammarKind.REGEX, "|".join(_quote(choice) for choice in choices))
+
     def validate(self) -> None:
         """Raise `InvalidRequest` for a grammar that is larger than any worker takes."""
         if len(self.text) > MAX_GRAMMAR_CHARS:
             words = f"{self.kind.value} takes at most {MAX_GRAMMAR_CHARS} characters, not {len(self.text)}"
             raise InvalidRequest(words, param=self.kind.value)
+
+
+def _quote(text: str) -> str:
+    return "".join(char if char.isalnum() else rf"\x{{{ord(char):X}}}" for char in text)
 
 
 class Matcher(Protocol):

@@ -7,6 +7,7 @@ from typing import Final
 
 from diptych.common.errors import InvalidRequest
 from diptych.engine.finish import Finish
+from diptych.engine.runtime.codec import grammar_from_wire
 from diptych.engine.sampling_params import SamplingParams
 from diptych.router.prepare import Wish
 from diptych.router.request import ChatPrompt, Piece, Prompt, TextPrompt, TokenPrompt, Usage
@@ -71,4 +72,5 @@ def _params(sampling: inference_pb2.SamplingParams) -> SamplingParams:
         stop=tuple(sampling.stop),
         stop_token_ids=tuple(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
+        grammar=grammar_from_wire(sampling.grammar),
     )

@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from diptych.common.errors import InvalidRequest
-from diptych.router.http.fields import GenerationFields, StrictModel, refuse_unsupported
+from diptych.router.http.fields import GenerationFields, refuse_unsupported
+from diptych.router.http.strict_model import StrictModel
 from diptych.router.request import ChatPrompt
 
 _ROLES: Final = {"developer": "system"}  # the newer name for the same thing
@@ -60,7 +61,6 @@ class ChatRequest(GenerationFields):
         "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
@@ -80,7 +80,6 @@ class ChatRequest(GenerationFields):
     tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
     modalities: Any = None
     audio: Any = None
     prediction: Any = None

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from diptych.common.errors import InvalidRequest
 from diptych.engine.sampling_params import SamplingParams
+from diptych.router.http.grammar_fields import GrammarFields
+from diptych.router.http.strict_model import StrictModel
 from diptych.router.prepare import MAX_PRIORITY
 
 MAX_ERRORS_SHOWN: Final = 3
@@ -29,12 +31,6 @@ Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Token = Annotated[int, Field(ge=0, lt=2**32)]
 
 
-class StrictModel(BaseModel):
-    """No field besides the declared ones, and no conversion of types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
 class StreamOptions(StrictModel):
     """How a stream is framed."""
 
@@ -42,7 +38,7 @@ class StreamOptions(StrictModel):
     include_obfuscation: bool | None = None  # without effect: no padding is sent
 
 
-class GenerationFields(StrictModel):
+class GenerationFields(GrammarFields):
     """What both APIs have in common. `None` is the same as absent."""
 
     NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
@@ -97,6 +93,7 @@ class GenerationFields(StrictModel):
             stop=tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
+            grammar=self.grammar(),
         )
 
 

@@ -1,0 +1,116 @@
+"""What an output must match: from the fields of both APIs to the legs, and what is refused before a leg starts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import grpc
+import pytest
+
+from diptych.v1 import inference_pb2, inference_pb2_grpc
+from diptych.v1.inference_pb2 import Grammar
+
+Cluster = Any
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["ü"]}}}
+SCHEMA_TEXT = json.dumps(SCHEMA, ensure_ascii=False)
+ANY_OBJECT = Grammar(json_schema='{"type": "object"}')
+
+GOOD: dict[str, tuple[dict[str, Any], Grammar]] = {
+    "text": ({"response_format": {"type": "text"}}, Grammar()),
+    "null": ({"response_format": None, "guided_json": None}, Grammar()),
+    "a JSON object": ({"response_format": {"type": "json_object"}}, ANY_OBJECT),
+    "a schema": (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "strict": True, "description": "d", "schema": SCHEMA},
+            }
+        },
+        Grammar(json_schema=SCHEMA_TEXT),
+    ),
+    "guided_json": ({"guided_json": SCHEMA}, Grammar(json_schema=SCHEMA_TEXT)),
+    "guided_json as text": ({"guided_json": SCHEMA_TEXT}, Grammar(json_schema=SCHEMA_TEXT)),
+    "guided_regex": ({"guided_regex": "a|b"}, Grammar(regex="a|b")),
+    "guided_grammar": ({"guided_grammar": 'root ::= "a"'}, Grammar(ebnf='root ::= "a"')),
+    "guided_choice": ({"guided_choice": ["a", "b.\n"]}, Grammar(regex=r"a|b\x{2E}\x{A}")),
+    "structured json": ({"structured_outputs": {"json": SCHEMA}}, Grammar(json_schema=SCHEMA_TEXT)),
+    "structured regex": ({"structured_outputs": {"regex": "a+"}}, Grammar(regex="a+")),
+    "structured grammar": ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Grammar(ebnf='root ::= "a"')),
+    "structured choice": ({"structured_outputs": {"choice": ["a"]}}, Grammar(regex="a")),
+    "structured JSON object": ({"structured_outputs": {"json_object": True}}, ANY_OBJECT),
+}
+
+BAD: dict[str, tuple[dict[str, Any], str, str]] = {
+    "an unknown format": ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
+    "no schema": ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
+    "a schema that is a list": ({"guided_json": []}, "guided_json", "should be an object"),
+    "a schema that is no JSON": ({"guided_json": "{"}, "guided_json", "not valid JSON"),
+    "no choices": ({"guided_choice": []}, "guided_choice", "at least 1"),
+    "an unknown kind": ({"structured_outputs": {"tag": ""}}, "structured_outputs.tag", "unrecognized"),
+    "two at once": ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "only one"),
+    "an unknown type": ({"guided_json": {"type": "float"}}, "json_schema", "Invalid type: float"),
+    "a keyword that can't be kept": ({"guided_json": {"uniqueItems": True}}, "json_schema", "uniqueItems"),
+    "what nothing can match": (
+        {"guided_json": {"type": "string", "minLength": 2, "maxLength": 1}},
+        "json_schema",
+        "minLength (2) is greater than maxLength (1)",
+    ),
+    "a reference to nowhere": ({"guided_json": {"$ref": "#/$defs/a"}}, "json_schema", "does not exist"),
+    "a reference to another host": ({"guided_json": {"$ref": "http://a.example/b"}}, "json_schema", "a.example"),
+    "a broken regex": ({"guided_regex": "(a"}, "regex", "unclosed group"),
+    "look-around": ({"guided_regex": "a(?=b)"}, "regex", "look-around"),
+    "a grammar without root": ({"guided_grammar": 'a ::= "b"'}, "ebnf", "root"),
+    "a broken grammar": ({"guided_grammar": 'root ::= "b'}, "ebnf", "end of input"),
+    "a grammar that is nested too deep": (
+        {"guided_grammar": f"root ::= {'(' * 5000}'a'{')' * 5000}"},
+        "ebnf",
+        "recursion",
+    ),
+    "a grammar as long as a book": ({"guided_regex": "a" * 2**18 + "a"}, "regex", "at most 262144"),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(start_shared_cluster: Any) -> Cluster:
+    return start_shared_cluster()
+
+
+@pytest.mark.parametrize(("fields", "grammar"), GOOD.values(), ids=GOOD.keys())
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_grammar_reaches_both_legs(cluster: Cluster, path: str, fields: dict[str, Any], grammar: Grammar) -> None:
+    body = CHAT if "chat" in path else {"prompt": "p"}
+    status, answer = cluster.post(path, {**body, **fields})
+    assert status == 200, answer
+    assert [w.started[-1].sampling.grammar for w in (cluster.prefill(), cluster.decode())] == [grammar, grammar]
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), BAD.values(), ids=BAD.keys())
+def test_what_can_not_be_compiled_is_refused_before_a_leg_starts(
+    cluster: Cluster, fields: dict[str, Any], param: str, words: str
+) -> None:
+    num_started = len(cluster.prefill().started)
+    status, answer = cluster.post("/v1/chat/completions", {**CHAT, **fields})
+    assert (status, answer["error"]["type"], answer["error"]["param"]) == (400, "invalid_request_error", param)
+    assert words in answer["error"]["message"]
+    assert len(cluster.prefill().started) == num_started
+
+
+@pytest.mark.parametrize("grammar", [ANY_OBJECT, Grammar(regex="a"), Grammar(ebnf='root ::= "a"')])
+def test_grpc_takes_the_same_grammars(cluster: Cluster, grammar: Grammar) -> None:
+    with grpc.insecure_channel(cluster.grpc_target) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        stub.Generate(inference_pb2.GenerateRequest(text="p", sampling={"grammar": grammar}))
+    assert cluster.decode().started[-1].sampling.grammar == grammar
+
+
+def test_grpc_refuses_with_the_compilers_words(cluster: Cluster) -> None:
+    request = inference_pb2.GenerateRequest(text="p", sampling={"grammar": Grammar(regex="(a")})
+    with grpc.insecure_channel(cluster.grpc_target) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Generate(request)
+    error: Any = caught.value
+    assert (error.code(), "unclosed group" in error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, True)
