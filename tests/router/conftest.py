@@ -158,6 +158,10 @@ class Cluster:
         """Have a worker say this over its sessions."""
         self._loop.call_soon_threadsafe(worker.say, worker_pb2.WorkerBatch(load=load))
 
+    def report_kv(self, worker: SimulatedWorker, events: worker_pb2.KvEvents) -> None:
+        """Have a worker tell of its cached pages over its sessions."""
+        self._loop.call_soon_threadsafe(worker.say, worker_pb2.WorkerBatch(kv_events=events))
+
     def release(self, worker: SimulatedWorker) -> None:
         self._loop.call_soon_threadsafe(worker.released.set)
 

@@ -57,12 +57,14 @@ class StartLeg(_message.Message):
     def __init__(self, room: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., peer_instance_id: _Optional[int] = ..., num_prior_output_tokens: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., lora: _Optional[str] = ...) -> None: ...
 
 class RouterBatch(_message.Message):
-    __slots__ = ("start", "abort")
+    __slots__ = ("start", "abort", "resync_kv")
     START_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    RESYNC_KV_FIELD_NUMBER: _ClassVar[int]
     start: _containers.RepeatedCompositeFieldContainer[StartLeg]
     abort: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, start: _Optional[_Iterable[_Union[StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ...) -> None: ...
+    resync_kv: bool
+    def __init__(self, start: _Optional[_Iterable[_Union[StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., resync_kv: _Optional[bool] = ...) -> None: ...
 
 class LegError(_message.Message):
     __slots__ = ("code", "message")
@@ -123,16 +125,18 @@ class WorkerBatch(_message.Message):
     def __init__(self, outputs: _Optional[_Iterable[_Union[LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ...) -> None: ...
 
 class KvEvents(_message.Message):
-    __slots__ = ("sequence", "stored", "removed", "cleared")
+    __slots__ = ("sequence", "stored", "removed", "cleared", "more")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     CLEARED_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     stored: _containers.RepeatedScalarFieldContainer[int]
     removed: _containers.RepeatedScalarFieldContainer[int]
     cleared: bool
-    def __init__(self, sequence: _Optional[int] = ..., stored: _Optional[_Iterable[int]] = ..., removed: _Optional[_Iterable[int]] = ..., cleared: _Optional[bool] = ...) -> None: ...
+    more: bool
+    def __init__(self, sequence: _Optional[int] = ..., stored: _Optional[_Iterable[int]] = ..., removed: _Optional[_Iterable[int]] = ..., cleared: _Optional[bool] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("instance_id",)
@@ -141,7 +145,7 @@ class StatusRequest(_message.Message):
     def __init__(self, instance_id: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems")
+    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored")
     class PagesByStateEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +161,9 @@ class WorkerStatus(_message.Message):
     INTEGRITY_FAILURES_FIELD_NUMBER: _ClassVar[int]
     LEAKS_FOUND_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    HOST_PAGES_FIELD_NUMBER: _ClassVar[int]
+    HOST_PAGES_SAVED_FIELD_NUMBER: _ClassVar[int]
+    HOST_PAGES_RESTORED_FIELD_NUMBER: _ClassVar[int]
     instance: _bootstrap_pb2.Instance
     open_rooms: int
     pages_by_state: _containers.ScalarMap[str, int]
@@ -165,4 +172,7 @@ class WorkerStatus(_message.Message):
     integrity_failures: int
     leaks_found: int
     problems: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+    host_pages: int
+    host_pages_saved: int
+    host_pages_restored: int
+    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ...) -> None: ...

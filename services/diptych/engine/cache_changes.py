@@ -1,35 +1,94 @@
-"""Collects how the set of cached page hashes has changed since it was last reported.
+"""Collects how a set of cached page hashes has changed since a listener was last told.
 
 Net changes: a page that came and went in between is in neither list, so the lists have no order between them, and they
-stay bounded by the size of the cache even when nobody listens.
+stay bounded by the size of the cache even when nobody listens. Removals are told first and deep ends first, additions
+parents first: after every part of the news the listener's copy holds whole prefixes only.
 """
 
 from __future__ import annotations
 
-from diptych.engine.batch import U64
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDelta:
+    """What to do to a copy of the set, in this order."""
+
+    cleared: bool = False  # forget everything
+    removed: tuple[int, ...] = ()
+    stored: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.cleared or bool(self.removed or self.stored)
+
+
+class ChangeLog(Protocol):
+    """What a radix tree tells of its pages."""
+
+    def store(self, hashes: Iterable[int]) -> None: ...
+
+    def remove(self, hashes: Iterable[int]) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def take(self, max_hashes: int | None = None) -> CacheDelta: ...
 
 
 class CacheChanges:
-    """What to add to, and what to take from, a listener's copy of the set."""
+    """What a listener's copy of the set still lacks."""
 
     def __init__(self) -> None:
+        self._cleared = False
         self._stored: dict[int, None] = {}  # dicts, for their order
         self._removed: dict[int, None] = {}
 
-    def store(self, hashes: U64) -> None:
-        for page_hash in hashes.tolist():
+    @property
+    def is_empty(self) -> bool:
+        return not (self._cleared or self._stored or self._removed)
+
+    def store(self, hashes: Iterable[int]) -> None:
+        for page_hash in hashes:
             _move(page_hash, self._removed, self._stored)
 
-    def remove(self, hashes: U64) -> None:
-        for page_hash in hashes.tolist():
+    def remove(self, hashes: Iterable[int]) -> None:
+        for page_hash in hashes:
             _move(page_hash, self._stored, self._removed)
 
-    def drain(self) -> tuple[list[int], list[int]]:
-        """Return (stored, removed) and start anew."""
-        drained = list(self._stored), list(self._removed)
+    def clear(self) -> None:
+        """The set is empty, whatever the listener has."""
+        self._cleared = True
         self._stored.clear()
         self._removed.clear()
-        return drained
+
+    def take(self, max_hashes: int | None = None) -> CacheDelta:
+        """Return the next part of the news, of at most `max_hashes`, and count it as told."""
+        removed = _pop(self._removed, max_hashes)
+        stored = _pop(self._stored, None if max_hashes is None else max_hashes - len(removed))
+        delta = CacheDelta(self._cleared, removed, stored)
+        self._cleared = False
+        return delta
+
+
+class NoChanges:
+    """The `ChangeLog` of a cache that nobody listens to."""
+
+    def store(self, hashes: Iterable[int]) -> None:
+        pass
+
+    def remove(self, hashes: Iterable[int]) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
+
+    def take(self, max_hashes: int | None = None) -> CacheDelta:
+        return CacheDelta()
+
+
+NO_CHANGES: Final = NoChanges()
 
 
 def _move(page_hash: int, undone: dict[int, None], done: dict[int, None]) -> None:
@@ -37,3 +96,13 @@ def _move(page_hash: int, undone: dict[int, None], done: dict[int, None]) -> Non
         del undone[page_hash]
     else:
         done[page_hash] = None
+
+
+def _pop(hashes: dict[int, None], limit: int | None) -> tuple[int, ...]:
+    popped = tuple(itertools.islice(hashes, limit))
+    if len(popped) == len(hashes):
+        hashes.clear()
+    else:
+        for page_hash in popped:
+            del hashes[page_hash]
+    return popped

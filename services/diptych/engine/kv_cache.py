@@ -3,6 +3,9 @@
 Three levels, as in the field: request -> pages (`page_table`), page ownership (`PagePool`), cached prefixes
 (`RadixTree`). This is the only place that takes pages for a request and the only place that gives them back, so
 every page has one owner and one release path. Knows bookkeeping only; the bytes live in the transfer engine's pool.
+
+With a host tier, what is evicted is copied to host memory, and copied back when a prompt matches it. So a request that
+is retired early (retracted) and admitted again finds its KV, wherever that has gone meanwhile.
 """
 
 from __future__ import annotations
@@ -12,7 +15,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from diptych.engine.batch import I32
-from diptych.engine.radix import RadixTree
+from diptych.engine.cache_changes import NO_CHANGES, ChangeLog
+from diptych.engine.eviction import EvictionPolicy
+from diptych.engine.host_tier import NO_HOST_TIER, HostTier
+from diptych.engine.radix import Match, RadixTree
 from diptych.engine.request import Request
 from diptych.kvtransfer.ownership import PagePool, Pages
 
@@ -20,10 +26,24 @@ from diptych.kvtransfer.ownership import PagePool, Pages
 class KvCache:
     """Grants pages to requests and keeps finished prefixes for reuse."""
 
-    def __init__(self, *, num_pages: int, page_size: int, max_requests: int, max_tokens_per_request: int) -> None:
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        max_requests: int,
+        max_tokens_per_request: int,
+        eviction_policy: EvictionPolicy = "lru",
+        host_tier: HostTier = NO_HOST_TIER,
+        changes: ChangeLog = NO_CHANGES,
+    ) -> None:
         self.page_size = page_size
+        self.changes = changes  # of the set of cached pages
         self.pool = PagePool(num_pages)
-        self.tree = RadixTree(page_size)
+        self.tree = RadixTree(page_size, policy=eviction_policy, num_host_slots=host_tier.num_slots, changes=changes)
+        self.num_saved = 0  # pages copied to the host tier, since start
+        self.num_restored = 0  # and back
+        self._copier = host_tier.copier
         width = min(self.pages_for(max_tokens_per_request), self.pool.capacity)
         self.page_table: I32 = np.zeros((max_requests, width), dtype=np.int32)
         self._free_rows = list(range(max_requests - 1, -1, -1))
@@ -50,8 +70,8 @@ class KvCache:
         return self.pages_of(request)[request.cached_len // self.page_size :]
 
     def cached_len(self, request: Request) -> int:
-        """How many tokens of the request the prefix cache has now."""
-        return self.tree.match(request.tokens[: request.matchable_len], request.extra_key).num_tokens
+        """How many tokens of the request the cache has now, in both tiers. Counts as no use."""
+        return self.tree.peek(request.tokens[: request.matchable_len], request.extra_key)
 
     def admit(self, request: Request, *, spare_pages: int = 0) -> bool:
         """Match and lock the longest cached prefix and take pages for all its tokens.
@@ -67,10 +87,10 @@ class KvCache:
             self.tree.unlock(match.node)
             return False
         request.row, request.node = self._free_rows.pop(), match.node
-        request.computed_len = request.cached_len = match.num_tokens
         request.num_pages = 0
         self._append(request, match.pages)
         self._append(request, self._take(need))
+        self._restore(request, match)
         return True
 
     def grow(self, request: Request, num_tokens: int) -> bool:
@@ -133,14 +153,35 @@ class KvCache:
         )
         return problems + self.tree.check()
 
+    def clear(self) -> None:
+        """Forget every cached prefix, in both tiers, that no request holds."""
+        self.pool.uncache(self.tree.clear())
+
+    def _restore(self, request: Request, match: Match) -> None:
+        """Copy back what the host tier has of the prefix, into the first pages that the request has just taken."""
+        num_restored = match.num_host_pages
+        request.computed_len = request.cached_len = match.num_tokens + num_restored * self.page_size
+        if num_restored:
+            pages = self.pages_of(request)[len(match.pages) :][:num_restored].copy()
+            self._copier.restore(self.tree.restore(match.host_nodes, pages), pages)
+            self.pool.cache(pages)
+            self.num_restored += num_restored
+
     def _take(self, count: int) -> Pages:
         """Take `count` of the available pages, evicting what is needed."""
         shortage = count - self.pool.num_free
         if shortage > 0:
-            self.pool.uncache(self.tree.evict(shortage))
+            self._evict(shortage)
         pages = self.pool.allocate(count)
         assert pages is not None
         return pages
+
+    def _evict(self, num_pages: int) -> None:
+        eviction = self.tree.evict(num_pages)
+        if len(eviction.saved):
+            self._copier.save(eviction.saved, eviction.slots)
+            self.num_saved += len(eviction.saved)
+        self.pool.uncache(eviction.pages)
 
     def _append(self, request: Request, pages: Pages) -> None:
         end = request.num_pages + len(pages)

@@ -1,41 +1,27 @@
-"""Decides which cached pages a prompt can reuse, and which page is evicted first: token prefixes -> pages.
+"""Decides which cached pages a prompt can reuse, and which are evicted: token prefixes -> pages.
 
 A radix tree whose edges are runs of whole pages, so matching, inserting and evicting cost O(pages), mostly inside
-numpy. The tree knows no pool: the caller moves page states by what `insert` and `evict` return.
+numpy. The tree knows no pool: the caller moves page states, and copies bytes, by what its methods return.
 
-Order of use is kept by one queue of the unlocked nodes, oldest first. Every use appends a path from its deep end to
-the root, hence a node always stands behind its children, and the oldest is a leaf: eviction never searches.
+With a host tier, evicted pages stay in the tree as slots of host memory; only what that has no room for is forgotten.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from diptych.common.errors import InvalidTransition
-from diptych.engine.batch import I32, I64, U64
-from diptych.engine.cache_changes import CacheChanges
+from diptych.engine import radix_check
+from diptych.engine.batch import I32, I64
+from diptych.engine.cache_changes import NO_CHANGES, ChangeLog
+from diptych.engine.eviction import EvictionPolicy, EvictionQueue, Ranking
+from diptych.engine.host_tier import SlotPool, Slots
 from diptych.engine.page_hash import chain_hashes, root_hash
+from diptych.engine.radix_node import Node, Tier, node_key
 from diptych.kvtransfer.ownership import Pages
-
-
-@dataclass(eq=False, repr=False, slots=True)
-class Node:
-    """A run of cached pages. Callers only hand it back to `lock` and `unlock`."""
-
-    key: bytes  # its name among its siblings: see `RadixTree._key`
-    parent: Node | None  # None: the root, or evicted
-    tokens: I64  # [num_pages * page_size]
-    pages: I32  # [num_pages]
-    hashes: U64  # [num_pages]
-    children: dict[bytes, Node] = field(default_factory=dict)
-    num_locks: int = 0  # of this node and every node below it
-
-    def __repr__(self) -> str:
-        return f"Node(pages={self.pages.tolist()}, num_locks={self.num_locks})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +30,12 @@ class Match:
 
     node: Node
     pages: Pages
-    num_tokens: int  # a multiple of the page size
+    num_tokens: int  # of `pages`; a multiple of the page size
+    host_nodes: tuple[Node, ...] = ()  # continue the prefix; `restore` brings them back
+
+    @property
+    def num_host_pages(self) -> int:
+        return sum(len(node.pages) for node in self.host_nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +47,38 @@ class Insertion:
     duplicate: Pages  # the caller's still: the tree has other pages for these positions
 
 
-class RadixTree:
-    """The prefix cache of one worker. Prompts with different salts share nothing."""
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """Pages that left the tree. Those of `saved` must be copied to `slots` before they are used again."""
 
-    def __init__(self, page_size: int) -> None:
+    pages: Pages
+    saved: Pages
+    slots: Slots
+
+
+class RadixTree:
+    """The prefix cache of one worker. Prompts with different extra keys share nothing."""
+
+    def __init__(
+        self,
+        page_size: int,
+        *,
+        policy: EvictionPolicy = "lru",
+        num_host_slots: int = 0,
+        changes: ChangeLog = NO_CHANGES,
+    ) -> None:
         self._page_size = page_size
         self._root = Node(b"", None, np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint64))
-        self._unlocked: OrderedDict[Node, None] = OrderedDict()
+        self._ranking = Ranking(policy)
+        self._queues = {tier: EvictionQueue(tier) for tier in Tier}  # hold every unlocked node
+        self._slots = SlotPool(num_host_slots)
         self._num_pages = 0
         self._num_evictable = 0
-        self._changes = CacheChanges()
+        self._changes = changes
 
     @property
     def num_pages(self) -> int:
+        """Pages of the pool in the tree."""
         return self._num_pages
 
     @property
@@ -76,186 +86,215 @@ class RadixTree:
         """Pages that `evict` could return now."""
         return self._num_evictable
 
-    def match(self, token_ids: I64, salt: bytes = b"") -> Match:
-        """Find the longest cached prefix of whole pages, and count it as used."""
-        path = self._walk(token_ids, salt)
-        self._use(path[-1])
-        pages = _joined(node.pages for node in path)
-        return Match(path[-1], pages, len(pages) * self._page_size)
+    @property
+    def num_host_pages(self) -> int:
+        return self._slots.capacity - self._slots.num_free
 
-    def insert(self, token_ids: I64, pages: Pages, salt: bytes = b"") -> Insertion:
-        """Add the pages that hold the KV of `token_ids`; tokens after the last whole page are ignored."""
+    def match(self, token_ids: I64, extra_key: bytes = b"") -> Match:
+        """Find the longest cached prefix of whole pages, and note that it is wanted now."""
+        path = self._walk(token_ids, extra_key)
+        self._touch(path[-1])
+        pages = _device_pages(path)
+        host_nodes = tuple(node for node in path if node.tier is Tier.HOST)
+        return Match(path[-1], pages, len(pages) * self._page_size, host_nodes)
+
+    def peek(self, token_ids: I64, extra_key: bytes = b"") -> int:
+        """Return how many tokens `match` would find, in both tiers, and change nothing."""
+        node, start = self._root, 0
+        while start + self._page_size <= len(token_ids):
+            child = node.children.get(self._key(token_ids, start, extra_key))
+            if child is None:
+                break
+            num_common = child.num_common_pages(token_ids[start:], self._page_size)
+            start += num_common * self._page_size
+            if num_common < len(child.pages):
+                break
+            node = child
+        return start
+
+    def insert(self, token_ids: I64, pages: Pages, extra_key: bytes = b"") -> Insertion:
+        """Add the pages that hold the KV of `token_ids`, and count a use of the prefix.
+
+        Tokens after the last whole page are ignored.
+        """
         if len(pages) != len(token_ids) // self._page_size:
             raise InvalidTransition(f"{len(pages)} pages cannot hold the whole pages of {len(token_ids)} tokens")
-        path = self._walk(token_ids, salt)
-        node, known = path[-1], _joined(node.pages for node in path)
-        taken = pages[len(known) :]
-        if len(taken):
-            node = self._append(node, token_ids, salt, taken.copy())
+        path = self._walk(token_ids, extra_key)
+        known = _device_pages(path)
+        given, taken = pages[: len(known)], pages[len(known) :].copy()
+        host_nodes = [node for node in path if node.tier is Tier.HOST]
+        num_host_pages = sum(len(node.pages) for node in host_nodes)
+        self.restore(host_nodes, taken[:num_host_pages])
+        node = path[-1]
+        if num_host_pages < len(taken):
+            node = self._append(node, token_ids, extra_key, taken[num_host_pages:])
         self._use(node)
-        given = pages[: len(known)]
         return Insertion(node, taken, duplicate=given[given != known])
+
+    def restore(self, host_nodes: Iterable[Node], pages: Pages) -> Slots:
+        """Make `pages` the place of nodes of the host tier, parents first; return the slots that have their KV."""
+        slots = []
+        for node in host_nodes:
+            slots.append(node.pages)
+            self._slots.release(node.pages)
+            node.tier, node.pages, pages = Tier.DEVICE, pages[: len(node.pages)], pages[len(node.pages) :]
+            self._admit(node)
+        return _joined(slots)
 
     def lock(self, node: Node) -> None:
         """Keep the prefix that ends at `node` from eviction. Locks are counted."""
         if node.parent is None and node is not self._root:
             raise InvalidTransition("lock of an evicted node")
-        for step in self._path(node):
-            if step.num_locks == 0:
-                del self._unlocked[step]
+        for step in node.path():
+            if step.num_locks == 0 and step.tier is Tier.DEVICE:
                 self._num_evictable -= len(step.pages)
             step.num_locks += 1
 
     def unlock(self, node: Node) -> None:
-        """Take one lock off; what no other lock holds counts as used now."""
-        for step in self._path(node):
+        """Take one lock off; what no other lock holds counts as wanted now."""
+        for step in node.path():
             if step.num_locks == 0:
                 raise InvalidTransition("unlock of a node that is not locked")
             step.num_locks -= 1
             if step.num_locks == 0:
-                self._unlocked[step] = None
-                self._num_evictable += len(step.pages)
+                self._ranking.touch(step)
+                self._queues[step.tier].add(step)
+                self._num_evictable += len(step.pages) if step.tier is Tier.DEVICE else 0
 
-    def evict(self, num_pages: int) -> Pages:
-        """Forget the `num_pages` pages used longest ago, or all unlocked ones if fewer; return them."""
+    def evict(self, num_pages: int) -> Eviction:
+        """Give up the `num_pages` lowest ranking pages of the pool, or all unlocked ones if fewer."""
         evicted: list[Pages] = []
-        while num_pages > 0 and self._unlocked:
-            node = next(iter(self._unlocked))
-            if len(node.pages) > num_pages:
-                self._unlocked.move_to_end(self._split(node, len(node.pages) - num_pages), last=False)
-            self._remove(node)
+        saved: list[Pages] = []
+        slots: list[Slots] = []
+        while num_pages > 0 and (node := self._pop(Tier.DEVICE, num_pages)):
             evicted.append(node.pages)
             num_pages -= len(node.pages)
-        return _joined(evicted)
+            self._num_pages -= len(node.pages)
+            self._num_evictable -= len(node.pages)
+            self._ranking.note_eviction(node)
+            num_saved = self._make_host_room(len(node.pages))
+            saved.append(node.pages[:num_saved])
+            slots.append(self._demote(node, num_saved))
+        return Eviction(_joined(evicted), _joined(saved), _joined(slots))
 
     def clear(self) -> Pages:
-        """Forget everything that is not locked; return its pages."""
-        return self.evict(self._num_evictable)
+        """Forget everything that is not locked, in both tiers; return the pages of the pool."""
+        gone = [node for node in self._root.below() if node.num_locks == 0]
+        pages = _device_pages(gone)
+        for node in reversed(gone):  # children first
+            self._remove(node)
+        self._num_pages -= len(pages)
+        self._num_evictable -= len(pages)
+        self._changes.clear()
+        self._changes.store(self.hashes())
+        return pages
 
     def pages(self) -> Pages:
-        """Return every page of the tree."""
-        return _joined(node.pages for node in self._nodes())
+        """Return every page of the pool that is in the tree."""
+        return _device_pages(self._root.below())
 
     def hashes(self) -> list[int]:
-        """Return the hash of every page of the tree: where a new listener starts, right after `drain_events`."""
-        return [page_hash for node in self._nodes() for page_hash in node.hashes.tolist()]
-
-    def drain_events(self) -> tuple[list[int], list[int]]:
-        """Return the hashes (stored, removed) since the last call. Net changes: no hash is in both."""
-        return self._changes.drain()
+        """Return the hash of every page of the tree, in both tiers."""
+        return [page_hash for node in self._root.below() for page_hash in node.hashes.tolist()]
 
     def check(self) -> list[str]:
         """Recount everything that is maintained; return what is wrong, `[]` when clean. O(pages)."""
-        return [*self._check_counts(), *self._check_queue(), *self._check_nodes()]
+        nodes = list(self._root.below())
+        counts = (self._num_pages, self._num_evictable)
+        return [
+            *radix_check.counts(nodes, *counts),
+            *radix_check.slots(nodes, self._slots),
+            *radix_check.nodes(nodes, self._page_size),
+            *radix_check.queues(nodes, self._queues),
+        ]
 
-    def _walk(self, token_ids: I64, salt: bytes) -> list[Node]:
+    def _walk(self, token_ids: I64, extra_key: bytes) -> list[Node]:
         """Return the path of the longest cached prefix, root first, splitting a node that is left in its middle."""
         path, start = [self._root], 0
         while start + self._page_size <= len(token_ids):
-            child = path[-1].children.get(self._key(token_ids[start:], salt if start == 0 else b""))
+            child = path[-1].children.get(self._key(token_ids, start, extra_key))
             if child is None:
                 break
-            num_common = self._num_common_pages(child.tokens, token_ids[start:])
-            path.append(child if num_common == len(child.pages) else self._split(child, num_common))
+            num_common = child.num_common_pages(token_ids[start:], self._page_size)
+            if num_common < len(child.pages):
+                child = child.split(num_common, self._page_size)
+                self._ranking.touch(child)
+                self._queues[child.tier].add(child)
+            path.append(child)
             start += num_common * self._page_size
         return path
 
-    def _key(self, token_ids: I64, salt: bytes) -> bytes:
-        """Name a node by its first page; below the root also by the salt, which so divides the whole tree."""
-        return salt + token_ids[: self._page_size].astype(np.int64, copy=False).tobytes()
+    def _key(self, token_ids: I64, start: int, extra_key: bytes) -> bytes:
+        """Name the node that begins at token `start`: only at the root also by the extra key."""
+        return node_key(token_ids[start:], self._page_size, b"" if start else extra_key)
 
-    def _num_common_pages(self, left: I64, right: I64) -> int:
-        length = min(len(left), len(right))
-        differing = np.flatnonzero(left[:length] != right[:length])
-        return int(differing[0] if len(differing) else length) // self._page_size
-
-    def _append(self, parent: Node, token_ids: I64, salt: bytes, pages: Pages) -> Node:
+    def _append(self, parent: Node, token_ids: I64, extra_key: bytes, pages: Pages) -> Node:
         end = len(token_ids) // self._page_size * self._page_size
         tokens = token_ids[end - len(pages) * self._page_size : end].astype(np.int64)
-        previous = root_hash(salt) if parent is self._root else int(parent.hashes[-1])
-        key = self._key(tokens, salt if parent is self._root else b"")
-        node = Node(key, parent, tokens, pages, chain_hashes(previous, tokens, self._page_size))
+        previous = root_hash(extra_key) if parent is self._root else int(parent.hashes[-1])
+        key = self._key(token_ids, parent.end * self._page_size, extra_key)
+        hashes = chain_hashes(previous, tokens, self._page_size)
+        node = Node(key, parent, tokens, pages, hashes, parent.end + len(pages))
         parent.children[key] = node
-        self._unlocked[node] = None
-        self._num_pages += len(pages)
-        self._num_evictable += len(pages)
-        self._changes.store(node.hashes)
+        self._admit(node)
+        self._changes.store(node.hashes.tolist())
         return node
 
-    def _split(self, node: Node, num_pages: int) -> Node:
-        """Move the first `num_pages` pages of `node` to a new parent of it: whoever locked `node` holds both halves.
+    def _admit(self, node: Node) -> None:
+        """Count a node whose pages have come to the pool."""
+        self._num_pages += len(node.pages)
+        self._ranking.touch(node)
+        if node.num_locks == 0:
+            self._num_evictable += len(node.pages)
+            self._queues[Tier.DEVICE].add(node)
 
-        The new node comes last in the queue: the caller uses it at once, or moves it.
-        """
-        num_tokens = num_pages * self._page_size
-        assert node.parent is not None
-        tokens, pages, hashes = node.tokens[:num_tokens], node.pages[:num_pages], node.hashes[:num_pages]
-        upper = Node(node.key, node.parent, tokens, pages, hashes, num_locks=node.num_locks)
-        node.parent.children[node.key] = upper
-        node.parent = upper
-        node.tokens, node.pages, node.hashes = node.tokens[num_tokens:], node.pages[num_pages:], node.hashes[num_pages:]
-        node.key = self._key(node.tokens, b"")
-        upper.children[node.key] = node
-        if upper.num_locks == 0:
-            self._unlocked[upper] = None
-        return upper
+    def _pop(self, tier: Tier, num_pages: int) -> Node | None:
+        """Take the lowest ranking node of a tier out of its queue, or the end of it that has `num_pages` pages."""
+        node = self._queues[tier].pop()
+        if node is not None and len(node.pages) > num_pages:
+            self._queues[tier].add(node.split(len(node.pages) - num_pages, self._page_size))
+        return node
+
+    def _make_host_room(self, num_pages: int) -> int:
+        """Forget the lowest ranking pages of the host tier until `num_pages` fit, or none is left; return how many."""
+        while self._slots.num_free < num_pages and (node := self._pop(Tier.HOST, num_pages - self._slots.num_free)):
+            self._remove(node)
+        return min(num_pages, self._slots.num_free)
+
+    def _demote(self, node: Node, num_saved: int) -> Slots:
+        """Move the first `num_saved` pages of a node to the host tier and forget the others; return their slots."""
+        if num_saved < len(node.pages):
+            kept = node.split(num_saved, self._page_size) if num_saved else None
+            for lost in [*reversed(list(node.below())), node]:
+                self._remove(lost)
+            if kept is None:
+                return np.zeros(0, np.int32)
+            node = kept
+        node.tier, node.pages = Tier.HOST, self._slots.allocate(num_saved)
+        self._queues[Tier.HOST].add(node)
+        return node.pages
 
     def _remove(self, leaf: Node) -> None:
         assert leaf.parent is not None
         assert not leaf.children
         del leaf.parent.children[leaf.key]
         leaf.parent = None
-        del self._unlocked[leaf]
-        self._num_pages -= len(leaf.pages)
-        self._num_evictable -= len(leaf.pages)
-        self._changes.remove(leaf.hashes)
+        if leaf.tier is Tier.HOST:
+            self._slots.release(leaf.pages)
+        self._changes.remove(leaf.hashes[::-1].tolist())
 
     def _use(self, node: Node) -> None:
-        for step in self._path(node):
-            if step.num_locks == 0:
-                self._unlocked.move_to_end(step)
+        for step in node.path():
+            step.num_uses += 1
+        self._touch(node)
 
-    def _path(self, node: Node) -> Iterator[Node]:
-        """Yield `node` and the nodes above it, without the root."""
-        while node.parent is not None:
-            yield node
-            node = node.parent
+    def _touch(self, node: Node) -> None:
+        for step in node.path():
+            self._ranking.touch(step)
 
-    def _nodes(self) -> Iterator[Node]:
-        """Yield every node but the root."""
-        waiting = list(self._root.children.values())
-        while waiting:
-            node = waiting.pop()
-            waiting.extend(node.children.values())
-            yield node
 
-    def _check_counts(self) -> Iterator[str]:
-        pages = self.pages()
-        if len(np.unique(pages)) < len(pages):
-            yield "a page is in two places"
-        if len(pages) != self._num_pages:
-            yield f"{len(pages)} pages are counted as {self._num_pages}"
-        num_evictable = sum(len(node.pages) for node in self._nodes() if node.num_locks == 0)
-        if num_evictable != self._num_evictable:
-            yield f"{num_evictable} evictable pages are counted as {self._num_evictable}"
-
-    def _check_queue(self) -> Iterator[str]:
-        if set(self._unlocked) != {node for node in self._nodes() if node.num_locks == 0}:
-            yield "the queue is not the set of unlocked nodes"
-        passed: set[Node] = set()
-        for node in self._unlocked:
-            passed.add(node)
-            if not passed.issuperset(node.children.values()):
-                yield f"{node} stands before its children in the queue"
-
-    def _check_nodes(self) -> Iterator[str]:
-        for node in self._nodes():
-            if node.parent is None or node.parent.children.get(node.key) is not node:
-                yield f"{node} is not its parent's child"
-            if not 0 < len(node.pages) * self._page_size == len(node.tokens) == len(node.hashes) * self._page_size:
-                yield f"{node} has {len(node.tokens)} tokens and {len(node.hashes)} hashes"
-            if node.num_locks < sum(child.num_locks for child in node.children.values()):
-                yield f"{node} has fewer locks than its children"
+def _device_pages(nodes: Iterable[Node]) -> Pages:
+    return _joined(node.pages for node in nodes if node.tier is Tier.DEVICE)
 
 
 def _joined(runs: Iterable[I32]) -> Pages:

@@ -14,7 +14,7 @@ from diptych.engine.batch import I64
 from diptych.engine.finish import Finish
 from diptych.engine.grammar.grammar import Matcher
 from diptych.engine.logprobs import PromptLogprobs
-from diptych.engine.radix import Node
+from diptych.engine.radix_node import Node
 from diptych.engine.sampling_params import SamplingParams
 from diptych.engine.token_counts import TokenCounts
 from diptych.kvtransfer.ownership import Pages

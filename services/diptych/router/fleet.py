@@ -14,6 +14,7 @@ from diptych.common.errors import Unavailable
 from diptych.common.membership import State
 from diptych.router.metrics import RouterMetrics
 from diptych.router.pairing import explain, pair_up
+from diptych.router.prefix_index import PrefixIndex
 from diptych.router.session import ROLES, Session
 from diptych.router.worker_view import Pair, Role
 from diptych.v1.bootstrap_pb2 import Instance
@@ -33,6 +34,7 @@ class Fleet:
     def __init__(self, membership: Membership, model_id: str, metrics: RouterMetrics) -> None:
         self._membership = membership
         self._model_id = model_id
+        self.prefix_index = PrefixIndex()
         self._metrics = metrics
         self._sessions: dict[int, Session] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -80,6 +82,16 @@ class Fleet:
     def num_open_legs(self, role: Role) -> int:
         return sum(session.num_open_legs for session in self._sessions.values() if session.role is role)
 
+    def num_cached_pages(self, role: Role) -> int:
+        """Pages that workers of a role are known to have cached."""
+        workers = [session for session in self._sessions.values() if session.role is role]
+        return sum(self.prefix_index.num_pages(session.instance_id) for session in workers)
+
+    def num_in_sync(self, role: Role) -> int:
+        """Workers of a role whose cached pages are all known."""
+        workers = [session for session in self._sessions.values() if session.role is role]
+        return sum(self.prefix_index.is_in_sync(session.instance_id) for session in workers)
+
     async def wait_for_pairs(self, timeout_s: float) -> tuple[Pair, ...]:
         """Return the pairs that may serve, waiting for one if need be. Raises `Unavailable`, saying why not."""
         try:
@@ -110,7 +122,7 @@ class Fleet:
         self._note_change()
 
     def _add(self, instance: Instance, group: asyncio.TaskGroup) -> None:
-        session = Session(instance, self._note_change, self._metrics)
+        session = Session(instance, self._note_change, self.prefix_index, self._metrics)
         self._sessions[session.instance_id] = session
         self._tasks[session.instance_id] = group.create_task(session.run())
 

@@ -78,7 +78,7 @@ def build(config: RouterConfig, model: ServedModel, membership: Membership) -> R
     metrics = RouterMetrics()
     fleet = Fleet(membership, model.model_id, metrics)
     admission = Admission(config.max_concurrent)
-    metrics.watch(fleet.num_open_legs, lambda: admission.num_running)
+    metrics.watch(fleet, lambda: admission.num_running)
     preparer = Preparer(
         model,
         lambda: fleet.context_len(model.context_len),

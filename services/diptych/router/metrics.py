@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -16,6 +16,16 @@ GAP_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 1.0, 5.0
 STAGE_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
+class FleetCounts(Protocol):
+    """What is counted of the workers."""
+
+    def num_open_legs(self, role: Role) -> int: ...
+
+    def num_cached_pages(self, role: Role) -> int: ...
+
+    def num_in_sync(self, role: Role) -> int: ...
+
+
 class RouterMetrics:
     """What the router counts and measures."""
 
@@ -25,6 +35,12 @@ class RouterMetrics:
         self._add_histograms()
         self._legs_open = Gauge(
             "diptych_router_legs_open", "Legs that workers have not ended yet", ["role"], registry=self.registry
+        )
+        self._cached_pages = Gauge(
+            "diptych_router_cached_pages", "Pages that workers have cached, as known", ["role"], registry=self.registry
+        )
+        self._kv_in_sync = Gauge(
+            "diptych_router_kv_in_sync", "Workers whose cached pages are all known", ["role"], registry=self.registry
         )
         self._running = Gauge(
             "diptych_router_requests_running", "Requests that were admitted and have not ended", registry=self.registry
@@ -39,6 +55,7 @@ class RouterMetrics:
         self.cached_tokens = counter("cached_tokens", "Prompt tokens found in a prefill worker's prefix cache")
         self.output_tokens = counter("output_tokens", "Output tokens of finished requests")
         self.retries = counter("retries", "Attempts that failed and were tried again, by reason", "reason")
+        self.kv_resyncs = counter("kv_resyncs", "Times a worker was asked for all its cached pages, after a gap")
         self.replays = counter("replays", "Retries that continued after tokens had been sent")
 
     def _add_histograms(self) -> None:
@@ -58,10 +75,12 @@ class RouterMetrics:
         self._decode_transfer = stages.labels("decode_transfer")
         self._decode_join = stages.labels("decode_join")
 
-    def watch(self, num_legs: Callable[[Role], int], num_running: Callable[[], int]) -> None:
+    def watch(self, fleet: FleetCounts, num_running: Callable[[], int]) -> None:
         """Read these gauges from their owners whenever somebody asks."""
         for role in Role:
-            self._legs_open.labels(role.value).set_function(functools.partial(num_legs, role))
+            self._legs_open.labels(role.value).set_function(functools.partial(fleet.num_open_legs, role))
+            self._cached_pages.labels(role.value).set_function(functools.partial(fleet.num_cached_pages, role))
+            self._kv_in_sync.labels(role.value).set_function(functools.partial(fleet.num_in_sync, role))
         self._running.set_function(num_running)
 
     def leg_finished(self, role: Role, stats: LegStats) -> None:

@@ -17,6 +17,7 @@ class Outbox:
     def __init__(self) -> None:
         self._starts: deque[StartLeg] = deque()
         self._aborts: list[int] = []
+        self._resync_kv = False
         self._due = asyncio.Event()
         self._is_closed = False
 
@@ -26,6 +27,10 @@ class Outbox:
 
     def abort(self, room: int) -> None:
         self._aborts.append(room)
+        self._due.set()
+
+    def resync_kv(self) -> None:
+        self._resync_kv = True
         self._due.set()
 
     def close(self) -> None:
@@ -40,7 +45,8 @@ class Outbox:
         await self._due.wait()
         if self._is_closed:
             raise StopAsyncIteration
-        batch, num_tokens = RouterBatch(), 0
+        batch, num_tokens = RouterBatch(resync_kv=self._resync_kv), 0
+        self._resync_kv = False
         while self._starts and num_tokens <= MAX_BATCH_TOKENS - len(self._starts[0].prompt_token_ids):
             num_tokens += len(self._starts[0].prompt_token_ids)
             batch.start.append(self._starts.popleft())

@@ -18,9 +18,10 @@ from diptych.common.rpc import CHANNEL_OPTIONS
 from diptych.router.legs import LegReceiver, OpenLegs
 from diptych.router.metrics import RouterMetrics
 from diptych.router.outbox import Outbox
+from diptych.router.prefix_index import KvNews, PrefixIndex
 from diptych.router.worker_view import Role, WorkerLoad, WorkerView
 from diptych.v1 import bootstrap_pb2
-from diptych.v1.worker_pb2 import LegOutput, StartLeg, StatusRequest, WorkerBatch
+from diptych.v1.worker_pb2 import KvEvents, LegOutput, StartLeg, StatusRequest, WorkerBatch
 from diptych.v1.worker_pb2_grpc import WorkerStub
 
 logger = logging.getLogger(__name__)
@@ -42,13 +43,20 @@ class WrongInstance(Exception):
 class Session:
     """A worker as this router reaches it. `run` keeps the stream up until it is cancelled."""
 
-    def __init__(self, instance: bootstrap_pb2.Instance, on_change: Callable[[], None], metrics: RouterMetrics) -> None:
+    def __init__(
+        self,
+        instance: bootstrap_pb2.Instance,
+        on_change: Callable[[], None],
+        index: PrefixIndex,
+        metrics: RouterMetrics,
+    ) -> None:
         self.instance_id = instance.instance_id
         self.role = ROLES[instance.role]
         self._instance = instance
         self._load = instance.load
         self._linked = frozenset(instance.load.linked_instances)
         self._on_change = on_change
+        self._index = index  # learns here what the worker has cached
         self._metrics = metrics
         self._legs = OpenLegs()
         self._outbox: Outbox | None = None
@@ -141,6 +149,7 @@ class Session:
         finally:
             was_open = self.is_open
             outbox.close()
+            self._index.forget(self.instance_id)
             self._close(reason)
         return was_open
 
@@ -173,6 +182,16 @@ class Session:
                 logger.warning("%s sent an output for room %016x, which is not open", self, output.room)
         if batch.HasField("load"):
             self._take_load(batch.load)
+        if batch.HasField("kv_events"):
+            self._take_kv_events(batch.kv_events)
+
+    def _take_kv_events(self, wire: KvEvents) -> None:
+        news = KvNews(wire.sequence, wire.cleared, wire.removed, wire.stored, wire.more)
+        if not self._index.apply(self.instance_id, news):
+            logger.warning("missed KV events of %s: asking for all", self)
+            self._metrics.kv_resyncs.inc()
+            if self._outbox is not None:
+                self._outbox.resync_kv()
 
     def _observe(self, output: LegOutput) -> None:
         if output.finish_reason:

@@ -49,6 +49,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         self.faults: list[Fault] = []  # each is used by one leg
         self.started: list[StartLeg] = []
         self.aborted: list[int] = []  # rooms
+        self.num_resyncs = 0  # asked for by routers
         self.batch_sizes: list[tuple[int, int]] = []  # (starts, aborts) of each message
         self.running: dict[int, asyncio.Task[None]] = {}  # by room
         self.released = asyncio.Event()
@@ -91,6 +92,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
 
     async def _read(self, batches: Any, ready: Batches) -> None:
         async for batch in batches:
+            self.num_resyncs += batch.resync_kv
             self.batch_sizes.append((len(batch.start), len(batch.abort)))
             for leg in batch.start:
                 fault = self.faults.pop(0) if self.faults else None

@@ -36,7 +36,7 @@ class Frontend:
         core = AggregatedCore(cache, Limits(CONTEXT, VOCAB, frozenset(), 16, 8))
         runner = NullRunner(np.zeros((65, PAGE), dtype=np.uint64), VOCAB)
         self._grammars = GrammarThread(lambda: Compiler(tokenizer, VOCAB, tokenizer.eos_ids))
-        loop = SchedulerLoop(core, runner, channel, NoLinks(), self._grammars, max_tokens=CONTEXT)
+        loop = SchedulerLoop(core, runner, channel, NoLinks(), self._grammars, cache=cache, max_tokens=CONTEXT)
         self._channel = channel
         self._thread = threading.Thread(target=loop.run)
         self._thread.start()

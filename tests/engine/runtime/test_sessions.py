@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 
-from diptych.engine.runtime.sessions import Sessions
+from diptych.engine.kv_feed import MAX_HASHES, KvFeeds
+from diptych.engine.runtime.sessions import Session, Sessions
 from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
 
 LAST = inference_pb2.FINISH_REASON_STOP
@@ -58,3 +59,44 @@ def test_a_new_session_learns_the_load_at_once() -> None:
     sessions.set_load(bootstrap_pb2.WorkerLoad(num_running=3))
     session = sessions.open()
     assert asyncio.run(session.take()).load.num_running == 3
+
+
+def kv_events(session: Session) -> worker_pb2.KvEvents:
+    return asyncio.run(session.take()).kv_events
+
+
+def test_a_new_session_learns_the_cached_pages_and_then_the_changes() -> None:
+    sessions = Sessions(KvFeeds())
+    sessions.tell_kv(worker_pb2.KvEvents(stored=[1, 2]))
+    session = sessions.open()
+    assert kv_events(session) == worker_pb2.KvEvents(sequence=1, cleared=True, stored=[1, 2])
+    sessions.tell_kv(worker_pb2.KvEvents(stored=[3], removed=[2]))
+    assert kv_events(session) == worker_pb2.KvEvents(sequence=2, stored=[3], removed=[2])
+
+
+def test_many_pages_are_told_in_several_messages() -> None:
+    sessions = Sessions(KvFeeds())
+    sessions.tell_kv(worker_pb2.KvEvents(stored=range(MAX_HASHES + 1)))
+    session = sessions.open()
+    first, second = kv_events(session), kv_events(session)
+    assert (len(first.stored), first.cleared, first.more) == (MAX_HASHES, True, True)
+    assert second == worker_pb2.KvEvents(sequence=2, stored=[MAX_HASHES])
+
+
+def test_a_session_that_missed_something_is_told_everything_again_and_the_others_are_not() -> None:
+    sessions = Sessions(KvFeeds())
+    sessions.tell_kv(worker_pb2.KvEvents(stored=[1]))
+    first, second = sessions.open(), sessions.open()
+    kv_events(first), kv_events(second)
+    sessions.resync_kv(first)
+    assert kv_events(first) == worker_pb2.KvEvents(sequence=2, cleared=True, stored=[1])
+    sessions.tell_kv(worker_pb2.KvEvents(stored=[2]))
+    assert kv_events(second) == worker_pb2.KvEvents(sequence=2, stored=[2])
+
+
+def test_without_kv_events_nothing_is_told_of_pages() -> None:
+    sessions = Sessions()
+    session = sessions.open()
+    sessions.tell_kv(worker_pb2.KvEvents(stored=[1]))
+    sessions.resync_kv(session)
+    assert not asyncio.run(session.take()).HasField("kv_events")

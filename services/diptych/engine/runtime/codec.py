@@ -6,9 +6,11 @@ import dataclasses
 
 import numpy as np
 
+from diptych.engine.cache_changes import CacheDelta
 from diptych.engine.events import Load, Start
 from diptych.engine.finish import Finish
 from diptych.engine.grammar.grammar import Grammar, GrammarKind
+from diptych.engine.kv_feed import KvMessage
 from diptych.engine.logprobs import TokenLogprobs
 from diptych.engine.output import Failure, FailureCode, Output, Stats
 from diptych.engine.page_hash import extra_key
@@ -154,6 +156,20 @@ def _stats_to_wire(stats: Stats) -> worker_pb2.LegStats:
         transfer_us=round(stats.transfer_s * 1e6),
         join_us=round(stats.join_s * 1e6),
     )
+
+
+def delta_to_wire(delta: CacheDelta) -> worker_pb2.KvEvents:
+    return worker_pb2.KvEvents(stored=delta.stored, removed=delta.removed, cleared=delta.cleared)
+
+
+def delta_from_wire(wire: worker_pb2.KvEvents) -> CacheDelta:
+    return CacheDelta(wire.cleared, tuple(wire.removed), tuple(wire.stored))
+
+
+def kv_message_to_wire(message: KvMessage) -> worker_pb2.KvEvents:
+    wire = delta_to_wire(message.delta)
+    wire.sequence, wire.more = message.sequence, message.more
+    return wire
 
 
 def load_to_wire(load: Load, linked: set[int]) -> bootstrap_pb2.WorkerLoad:

@@ -78,7 +78,7 @@ class Engine:
         self._thread.start()
         try:
             self._scheduler, self.context_len = self._wait(
-                _start(replace(options or EngineOptions(), model=model), dispatch)
+                _start(replace(options or EngineOptions(), model=model, kv_events="off"), dispatch)
             )
         except BaseException:
             self._stop_loop()

@@ -15,6 +15,7 @@ import zmq
 
 from diptych.engine.batch import Runner
 from diptych.engine.events import AbortRoom, CompileGrammar, Emit, GrammarFailed, GrammarReady, SchedulerCore
+from diptych.engine.kv_cache import KvCache
 from diptych.engine.runtime import codec
 from diptych.engine.runtime.links import SUSPECT_CHECK_S, PeerLinks
 from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
@@ -47,6 +48,7 @@ class SchedulerLoop:
         links: PeerLinks,
         grammars: Grammars,
         *,
+        cache: KvCache,
         max_tokens: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -55,6 +57,7 @@ class SchedulerLoop:
         self._channel = channel
         self._links = links
         self._grammars = grammars
+        self._cache = cache  # the core's; the loop only reports on it
         self._max_tokens = max_tokens
         self._clock = clock
         self._events = engine_pb2.SchedulerEvents()  # goes out at the end of this iteration
@@ -146,6 +149,8 @@ class SchedulerLoop:
         if load != self._last_load:
             self._last_load = load
             self._events.load.CopyFrom(load)
+        if delta := self._cache.changes.take():
+            self._events.kv_events.CopyFrom(codec.delta_to_wire(delta))
         if self._events.ByteSize():
             self._channel.send(self._events.SerializeToString())
             self._events = engine_pb2.SchedulerEvents()
@@ -160,4 +165,7 @@ class SchedulerLoop:
             integrity_failures=self._core.num_integrity_failures,
             leaks_found=len(problems),
             problems=problems,
+            host_pages=self._cache.tree.num_host_pages,
+            host_pages_saved=self._cache.num_saved,
+            host_pages_restored=self._cache.num_restored,
         )

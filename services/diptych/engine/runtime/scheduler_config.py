@@ -11,10 +11,12 @@ from typing import Literal
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.logging import LogFormat, LogLevel
+from diptych.engine.eviction import EvictionPolicy
 from diptych.engine.limits import Scheduling
 
 Dtype = Literal["float32", "bfloat16"]
 AttentionBackend = Literal["auto", "cpu", "torch"]
+Switch = Literal["on", "off"]
 Transports = Literal["auto", "shm", "tcp"]
 SchedulePolicy = Literal["fcfs", "lpm", "priority", "deadline"]
 
@@ -36,12 +38,17 @@ class EngineOptions:
     tenant_weights: tuple[str, ...] = option(
         (), help="shares of tenants, as name=weight; a tenant without one has weight 1", group="scheduling"
     )
+    eviction_policy: EvictionPolicy = option("lru", help="which cached KV page goes first: lru or lfu", group="engine")
+    host_cache_mib: int = option(0, help="host memory for KV pages that the pool evicts, MiB; 0: none", group="engine")
+    kv_events: Switch = option("on", help="tell routers which prefixes are cached", group="engine")
     attention_backend: AttentionBackend = option("auto", help="attention implementation", group="engine")
 
     def validate(self) -> None:
         for name in ("tp", "dp", "num_threads", "kv_cache_mib", "page_size", "max_step_tokens", "max_requests"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        if self.host_cache_mib < 0:
+            raise ConfigError(f"--host-cache-mib must not be negative, but is {self.host_cache_mib}")
         self.scheduling()
 
     def scheduling(self) -> Scheduling:

@@ -18,11 +18,14 @@ import zmq
 from diptych.common import lifecycle
 from diptych.common.errors import ConfigError, DiptychError
 from diptych.common.logging import setup
+from diptych.engine.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.events import SchedulerCore
 from diptych.engine.grammar.compiler import Compiler
+from diptych.engine.host_tier import NO_HOST_TIER, HostTier
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.loader.source import ModelSource, open_model
+from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.runner.threads import configure_threads
 from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.runtime.links import Links, NoLinks, PeerLinks
@@ -100,6 +103,9 @@ def _serve(
         page_size=layout.page_size,
         max_requests=limits.max_requests,
         max_tokens_per_request=limits.context_len,
+        eviction_policy=options.eviction_policy,
+        host_tier=_host_tier(options.host_cache_mib, memory.buffer, layout),
+        changes=CacheChanges() if options.kv_events == "on" else NO_CHANGES,
     )
     core = build_core(cache, limits, memory.digest, layout)
     max_tokens = min(limits.context_len, cache.max_request_tokens)
@@ -107,7 +113,7 @@ def _serve(
     channel.send(engine_pb2.SchedulerEvents(ready=ready).SerializeToString())
     logger.info("ready: %s, %d KV pages of %d tokens", source.config.model_id, layout.num_pages, layout.page_size)
     try:
-        SchedulerLoop(core, runner, channel, memory.links, grammars, max_tokens=max_tokens).run()
+        SchedulerLoop(core, runner, channel, memory.links, grammars, cache=cache, max_tokens=max_tokens).run()
     finally:
         grammars.close()
         memory.links.close()
@@ -131,6 +137,13 @@ def _allocate(layout: PoolLayout, transport: Transport | None) -> _Memory:
     pool = transport.allocate_pool(layout)
     info = bootstrap_pb2.TransferInfo(engine_metadata=transport.metadata(), layout=layout_to_wire(layout))
     return _Memory(pool.buffer, pool.digest, Links(transport), info)
+
+
+def _host_tier(size_mib: int, pool: memoryview, layout: PoolLayout) -> HostTier:
+    num_slots = size_mib * 2**20 // layout.page_nbytes
+    if size_mib and not num_slots:
+        raise ConfigError(f"--host-cache-mib {size_mib} holds no page of {layout.page_nbytes} bytes: raise it")
+    return HostTier(num_slots, HostPages(pool, layout.page_nbytes, num_slots)) if num_slots else NO_HOST_TIER
 
 
 def _limits(source: ModelSource, options: EngineOptions) -> Limits:

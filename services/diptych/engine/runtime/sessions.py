@@ -1,7 +1,7 @@
 """Which router session gets what the scheduler says. Pure bookkeeping; the gRPC service owns the streams.
 
 A session collects everything that is due for it in one `WorkerBatch` until its stream takes it, so a slow router gets
-fewer and larger messages and never more memory than its open requests' tokens.
+fewer and larger messages and never more memory than its open requests' tokens and the hashes of the cached pages.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from diptych.engine.kv_feed import KvFeed, KvFeeds
+from diptych.engine.runtime import codec
 from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
 
 
 class Session:
     """One router's stream: its open rooms and what waits to be sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, feed: KvFeed | None) -> None:
         self.rooms: set[int] = set()
+        self.feed = feed  # of KV events; None: they are off
         self._pending = worker_pb2.WorkerBatch()
         self._due = asyncio.Event()
 
@@ -28,18 +31,27 @@ class Session:
         self._pending.load.CopyFrom(load)
         self._due.set()
 
+    def note_due(self) -> None:
+        """There may be something to send in `feed`."""
+        self._due.set()
+
     async def take(self) -> worker_pb2.WorkerBatch:
         """Wait until something is due and take all of it."""
         await self._due.wait()
         self._due.clear()
         batch, self._pending = self._pending, worker_pb2.WorkerBatch()
+        if self.feed is not None and (message := self.feed.take()):
+            batch.kv_events.CopyFrom(codec.kv_message_to_wire(message))
+            if message.more:
+                self._due.set()
         return batch
 
 
 class Sessions:
     """All sessions of a worker, and the room -> session map."""
 
-    def __init__(self) -> None:
+    def __init__(self, kv_feeds: KvFeeds | None = None) -> None:
+        self._kv_feeds = kv_feeds  # None: KV events are off
         self._sessions: set[Session] = set()
         self._by_room: dict[int, Session] = {}
         self._load = bootstrap_pb2.WorkerLoad()
@@ -53,7 +65,7 @@ class Sessions:
         return len(self._by_room)
 
     def open(self) -> Session:
-        session = Session()
+        session = Session(self._kv_feeds.open() if self._kv_feeds else None)
         session.set_load(self._load)
         self._sessions.add(session)
         return session
@@ -61,6 +73,8 @@ class Sessions:
     def close(self, session: Session) -> list[int]:
         """Forget a session; return its rooms, which nobody wants any more."""
         self._sessions.discard(session)
+        if self._kv_feeds and session.feed:
+            self._kv_feeds.close(session.feed)
         for room in session.rooms:
             del self._by_room[room]
         return sorted(session.rooms)
@@ -90,6 +104,19 @@ class Sessions:
             if _is_last(output):
                 session.rooms.discard(output.room)
                 del self._by_room[output.room]
+
+    def tell_kv(self, events: worker_pb2.KvEvents) -> None:
+        """Tell every session of a change in the set of cached pages."""
+        if self._kv_feeds:
+            self._kv_feeds.add(codec.delta_from_wire(events))
+            for session in self._sessions:
+                session.note_due()
+
+    def resync_kv(self, session: Session) -> None:
+        """Tell a session the whole set again: it has missed something."""
+        if self._kv_feeds and session.feed:
+            self._kv_feeds.start_again(session.feed)
+            session.note_due()
 
     def set_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
         self._load = load

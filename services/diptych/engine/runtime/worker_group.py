@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Final
 
 from diptych.common.membership_client import MembershipWatcher
+from diptych.engine.kv_feed import KvFeeds
 from diptych.engine.runtime.scheduler_client import SchedulerClient, SchedulerDied
 from diptych.engine.runtime.sessions import Session, Sessions
 from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
@@ -30,12 +31,16 @@ class WorkerGroup:
     """An instance of a worker. `relay` must be running."""
 
     def __init__(
-        self, scheduler: SchedulerClient, instance: bootstrap_pb2.Instance, on_news: Callable[[], None]
+        self,
+        scheduler: SchedulerClient,
+        instance: bootstrap_pb2.Instance,
+        kv_feeds: KvFeeds | None,
+        on_news: Callable[[], None],
     ) -> None:
         self.scheduler = scheduler
         self._instance = instance
         self._on_news = on_news  # called when others should hear of the record at once
-        self._sessions = Sessions()
+        self._sessions = Sessions(kv_feeds)
         self._queries = itertools.count(1)
         self._answers: dict[int, asyncio.Future[worker_pb2.WorkerStatus]] = {}
         self._empty = asyncio.Event()
@@ -144,6 +149,9 @@ class WorkerGroup:
             accepted = self._sessions.start(session, batch.start)
             if accepted:
                 self._empty.clear()
+            if batch.resync_kv:
+                logger.warning("a router missed KV events: telling it all cached pages again")
+                self._sessions.resync_kv(session)
             abort = self._sessions.owned(session, batch.abort)
             if accepted or abort:
                 await self.scheduler.send(engine_pb2.SchedulerCommands(start=accepted, abort=abort))
@@ -160,6 +168,8 @@ class WorkerGroup:
         self._sessions.deliver(events.outputs)
         if events.HasField("load"):
             self._take_load(events.load)
+        if events.HasField("kv_events"):
+            self._sessions.tell_kv(events.kv_events)
         for query in events.status_answers:
             answer = self._answers.pop(query, None)
             if answer is not None and not answer.done():

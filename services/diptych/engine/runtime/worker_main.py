@@ -21,6 +21,7 @@ import grpc
 from diptych.common import lifecycle, rpc
 from diptych.common.logging import setup
 from diptych.common.membership_client import Evicted, MembershipWatcher, Registration
+from diptych.engine.kv_feed import KvFeeds
 from diptych.engine.loader.source import open_model
 from diptych.engine.runtime.scheduler_client import SchedulerDied, ipc_endpoint, new_folder, start_scheduler
 from diptych.engine.runtime.scheduler_config import SchedulerConfig
@@ -119,7 +120,8 @@ async def _member(config: WorkerConfig, role: WorkerRole, rank: int) -> AsyncIte
     scheduler_config = _scheduler_config(config, role, instance.instance_id, folder)
     scheduler = await start_scheduler(role.scheduler_module, scheduler_config, folder)
     registration = Registration(config.bootstrap, lambda: group.describe())
-    group = WorkerGroup(scheduler, instance, registration.nudge)
+    kv_feeds = KvFeeds() if config.kv_events == "on" else None
+    group = WorkerGroup(scheduler, instance, kv_feeds, registration.nudge)
     try:
         yield _Member(group, registration)
     finally:

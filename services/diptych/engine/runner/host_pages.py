@@ -1,0 +1,38 @@
+"""The host tier's memory on a CPU: pages are copied by memcpy, a run of neighbours at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from diptych.engine.host_tier import Slots
+from diptych.kvtransfer.ownership import Pages
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class HostPages:
+    """Implements `PageCopier` between a KV pool and memory of its own, which the system provides as it is used."""
+
+    def __init__(self, pool: memoryview, page_nbytes: int, num_slots: int) -> None:
+        num_pages = len(pool) // page_nbytes
+        self._pool: Bytes = np.frombuffer(pool, np.uint8, num_pages * page_nbytes).reshape(num_pages, page_nbytes)
+        self._slots: Bytes = np.empty((num_slots, page_nbytes), np.uint8)
+
+    def save(self, pages: Pages, slots: Slots) -> None:
+        for page, slot, length in _runs(pages, slots):
+            self._slots[slot : slot + length] = self._pool[page : page + length]
+
+    def restore(self, slots: Slots, pages: Pages) -> None:
+        for page, slot, length in _runs(pages, slots):
+            self._pool[page : page + length] = self._slots[slot : slot + length]
+
+
+def _runs(pages: Pages, slots: Slots) -> Iterator[tuple[int, int, int]]:
+    """Yield (first page, first slot, length) of each run in which both lists count up by one."""
+    breaks = np.flatnonzero((np.diff(pages) != 1) | (np.diff(slots) != 1)) + 1
+    starts = [0, *breaks.tolist()]
+    for start, end in zip(starts, [*starts[1:], len(pages)], strict=True):
+        yield int(pages[start]), int(slots[start]), end - start

@@ -1,0 +1,83 @@
+"""Which workers hold which cached pages: a copy of each worker's set of page hashes, kept by its KV events.
+
+Rule: a copy is used only while it is in sync. After a gap in the numbers it is dropped, and nothing is believed of
+that worker until it starts again with `cleared`.
+A worker holds a page only together with the whole prefix before it, so a prompt's cached prefix is found by bisection.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class KvNews:
+    """One message of a worker. Applied in this order: cleared, removed, stored."""
+
+    sequence: int
+    cleared: bool = False
+    removed: Iterable[int] = ()
+    stored: Iterable[int] = ()
+    more: bool = False  # the rest follows at once
+
+
+@dataclass(slots=True)
+class _Holder:
+    pages: set[int] = field(default_factory=set)
+    sequence: int = 0  # of the last message
+    known: bool = False  # every message since `cleared` has come
+    partial: bool = False  # the rest of the last news is on its way
+    asked: bool = False  # to start again
+
+    @property
+    def in_sync(self) -> bool:
+        return self.known and not self.partial
+
+
+class PrefixIndex:
+    """Page hashes -> holders, which are named by instance id."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, _Holder] = {}
+
+    def apply(self, instance_id: int, news: KvNews) -> bool:
+        """Take a worker's message; False, once a gap, when the worker must be asked to start again."""
+        holder = self._holders.get(instance_id, _Holder())
+        in_order = news.sequence == holder.sequence + 1
+        if news.cleared:
+            holder = _Holder(known=True)
+        elif not (in_order and holder.known):
+            holder = _Holder(asked=in_order and holder.asked)
+        self._holders[instance_id] = holder
+        holder.sequence, holder.partial = news.sequence, news.more
+        if not holder.known:
+            must_ask, holder.asked = not holder.asked, True
+            return not must_ask
+        holder.pages.difference_update(news.removed)
+        holder.pages.update(news.stored)
+        return True
+
+    def forget(self, instance_id: int) -> None:
+        """The worker, or the stream of its news, is gone."""
+        self._holders.pop(instance_id, None)
+
+    def holders(self, hashes: Sequence[int]) -> Mapping[int, int]:
+        """Return how many leading pages of a prompt each holder has; who has none is left out."""
+        found = {key: _prefix_len(hashes, holder.pages) for key, holder in self._holders.items() if holder.in_sync}
+        return {instance_id: num_pages for instance_id, num_pages in found.items() if num_pages}
+
+    def num_pages(self, instance_id: int) -> int:
+        """Pages that the worker is known to hold."""
+        holder = self._holders.get(instance_id)
+        return len(holder.pages) if holder else 0
+
+    def is_in_sync(self, instance_id: int) -> bool:
+        """Whether this is the worker's whole set, as of its last message."""
+        holder = self._holders.get(instance_id)
+        return holder is not None and holder.in_sync
+
+
+def _prefix_len(hashes: Sequence[int], pages: set[int]) -> int:
+    return bisect.bisect_left(hashes, True, key=lambda page_hash: page_hash not in pages)

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from diptych.engine.cache_changes import CacheChanges
+from diptych.engine.kv_feed import KvFeed, KvFeeds, KvMessage
+from diptych.engine.page_hash import page_hashes
+from diptych.engine.radix import RadixTree
+from diptych.router.prefix_index import KvNews, PrefixIndex
+
+
+def test_the_longest_prefix_of_each_holder_is_found() -> None:
+    index = PrefixIndex()
+    index.apply(1, KvNews(1, cleared=True, stored=(10, 11, 12)))
+    index.apply(2, KvNews(1, cleared=True, stored=(10, 20)))
+    index.apply(3, KvNews(1, cleared=True, stored=(30,)))
+    assert index.holders([10, 11, 12, 13]) == {1: 3, 2: 1}
+    assert index.holders([40]) == {}
+    assert index.holders([]) == {}
+
+
+def test_a_change_in_order_is_applied() -> None:
+    index = PrefixIndex()
+    assert index.apply(1, KvNews(1, cleared=True, stored=(10, 11)))
+    assert index.apply(1, KvNews(2, removed=(11,), stored=(12,)))
+    assert (index.num_pages(1), index.holders([10, 11]), index.is_in_sync(1)) == (2, {1: 1}, True)
+
+
+def test_after_a_gap_nothing_is_believed_until_the_worker_starts_again() -> None:
+    index = PrefixIndex()
+    index.apply(1, KvNews(1, cleared=True, stored=(10,)))
+    assert not index.apply(1, KvNews(3, stored=(11,)))
+    assert (index.holders([10]), index.num_pages(1), index.is_in_sync(1)) == ({}, 0, False)
+    assert index.apply(1, KvNews(4, stored=(12,)))  # was on its way when we asked
+    assert index.num_pages(1) == 0
+    assert index.apply(1, KvNews(5, cleared=True, stored=(10, 11)))
+    assert (index.holders([10, 11]), index.is_in_sync(1)) == ({1: 2}, True)
+
+
+def test_a_second_gap_is_asked_about_again() -> None:
+    index = PrefixIndex()
+    index.apply(1, KvNews(1, cleared=True))
+    assert [index.apply(1, KvNews(number)) for number in (3, 4, 6)] == [False, True, False]
+
+
+def test_a_worker_that_does_not_begin_with_everything_is_asked() -> None:
+    index = PrefixIndex()
+    assert not index.apply(1, KvNews(1, stored=(10,)))
+    assert index.num_pages(1) == 0
+
+
+def test_a_set_that_is_not_complete_is_not_used() -> None:
+    index = PrefixIndex()
+    index.apply(1, KvNews(1, cleared=True, stored=(10,), more=True))
+    assert (index.holders([10]), index.is_in_sync(1)) == ({}, False)
+    index.apply(1, KvNews(2, stored=(11,)))
+    assert (index.holders([10, 11]), index.is_in_sync(1)) == ({1: 2}, True)
+
+
+def test_a_worker_that_is_gone_holds_nothing() -> None:
+    index = PrefixIndex()
+    index.apply(1, KvNews(1, cleared=True, stored=(10,)))
+    index.forget(1)
+    index.forget(2)
+    assert (index.holders([10]), index.num_pages(1), index.is_in_sync(1)) == ({}, 0, False)
+
+
+WORKER = 1
+texts = st.lists(st.integers(0, 2), max_size=5)
+
+
+class TreeAndRouter(RuleBasedStateMachine):
+    """A tree, the feed of one router, and the router's copy: messages wait, get lost, and sessions break."""
+
+    @initialize()
+    def start(self) -> None:
+        self.changes = CacheChanges()
+        self.tree = RadixTree(1, num_host_slots=3, changes=self.changes)
+        self.feeds = KvFeeds()
+        self.index = PrefixIndex()
+        self.parents: dict[int, int] = {}  # page hash -> hash of the page before it
+        self.num_made = 0
+        self.open()
+
+    def open(self) -> None:
+        self.feed: KvFeed = self.feeds.open()
+        self.wire: deque[KvMessage] = deque()
+
+    @rule()
+    def reconnect(self) -> None:
+        self.feeds.close(self.feed)
+        self.index.forget(WORKER)
+        self.open()
+
+    @rule(text=texts)
+    def insert(self, text: list[int]) -> None:
+        pages = np.arange(self.num_made, self.num_made + len(text), dtype=np.int32)
+        self.num_made += len(text)
+        self.tree.insert(np.array(text, np.int64), pages)
+        hashes = page_hashes(np.array(text, np.int64), 1).tolist()
+        self.parents.update(zip(hashes[1:], hashes, strict=False))
+        assert self.tree.check() == []
+
+    @rule(num_pages=st.integers(1, 4))
+    def evict(self, num_pages: int) -> None:
+        self.tree.evict(num_pages)
+
+    @rule()
+    def clear(self) -> None:
+        self.tree.clear()
+
+    @rule()
+    def step(self) -> None:
+        """The scheduler reports."""
+        self.feeds.add(self.changes.take())
+
+    @rule(max_hashes=st.integers(1, 3))
+    def send(self, max_hashes: int) -> None:
+        if message := self.feed.take(max_hashes):
+            self.wire.append(message)
+
+    @rule()
+    def lose(self) -> None:
+        if self.wire:
+            self.wire.popleft()
+
+    @rule()
+    def receive(self) -> None:
+        if self.wire:
+            message = self.wire.popleft()
+            delta = message.delta
+            news = KvNews(message.sequence, delta.cleared, delta.removed, delta.stored, message.more)
+            if not self.index.apply(WORKER, news):
+                self.feeds.start_again(self.feed)
+            pages = self.index._holders[WORKER].pages
+            assert all(self.parents[page] in pages for page in pages if page in self.parents)
+
+    @rule(text=texts)
+    def catch_up(self, text: list[int]) -> None:
+        """Whatever was lost: when something new has come through, the copy is the tree's set."""
+        self.insert([3 + self.num_made])
+        self.step()
+        self.send(2)
+        while self.wire:
+            self.receive()
+            self.send(2)
+        assert self.index.is_in_sync(WORKER)
+        assert self.index._holders[WORKER].pages == set(self.tree.hashes())
+        prompt = np.array(text, np.int64)
+        num_pages = self.tree.peek(prompt)
+        assert self.index.holders(page_hashes(prompt, 1).tolist()) == ({WORKER: num_pages} if num_pages else {})
+
+
+TestTreeAndRouter = TreeAndRouter.TestCase
+TestTreeAndRouter.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
