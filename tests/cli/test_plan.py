@@ -5,29 +5,33 @@ import importlib
 import pytest
 
 from diptych.cli.main import COMMANDS
-from diptych.cli.plan import Component, Site, components, threads_each
+from diptych.cli.plan import Component, Model, Site, components, threads_each
 from diptych.common.config import parse
 
 SITE = Site(host="0.0.0.0", http_port=8000, grpc_port=9000, bootstrap_port=7000)
 
 
 def test_two_and_one_workers_between_bootstrap_and_router() -> None:
-    planned = components("smollm2", SITE, num_prefill=2, num_decode=1, num_threads=3)
+    planned = components(Model("smollm2"), SITE, num_prefill=2, num_decode=1, num_threads=3)
     assert [component.name for component in planned] == ["bootstrap", "prefill#1", "prefill#2", "decode#1", "router"]
 
 
 def test_a_worker_is_told_model_bootstrap_and_threads() -> None:
-    _, prefill, _, _ = components("smollm2", SITE, num_prefill=1, num_decode=1, num_threads=3)
-    flags = "--model smollm2 --bootstrap 127.0.0.1:7000 --host 127.0.0.1 --port 0 --num-threads 3 --drain-s 5"
+    _, prefill, _, _ = components(Model("smollm2"), SITE, num_prefill=1, num_decode=1, num_threads=3)
+    model = "--model smollm2 --load-format auto"
+    flags = f"{model} --bootstrap 127.0.0.1:7000 --host 127.0.0.1 --port 0 --num-threads 3 --drain-s 5"
     assert prefill == Component("prefill#1", ("prefill", *flags.split()), num_threads=3)
 
 
-@pytest.mark.parametrize("component", components("some/model", SITE, 1, 1, 2), ids=lambda component: component.name)
+@pytest.mark.parametrize(
+    "component", components(Model("some/model", "dummy"), SITE, 1, 1, 2), ids=lambda component: component.name
+)
 def test_every_component_understands_its_arguments(component: Component) -> None:
     command = COMMANDS[component.arguments[0]]
     config_class = getattr(importlib.import_module(command.module), command.config)
     config = parse(config_class, component.arguments[1:], prog="diptych")
-    wanted = {"model": "some/model", "bootstrap": ("127.0.0.1:7000",), "num_threads": 2, "http_port": 8000}
+    wanted = {"model": "some/model", "load_format": "dummy", "num_threads": 2, "http_port": 8000}
+    wanted |= {"bootstrap": ("127.0.0.1:7000",)}
     assert {name: getattr(config, name, value) for name, value in wanted.items()} == wanted
 
 

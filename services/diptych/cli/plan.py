@@ -30,6 +30,19 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
+class Model:
+    """What the platform serves; workers and router must agree on it."""
+
+    name: str
+    load_format: str = "auto"
+
+    @property
+    def options(self) -> dict[str, object]:
+        """As options of a component."""
+        return {"model": self.name, "load-format": self.load_format}
+
+
+@dataclass(frozen=True, slots=True)
 class Component:
     """One process: `diptych ARGUMENTS`."""
 
@@ -43,7 +56,7 @@ def threads_each(num_threads: int, num_workers: int, num_cores: int) -> int:
     return num_threads or max(1, num_cores // max(1, num_workers))
 
 
-def components(model: str, site: Site, num_prefill: int, num_decode: int, num_threads: int) -> tuple[Component, ...]:
+def components(model: Model, site: Site, num_prefill: int, num_decode: int, num_threads: int) -> tuple[Component, ...]:
     """Return the processes of a platform, in the order in which to start them."""
     return (
         _component("bootstrap", "bootstrap", {"host": "127.0.0.1", "port": site.bootstrap_port}),
@@ -53,7 +66,7 @@ def components(model: str, site: Site, num_prefill: int, num_decode: int, num_th
             "router",
             "router",
             {
-                "model": model,
+                **model.options,
                 "bootstrap": site.bootstrap,
                 "host": site.host,
                 "http-port": site.http_port,
@@ -63,9 +76,9 @@ def components(model: str, site: Site, num_prefill: int, num_decode: int, num_th
     )
 
 
-def _workers(role: str, count: int, model: str, site: Site, num_threads: int) -> Iterable[Component]:
+def _workers(role: str, count: int, model: Model, site: Site, num_threads: int) -> Iterable[Component]:
     options = {
-        "model": model,
+        **model.options,
         "bootstrap": site.bootstrap,
         "host": "127.0.0.1",
         "port": 0,

@@ -11,13 +11,14 @@ from functools import partial
 from typing import Final
 
 from diptych.cli.log_view import LogView
-from diptych.cli.plan import Site, components, threads_each
+from diptych.cli.plan import Model, Site, components, threads_each
 from diptych.cli.ports import claim
 from diptych.cli.supervisor import ComponentFailed, Supervisor
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.lifecycle import run_until_signal
 from diptych.common.logging import colours_wanted, setup
+from diptych.engine.loader.load_format import LoadFormat
 
 _READY_INTERVAL_S: Final = 0.1
 _ANSWER_TIMEOUT_S: Final = 2.0
@@ -32,6 +33,7 @@ class UpConfig:
     """
 
     model: str = option("smollm2", help="model: 'smollm2', a .gguf file or a Hugging Face folder")
+    load_format: LoadFormat = option("auto", help="of the weights; dummy: random ones, for benchmarks")
     prefill: int = option(1, help="number of prefill workers")
     decode: int = option(1, help="number of decode workers")
     threads: int = option(0, help="CPU threads a worker; 0: an equal share of the cores")
@@ -55,9 +57,10 @@ def main(config: UpConfig) -> int:
     """Run until SIGINT or SIGTERM; return the exit code."""
     setup("up", "text")
     site = _claim_site(config)
-    model_id = _fetch(config.model)
+    model_id = _fetch(config.model, config.load_format)
     num_threads = threads_each(config.threads, config.prefill + config.decode, os.cpu_count() or 1)
-    planned = components(config.model, site, config.prefill, config.decode, num_threads)
+    model = Model(config.model, config.load_format)
+    planned = components(model, site, config.prefill, config.decode, num_threads)
     view = LogView(sys.stdout, tuple(component.name for component in planned), colours_wanted(sys.stdout))
     view.say(f"starting {', '.join(component.name for component in planned)}; {num_threads} threads a worker")
     supervisor = Supervisor(planned, view, partial(_wait_until_ready, site, view))
@@ -96,11 +99,11 @@ def _claim_site(config: UpConfig) -> Site:
     )
 
 
-def _fetch(model: str) -> str:
+def _fetch(model: str, load_format: LoadFormat) -> str:
     """Open the model before anything starts: downloaded by one process, a wrong name fails early. Return its id."""
     from diptych.engine.loader.source import open_model  # heavy; not for --help
 
-    return open_model(model).config.model_id
+    return open_model(model, load_format).config.model_id
 
 
 async def _wait_until_ready(site: Site, view: LogView) -> None:

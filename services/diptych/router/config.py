@@ -8,6 +8,7 @@ from typing import Literal
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.logging import LogConfig
+from diptych.engine.loader.load_format import LoadFormat
 
 PolicyName = Literal["least_load", "round_robin"]
 
@@ -17,6 +18,7 @@ class RouterConfig(LogConfig):
     """Take requests over HTTP and gRPC, and have each served by a pair of workers."""
 
     model: str = option("smollm2", help="name or path of the model that the workers serve; for its tokenizer")
+    load_format: LoadFormat = option("auto", help="the workers'; a dummy model may lack a tokenizer")
     bootstrap: tuple[str, ...] = option(("127.0.0.1:7000",), help="addresses of the bootstrap replicas")
     host: str = option("127.0.0.1", help="address to listen on")
     http_port: int = option(8000, help="port of the HTTP API; 0: any free one")

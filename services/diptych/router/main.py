@@ -13,6 +13,7 @@ import uvloop
 from diptych.common import lifecycle
 from diptych.common.logging import setup
 from diptych.common.membership_client import MembershipWatcher
+from diptych.engine.loader.load_format import LoadFormat
 from diptych.engine.loader.source import open_model
 from diptych.router.admission import Admission
 from diptych.router.config import RouterConfig
@@ -49,16 +50,16 @@ def main(config: RouterConfig) -> int:
     """Serve until SIGTERM; return the exit code."""
     lifecycle.die_with_supervisor()
     setup("router", config.log_format, config.log_level)
-    model = open_served_model(config.model)
+    model = open_served_model(config.model, config.load_format)
     grace_s = math.ceil(config.drain_s) + 2 * STOP_GRACE_S
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(lifecycle.run_until_signal(lambda stop: _serve(config, model, stop), grace_s=grace_s))
     return 0
 
 
-def open_served_model(name: str) -> ServedModel:
+def open_served_model(name: str, load_format: LoadFormat = "auto") -> ServedModel:
     """Open the model for its tokenizer and limits; no weights are read."""
-    source = open_model(name)
+    source = open_model(name, load_format)
     config = source.config
     return ServedModel(config.model_id, source.tokenizer(), config.vocab_size, config.context_len)
 

@@ -43,3 +43,10 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Array]]:
             raise ConfigError(f"{path} is cut off: {name} ends after the file does")
         raw = np.frombuffer(data, np.uint8, end - begin, begin)
         yield name, raw.view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        release(data, begin, end)
+
+
+def release(data: mmap.mmap, begin: int, end: int) -> None:
+    """Give back the memory of a part of a file that was read; a view of it stays valid and reads the file again."""
+    first = begin // mmap.PAGESIZE * mmap.PAGESIZE
+    data.madvise(mmap.MADV_DONTNEED, first, end - first)

@@ -3,20 +3,23 @@
 smollm2                      the small model, fetched on first use (also SmolLM2-135M-Instruct)
 path/to/model.gguf           one GGUF file
 path/to/folder               a Hugging Face folder: config.json, *.safetensors, tokenizer.json
+path/to/folder, dummy        the same without weights: they are made up
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from diptych.common.errors import ConfigError
 from diptych.engine.loader import demo
 from diptych.engine.loader.config import ModelConfig
+from diptych.engine.loader.dummy import DummyModel
 from diptych.engine.loader.gguf import Array
 from diptych.engine.loader.gguf_model import GgufModel
 from diptych.engine.loader.hf_folder import HfFolder
+from diptych.engine.loader.load_format import LoadFormat
 from diptych.engine.loader.progress import console_progress
 from diptych.engine.loader.tokenizer import Tokenizer
 
@@ -39,12 +42,17 @@ class ModelSource(Protocol):
         ...
 
 
-def open_model(path_or_name: str) -> ModelSource:
+def open_model(path_or_name: str, load_format: LoadFormat = "auto") -> ModelSource:
     """Open a model. Raises `ConfigError` that names what is missing or not supported."""
+    path = Path(path_or_name).expanduser()
+    if load_format in PATHS:
+        open_path, is_right, wanted = PATHS[load_format]
+        if not (path_or_name and is_right(path)):
+            raise ConfigError(f"no model {path_or_name!r}: --load-format {load_format} takes {wanted}")
+        return open_path(path)
     if path_or_name.lower() in DEMO_NAMES:
         with console_progress() as progress:
             return GgufModel(demo.fetch(progress), demo.MODEL_ID)
-    path = Path(path_or_name).expanduser()
     if path_or_name and path.is_dir():
         return HfFolder(path)
     if path.is_file() and path.suffix == ".gguf":
@@ -52,3 +60,10 @@ def open_model(path_or_name: str) -> ModelSource:
     raise ConfigError(
         f"no model {path_or_name!r}: give 'smollm2', a .gguf file, or a folder with config.json and *.safetensors"
     )
+
+
+PATHS: Final[Mapping[str, tuple[Callable[[Path], ModelSource], Callable[[Path], bool], str]]] = {
+    "safetensors": (HfFolder, Path.is_dir, "a folder with config.json and *.safetensors"),
+    "gguf": (GgufModel, Path.is_file, "a GGUF file"),
+    "dummy": (DummyModel, Path.is_dir, "a folder with config.json"),
+}

@@ -6,6 +6,8 @@ moment needs more memory than the weights and one file. Unknown, missing and mis
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
@@ -54,7 +56,7 @@ class _Target:
     def put(self, piece: Piece, rows: Tensor, dtype: torch.dtype) -> Tensor | None:
         """Copy `rows` to their place; return the whole when this was the last piece."""
         if self._tensor is None:
-            self._tensor = torch.empty(self.shape, dtype=dtype)
+            self._tensor = _allocate(self.shape, dtype)
         self._tensor[piece.start : piece.start + piece.shape[0]].copy_(rows)
         self._waits_for -= 1
         return None if self._waits_for else self._tensor
@@ -88,6 +90,12 @@ def load(
     if places:
         raise ConfigError(f"{config.model_id}: the checkpoint lacks {', '.join(sorted(places)[:5])}")
     return Weights(matrices, vectors, config.norm_offset)
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return memory that goes back to the system when it is dropped; malloc would keep much of it."""
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def _targets(places: dict[str, tuple[Piece, ...]]) -> dict[str, _Target]:

@@ -69,7 +69,8 @@ class Engine:
 
         `dispatch` shares requests out among the `options.dp` schedulers.
         """
-        source = open_model(model)
+        options = replace(options or EngineOptions(), model=model, kv_events="off")
+        source = open_model(model, options.load_format)
         self.model_id = source.config.model_id
         self.tokenizer = source.tokenizer()
         self._detokenizer = DetokenizerManager(self.tokenizer)
@@ -77,9 +78,7 @@ class Engine:
         self._thread = threading.Thread(target=self._loop.run_forever, name="diptych-engine", daemon=True)
         self._thread.start()
         try:
-            self._scheduler, self.context_len = self._wait(
-                _start(replace(options or EngineOptions(), model=model, kv_events="off"), dispatch)
-            )
+            self._scheduler, self.context_len = self._wait(_start(options, dispatch))
         except BaseException:
             self._stop_loop()
             raise

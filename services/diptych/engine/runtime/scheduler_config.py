@@ -13,6 +13,7 @@ from diptych.common.errors import ConfigError
 from diptych.common.logging import LogFormat, LogLevel
 from diptych.engine.eviction import EvictionPolicy
 from diptych.engine.limits import Scheduling
+from diptych.engine.loader.load_format import LoadFormat
 
 Dtype = Literal["float32", "bfloat16"]
 AttentionBackend = Literal["auto", "cpu", "torch"]
@@ -26,6 +27,7 @@ class EngineOptions:
     """How an engine runs its model. The same names as the command's flags."""
 
     model: str = option("smollm2", help="model: 'smollm2', a .gguf file or a Hugging Face folder", group="engine")
+    load_format: LoadFormat = option("auto", help="of the weights; dummy: random ones, no file", group="engine")
     dtype: Dtype = option("float32", help="of weights, activations and KV", group="engine")
     tp: int = option(1, help="processes that share one model's weights and KV (tensor parallel)", group="engine")
     dp: int = option(1, help="schedulers side by side, each with all weights (data parallel)", group="engine")

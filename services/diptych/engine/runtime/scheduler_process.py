@@ -86,7 +86,7 @@ def _serve(
     from diptych.engine.runner.model_runner import ModelRunner
 
     options = config.engine
-    source = open_model(options.model)
+    source = open_model(options.model, options.load_format)
     layout = _layout(source, options)
     memory = _allocate(layout, open_transport(config) if open_transport else None)
     limits = _limits(source, options)

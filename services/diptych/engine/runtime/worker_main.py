@@ -145,7 +145,7 @@ def _instance(config: WorkerConfig, role: WorkerRole, rank: int) -> bootstrap_pb
     return bootstrap_pb2.Instance(
         instance_id=secrets.randbits(64) or 1,
         role=role.role,
-        model_id=open_model(config.model).config.model_id,
+        model_id=open_model(config.model, config.load_format).config.model_id,
         state=bootstrap_pb2.INSTANCE_STATE_STARTING,
         version=version("diptych"),
         dp_rank=rank,

@@ -1,0 +1,55 @@
+"""A model without weights: a `config.json` and random numbers, to measure speed and to try a configuration.
+
+Equal on every machine: prefill and decode workers compute the same nonsense.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import tokenizers
+
+from diptych.engine.loader.gguf import Array
+from diptych.engine.loader.hf_folder import read_config
+from diptych.engine.loader.hf_tokenizer import read_tokenizer
+from diptych.engine.loader.tokenizer import Tokenizer
+from diptych.engine.models.registry import FAMILIES
+
+NUM_RANDOM: Final = 1_000_003  # numbers that all weights repeat: fresh ones for billions would take minutes
+SCALE: Final = 0.02
+
+
+class DummyModel:
+    """A `ModelSource` over a folder that has a `config.json`, and a `tokenizer.json` or not."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.config = read_config(folder)
+        self.weights_id = hashlib.sha256(b"dummy" + (folder / "config.json").read_bytes()).hexdigest()[:32]
+
+    def tokenizer(self) -> Tokenizer:
+        if (self._folder / "tokenizer.json").exists():
+            return read_tokenizer(self._folder, self.config.eos_ids)
+        return Tokenizer(_numbers(self.config.vocab_size), eos_ids=self.config.eos_ids, chat_template=None)
+
+    def tensors(self) -> Iterator[tuple[str, Array]]:
+        random = SCALE * np.random.default_rng(0).standard_normal(NUM_RANDOM, dtype=np.float32)
+        for name, pieces in FAMILIES[self.config.architecture].placement(self.config):
+            shape = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
+            if len(shape) == 1:
+                yield name, np.full(shape, 0.0 if name.endswith(".bias") else 1.0 - self.config.norm_offset, np.float32)
+            else:
+                yield name, np.resize(random, math.prod(shape)).reshape(shape)
+
+
+def _numbers(vocab_size: int) -> tokenizers.Tokenizer:
+    """A token is its number, written out: "5 17 300"."""
+    vocab = {str(token_id): token_id for token_id in range(vocab_size)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="0"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return backend
