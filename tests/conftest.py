@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -69,3 +72,41 @@ def byte_tokenizer() -> Tokenizer:
 
 
 _PAIRS = [('"', ":"), ('"', ","), ("{", '"'), ('"', "}"), ("t", "r"), ("u", "e"), ("tr", "ue"), ("1", "2"), ("Ġ", '"')]
+
+
+@pytest.fixture(scope="session")
+def write_adapter() -> Callable[..., dict[str, Any]]:
+    """`write_adapter(folder, shapes, rank=4, alpha=8, seed=0, **config)`: a random PEFT adapter of these modules.
+
+    Returns what it adds to each module's weight.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    def write(
+        folder: Path,
+        shapes: Mapping[str, tuple[int, int]],
+        *,
+        rank: int = 4,
+        alpha: float = 8,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        **config: Any,
+    ) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(seed)
+        tensors: dict[str, torch.Tensor] = {}
+        deltas: dict[str, torch.Tensor] = {}
+        for module, (num_rows, num_columns) in shapes.items():
+            a = torch.randn(rank, num_columns, generator=generator).div(num_columns**0.5).to(dtype)
+            b = torch.randn(num_rows, rank, generator=generator).div(rank**0.5).to(dtype)
+            prefix = f"base_model.model.{module}"
+            tensors |= {f"{prefix}.lora_A.weight": a, f"{prefix}.lora_B.weight": b}
+            deltas[module] = b.float() @ a.float() * (alpha / rank)
+        folder.mkdir(parents=True)
+        save_file(tensors, folder / "adapter_model.safetensors")
+        targets = sorted({module.rpartition(".")[2] for module in shapes})
+        values = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": targets, "bias": "none"}
+        (folder / "adapter_config.json").write_text(json.dumps(values | config))
+        return deltas
+
+    return write

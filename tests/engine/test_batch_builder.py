@@ -49,3 +49,13 @@ def test_a_decode_step_computes_the_last_token_of_each_request() -> None:
     assert batch.seq_lens.tolist() == [5, 3]
     assert batch.sample_rows.tolist() == [0, 1]
     assert batch.sampling.positions.tolist() == [5, 3]
+
+
+def test_a_step_names_the_adapters_of_its_requests_if_one_has_any() -> None:
+    plain, adapted = request(0, [1, 2, 3], computed_len=2, num_pages=1), request(1, [5, 6], computed_len=1, num_pages=1)
+    adapted.adapter = 3
+    for requests, adapters in (([plain, plain], None), ([plain, adapted], [-1, 3])):
+        decode = build_decode(requests, TABLE, PAGE, frozenset())
+        extend = build_extend([Chunk(request, 1) for request in requests], TABLE, PAGE, frozenset())
+        for batch in (decode, extend):
+            assert (None if batch.adapters is None else batch.adapters.tolist()) == adapters

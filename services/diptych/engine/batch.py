@@ -89,6 +89,7 @@ class ForwardBatch:
     sample_rows: I64  # [num_samples]: which requests' last token is sampled from, ascending
     sampling: SamplingBatch
     prompt_rows: PromptRows | None = None
+    adapters: I64 | None = None  # [batch_size]: slot of each request's adapter, -1: none; None: nobody has one
 
     @property
     def batch_size(self) -> int:

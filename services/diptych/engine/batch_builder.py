@@ -8,6 +8,7 @@ import numpy as np
 
 from diptych.engine.batch import I32, I64, ForwardBatch, ForwardMode, PromptRows
 from diptych.engine.extend_queue import Chunk
+from diptych.engine.lora.registry import NO_ADAPTER
 from diptych.engine.request import Request
 from diptych.engine.sampling_builder import build_sampling
 
@@ -33,6 +34,7 @@ def build_extend(chunks: Sequence[Chunk], page_table: I32, page_size: int, eos_i
         sample_rows=np.array([i for i, chunk in enumerate(chunks) if chunk.is_last], dtype=np.int64),
         sampling=build_sampling([chunk.request for chunk in chunks if chunk.is_last], eos_ids),
         prompt_rows=_prompt_rows(chunks),
+        adapters=_adapters(requests),
     )
 
 
@@ -51,6 +53,7 @@ def build_decode(requests: Sequence[Request], page_table: I32, page_size: int, e
         extend_lens=np.ones(len(requests), dtype=np.int64),
         sample_rows=rows,
         sampling=build_sampling(requests, eos_ids),
+        adapters=_adapters(requests),
     )
 
 
@@ -60,6 +63,11 @@ def _slots(requests: Sequence[Request], owner: I64, positions: I64, page_table: 
     table = page_table[rows, : max(request.num_pages for request in requests)]
     pages = table[owner, positions // page_size].astype(np.int64)
     return table, pages * page_size + positions % page_size
+
+
+def _adapters(requests: Sequence[Request]) -> I64 | None:
+    slots = [request.adapter for request in requests]
+    return None if max(slots) == NO_ADAPTER else np.array(slots, dtype=np.int64)
 
 
 def _prompt_rows(chunks: Sequence[Chunk]) -> PromptRows | None:

@@ -14,6 +14,7 @@ from diptych.engine.batch import I64
 from diptych.engine.finish import Finish
 from diptych.engine.grammar.grammar import Matcher
 from diptych.engine.logprobs import PromptLogprobs
+from diptych.engine.lora.registry import NO_ADAPTER
 from diptych.engine.radix_node import Node
 from diptych.engine.sampling_params import SamplingParams
 from diptych.engine.token_counts import TokenCounts
@@ -46,6 +47,7 @@ class Request:
     counts: TokenCounts | None = None  # None: the request has no penalties
     prompt_logprobs: PromptLogprobs | None = None  # None: not wanted
     num_prior_output_tokens: int = 0  # of the prompt's tail: output of an earlier attempt
+    adapter: int = NO_ADAPTER  # slot of the adapter it runs with
     matcher: Matcher | None = None  # None: the request has no grammar, or it is being compiled
 
     @property
@@ -90,6 +92,7 @@ def new_request(
     priority: int = 0,
     tenant: str = "",
     num_prior_output_tokens: int = 0,
+    adapter: int = NO_ADAPTER,
 ) -> Request:
     """Return a request that waits for admission. `prompt` is copied; its tail may be output of an earlier attempt."""
     prompt_len = len(prompt)
@@ -109,6 +112,7 @@ def new_request(
         tenant=tenant,
         samples_plainly=params.is_plain,
         num_prior_output_tokens=num_prior_output_tokens,
+        adapter=adapter,
     )
     if params.has_penalties:
         request.counts = TokenCounts(prompt_len=prompt_len - num_prior_output_tokens, max_tokens=len(tokens))

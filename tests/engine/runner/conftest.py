@@ -22,10 +22,11 @@ PAGE_SIZE = 16
 class Driver:
     """A runner with its pool. Requests are numbered; `tokens` holds what each has computed so far."""
 
-    def __init__(self, source: ModelSource, backend: str, dtype: str, num_pages: int) -> None:
+    def __init__(self, source: ModelSource, backend: str, dtype: str, num_pages: int, max_loras: int) -> None:
         layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=dtype)
         kv = torch.full(layout.shape, torch.nan, dtype=DTYPES[dtype])
-        self.runner = ModelRunner(source, kv, dtype=dtype, attention_backend=backend)
+        self.runner = ModelRunner(source, kv, dtype=dtype, attention_backend=backend, max_loras=max_loras)
+        self.adapters: dict[int, int] = {}  # slot of a request's adapter
         self._free = np.random.default_rng(0).permutation(num_pages).tolist()
         self._pages: dict[int, list[int]] = {}
         self._lens: dict[int, int] = {}
@@ -58,6 +59,7 @@ class Driver:
             extend_lens=np.array([end - start for _, start, end in spans]),
             sample_rows=np.arange(len(chunks)),
             sampling=greedy(len(chunks)),
+            adapters=np.array([self.adapters.get(request, -1) for request in chunks]) if self.adapters else None,
         )
 
     def _grow(self, request: int, num_tokens: int) -> None:
@@ -87,10 +89,12 @@ NewDriver = Callable[..., Driver]
 
 @pytest.fixture(scope="session")
 def new_driver() -> NewDriver:
-    """`new_driver(source, backend="cpu", dtype="float32", num_pages=64)`."""
+    """`new_driver(source, backend="cpu", dtype="float32", num_pages=64, max_loras=0)`."""
 
-    def build(source: ModelSource, backend: str = "cpu", dtype: str = "float32", num_pages: int = 64) -> Driver:
-        return Driver(source, backend, dtype, num_pages)
+    def build(
+        source: ModelSource, backend: str = "cpu", dtype: str = "float32", num_pages: int = 64, max_loras: int = 0
+    ) -> Driver:
+        return Driver(source, backend, dtype, num_pages, max_loras)
 
     return build
 

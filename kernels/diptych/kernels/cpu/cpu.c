@@ -4,6 +4,7 @@
 
 #include "elementwise.h"
 #include "linear.h"
+#include "low_rank.h"
 #include "paged_attention.h"
 #include "quantized_linear.h"
 #include "threads.h"
@@ -22,6 +23,14 @@ EXPORT void diptych_pack(const float *w, int64_t num_rows, int64_t num_columns, 
 EXPORT void diptych_linear(const float *x, int64_t num_tokens, int64_t num_columns, const float *packed,
                            int64_t num_rows, float *y) {
     linear(x, num_tokens, num_columns, packed, num_rows, y);
+}
+
+/* inner: room for num_tokens * rank floats */
+EXPORT void diptych_add_low_rank(const float *x, const float *a, const float *b, const int64_t *tokens, float *y,
+                                 float *inner, int64_t num_tokens, int64_t num_columns, int64_t rank, int64_t num_rows,
+                                 int64_t stride) {
+    const struct low_rank job = {x, a, b, tokens, y, inner, num_tokens, num_columns, rank, num_rows, stride};
+    add_low_rank(&job);
 }
 
 EXPORT int64_t diptych_panel_bytes(const struct quantized *w) { return panel_bytes(w); }

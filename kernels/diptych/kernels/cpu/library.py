@@ -17,6 +17,7 @@ SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     "panel": (c_int64, []),
     "pack": (None, [c_void_p, c_int64, c_int64, c_void_p]),
     "linear": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]),
+    "add_low_rank": (None, [c_void_p] * 6 + [c_int64] * 5),
     "panel_bytes": (c_int64, [c_void_p]),
     "pack_quantized": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "quantized_linear": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64]),

@@ -21,8 +21,10 @@ from diptych.engine.attention.cpu_backend import CpuAttention
 from diptych.engine.attention.torch_backend import TorchAttention
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.models.cpu_ops import CpuOps
+from diptych.engine.models.lora import NewLowRank, TorchLowRank
 from diptych.engine.models.ops import Ops, TorchOps
 from diptych.kernels.cpu import library
+from diptych.kernels.cpu.low_rank import PackedLowRank
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ class Backend:
 
     attention: AttentionBackend
     ops: Ops
+    low_rank: NewLowRank
 
 
 def choose(name: str, config: ModelConfig, kv: Tensor, num_threads: int) -> Backend:
@@ -58,11 +61,11 @@ def _cpu(config: ModelConfig, kv: Tensor, num_threads: int) -> Backend:
     if kv.dtype != torch.float32:
         raise ConfigError(f"attention backend 'cpu' computes float32, not {kv.dtype}; use 'torch'")
     library.set_num_threads(num_threads)
-    return Backend(CpuAttention(config, kv), CpuOps())
+    return Backend(CpuAttention(config, kv), CpuOps(), PackedLowRank)
 
 
 def _torch(config: ModelConfig, kv: Tensor, num_threads: int) -> Backend:
-    return Backend(TorchAttention(config, kv), TorchOps())
+    return Backend(TorchAttention(config, kv), TorchOps(), TorchLowRank)
 
 
 BACKENDS: Final[dict[str, Callable[[ModelConfig, Tensor, int], Backend]]] = {"cpu": _cpu, "torch": _torch}

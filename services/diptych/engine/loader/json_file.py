@@ -12,9 +12,11 @@ from diptych.common.errors import ConfigError
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a file. Raises `ConfigError` that names a missing or malformed file."""
     try:
-        value: dict[str, Any] = json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"{path} is missing") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds no JSON object")
     return value

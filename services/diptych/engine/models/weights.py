@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -29,6 +29,11 @@ class Weights:
         self._matrices = matrices
         self._vectors = vectors
         self._norm_offset = norm_offset
+
+    def wrapped(self, wrap: Callable[[str, Matrix], Matrix]) -> Weights:
+        """Return the same weights with what `wrap` makes of each matrix."""
+        matrices = {name: wrap(name, matrix) for name, matrix in self._matrices.items()}
+        return Weights(matrices, self._vectors, self._norm_offset)
 
     def matrix(self, name: str) -> Matrix:
         return self._matrices[name]

@@ -12,6 +12,7 @@ from diptych.engine.batch import ForwardBatch, LogprobsBatch, StepResult
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.source import ModelSource
 from diptych.engine.models.decoder import Decoder
+from diptych.engine.models.lora import Loras
 from diptych.engine.models.registry import FAMILIES
 from diptych.engine.models.weights import load
 from diptych.engine.runner.kv_pool import DTYPES
@@ -24,7 +25,14 @@ class ModelRunner:
     """Loads a model onto a KV pool. One thread at a time may call it."""
 
     def __init__(
-        self, source: ModelSource, kv: Tensor, *, dtype: str, attention_backend: str = "auto", num_threads: int = 1
+        self,
+        source: ModelSource,
+        kv: Tensor,
+        *,
+        dtype: str,
+        attention_backend: str = "auto",
+        num_threads: int = 1,
+        max_loras: int = 0,
     ) -> None:
         if dtype not in DTYPES:
             raise ConfigError(f"dtype {dtype!r} is not supported; {' and '.join(DTYPES)} are")
@@ -34,6 +42,9 @@ class ModelRunner:
             self._attention = backend.attention
             placement = FAMILIES[source.config.architecture].placement(source.config)
             weights = load(source.config, placement, source.tensors(), backend.ops, DTYPES[dtype])
+            self.loras = Loras(source.config.num_layers, backend.low_rank, DTYPES[dtype])
+            if max_loras:
+                weights = weights.wrapped(self.loras.wrap)
             self._model = Decoder(source.config, weights, backend.ops, DTYPES[dtype])
 
     @staticmethod
@@ -71,6 +82,7 @@ class ModelRunner:
         rows = (np.cumsum(batch.extend_lens) - 1)[batch.sample_rows]
         if batch.prompt_rows is not None:
             rows = np.concatenate([rows, batch.prompt_rows.token_rows])
+        self.loras.begin(batch.adapters, batch.extend_lens, rows)
         return self._model.forward(torch.from_numpy(batch.input_ids), torch.from_numpy(rows), self._attention)
 
 

@@ -1,0 +1,102 @@
+"""Reads an adapter as PEFT saves it: a folder with adapter_config.json and adapter_model.safetensors.
+
+A tensor `base_model.model.X.lora_A.weight` belongs to the weight `X.weight` of the checkpoint, so the model's own
+placement says which rows of which matrix it changes, whatever the family.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from diptych.common.errors import ConfigError
+from diptych.engine.batch import F32
+from diptych.engine.loader.json_file import read_json
+from diptych.engine.loader.safetensors import read_tensors
+from diptych.engine.lora.adapter import TARGETS, Adapter, InvalidAdapter, Product
+from diptych.engine.lora.peft_config import PeftConfig, read_config
+from diptych.engine.models.placement import Piece, Placed
+
+_TENSOR: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+
+
+def read_adapter(folder: Path, placement: Iterable[Placed]) -> Adapter:
+    """Read an adapter of the model whose checkpoint `placement` describes. Raises `InvalidAdapter`."""
+    try:
+        return _read(folder, dict(placement))
+    except InvalidAdapter as error:
+        raise InvalidAdapter(f"{folder}: {error}") from None
+    except ConfigError as error:  # names the file
+        raise InvalidAdapter(str(error)) from None
+    except (OSError, ValueError, KeyError, TypeError, re.error) as error:  # a file that is not what its name says
+        raise InvalidAdapter(f"{folder} can't be read as an adapter: {error!r}") from None
+
+
+def _read(folder: Path, placement: Mapping[str, tuple[Piece, ...]]) -> Adapter:
+    config = read_config(read_json(folder / "adapter_config.json"))
+    sides = _sides(folder / "adapter_model.safetensors")
+    unmatched = config.unmatched(sides)
+    if unmatched or not sides:
+        raise InvalidAdapter(f"adapter_model.safetensors has no weights for {', '.join(unmatched) or 'any module'}")
+    digest = hashlib.sha256()
+    products: list[Product] = []
+    for module, tensors in sorted(sides.items()):
+        pieces = _pieces(module, config, placement)
+        a, b = _checked(module, config, tensors, pieces)
+        scale = config.scale_of(module)
+        digest.update(repr((module, scale, a.shape, b.shape)).encode() + a.tobytes() + b.tobytes())
+        products += _products(pieces, a, b * np.float32(scale))
+    return Adapter(digest.hexdigest()[:32], tuple(products))
+
+
+def _sides(path: Path) -> dict[str, dict[str, F32]]:
+    """Return the tensors A and B of each module."""
+    sides: dict[str, dict[str, F32]] = {}
+    for name, array in read_tensors(path):
+        match = _TENSOR.fullmatch(name)
+        if match is None:
+            raise InvalidAdapter(f"tensor {name!r} is not the A or B of a linear layer, which is all that is supported")
+        sides.setdefault(match["module"], {})[match["side"]] = _float32(array)
+    return sides
+
+
+def _float32(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> F32:
+    if array.dtype == np.uint16:  # the upper half of a float32
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32)
+
+
+def _pieces(module: str, config: PeftConfig, placement: Mapping[str, tuple[Piece, ...]]) -> tuple[Piece, ...]:
+    pieces = placement.get(f"{module}.weight")
+    if pieces is None:
+        raise InvalidAdapter(f"the model has no module {module!r}")
+    if not all(TARGETS.fullmatch(piece.target) for piece in pieces):
+        raise InvalidAdapter(f"{module!r} can't have an adapter; the projections of attention and feed-forward can")
+    if not config.targets(module):
+        raise InvalidAdapter(f"there are weights for {module!r}, which is not among its target_modules")
+    return pieces
+
+
+def _checked(module: str, config: PeftConfig, tensors: Mapping[str, F32], pieces: tuple[Piece, ...]) -> tuple[F32, F32]:
+    """Return A and B. Raises if one is missing, or not of the shape that the model and the rank say."""
+    rank, num_rows = config.rank_of(module), sum(piece.shape[0] for piece in pieces)
+    shapes = {"A": (rank, pieces[0].shape[1]), "B": (num_rows, rank)}
+    for side, shape in shapes.items():
+        if side not in tensors:
+            raise InvalidAdapter(f"{module!r} has no lora_{side}")
+        if tensors[side].shape != shape:
+            found = tensors[side].shape
+            raise InvalidAdapter(f"lora_{side} of {module!r} is {found}; model and configuration say {shape}")
+    return tensors["A"], tensors["B"]
+
+
+def _products(pieces: tuple[Piece, ...], a: F32, b: F32) -> Iterator[Product]:
+    row = 0
+    for piece in pieces:
+        yield Product(piece.target, piece.start, a, b[row : row + piece.shape[0]])
+        row += piece.shape[0]

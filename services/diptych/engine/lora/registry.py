@@ -1,0 +1,124 @@
+"""Which adapters a scheduler has, and when one may go.
+
+    absent --begin load--> LOADING --finish load--> LOADED --unload--> UNLOADING --last request ended--> absent
+                              +--abandon load--> absent    +--unload, no request runs--> absent
+
+A request takes the adapter that is LOADED under a name when it arrives, and keeps its slot to its end. An UNLOADING
+adapter has no name any more: another one may be loaded under it meanwhile. LOADING and UNLOADING ones count, too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from diptych.common.errors import InvalidRequest, NotFound, Overloaded
+from diptych.engine.lora.adapter import InvalidAdapter
+
+NO_ADAPTER: Final = -1  # in place of a slot
+
+_NAME: Final = re.compile(r"[\w.:/@+-]{1,128}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An adapter that requests may use."""
+
+    name: str
+    slot: int
+    fingerprint: str
+
+
+NONE: Final = Loaded("", NO_ADAPTER, "")
+
+
+@dataclass(slots=True)
+class _Entry:
+    adapter: Loaded
+    rooms: set[int] = field(default_factory=set)  # of requests that run with it
+
+
+class LoraRegistry:
+    """At most `max_loras` adapters by name and by slot, `0 <= slot < max_loras`."""
+
+    def __init__(self, max_loras: int, model_id: str) -> None:
+        self._max_loras = max_loras
+        self._model_id = model_id
+        self._loading: set[str] = set()
+        self._entries: dict[int, _Entry] = {}  # by slot: LOADED and UNLOADING
+        self._by_name: dict[str, Loaded] = {}  # LOADED
+        self._by_room: dict[int, _Entry] = {}
+
+    def loaded(self) -> tuple[Loaded, ...]:
+        """Return what requests may use now, by name."""
+        return tuple(adapter for _, adapter in sorted(self._by_name.items()))
+
+    def begin_load(self, name: str) -> None:
+        """Reserve a place while the adapter is read. Raises, changing nothing, if it can't be loaded anyway."""
+        if not _NAME.fullmatch(name):
+            raise InvalidAdapter(f"{name!r} can't name an adapter: use 1 to 128 of A-Z a-z 0-9 _ . : / @ + -")
+        if name == self._model_id:
+            raise InvalidAdapter(f"{name!r} is the model's own name")
+        if self._max_loras == 0:
+            raise InvalidRequest("this worker runs without adapters: start it with --max-loras above 0")
+        if name in self._loading:
+            raise InvalidRequest(f"{name!r} is being loaded already")
+        if name not in self._by_name:  # else it is compared, and needs no place
+            self._check_room()
+        self._loading.add(name)
+
+    def abandon_load(self, name: str) -> None:
+        self._loading.remove(name)
+
+    def finish_load(self, name: str, fingerprint: str) -> tuple[Loaded, bool]:
+        """Return the adapter, and whether it is new: then its weights belong into its slot, before any request."""
+        self._loading.remove(name)
+        present = self._by_name.get(name)
+        if present is not None:
+            if present.fingerprint != fingerprint:
+                raise InvalidRequest(f"{name!r} is loaded with other weights: unload it first")
+            return present, False
+        self._check_room()
+        slot = next(slot for slot in range(self._max_loras) if slot not in self._entries)
+        adapter = self._by_name[name] = Loaded(name, slot, fingerprint)
+        self._entries[slot] = _Entry(adapter)
+        return adapter, True
+
+    def unload(self, name: str) -> int | None:
+        """Take the name away; return the slot if it is free now, None if requests still run. Raises `NotFound`."""
+        adapter = self._by_name.pop(name, None)
+        if adapter is None:
+            raise NotFound(f"no adapter {name!r} is loaded")
+        return self._collect(self._entries[adapter.slot])
+
+    def start(self, room: int, name: str) -> Loaded:
+        """Return the adapter that a request runs with; `NONE` for an empty name. Raises `NotFound`."""
+        if not name:
+            return NONE
+        adapter = self._by_name.get(name)
+        if adapter is None:
+            raise NotFound(f"no adapter {name!r} is loaded here")
+        entry = self._by_room[room] = self._entries[adapter.slot]
+        entry.rooms.add(room)
+        return adapter
+
+    def end(self, room: int) -> int | None:
+        """Note that a request ended; return a slot that is free with it."""
+        entry = self._by_room.pop(room, None)
+        if entry is None:
+            return None
+        entry.rooms.remove(room)
+        return self._collect(entry)
+
+    def _check_room(self) -> None:
+        new = self._loading - self._by_name.keys()
+        if len(self._entries) + len(new) >= self._max_loras:
+            raise Overloaded(f"{self._max_loras} adapters are loaded, as many as --max-loras allows: unload one first")
+
+    def _collect(self, entry: _Entry) -> int | None:
+        slot = entry.adapter.slot
+        if entry.rooms or self._by_name.get(entry.adapter.name) is entry.adapter:
+            return None
+        del self._entries[slot]
+        return slot

@@ -1,0 +1,174 @@
+"""Adapters against transformers with merged weights, W + scale * B A: several of them and the base model in a batch."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from diptych.engine.loader.source import ModelSource, open_model
+from diptych.engine.lora.peft_folder import read_adapter
+from diptych.engine.models.registry import FAMILIES
+
+NewDriver = Callable[..., Any]
+WriteAdapter = Callable[..., dict[str, Tensor]]
+BACKENDS = ["cpu", "torch"]
+LENGTHS = [1, 2, 17, 40, 65, 33]
+SLOTS = [2, -1, 0, 2, -1, 0]  # of each prompt's adapter: two adapters and the base model, interleaved
+NUM_OUTPUTS = 8
+FAMILY_CASES = {
+    "Llama": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "Qwen2": ("q_proj", "v_proj"),  # with biases
+    "Gemma2": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "Phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),  # fused in the checkpoint
+    "Qwen3Moe": ("q_proj", "k_proj", "v_proj", "o_proj"),  # beside experts
+}
+
+
+class Case:
+    """A random model, two adapters of it, and what transformers makes of each."""
+
+    def __init__(self, folder: Path, family: str, write_adapter: WriteAdapter) -> None:
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{family}Config")(
+            vocab_size=200,
+            hidden_size=64,
+            intermediate_size=112,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            max_position_embeddings=256,
+            initializer_range=0.2,
+            pad_token_id=0,
+            attn_implementation="eager",
+            **({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48} if "Moe" in family else {}),
+        )
+        model: Any = getattr(transformers, f"{family}ForCausalLM")(config)
+        model.save_pretrained(folder / "base")
+        self.source = open_model(str(folder / "base"))
+        self.folders = {slot: folder / f"adapter{slot}" for slot in (0, 2)}
+        self.models = {-1: model.eval()}
+        targets = FAMILY_CASES[family]
+        for slot, options in ((0, {"rank": 4, "alpha": 8}), (2, {"rank": 9, "alpha": 3})):
+            shapes = {name: m.weight.shape for name, m in model.named_modules() if name.endswith(targets)}
+            self.models[slot] = merged(model, write_adapter(self.folders[slot], shapes, seed=slot, **options))
+
+    def driver(self, new_driver: NewDriver, backend: str, **options: Any) -> Any:
+        driver = new_driver(self.source, backend, max_loras=3, **options)
+        for slot, folder in self.folders.items():
+            install(driver, self.source, slot, folder)
+        return driver
+
+
+def install(driver: Any, source: ModelSource, slot: int, folder: Path) -> None:
+    adapter = read_adapter(folder, FAMILIES[source.config.architecture].placement(source.config))
+    driver.runner.loras.install(slot, driver.runner.loras.prepare(adapter))
+
+
+def merged(model: Any, deltas: Mapping[str, Tensor]) -> Any:
+    changed = copy.deepcopy(model)
+    for module, delta in deltas.items():
+        changed.get_submodule(module).weight.data += delta
+    return changed.eval()
+
+
+def prompts() -> list[list[int]]:
+    generator = np.random.default_rng(1)
+    return [generator.integers(0, 200, length).tolist() for length in LENGTHS]
+
+
+def continued(model: Any, text: list[int]) -> tuple[list[int], Tensor]:
+    """Return the prompt with its greedy continuation, and the logits of all tokens."""
+    tokens = list(text)
+    with torch.inference_mode():
+        for _ in range(NUM_OUTPUTS):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+        return tokens, model(torch.tensor([tokens])).logits[0]
+
+
+@pytest.fixture
+def llama(tmp_path: Path, write_adapter: WriteAdapter) -> Case:
+    return Case(tmp_path, "Llama", write_adapter)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", FAMILY_CASES)
+def test_a_batch_of_two_adapters_and_the_base_model_has_the_tokens_of_merged_weights(
+    new_driver: NewDriver, write_adapter: WriteAdapter, tmp_path: Path, family: str, backend: str
+) -> None:
+    """Whole prompts, then decode; prompts in chunks after a prefix."""
+    case, texts = Case(tmp_path, family, write_adapter), prompts()
+    expected = [continued(case.models[slot], text) for slot, text in zip(SLOTS, texts, strict=True)]
+    ends = [continued(model, texts[-1])[1][len(texts[-1]) - 1] for model in case.models.values()]
+    assert all((one - other).abs().max() > 0.5 for one, other in itertools.combinations(ends, 2))
+    driver = case.driver(new_driver, backend)
+    driver.adapters = dict(enumerate(SLOTS))
+    logits = driver.extend(dict(enumerate(texts)))
+    for step in range(NUM_OUTPUTS):
+        at = [length + step for length in LENGTHS]
+        exact = torch.stack([logits_[i - 1] for (_, logits_), i in zip(expected, at, strict=True)])
+        torch.testing.assert_close(logits, exact, atol=1e-3, rtol=1e-4)
+        chosen = logits.argmax(-1).tolist()
+        assert chosen == [tokens[i] for (tokens, _), i in zip(expected, at, strict=True)]
+        logits = driver.decode(dict(enumerate(chosen)))
+    chunked, long = case.driver(new_driver, backend), range(2, len(texts))
+    chunked.adapters = dict(enumerate(SLOTS))
+    for start, end in ((0, 7), (7, 8), (8, 15), (15, None)):
+        logits = chunked.extend({i: expected[i][0][start:end] for i in long})
+    torch.testing.assert_close(logits, torch.stack([expected[i][1][-1] for i in long]), atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_requests_without_an_adapter_keep_their_bits_beside_those_with_one(
+    new_driver: NewDriver, llama: Case, backend: str
+) -> None:
+    texts, plain, mixed = prompts(), new_driver(llama.source, backend), llama.driver(new_driver, backend)
+    mixed.adapters = dict(enumerate(SLOTS))
+    base = [i for i, slot in enumerate(SLOTS) if slot < 0]
+    tokens = dict.fromkeys(range(len(texts)), 5)
+    for expected, found in (
+        (plain.extend(dict(enumerate(texts))), mixed.extend(dict(enumerate(texts)))),
+        (plain.decode(tokens), mixed.decode(tokens)),
+    ):
+        assert torch.equal(found[base], expected[base])
+        others = [i for i in range(len(texts)) if i not in base]
+        assert not torch.isclose(found[others], expected[others], atol=1e-2).all()
+
+
+def test_a_request_with_an_adapter_has_the_same_bits_in_any_batch(new_driver: NewDriver, llama: Case) -> None:
+    texts, driver = prompts(), llama.driver(new_driver, "cpu")
+    driver.adapters = dict(enumerate(SLOTS))
+    together = driver.extend(dict(enumerate(texts)))
+    for i, text in enumerate(texts):
+        driver.forget(i)
+        alone = [driver.extend({i: text[at : at + 9]}) for at in range(0, len(text), 9)][-1]
+        assert torch.equal(alone[0], together[i])
+
+
+def test_a_removed_adapter_changes_nothing_any_more(new_driver: NewDriver, llama: Case) -> None:
+    text, driver = prompts()[-1], llama.driver(new_driver, "cpu")
+    driver.adapters = {0: 2}
+    driver.extend({0: text})
+    driver.runner.loras.remove(2)
+    driver.forget(0)
+    expected = new_driver(llama.source, "cpu").extend({0: text})
+    assert torch.equal(driver.extend({0: text}), expected)
+
+
+def test_in_bfloat16_an_adapter_is_near_float32(new_driver: NewDriver, llama: Case) -> None:
+    text = prompts()[-1]
+    drivers = [llama.driver(new_driver, "torch", dtype=dtype) for dtype in ("float32", "bfloat16")]
+    for driver in drivers:
+        driver.adapters = {0: 2}
+    exact, rounded = (driver.extend({0: text}).float() for driver in drivers)
+    base = new_driver(llama.source, "torch").extend({0: text})
+    assert torch.cosine_similarity(exact, rounded) > 0.99 > torch.cosine_similarity(exact, base)
