@@ -56,6 +56,11 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
+    async def end(self) -> None:
+        """Kill it, and wait the moment until the system has let go of it."""
+        self.kill()
+        await self._process.wait()
+
     async def _read(self, on_line: Callable[[str], None]) -> None:
         assert self._process.stdout is not None
         while True:

@@ -98,4 +98,4 @@ class Supervisor:
                 )
             raise
         finally:
-            child.kill()
+            await child.end()
