@@ -1,12 +1,14 @@
-"""Models for every component's tests: the real small one, fetched at the first use, and a tiny random one."""
+"""Models for every component's tests: the real small one, fetched at the first use, and a tiny one of each family."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import pytest
 import tokenizers
 
@@ -110,3 +112,124 @@ def write_adapter() -> Callable[..., dict[str, Any]]:
         return deltas
 
     return write
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of transformers: `<name>ForCausalLM` with `settings`."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    min_prompt_len: int = 1
+
+
+PROMPT_LENGTHS: Final = [1, 2, 15, 16, 17, 40, 65, 150]
+NUM_OUTPUT_TOKENS: Final = 8
+SHAPE: dict[str, Any] = {
+    "vocab_size": 200,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,  # large, so that neighbouring logits are far apart
+    "pad_token_id": 0,
+}
+PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 6, "long_factor": [1.5, 2, 3, 4, 5, 6]}
+PHI4 = {"rope_parameters": LONG | {"partial_rotary_factor": 0.75}}
+MOE = {"num_experts_per_tok": 2}
+FAMILIES: Final = {
+    "llama": Case("Llama", {"head_dim": 64}),
+    "llama, tied, one KV head": Case("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "llama, linear rope": Case("Llama", {"rope_parameters": PLAIN | {"rope_type": "linear", "factor": 4.0}}),
+    "llama, dynamic rope": Case("Llama", {"rope_parameters": PLAIN | {"rope_type": "dynamic", "factor": 4.0}}),
+    "llama, llama3 rope": Case("Llama", {"rope_parameters": LLAMA3}),
+    "llama, yarn": Case("Llama", {"rope_parameters": YARN, "head_dim": 32}),
+    "llama, yarn with mscale": Case("Llama", {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}}),
+    "llama, yarn not truncated": Case("Llama", {"rope_parameters": YARN | {"truncate": False, "beta_fast": 16}}),
+    "mistral": Case("Mistral", {"sliding_window": 20, "head_dim": 64}),
+    "mistral without a window": Case("Mistral", {"sliding_window": None}),
+    "qwen2": Case("Qwen2", {}),
+    "qwen2 with late windows": Case("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}),
+    "qwen3": Case("Qwen3", {"head_dim": 64}),
+    "gemma2": Case("Gemma2", {"head_dim": 96, "sliding_window": 24, "query_pre_attn_scalar": 50}),
+    "gemma2 without caps": Case("Gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3": Case("Gemma3", {"head_dim": 256, "sliding_window": 33, "query_pre_attn_scalar": 64}),
+    "gemma3, pattern and stretched": Case(
+        "Gemma3",
+        {
+            "head_dim": 32,
+            "sliding_window": 16,
+            "sliding_window_pattern": 2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": PLAIN,
+            },
+        },
+    ),
+    "phi3": Case("Phi3", {"rope_parameters": PLAIN | {"partial_rotary_factor": 1.0}, "sliding_window": 40}),
+    "phi3, rope for short texts": Case("Phi3", PHI4 | {"original_max_position_embeddings": 256}),
+    "phi3, rope for long texts": Case("Phi3", PHI4 | {"original_max_position_embeddings": 32}, min_prompt_len=33),
+    "mixtral": Case("Mixtral", {"num_local_experts": 4} | MOE),
+    "qwen3 moe": Case("Qwen3Moe", {"num_experts": 6, "moe_intermediate_size": 48, "head_dim": 16} | MOE),
+    "qwen3 moe, normalised, some layers dense": Case(
+        "Qwen3Moe",
+        {"num_experts": 6, "moe_intermediate_size": 48, "norm_topk_prob": True, "mlp_only_layers": [1]} | MOE,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A random model as transformers saved it, with what transformers computes."""
+
+    folder: Path
+    prompts: list[list[int]]
+    outputs: list[list[int]]  # greedy
+    logits: list[Any]  # [prompt and output tokens, vocab_size] of each
+
+
+@pytest.fixture(scope="session", params=FAMILIES)
+def family_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """One of each family and of each of its variants, in several shards."""
+    import torch
+
+    case, folder = FAMILIES[request.param], tmp_path_factory.mktemp("tiny")
+    model = _random_model(case)
+    model.save_pretrained(folder, max_shard_size="100KB")
+    lengths, random = [each for each in PROMPT_LENGTHS if each >= case.min_prompt_len], np.random.default_rng(1)
+    prompts = [random.integers(0, SHAPE["vocab_size"], length).tolist() for length in lengths]
+    with torch.inference_mode():
+        texts = [_continued(model, prompt) for prompt in prompts]
+        logits = [model(torch.tensor([text])).logits[0] for text in texts]
+    outputs = [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+    return TinyModel(folder, prompts, outputs, logits)
+
+
+def _random_model(case: Case) -> Any:
+    """Norms and biases are random as well."""
+    import torch
+    import transformers
+
+    config_name = {"Gemma3": "Gemma3Text"}.get(case.name, case.name)
+    config = getattr(transformers, f"{config_name}Config")(**SHAPE | case.settings)
+    config._attn_implementation = "eager"  # the one that knows soft caps
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{case.name}ForCausalLM")(config)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.2 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def _continued(model: Any, prompt: list[int]) -> list[int]:
+    import torch
+
+    text = list(prompt)
+    for _ in range(NUM_OUTPUT_TOKENS):
+        text.append(int(model(torch.tensor([text])).logits[0, -1].argmax()))
+    return text

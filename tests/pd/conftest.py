@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
 
 from diptych.decode.core import DecodeCore
+from diptych.engine.batch import Runner
 from diptych.engine.events import (
     AbortRoom,
     CompileGrammar,
@@ -38,17 +40,26 @@ VOCAB = 1000
 PAGE = 4
 CONTEXT = 256
 PREFILL, DECODE = 11, 22
+KvArray = np.ndarray[Any, np.dtype[Any]]
+NewModel = Callable[[int], tuple[KvArray, Runner]]  # by the number of pages
+
+
+def null_model(num_pages: int) -> tuple[KvArray, Runner]:
+    """A pool of pages and what computes on it."""
+    kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
+    return kv, NullRunner(kv, VOCAB)
 
 
 class Side:
-    """One worker: core, null model, pool, and the effects that are not performed yet."""
+    """One worker: core, model, pool, and the effects that are not performed yet."""
 
-    def __init__(self, build: Callable[..., SchedulerCore], num_pages: int, max_step_tokens: int) -> None:
-        self.kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
+    def __init__(
+        self, build: Callable[..., SchedulerCore], num_pages: int, max_step_tokens: int, model: NewModel
+    ) -> None:
+        self.kv, self.runner = model(num_pages)
         cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=16, max_tokens_per_request=CONTEXT)
         limits = Limits(CONTEXT, VOCAB, frozenset(), max_step_tokens, 16)
         self.core = build(cache, limits, self.digest, PAGE * 8)
-        self.runner = NullRunner(self.kv, VOCAB)
         self.outbox: deque[WritePages | SendNote] = deque()
         self.compiling: deque[CompileGrammar] = deque()
         self.outputs: dict[int, list[Output]] = defaultdict(list)
@@ -81,9 +92,16 @@ class Side:
 class Pair:
     """Both sides. `deliver_*` moves the oldest effect of a side; `run` plays until nothing moves."""
 
-    def __init__(self, *, prefill_pages: int = 64, decode_pages: int = 64, max_step_tokens: int = 16) -> None:
-        self.prefill = Side(PrefillCore, prefill_pages, max_step_tokens)
-        self.decode = Side(DecodeCore, decode_pages, max_step_tokens)
+    def __init__(
+        self,
+        *,
+        prefill_pages: int = 64,
+        decode_pages: int = 64,
+        max_step_tokens: int = 16,
+        model: NewModel = null_model,
+    ) -> None:
+        self.prefill = Side(PrefillCore, prefill_pages, max_step_tokens, model)
+        self.decode = Side(DecodeCore, decode_pages, max_step_tokens, model)
         self.now_s = 0.0
         self.num_written = 0
         self.corrupt_next_write = False

@@ -98,6 +98,7 @@ class HfConfig(Mapping[str, Any]):
             theta=float(parameters.get("rope_theta") or self.get("rope_theta") or theta),
             dim=int(head_dim * part),
             context_len=self["max_position_embeddings"],
+            original_len=self.get("original_max_position_embeddings") or self["max_position_embeddings"],
             model_id=self.model_id,
         )
 

@@ -15,11 +15,14 @@ from diptych.common.errors import ConfigError
 from diptych.engine.loader.config import Rope
 
 Parameters = Mapping[str, Any]  # `rope_parameters` or `rope_scaling` of a `config.json`
+ORIGINAL: Final = "original_max_position_embeddings"
 COMMON_KEYS: Final = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"})
 
 
-def read_rope(parameters: Parameters, *, theta: float, dim: int, context_len: int, model_id: str) -> Rope:
-    """Return the embedding of `dim` dimensions; `context_len` is the model's `max_position_embeddings`."""
+def read_rope(
+    parameters: Parameters, *, theta: float, dim: int, context_len: int, original_len: int, model_id: str
+) -> Rope:
+    """Return the embedding of `dim` dimensions. `original_len`: of training, if `parameters` do not say another."""
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in KINDS:
         raise ConfigError(f"{model_id}: rope scaling {kind!r} is not supported; {', '.join(KINDS)} are")
@@ -27,14 +30,15 @@ def read_rope(parameters: Parameters, *, theta: float, dim: int, context_len: in
     unknown = [key for key, value in parameters.items() if key not in COMMON_KEYS | keys and value is not None]
     if unknown:
         raise ConfigError(f"{model_id}: {', '.join(unknown)} of rope scaling {kind!r} is not supported")
-    return read({"original_max_position_embeddings": context_len, **parameters}, theta, dim, context_len)
+    given = {key: value for key, value in parameters.items() if value is not None}
+    return read({ORIGINAL: original_len, **given}, theta, dim, context_len)
 
 
 def stretched_len(parameters: Parameters, context_len: int) -> int:
     """Return how long texts may be: with YaRN, `max_position_embeddings` may be the length before stretching."""
     if (parameters.get("rope_type") or parameters.get("type")) != "yarn":
         return context_len
-    original = parameters.get("original_max_position_embeddings") or context_len
+    original = parameters.get(ORIGINAL) or context_len
     return max(context_len, int(original * parameters["factor"]))
 
 
@@ -52,7 +56,7 @@ def _llama3(parameters: Parameters, theta: float, dim: int, context_len: int) ->
 
 def _llama3_divisor(parameters: Parameters, period: float) -> float:
     """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
-    turns = parameters["original_max_position_embeddings"] / (2 * math.pi * period)
+    turns = parameters[ORIGINAL] / (2 * math.pi * period)
     low, high, factor = parameters["low_freq_factor"], parameters["high_freq_factor"], float(parameters["factor"])
     if turns < low:
         return factor
@@ -64,7 +68,7 @@ def _llama3_divisor(parameters: Parameters, period: float) -> float:
 
 def _yarn(parameters: Parameters, theta: float, dim: int, context_len: int) -> Rope:
     """YaRN: as `_llama3`, but the ramp between is over the dimensions, and scores grow."""
-    factor, original = float(parameters["factor"]), parameters["original_max_position_embeddings"]
+    factor, original = float(parameters["factor"]), parameters[ORIGINAL]
 
     def dimension(turns: float) -> float:
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -79,7 +83,7 @@ def _yarn(parameters: Parameters, theta: float, dim: int, context_len: int) -> R
 
 
 def _yarn_scale(parameters: Parameters, factor: float) -> float:
-    if parameters.get("attention_factor") is not None:
+    if "attention_factor" in parameters:
         return float(parameters["attention_factor"])
 
     def growth(mscale: float) -> float:
@@ -94,22 +98,23 @@ def _longrope(parameters: Parameters, theta: float, dim: int, context_len: int) 
 
     transformers changes lists when a text grows beyond the original length, and leaves cached keys as they are.
     """
-    original = parameters["original_max_position_embeddings"]
+    original = parameters[ORIGINAL]
     divisors = parameters["long_factor" if context_len > original else "short_factor"]
-    scale, factor = parameters.get("attention_factor"), parameters.get("factor") or context_len / original
+    scale, factor = parameters.get("attention_factor"), parameters.get("factor", context_len / original)
     if scale is None:
         scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return Rope(theta, dim, tuple(map(float, divisors)), float(scale))
 
 
 Reader = Callable[[Parameters, float, int, int], Rope]
-ORIGINAL: Final = "original_max_position_embeddings"
 YARN_KEYS: Final = {"factor", ORIGINAL, "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"}
+LONGROPE_KEYS: Final = {"factor", ORIGINAL, "attention_factor", "short_factor", "long_factor"}
 KINDS: Final[Mapping[str, tuple[Reader, set[str]]]] = {
     "default": (_plain, set()),
     "linear": (_linear, {"factor"}),
     "dynamic": (_plain, {"factor", ORIGINAL}),  # changes nothing up to `max_position_embeddings`, the longest we serve
     "llama3": (_llama3, {"factor", ORIGINAL, "low_freq_factor", "high_freq_factor"}),
     "yarn": (_yarn, YARN_KEYS | {"truncate"}),
-    "longrope": (_longrope, {"factor", ORIGINAL, "short_factor", "long_factor", "attention_factor"}),
+    "longrope": (_longrope, LONGROPE_KEYS),
+    "su": (_longrope, LONGROPE_KEYS),  # its name in older files
 }
