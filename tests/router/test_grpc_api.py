@@ -63,7 +63,21 @@ def test_a_prompt_is_text_tokens_or_chat(cluster: Cluster, stub: Any, prompt: An
 
 
 def test_sampling_is_carried_through(cluster: Cluster, stub: Any) -> None:
-    sampling = SamplingParams(max_tokens=5, temperature=0, top_p=0.5, top_k=3, seed=9, stop_token_ids=[7])
+    sampling = SamplingParams(
+        max_tokens=5,
+        temperature=0,
+        top_p=0.5,
+        top_k=3,
+        seed=9,
+        stop_token_ids=[7],
+        min_p=0.25,
+        frequency_penalty=0.5,
+        presence_penalty=-0.5,
+        repetition_penalty=1.5,
+        logit_bias={3: -1.5, 4: 100},
+        min_tokens=2,
+        logprobs=2,
+    )
     response = stub.Generate(GenerateRequest(text="a", sampling=sampling))
     assert cluster.decode().started[0].sampling == sampling
     assert (len(response.token_ids), response.finish_reason) == (5, inference_pb2.FINISH_REASON_LENGTH)

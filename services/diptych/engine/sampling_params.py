@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from diptych.common.errors import InvalidRequest
 from diptych.engine.grammar.grammar import Grammar
+from diptych.engine.stop_pattern import compile_stop
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 128
@@ -63,8 +64,15 @@ class SamplingParams:
         _check(num_ids <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"takes at most {MAX_STOP_TOKEN_IDS} ids", num_ids)
         self._validate_logits()
         self._validate_logprobs()
+        self._validate_stop_regex()
         if self.grammar is not None:
             self.grammar.validate()
+
+    def validate_ids(self, vocab_size: int) -> None:
+        """Raise `InvalidRequest`, naming the field, for a token outside the vocabulary."""
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
+            wrong = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
+            _check(wrong is None, name, f"takes token ids from 0 to {vocab_size - 1}", wrong)
 
     def _validate_logits(self) -> None:
         _check(0.0 <= self.min_p <= 1.0, "min_p", "must be between 0 and 1", self.min_p)
@@ -76,12 +84,20 @@ class SamplingParams:
         _check(num_biased <= MAX_LOGIT_BIAS, "logit_bias", f"takes at most {MAX_LOGIT_BIAS} tokens", num_biased)
         for token_id, value in self.logit_bias.items():
             _check(-100.0 <= value <= 100.0, f"logit_bias[{token_id}]", "must be between -100 and 100", value)
-        _check(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "must be 0 to max_tokens", self.min_tokens)
+        _check(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "must be from 0 to max_tokens", self.min_tokens)
 
     def _validate_logprobs(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):
             wanted = getattr(self, name)
-            _check(wanted is None or 0 <= wanted <= MAX_TOP_LOGPROBS, name, f"must be 0 to {MAX_TOP_LOGPROBS}", wanted)
+            _check(
+                wanted is None or 0 <= wanted <= MAX_TOP_LOGPROBS, name, f"must be from 0 to {MAX_TOP_LOGPROBS}", wanted
+            )
+
+    def _validate_stop_regex(self) -> None:
+        num_patterns = len(self.stop_regex)
+        _check(num_patterns <= MAX_STOP_REGEX, "stop_regex", f"takes at most {MAX_STOP_REGEX} patterns", num_patterns)
+        for pattern in self.stop_regex:
+            compile_stop(pattern)
 
 
 def _check(ok: bool, param: str, rule: str, value: object) -> None:

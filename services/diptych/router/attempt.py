@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from diptych.engine.finish import Finish
+from diptych.engine.logprobs import TokenLogprobs
 from diptych.engine.output import FailureCode
+from diptych.engine.runtime.codec import logprobs_from_wire
 from diptych.router.failure import LegFailure
-from diptych.router.merge import Merger
+from diptych.router.merge import Merger, Run, concatenate
 from diptych.router.request import Delta
 from diptych.router.session import Session
 from diptych.router.worker_view import Role
@@ -47,7 +49,8 @@ class Attempt:
         self._loop = asyncio.get_running_loop()
         self._open = set(Role)
         self._merger = Merger()
-        self._ready: list[int] = []
+        self._ready: list[Run] = []
+        self._prompt_logprobs: TokenLogprobs | None = None
         self._finish: Finish | None = None
         self._failure: LegFailure | None = None
         self._suspected: LegFailure | None = None  # the failure, unless the other leg knows better
@@ -64,7 +67,9 @@ class Attempt:
         if self._failure and not self._ready:
             raise AttemptFailed(self._failure)
         ready, self._ready = self._ready, []
-        return Delta(ready, self._finish if self._is_complete() else None)
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
+        token_ids, logprobs = concatenate(ready)
+        return Delta(token_ids, self._finish if self._is_complete() else None, logprobs, prompt_logprobs)
 
     async def wait_for_prefill_end(self, timeout_s: float) -> None:
         """Wait until the prefill leg's last output, which carries its final stats, or for `timeout_s`."""
@@ -89,7 +94,10 @@ class Attempt:
     def receive(self, role: Role, output: LegOutput) -> None:
         if output.HasField("stats"):
             self.stats[role] = output.stats
-        self._ready.extend(self._merger.accept(output.first_index, output.token_ids))
+        if output.HasField("prompt_logprobs"):
+            self._prompt_logprobs = logprobs_from_wire(output.prompt_logprobs)
+        logprobs = logprobs_from_wire(output.logprobs) if output.HasField("logprobs") else None
+        self._ready += self._merger.accept(Run(output.first_index, output.token_ids, logprobs))
         if output.finish_reason or output.HasField("error"):
             self._end(role, output)
         self._news.set()

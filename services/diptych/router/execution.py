@@ -103,6 +103,7 @@ class Execution:
         decode = StartLeg()
         decode.CopyFrom(prefill)
         decode.peer_instance_id = pair.prefill_id
+        decode.sampling.ClearField("prompt_logprobs")  # prefill reports them
         session = self._dispatcher.fleet.session
         sessions = {Role.PREFILL: session(pair.prefill_id), Role.DECODE: session(pair.decode_id)}
         return Attempt(sessions, {Role.PREFILL: prefill, Role.DECODE: decode}, timeout_s)
@@ -117,6 +118,7 @@ class Execution:
             peer_instance_id=peer,
             num_prior_output_tokens=len(progress.output_ids),
             timeout_ms=max(1, round(timeout_s * 1000)),
+            cache_salt=progress.request.cache_salt,
             priority=progress.request.priority,
             tenant=progress.request.tenant,
         )

@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Final
 
+from diptych.engine.output_text import OutputText
 from diptych.router.admission import Admission
 from diptych.router.execution import Dispatcher, Execution
 from diptych.router.metrics import RouterMetrics
-from diptych.router.output_text import OutputText
 from diptych.router.prepare import Preparer, ServedModel, Wish
 from diptych.router.progress import Progress, RetryLimits
 from diptych.router.request import End, GenerationRequest, Piece
@@ -65,13 +66,13 @@ class Pipeline:
         execution = Execution(Progress(request, self._eos_ids, self._retries), self._dispatcher)
         response = Response(request, OutputText(self.model.tokenizer, request.params), self.metrics)
         try:
-            text, token_ids, finish = response.take(await execution.next())
+            piece, finish = response.take(await execution.next())
             while finish is None:
-                if text or token_ids:
-                    yield Piece(text, token_ids)
-                text, token_ids, finish = response.take(await execution.next())
+                if piece.text or piece.token_ids:
+                    yield piece
+                piece, finish = response.take(await execution.next())
             execution.close()  # a stop string has cut it short: no more steps for it
             report = await execution.report(REPORT_WAIT_S) if request.wants_report else None
-            yield Piece(text, token_ids, End(finish, response.finished(execution.cached_tokens), report))
+            yield replace(piece, end=End(finish, response.finished(execution.cached_tokens), report))
         finally:
             execution.close()

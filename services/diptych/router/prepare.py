@@ -15,16 +15,20 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from diptych.common.errors import InvalidRequest
+from diptych.engine.finish import Finish
 from diptych.engine.grammar import compiler
 from diptych.engine.loader.tokenizer import Tokenizer
+from diptych.engine.output_text import OutputText
 from diptych.engine.sampling_params import MAX_SEED, SamplingParams
 from diptych.router.errors import ContextLengthExceeded, ModelNotFound
-from diptych.router.request import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from diptych.router.request import ChatPrompt, Echo, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 
 MAX_CHOICES: Final = 8
 MAX_PRIORITY: Final = 100
 MAX_TENANT_LEN: Final = 256
+MAX_SALT_LEN: Final = 256
 ROLES: Final = ("system", "user", "assistant")
+_VERBATIM: Final = SamplingParams(ignore_eos=True, logprobs=0)  # a prompt's tokens have all their text, and offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +56,26 @@ class Wish:
     wants_report: bool = False
     priority: int = 0  # higher first
     tenant: str = ""  # whose share of the workers the requests count against; empty: the common one
+    cache_salt: str = ""  # prompts with different salts share no cached KV
+    best_of: int | None = None  # outputs to make of each prompt, of which `num_choices` are chosen; None: those only
+    echo: bool = False  # answers begin with the prompt
+
+    @property
+    def num_made(self) -> int:
+        """Outputs to make of each prompt."""
+        return self.num_choices if self.best_of is None else self.best_of
 
     @property
     def num_requests(self) -> int:
-        return len(self.prompts) * self.num_choices
+        return len(self.prompts) * self.num_made
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokenized:
+    """A prompt as tokens."""
+
+    ids: Sequence[int]
+    echo: Echo | None
 
 
 class Preparer:
@@ -73,11 +93,11 @@ class Preparer:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def prepare(self, wish: Wish) -> list[GenerationRequest]:
-        """Return one request for each choice of each prompt, in that order. Raises the caller's `DiptychError`."""
+        """Return `num_made` requests for each prompt, in that order. Raises the caller's `DiptychError`."""
         arrival_s = time.monotonic()
         self._check(wish)
         loop = asyncio.get_running_loop()
-        prompts = await loop.run_in_executor(self._threads, self._tokenize, wish.prompts)
+        prompts = await loop.run_in_executor(self._threads, self._tokenize, wish)
         if wish.params.grammar is not None:
             await loop.run_in_executor(self._threads, compiler.check, wish.params.grammar)
         seed = secrets.randbits(63) if wish.seed is None else wish.seed
@@ -86,16 +106,18 @@ class Preparer:
         return [
             GenerationRequest(
                 request_id=wish.request_id,
-                prompt_ids=ids,
-                params=self._params(wish, len(ids), limit, (seed + choice) & MAX_SEED),
+                prompt_ids=prompt.ids,
+                params=self._params(wish, len(prompt.ids), limit, (seed + choice) & MAX_SEED),
                 arrival_s=arrival_s,
                 deadline_s=arrival_s + timeout_s,
                 wants_report=wish.wants_report,
                 priority=wish.priority,
                 tenant=wish.tenant,
+                cache_salt=wish.cache_salt.encode(),
+                echo=prompt.echo,
             )
-            for ids in prompts
-            for choice in range(wish.num_choices)
+            for prompt in prompts
+            for choice in range(wish.num_made)
         ]
 
     def _check(self, wish: Wish) -> None:
@@ -104,6 +126,9 @@ class Preparer:
             raise ModelNotFound(f"the model {wish.model!r} does not exist; this router serves {self._model.model_id!r}")
         if not 1 <= wish.num_choices <= MAX_CHOICES:
             raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}, not {wish.num_choices}", param="n")
+        if not wish.num_choices <= wish.num_made <= MAX_CHOICES:
+            text = f"best_of must be between n ({wish.num_choices}) and {MAX_CHOICES}, not {wish.best_of}"
+            raise InvalidRequest(text, param="best_of")
         if wish.max_tokens is not None and wish.max_tokens < 1:
             raise InvalidRequest(f"max_tokens must be at least 1, not {wish.max_tokens}", param="max_tokens")
         if abs(wish.priority) > MAX_PRIORITY:
@@ -111,7 +136,11 @@ class Preparer:
             raise InvalidRequest(text, param="priority")
         if len(wish.tenant) > MAX_TENANT_LEN:
             raise InvalidRequest(f"a tenant's name has at most {MAX_TENANT_LEN} characters", param="tenant")
-        wish.params.validate()
+        if len(wish.cache_salt) > MAX_SALT_LEN:
+            raise InvalidRequest(f"cache_salt takes at most {MAX_SALT_LEN} characters", param="cache_salt")
+        params = replace(wish.params, max_tokens=wish.max_tokens or self._model.context_len)
+        params.validate()
+        params.validate_ids(self._model.vocab_size)
 
     def _params(self, wish: Wish, prompt_len: int, context_len: int, seed: int) -> SamplingParams:
         room = context_len - prompt_len
@@ -122,10 +151,23 @@ class Preparer:
                 param="messages" if isinstance(wish.prompts[0], ChatPrompt) else "prompt",
             )
         max_tokens = room if wish.max_tokens is None else min(wish.max_tokens, room)
-        return replace(wish.params, max_tokens=max_tokens, seed=seed)
+        params = replace(
+            wish.params, max_tokens=max_tokens, min_tokens=min(wish.params.min_tokens, max_tokens), seed=seed
+        )
+        if wish.num_made > wish.num_choices and params.logprobs is None:
+            return replace(params, logprobs=0)  # to choose by
+        return params
 
-    def _tokenize(self, prompts: Sequence[Prompt]) -> list[Sequence[int]]:
-        return [self._tokens(prompt) for prompt in prompts]
+    def _tokenize(self, wish: Wish) -> list[_Tokenized]:
+        prompts = []
+        for prompt in wish.prompts:
+            ids = self._tokens(prompt)
+            prompts.append(_Tokenized(ids, self._echo(prompt, ids) if wish.echo else None))
+        return prompts
+
+    def _echo(self, prompt: Prompt, ids: Sequence[int]) -> Echo:
+        delta = OutputText(self._model.tokenizer, _VERBATIM).push(ids, Finish.LENGTH)
+        return Echo(prompt.text if isinstance(prompt, TextPrompt) else delta.text, delta.offsets)
 
     def _tokens(self, prompt: Prompt) -> Sequence[int]:
         tokenizer = self._model.tokenizer

@@ -55,7 +55,13 @@ class Progress:
         params = self.request.params
         if not self.output_ids:
             return params
-        return dataclasses.replace(params, max_tokens=params.max_tokens - len(self.output_ids))
+        count = len(self.output_ids)
+        return dataclasses.replace(
+            params,
+            max_tokens=params.max_tokens - count,
+            min_tokens=max(0, params.min_tokens - count),
+            prompt_logprobs=None,  # they came with the first token
+        )
 
     @property
     def finish(self) -> Finish | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from diptych.engine.finish import Finish
+from diptych.engine.logprobs import TokenLogprobs, join
 from diptych.engine.sampling_params import SamplingParams
 from diptych.router.worker_view import Pair, Role
 from diptych.v1.worker_pb2 import LegStats
@@ -36,6 +37,14 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt, as the answer is to repeat it."""
+
+    text: str
+    offsets: Sequence[int]  # where each of its tokens begins in the text, in characters
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt that is to be continued once. Valid, and complete but for the workers that will serve it."""
 
@@ -45,6 +54,8 @@ class GenerationRequest:
     arrival_s: float  # on the monotonic clock
     deadline_s: float  # likewise
     wants_report: bool = False  # the caller wants the measurements of both legs
+    cache_salt: bytes = b""  # prompts with different salts share no cached KV
+    echo: Echo | None = None  # None: the answer does not begin with the prompt
     priority: int = 0  # higher first
     tenant: str = ""  # whose share of the workers it counts against
 
@@ -55,6 +66,8 @@ class Delta:
 
     token_ids: Sequence[int]
     finish: Finish | None = None
+    logprobs: TokenLogprobs | None = None  # of `token_ids`, if wanted
+    prompt_logprobs: TokenLogprobs | None = None  # in the first delta, if wanted: of the prompt but its first token
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +98,53 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """Log-probabilities of consecutive tokens of an answer, and where each begins in its text, in characters."""
+
+    token_ids: Sequence[int]
+    logprobs: TokenLogprobs  # one less than tokens if they begin with a prompt's first, which has none
+    offsets: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """New text for the client, and the tokens it came from. `end` is set in the last piece."""
 
     text: str
     token_ids: Sequence[int]
     end: End | None = None
+    scores: Scores | None = None  # of `token_ids`, if wanted
+    prompt: Scores | None = None  # in the first piece, if wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """All pieces of a finished request as one."""
+
+    text: str
+    token_ids: Sequence[int]
+    end: End
+    scores: Scores | None = None
+    prompt: Scores | None = None
+
+
+def whole(pieces: Sequence[Piece]) -> Output:
+    """Return what the pieces of a request, the last one included, are together."""
+    end = pieces[-1].end
+    assert end is not None, "a stream ends with its last piece"
+    scores = [piece.scores for piece in pieces if piece.scores is not None]
+    return Output(
+        "".join([piece.text for piece in pieces]),
+        [token_id for piece in pieces for token_id in piece.token_ids],
+        end,
+        _join_scores(scores) if scores else None,
+        pieces[0].prompt,
+    )
+
+
+def _join_scores(parts: Sequence[Scores]) -> Scores:
+    return Scores(
+        [token_id for part in parts for token_id in part.token_ids],
+        join([part.logprobs for part in parts]),
+        [offset for part in parts for offset in part.offsets],
+    )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from diptych.engine.finish import Finish
+from diptych.engine.logprobs import TokenLogprobs
+from diptych.engine.output_text import OutputText, TextDelta
 from diptych.router.metrics import RouterMetrics
-from diptych.router.output_text import OutputText
-from diptych.router.request import Delta, GenerationRequest, Usage
+from diptych.router.request import Delta, GenerationRequest, Piece, Scores, Usage
 
 
 class Response:
@@ -21,18 +21,21 @@ class Response:
         self._num_tokens = 0
         self._last_s = 0.0
 
-    def take(self, delta: Delta) -> tuple[str, Sequence[int], Finish | None]:
-        """Return new text, the tokens that count, and how the output ended, if it did."""
+    def take(self, delta: Delta) -> tuple[Piece, Finish | None]:
+        """Return what of it is the client's, and how the output ended, if it did."""
         if delta.token_ids:
             self._observe_arrival()
-        text, token_ids = self._text.push(delta.token_ids)
-        self._num_tokens += len(token_ids)
-        if self._text.is_stopped:
-            return text, token_ids, Finish.STOP
-        if delta.finish is None:
-            return text, token_ids, None
-        text += self._text.flush()
-        return text, token_ids, Finish.STOP if self._text.is_stopped else delta.finish
+        shown = self._text.push(delta.token_ids, delta.finish, delta.logprobs)
+        echo = self._request.echo
+        text = echo.text + shown.text if echo and not self._num_tokens else shown.text
+        self._num_tokens += len(shown.token_ids)
+        piece = Piece(
+            text,
+            shown.token_ids,
+            scores=None if shown.logprobs is None else self._scores(shown, shown.logprobs),
+            prompt=None if delta.prompt_logprobs is None else self._prompt_scores(delta.prompt_logprobs),
+        )
+        return piece, shown.finish
 
     def finished(self, cached_tokens: int) -> Usage:
         """Return the final counts and take them into the metrics."""
@@ -42,6 +45,16 @@ class Response:
         metrics.cached_tokens.inc(cached_tokens)
         metrics.output_tokens.inc(self._num_tokens)
         return Usage(prompt_len, self._num_tokens, cached_tokens)
+
+    def _scores(self, shown: TextDelta, logprobs: TokenLogprobs) -> Scores:
+        echo = self._request.echo
+        before = len(echo.text) if echo else 0
+        offsets = [before + offset for offset in shown.offsets]
+        return Scores(shown.token_ids, logprobs, offsets)
+
+    def _prompt_scores(self, logprobs: TokenLogprobs) -> Scores:
+        request = self._request
+        return Scores(request.prompt_ids, logprobs, request.echo.offsets if request.echo else ())
 
     def _observe_arrival(self) -> None:
         now_s = time.monotonic()

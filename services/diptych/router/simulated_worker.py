@@ -124,12 +124,32 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         tokens, finish = self._recite(leg)
         end = LegOutput(room=leg.room, first_index=max(1, len(tokens) - 1), finish_reason=finish, stats=STATS)
         if self.instance.role == bootstrap_pb2.ROLE_PREFILL:
-            yield LegOutput(room=leg.room, token_ids=tokens[:1], stats=STATS)
+            first = _with_logprobs(LegOutput(room=leg.room, token_ids=tokens[:1], stats=STATS), leg)
+            if leg.sampling.HasField("prompt_logprobs"):
+                scored = simulated_logprobs(leg.prompt_token_ids[1:], leg.sampling.prompt_logprobs)
+                first.prompt_logprobs.CopyFrom(scored)
+            yield first
         else:
             for index, token_id in enumerate(tokens[1:-1], start=1):
-                yield LegOutput(room=leg.room, first_index=index, token_ids=[token_id])
+                yield _with_logprobs(LegOutput(room=leg.room, first_index=index, token_ids=[token_id]), leg)
             end.token_ids.extend(tokens[1:][-1:])
-        yield end
+        yield _with_logprobs(end, leg) if end.token_ids else end
+
+
+def simulated_logprobs(token_ids: Sequence[int], num_top: int) -> inference_pb2.TokenLogprobs:
+    """A token's log-probability is minus a hundredth of its id; alternatives are the tokens from 0 on."""
+    return inference_pb2.TokenLogprobs(
+        logprobs=[-token_id / 100 for token_id in token_ids],
+        num_top=num_top,
+        top_ids=[top for _ in token_ids for top in range(num_top)],
+        top_logprobs=[-top / 100 for _ in token_ids for top in range(num_top)],
+    )
+
+
+def _with_logprobs(output: LegOutput, leg: StartLeg) -> LegOutput:
+    if leg.sampling.HasField("logprobs"):
+        output.logprobs.CopyFrom(simulated_logprobs(output.token_ids, leg.sampling.logprobs))
+    return output
 
 
 def _batch(output: LegOutput) -> WorkerBatch:

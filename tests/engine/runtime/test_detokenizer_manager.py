@@ -3,32 +3,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from diptych.engine.finish import Finish
-from diptych.engine.runtime.detokenizer_manager import DetokenizerManager, TextDelta
+from diptych.engine.output_text import TextDelta
+from diptych.engine.runtime.detokenizer_manager import DetokenizerManager
+from diptych.engine.sampling_params import SamplingParams
 
 
 class Letters:
-    """Token 1 is "a", 2 is "b", ...; 0 is special and has no text."""
+    """Token 1 is "a", 2 is "b", ...; 0 is the end and has no text."""
+
+    eos_ids = (0,)
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(96 + token_id) for token_id in ids if token_id)
 
 
-MANAGER = DetokenizerManager(Letters())
-
-
-def test_text_follows_the_tokens_and_the_end_is_passed_on() -> None:
-    stream = MANAGER.open(())
-    assert stream.push([1, 2], None) == TextDelta("ab", (1, 2), None)
-    assert stream.push([3, 0], Finish.STOP) == TextDelta("c", (3, 0), Finish.STOP)
-
-
-def test_a_stop_string_over_two_pushes_ends_the_text_before_it() -> None:
-    stream = MANAGER.open(["cd"])
-    assert stream.push([1, 2, 3], None) == TextDelta("ab", (1, 2, 3), None)
-    assert stream.push([4, 5], None) == TextDelta("", (4,), Finish.STOP)
-
-
-def test_what_was_held_back_comes_with_the_end() -> None:
-    stream = MANAGER.open(["cd"])
-    assert stream.push([3], None) == TextDelta("", (3,), None)
-    assert stream.push([], Finish.LENGTH) == TextDelta("c", (), Finish.LENGTH)
+def test_each_request_has_its_own_text() -> None:
+    manager = DetokenizerManager(Letters())
+    plain, stopped = manager.open(SamplingParams()), manager.open(SamplingParams(stop=("cd",)))
+    assert plain.push([1, 2, 3]) == TextDelta("abc", [1, 2, 3])
+    assert stopped.push([1, 2, 3]).text == "ab"
+    assert plain.push([4, 0], Finish.STOP) == TextDelta("d", [4, 0], Finish.STOP)
+    assert stopped.push([4, 5]) == TextDelta("", [4], Finish.STOP, offsets=[3])

@@ -8,6 +8,7 @@ import tokenizers
 
 from diptych.common.errors import InvalidRequest
 from diptych.engine.loader.chat_template import ChatTemplate, Message
+from diptych.engine.loader.token_bytes import TokenBytes
 
 
 class Tokenizer:
@@ -20,6 +21,7 @@ class Tokenizer:
         self._chat_template = chat_template
         self.eos_ids = tuple(eos_ids)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.token_bytes = TokenBytes(backend)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return token ids. `add_special_tokens` puts the model's BOS in front, where the model has that habit."""

@@ -67,7 +67,7 @@ def params_from_wire(wire: inference_pb2.SamplingParams) -> SamplingParams:
         min_p=wire.min_p,
         frequency_penalty=wire.frequency_penalty,
         presence_penalty=wire.presence_penalty,
-        repetition_penalty=wire.repetition_penalty,
+        repetition_penalty=wire.repetition_penalty or 1.0,
         logit_bias=dict(wire.logit_bias),
         min_tokens=wire.min_tokens,
         logprobs=wire.logprobs if wire.HasField("logprobs") else None,

@@ -22,8 +22,11 @@ from diptych.common.errors import InvalidRequest
 from diptych.engine.dispatch import DispatchName, new_policy
 from diptych.engine.finish import Finish
 from diptych.engine.loader.source import open_model
+from diptych.engine.logprobs import TokenLogprobs, join
+from diptych.engine.output_text import TextDelta
+from diptych.engine.runtime.codec import logprobs_from_wire
 from diptych.engine.runtime.data_parallel_controller import DataParallelController
-from diptych.engine.runtime.detokenizer_manager import DetokenizerManager, TextDelta
+from diptych.engine.runtime.detokenizer_manager import DetokenizerManager
 from diptych.engine.runtime.scheduler_client import SchedulerClient, ipc_endpoint, new_folder, start_scheduler
 from diptych.engine.runtime.scheduler_config import EngineOptions, SchedulerConfig
 from diptych.engine.runtime.tokenizer_manager import Scheduler, TokenizerManager
@@ -53,6 +56,8 @@ class Generation:
     finish: Finish
     prompt_tokens: int
     cached_tokens: int  # of the prompt, found in the prefix cache
+    logprobs: TokenLogprobs | None = None  # of `token_ids`, if asked for
+    prompt_logprobs: TokenLogprobs | None = None  # of the prompt but its first token, if asked for
 
 
 class Engine:
@@ -129,25 +134,30 @@ class Engine:
     async def _generate(self, prompt: Prompt, params: SamplingParams) -> Generation:
         prompt_ids = self._tokenize(prompt)
         deltas: list[TextDelta] = []
-        cached_tokens = 0
+        cached_tokens, prompt_logprobs = 0, None
         async for delta, output in self._outputs(prompt_ids, params):
             deltas.append(delta)
             cached_tokens = output.stats.cached_tokens
+            if output.HasField("prompt_logprobs"):
+                prompt_logprobs = logprobs_from_wire(output.prompt_logprobs)
         finish = deltas[-1].finish
         assert finish is not None
         text = "".join(delta.text for delta in deltas)
         token_ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)
-        return Generation(text, token_ids, finish, len(prompt_ids), cached_tokens)
+        parts = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+        logprobs = join(parts) if parts else None
+        return Generation(text, token_ids, finish, len(prompt_ids), cached_tokens, logprobs, prompt_logprobs)
 
     async def _gather(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[Generation]:
         return await asyncio.gather(*(self._generate(prompt, params) for prompt in prompts))
 
     async def _outputs(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncGenerator[Made, None]:
         params.validate()
-        stream = self._detokenizer.open(params.stop)
+        stream = self._detokenizer.open(params)
         async with aclosing(self._manager.generate(prompt_ids, params)) as outputs:
             async for output in outputs:
-                delta = stream.push(output.token_ids, _FINISH_FROM_WIRE[output.finish_reason])
+                logprobs = logprobs_from_wire(output.logprobs) if output.HasField("logprobs") else None
+                delta = stream.push(output.token_ids, _FINISH_FROM_WIRE[output.finish_reason], logprobs)
                 yield delta, output
                 if delta.finish is not None:
                     return

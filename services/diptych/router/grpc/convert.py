@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from diptych.common.errors import InvalidRequest
 from diptych.engine.finish import Finish
-from diptych.engine.runtime.codec import grammar_from_wire
+from diptych.engine.runtime.codec import grammar_from_wire, logprobs_to_wire
 from diptych.engine.sampling_params import SamplingParams
+from diptych.router.best_of import choose_best
 from diptych.router.prepare import Wish
-from diptych.router.request import ChatPrompt, Piece, Prompt, TextPrompt, TokenPrompt, Usage
+from diptych.router.request import ChatPrompt, Output, Piece, Prompt, TextPrompt, TokenPrompt, Usage
 from diptych.v1 import inference_pb2
+
+_OPTIONAL: Final[Sequence[Any]] = (  # fields that mean the same in `SamplingParams`
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "logprobs",
+    "prompt_logprobs",
+)
 
 _FINISH: Final[Mapping[Finish, inference_pb2.FinishReason]] = {
     Finish.STOP: inference_pb2.FINISH_REASON_STOP,
@@ -33,22 +47,63 @@ def wish_from_wire(request: inference_pb2.GenerateRequest, request_id: str, time
         timeout_s=timeout_s,
         priority=request.priority,
         tenant=request.tenant,
+        num_choices=request.n or 1,
+        best_of=request.best_of or None,
+        echo=request.echo,
+        cache_salt=request.cache_salt,
     )
 
 
-def chunk_to_wire(piece: Piece, request_id: str) -> inference_pb2.GenerateChunk:
-    chunk = inference_pb2.GenerateChunk(request_id=request_id, text=piece.text, token_ids=piece.token_ids)
+def chunk_to_wire(index: int, piece: Piece, request_id: str) -> inference_pb2.GenerateChunk:
+    chunk = inference_pb2.GenerateChunk(request_id=request_id, text=piece.text, token_ids=piece.token_ids, index=index)
     if piece.end is not None:
         chunk.finish_reason = _FINISH[piece.end.finish]
-        chunk.usage.CopyFrom(usage_to_wire(piece.end.usage))
+        chunk.usage.CopyFrom(_usage_to_wire([piece.end.usage], 1))
+    if piece.scores is not None:
+        chunk.logprobs.CopyFrom(logprobs_to_wire(piece.scores.logprobs))
+    if piece.prompt is not None:
+        chunk.prompt_logprobs.CopyFrom(logprobs_to_wire(piece.prompt.logprobs))
     return chunk
 
 
-def usage_to_wire(usage: Usage) -> inference_pb2.Usage:
+def response_to_wire(outputs: Sequence[Output], wish: Wish) -> inference_pb2.GenerateResponse:
+    """Return the best of all outputs that were made."""
+    first, *others = [_choice_to_wire(index, output, wish) for index, output in enumerate(_best(outputs, wish))]
+    response = inference_pb2.GenerateResponse(
+        request_id=wish.request_id,
+        text=first.text,
+        token_ids=first.token_ids,
+        finish_reason=first.finish_reason,
+        usage=_usage_to_wire([output.end.usage for output in outputs], wish.num_made),
+        more_choices=others,
+    )
+    if first.HasField("logprobs"):
+        response.logprobs.CopyFrom(first.logprobs)
+    if outputs[0].prompt is not None:
+        response.prompt_logprobs.CopyFrom(logprobs_to_wire(outputs[0].prompt.logprobs))
+    return response
+
+
+def _best(outputs: Sequence[Output], wish: Wish) -> Sequence[Output]:
+    return choose_best(outputs, wish.num_made, wish.num_choices)
+
+
+def _choice_to_wire(index: int, output: Output, wish: Wish) -> inference_pb2.Choice:
+    choice = inference_pb2.Choice(
+        index=index, text=output.text, token_ids=output.token_ids, finish_reason=_FINISH[output.end.finish]
+    )
+    if output.scores is not None and wish.params.logprobs is not None:  # else they served to choose the best
+        choice.logprobs.CopyFrom(logprobs_to_wire(output.scores.logprobs))
+    return choice
+
+
+def _usage_to_wire(usages: Sequence[Usage], num_made: int) -> inference_pb2.Usage:
+    """Return the sum; the prompt counts once, however many outputs were made of it."""
+    prompts = usages[::num_made]
     return inference_pb2.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
+        prompt_tokens=sum(usage.prompt_tokens for usage in prompts),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        cached_tokens=sum(usage.cached_tokens for usage in prompts),
     )
 
 
@@ -64,13 +119,13 @@ def _prompt(request: inference_pb2.GenerateRequest) -> Prompt:
 
 
 def _params(sampling: inference_pb2.SamplingParams) -> SamplingParams:
-    default = SamplingParams()
+    given = {name: getattr(sampling, name) for name in _OPTIONAL if sampling.HasField(name)}
     return SamplingParams(
-        temperature=sampling.temperature if sampling.HasField("temperature") else default.temperature,
-        top_p=sampling.top_p if sampling.HasField("top_p") else default.top_p,
-        top_k=sampling.top_k,
+        **given,
         stop=tuple(sampling.stop),
         stop_token_ids=tuple(sampling.stop_token_ids),
+        stop_regex=tuple(sampling.stop_regex),
+        logit_bias=dict(sampling.logit_bias),
         ignore_eos=sampling.ignore_eos,
         grammar=grammar_from_wire(sampling.grammar),
     )

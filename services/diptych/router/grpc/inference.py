@@ -10,10 +10,13 @@ from typing import Any
 
 import grpc
 
-from diptych.common.errors import DiptychError, InternalError, Overloaded, Unavailable
-from diptych.router.grpc.convert import chunk_to_wire, wish_from_wire
+from diptych.common.errors import DiptychError, InternalError, InvalidRequest, Overloaded, Unavailable
+from diptych.router.grpc.convert import chunk_to_wire, response_to_wire, wish_from_wire
+from diptych.router.interleave import Batch, interleave
 from diptych.router.outcome import DISCONNECTED, OK, outcome_of
 from diptych.router.pipeline import Pipeline
+from diptych.router.prepare import Wish
+from diptych.router.request import Piece, whole
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -32,32 +35,35 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def GenerateStream(
         self, request: Request, context: grpc.aio.ServicerContext[Request, Chunk]
     ) -> AsyncIterator[Chunk]:
-        async with self._answering(request, context), aclosing(self._chunks(request, context)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        async with self._answering(request, context):
+            wish = _wish(request, context)
+            if wish.num_made != wish.num_choices:
+                text = "best_of must equal n in a stream: the best is known when all are complete"
+                raise InvalidRequest(text, param="best_of")
+            async with aclosing(self._pieces(wish)) as batches:
+                async for batch in batches:
+                    for index, piece in batch:
+                        yield chunk_to_wire(index, piece, wish.request_id)
 
     async def Generate(self, request: Request, context: grpc.aio.ServicerContext[Request, Response]) -> Response:
-        response = Response(model=self._pipeline.model.model_id)
-        texts = []
-        async with self._answering(request, context), aclosing(self._chunks(request, context)) as chunks:
-            async for chunk in chunks:
-                texts.append(chunk.text)
-                response.token_ids.extend(chunk.token_ids)
-            response.text = "".join(texts)
-            response.request_id, response.finish_reason = chunk.request_id, chunk.finish_reason
-            response.usage.CopyFrom(chunk.usage)
+        response = Response()
+        async with self._answering(request, context):
+            wish = _wish(request, context)
+            pieces: list[list[Piece]] = [[] for _ in range(wish.num_made)]
+            async with aclosing(self._pieces(wish)) as batches:
+                async for batch in batches:
+                    for index, piece in batch:
+                        pieces[index].append(piece)
+            response = response_to_wire([whole(run) for run in pieces], wish)
+            response.model = self._pipeline.model.model_id
         return response
 
-    async def _chunks(
-        self, request: Request, context: grpc.aio.ServicerContext[Request, Any]
-    ) -> AsyncGenerator[Chunk, None]:
-        request_id = request.request_id or secrets.token_hex(12)
-        wish = wish_from_wire(request, request_id, context.time_remaining())
+    async def _pieces(self, wish: Wish) -> AsyncGenerator[Batch, None]:
         with self._pipeline.admit(wish):
-            (prepared,) = await self._pipeline.prepare(wish)
-            async with aclosing(self._pipeline.generate(prepared)) as pieces:
-                async for piece in pieces:
-                    yield chunk_to_wire(piece, request_id)
+            requests = await self._pipeline.prepare(wish)
+            async with aclosing(interleave([self._pipeline.generate(request) for request in requests])) as batches:
+                async for batch in batches:
+                    yield batch
 
     @asynccontextmanager
     async def _answering(
@@ -86,6 +92,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.ListModelsResponse:
         model = inference_pb2.Model(id=self._pipeline.model.model_id, context_len=self._pipeline.context_len)
         return inference_pb2.ListModelsResponse(models=[model])
+
+
+def _wish(request: Request, context: grpc.aio.ServicerContext[Request, Any]) -> Wish:
+    return wish_from_wire(request, request.request_id or secrets.token_hex(12), context.time_remaining())
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: DiptychError) -> None:

@@ -17,14 +17,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from diptych.common.errors import DiptychError, InternalError
+from diptych.router.best_of import choose_best
 from diptych.router.http.ask import Ask
 from diptych.router.http.disconnect import until_disconnect
 from diptych.router.http.errors import error_body, error_response
-from diptych.router.http.layout import Choice, Json
+from diptych.router.http.layout import Json, usage_of
 from diptych.router.interleave import Batch, interleave
 from diptych.router.outcome import DISCONNECTED, OK, outcome_of
 from diptych.router.pipeline import Pipeline
-from diptych.router.request import GenerationRequest, Piece, Usage
+from diptych.router.request import GenerationRequest, Piece, Usage, whole
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +80,10 @@ class WholeAnswer(Answer):
             async for batch in batches:
                 for index, piece in batch:
                     pieces[index].append(piece)
-        choices = [_choice(run) for run in pieces]
-        await self._send(orjson.dumps(self._ask.layout.whole(choices)), send)
+        wish, outputs = self._ask.wish, [whole(run) for run in pieces]
+        usage = usage_of([output.end.usage for output in outputs], wish.num_made)
+        choices = choose_best(outputs, wish.num_made, wish.num_choices)
+        await self._send(orjson.dumps(self._ask.layout.whole(choices, usage)), send)
 
     async def _send(self, body: bytes, send: Send) -> None:
         length = (b"content-length", str(len(body)).encode())
@@ -121,7 +124,7 @@ class StreamAnswer(Answer):
         if not self._ask.layout.style.include_usage:
             return [DONE]
         usages = [usage for _, usage in sorted(self._usages.items())]
-        return [_event(self._ask.layout.usage_chunk(usages)), DONE]
+        return [_event(self._ask.layout.usage_chunk(usage_of(usages, self._ask.wish.num_made))), DONE]
 
     async def _write(self, body: bytes, send: Send, *, more: bool) -> None:
         if not body:
@@ -137,13 +140,6 @@ class StreamAnswer(Answer):
             await self._write(_event(error_body(error)), send, more=False)
         else:
             await super()._fail(error, scope, receive, send)
-
-
-def _choice(pieces: Sequence[Piece]) -> Choice:
-    end = pieces[-1].end
-    assert end is not None, "a stream ends with its last piece"
-    text = "".join([piece.text for piece in pieces])
-    return Choice(text, [token_id for piece in pieces for token_id in piece.token_ids], end)
 
 
 def _event(value: Json) -> bytes:

@@ -45,7 +45,7 @@ class Exchange:
         origin = Origin(request_id_of(request), request.headers)
         headers = {HEADER: origin.request_id}
         try:
-            ask = parse(await read_body(request, self._max_body_bytes), origin, self._pipeline.model.model_id)
+            ask = parse(await read_body(request, self._max_body_bytes), origin, self._pipeline.model)
         except DiptychError as error:
             self._pipeline.metrics.requests.labels(api, outcome_of(error)).inc()
             return error_response(error, headers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from pydantic import ValidationError
@@ -13,7 +13,7 @@ from diptych.router.http.completion_request import CompletionRequest
 from diptych.router.http.fields import GenerationFields, to_invalid_request
 from diptych.router.http.layout import ChatLayout, CompletionLayout, Layout, Style
 from diptych.router.http.timings import HEADER as TIMINGS_HEADER
-from diptych.router.prepare import Wish
+from diptych.router.prepare import ServedModel, Wish
 from diptych.router.request import Prompt
 
 TENANT_HEADER: Final = "x-tenant"
@@ -46,22 +46,23 @@ class Ask:
     stream: bool
 
 
-Parse = Callable[[bytes, Origin, str], Ask]
+Parse = Callable[[bytes, Origin, ServedModel], Ask]
 
 
-def parse_chat(body: bytes, origin: Origin, model_id: str) -> Ask:
+def parse_chat(body: bytes, origin: Origin, model: ServedModel) -> Ask:
     """Read the body of a chat completion. Raises `InvalidRequest`."""
     fields = _parse(ChatRequest, body)
     wish = _wish(fields, [fields.prompt()], fields.output_limit, origin)
     stream = bool(fields.stream)
-    return Ask(wish, ChatLayout(model_id, _style(fields), stream=stream), stream)
+    return Ask(wish, ChatLayout(model, _style(fields), stream=stream), stream)
 
 
-def parse_completion(body: bytes, origin: Origin, model_id: str) -> Ask:
+def parse_completion(body: bytes, origin: Origin, model: ServedModel) -> Ask:
     """Read the body of a completion. Raises `InvalidRequest`."""
     fields = _parse(CompletionRequest, body)
     wish = _wish(fields, fields.prompts(), fields.max_tokens, origin)
-    return Ask(wish, CompletionLayout(model_id, _style(fields)), bool(fields.stream))
+    wish = replace(wish, best_of=fields.best_of, echo=bool(fields.echo))
+    return Ask(wish, CompletionLayout(model, _style(fields)), bool(fields.stream))
 
 
 def _wish(fields: GenerationFields, prompts: Sequence[Prompt], max_tokens: int | None, origin: Origin) -> Wish:
@@ -76,14 +77,17 @@ def _wish(fields: GenerationFields, prompts: Sequence[Prompt], max_tokens: int |
         wants_report=origin.wants_report,
         priority=fields.priority or 0,
         tenant=origin.tenant or fields.user or "",
+        cache_salt=fields.cache_salt or "",
     )
 
 
 def _style(fields: GenerationFields) -> Style:
     return Style(
-        num_choices=fields.n or 1,
         include_usage=fields.include_usage,
         return_token_ids=bool(fields.return_token_ids),
+        logprobs=fields.num_logprobs is not None,
+        echo_logprobs=fields.num_logprobs is not None and fields.echoes,
+        prompt_logprobs=fields.prompt_logprobs is not None,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from diptych.common.errors import InvalidRequest
+from diptych.engine.sampling_params import MAX_TOP_LOGPROBS
 from diptych.router.http.fields import GenerationFields, refuse_unsupported
 from diptych.router.http.strict_model import StrictModel
 from diptych.router.request import ChatPrompt
@@ -54,9 +55,6 @@ class ChatRequest(GenerationFields):
     """The body."""
 
     NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        **GenerationFields.NEUTRAL,
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "functions": ([],),
@@ -71,11 +69,11 @@ class ChatRequest(GenerationFields):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     # without effect
     parallel_tool_calls: bool | None = None
     # not supported
-    logprobs: Any = None
-    top_logprobs: Any = None
     tools: Any = None
     tool_choice: Any = None
     functions: Any = None
@@ -94,6 +92,15 @@ class ChatRequest(GenerationFields):
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             text = "max_tokens and max_completion_tokens contradict each other: give one"
             raise InvalidRequest(text, param="max_completion_tokens")
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
+            text = f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, not {self.top_logprobs}"
+            raise InvalidRequest(text, param="top_logprobs")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
 
     @property
     def output_limit(self) -> int | None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Final
+
+from pydantic import BeforeValidator
 
 from diptych.common.errors import InvalidRequest
+from diptych.engine.sampling_params import SamplingParams
 from diptych.router.http.fields import GenerationFields
 from diptych.router.request import Prompt, TextPrompt, TokenPrompt
 
@@ -13,27 +17,44 @@ MAX_PROMPTS: Final = 128
 PROMPT_TYPES: Final = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
 
+def _count(value: object) -> object:
+    """Some clients write false for none."""
+    return None if value is False else value
+
+
 class CompletionRequest(GenerationFields):
     """The body."""
 
     NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        **GenerationFields.NEUTRAL,
-        "logprobs": (False,),
-        "echo": (False,),
         "suffix": ("",),
     }
 
     prompt: Any
-    # not supported
     best_of: int | None = None
-    logprobs: Any = None
-    echo: Any = None
+    logprobs: Annotated[int | None, BeforeValidator(_count)] = None
+    echo: bool | None = None
+    # not supported
     suffix: Any = None
 
     def check(self) -> None:
         super().check()
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise InvalidRequest("best_of is not supported by this server, unless it equals n", param="best_of")
+        if self.stream and self.best_of is not None and self.best_of != (self.n or 1):
+            text = "best_of must equal n in a stream: the best is known when all are complete"
+            raise InvalidRequest(text, param="best_of")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
+
+    def sampling_params(self) -> SamplingParams:
+        params = super().sampling_params()
+        if self.echoes and params.prompt_logprobs is None:
+            return replace(params, prompt_logprobs=params.logprobs)
+        return params
 
     def prompts(self) -> list[Prompt]:
         """Return the prompts, at least one. Raises `InvalidRequest` for any other shape."""

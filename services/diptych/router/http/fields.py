@@ -7,26 +7,19 @@ has its neutral value; an unknown field is refused too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from diptych.common.errors import InvalidRequest
-from diptych.engine.sampling_params import SamplingParams
-from diptych.router.http.grammar_fields import GrammarFields
+from diptych.router.http.sampling_fields import SamplingFields
 from diptych.router.http.strict_model import StrictModel
 from diptych.router.prepare import MAX_PRIORITY
 
 MAX_ERRORS_SHOWN: Final = 3
 
 
-def _listed(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-StopList = Annotated[list[str], BeforeValidator(_listed)]
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Token = Annotated[int, Field(ge=0, lt=2**32)]
 
@@ -38,29 +31,19 @@ class StreamOptions(StrictModel):
     include_obfuscation: bool | None = None  # without effect: no padding is sent
 
 
-class GenerationFields(GrammarFields):
+class GenerationFields(SamplingFields):
     """What both APIs have in common. `None` is the same as absent."""
 
-    NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "frequency_penalty": (0, 0.0),
-        "presence_penalty": (0, 0.0),
-        "logit_bias": ({},),
-    }
+    NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]]  # what is not supported, and the values that ask for nothing
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: Seed | None = None
-    stop: StopList | None = None
-    stop_token_ids: list[Token] | None = None
-    ignore_eos: bool | None = None
     priority: Priority | None = None
     user: str | None = None
+    cache_salt: str | None = None
     return_token_ids: bool | None = None
     # without effect
     store: bool | None = None
@@ -68,10 +51,11 @@ class GenerationFields(GrammarFields):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    # not supported
-    frequency_penalty: Any = None
-    presence_penalty: Any = None
-    logit_bias: Any = None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the answer begins with the prompt."""
+        return False
 
     @property
     def include_usage(self) -> bool:
@@ -82,19 +66,8 @@ class GenerationFields(GrammarFields):
         refuse_unsupported(self, self.NEUTRAL)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
-
-    def sampling_params(self) -> SamplingParams:
-        """Return all but `max_tokens` and `seed`."""
-        default = SamplingParams()
-        return SamplingParams(
-            temperature=default.temperature if self.temperature is None else self.temperature,
-            top_p=default.top_p if self.top_p is None else self.top_p,
-            top_k=self.top_k or 0,
-            stop=tuple(self.stop or ()),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            ignore_eos=bool(self.ignore_eos),
-            grammar=self.grammar(),
-        )
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("prompt_logprobs is not available in a stream", param="prompt_logprobs")
 
 
 def refuse_unsupported(model: BaseModel, neutral: Mapping[str, tuple[object, ...]], *, prefix: str = "") -> None:
