@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -26,11 +27,13 @@ from diptych.engine.events import (
     WriteDone,
     WritePages,
 )
+from diptych.engine.grammar.grammar import Grammar
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.null_runner import NullRunner
 from diptych.engine.output import Output
 from diptych.engine.request import new_request
+from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.sampling_params import SamplingParams
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.ownership import Pages
@@ -54,11 +57,16 @@ class Side:
     """One worker: core, model, pool, and the effects that are not performed yet."""
 
     def __init__(
-        self, build: Callable[..., SchedulerCore], num_pages: int, max_step_tokens: int, model: NewModel
+        self,
+        build: Callable[..., SchedulerCore],
+        num_pages: int,
+        max_step_tokens: int,
+        context_len: int,
+        model: NewModel,
     ) -> None:
         self.kv, self.runner = model(num_pages)
-        cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=16, max_tokens_per_request=CONTEXT)
-        limits = Limits(CONTEXT, VOCAB, frozenset(), max_step_tokens, 16)
+        cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=16, max_tokens_per_request=context_len)
+        limits = Limits(context_len, VOCAB, frozenset(), max_step_tokens, 16)
         self.core = build(cache, limits, self.digest, PAGE * 8)
         self.outbox: deque[WritePages | SendNote] = deque()
         self.compiling: deque[CompileGrammar] = deque()
@@ -98,10 +106,13 @@ class Pair:
         prefill_pages: int = 64,
         decode_pages: int = 64,
         max_step_tokens: int = 16,
+        context_len: int = CONTEXT,
         model: NewModel = null_model,
+        grammars: GrammarThread | None = None,
     ) -> None:
-        self.prefill = Side(PrefillCore, prefill_pages, max_step_tokens, model)
-        self.decode = Side(DecodeCore, decode_pages, max_step_tokens, model)
+        self.prefill = Side(PrefillCore, prefill_pages, max_step_tokens, context_len, model)
+        self.decode = Side(DecodeCore, decode_pages, max_step_tokens, context_len, model)
+        self.grammars = grammars  # needed for what is compiled
         self.now_s = 0.0
         self.num_written = 0
         self.corrupt_next_write = False
@@ -116,6 +127,30 @@ class Pair:
 
     def start_decode(self, room: int, prompt: list[int], max_tokens: int = 5, deadline_s: float | None = None) -> None:
         self._start(self.decode, PREFILL, room, prompt, max_tokens, deadline_s)
+
+    def start_constrained(
+        self, room: int, prompt: list[int], grammar: Grammar, max_tokens: int, num_prior_output_tokens: int = 0
+    ) -> None:
+        """Start both legs of a request with a grammar; the prompt's tail may be output of an earlier attempt."""
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, grammar=grammar)
+        for side, peer in ((self.decode, PREFILL), (self.prefill, DECODE)):
+            tokens = np.array(prompt, dtype=np.int64)
+            request = new_request(room, tokens, params, num_prior_output_tokens=num_prior_output_tokens)
+            side.core.handle(Start(request, peer), self.now_s)
+            side.collect()
+
+    def compile(self, side: Side) -> bool:
+        """Answer the oldest compilation that `side` asked for."""
+        if not side.compiling:
+            return False
+        assert self.grammars is not None
+        self.grammars.submit(side.compiling.popleft())
+        assert select.select([self.grammars], [], [], 10)[0], "it was never compiled"
+        for event in self.grammars.poll():
+            side.core.handle(event, self.now_s)
+        self._collect()
+        self.check()
+        return True
 
     def abort(self, side: Side, room: int) -> None:
         side.core.handle(AbortRoom(room, "test"), self.now_s)
@@ -165,7 +200,8 @@ class Pair:
 
     def run(self) -> None:
         for _ in range(5000):
-            moved = [self.deliver(self.decode), self.step(self.prefill), self.deliver(self.prefill)]
+            moved = [self.compile(self.prefill), self.compile(self.decode)]
+            moved += [self.deliver(self.decode), self.step(self.prefill), self.deliver(self.prefill)]
             if not any([*moved, self.step(self.decode)]):
                 return
         raise AssertionError("the pair makes no progress")

@@ -7,6 +7,7 @@ first.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -16,6 +17,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from diptych.common.errors import ConfigError, InvalidRequest
 from diptych.engine.batch import I32
+from diptych.engine.grammar import json_schema
 from diptych.engine.grammar.grammar import Grammar, GrammarKind
 from diptych.engine.loader.tokenizer import Tokenizer
 
@@ -24,6 +26,10 @@ WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,32}"
 # Of a compiled grammar and all its matchers; 85 MiB. Usual grammars need hundreds, hostile ones a dozen a token.
 MAX_LEXER_STATES: Final = 250_000
 MAX_SHARED_TOKENS: Final = 4096
+# Text that can't be otherwise is not forced into the tokens that the tokenizer would choose: special ones may be among
+# them where a grammar spells one out, and a replay might meet other tokens.
+HEADER: Final = '%llguidance {"no_forcing": true}\n'
+GBNF_HEADER: Final = "%llguidance {}\n"
 PROBE: Final = ' {"a": [1, -2.5e3], "é ü": "日本\\n\t"}'
 
 
@@ -50,9 +56,9 @@ class Compiler:
         """Raise `InvalidRequest` with the compiler's words if `grammar` can't be compiled."""
         matcher = llguidance.LLMatcher(self._vocabulary, _source(grammar), log_level=0, limits=_limits())
         compiled = CompiledGrammar(matcher, self._vocabulary.vocab_size)
-        compiled.warm_up()
-        if matcher.is_error():
-            raise _refusal(grammar, matcher.get_error())
+        error = compiled.warm_up()
+        if error is not None:
+            raise _refusal(grammar, error)
         return compiled
 
 
@@ -69,10 +75,11 @@ class CompiledGrammar:
         """It should be compiled anew: what its matchers share grows with their tokens, and is limited."""
         return self._num_tokens > MAX_SHARED_TOKENS
 
-    def warm_up(self) -> None:
-        """Do the work that otherwise falls to the first token: most of what there is."""
+    def warm_up(self) -> str | None:
+        """Do the work that otherwise falls to the first token: most of what there is. Return what is wrong, if any."""
         matcher = self.matcher()
         matcher.fill_mask(matcher.new_mask(1), 0)
+        return matcher.error
 
     def matcher(self) -> GrammarMatcher:
         return GrammarMatcher(self._start.deep_copy(), self._vocab_size, self._count)
@@ -112,18 +119,23 @@ class GrammarMatcher:
 
 
 def _source(grammar: Grammar) -> str:
-    """Return what llguidance reads."""
-    build = llguidance.LLMatcher
+    """Return what llguidance reads: its own dialect of Lark's grammars."""
     try:
-        match grammar.kind:
-            case GrammarKind.JSON_SCHEMA:
-                return build.grammar_from_json_schema(grammar.text, defaults={"whitespace_pattern": WHITESPACE})
-            case GrammarKind.REGEX:
-                return build.grammar_from_regex(grammar.text)
-            case GrammarKind.EBNF:
-                return gbnf_to_lark(grammar.text)
+        return HEADER + _rules(grammar)
     except Exception as error:  # the converter of GBNF raises nothing more special
         raise _refusal(grammar, str(error)) from None
+
+
+def _rules(grammar: Grammar) -> str:
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            schema = json_schema.read(grammar.text)
+            options = {"whitespace_pattern": WHITESPACE, **schema.get("x-guidance", {})}
+            return f"start: %json {json.dumps({**schema, 'x-guidance': options})}"
+        case GrammarKind.REGEX:
+            return f"start: /{llguidance.regex_to_lark(grammar.text, '')}/"
+        case GrammarKind.EBNF:
+            return gbnf_to_lark(grammar.text).removeprefix(GBNF_HEADER)
 
 
 def _limits() -> llguidance.LLParserLimits:

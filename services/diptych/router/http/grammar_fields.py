@@ -19,7 +19,7 @@ def _parsed(schema: object) -> object:
         return schema
     try:
         return json.loads(schema)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not valid JSON: {error}") from None
 
 
