@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +16,41 @@ from diptych.engine.grammar.compiler import Compiler
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.loader.tokenizer import Tokenizer
+from diptych.engine.lora.adapter import InvalidAdapter
+from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.null_runner import NullRunner, expected_output
+from diptych.engine.runtime.adapter_thread import AdapterThread, ReadAdapter
 from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.runtime.links import NoLinks
 from diptych.engine.runtime.loop import SchedulerLoop
-from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
+from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
 VOCAB, PAGE, CONTEXT = 1000, 4, 128
 ENDLESS = 1_000_000
+
+
+class Slots:
+    """Adapters without a model: a path is its weights and its fingerprint, unless there are none there."""
+
+    def __init__(self) -> None:
+        self.installed: dict[int, str] = {}
+        self.may_read = threading.Event()
+        self.may_read.set()
+
+    def read(self, path: Path) -> ReadAdapter[str]:
+        assert self.may_read.wait(10)
+        if path.name == "missing":
+            raise InvalidAdapter(f"{path} is missing")
+        if path.name == "bug":
+            raise RuntimeError("a bug")
+        return ReadAdapter(path.name, path.name)
+
+    def install(self, slot: int, weights: str) -> None:
+        assert slot not in self.installed
+        self.installed[slot] = weights
+
+    def remove(self, slot: int) -> None:
+        del self.installed[slot]
 
 
 class Frontend:
@@ -36,14 +65,20 @@ class Frontend:
         core = AggregatedCore(cache, Limits(CONTEXT, VOCAB, frozenset(), 16, 8))
         runner = NullRunner(np.zeros((65, PAGE), dtype=np.uint64), VOCAB)
         self._grammars = GrammarThread(lambda: Compiler(tokenizer, VOCAB, tokenizer.eos_ids))
-        loop = SchedulerLoop(core, runner, channel, NoLinks(), self._grammars, cache=cache, max_tokens=CONTEXT)
+        self.slots = Slots()
+        self._adapters = AdapterThread(LoraRegistry(2, "base"), self.slots, self.slots.read)
+        loop = SchedulerLoop(
+            core, runner, channel, NoLinks(), self._grammars, self._adapters, cache=cache, max_tokens=CONTEXT
+        )
         self._channel = channel
         self._thread = threading.Thread(target=loop.run)
         self._thread.start()
 
-    def start(self, room: int, prompt: list[int], max_tokens: int, timeout_ms: int = 0) -> None:
+    def start(self, room: int, prompt: list[int], max_tokens: int, timeout_ms: int = 0, lora: str = "") -> None:
         sampling = inference_pb2.SamplingParams(max_tokens=max_tokens, temperature=0, top_p=1, ignore_eos=True)
-        leg = worker_pb2.StartLeg(room=room, prompt_token_ids=prompt, sampling=sampling, timeout_ms=timeout_ms)
+        leg = worker_pb2.StartLeg(
+            room=room, prompt_token_ids=prompt, sampling=sampling, timeout_ms=timeout_ms, lora=lora
+        )
         self.send(engine_pb2.SchedulerCommands(start=[leg]))
 
     def send(self, commands: engine_pb2.SchedulerCommands) -> None:
@@ -59,11 +94,25 @@ class Frontend:
             outputs += [output for output in self.receive().outputs if output.room == room]
         return outputs
 
+    def ask(self, **command: Any) -> engine_pb2.SchedulerEvents:
+        """Send a command of an operator; return what came with the answer."""
+        self.send(engine_pb2.SchedulerCommands(admin=[admin_pb2.AdminCommand(query=7, **command)]))
+        while not (events := self.receive()).admin_answers:
+            pass
+        return events
+
+    def load(self, name: str, path: str) -> engine_pb2.SchedulerEvents:
+        return self.ask(load_lora=admin_pb2.LoadLoraRequest(name=name, path=path))
+
+    def unload(self, name: str) -> engine_pb2.SchedulerEvents:
+        return self.ask(unload_lora=admin_pb2.UnloadLoraRequest(name=name))
+
     def close(self) -> None:
         self.send(engine_pb2.SchedulerCommands(shutdown=True))
         self._thread.join(10)
         assert not self._thread.is_alive()
         self._grammars.close()
+        self._adapters.close()
         for socket in (self.socket, self._channel):
             socket.close(linger=0)
         self._context.term()
@@ -135,3 +184,96 @@ def test_load_is_told_when_it_changed(frontend: Frontend) -> None:
         if events.HasField("load"):
             loads.append(events.load)
     assert any(load.num_running == 1 for load in loads)
+
+
+def adapters(events: engine_pb2.SchedulerEvents) -> dict[str, str]:
+    return {adapter.name: adapter.fingerprint for adapter in events.loras.adapters}
+
+
+def test_an_adapter_is_loaded_used_and_unloaded_while_others_run(frontend: Frontend) -> None:
+    frontend.start(1, [1], 100)
+    loaded = frontend.load("a", "weights")
+    expected = bootstrap_pb2.LoraAdapter(name="a", fingerprint="weights")
+    assert loaded.admin_answers[0].load_lora == admin_pb2.LoadLoraResponse(adapter=expected, was_loaded=False)
+    assert adapters(loaded) == {"a": "weights"}
+    assert frontend.slots.installed == {0: "weights"}
+    frontend.start(2, [1, 2, 3], 5, lora="a")
+    assert frontend.until_ended(2)[-1].finish_reason == inference_pb2.FINISH_REASON_LENGTH
+    unloaded = frontend.unload("a")
+    assert unloaded.admin_answers[0].HasField("unload_lora")
+    assert unloaded.HasField("loras")
+    assert adapters(unloaded) == {}
+    assert frontend.slots.installed == {}
+
+
+def test_a_loop_with_nothing_to_do_wakes_up_for_what_was_read(frontend: Frontend) -> None:
+    frontend.receive()
+    frontend.slots.may_read.clear()
+    command = admin_pb2.AdminCommand(query=1, load_lora=admin_pb2.LoadLoraRequest(name="a", path="x"))
+    frontend.send(engine_pb2.SchedulerCommands(admin=[command], status_query=1))
+    while not frontend.receive().status_answers:  # it has taken the command, and sleeps
+        pass
+    frontend.slots.may_read.set()
+    assert adapters(frontend.receive()) == {"a": "x"}
+
+
+def test_while_an_adapter_is_read_the_loop_goes_on(frontend: Frontend) -> None:
+    frontend.slots.may_read.clear()
+    command = admin_pb2.AdminCommand(query=1, load_lora=admin_pb2.LoadLoraRequest(name="a", path="x"))
+    frontend.send(engine_pb2.SchedulerCommands(admin=[command]))
+    frontend.start(1, [1, 2, 3], 5)
+    assert frontend.until_ended(1)[-1].finish_reason == inference_pb2.FINISH_REASON_LENGTH
+    assert frontend.slots.installed == {}
+    frontend.slots.may_read.set()
+    assert adapters(frontend.receive()) == {"a": "x"}
+
+
+def test_an_unloading_adapter_stays_for_the_request_that_runs_with_it(frontend: Frontend) -> None:
+    frontend.load("a", "old")
+    frontend.start(1, [1], 100, lora="a")
+    while not frontend.receive().outputs:
+        pass
+    assert adapters(frontend.unload("a")) == {}
+    frontend.start(2, [1], 5, lora="a")
+    assert frontend.until_ended(2)[-1].error.message == "no adapter 'a' is loaded here"
+    assert adapters(frontend.load("a", "new")) == {"a": "new"}
+    assert frontend.slots.installed == {0: "old", 1: "new"}
+    frontend.send(engine_pb2.SchedulerCommands(abort=[1]))
+    frontend.until_ended(1)
+    assert frontend.slots.installed == {1: "new"}
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"), [("missing", "INVALID_ARGUMENT", "missing is missing"), ("bug", "INTERNAL", "a bug")]
+)
+def test_what_cannot_be_loaded_is_answered_and_leaves_its_place_free(
+    frontend: Frontend, path: str, status: str, words: str
+) -> None:
+    for _ in range(3):
+        (answer,) = frontend.load("a", path).admin_answers
+        assert answer.grpc_status == status
+        assert words in answer.message
+    assert adapters(frontend.load("a", "x")) == {"a": "x"}
+
+
+def test_an_unknown_adapter_cannot_be_unloaded(frontend: Frontend) -> None:
+    (answer,) = frontend.unload("a").admin_answers
+    assert (answer.grpc_status, answer.message) == ("NOT_FOUND", "no adapter 'a' is loaded")
+
+
+def test_an_adapter_has_a_cache_of_its_own_and_a_reloaded_one_another(frontend: Frontend) -> None:
+    """`cached_tokens` of a prompt of 10 tokens, pages of 4."""
+
+    def cached(room: int, lora: str) -> int:
+        frontend.start(room, list(range(10)), 1, lora=lora)
+        return frontend.until_ended(room)[-1].stats.cached_tokens
+
+    frontend.load("a", "old")
+    frontend.load("b", "other")
+    assert [cached(1, ""), cached(2, ""), cached(3, "a"), cached(4, "b"), cached(5, "a")] == [0, 8, 0, 0, 8]
+    frontend.unload("a")
+    frontend.load("a", "new")
+    assert [cached(6, "a"), cached(7, "a")] == [0, 8]
+    frontend.unload("b")
+    frontend.load("b", "old")
+    assert cached(8, "b") == 8  # the same weights under another name

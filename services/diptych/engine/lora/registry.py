@@ -61,7 +61,7 @@ class LoraRegistry:
         if name == self._model_id:
             raise InvalidAdapter(f"{name!r} is the model's own name")
         if self._max_loras == 0:
-            raise InvalidRequest("this worker runs without adapters: start it with --max-loras above 0")
+            raise InvalidRequest("this worker runs without adapters: start it with --max-loras above 0 and --tp 1")
         if name in self._loading:
             raise InvalidRequest(f"{name!r} is being loaded already")
         if name not in self._by_name:  # else it is compared, and needs no place

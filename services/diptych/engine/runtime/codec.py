@@ -12,6 +12,7 @@ from diptych.engine.finish import Finish
 from diptych.engine.grammar.grammar import Grammar, GrammarKind
 from diptych.engine.kv_feed import KvMessage
 from diptych.engine.logprobs import TokenLogprobs
+from diptych.engine.lora.registry import Loaded
 from diptych.engine.output import Failure, FailureCode, Output, Stats
 from diptych.engine.page_hash import extra_key
 from diptych.engine.request import new_request
@@ -35,7 +36,7 @@ _CODE_TO_WIRE = {
 }
 
 
-def start_from_wire(leg: worker_pb2.StartLeg, *, now_s: float, max_tokens: int) -> Start:
+def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, max_tokens: int) -> Start:
     """Return the request of `leg`; its output is cut to what `max_tokens` (prompt and output) leaves."""
     prompt = np.array(leg.prompt_token_ids, dtype=np.int64)
     params = params_from_wire(leg.sampling)
@@ -45,12 +46,13 @@ def start_from_wire(leg: worker_pb2.StartLeg, *, now_s: float, max_tokens: int) 
         prompt,
         dataclasses.replace(params, max_tokens=min(params.max_tokens, room_left)),
         request_id=leg.request_id,
-        extra_key=extra_key(leg.cache_salt, leg.lora),
+        extra_key=extra_key(leg.cache_salt, adapter.fingerprint),
         deadline_s=now_s + leg.timeout_ms / 1000 if leg.timeout_ms else None,
         arrival_s=now_s,
         priority=leg.priority,
         tenant=leg.tenant,
         num_prior_output_tokens=leg.num_prior_output_tokens,
+        adapter=adapter.slot,
     )
     return Start(request, leg.peer_instance_id)
 

@@ -13,12 +13,15 @@ from typing import Final, Protocol
 
 import zmq
 
+from diptych.common.errors import NotFound
 from diptych.engine.batch import Runner
 from diptych.engine.events import AbortRoom, CompileGrammar, Emit, GrammarFailed, GrammarReady, SchedulerCore
 from diptych.engine.kv_cache import KvCache
+from diptych.engine.lora.registry import Loaded
+from diptych.engine.output import Failure, FailureCode, Output
 from diptych.engine.runtime import codec
 from diptych.engine.runtime.links import SUSPECT_CHECK_S, PeerLinks
-from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
+from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,30 @@ class Grammars(Protocol):
     def poll(self) -> Sequence[GrammarReady | GrammarFailed]: ...
 
 
+class Adapters(Protocol):
+    """What the loop needs of whoever loads adapters."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while `poll` has something to do."""
+        ...
+
+    def submit(self, command: admin_pb2.AdminCommand) -> None: ...
+
+    def poll(self) -> Sequence[admin_pb2.AdminAnswer]:
+        """Change the model as asked for; return what is answered."""
+        ...
+
+    def news(self) -> Sequence[bootstrap_pb2.LoraAdapter] | None:
+        """Return all adapters, if they have changed."""
+        ...
+
+    def start(self, room: int, name: str) -> Loaded:
+        """Return what a request runs with, up to its `end`. Raises `NotFound`."""
+        ...
+
+    def end(self, room: int) -> None: ...
+
+
 class SchedulerLoop:
     """Runs one core over one runner, one command channel and its links."""
 
@@ -47,6 +74,7 @@ class SchedulerLoop:
         channel: zmq.Socket[bytes],
         links: PeerLinks,
         grammars: Grammars,
+        adapters: Adapters,
         *,
         cache: KvCache,
         max_tokens: int,
@@ -57,6 +85,7 @@ class SchedulerLoop:
         self._channel = channel
         self._links = links
         self._grammars = grammars
+        self._adapters = adapters
         self._cache = cache  # the core's; the loop only reports on it
         self._max_tokens = max_tokens
         self._clock = clock
@@ -65,7 +94,7 @@ class SchedulerLoop:
         self._stopping = False
         self._poller = zmq.Poller()
         self._poller.register(channel, zmq.POLLIN)
-        for descriptor in (*links.descriptors(), grammars.fileno()):
+        for descriptor in (*links.descriptors(), grammars.fileno(), adapters.fileno()):
             self._poller.register(descriptor, zmq.POLLIN)
 
     def run(self) -> None:
@@ -98,6 +127,7 @@ class SchedulerLoop:
             except zmq.Again:
                 break
             self._take_commands(engine_pb2.SchedulerCommands.FromString(message), now_s)
+        self._events.admin_answers.extend(self._adapters.poll())
         self._links.reconnect(now_s)
         for event in (*self._links.poll(self._core.suspects()), *self._grammars.poll()):
             self._core.handle(event, now_s)
@@ -109,14 +139,24 @@ class SchedulerLoop:
             members = {i.instance_id: i.transfer.engine_metadata for i in commands.peers.instances}
             self._links.set_peers(members, now_s)
         for leg in commands.start:
-            logger.debug("room %016x starts: request %s", leg.room, leg.request_id)
-            self._core.handle(codec.start_from_wire(leg, now_s=now_s, max_tokens=self._max_tokens), now_s)
+            self._start(leg, now_s)
         for room in commands.abort:
             self._core.handle(AbortRoom(room, "aborted by the router"), now_s)
         if commands.status_query:
             self._events.status_answers.append(commands.status_query)
             self._events.status.CopyFrom(self._status())
+        for command in commands.admin:
+            self._adapters.submit(command)
         self._stopping = self._stopping or commands.shutdown
+
+    def _start(self, leg: worker_pb2.StartLeg, now_s: float) -> None:
+        logger.debug("room %016x starts: request %s", leg.room, leg.request_id)
+        try:
+            adapter = self._adapters.start(leg.room, leg.lora)
+        except NotFound as error:  # another worker may have it
+            self._emit(Emit(Output(leg.room, failure=Failure(FailureCode.OVERLOADED, str(error)))))
+            return
+        self._core.handle(codec.start_from_wire(leg, adapter, now_s=now_s, max_tokens=self._max_tokens), now_s)
 
     def _step(self) -> bool:
         """Compute one step; False when there was nothing to compute."""
@@ -142,6 +182,8 @@ class SchedulerLoop:
         output = effect.output
         if output.failure is not None:
             logger.info("room %016x failed: %s", output.room, output.failure.message)
+        if output.failure is not None or output.finish is not None:
+            self._adapters.end(output.room)
         self._events.outputs.append(codec.output_to_wire(output))
 
     def _flush(self) -> None:
@@ -151,6 +193,8 @@ class SchedulerLoop:
             self._events.load.CopyFrom(load)
         if delta := self._cache.changes.take():
             self._events.kv_events.CopyFrom(codec.delta_to_wire(delta))
+        if (adapters := self._adapters.news()) is not None:
+            self._events.loras.CopyFrom(engine_pb2.LoraSet(adapters=adapters))
         if self._events.ByteSize():
             self._channel.send(self._events.SerializeToString())
             self._events = engine_pb2.SchedulerEvents()

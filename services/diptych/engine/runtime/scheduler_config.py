@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from diptych.common.config import option
@@ -43,6 +44,8 @@ class EngineOptions:
     eviction_policy: EvictionPolicy = option("lru", help="which cached KV page goes first: lru or lfu", group="engine")
     host_cache_mib: int = option(0, help="host memory for KV pages that the pool evicts, MiB; 0: none", group="engine")
     kv_events: Switch = option("on", help="tell routers which prefixes are cached", group="engine")
+    lora: tuple[str, ...] = option((), help="adapters to load at start, as name=folder (PEFT)", group="engine")
+    max_loras: int = option(8, help="adapters loaded at once; 0: none", group="engine")
     attention_backend: AttentionBackend = option("auto", help="attention implementation", group="engine")
 
     def validate(self) -> None:
@@ -51,11 +54,26 @@ class EngineOptions:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
         if self.host_cache_mib < 0:
             raise ConfigError(f"--host-cache-mib must not be negative, but is {self.host_cache_mib}")
+        if self.max_loras < 0:
+            raise ConfigError(f"--max-loras must not be negative, but is {self.max_loras}")
         self.scheduling()
+        self.loras()
 
     def scheduling(self) -> Scheduling:
         """Return the scheduling options as the cores take them. Raises `ConfigError`."""
         return Scheduling(policy=self.schedule_policy, tenant_weights=dict(map(_tenant_weight, self.tenant_weights)))
+
+    @property
+    def num_lora_slots(self) -> int:
+        return self.max_loras if self.tp == 1 else 0
+
+    def loras(self) -> list[tuple[str, Path]]:
+        """Return names and folders of the adapters to load at start. Raises `ConfigError`."""
+        if self.lora and self.tp > 1:
+            raise ConfigError("--lora needs --tp 1: adapters are not split over tensor-parallel processes yet")
+        if len(self.lora) > self.max_loras:
+            raise ConfigError(f"--lora names {len(self.lora)} adapters, more than --max-loras {self.max_loras}")
+        return [_lora(text) for text in self.lora]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +97,13 @@ class SchedulerConfig:
     def from_json(cls, text: str) -> SchedulerConfig:
         fields = json.loads(text)
         return cls(**{**fields, "engine": EngineOptions(**fields["engine"])})
+
+
+def _lora(text: str) -> tuple[str, Path]:
+    name, _, folder = text.partition("=")
+    if not name or not folder:
+        raise ConfigError(f"--lora takes name=folder, not {text!r}")
+    return name, Path(folder).expanduser()
 
 
 def _tenant_weight(text: str) -> tuple[str, float]:

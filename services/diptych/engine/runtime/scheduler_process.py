@@ -12,6 +12,8 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -25,8 +27,12 @@ from diptych.engine.host_tier import NO_HOST_TIER, HostTier
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.loader.source import ModelSource, open_model
+from diptych.engine.lora.peft_folder import read_adapter
+from diptych.engine.lora.registry import LoraRegistry
+from diptych.engine.models.registry import FAMILIES
 from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.runner.threads import configure_threads
+from diptych.engine.runtime.adapter_thread import AdapterThread, ReadAdapter
 from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.runtime.links import Links, NoLinks, PeerLinks
 from diptych.engine.runtime.loop import SchedulerLoop
@@ -37,6 +43,9 @@ from diptych.kvtransfer.notes import PROTOCOL_VERSION
 from diptych.kvtransfer.ownership import Pages
 from diptych.kvtransfer.transport import Transport
 from diptych.v1 import bootstrap_pb2, engine_pb2
+
+if TYPE_CHECKING:
+    from diptych.engine.models.lora import Loras, Products  # needs torch, whose threads are configured first
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +106,9 @@ def _serve(
         dtype=options.dtype,
         attention_backend=options.attention_backend,
         num_threads=options.num_threads,
+        max_loras=options.num_lora_slots,
     )
+    adapters = _adapters(source, options, runner.loras)
     cache = KvCache(
         num_pages=layout.num_pages,
         page_size=layout.page_size,
@@ -110,11 +121,13 @@ def _serve(
     core = build_core(cache, limits, memory.digest, layout)
     max_tokens = min(limits.context_len, cache.max_request_tokens)
     ready = engine_pb2.SchedulerReady(transfer=memory.transfer, compat=_compat(source, layout), context_len=max_tokens)
+    ready.loras.adapters.extend(adapters.news() or ())
     channel.send(engine_pb2.SchedulerEvents(ready=ready).SerializeToString())
     logger.info("ready: %s, %d KV pages of %d tokens", source.config.model_id, layout.num_pages, layout.page_size)
     try:
-        SchedulerLoop(core, runner, channel, memory.links, grammars, cache=cache, max_tokens=max_tokens).run()
+        SchedulerLoop(core, runner, channel, memory.links, grammars, adapters, cache=cache, max_tokens=max_tokens).run()
     finally:
+        adapters.close()
         grammars.close()
         memory.links.close()
 
@@ -144,6 +157,19 @@ def _host_tier(size_mib: int, pool: memoryview, layout: PoolLayout) -> HostTier:
     if size_mib and not num_slots:
         raise ConfigError(f"--host-cache-mib {size_mib} holds no page of {layout.page_nbytes} bytes: raise it")
     return HostTier(num_slots, HostPages(pool, layout.page_nbytes, num_slots)) if num_slots else NO_HOST_TIER
+
+
+def _adapters(source: ModelSource, options: EngineOptions, loras: Loras) -> AdapterThread[Products]:
+    placement = tuple(FAMILIES[source.config.architecture].placement(source.config))
+
+    def read(folder: Path) -> ReadAdapter[Products]:
+        adapter = read_adapter(folder, placement)
+        return ReadAdapter(adapter.fingerprint, loras.prepare(adapter))
+
+    adapters = AdapterThread(LoraRegistry(options.num_lora_slots, source.config.model_id), loras, read)
+    for name, folder in options.loras():
+        adapters.load(name, folder)
+    return adapters
 
 
 def _limits(source: ModelSource, options: EngineOptions) -> Limits:
