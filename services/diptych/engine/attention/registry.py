@@ -25,6 +25,7 @@ from diptych.engine.models.lora import NewLowRank, TorchLowRank
 from diptych.engine.models.ops import Ops, TorchOps
 from diptych.kernels.cpu import library
 from diptych.kernels.cpu.low_rank import PackedLowRank
+from diptych.kernels.cpu.paged_attention import MAX_HEAD_DIM
 
 logger = logging.getLogger(__name__)
 
@@ -53,13 +54,19 @@ def _fastest(config: ModelConfig, kv: Tensor, num_threads: int) -> Backend:
     try:
         return _cpu(config, kv, num_threads)
     except ConfigError as error:
-        logger.warning("the C kernels cannot be built, torch computes instead, several times slower: %s", error)
+        logger.warning(
+            "the C kernels cannot compute this here, torch computes instead, several times slower: %s", error
+        )
         return _torch(config, kv, num_threads)
 
 
 def _cpu(config: ModelConfig, kv: Tensor, num_threads: int) -> Backend:
     if kv.dtype != torch.float32:
         raise ConfigError(f"attention backend 'cpu' computes float32, not {kv.dtype}; use 'torch'")
+    if config.head_dim > MAX_HEAD_DIM:
+        raise ConfigError(
+            f"attention backend 'cpu' has heads of up to {MAX_HEAD_DIM}; use 'torch' for {config.head_dim}"
+        )
     library.set_num_threads(num_threads)
     return Backend(CpuAttention(config, kv), CpuOps(), PackedLowRank)
 

@@ -89,8 +89,6 @@ class ModelConfig:
             raise ConfigError(
                 f"{self.model_id}: {self.num_heads} heads do not share {self.num_kv_heads} KV heads evenly"
             )
-        if len(self.windows) not in (0, self.num_layers):
-            raise ConfigError(f"{self.model_id}: {len(self.windows)} layer types for {self.num_layers} layers")
         for rope in (self.rope, self.local_rope):
             if rope is not None:
                 self._validate_rope(rope)

@@ -107,6 +107,8 @@ class HfConfig(Mapping[str, Any]):
         types = self.get("layer_types")
         if types is None:
             types = [LAYER_TYPES[layer in default] for layer in range(self["num_hidden_layers"])]
+        if len(types) != self["num_hidden_layers"]:
+            raise ConfigError(f"{self.model_id}: {len(types)} layer_types for {self['num_hidden_layers']} layers")
         other = set(types) - set(LAYER_TYPES)
         if other:
             raise ConfigError(f"{self.model_id}: layer_types {', '.join(sorted(other))} are not supported")

@@ -11,7 +11,7 @@ from diptych.engine.models.family import Family
 
 
 def _read(hf: HfConfig) -> ModelConfig:
-    hf.refuse_unless({"hidden_act": ("silu",)})
+    hf.refuse_unless({"hidden_act": ("silu",), "use_mrope": (False,)})
     return replace(hf.shared("qwen2"), qkv_bias=True, windows=late_windows(hf))
 
 
