@@ -166,7 +166,7 @@ def test_configurations_as_they_are_published_are_read_whole(family: str, caplog
         ("mistral", {"layer_types": ["full_attention"] * 2}, "layer_types"),
         ("qwen2", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
         ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "there is no sliding_window"),
-        ("qwen2", {"layer_types": ["full_attention"] * 3}, "3 layer types for 2 layers"),
+        ("qwen2", {"layer_types": ["full_attention"] * 3}, "3 layer_types for 2 layers"),
         ("qwen3", {"attention_bias": True}, "attention_bias=True"),
         ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window=True"),
         ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu'"),

@@ -54,9 +54,7 @@ def _fastest(config: ModelConfig, kv: Tensor, num_threads: int) -> Backend:
     try:
         return _cpu(config, kv, num_threads)
     except ConfigError as error:
-        logger.warning(
-            "the C kernels cannot compute this here, torch computes instead, several times slower: %s", error
-        )
+        logger.warning("the C kernels cannot run, torch computes instead, several times slower: %s", error)
         return _torch(config, kv, num_threads)
 
 
@@ -64,9 +62,7 @@ def _cpu(config: ModelConfig, kv: Tensor, num_threads: int) -> Backend:
     if kv.dtype != torch.float32:
         raise ConfigError(f"attention backend 'cpu' computes float32, not {kv.dtype}; use 'torch'")
     if config.head_dim > MAX_HEAD_DIM:
-        raise ConfigError(
-            f"attention backend 'cpu' has heads of up to {MAX_HEAD_DIM}; use 'torch' for {config.head_dim}"
-        )
+        raise ConfigError(f"attention backend 'cpu' has no heads of {config.head_dim}; use 'torch'")
     library.set_num_threads(num_threads)
     return Backend(CpuAttention(config, kv), CpuOps(), PackedLowRank)
 
