@@ -27,6 +27,7 @@ from vllm_client import VllmClient
 from diptych.engine.batch import I64, ForwardBatch, ForwardMode, SamplingBatch
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.source import ModelSource, open_model
+from diptych.engine.quantization.weight import expanded
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.kernels.cpu.linear import PackedMatrix
 
@@ -101,8 +102,8 @@ def transformers_model(source: ModelSource) -> Any:
         tie_word_embeddings=config.tie_embeddings,
     )
     model: Any = transformers.LlamaForCausalLM(theirs)
-    for name, array in source.tensors():
-        model.get_parameter(name).data.copy_(torch.from_numpy(np.ascontiguousarray(array)))
+    for name, array in expanded(source.tensors()):
+        model.get_parameter(name).data.copy_(torch.from_numpy(array))
     return model.eval()
 
 

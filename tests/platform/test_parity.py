@@ -11,6 +11,7 @@ import torch
 
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.engine.loader.source import open_model
+from diptych.engine.quantization.weight import expanded
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(900)]
 
@@ -153,7 +154,7 @@ def reference_model() -> Any:
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     model.to_empty(device="cpu")
-    weights = {name: torch.from_numpy(np.array(tensor, dtype=np.float32)) for name, tensor in source.tensors()}
+    weights = {name: torch.from_numpy(tensor) for name, tensor in expanded(source.tensors())}
     missing = model.load_state_dict(weights, strict=False)
     assert missing.unexpected_keys == []
     assert missing.missing_keys in ([], ["lm_head.weight"])

@@ -6,12 +6,16 @@ where there are mins. Rule: nothing is rounded on the way from a file to here.
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from diptych.common.errors import ConfigError
 
 Array = npt.NDArray[Any]
 Code = Literal["int4", "int8", "fp8", "float16", "bfloat16"]  # fp8: e4m3
@@ -48,6 +52,9 @@ class QuantizedArray:
     def shape(self) -> tuple[int, ...]:
         return self.codes.shape
 
+    def __len__(self) -> int:
+        return len(self.codes)
+
     @property
     def num_groups(self) -> int:
         return -(-self.codes.shape[1] // self.group) if self.group else 1
@@ -70,6 +77,19 @@ class QuantizedArray:
         mins = None if self.mins is None else self.mins[index]
         return QuantizedArray(self.code, self.codes[index], scales, mins, self.group)
 
+    def columns(self, start: int, end: int) -> QuantizedArray:
+        """Return the columns `[start, end)`. Raises `ConfigError` where that would divide a group, or a byte."""
+        width, unit = self.codes.shape[1], self.group or (NIBBLES if self.code == "int4" else 1)
+        if start % unit or (end % unit and end != width):
+            raise ConfigError(
+                f"columns {start} to {end} of {width} divide a group of {unit} that {self.code} codes share: "
+                "use fewer tensor-parallel ranks, or quantization 'none'"
+            )
+        groups = slice(start // self.group, -(-end // self.group)) if self.group else slice(None)
+        scales = None if self.scales is None else self.scales[:, groups]
+        mins = None if self.mins is None else self.mins[:, groups]
+        return QuantizedArray(self.code, self.codes[:, start:end], scales, mins, self.group)
+
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Return the weights: the reference of every kernel."""
         values = _values(self.code, self.codes)
@@ -86,9 +106,17 @@ def stack(arrays: Sequence[QuantizedArray]) -> QuantizedArray:
     """Put arrays of equal format on top of each other."""
     first = arrays[0]
     assert all(each.format == first.format for each in arrays), [each.format for each in arrays]
-    codes = np.concatenate([each.codes for each in arrays])
+    if len(arrays) == 1:
+        return first
+    codes = _allocate((sum(len(each) for each in arrays), first.shape[1]), first.codes.dtype)
+    np.concatenate([each.codes for each in arrays], out=codes)
     scales, mins = _concatenated([each.scales for each in arrays]), _concatenated([each.mins for each in arrays])
     return QuantizedArray(first.code, codes, scales, mins, first.group)
+
+
+def _allocate(shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+    """Return memory that goes back to the system when it is dropped; malloc would keep much of it."""
+    return np.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
 
 
 def _concatenated(factors: Sequence[Array | None]) -> Array | None:

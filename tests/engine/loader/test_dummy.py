@@ -33,6 +33,7 @@ def test_a_configuration_is_enough_and_gives_the_same_weights_everywhere(tmp_pat
     assert here.weights_id == there.weights_id
     for (name, ours), (other, theirs) in zip(here.tensors(), there.tensors(), strict=True):
         assert name == other
+        assert isinstance(ours, np.ndarray)
         np.testing.assert_array_equal(ours, theirs)
         assert 0.01 < ours.std() < 0.03 or (ours == 1).all(), name
 

@@ -6,14 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
 import transformers
 
 from diptych.common.errors import ConfigError
-from diptych.engine.loader.gguf import Array
 from diptych.engine.loader.source import open_model
+from diptych.engine.quantization.weight import Stored
 
 TINY: dict[str, Any] = {
     "vocab_size": 96,
@@ -99,6 +100,7 @@ def test_a_shard_that_is_cut_off_is_an_error_and_not_garbage(tmp_path: Path) -> 
         list(open_model(str(tmp_path)).tensors())
 
 
-def as_torch(array: Array) -> torch.Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
+def as_torch(tensor: Stored) -> torch.Tensor:
+    assert isinstance(tensor, np.ndarray)
+    read = torch.from_numpy(tensor)
+    return read.view(torch.bfloat16) if read.dtype == torch.uint16 else read

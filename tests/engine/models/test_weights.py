@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 
 from diptych.common.errors import ConfigError
 from diptych.engine.loader.config import ModelConfig, Rope
-from diptych.engine.loader.gguf import Array
-from diptych.engine.models.ops import TorchMatrix, TorchOps
+from diptych.engine.models.ops import TorchMatrix, TorchOps, Weight
 from diptych.engine.models.placement import Split, llama
 from diptych.engine.models.weights import Weights, load
+from diptych.engine.quantization.weight import QuantizedWeight, Stored, as_floats
+from diptych.kernels.quantized import Array, QuantizedArray
 
 CONFIG = ModelConfig(
     model_id="tiny",
@@ -39,11 +41,12 @@ class RecordingOps(TorchOps):
     """Keeps what it is given."""
 
     def __init__(self) -> None:
-        self.made: dict[str, tuple[torch.Tensor, Split]] = {}
+        super().__init__(torch.float32)
+        self.made: dict[str, tuple[Weight, Split]] = {}
 
-    def matrix(self, name: str, weight: torch.Tensor, split: Split) -> TorchMatrix:
+    def matrix(self, name: str, weight: Weight, split: Split) -> TorchMatrix:
         self.made[name] = weight, split
-        return TorchMatrix(weight)
+        return super().matrix(name, weight, split)
 
 
 def checkpoint(dtype: Any = np.float32) -> dict[str, Array]:
@@ -52,7 +55,7 @@ def checkpoint(dtype: Any = np.float32) -> dict[str, Array]:
 
 
 def read(
-    tensors: dict[str, Array], config: ModelConfig = CONFIG, dtype: torch.dtype = torch.float32
+    tensors: Mapping[str, Stored], config: ModelConfig = CONFIG, dtype: torch.dtype = torch.float32
 ) -> tuple[Weights, RecordingOps]:
     ops = RecordingOps()
     return load(config, llama(config), tensors.items(), ops, dtype), ops
@@ -95,13 +98,34 @@ def test_a_norm_with_an_offset_is_kept_in_float32() -> None:
     torch.testing.assert_close(weights.norm("norm"), rounded + 1, rtol=0, atol=0)
 
 
-def test_bfloat16_bits_and_float16_become_the_dtype_asked_for() -> None:
+def test_matrices_of_two_bytes_a_weight_stay_so_and_vectors_become_the_dtype_asked_for() -> None:
     half = checkpoint(np.float16)
-    as_bits = {name: (a.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) for name, a in half.items()}
-    from_half, from_bits = read(half)[1].made, read(as_bits)[1].made
-    for name, (tensor, _) in from_half.items():
-        torch.testing.assert_close(from_bits[name][0], tensor, rtol=1e-2, atol=0)
-    assert read(half, dtype=torch.bfloat16)[1].made["0.o"][0].dtype == torch.bfloat16
+    weights, ops = read(half, dtype=torch.bfloat16)
+    qkv = ops.made["1.qkv"][0]
+    assert isinstance(qkv, QuantizedWeight)
+    assert [part.code for part in qkv.parts] == ["float16"]
+    q, k, v = (half[f"model.layers.1.self_attn.{name}_proj.weight"] for name in "qkv")
+    np.testing.assert_array_equal(qkv.dequantize(), np.concatenate([q, k, v]).astype(np.float32))
+    assert weights.norm("norm").dtype == torch.bfloat16
+
+
+def test_pieces_of_different_formats_are_one_matrix_of_several_parts() -> None:
+    tensors: dict[str, Stored] = {**checkpoint(np.float16)}
+    name = "model.layers.0.self_attn.v_proj.weight"
+    values = as_floats(tensors[name])
+    tensors[name] = QuantizedArray("int8", np.ones(values.shape, np.int8), np.ones((len(values), 1), np.float32))
+    qkv = read(tensors)[1].made["0.qkv"][0]
+    assert isinstance(qkv, QuantizedWeight)
+    assert [(part.code, len(part)) for part in qkv.parts] == [("float16", 6), ("int8", 2)]
+
+
+def test_a_matrix_that_is_quantised_in_part_only_becomes_floats() -> None:
+    tensors: dict[str, Stored] = {**checkpoint()}
+    name = "model.layers.0.mlp.gate_proj.weight"
+    tensors[name] = as_floats(tensors[name]).astype(np.float16)
+    gate_up = read(tensors)[1].made["0.gate_up"][0]
+    assert isinstance(gate_up, torch.Tensor)
+    np.testing.assert_array_equal(gate_up[:3], as_floats(tensors[name]))
 
 
 def test_a_missing_tensor_is_named() -> None:

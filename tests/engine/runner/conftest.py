@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diptych.engine.batch import I64, ForwardBatch, ForwardMode, SamplingBatch
 from diptych.engine.loader.source import ModelSource
+from diptych.engine.quantization.weight import expanded
 from diptych.engine.runner.kv_pool import DTYPES
 from diptych.engine.runner.model_runner import ModelRunner
 
@@ -22,10 +23,14 @@ PAGE_SIZE = 16
 class Driver:
     """A runner with its pool. Requests are numbered; `tokens` holds what each has computed so far."""
 
-    def __init__(self, source: ModelSource, backend: str, dtype: str, num_pages: int, max_loras: int) -> None:
+    def __init__(
+        self, source: ModelSource, backend: str, dtype: str, num_pages: int, max_loras: int, quantization: str
+    ) -> None:
         layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=dtype)
         kv = torch.full(layout.shape, torch.nan, dtype=DTYPES[dtype])
-        self.runner = ModelRunner(source, kv, dtype=dtype, attention_backend=backend, max_loras=max_loras)
+        self.runner = ModelRunner(
+            source, kv, dtype=dtype, quantization=quantization, attention_backend=backend, max_loras=max_loras
+        )
         self.adapters: dict[int, int] = {}  # slot of a request's adapter
         self._free = np.random.default_rng(0).permutation(num_pages).tolist()
         self._pages: dict[int, list[int]] = {}
@@ -89,12 +94,17 @@ NewDriver = Callable[..., Driver]
 
 @pytest.fixture(scope="session")
 def new_driver() -> NewDriver:
-    """`new_driver(source, backend="cpu", dtype="float32", num_pages=64, max_loras=0)`."""
+    """`new_driver(source, backend="cpu", dtype="float32", num_pages=64, max_loras=0, quantization="auto")`."""
 
     def build(
-        source: ModelSource, backend: str = "cpu", dtype: str = "float32", num_pages: int = 64, max_loras: int = 0
+        source: ModelSource,
+        backend: str = "cpu",
+        dtype: str = "float32",
+        num_pages: int = 64,
+        max_loras: int = 0,
+        quantization: str = "auto",
     ) -> Driver:
-        return Driver(source, backend, dtype, num_pages, max_loras)
+        return Driver(source, backend, dtype, num_pages, max_loras, quantization)
 
     return build
 
@@ -119,7 +129,7 @@ def small_reference(small_model: ModelSource) -> Any:
         model: Any = transformers.LlamaForCausalLM(theirs)
     model.to_empty(device="cpu")
     model.model.rotary_emb = type(model.model.rotary_emb)(theirs)
-    for name, array in small_model.tensors():
-        model.get_parameter(name).data.copy_(torch.from_numpy(np.ascontiguousarray(array)))
+    for name, array in expanded(small_model.tensors()):
+        model.get_parameter(name).data.copy_(torch.from_numpy(array))
     model.tie_weights()
     return model.eval()

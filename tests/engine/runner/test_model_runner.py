@@ -229,3 +229,15 @@ def test_without_a_compiler_torch_computes_and_says_so(
     library.load.cache_clear()
     assert "torch computes instead" in caplog.text
     assert worst(driver.extend({0: [1, 2, 3]}), [reference_logits(model, [1, 2, 3])[-1]]) < 1e-3
+
+
+@pytest.mark.model
+def test_weights_that_stay_quantised_give_the_bits_of_dequantised_ones(
+    small_model: ModelSource, new_driver: NewDriver
+) -> None:
+    kept, expanded = new_driver(small_model), new_driver(small_model, quantization="none")
+    tokens = prompts(small_model.config.vocab_size)
+    for chunks in (dict(enumerate(tokens)), {0: tokens[-1][:3]}):
+        assert torch.equal(kept.extend(chunks), expanded.extend(chunks))
+    assert torch.equal(kept.decode({row: row for row in range(8)}), expanded.decode({row: row for row in range(8)}))
+    assert torch.equal(kept.decode({5: 7}), expanded.decode({5: 7}))

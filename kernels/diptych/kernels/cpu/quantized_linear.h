@@ -7,6 +7,7 @@
 
 #include "quantized.h"
 
+#define HINT 2
 enum {
 #if defined(__AVX512F__)
     TILE_TOKENS = 8, /* of 32 registers, 16 accumulate */
@@ -16,6 +17,7 @@ enum {
     FEW_TOKENS = 2 * TILE_TOKENS,
     PANELS_AT_ONCE = 4,
     PIECE = 1024, /* columns of a panel that are widened at a time */
+    LINE = 64,    /* bytes of the cache's */
 };
 
 /* What one thread multiplies. */
@@ -31,6 +33,8 @@ INLINE void quantized_tile(const struct kind kind, const int rows, const int pan
                            int64_t token, int64_t num_tokens, int64_t panel) {
     const struct quantized *w = job->w;
     const int64_t num_columns = w->num_columns, step = kind.code == INT4 ? NIBBLES : 1;
+    const int64_t step_bytes = PANEL * step * code_bits(kind.code) / 8;
+    const int64_t ahead = panels * panel_bytes(w); /* the next panels: these are too short for the processor to guess */
     const float *x[TILE_TOKENS];
     for (int r = 0; r < rows; r++) x[r] = job->x + (token + min_of(r, num_tokens - 1)) * num_columns;
     vec acc[TILE_TOKENS][PANELS_AT_ONCE][PANEL_VECS];
@@ -46,7 +50,10 @@ INLINE void quantized_tile(const struct kind kind, const int rows, const int pan
             codes[p] = block + codes_offset(w);
         }
         const int64_t count = min_of(w->group, num_columns - first);
-        for (int64_t i = 0; i < count; i += step)
+        for (int64_t i = 0; i < count; i += step) {
+            for (int p = 0; p < panels; p++)
+                for (int64_t line = 0; line < step_bytes; line += LINE)
+                    __builtin_prefetch(codes[p] + i / step * step_bytes + line + ahead);
 #pragma GCC unroll 8
             for (int64_t j = 0; j < step; j++)
                 for (int p = 0; p < panels; p++)
@@ -55,6 +62,7 @@ INLINE void quantized_tile(const struct kind kind, const int rows, const int pan
                         for (int r = 0; r < rows; r++)
                             acc[r][p][v] = multiply_add(splat(x[r][first + i + j]), value, acc[r][p][v]);
                     }
+        }
     }
     for (int64_t r = 0; r < num_tokens; r++)
         for (int p = 0; p < panels; p++) {
@@ -67,20 +75,16 @@ typedef void (*few_function)(const struct product *job, int64_t token, int64_t n
                              int64_t last_panel);
 typedef void (*widen_function)(const struct quantized *w, int64_t panel, int64_t first, int64_t count, float *out);
 
-/* As many panels at once as keep 8 to 16 sums in flight. */
-#define MULTIPLY_FEW(rows, at_once) \
-    { \
-        for (; panel + at_once <= last_panel; panel += at_once) \
-            quantized_tile(kind, rows, at_once, job, token, num_tokens, panel); \
-        for (; panel < last_panel; panel++) quantized_tile(kind, rows, 1, job, token, num_tokens, panel); \
-        break; \
-    }
+#define TILE(rows, panels) \
+    for (; panel + panels <= last_panel; panel += panels) \
+        quantized_tile(kind, rows, panels, job, token, num_tokens, panel);
 
+/* Several panels at once keep 8 to 16 sums in flight. */
 #if defined(__AVX512F__)
 #define LARGER_TILES \
     case 5: \
-    case 6: MULTIPLY_FEW(6, 1) \
-    default: MULTIPLY_FEW(8, 1)
+    case 6: TILE(6, 1) break; \
+    default: TILE(8, 1) break;
 #else
 #define LARGER_TILES
 #endif
@@ -90,10 +94,10 @@ typedef void (*widen_function)(const struct quantized *w, int64_t panel, int64_t
                                                         int64_t panel, int64_t last_panel) { \
         const struct kind kind = {code, scale_bytes, has_mins}; \
         switch (num_tokens) { \
-            case 1: MULTIPLY_FEW(1, 4) \
-            case 2: MULTIPLY_FEW(2, 3) \
+            case 1: TILE(1, 4) TILE(1, 2) TILE(1, 1) break; \
+            case 2: TILE(2, 2) TILE(2, 1) break; \
             case 3: \
-            case 4: MULTIPLY_FEW(4, 2) \
+            case 4: TILE(4, 2) TILE(4, 1) break; \
             LARGER_TILES \
         } \
     } \
@@ -139,20 +143,21 @@ static void multiply_widened(const struct quantized_linear *job, int64_t panel, 
     const struct quantized *w = product->w;
     const int64_t width = min_of(PANEL, w->num_rows - panel * PANEL), num_tokens = last_token - first_token;
     const int64_t rows_at_once = ceil_div(num_tokens, ceil_div(num_tokens, TILE_ROWS));
-    _Alignas(64) float piece[PIECE * PANEL], sums[ROW_BLOCK * PANEL];
+    _Alignas(64) float piece[PIECE * PANEL], ragged[ROW_BLOCK * PANEL];
+    float *y = product->y + first_token * product->y_stride + panel * PANEL;
+    float *sums = width == PANEL ? y : ragged;
+    const int64_t stride = width == PANEL ? product->y_stride : PANEL;
     for (int64_t first = 0; first < w->num_columns; first += PIECE) {
         const int64_t depth = min_of(PIECE, w->num_columns - first);
         job->kernel->widen(w, panel, first, depth, piece);
         for (int64_t token = 0; token < num_tokens; token += rows_at_once) {
             const float *x = product->x + (first_token + token) * w->num_columns + first;
             tile_rows((int)min_of(rows_at_once, num_tokens - token), x, w->num_columns, piece, PANEL, depth,
-                      sums + token * PANEL, PANEL, first > 0);
+                      sums + token * stride, stride, first > 0);
         }
     }
-    for (int64_t token = 0; token < num_tokens; token++) {
-        float *y = product->y + (first_token + token) * product->y_stride + panel * PANEL;
-        memcpy(y, sums + token * PANEL, width * sizeof *y);
-    }
+    for (int64_t token = 0; width < PANEL && token < num_tokens; token++)
+        memcpy(y + token * product->y_stride, ragged + token * PANEL, width * sizeof *y);
 }
 
 /* Some panels for the tokens [first_token, last_token). */
@@ -188,7 +193,7 @@ static void quantized_linear(const struct quantized *w, const float *x, int64_t 
     if (num_tokens == 0) return;
     const int64_t num_panels = ceil_div(w->num_rows, PANEL), num_blocks = ceil_div(num_tokens, ROW_BLOCK);
     const int64_t wanted_parts = PARTS_A_THREAD * atomic_load(&pool.num_threads);
-    const int64_t panels_a_part = ceil_div(num_panels * num_blocks, wanted_parts);
+    const int64_t panels_a_part = ceil_div(ceil_div(num_panels * num_blocks, wanted_parts), PANELS_AT_ONCE) * PANELS_AT_ONCE;
     const struct quantized_linear job = {{w, x, y, num_tokens, y_stride}, kernel_of(w), panels_a_part};
     parallel(quantized_part, &job, num_blocks * ceil_div(num_panels, panels_a_part));
 }

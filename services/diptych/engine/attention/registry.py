@@ -39,36 +39,36 @@ class Backend:
     low_rank: NewLowRank
 
 
-def choose(name: str, config: ModelConfig, kv: Tensor, num_threads: int) -> Backend:
+def choose(name: str, config: ModelConfig, kv: Tensor, dtype: torch.dtype, num_threads: int) -> Backend:
     """Build the backend called `name`. Raises `ConfigError` where this machine cannot run it."""
     if name == "auto":
-        return _fastest(config, kv, num_threads)
+        return _fastest(config, kv, dtype, num_threads)
     if name not in BACKENDS:
         raise ConfigError(f"attention backend {name!r} is not known; auto, {', '.join(BACKENDS)} are")
-    return BACKENDS[name](config, kv, num_threads)
+    return BACKENDS[name](config, kv, dtype, num_threads)
 
 
-def _fastest(config: ModelConfig, kv: Tensor, num_threads: int) -> Backend:
-    if kv.dtype != torch.float32:
-        return _torch(config, kv, num_threads)
+def _fastest(config: ModelConfig, kv: Tensor, dtype: torch.dtype, num_threads: int) -> Backend:
+    if dtype != torch.float32:
+        return _torch(config, kv, dtype, num_threads)
     try:
-        return _cpu(config, kv, num_threads)
+        return _cpu(config, kv, dtype, num_threads)
     except ConfigError as error:
         logger.warning("the C kernels cannot run, torch computes instead, several times slower: %s", error)
-        return _torch(config, kv, num_threads)
+        return _torch(config, kv, dtype, num_threads)
 
 
-def _cpu(config: ModelConfig, kv: Tensor, num_threads: int) -> Backend:
-    if kv.dtype != torch.float32:
-        raise ConfigError(f"attention backend 'cpu' computes float32, not {kv.dtype}; use 'torch'")
+def _cpu(config: ModelConfig, kv: Tensor, dtype: torch.dtype, num_threads: int) -> Backend:
+    if dtype != torch.float32:
+        raise ConfigError(f"attention backend 'cpu' computes float32, not {dtype}; use 'torch'")
     if config.head_dim > MAX_HEAD_DIM:
         raise ConfigError(f"attention backend 'cpu' has no heads of {config.head_dim}; use 'torch'")
     library.set_num_threads(num_threads)
     return Backend(CpuAttention(config, kv), CpuOps(), PackedLowRank)
 
 
-def _torch(config: ModelConfig, kv: Tensor, num_threads: int) -> Backend:
-    return Backend(TorchAttention(config, kv), TorchOps(), TorchLowRank)
+def _torch(config: ModelConfig, kv: Tensor, dtype: torch.dtype, num_threads: int) -> Backend:
+    return Backend(TorchAttention(config, kv), TorchOps(dtype), TorchLowRank)
 
 
-BACKENDS: Final[dict[str, Callable[[ModelConfig, Tensor, int], Backend]]] = {"cpu": _cpu, "torch": _torch}
+BACKENDS: Final[dict[str, Callable[[ModelConfig, Tensor, torch.dtype, int], Backend]]] = {"cpu": _cpu, "torch": _torch}

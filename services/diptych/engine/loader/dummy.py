@@ -14,11 +14,11 @@ from typing import Final
 import numpy as np
 import tokenizers
 
-from diptych.engine.loader.gguf import Array
 from diptych.engine.loader.hf_folder import read_config
 from diptych.engine.loader.hf_tokenizer import read_tokenizer
 from diptych.engine.loader.tokenizer import Tokenizer
 from diptych.engine.models.registry import FAMILIES
+from diptych.kernels.quantized import Array
 
 NUM_RANDOM: Final = 1_000_003  # numbers that all weights repeat: fresh ones for billions would take minutes
 SCALE: Final = 0.02

@@ -1,7 +1,7 @@
-"""Reads a GGUF file with numpy: metadata, and tensors dequantised one by one out of a memory map.
+"""Reads a GGUF file with numpy: metadata, and tensors one by one out of a memory map.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little-endian).
-Tensors come out as float32, float16, or uint16 that holds bfloat16 bits.
+Tensors come out quantised as they are stored, or as float32, float16, or uint16 that holds bfloat16 bits.
 """
 
 from __future__ import annotations
@@ -9,30 +9,18 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from diptych.common.errors import ConfigError
+from diptych.engine.quantization.gguf_blocks import TYPES
+from diptych.engine.quantization.weight import Stored
 
-Array = npt.NDArray[Any]
 SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
-BLOCK = 32  # values that share one scale
-
-
-@dataclass(frozen=True, slots=True)
-class GgmlType:
-    """How a tensor type is stored: `block_bytes` hold `block_values` values."""
-
-    name: str
-    block_values: int
-    block_bytes: int
-    unpack: Callable[[npt.NDArray[np.uint8]], Array]  # [num_blocks, block_bytes] -> [num_blocks, block_values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +46,8 @@ class GgufFile:
         self.path = path
         self.header = self._map[: self.data_offset]
 
-    def read(self, name: str) -> Array:
-        """Return one tensor, dequantised. Raises `ConfigError` for a storage type that has no reader."""
+    def read(self, name: str) -> Stored:
+        """Return one tensor. Raises `ConfigError` for a storage type that has no reader."""
         info = self.tensors[name]
         kind = TYPES.get(info.type_id)
         if kind is None:
@@ -69,7 +57,9 @@ class GgufFile:
         if info.offset + num_blocks * kind.block_bytes > len(self._map):
             raise ConfigError(f"{self.path} is cut off: {name} ends after the file does")
         raw = np.frombuffer(self._map, np.uint8, num_blocks * kind.block_bytes, info.offset)
-        return kind.unpack(raw.reshape(num_blocks, kind.block_bytes)).reshape(info.shape)
+        num_rows = math.prod(info.shape[:-1])
+        tensor = kind.unpack(raw.reshape(num_rows, -1, kind.block_bytes))
+        return tensor.reshape(info.shape) if isinstance(tensor, np.ndarray) else tensor
 
 
 class _HeaderReader:
@@ -114,34 +104,3 @@ class _HeaderReader:
         shape = self._take(f"{num_dims}Q")
         kind, offset = self._take("IQ")
         return name, shape[::-1], kind, offset
-
-
-def _scale(blocks: npt.NDArray[np.uint8], at: int) -> npt.NDArray[np.float32]:
-    return blocks[:, at : at + 2].copy().view(np.float16).astype(np.float32)
-
-
-def _nibbles(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """[num_blocks, 16] bytes -> [num_blocks, 32]: all low halves, then all high halves."""
-    return np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
-
-
-def _q4_0(blocks: npt.NDArray[np.uint8]) -> Array:
-    return (_nibbles(blocks[:, 2:]) - 8) * _scale(blocks, 0)
-
-
-def _q4_1(blocks: npt.NDArray[np.uint8]) -> Array:
-    return _nibbles(blocks[:, 4:]) * _scale(blocks, 0) + _scale(blocks, 2)
-
-
-def _q8_0(blocks: npt.NDArray[np.uint8]) -> Array:
-    return blocks[:, 2:].view(np.int8).astype(np.float32) * _scale(blocks, 0)
-
-
-TYPES: Final = {
-    0: GgmlType("F32", 1, 4, lambda blocks: blocks.view(np.float32)),
-    1: GgmlType("F16", 1, 2, lambda blocks: blocks.view(np.float16)),
-    2: GgmlType("Q4_0", BLOCK, 18, _q4_0),
-    3: GgmlType("Q4_1", BLOCK, 20, _q4_1),
-    8: GgmlType("Q8_0", BLOCK, 34, _q8_0),
-    30: GgmlType("BF16", 1, 2, lambda blocks: blocks.view(np.uint16)),
-}

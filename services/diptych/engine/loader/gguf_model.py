@@ -6,12 +6,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from diptych.common.errors import ConfigError
 from diptych.engine.loader import gguf_tokenizer
 from diptych.engine.loader.config import ModelConfig, Rope
 from diptych.engine.loader.fingerprint import fingerprint
-from diptych.engine.loader.gguf import Array, GgufFile
+from diptych.engine.loader.gguf import GgufFile
 from diptych.engine.loader.tokenizer import Tokenizer
+from diptych.engine.quantization.weight import Stored, as_floats
+from diptych.kernels.quantized import QuantizedArray
 
 TOP_LEVEL: Final = {
     "token_embd": "model.embed_tokens",
@@ -43,20 +47,20 @@ class GgufModel:
     def tokenizer(self) -> Tokenizer:
         return gguf_tokenizer.build(self._file.metadata, self.config.eos_ids)
 
-    def tensors(self) -> Iterator[tuple[str, Array]]:
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
         for name in self._file.tensors:
             if name != ROPE_DIVISORS:
                 yield _hf_name(name), self._unpermuted(name)
 
-    def _unpermuted(self, name: str) -> Array:
+    def _unpermuted(self, name: str) -> Stored:
         """GGUF pairs the two halves of a head's rotation row by row; Hugging Face keeps them apart."""
         tensor = self._file.read(name)
         heads = {"attn_q": self.config.num_heads, "attn_k": self.config.num_kv_heads}
         num_heads = heads.get(name.split(".")[-2])
         if num_heads is None:
             return tensor
-        rows, columns = tensor.shape
-        return tensor.reshape(num_heads, rows // num_heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+        order = np.arange(tensor.shape[0]).reshape(num_heads, -1, 2).swapaxes(1, 2).ravel()
+        return tensor.rows(order) if isinstance(tensor, QuantizedArray) else tensor[order]
 
 
 def _hf_name(name: str) -> str:
@@ -87,7 +91,7 @@ def _read(metadata: Mapping[str, Any], file: GgufFile, model_id: str) -> ModelCo
     num_heads, eos_id = metadata["llama.attention.head_count"], metadata.get("tokenizer.ggml.eos_token_id")
     vocab_size, hidden_size = file.tensors["token_embd.weight"].shape
     head_dim = metadata.get("llama.attention.key_length", hidden_size // num_heads)
-    divisors = tuple(file.read(ROPE_DIVISORS).tolist()) if ROPE_DIVISORS in file.tensors else ()
+    divisors = tuple(as_floats(file.read(ROPE_DIVISORS)).tolist()) if ROPE_DIVISORS in file.tensors else ()
     return ModelConfig(
         model_id=model_id,
         architecture="llama",

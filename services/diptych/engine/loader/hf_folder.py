@@ -9,12 +9,12 @@ from typing import Final
 from diptych.common.errors import ConfigError
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.fingerprint import fingerprint
-from diptych.engine.loader.gguf import Array
 from diptych.engine.loader.hf_tokenizer import read_tokenizer
 from diptych.engine.loader.json_file import read_json
 from diptych.engine.loader.safetensors import read_header, read_tensors
 from diptych.engine.loader.tokenizer import Tokenizer
 from diptych.engine.models.registry import from_hf
+from diptych.kernels.quantized import Array
 
 DERIVED: Final = "rotary_emb.inv_freq"  # saved by old versions; computed from the configuration instead
 

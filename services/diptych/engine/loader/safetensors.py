@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from diptych.common.errors import ConfigError
-from diptych.engine.loader.gguf import Array
+from diptych.kernels.quantized import Array
 
 DTYPES: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 

@@ -16,12 +16,12 @@ from diptych.common.errors import ConfigError
 from diptych.engine.loader import demo
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.dummy import DummyModel
-from diptych.engine.loader.gguf import Array
 from diptych.engine.loader.gguf_model import GgufModel
 from diptych.engine.loader.hf_folder import HfFolder
 from diptych.engine.loader.load_format import LoadFormat
 from diptych.engine.loader.progress import console_progress
 from diptych.engine.loader.tokenizer import Tokenizer
+from diptych.engine.quantization.weight import Stored
 
 DEMO_NAMES = ("smollm2", demo.MODEL_ID.lower())
 
@@ -34,8 +34,8 @@ class ModelSource(Protocol):
 
     def tokenizer(self) -> Tokenizer: ...
 
-    def tensors(self) -> Iterator[tuple[str, Array]]:
-        """Yield each weight under its Hugging Face name: float32, float16, or uint16 that holds bfloat16 bits.
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        """Yield each weight under its Hugging Face name, as it is stored.
 
         One tensor is in memory at a time; it may be a read-only view of the file.
         """

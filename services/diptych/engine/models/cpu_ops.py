@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from diptych.engine.models.ops import Matrix, Weight
 from diptych.engine.models.placement import Split
 from diptych.kernels.cpu import elementwise
 from diptych.kernels.cpu.linear import PackedMatrix
+from diptych.kernels.cpu.quantized import QuantizedMatrix, StackedMatrix
 
 
 class CpuOps:
     """Weights are packed once; a token's result does not depend on the batch."""
 
-    def matrix(self, name: str, weight: Tensor, split: Split) -> PackedMatrix:
-        return PackedMatrix(weight)
+    def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
+        if isinstance(weight, Tensor):
+            return PackedMatrix(weight)
+        parts = [QuantizedMatrix(part) for part in weight.parts]
+        return parts[0] if len(parts) == 1 else StackedMatrix(parts)
 
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""

@@ -12,7 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diptych.engine.models.dense import dense
 from diptych.engine.models.placement import Split
+from diptych.engine.quantization.weight import QuantizedWeight
+
+Weight = Tensor | QuantizedWeight  # of the model's dtype, or as the checkpoint stores it
 
 
 class Matrix(Protocol):
@@ -34,7 +38,7 @@ class Ops(Protocol):
     through `all_reduce`: an implementation that wraps another one changes how all models are computed.
     """
 
-    def matrix(self, name: str, weight: Tensor, split: Split) -> Matrix:
+    def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         """Take over the weight `[num_rows, num_columns]` called `name`: "embed", "lm_head", "0.qkv", ..."""
         ...
 
@@ -75,7 +79,12 @@ class TorchMatrix:
 class TorchOps:
     """Any dtype on any device."""
 
-    def matrix(self, name: str, weight: Tensor, split: Split) -> TorchMatrix:
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def matrix(self, name: str, weight: Weight, split: Split) -> TorchMatrix:
+        if isinstance(weight, QuantizedWeight):  # torch's products want one dtype
+            weight = dense(weight.parts, self._dtype)
         return TorchMatrix(weight)
 
     def all_reduce(self, x: Tensor) -> None:

@@ -1,25 +1,24 @@
 """Reads a checkpoint into the matrices that the forward pass multiplies, each laid out as soon as it is complete.
 
-A tensor is copied to its rows as it is read, and a matrix's plain form is dropped when it is laid out, so that no
-moment needs more memory than the weights and one file. Unknown, missing and misshapen tensors are errors.
+A matrix is laid out as soon as its last piece is read, and its plain form dropped, so that no moment needs more memory
+than the weights and one file. What is stored in few bits goes to `Ops` as it is. Unknown, missing and misshapen tensors
+are errors.
 """
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from diptych.common.errors import ConfigError
 from diptych.engine.loader.config import ModelConfig
-from diptych.engine.loader.gguf import Array
+from diptych.engine.models.dense import dense
 from diptych.engine.models.ops import Matrix, Ops
 from diptych.engine.models.placement import Piece, Placed
+from diptych.engine.quantization.weight import Stored, merge, rows_of
 
 
 class Weights:
@@ -49,28 +48,24 @@ class Weights:
 
 
 class _Target:
-    """A matrix or vector that fills up."""
+    """A matrix or vector that waits for its pieces."""
 
     def __init__(self, pieces: list[Piece]) -> None:
-        rows = max(piece.start + piece.shape[0] for piece in pieces)
-        self.shape = (rows, *pieces[0].shape[1:])
         self.split = pieces[0].split
         self._waits_for = len(pieces)
-        self._tensor: Tensor | None = None
+        self._pieces: list[tuple[int, Stored]] = []  # where they start, and their rows
 
-    def put(self, piece: Piece, rows: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """Copy `rows` to their place; return the whole when this was the last piece."""
-        if self._tensor is None:
-            self._tensor = _allocate(self.shape, dtype)
-        self._tensor[piece.start : piece.start + piece.shape[0]].copy_(rows)
+    def put(self, piece: Piece, rows: Stored) -> list[Stored] | None:
+        """Keep `rows`; return all in order when these were the last."""
+        self._pieces.append((piece.start, rows))
         self._waits_for -= 1
-        return None if self._waits_for else self._tensor
+        return None if self._waits_for else [rows for _, rows in sorted(self._pieces, key=lambda each: each[0])]
 
 
 def load(
     config: ModelConfig,
     placement: Iterable[Placed],
-    tensors: Iterable[tuple[str, Array]],
+    tensors: Iterable[tuple[str, Stored]],
     ops: Ops,
     dtype: torch.dtype,
 ) -> Weights:
@@ -84,23 +79,19 @@ def load(
         if pieces is None:
             raise ConfigError(f"{config.model_id}: tensor {name!r} has no place in this model, or comes twice")
         for piece, rows in _cut(config, name, array, pieces):
-            full = targets[piece.target].put(piece, rows, dtype)
-            if full is None:
+            complete = targets[piece.target].put(piece, rows)
+            if complete is None:
                 continue
             del targets[piece.target]
-            if full.dim() == 1:
-                vectors[piece.target] = full
+            if len(piece.shape) == 1:
+                vectors[piece.target] = dense(complete, dtype)
             else:
+                weight = merge(complete)
+                full = dense(complete, dtype) if weight is None else weight
                 matrices[piece.target] = ops.matrix(piece.target, full, piece.split)
     if places:
         raise ConfigError(f"{config.model_id}: the checkpoint lacks {', '.join(sorted(places)[:5])}")
     return Weights(matrices, vectors, config.norm_offset)
-
-
-def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return memory that goes back to the system when it is dropped; malloc would keep much of it."""
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def _targets(places: dict[str, tuple[Piece, ...]]) -> dict[str, _Target]:
@@ -111,17 +102,13 @@ def _targets(places: dict[str, tuple[Piece, ...]]) -> dict[str, _Target]:
     return {name: _Target(pieces) for name, pieces in by_target.items()}
 
 
-def _cut(config: ModelConfig, name: str, array: Array, pieces: tuple[Piece, ...]) -> Iterator[tuple[Piece, Tensor]]:
+def _cut(config: ModelConfig, name: str, array: Stored, pieces: tuple[Piece, ...]) -> Iterator[tuple[Piece, Stored]]:
     """Yield each piece with its rows of the tensor."""
     expected = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
     if array.shape != expected:
         raise ConfigError(f"{config.model_id}: {name} is {array.shape}, the configuration says {expected}")
-    tensor, row = _tensor(array), 0
+    row = 0
     for piece in pieces:
-        yield piece, tensor[row : row + piece.shape[0]]
+        inside = slice(row, row + piece.shape[0])
+        yield piece, rows_of(array, inside)
         row += piece.shape[0]
-
-
-def _tensor(array: Array) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor

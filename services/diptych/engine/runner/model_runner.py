@@ -15,6 +15,7 @@ from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.lora import Loras
 from diptych.engine.models.registry import FAMILIES
 from diptych.engine.models.weights import load
+from diptych.engine.quantization.weight import expanded
 from diptych.engine.runner.kv_pool import DTYPES
 from diptych.engine.runner.logprobs import sampled_logprobs, token_logprobs
 from diptych.engine.runner.sampler import sample
@@ -30,6 +31,7 @@ class ModelRunner:
         kv: Tensor,
         *,
         dtype: str,
+        quantization: str = "auto",
         attention_backend: str = "auto",
         num_threads: int = 1,
         max_loras: int = 0,
@@ -38,10 +40,11 @@ class ModelRunner:
             raise ConfigError(f"dtype {dtype!r} is not supported; {' and '.join(DTYPES)} are")
         torch.set_num_threads(num_threads)
         with torch.inference_mode():
-            backend = choose(attention_backend, source.config, kv, num_threads)
+            backend = choose(attention_backend, source.config, kv, DTYPES[dtype], num_threads)
             self._attention = backend.attention
             placement = FAMILIES[source.config.architecture].placement(source.config)
-            weights = load(source.config, placement, source.tensors(), backend.ops, DTYPES[dtype])
+            tensors = source.tensors() if quantization == "auto" else expanded(source.tensors())
+            weights = load(source.config, placement, tensors, backend.ops, DTYPES[dtype])
             self.loras = Loras(source.config.num_layers, backend.low_rank, DTYPES[dtype])
             if max_loras:
                 weights = weights.wrapped(self.loras.wrap)

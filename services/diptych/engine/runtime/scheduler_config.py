@@ -19,6 +19,7 @@ from diptych.engine.loader.load_format import LoadFormat
 Dtype = Literal["float32", "bfloat16"]
 AttentionBackend = Literal["auto", "cpu", "torch"]
 Switch = Literal["on", "off"]
+Quantization = Literal["auto", "none"]
 Transports = Literal["auto", "shm", "tcp"]
 SchedulePolicy = Literal["fcfs", "lpm", "priority", "deadline"]
 
@@ -29,7 +30,10 @@ class EngineOptions:
 
     model: str = option("smollm2", help="model: 'smollm2', a .gguf file or a Hugging Face folder", group="engine")
     load_format: LoadFormat = option("auto", help="of the weights; dummy: random ones, no file", group="engine")
-    dtype: Dtype = option("float32", help="of weights, activations and KV", group="engine")
+    dtype: Dtype = option("float32", help="of activations, and of weights that are not quantised", group="engine")
+    quantization: Quantization = option(
+        "auto", help="weights in memory: auto, as the checkpoint stores them; none, in --dtype", group="engine"
+    )
     tp: int = option(1, help="processes that share one model's weights and KV (tensor parallel)", group="engine")
     dp: int = option(1, help="schedulers side by side, each with all weights (data parallel)", group="engine")
     num_threads: int = option(1, help="CPU threads for the model, of each process", group="engine")

@@ -104,6 +104,7 @@ def _serve(
         source,
         kv_view(memory.buffer, layout),
         dtype=options.dtype,
+        quantization=options.quantization,
         attention_backend=options.attention_backend,
         num_threads=options.num_threads,
         max_loras=options.num_lora_slots,
