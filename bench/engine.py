@@ -109,11 +109,11 @@ def transformers_model(source: ModelSource) -> Any:
 
 def bench_prefill(report: Report, sides: Sides, num_tokens: int, rounds: int) -> None:
     """One prompt of `num_tokens` without a cached prefix."""
-    batch = extend_batch(num_tokens)
+    batch, sampling = extend_batch(num_tokens), greedy(1)
     ids = torch.from_numpy(batch.input_ids)[None]
     ours, theirs, *products = fastest(
         rounds,
-        lambda: sides.runner.execute(batch),
+        lambda: sides.runner.execute(batch, sampling),
         lambda: sides.peer(ids, logits_to_keep=1, use_cache=False),
         *matrix_products(),
     )
@@ -127,7 +127,7 @@ def bench_prefill(report: Report, sides: Sides, num_tokens: int, rounds: int) ->
 
 def bench_decode(report: Report, sides: Sides, batch_size: int, context: int, rounds: int) -> None:
     """One token for each of `batch_size` requests that have `context` tokens with the new one."""
-    batch = decode_batch(batch_size, context)
+    batch, sampling = decode_batch(batch_size, context), greedy(batch_size)
     cache = random_cache(sides.config, batch_size, context - 1)
     ids = torch.from_numpy(batch.input_ids)[:, None]
     memory = torch.ones(READ_FLOATS)
@@ -136,7 +136,7 @@ def bench_decode(report: Report, sides: Sides, batch_size: int, context: int, ro
         sides.peer(ids, past_key_values=cache, use_cache=True)
         cache.crop(-1)
 
-    ours, theirs, read = fastest(rounds, lambda: sides.runner.execute(batch), peer_step, memory.sum)
+    ours, theirs, read = fastest(rounds, lambda: sides.runner.execute(batch, sampling), peer_step, memory.sum)
     step_s = decode_bytes(sides.config, batch_size * context) / (memory.nbytes / read)
     value, limit = batch_size / ours, batch_size / step_s
     peers = {"transformers": batch_size / theirs}
@@ -203,11 +203,10 @@ def _batch(mode: ForwardMode, *, batch_size: int, extend_len: int, seq_len: int)
         seq_lens=_full(batch_size, seq_len),
         extend_lens=_full(batch_size, extend_len),
         sample_rows=np.arange(batch_size),
-        sampling=_greedy(batch_size),
     )
 
 
-def _greedy(batch_size: int) -> SamplingBatch:
+def greedy(batch_size: int) -> SamplingBatch:
     zeros = _full(batch_size, 0)
     return SamplingBatch(
         temperature=np.zeros(batch_size, np.float32),

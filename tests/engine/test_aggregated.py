@@ -44,7 +44,7 @@ class Engine:
         batch = self.core.plan(self.now_s)
         if batch is not None:
             self.num_steps += 1
-            self.core.commit(self.runner.execute(batch), self.now_s)
+            self.core.commit(self.runner.execute(batch, self.core.sampling()), self.now_s)
         for effect in self.core.take_effects():
             assert isinstance(effect, Emit)
             self.outputs[effect.output.room].append(effect.output)

@@ -66,8 +66,8 @@ class Engine:
     def step(self) -> bool:
         batch = self.core.plan(0.0)
         if batch is not None:
-            self.last_sampling = batch.sampling
-            self.core.commit(self.runner.execute(batch), 0.0)
+            self.last_sampling = self.core.sampling()
+            self.core.commit(self.runner.execute(batch, self.last_sampling), 0.0)
         self.collect()
         assert self.core.check() == []
         return batch is not None

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 
 from diptych.engine.batch import ForwardMode
-from diptych.engine.batch_builder import build_decode, build_extend
-from diptych.engine.extend_queue import Chunk
+from diptych.engine.batch_builder import build_batch, placeholder
 from diptych.engine.request import Request, new_request
 from diptych.engine.sampling_params import SamplingParams
+from diptych.engine.step import new_step, next_chunk
 
 PAGE = 4
 TABLE = np.array([[7, 3, 0], [5, 9, 2]], dtype=np.int32)
@@ -21,7 +21,7 @@ def request(row: int, tokens: list[int], computed_len: int, num_pages: int, seed
 def test_an_extend_step_places_each_token_on_its_page_and_samples_complete_prompts() -> None:
     complete = request(0, [10, 11, 12, 13, 14], computed_len=3, num_pages=2, seed=42)
     partial = request(1, list(range(20, 30)), computed_len=0, num_pages=3)
-    batch = build_extend([Chunk(complete, 2), Chunk(partial, 3)], TABLE, PAGE, frozenset())
+    batch = build_batch(new_step((), [next_chunk(complete, 9), next_chunk(partial, 3)]), TABLE, PAGE)
     assert batch.mode is ForwardMode.EXTEND
     assert batch.input_ids.tolist() == [13, 14, 20, 21, 22]
     assert batch.positions.tolist() == [3, 4, 0, 1, 2]
@@ -30,9 +30,6 @@ def test_an_extend_step_places_each_token_on_its_page_and_samples_complete_promp
     assert batch.extend_lens.tolist() == [2, 3]
     assert batch.page_table.tolist() == TABLE.tolist()
     assert batch.sample_rows.tolist() == [0]
-    assert batch.sampling.seeds.tolist() == [42]
-    assert batch.sampling.positions.tolist() == [5]
-    assert batch.sampling.top_k.tolist() == [3]
 
 
 def test_a_decode_step_computes_the_last_token_of_each_request() -> None:
@@ -40,7 +37,7 @@ def test_a_decode_step_computes_the_last_token_of_each_request() -> None:
     second = request(1, [5, 6], computed_len=2, num_pages=1)
     first.append(40)
     second.append(60)
-    batch = build_decode([first, second], TABLE, PAGE, frozenset())
+    batch = build_batch(new_step([first, second], ()), TABLE, PAGE)
     assert batch.mode is ForwardMode.DECODE
     assert batch.input_ids.tolist() == [40, 60]
     assert batch.positions.tolist() == [4, 2]
@@ -48,14 +45,34 @@ def test_a_decode_step_computes_the_last_token_of_each_request() -> None:
     assert batch.page_table.tolist() == [[7, 3], [5, 9]]
     assert batch.seq_lens.tolist() == [5, 3]
     assert batch.sample_rows.tolist() == [0, 1]
-    assert batch.sampling.positions.tolist() == [5, 3]
+
+
+def test_a_mixed_step_computes_running_requests_first_and_samples_them_too() -> None:
+    running = request(0, [1, 2, 3, 4, 5], computed_len=4, num_pages=2)
+    prompt = request(1, list(range(20, 26)), computed_len=0, num_pages=2)
+    batch = build_batch(new_step([running], [next_chunk(prompt, 9)]), TABLE, PAGE)
+    assert batch.mode is ForwardMode.MIXED
+    assert batch.input_ids.tolist() == [5, 20, 21, 22, 23, 24, 25]
+    assert batch.positions.tolist() == [4, 0, 1, 2, 3, 4, 5]
+    assert batch.out_slots.tolist() == [3 * PAGE, *range(5 * PAGE, 6 * PAGE), 9 * PAGE, 9 * PAGE + 1]
+    assert batch.extend_lens.tolist() == [1, 6]
+    assert batch.seq_lens.tolist() == [5, 6]
+    assert batch.sample_rows.tolist() == [0, 1]
+
+
+def test_a_token_that_is_not_known_yet_has_a_placeholder() -> None:
+    known = request(0, [1, 2, 3, 4], computed_len=3, num_pages=2)
+    unknown = request(1, [5, 6, 7], computed_len=3, num_pages=1)
+    batch = build_batch(new_step([known, unknown], ()), TABLE, PAGE, {known.room: 0, unknown.room: 4})
+    assert batch.input_ids.tolist() == [4, placeholder(4)]
+    assert batch.positions.tolist() == [3, 3]
 
 
 def test_a_step_names_the_adapters_of_its_requests_if_one_has_any() -> None:
     plain, adapted = request(0, [1, 2, 3], computed_len=2, num_pages=1), request(1, [5, 6], computed_len=1, num_pages=1)
     adapted.adapter = 3
     for requests, adapters in (([plain, plain], None), ([plain, adapted], [-1, 3])):
-        decode = build_decode(requests, TABLE, PAGE, frozenset())
-        extend = build_extend([Chunk(request, 1) for request in requests], TABLE, PAGE, frozenset())
-        for batch in (decode, extend):
+        chunks = [next_chunk(request, 1) for request in requests]
+        for step in (new_step(requests, ()), new_step((), chunks), new_step(requests[:1], chunks[1:])):
+            batch = build_batch(step, TABLE, PAGE)
             assert (None if batch.adapters is None else batch.adapters.tolist()) == adapters

@@ -3,14 +3,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from diptych.engine.extend_queue import Chunk, ExtendQueue
+from diptych.engine.extend_queue import ExtendQueue
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Scheduling
 from diptych.engine.request import Request, new_request
 from diptych.engine.sampling_params import SamplingParams
-from diptych.engine.waiting_queue import new_waiting_queue
+from diptych.engine.step import Chunk, new_step
+from diptych.engine.waiting_queue import WaitingQueue, new_waiting_queue
 
 PAGE = 4
+BUDGET = 10
 
 
 def request(room: int, length: int) -> Request:
@@ -23,57 +25,89 @@ def cache() -> KvCache:
 
 
 @pytest.fixture
-def queue(cache: KvCache) -> ExtendQueue:
-    return ExtendQueue(cache, new_waiting_queue(cache, Scheduling()), max_step_tokens=10, max_batch_size=3)
+def waiting(cache: KvCache) -> WaitingQueue:
+    return new_waiting_queue(cache, Scheduling())
+
+
+@pytest.fixture
+def queue(cache: KvCache, waiting: WaitingQueue) -> ExtendQueue:
+    return ExtendQueue(cache, waiting, max_batch_size=3)
+
+
+def plan(queue: ExtendQueue) -> list[Chunk]:
+    return queue.plan(0.0, BUDGET, lambda request: 0)
+
+
+def launch(queue: ExtendQueue, chunks: list[Chunk]) -> list[int]:
+    """Rooms whose prompt is complete then."""
+    new_step((), chunks).launch()
+    return [complete.room for complete in queue.launch(chunks)]
 
 
 def chunk_sizes(chunks: list[Chunk]) -> dict[int, int]:
     return {chunk.request.room: chunk.num_tokens for chunk in chunks}
 
 
-def test_requests_share_a_step_up_to_the_token_budget(queue: ExtendQueue) -> None:
+def test_requests_share_a_step_up_to_the_token_budget(queue: ExtendQueue, waiting: WaitingQueue) -> None:
     for room, length in ((1, 4), (2, 5), (3, 9)):
-        queue.add(request(room, length))
-    chunks = queue.plan(0.0)
+        waiting.add(request(room, length))
+    chunks = plan(queue)
     assert chunk_sizes(chunks) == {1: 4, 2: 5, 3: 1}
-    assert [done.room for done in queue.commit(chunks)] == [1, 2]
+    assert [chunk.is_last for chunk in chunks] == [True, True, False]
+    assert launch(queue, chunks) == [1, 2]
     assert queue.waiting_tokens == 8
 
 
-def test_a_chunked_request_goes_on_before_new_ones_start(queue: ExtendQueue) -> None:
-    queue.add(request(1, 15))
-    queue.commit(queue.plan(0.0))
-    queue.add(request(2, 3))
-    assert chunk_sizes(queue.plan(0.0)) == {1: 5, 2: 3}
+def test_a_chunked_request_goes_on_before_new_ones_start(queue: ExtendQueue, waiting: WaitingQueue) -> None:
+    waiting.add(request(1, 15))
+    launch(queue, plan(queue))
+    waiting.add(request(2, 3))
+    assert chunk_sizes(plan(queue)) == {1: 5, 2: 3}
 
 
-def test_a_request_that_does_not_fit_holds_back_those_behind_it(queue: ExtendQueue) -> None:
-    queue.add(request(1, 40))
-    queue.add(request(2, 30))
-    queue.add(request(3, 1))
-    assert chunk_sizes(queue.plan(0.0)) == {1: 10}
-    queue.commit([Chunk(queue.admitted[0], 40)])
-    assert queue.plan(0.0) == []
+def test_a_request_that_does_not_fit_holds_back_those_behind_it(queue: ExtendQueue, waiting: WaitingQueue) -> None:
+    waiting.add(request(1, 40))
+    waiting.add(request(2, 30))
+    waiting.add(request(3, 1))
+    for _ in range(3):
+        launch(queue, plan(queue))
+    assert chunk_sizes(plan(queue)) == {1: 10}
+    launch(queue, plan(queue))
+    assert plan(queue) == []
     assert len(queue) == 2
 
 
-def test_a_step_takes_no_more_requests_than_allowed(queue: ExtendQueue) -> None:
+def test_a_request_is_only_admitted_if_pages_are_left_over(queue: ExtendQueue, waiting: WaitingQueue) -> None:
+    waiting.add(request(1, 40))
+    assert queue.plan(0.0, BUDGET, lambda request: 7) == []
+    assert chunk_sizes(queue.plan(0.0, BUDGET, lambda request: 6)) == {1: 10}
+
+
+def test_a_step_takes_no_more_requests_than_allowed(queue: ExtendQueue, waiting: WaitingQueue) -> None:
     for room in range(1, 6):
-        queue.add(request(room, 1))
-    assert chunk_sizes(queue.plan(0.0)) == {1: 1, 2: 1, 3: 1}
+        waiting.add(request(room, 1))
+    assert chunk_sizes(plan(queue)) == {1: 1, 2: 1, 3: 1}
 
 
-def test_a_retracted_request_goes_first(queue: ExtendQueue) -> None:
-    queue.add(request(1, 6))
-    queue.add_first(request(2, 6))
-    assert chunk_sizes(queue.plan(0.0)) == {2: 6, 1: 4}
+def test_without_a_budget_nothing_is_admitted(queue: ExtendQueue, waiting: WaitingQueue) -> None:
+    waiting.add(request(1, 6))
+    assert queue.plan(0.0, 0, lambda request: 0) == []
+    assert queue.admitted == ()
 
 
-def test_waiting_and_extending_requests_can_be_taken_out(queue: ExtendQueue, cache: KvCache) -> None:
+def test_a_retracted_request_goes_first(queue: ExtendQueue, waiting: WaitingQueue) -> None:
+    waiting.add(request(1, 6))
+    waiting.add_first(request(2, 6))
+    assert chunk_sizes(plan(queue)) == {2: 6, 1: 4}
+
+
+def test_waiting_and_extending_requests_can_be_taken_out(
+    queue: ExtendQueue, waiting: WaitingQueue, cache: KvCache
+) -> None:
     first, second = request(1, 15), request(2, 3)
-    queue.add(first)
-    queue.add(second)
-    queue.commit(queue.plan(0.0))
+    waiting.add(first)
+    waiting.add(second)
+    launch(queue, plan(queue))
     queue.remove(second)
     queue.remove(first)
     cache.drop(first)

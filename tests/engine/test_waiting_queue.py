@@ -21,7 +21,7 @@ def request(room: int, tenant: str = "", arrival_s: float = 0.0, priority: int =
 
 def queue(policy: str = "fcfs", **weights: float) -> WaitingQueue:
     cache = KvCache(num_pages=65, page_size=4, max_requests=8, max_tokens_per_request=64)
-    return new_waiting_queue(cache, Scheduling(policy, weights))
+    return new_waiting_queue(cache, Scheduling(policy, tenant_weights=weights))
 
 
 def take_all(queue: WaitingQueue, now_s: float = 0.0) -> list[int]:

@@ -175,7 +175,7 @@ class Pair:
         side.core.expire(self.now_s)
         batch = side.core.plan(self.now_s)
         if batch is not None:
-            side.core.commit(side.runner.execute(batch), self.now_s)
+            side.core.commit(side.runner.execute(batch, side.core.sampling()), self.now_s)
         side.collect()
         self.check()
         return batch is not None

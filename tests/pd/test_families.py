@@ -63,7 +63,7 @@ def aggregated(core: AggregatedCore, runner: ModelRunner, prompts: list[list[int
         core.handle(Start(new_request(room, np.array(prompt), params)), 0.0)
     outputs: list[list[int]] = [[] for _ in prompts]
     while (batch := core.plan(0.0)) is not None:
-        core.commit(runner.execute(batch), 0.0)
+        core.commit(runner.execute(batch, core.sampling()), 0.0)
         for effect in core.take_effects():
             assert isinstance(effect, Emit)
             outputs[effect.output.room].extend(effect.output.token_ids)

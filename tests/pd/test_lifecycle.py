@@ -225,23 +225,41 @@ def test_a_lost_decode_fails_its_rooms_and_frees_prefill(pair: Pair) -> None:
     assert pair.prefill.core.page_counts()["exporting"] == 0
 
 
-def test_out_of_memory_on_decode_retracts_and_the_tokens_so_far_can_be_replayed(make_pair: type[Pair]) -> None:
+def test_out_of_memory_on_decode_retracts_and_goes_on_there(make_pair: type[Pair]) -> None:
     pair = make_pair(decode_pages=10)
     prompts = {room: [room * 10 + i for i in range(6)] for room in (1, 2, 3)}
     for room, prompt in prompts.items():
         pair.start(room, prompt, max_tokens=20)
-    pair.run()
-    replayed = 0
+    retracted = 0
+    while any([pair.deliver(pair.decode), pair.step(pair.prefill), pair.deliver(pair.prefill), pair.step(pair.decode)]):
+        running = pair.decode.core.load().num_running
+        retracted += running < 3 and pair.decode.core.num_open_rooms == 3
+    assert retracted > 0
     for room, prompt in prompts.items():
-        tokens = pair.tokens(room)
-        if pair.decode.ended(room).failure:
-            assert pair.decode.ended(room).failure.code is FailureCode.RETRACTED
-            pair.start(room + 100, prompt + tokens, max_tokens=20 - len(tokens))
-            pair.run()
-            tokens += pair.tokens(room + 100)
-            replayed += 1
-        assert tokens == expected_output(prompt, 20, VOCAB)
-    assert replayed > 0
+        assert pair.tokens(room) == expected_output(prompt, 20, VOCAB)
+        assert pair.decode.ended(room).finish is Finish.LENGTH
+    pair.assert_clean()
+
+
+def test_a_retracted_request_that_gets_no_memory_in_time_can_be_replayed(make_pair: type[Pair]) -> None:
+    pair = make_pair(decode_pages=9)
+    prompts = {room: [room * 10 + i for i in range(10)] for room in (1, 2)}
+    for room, prompt in prompts.items():
+        pair.start(room, prompt, max_tokens=20)
+    while pair.decode.core.load().num_waiting == 0 or not pair.tokens(2):
+        assert any(
+            [pair.deliver(pair.decode), pair.step(pair.prefill), pair.deliver(pair.prefill), pair.step(pair.decode)]
+        )
+    due_s = pair.decode.core.next_deadline_s()
+    assert due_s is not None
+    pair.now_s = due_s
+    pair.run()
+    (lost,) = [room for room in prompts if pair.decode.ended(room).failure]
+    assert pair.decode.ended(lost).failure.code is FailureCode.RETRACTED
+    tokens = pair.tokens(lost)
+    pair.start(lost + 100, prompts[lost] + tokens, max_tokens=20 - len(tokens))
+    pair.run()
+    assert tokens + pair.tokens(lost + 100) == expected_output(prompts[lost], 20, VOCAB)
     pair.assert_clean()
 
 

@@ -6,14 +6,15 @@ quarantine until prefill has said "no more writes" (`Abort` or `AbortAck`) or pr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
 from diptych.decode.phases import Phase, Signal
 from diptych.decode.room import DecodeRoom
-from diptych.engine.admission import is_full, refuse
-from diptych.engine.batch import ForwardBatch, StepResult
-from diptych.engine.batch_builder import build_decode
+from diptych.engine.admission import refuse
+from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.batch_builder import build_batch
 from diptych.engine.decode_batch import DecodeBatch
 from diptych.engine.events import (
     AbortRoom,
@@ -32,6 +33,7 @@ from diptych.engine.events import (
     WriterGone,
     compile_grammar,
 )
+from diptych.engine.extend_queue import ExtendQueue
 from diptych.engine.finish import Finish
 from diptych.engine.grammar.grammar import Matcher
 from diptych.engine.kv_cache import KvCache
@@ -39,19 +41,24 @@ from diptych.engine.limits import Limits
 from diptych.engine.output import Failure, FailureCode, Output
 from diptych.engine.page_hash import prompt_hash
 from diptych.engine.request import Request
-from diptych.engine.sampled import Sampled, refuse_token, sampled
-from diptych.engine.stop import token_finish
+from diptych.engine.sampled import Sampled, finish_of, refuse_token, sampled
+from diptych.engine.sampling_builder import build_sampling
+from diptych.engine.step import new_step
+from diptych.engine.steps_in_flight import StepsInFlight
 from diptych.engine.waiting_queue import new_waiting_queue
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
 from diptych.kvtransfer.ownership import Pages
 
 RETRY_S: Final = 1.0  # before a note that got no answer is sent again
+RETRACTED_S: Final = 30.0  # that a retracted request waits for memory here, before the router tries another pair
 
 Digest = Callable[[Pages], int]
 
 
 class DecodeCore:
     """Implements `SchedulerCore` for the decode role."""
+
+    can_overlap = True
 
     def __init__(self, cache: KvCache, limits: Limits, digest: Digest, page_nbytes: int) -> None:
         self._cache = cache
@@ -60,6 +67,9 @@ class DecodeCore:
         self._page_nbytes = page_nbytes
         self._max_tokens = min(limits.context_len, cache.max_request_tokens)
         self._batch = DecodeBatch(cache)
+        self._retracted_waiting = new_waiting_queue(cache, limits.scheduling)
+        self._retracted = ExtendQueue(cache, self._retracted_waiting, max_batch_size=limits.max_requests)
+        self._steps = StepsInFlight(cache)
         self._rooms: dict[int, DecodeRoom] = {}
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # PREALLOCATING
         self._linked: set[int] = set()
@@ -102,6 +112,8 @@ class DecodeCore:
         if failure:
             self._effects.append(Emit(Output(request.room, failure=failure)))
             return
+        request.max_len = min(request.max_len, self._max_tokens)
+        request.prompt_logprobs = None  # prefill reports them
         room = DecodeRoom(request, event.peer, arrival_s=now_s)
         self._rooms[request.room] = room
         self._waiting.add(request)
@@ -119,13 +131,13 @@ class DecodeCore:
             self._handle_late_note(peer, note)
             return
         match note:
-            case HandOff() if room.phase is Phase.RUNNING:
+            case HandOff() if room.phase in _JOINED:
                 self._effects.append(SendNote(peer, Ack(note.room)))
             case HandOff() if room.phase is Phase.IMPORTING and not room.request.is_ready:
                 room.early_hand_off = note
             case HandOff() if room.phase is Phase.IMPORTING:
                 self._take_hand_off(room, note, now_s)
-            case Abort(_, code, message) if room.phase is not Phase.RUNNING:
+            case Abort(_, code, message) if room.phase not in _JOINED:
                 self._prefill_gave_up(room, Failure(FailureCode(code or FailureCode.ABORTED.value), message))
             case AbortAck() if room.phase is Phase.CLOSING:
                 self._writer_stopped(room)
@@ -152,10 +164,10 @@ class DecodeCore:
     # the hand-off
 
     def _grant_pages(self, now_s: float) -> None:
-        """Grant pages to waiting rooms, leaving every running request its next page."""
-        while self._waiting:
+        """Grant pages to waiting rooms; those retracted go first."""
+        while self._waiting and not self._retracted_waiting:
             request = self._waiting.peek(now_s)
-            if not self._cache.admit(request, spare_pages=len(self._batch)):
+            if not self._cache.admit(request, spare_pages=self._spare_pages(request)):
                 return
             self._waiting.take(request)
             self._grant(self._rooms[request.room], now_s)
@@ -216,23 +228,58 @@ class DecodeCore:
         if failure is not None:
             self._drop(room, failure)
             return
-        finish = Finish(note.finish) if note.finish else self._finish_when_full(request)
+        finish = Finish(note.finish) if note.finish else finish_of(request, note.first_token, self._limits.eos_ids)
         if finish is not None:
             self._end(room, Output(request.room, 1, finish=finish, stats=room.stats))
 
     # steps
 
     def plan(self, now_s: float) -> ForwardBatch | None:
-        for request in self._batch.make_room():
-            self._retracted(request)
-        if len(self._batch) == 0:
+        decodes = self._decodes(now_s)
+        chunks = self._retracted.plan(now_s, self._limits.max_step_tokens - len(decodes), self._spare_pages)
+        if not decodes and not chunks:
             return None
-        return build_decode(list(self._batch), self._cache.page_table, self._cache.page_size, self._limits.eos_ids)
+        step = new_step(decodes, chunks)
+        batch = build_batch(step, self._cache.page_table, self._cache.page_size, self._steps.samples())
+        self._steps.launch(step)
+        for chunk in chunks:
+            self._resume(self._rooms[chunk.request.room])
+        for request in self._retracted.launch(chunks):
+            self._batch.add(request)
+        return batch
+
+    def sampling(self) -> SamplingBatch:
+        return build_sampling(self._steps.newest.sampled, self._limits.eos_ids)
 
     def commit(self, result: StepResult, now_s: float) -> None:
-        for row in sampled(self._batch.commit(), result):
-            self._take_token(row, now_s)
+        for row in sampled(self._steps.commit().sampled, result):
+            if not row[0].has_ended:
+                self._take_token(row, now_s)
         self._grant_pages(now_s)
+
+    def _decodes(self, now_s: float) -> list[Request]:
+        """Return the requests that decode now: none when memory ran out and a step may still bring some back."""
+        while not self._batch.make_room(due := self._batch.due()):
+            if self._steps:
+                return []
+            self._retract(self._rooms[self._batch.victim().room], now_s)
+        return due
+
+    def _retract(self, room: DecodeRoom, now_s: float) -> None:
+        """Out of KV memory: the request waits here, and later computes again what is not cached any more."""
+        room.on(Signal.RETRACTED)
+        room.retracted_s = now_s
+        self._batch.remove(room.request)
+        self._cache.retire(room.request)
+        self._retracted_waiting.add_first(room.request)
+
+    def _resume(self, room: DecodeRoom) -> None:
+        if room.phase is Phase.RETRACTED:
+            room.on(Signal.RESUMED)
+
+    def _spare_pages(self, request: Request) -> int:
+        """Leave every running request its next page."""
+        return len(self._batch)
 
     def _take_token(self, row: Sampled, now_s: float) -> None:
         request, token_id, logprobs = row
@@ -245,24 +292,11 @@ class DecodeCore:
         request.append(token_id)
         if index == 1:
             room.stats.join_s = now_s - room.handed_off_s
-        finish = request.grammar_finish or token_finish(
-            token_id, request.num_output_tokens, request.params, self._limits.eos_ids
-        )
-        finish = finish or self._finish_when_full(request)
+        finish = finish_of(request, token_id, self._limits.eos_ids)
         if finish is None:
             self._effects.append(Emit(Output(request.room, index, (token_id,), logprobs=logprobs)))
         else:
             self._end(room, Output(request.room, index, (token_id,), finish, None, room.stats, logprobs))
-
-    def _finish_when_full(self, request: Request) -> Finish | None:
-        return Finish.LENGTH if is_full(request, self._max_tokens) else None
-
-    def _retracted(self, request: Request) -> None:
-        """Out of KV memory: the router continues this request on another pair, from the tokens it has."""
-        room = self._rooms.pop(request.room)
-        room.on(Signal.ENDED)
-        failure = Failure(FailureCode.RETRACTED, "KV memory ran out; this request made the least progress")
-        self._effects.append(Emit(Output(request.room, failure=failure)))
 
     # ends
 
@@ -270,29 +304,35 @@ class DecodeCore:
         """End a room whose pages nobody else writes; what is computed stays as a cached prefix."""
         if room.phase is Phase.PREALLOCATING:
             self._waiting.remove(room.request)
-        elif room.phase is Phase.RUNNING:
+        elif room.request in self._batch:
             self._batch.remove(room.request)
-            self._cache.retire(room.request)
+            self._steps.retire(room.request)
+        elif room.phase in (Phase.RUNNING, Phase.RETRACTED):
+            self._retracted.remove(room.request)
+            if room.request.node is not None:
+                self._steps.drop(room.request)
         else:
             self._cache.drop(room.request)
-        room.on(Signal.ENDED)
-        self._waiting.charge_output(room.request)
-        del self._rooms[room.request.room]
-        self._effects.append(Emit(output))
+        self._forget(room, output)
 
     def _drop(self, room: DecodeRoom, failure: Failure) -> None:
         """End a running room whose KV is not to be trusted."""
         self._batch.remove(room.request)
-        self._cache.drop(room.request)
+        self._steps.drop(room.request)
+        self._forget(room, Output(room.request.room, failure=failure))
+
+    def _forget(self, room: DecodeRoom, output: Output) -> None:
         room.on(Signal.ENDED)
+        room.request.has_ended = True
+        self._waiting.charge_output(room.request)
         del self._rooms[room.request.room]
-        self._effects.append(Emit(Output(room.request.room, failure=failure)))
+        self._effects.append(Emit(output))
 
     def _fail(self, room: DecodeRoom, failure: Failure) -> None:
         """Answer the router now, tell prefill, and quarantine what prefill may still write."""
         if room.phase is Phase.CLOSING:
             return
-        if room.peer in self._linked and room.phase is not Phase.RUNNING:
+        if room.peer in self._linked and room.phase in (Phase.PREALLOCATING, Phase.IMPORTING):
             note = Abort(room.request.room, failure.code.value, failure.message)
             self._effects.append(SendNote(room.peer, note))
         output = Output(room.request.room, failure=failure)
@@ -329,6 +369,8 @@ class DecodeCore:
                 self._ask_again_when_due(room, now_s)
             elif deadline_s is not None and deadline_s <= now_s:
                 self._fail(room, Failure(FailureCode.DEADLINE, "the request's deadline passed"))
+            elif room.phase is Phase.RETRACTED and room.retracted_s + RETRACTED_S <= now_s:
+                self._fail(room, Failure(FailureCode.RETRACTED, "KV memory ran out, and did not come back in time"))
         self._grant_pages(now_s)
 
     def _ask_again_when_due(self, room: DecodeRoom, now_s: float) -> None:
@@ -348,6 +390,8 @@ class DecodeCore:
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     def _due_s(self, room: DecodeRoom) -> float | None:
+        if room.phase is Phase.RETRACTED:
+            return min(room.retracted_s + RETRACTED_S, room.request.deadline_s or math.inf)
         if room.phase is not Phase.CLOSING:
             return room.request.deadline_s
         return room.asked_s + RETRY_S if room.asked_s is not None and room.peer in self._linked else None
@@ -389,10 +433,11 @@ class DecodeCore:
         for room in self._rooms.values():
             by_phase[room.phase].append(room)
         return self._cache.check(
-            [room.request for room in by_phase[Phase.RUNNING]],
+            [*(room.request for room in by_phase[Phase.RUNNING]), *self._steps.leaving],
             importing=[room.request for room in by_phase[Phase.IMPORTING]],
             quarantined=[room.granted for room in by_phase[Phase.CLOSING]],
         )
 
 
-_NOT_JOINED = (Phase.PREALLOCATING, Phase.IMPORTING)
+_NOT_JOINED = (Phase.PREALLOCATING, Phase.IMPORTING, Phase.RETRACTED)
+_JOINED = (Phase.RUNNING, Phase.RETRACTED)

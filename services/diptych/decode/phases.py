@@ -1,7 +1,9 @@
 """Where a request is in a decode worker, as a table. Nothing but `DecodeRoom.on` assigns a phase.
 
     PREALLOCATING --granted--> IMPORTING --handed off--> RUNNING --ended--> DONE
-          |                        |
+          |                        |                        ^ |retracted
+          |                        |                 resumed| v
+          |                        |                     RETRACTED --ended--> DONE
           |                        +--given up--> CLOSING --writer stopped--> DONE
           +--ended--> DONE         +--ended (the writer has stopped already)--> DONE
 
@@ -24,6 +26,7 @@ class Phase(enum.Enum):
     PREALLOCATING = "preallocating"  # waits for pages
     IMPORTING = "importing"  # has granted its pages to prefill
     RUNNING = "running"  # its KV is here and verified; part of the running batch
+    RETRACTED = "retracted"  # its KV had to give way; waits for memory, to go on here
     CLOSING = "closing"  # given up while prefill may still write; pages in quarantine
     DONE = "done"  # holds nothing
 
@@ -33,6 +36,8 @@ class Signal(enum.Enum):
 
     GRANTED = "granted"
     HANDED_OFF = "handed off"  # every page landed and was verified
+    RETRACTED = "retracted"
+    RESUMED = "resumed"  # it has pages again
     GIVEN_UP = "given up"  # abort, deadline or lost link while prefill may write
     WRITER_STOPPED = "writer stopped"  # prefill said so, or is provably gone
     ENDED = "ended"  # finished or failed, and nobody can write into its pages
@@ -44,7 +49,10 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Signal], Phase]] = {
     (Phase.IMPORTING, Signal.HANDED_OFF): Phase.RUNNING,
     (Phase.IMPORTING, Signal.GIVEN_UP): Phase.CLOSING,
     (Phase.IMPORTING, Signal.ENDED): Phase.DONE,
+    (Phase.RUNNING, Signal.RETRACTED): Phase.RETRACTED,
     (Phase.RUNNING, Signal.ENDED): Phase.DONE,
+    (Phase.RETRACTED, Signal.RESUMED): Phase.RUNNING,
+    (Phase.RETRACTED, Signal.ENDED): Phase.DONE,
     (Phase.CLOSING, Signal.WRITER_STOPPED): Phase.DONE,
 }
 

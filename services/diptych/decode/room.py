@@ -24,6 +24,7 @@ class DecodeRoom:
     early_hand_off: HandOff | None = None  # it waits until the request's grammar is compiled
     granted_s: float = 0.0
     handed_off_s: float = 0.0
+    retracted_s: float = 0.0
     asked_s: float | None = None  # CLOSING: when prefill was last asked to stop
     stats: Stats = field(default_factory=Stats)
 

@@ -22,8 +22,3 @@ def refuse(request: Request, *, is_known: bool, max_tokens: int, vocab_size: int
     if prompt.min() < 0 or prompt.max() >= vocab_size:
         return Failure(FailureCode.INVALID, f"the prompt has token ids outside the vocabulary of {vocab_size}")
     return None
-
-
-def is_full(request: Request, max_tokens: int) -> bool:
-    """Whether no further token fits into the context or the pool."""
-    return request.num_tokens >= max_tokens

@@ -1,14 +1,15 @@
 """The scheduler core of an embedded engine: prefill and decode in one place, no transfer.
 
 Prefill first: while a prompt waits and fits, extend steps run; otherwise every running request decodes one token.
-A retracted request goes to the head of the queue and computes its KV again.
+Mixed: every step decodes, and prompts get what is left of its token budget.
+A retracted request goes to the head of the queue and computes again what is not cached any more of its KV.
 """
 
 from __future__ import annotations
 
-from diptych.engine.admission import is_full, refuse
-from diptych.engine.batch import ForwardBatch, StepResult
-from diptych.engine.batch_builder import build_decode, build_extend
+from diptych.engine.admission import refuse
+from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.batch_builder import build_batch
 from diptych.engine.decode_batch import DecodeBatch
 from diptych.engine.events import (
     AbortRoom,
@@ -21,31 +22,39 @@ from diptych.engine.events import (
     Start,
     compile_grammar,
 )
-from diptych.engine.extend_queue import Chunk, ExtendQueue
-from diptych.engine.finish import Finish
+from diptych.engine.extend_queue import ExtendQueue
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.output import Failure, FailureCode, Output, Stats
 from diptych.engine.request import Request
-from diptych.engine.sampled import Sampled, collect_prompt_logprobs, refuse_token, sampled, take_prompt_logprobs
-from diptych.engine.stop import token_finish
+from diptych.engine.sampled import (
+    Sampled,
+    collect_prompt_logprobs,
+    finish_of,
+    refuse_token,
+    sampled,
+    take_prompt_logprobs,
+)
+from diptych.engine.sampling_builder import build_sampling
+from diptych.engine.step import Step, new_step
+from diptych.engine.steps_in_flight import StepsInFlight
 from diptych.engine.waiting_queue import new_waiting_queue
 
 
 class AggregatedCore:
     """Implements `SchedulerCore` for requests that are prefilled and decoded here."""
 
+    can_overlap = True
+
     def __init__(self, cache: KvCache, limits: Limits) -> None:
         self._cache = cache
         self._limits = limits
         self._max_tokens = min(limits.context_len, cache.max_request_tokens)
         self._waiting = new_waiting_queue(cache, limits.scheduling)
-        self._queue = ExtendQueue(
-            cache, self._waiting, max_step_tokens=limits.max_step_tokens, max_batch_size=limits.max_requests
-        )
+        self._queue = ExtendQueue(cache, self._waiting, max_batch_size=limits.max_requests)
         self._batch = DecodeBatch(cache)
         self._requests: dict[int, Request] = {}
-        self._chunks: list[Chunk] = []  # of the planned step; empty: it is a decode step
+        self._steps = StepsInFlight(cache)
         self._effects: list[Effect] = []
 
     def handle(self, event: Event, now_s: float) -> None:
@@ -56,7 +65,7 @@ class AggregatedCore:
                 self._fail(self._requests[room], Failure(FailureCode.ABORTED, reason))
             case GrammarReady(room, matcher) if room in self._requests:
                 self._requests[room].matcher = matcher
-                self._queue.add(self._requests[room])
+                self._waiting.add(self._requests[room])
             case GrammarFailed(room, message) if room in self._requests:
                 self._fail(self._requests[room], Failure(FailureCode.INVALID, message))
             case AbortRoom() | GrammarReady() | GrammarFailed():
@@ -65,25 +74,53 @@ class AggregatedCore:
                 raise AssertionError(f"an aggregated engine has no peers, yet {event} came")
 
     def plan(self, now_s: float) -> ForwardBatch | None:
-        self._chunks = self._queue.plan(now_s, spare_pages=len(self._batch))
-        if self._chunks:
-            return build_extend(self._chunks, self._cache.page_table, self._cache.page_size, self._limits.eos_ids)
-        for request in self._batch.make_room():
-            self._queue.add_first(request)
-        if len(self._batch) == 0:
+        step = self._mixed_step(now_s) if self._limits.scheduling.mode == "mixed" else self._pure_step(now_s)
+        if step is None:
             return None
-        return build_decode(list(self._batch), self._cache.page_table, self._cache.page_size, self._limits.eos_ids)
+        batch = build_batch(step, self._cache.page_table, self._cache.page_size, self._steps.samples())
+        self._steps.launch(step)
+        for request in self._queue.launch(step.chunks):
+            self._batch.add(request)
+        return batch
+
+    def sampling(self) -> SamplingBatch:
+        return build_sampling(self._steps.newest.sampled, self._limits.eos_ids)
 
     def commit(self, result: StepResult, now_s: float) -> None:
-        if self._chunks:
-            collect_prompt_logprobs(self._chunks, result)
-            requests = self._queue.commit(self._chunks)
-            for request in requests:
-                self._batch.add(request)
-        else:
-            requests = self._batch.commit()
-        for row in sampled(requests, result):
-            self._take_token(row)
+        step = self._steps.commit()
+        collect_prompt_logprobs(step.chunks, result)
+        for row in sampled(step.sampled, result):
+            if not row[0].has_ended:
+                self._take_token(row)
+
+    def _pure_step(self, now_s: float) -> Step | None:
+        """Prompts first; without any, every running request decodes."""
+        chunks = self._queue.plan(now_s, self._limits.max_step_tokens, self._spare_pages)
+        if chunks:
+            return new_step((), chunks)
+        decodes = self._decodes()
+        return new_step(decodes, ()) if decodes else None
+
+    def _mixed_step(self, now_s: float) -> Step | None:
+        """Every running request decodes; prompts share what is left of the token budget."""
+        decodes = self._decodes()
+        chunks = self._queue.plan(now_s, self._limits.max_step_tokens - len(decodes), self._spare_pages)
+        return new_step(decodes, chunks) if decodes or chunks else None
+
+    def _decodes(self) -> list[Request]:
+        """Return the requests that decode now: none when memory ran out and a step may still bring some back."""
+        while not self._batch.make_room(due := self._batch.due()):
+            if self._steps:
+                return []
+            victim = self._batch.victim()
+            self._batch.remove(victim)
+            self._cache.retire(victim)
+            self._waiting.add_first(victim)
+        return due
+
+    def _spare_pages(self, request: Request) -> int:
+        """Leave every running request its next page."""
+        return len(self._batch)
 
     def expire(self, now_s: float) -> None:
         for request in list(self._requests.values()):
@@ -125,7 +162,7 @@ class AggregatedCore:
         return self._cache.pool.counts()
 
     def check(self) -> list[str]:
-        return self._cache.check([*self._queue.admitted, *self._batch])
+        return self._cache.check([*self._queue.admitted, *self._batch, *self._steps.leaving])
 
     def _start(self, request: Request) -> None:
         known = request.room in self._requests
@@ -134,9 +171,10 @@ class AggregatedCore:
         if failure:
             self._effects.append(Emit(Output(request.room, failure=failure)))
             return
+        request.max_len = min(request.max_len, self._max_tokens)
         self._requests[request.room] = request
         if request.is_ready:
-            self._queue.add(request)
+            self._waiting.add(request)
         else:
             self._effects.append(compile_grammar(request))
 
@@ -148,37 +186,28 @@ class AggregatedCore:
             return
         index = request.num_output_tokens
         request.append(token_id)
-        finish = request.grammar_finish or token_finish(
-            token_id, request.num_output_tokens, request.params, self._limits.eos_ids
-        )
-        if finish is None and is_full(request, self._max_tokens):
-            finish = Finish.LENGTH
+        finish = finish_of(request, token_id, self._limits.eos_ids)
         stats = Stats(cached_tokens=request.cached_len) if finish else None
-        output = Output(
-            request.room,
-            index,
-            (token_id,),
-            finish,
-            stats=stats,
-            logprobs=logprobs,
-            prompt_logprobs=take_prompt_logprobs(request),
+        prompt_logprobs = take_prompt_logprobs(request)
+        self._effects.append(
+            Emit(Output(request.room, index, (token_id,), finish, None, stats, logprobs, prompt_logprobs))
         )
-        self._effects.append(Emit(output))
         if finish is not None:
             self._batch.remove(request)
-            self._cache.retire(request)
+            self._steps.retire(request)
             self._forget(request)
 
     def _fail(self, request: Request, failure: Failure) -> None:
-        if any(running is request for running in self._batch):
+        if request in self._batch:
             self._batch.remove(request)
         elif request.is_ready:
             self._queue.remove(request)
         if request.node is not None:
-            self._cache.drop(request)
+            self._steps.drop(request)
         self._forget(request)
         self._effects.append(Emit(Output(request.room, failure=failure)))
 
     def _forget(self, request: Request) -> None:
+        request.has_ended = True
         self._waiting.charge_output(request)
         del self._requests[request.room]

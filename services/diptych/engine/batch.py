@@ -1,14 +1,14 @@
 """What one forward step computes, as plain arrays: the contract between the scheduler and the model runner.
 
-The scheduler decides and knows no torch; the runner computes and knows no requests. A batch is one mode only:
-EXTEND runs new prompt tokens (a chunk of each request), DECODE runs one token of each request.
+The scheduler decides and knows no torch; the runner computes and knows no requests. Nothing to compute is no batch:
+a scheduler that idles, or takes over KV that prefill computed, launches no step.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ class ForwardMode(enum.Enum):
 
     EXTEND = "extend"  # new prompt tokens, attending to the cached prefix and to themselves (causal)
     DECODE = "decode"  # one new token a request, attending to everything before it
+    MIXED = "mixed"  # first requests with one new token each, then prompts as in EXTEND
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,6 @@ class ForwardBatch:
     seq_lens: I64  # [batch_size]: tokens in the KV pool after this step
     extend_lens: I64  # [batch_size]: new tokens of each request; all 1 in DECODE; their sum is num_tokens
     sample_rows: I64  # [num_samples]: which requests' last token is sampled from, ascending
-    sampling: SamplingBatch
     prompt_rows: PromptRows | None = None
     adapters: I64 | None = None  # [batch_size]: slot of each request's adapter, -1: none; None: nobody has one
 
@@ -117,4 +117,14 @@ class StepResult:
 class Runner(Protocol):
     """Runs a batch: writes its KV into the pool and samples. Blocks until the tokens are known."""
 
-    def execute(self, batch: ForwardBatch) -> StepResult: ...
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult: ...
+
+
+class OverlapRunner(Runner, Protocol):
+    """A runner whose two halves can be called apart: how to sample need not be known when the step starts."""
+
+    def logits(self, batch: ForwardBatch) -> Any:
+        """Write the batch's KV; return what `sample` needs."""
+        ...
+
+    def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> StepResult: ...

@@ -1,60 +1,83 @@
-"""Turns chosen requests into the arrays of a step. No decision is made here."""
+"""Turns a chosen step into arrays. No decision is made here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
 from diptych.engine.batch import I32, I64, ForwardBatch, ForwardMode, PromptRows
-from diptych.engine.extend_queue import Chunk
 from diptych.engine.lora.registry import NO_ADAPTER
 from diptych.engine.request import Request
-from diptych.engine.sampling_builder import build_sampling
+from diptych.engine.step import Chunk, Step
+
+NOTHING_PENDING: Final[Mapping[int, int]] = {}
 
 
-def build_extend(chunks: Sequence[Chunk], page_table: I32, page_size: int, eos_ids: frozenset[int]) -> ForwardBatch:
-    """Return the step that computes `chunks`; the last chunk of each prompt is sampled from."""
-    requests = [chunk.request for chunk in chunks]
-    starts = np.array([request.computed_len for request in requests], dtype=np.int64)
+def build_batch(
+    step: Step, page_table: I32, page_size: int, pending: Mapping[int, int] = NOTHING_PENDING
+) -> ForwardBatch:
+    """Return the arrays of a step that is about to be launched.
+
+    `pending`: by room, where in the samples of the step before the token is that is not known yet.
+    """
+    if not step.chunks:
+        return _build_decode(step.decodes, page_table, page_size, pending)
+    chunks = [*(Chunk(request, request.computed_len, 1, True) for request in step.decodes), *step.chunks]
+    starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
     extend_lens = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
-    spans = zip(requests, starts, extend_lens, strict=True)
-    input_ids = np.concatenate([request.tokens[start : start + length] for request, start, length in spans])
     owner = np.repeat(np.arange(len(chunks)), extend_lens)
-    positions = np.arange(len(input_ids)) - (np.cumsum(extend_lens) - extend_lens)[owner] + starts[owner]
-    table, out_slots = _slots(requests, owner, positions, page_table, page_size)
+    positions = np.arange(len(owner)) - (np.cumsum(extend_lens) - extend_lens)[owner] + starts[owner]
+    table, out_slots = _slots([chunk.request for chunk in chunks], owner, positions, page_table, page_size)
+    spans = [chunk.request.tokens[chunk.start : chunk.start + chunk.num_tokens] for chunk in step.chunks]
     return ForwardBatch(
-        mode=ForwardMode.EXTEND,
-        input_ids=input_ids,
+        mode=ForwardMode.MIXED if step.decodes else ForwardMode.EXTEND,
+        input_ids=np.concatenate([_last_tokens(step.decodes, pending), *spans]),
         positions=positions,
         out_slots=out_slots,
         page_table=table,
         seq_lens=starts + extend_lens,
         extend_lens=extend_lens,
         sample_rows=np.array([i for i, chunk in enumerate(chunks) if chunk.is_last], dtype=np.int64),
-        sampling=build_sampling([chunk.request for chunk in chunks if chunk.is_last], eos_ids),
-        prompt_rows=_prompt_rows(chunks),
-        adapters=_adapters(requests),
+        prompt_rows=_prompt_rows(step.chunks, len(step.decodes)),
+        adapters=_adapters([chunk.request for chunk in chunks]),
     )
 
 
-def build_decode(requests: Sequence[Request], page_table: I32, page_size: int, eos_ids: frozenset[int]) -> ForwardBatch:
-    """Return the step that computes each request's last token and samples its next."""
+def _build_decode(
+    requests: Sequence[Request], page_table: I32, page_size: int, pending: Mapping[int, int]
+) -> ForwardBatch:
     positions = np.array([request.computed_len for request in requests], dtype=np.int64)
     rows = np.arange(len(requests))
     table, out_slots = _slots(requests, rows, positions, page_table, page_size)
     return ForwardBatch(
         mode=ForwardMode.DECODE,
-        input_ids=np.array([request.tokens[request.num_tokens - 1] for request in requests], dtype=np.int64),
+        input_ids=_last_tokens(requests, pending),
         positions=positions,
         out_slots=out_slots,
         page_table=table,
         seq_lens=positions + 1,
         extend_lens=np.ones(len(requests), dtype=np.int64),
         sample_rows=rows,
-        sampling=build_sampling(requests, eos_ids),
         adapters=_adapters(requests),
     )
+
+
+def _last_tokens(requests: Sequence[Request], pending: Mapping[int, int]) -> I64:
+    """Return each request's newest token, or the placeholder of one that is not known yet."""
+    if not pending:
+        return np.array([request.tokens[request.computed_len] for request in requests], dtype=np.int64)
+    known = [
+        request.tokens[request.computed_len] if request.extend_len else placeholder(pending[request.room])
+        for request in requests
+    ]
+    return np.array(known, dtype=np.int64)
+
+
+def placeholder(sample: int) -> int:
+    """Return the input id that stands for sample number `sample` of the step before."""
+    return -1 - sample
 
 
 def _slots(requests: Sequence[Request], owner: I64, positions: I64, page_table: I32, page_size: int) -> tuple[I32, I64]:
@@ -70,16 +93,16 @@ def _adapters(requests: Sequence[Request]) -> I64 | None:
     return None if max(slots) == NO_ADAPTER else np.array(slots, dtype=np.int64)
 
 
-def _prompt_rows(chunks: Sequence[Chunk]) -> PromptRows | None:
-    """Return the prompt tokens whose log-probabilities are wanted; None if nobody wants any."""
+def _prompt_rows(chunks: Sequence[Chunk], offset: int) -> PromptRows | None:
+    """Return the prompt tokens whose log-probabilities are wanted, of chunks that start at row `offset`; or None."""
     if all(chunk.request.prompt_logprobs is None for chunk in chunks):
         return None
-    token_rows, target_ids, num_top, offset = [], [], 0, 0
+    token_rows, target_ids, num_top = [], [], 0
     for chunk in chunks:
         request, count = chunk.request, chunk.num_predicted
         if request.prompt_logprobs is not None:
             token_rows.append(np.arange(offset, offset + count))
-            target_ids.append(request.tokens[request.computed_len + 1 : request.computed_len + 1 + count])
+            target_ids.append(request.tokens[chunk.start + 1 : chunk.start + 1 + count])
             num_top = max(num_top, request.prompt_logprobs.num_top)
         offset += chunk.num_tokens
     return PromptRows(np.concatenate(token_rows), np.concatenate(target_ids), num_top)

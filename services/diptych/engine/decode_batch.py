@@ -1,9 +1,7 @@
 """The running batch: requests that get one token a step, and who makes room when memory runs out.
 
-A request takes its next page only when it needs it. When there is none, the request that would lose the least
-progress is retracted: it leaves, and its pages become a cached prefix, the most recently used one. So if it is admitted
-again before that memory is needed, or the memory went to the host tier, little of its KV is computed a second time.
-What becomes of the request is the caller's choice.
+A request takes its next page only when it needs it. When there is none, the request of the lowest priority that would
+lose the least progress is retracted.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from diptych.engine.request import Request
 
 
 class DecodeBatch:
-    """Requests whose KV is complete but for their last token."""
+    """Requests whose KV is computed, or about to be, but for their last token."""
 
     def __init__(self, cache: KvCache) -> None:
         self._cache = cache
@@ -27,6 +25,9 @@ class DecodeBatch:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._running.values())
 
+    def __contains__(self, request: Request) -> bool:
+        return self._running.get(request.room) is request
+
     def add(self, request: Request) -> None:
         self._running[request.room] = request
 
@@ -34,20 +35,14 @@ class DecodeBatch:
         """Take out a request. Its pages stay with the caller."""
         del self._running[request.room]
 
-    def make_room(self) -> list[Request]:
-        """Give every request a slot for its next token; return the retracted ones, which hold pages no more."""
-        retracted: list[Request] = []
-        for request in list(self._running.values()):
-            while request.room in self._running and not self._cache.grow(request, request.num_tokens):
-                victim = min(self._running.values(), key=lambda candidate: candidate.num_output_tokens)
-                self.remove(victim)
-                self._cache.retire(victim)
-                retracted.append(victim)
-        return retracted
+    def due(self) -> list[Request]:
+        """Return those whose next token a step can compute: all but those that end with a token on its way."""
+        return [request for request in self._running.values() if request.computed_len + 1 < request.max_len]
 
-    def commit(self) -> list[Request]:
-        """Note that one step ran; return its requests in batch order."""
-        requests = list(self._running.values())
-        for request in requests:
-            request.computed_len += 1
-        return requests
+    def make_room(self, requests: list[Request]) -> bool:
+        """Give every request a slot for its newest token; False when there are too few pages for all."""
+        return all([self._cache.grow(request, request.computed_len + 1) for request in requests])
+
+    def victim(self) -> Request:
+        """Return whom to retract; at least one runs."""
+        return min(self._running.values(), key=lambda request: (request.priority, request.num_output_tokens))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from diptych.engine.batch import ForwardBatch, StepResult
+from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.grammar.grammar import Grammar, Matcher
 from diptych.engine.output import Output
 from diptych.engine.request import Request
@@ -148,14 +148,26 @@ class Load:
 class SchedulerCore(Protocol):
     """What decides in a scheduler process: aggregated, prefill or decode. Values in, values out; no I/O, no clock."""
 
+    @property
+    def can_overlap(self) -> bool:
+        """Whether events may be handled, and the next step planned, while a step runs."""
+        ...
+
     def handle(self, event: Event, now_s: float) -> None: ...
 
     def plan(self, now_s: float) -> ForwardBatch | None:
-        """Choose the next step; None when there is nothing to compute. `commit` must follow before the next event."""
+        """Choose and launch the next step; None when there is nothing to compute, or not before the next `commit`.
+
+        At most two steps may be launched and not committed.
+        """
+        ...
+
+    def sampling(self) -> SamplingBatch:
+        """Say how to sample the step launched last, once those before it are committed."""
         ...
 
     def commit(self, result: StepResult, now_s: float) -> None:
-        """Take what the planned step gave."""
+        """Take what the oldest step launched gave."""
         ...
 
     def expire(self, now_s: float) -> None:

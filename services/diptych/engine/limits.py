@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +12,7 @@ class Scheduling:
     """Who goes first."""
 
     policy: str = "fcfs"  # a name of `POLICIES`
+    mode: Literal["prefill-first", "mixed"] = "prefill-first"  # mixed: prompts share steps with decoding requests
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # > 0; a tenant that is not here has 1
 
 

@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import numpy as np
 
-from diptych.engine.batch import I32, I64, NO_TOKEN, U64, ForwardBatch, StepResult
+from diptych.engine.batch import I32, I64, NO_TOKEN, U64, ForwardBatch, SamplingBatch, StepResult
 
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
 class NullRunner:
-    """Implements `Runner` over an integer KV pool `[num_pages, page_size]`."""
+    """Implements `Runner` and `OverlapRunner` over an integer KV pool `[num_pages, page_size]`."""
 
     def __init__(self, kv: U64, vocab_size: int) -> None:
         self._slots = kv.reshape(-1)
         self._page_size = kv.shape[1]
         self._vocab_size = vocab_size
 
-    def execute(self, batch: ForwardBatch) -> StepResult:
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
+        return self.sample(batch, self.logits(batch), sampling)
+
+    def logits(self, batch: ForwardBatch) -> list[int]:
         self._slots[batch.out_slots] = entries(batch.input_ids, batch.positions)
-        tokens = [self._next_token(batch.page_table[row], int(batch.seq_lens[row])) for row in batch.sample_rows]
-        if batch.sampling.token_mask is not None:
-            tokens = [_allowed(token, mask) for token, mask in zip(tokens, batch.sampling.token_mask, strict=True)]
+        return [self._next_token(batch.page_table[row], int(batch.seq_lens[row])) for row in batch.sample_rows]
+
+    def sample(self, batch: ForwardBatch, logits: list[int], sampling: SamplingBatch) -> StepResult:
+        tokens = logits
+        if sampling.token_mask is not None:
+            tokens = [_allowed(token, mask) for token, mask in zip(tokens, sampling.token_mask, strict=True)]
         return StepResult(np.array(tokens, dtype=np.int64))
 
     def _next_token(self, pages: np.ndarray[tuple[int], np.dtype[np.int32]], seq_len: int) -> int:

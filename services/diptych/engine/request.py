@@ -35,14 +35,16 @@ class Request:
     tokens: I64  # room for prompt and output; valid up to num_tokens
     prompt_len: int
     num_tokens: int  # prompt and output so far
+    max_len: int = 0  # of num_tokens: where the output ends at the latest
     arrival_s: float = 0.0  # on the scheduler's clock
     priority: int = 0  # higher first
     tenant: str = ""  # whose share of the worker it counts against
-    computed_len: int = 0  # tokens whose KV is in the pool
+    computed_len: int = 0  # tokens whose KV is in the pool, or will be when the steps launched so far have run
     cached_len: int = 0  # of these, found in the prefix cache at admission; a multiple of the page size
     row: int = -1  # in the page table; -1: not admitted
     num_pages: int = 0  # in the page table row
     node: Node | None = field(default=None, repr=False)  # locked prefix in the radix tree; None: not admitted
+    has_ended: bool = False  # answered; a step that is launched may still compute a token of it
     samples_plainly: bool = True  # `params.is_plain`, which every step asks
     counts: TokenCounts | None = None  # None: the request has no penalties
     prompt_logprobs: PromptLogprobs | None = None  # None: not wanted
@@ -63,6 +65,11 @@ class Request:
     def is_ready(self) -> bool:
         """Whether its grammar, if it has one, is compiled."""
         return self.matcher is not None or self.params.grammar is None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further token fits."""
+        return self.num_tokens >= self.max_len
 
     @property
     def grammar_finish(self) -> Finish | None:
@@ -107,6 +114,7 @@ def new_request(
         tokens=tokens,
         prompt_len=prompt_len,
         num_tokens=prompt_len,
+        max_len=len(tokens),
         arrival_s=arrival_s,
         priority=priority,
         tenant=tenant,

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 from diptych.engine.batch import NO_TOKEN, StepResult
-from diptych.engine.extend_queue import Chunk
+from diptych.engine.finish import Finish
 from diptych.engine.logprobs import TokenLogprobs, of_rows
 from diptych.engine.output import Failure, FailureCode
 from diptych.engine.request import Request
+from diptych.engine.step import Chunk
+from diptych.engine.stop import token_finish
 
 Sampled = tuple[Request, int, TokenLogprobs | None]  # the next token, and its log-probability if the request wants it
 
@@ -38,15 +40,21 @@ def refuse_token(request: Request, token_id: int) -> Failure | None:
     return NO_TOKEN_FAILURE if token_id == NO_TOKEN else None
 
 
+def finish_of(request: Request, token_id: int, eos_ids: frozenset[int]) -> Finish | None:
+    """Tell whether the request ends with `token_id`, its newest token."""
+    by_token = token_finish(token_id, request.num_output_tokens, request.params, eos_ids)
+    return request.grammar_finish or by_token or (Finish.LENGTH if request.is_full else None)
+
+
 def collect_prompt_logprobs(chunks: Sequence[Chunk], result: StepResult) -> None:
-    """Let each request of the step that wants them have those of its chunk. Call before the chunks are committed."""
+    """Let each request of the step that wants them have those of its chunk."""
     if result.prompt_logprobs is None:
         return
     start = 0
     for chunk in chunks:
         if chunk.request.prompt_logprobs is not None:
             stop = start + chunk.num_predicted
-            chunk.request.prompt_logprobs.put(chunk.request.computed_len, result.prompt_logprobs, slice(start, stop))
+            chunk.request.prompt_logprobs.put(chunk.start, result.prompt_logprobs, slice(start, stop))
             start = stop
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Final
 
 from diptych.engine.admission import refuse
-from diptych.engine.batch import ForwardBatch, StepResult
-from diptych.engine.batch_builder import build_extend
+from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.batch_builder import build_batch
 from diptych.engine.events import (
     AbortRoom,
     Effect,
@@ -30,7 +30,7 @@ from diptych.engine.events import (
     WriterGone,
     compile_grammar,
 )
-from diptych.engine.extend_queue import Chunk, ExtendQueue
+from diptych.engine.extend_queue import ExtendQueue
 from diptych.engine.finish import Finish
 from diptych.engine.grammar.grammar import Matcher
 from diptych.engine.kv_cache import KvCache
@@ -38,6 +38,8 @@ from diptych.engine.limits import Limits
 from diptych.engine.output import Failure, FailureCode, Output
 from diptych.engine.page_hash import prompt_hash
 from diptych.engine.sampled import Sampled, collect_prompt_logprobs, refuse_token, sampled, take_prompt_logprobs
+from diptych.engine.sampling_builder import build_sampling
+from diptych.engine.step import new_step
 from diptych.engine.stop import token_finish
 from diptych.engine.waiting_queue import new_waiting_queue
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
@@ -54,21 +56,19 @@ Digest = Callable[[Pages], int]
 class PrefillCore:
     """Implements `SchedulerCore` for the prefill role."""
 
+    can_overlap = False
+
     def __init__(self, cache: KvCache, limits: Limits, digest: Digest, page_nbytes: int) -> None:
         self._cache = cache
         self._limits = limits
         self._digest = digest  # of the bytes in our pages
         self._page_nbytes = page_nbytes
         self._max_tokens = min(limits.context_len, cache.max_request_tokens)
-        self._queue = ExtendQueue(
-            cache,
-            new_waiting_queue(cache, limits.scheduling),
-            max_step_tokens=limits.max_step_tokens,
-            max_batch_size=limits.max_requests,
-        )
+        self._waiting = new_waiting_queue(cache, limits.scheduling)
+        self._queue = ExtendQueue(cache, self._waiting, max_batch_size=limits.max_requests)
         self._rooms: dict[int, PrefillRoom] = {}
         self._rendezvous = Rendezvous()
-        self._chunks: list[Chunk] = []
+        self._step = new_step((), ())
         self._effects: list[Effect] = []
 
     # events
@@ -151,30 +151,35 @@ class PrefillCore:
     # steps
 
     def plan(self, now_s: float) -> ForwardBatch | None:
-        self._chunks = self._queue.plan(now_s)
-        for chunk in self._chunks:
+        chunks = self._queue.plan(now_s, self._limits.max_step_tokens, lambda request: 0)
+        for chunk in chunks:
             room = self._rooms[chunk.request.room]
             if room.phase is Phase.WAITING:
                 room.on(Signal.ADMITTED)
                 room.first_step_s = now_s
                 room.stats.cached_tokens = chunk.request.cached_len
                 self._move_complete_pages(room)
-        if not self._chunks:
+        if not chunks:
             return None
-        return build_extend(self._chunks, self._cache.page_table, self._cache.page_size, self._limits.eos_ids)
+        self._step = new_step((), chunks)
+        batch = build_batch(self._step, self._cache.page_table, self._cache.page_size)
+        self._step.launch()
+        self._queue.launch(chunks)
+        return batch
+
+    def sampling(self) -> SamplingBatch:
+        return build_sampling(self._step.sampled, self._limits.eos_ids)
 
     def commit(self, result: StepResult, now_s: float) -> None:
-        collect_prompt_logprobs(self._chunks, result)
-        complete = self._queue.commit(self._chunks)
-        for chunk in self._chunks:
-            room = self._rooms[chunk.request.room]
-            if chunk.request not in complete:
-                self._move_complete_pages(room)
-        for row in sampled(complete, result):
+        collect_prompt_logprobs(self._step.chunks, result)
+        for chunk in self._step.chunks:
+            if not chunk.is_last:
+                self._move_complete_pages(self._rooms[chunk.request.room])
+        for row in sampled(self._step.sampled, result):
             self._hand_off(row, now_s)
 
     def _move_complete_pages(self, room: PrefillRoom) -> None:
-        """Move the full pages that decode lacks; the rest follows with the hand-off."""
+        """Move the full pages that decode lacks; the rest follows with the hand-off. Not while a step runs."""
         self._write(room, room.request.computed_len // self._cache.page_size, None)
 
     def _hand_off(self, row: Sampled, now_s: float) -> None:
@@ -233,12 +238,12 @@ class PrefillCore:
             return
         room.take_grant(grant, self._cache.page_size)
         if room.request.is_ready:
-            self._queue.add(room.request)
+            self._waiting.add(room.request)
 
     def _take_matcher(self, room: PrefillRoom, matcher: Matcher) -> None:
         room.request.matcher = matcher
         if room.phase is Phase.WAITING:
-            self._queue.add(room.request)
+            self._waiting.add(room.request)
 
     def _write_done(self, room: PrefillRoom, error: str | None) -> None:
         room.writes_in_flight -= 1

@@ -44,6 +44,17 @@ class Driver:
         """Compute one token of each request; return its logits."""
         return self.runner.logits(self.batch(ForwardMode.DECODE, {row: [token] for row, token in tokens.items()}))
 
+    @staticmethod
+    def greedy(num_samples: int) -> SamplingBatch:
+        zeros = np.zeros(num_samples, np.int64)
+        return SamplingBatch(
+            temperature=np.zeros(num_samples, np.float32),
+            top_p=np.ones(num_samples, np.float32),
+            top_k=zeros,
+            seeds=zeros.astype(np.uint64),
+            positions=zeros,
+        )
+
     def forget(self, request: int) -> None:
         self._free += self._pages.pop(request)
         del self._lens[request]
@@ -63,7 +74,6 @@ class Driver:
             seq_lens=np.array([end for _, _, end in spans]),
             extend_lens=np.array([end - start for _, start, end in spans]),
             sample_rows=np.arange(len(chunks)),
-            sampling=greedy(len(chunks)),
             adapters=np.array([self.adapters.get(request, -1) for request in chunks]) if self.adapters else None,
         )
 
@@ -76,17 +86,6 @@ class Driver:
     def _slots(self, request: int, start: int, end: int) -> I64:
         positions = np.arange(start, end)
         return np.array(self._pages[request])[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
-
-
-def greedy(num_samples: int) -> SamplingBatch:
-    zeros = np.zeros(num_samples, np.int64)
-    return SamplingBatch(
-        temperature=np.zeros(num_samples, np.float32),
-        top_p=np.ones(num_samples, np.float32),
-        top_k=zeros,
-        seeds=zeros.astype(np.uint64),
-        positions=zeros,
-    )
 
 
 NewDriver = Callable[..., Driver]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from diptych.engine.runtime.adapter_thread import AdapterThread, ReadAdapter
 from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.runtime.links import NoLinks
 from diptych.engine.runtime.loop import SchedulerLoop
+from diptych.engine.runtime.stepping import SynchronousStepping
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
 VOCAB, PAGE, CONTEXT = 1000, 4, 128
@@ -67,8 +69,9 @@ class Frontend:
         self._grammars = GrammarThread(lambda: Compiler(tokenizer, VOCAB, tokenizer.eos_ids))
         self.slots = Slots()
         self._adapters = AdapterThread(LoraRegistry(2, "base"), self.slots, self.slots.read)
+        stepping = SynchronousStepping(core, runner, time.monotonic)
         loop = SchedulerLoop(
-            core, runner, channel, NoLinks(), self._grammars, self._adapters, cache=cache, max_tokens=CONTEXT
+            core, stepping, channel, NoLinks(), self._grammars, self._adapters, cache=cache, max_tokens=CONTEXT
         )
         self._channel = channel
         self._thread = threading.Thread(target=loop.run)

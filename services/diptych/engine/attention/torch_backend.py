@@ -31,7 +31,7 @@ class Metadata:
     ropes: dict[Rope, Tensor]  # [2, num_tokens, 1, rope_dim / 2]: cosines and sines
     out_pages: Tensor  # [num_tokens]
     out_offsets: Tensor  # [num_tokens]
-    spans: tuple[Span, ...]  # of an extend step
+    spans: tuple[Span, ...]  # of an extend or mixed step
     page_table: Tensor  # [batch_size, max_pages], of a decode step
     in_use: Tensor  # [batch_size, max_pages * page_size], of a decode step
     masks: dict[int, Tensor]  # by window: what of that a layer sees
@@ -59,7 +59,7 @@ class TorchAttention:
             ropes={rope: self._turns(angles[positions]) for rope, angles in self._ropes.items()},
             out_pages=slots // self._page_size,
             out_offsets=slots % self._page_size,
-            spans=self._spans(batch, table) if batch.mode is ForwardMode.EXTEND else (),
+            spans=self._spans(batch, table) if batch.mode is not ForwardMode.DECODE else (),
             page_table=table,
             in_use=in_use,
             masks={each: in_use & (places >= seq_lens - each) if each else in_use for each in self._windows},

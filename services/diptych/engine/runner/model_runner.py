@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.registry import choose
-from diptych.engine.batch import ForwardBatch, LogprobsBatch, StepResult
+from diptych.engine.batch import ForwardBatch, LogprobsBatch, SamplingBatch, StepResult
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.source import ModelSource
 from diptych.engine.models.decoder import Decoder
@@ -62,31 +62,30 @@ class ModelRunner:
             dtype=dtype,
         )
 
-    def execute(self, batch: ForwardBatch) -> StepResult:
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
         """Write the batch's KV and sample."""
+        return self.sample(batch, self.logits(batch), sampling)
+
+    def logits(self, batch: ForwardBatch) -> Tensor:
+        """Write the batch's KV; return the logits of the rows to sample from, and then of the prompt rows."""
         with torch.inference_mode():
-            logits = self._forward(batch)
-            num_samples, sampling = len(batch.sample_rows), batch.sampling
+            self._attention.init_forward_metadata(batch)
+            rows = (np.cumsum(batch.extend_lens) - 1)[batch.sample_rows]
+            if batch.prompt_rows is not None:
+                rows = np.concatenate([rows, batch.prompt_rows.token_rows])
+            self.loras.begin(batch.adapters, batch.extend_lens, rows)
+            return self._model.forward(torch.from_numpy(batch.input_ids), torch.from_numpy(rows), self._attention)
+
+    def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> StepResult:
+        """Choose the batch's next tokens by its logits."""
+        with torch.inference_mode():
+            num_samples = len(batch.sample_rows)
             prompt_logprobs = _prompt_logprobs(batch, logits[num_samples:])
             token_ids = sample(logits[:num_samples], sampling)
             if sampling.num_top is None:
                 return StepResult(token_ids, None, prompt_logprobs)
             logprobs = sampled_logprobs(logits[:num_samples], token_ids, sampling.num_top)
             return StepResult(token_ids, logprobs, prompt_logprobs)
-
-    def logits(self, batch: ForwardBatch) -> Tensor:
-        """Write the batch's KV and return `[num_samples, vocab_size]`."""
-        with torch.inference_mode():
-            return self._forward(batch)
-
-    def _forward(self, batch: ForwardBatch) -> Tensor:
-        """Return the logits of the rows to sample from, and then of the prompt rows."""
-        self._attention.init_forward_metadata(batch)
-        rows = (np.cumsum(batch.extend_lens) - 1)[batch.sample_rows]
-        if batch.prompt_rows is not None:
-            rows = np.concatenate([rows, batch.prompt_rows.token_rows])
-        self.loras.begin(batch.adapters, batch.extend_lens, rows)
-        return self._model.forward(torch.from_numpy(batch.input_ids), torch.from_numpy(rows), self._attention)
 
 
 def _prompt_logprobs(batch: ForwardBatch, logits: Tensor) -> LogprobsBatch | None:

@@ -14,13 +14,13 @@ from typing import Final, Protocol
 import zmq
 
 from diptych.common.errors import NotFound
-from diptych.engine.batch import Runner
 from diptych.engine.events import AbortRoom, CompileGrammar, Emit, GrammarFailed, GrammarReady, SchedulerCore
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.lora.registry import Loaded
 from diptych.engine.output import Failure, FailureCode, Output
 from diptych.engine.runtime import codec
 from diptych.engine.runtime.links import SUSPECT_CHECK_S, PeerLinks
+from diptych.engine.runtime.stepping import Stepping
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
 
 logger = logging.getLogger(__name__)
@@ -65,12 +65,12 @@ class Adapters(Protocol):
 
 
 class SchedulerLoop:
-    """Runs one core over one runner, one command channel and its links."""
+    """Runs one core in one way of stepping, one command channel and its links."""
 
     def __init__(
         self,
         core: SchedulerCore,
-        runner: Runner,
+        stepping: Stepping,
         channel: zmq.Socket[bytes],
         links: PeerLinks,
         grammars: Grammars,
@@ -81,7 +81,7 @@ class SchedulerLoop:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core = core
-        self._runner = runner
+        self._stepping = stepping
         self._channel = channel
         self._links = links
         self._grammars = grammars
@@ -103,7 +103,7 @@ class SchedulerLoop:
         self._flush()  # the load of an empty scheduler is news too
         while not self._stopping:
             self._receive(0 if busy else self._idle_ms())
-            busy = self._step()
+            busy = self._stepping.advance(self._perform)
             self._flush()
 
     def _idle_ms(self) -> int:
@@ -157,17 +157,6 @@ class SchedulerLoop:
             self._emit(Emit(Output(leg.room, failure=Failure(FailureCode.OVERLOADED, str(error)))))
             return
         self._core.handle(codec.start_from_wire(leg, adapter, now_s=now_s, max_tokens=self._max_tokens), now_s)
-
-    def _step(self) -> bool:
-        """Compute one step; False when there was nothing to compute."""
-        batch = self._core.plan(self._clock())
-        self._perform()
-        if batch is None:
-            return False
-        result = self._runner.execute(batch)
-        self._core.commit(result, self._clock())
-        self._perform()
-        return True
 
     def _perform(self) -> None:
         for effect in self._core.take_effects():

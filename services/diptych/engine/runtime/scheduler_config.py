@@ -21,6 +21,8 @@ AttentionBackend = Literal["auto", "cpu", "torch"]
 Switch = Literal["on", "off"]
 Quantization = Literal["auto", "none"]
 Transports = Literal["auto", "shm", "tcp"]
+Overlap = Literal["auto", "on", "off"]
+ScheduleMode = Literal["prefill-first", "mixed"]
 SchedulePolicy = Literal["fcfs", "lpm", "priority", "deadline"]
 
 
@@ -42,6 +44,10 @@ class EngineOptions:
     max_step_tokens: int = option(512, help="prompt tokens a step; longer prompts are chunked", group="engine")
     max_requests: int = option(64, help="requests that hold KV at once", group="engine")
     schedule_policy: SchedulePolicy = option("fcfs", help="which waiting request is admitted next", group="scheduling")
+    schedule_mode: ScheduleMode = option(
+        "prefill-first", help="whether prompts get steps of their own or share them with output", group="scheduling"
+    )
+    overlap: Overlap = option("auto", help="plan the next step while one runs; auto: not on CPUs", group="scheduling")
     tenant_weights: tuple[str, ...] = option(
         (), help="shares of tenants, as name=weight; a tenant without one has weight 1", group="scheduling"
     )
@@ -65,7 +71,8 @@ class EngineOptions:
 
     def scheduling(self) -> Scheduling:
         """Return the scheduling options as the cores take them. Raises `ConfigError`."""
-        return Scheduling(policy=self.schedule_policy, tenant_weights=dict(map(_tenant_weight, self.tenant_weights)))
+        weights = dict(map(_tenant_weight, self.tenant_weights))
+        return Scheduling(policy=self.schedule_policy, mode=self.schedule_mode, tenant_weights=weights)
 
     @property
     def num_lora_slots(self) -> int:

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import zmq
 from diptych.common import lifecycle
 from diptych.common.errors import ConfigError, DiptychError
 from diptych.common.logging import setup
+from diptych.engine.batch import OverlapRunner
 from diptych.engine.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.events import SchedulerCore
 from diptych.engine.grammar.compiler import Compiler
@@ -36,7 +38,9 @@ from diptych.engine.runtime.adapter_thread import AdapterThread, ReadAdapter
 from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.runtime.links import Links, NoLinks, PeerLinks
 from diptych.engine.runtime.loop import SchedulerLoop
+from diptych.engine.runtime.model_worker import TpModelWorkerClient
 from diptych.engine.runtime.scheduler_config import EngineOptions, SchedulerConfig
+from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.layout_codec import layout_to_wire
 from diptych.kvtransfer.notes import PROTOCOL_VERSION
@@ -125,12 +129,25 @@ def _serve(
     ready.loras.adapters.extend(adapters.news() or ())
     channel.send(engine_pb2.SchedulerEvents(ready=ready).SerializeToString())
     logger.info("ready: %s, %d KV pages of %d tokens", source.config.model_id, layout.num_pages, layout.page_size)
+    stepping = _stepping(options, core, runner)
     try:
-        SchedulerLoop(core, runner, channel, memory.links, grammars, adapters, cache=cache, max_tokens=max_tokens).run()
+        SchedulerLoop(
+            core, stepping, channel, memory.links, grammars, adapters, cache=cache, max_tokens=max_tokens
+        ).run()
     finally:
+        stepping.close()
         adapters.close()
         grammars.close()
         memory.links.close()
+
+
+def _stepping(options: EngineOptions, core: SchedulerCore, runner: OverlapRunner) -> Stepping:
+    """Overlap pays where steps run beside the host's cores, so `auto` leaves it off on CPUs."""
+    if options.overlap != "on":
+        return SynchronousStepping(core, runner, time.monotonic)
+    if not core.can_overlap:
+        raise ConfigError("--overlap on is not for prefill workers: their pages are sent between steps")
+    return OverlappedStepping(core, TpModelWorkerClient(runner), time.monotonic)
 
 
 def _layout(source: ModelSource, options: EngineOptions) -> PoolLayout:
