@@ -134,7 +134,7 @@ def test_bos_comes_first_only_where_the_file_says_so_and_only_when_asked_for() -
     assert without.encode("ab", add_special_tokens=True) == [5]
 
 
-@pytest.mark.parametrize(("pre", "ids"), [("default", [8]), ("smollm", [6, 7]), ("llama-bpe", [8])])
+@pytest.mark.parametrize(("pre", "ids"), [("default", [8]), ("smollm", [6, 7]), ("llama-bpe", [8]), ("qwen2", [6, 7])])
 def test_the_pre_tokenizer_is_the_one_that_the_file_names(pre: str, ids: list[int]) -> None:
     assert gguf_tokenizer.build(metadata(pre=pre), (1,)).encode("12") == ids
 

@@ -1,20 +1,20 @@
-"""Presents a GGUF file of a Llama model as a `ModelSource`: names and row order become Hugging Face's."""
+"""Presents a GGUF file as a `ModelSource`: names and row order become Hugging Face's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from diptych.common.errors import ConfigError
 from diptych.engine.loader import gguf_tokenizer
-from diptych.engine.loader.config import ModelConfig, Rope
 from diptych.engine.loader.fingerprint import fingerprint
 from diptych.engine.loader.gguf import GgufFile
+from diptych.engine.loader.gguf_config import ROPE_DIVISORS, read_config
 from diptych.engine.loader.tokenizer import Tokenizer
-from diptych.engine.quantization.weight import Stored, as_floats
+from diptych.engine.quantization.weight import Stored
 from diptych.kernels.quantized import QuantizedArray
 
 TOP_LEVEL: Final = {
@@ -25,7 +25,9 @@ TOP_LEVEL: Final = {
 IN_LAYER: Final = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
+    "attn_q_norm": "self_attn.q_norm",
     "attn_k": "self_attn.k_proj",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
@@ -33,7 +35,7 @@ IN_LAYER: Final = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-ROPE_DIVISORS: Final = "rope_freqs.weight"  # Llama 3.1's frequency scaling, as a tensor
+PERMUTED: Final = ("llama",)  # architectures whose rows GGUF orders in another way
 
 
 class GgufModel:
@@ -41,7 +43,7 @@ class GgufModel:
 
     def __init__(self, path: Path, model_id: str | None = None) -> None:
         self._file = GgufFile(path)
-        self.config = _config(self._file, model_id or path.stem)
+        self.config = read_config(self._file, model_id or path.stem)
         self.weights_id = fingerprint([path], self._file.header)
 
     def tokenizer(self) -> Tokenizer:
@@ -57,7 +59,7 @@ class GgufModel:
         tensor = self._file.read(name)
         heads = {"attn_q": self.config.num_heads, "attn_k": self.config.num_kv_heads}
         num_heads = heads.get(name.split(".")[-2])
-        if num_heads is None:
+        if num_heads is None or self.config.architecture not in PERMUTED:
             return tensor
         order = np.arange(tensor.shape[0]).reshape(num_heads, -1, 2).swapaxes(1, 2).ravel()
         return tensor.rows(order) if isinstance(tensor, QuantizedArray) else tensor[order]
@@ -69,43 +71,4 @@ def _hf_name(name: str) -> str:
         return f"{TOP_LEVEL[parts[0]]}.{parts[1]}"
     if len(parts) == 4 and parts[0] == "blk" and parts[2] in IN_LAYER:
         return f"model.layers.{parts[1]}.{IN_LAYER[parts[2]]}.{parts[3]}"
-    raise ConfigError(f"GGUF tensor {name!r} has no place in a Llama model")
-
-
-def _config(file: GgufFile, model_id: str) -> ModelConfig:
-    metadata = file.metadata
-    architecture = metadata.get("general.architecture")
-    if architecture != "llama":
-        raise ConfigError(f"{model_id}: GGUF architecture {architecture!r} is not supported; llama is")
-    if "llama.expert_count" in metadata or "llama.rope.scaling.type" in metadata:
-        raise ConfigError(f"{model_id}: mixture of experts and YaRN/linear rope scaling in GGUF are not supported")
-    try:
-        config = _read(metadata, file, model_id)
-    except KeyError as error:
-        raise ConfigError(f"{model_id}: the GGUF metadata has no {error}") from None
-    config.validate()
-    return config
-
-
-def _read(metadata: Mapping[str, Any], file: GgufFile, model_id: str) -> ModelConfig:
-    num_heads, eos_id = metadata["llama.attention.head_count"], metadata.get("tokenizer.ggml.eos_token_id")
-    vocab_size, hidden_size = file.tensors["token_embd.weight"].shape
-    head_dim = metadata.get("llama.attention.key_length", hidden_size // num_heads)
-    divisors = tuple(as_floats(file.read(ROPE_DIVISORS)).tolist()) if ROPE_DIVISORS in file.tensors else ()
-    return ModelConfig(
-        model_id=model_id,
-        architecture="llama",
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        num_layers=metadata["llama.block_count"],
-        num_heads=num_heads,
-        num_kv_heads=metadata.get("llama.attention.head_count_kv", num_heads),
-        head_dim=head_dim,
-        ffn_size=metadata["llama.feed_forward_length"],
-        rms_norm_eps=metadata["llama.attention.layer_norm_rms_epsilon"],
-        rope=Rope(metadata.get("llama.rope.freq_base", 10_000.0), head_dim, divisors),
-        context_len=metadata["llama.context_length"],
-        tie_embeddings="output.weight" not in file.tensors,
-        bos_id=metadata.get("tokenizer.ggml.bos_token_id"),
-        eos_ids=() if eos_id is None else (eos_id,),
-    )
+    raise ConfigError(f"GGUF tensor {name!r} has no place in this model")

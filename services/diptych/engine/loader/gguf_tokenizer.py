@@ -20,6 +20,7 @@ LLAMA3_SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+SPLITS: Final = {"llama-bpe": LLAMA3_SPLIT, "qwen2": LLAMA3_SPLIT.replace("{1,3}", "")}
 
 
 def build(metadata: Mapping[str, Any], eos_ids: tuple[int, ...]) -> Tokenizer:
@@ -51,10 +52,10 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
         return byte_level
     if name == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    if name == "llama-bpe":
-        split = pre_tokenizers.Split(Regex(LLAMA3_SPLIT), behavior="isolated")
+    if name in SPLITS:
+        split = pre_tokenizers.Split(Regex(SPLITS[name]), behavior="isolated")
         return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    raise ConfigError(f"GGUF pre-tokenizer {name!r} is not supported; default, gpt-2, smollm and llama-bpe are")
+    raise ConfigError(f"GGUF pre-tokenizer {name!r} is not supported; default, gpt-2, smollm, {', '.join(SPLITS)} are")
 
 
 def _add_whole_tokens(backend: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:

@@ -40,7 +40,7 @@ def from_hf(values: Mapping[str, Any], generation: Mapping[str, Any], model_id: 
     try:
         config = family.read(hf)
     except KeyError as error:
-        raise ConfigError(f"{model_id}: config.json has no {error}") from None
+        raise ConfigError(f"{model_id}: the configuration has no {error}") from None
     config.validate()
     hf.log_unknown()
     return config
