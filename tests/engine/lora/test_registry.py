@@ -12,71 +12,59 @@ def registry(max_loras: int = 2) -> LoraRegistry:
     return LoraRegistry(max_loras, "base")
 
 
-def load(registry: LoraRegistry, name: str, fingerprint: str = "f") -> tuple[Loaded, bool]:
-    registry.begin_load(name)
-    return registry.finish_load(name, fingerprint)
-
-
 def test_a_loaded_adapter_has_a_slot_of_its_own() -> None:
     adapters = registry()
-    assert load(adapters, "b", "fb") == (Loaded("b", 0, "fb"), True)
-    assert load(adapters, "a", "fa") == (Loaded("a", 1, "fa"), True)
+    assert adapters.load("b", "fb") == (Loaded("b", 0, "fb"), True)
+    assert adapters.load("a", "fa") == (Loaded("a", 1, "fa"), True)
     assert adapters.loaded() == (Loaded("a", 1, "fa"), Loaded("b", 0, "fb"))
 
 
 def test_loading_the_same_weights_again_changes_nothing_even_when_it_is_full() -> None:
     adapters = registry(1)
-    load(adapters, "a")
-    assert load(adapters, "a") == (Loaded("a", 0, "f"), False)
+    adapters.load("a", "f")
+    assert adapters.load("a", "f") == (Loaded("a", 0, "f"), False)
 
 
 def test_other_weights_under_a_loaded_name_are_refused() -> None:
     adapters = registry()
-    load(adapters, "a")
+    adapters.load("a", "f")
     with pytest.raises(InvalidRequest, match="unload it first"):
-        load(adapters, "a", "g")
+        adapters.load("a", "g")
     assert adapters.loaded() == (Loaded("a", 0, "f"),)
 
 
-def test_without_a_free_place_a_load_is_refused_before_the_weights_are_read() -> None:
+def test_without_a_free_place_a_load_is_refused() -> None:
     adapters = registry(2)
-    load(adapters, "a")
-    adapters.begin_load("b")
+    adapters.load("a", "f")
+    adapters.load("b", "f")
     with pytest.raises(Overloaded, match="--max-loras"):
-        adapters.begin_load("c")
-    adapters.abandon_load("b")
-    assert load(adapters, "c") == (Loaded("c", 1, "f"), True)
-
-
-def test_an_adapter_is_loaded_by_one_at_a_time() -> None:
-    adapters = registry()
-    adapters.begin_load("a")
-    with pytest.raises(InvalidRequest, match="being loaded"):
-        adapters.begin_load("a")
+        adapters.load("c", "f")
+    adapters.unload("b")
+    assert adapters.load("c", "f") == (Loaded("c", 1, "f"), True)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 129, "a,b", "a=b", "ä", "base"])
 def test_a_name_that_cannot_be_asked_for_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest):
-        registry().begin_load(name)
+        registry().load(name, "f")
 
 
 def test_without_places_there_are_no_adapters() -> None:
     with pytest.raises(InvalidRequest, match="--max-loras"):
-        registry(0).begin_load("a")
+        registry(0).load("a", "f")
 
 
 def test_an_unused_adapter_goes_at_once() -> None:
     adapters = registry(1)
-    load(adapters, "a")
+    adapters.load("a", "f")
     assert adapters.unload("a") == 0
     assert adapters.loaded() == ()
-    assert load(adapters, "b") == (Loaded("b", 0, "f"), True)
+    assert adapters.load("b", "f") == (Loaded("b", 0, "f"), True)
 
 
 def test_an_unloading_adapter_takes_no_requests_and_goes_with_its_last_one() -> None:
     adapters = registry()
-    load(adapters, "a")
+    adapters.load("a", "f")
     assert adapters.start(1, "a") == adapters.start(2, "a") == Loaded("a", 0, "f")
     assert adapters.unload("a") is None
     with pytest.raises(NotFound):
@@ -89,10 +77,10 @@ def test_an_unloading_adapter_takes_no_requests_and_goes_with_its_last_one() -> 
 
 def test_a_name_is_free_for_other_weights_while_old_requests_run() -> None:
     adapters = registry(2)
-    load(adapters, "a", "old")
+    adapters.load("a", "old")
     adapters.start(1, "a")
     adapters.unload("a")
-    assert load(adapters, "a", "new") == (Loaded("a", 1, "new"), True)
+    assert adapters.load("a", "new") == (Loaded("a", 1, "new"), True)
     assert adapters.start(2, "a").fingerprint == "new"
     assert adapters.end(1) == 0
     assert adapters.end(2) is None
@@ -122,12 +110,12 @@ def test_a_slot_is_never_given_twice_and_none_is_lost(seed: int) -> None:
             case "load":
                 held = {a.slot for a in running.values()} | {a.slot for a in named.values()}
                 if name not in named and len(held) < 3:
-                    named[name], is_new = load(adapters, name, str(room))
+                    named[name], is_new = adapters.load(name, str(room))
                     assert is_new
                     assert named[name].slot not in held
                 elif name not in named:
                     with pytest.raises(Overloaded):
-                        adapters.begin_load(name)
+                        adapters.load(name, "f")
             case "unload" if name in named:
                 gone = named.pop(name)
                 is_used = gone in running.values()

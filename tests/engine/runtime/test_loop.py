@@ -20,7 +20,8 @@ from diptych.engine.loader.tokenizer import Tokenizer
 from diptych.engine.lora.adapter import InvalidAdapter
 from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.null_runner import NullRunner, expected_output
-from diptych.engine.runtime.adapter_thread import AdapterThread, ReadAdapter
+from diptych.engine.runtime.adapters import Adapters, ReadAdapter
+from diptych.engine.runtime.admin_thread import AdminThread
 from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.runtime.links import NoLinks
 from diptych.engine.runtime.loop import SchedulerLoop
@@ -68,10 +69,11 @@ class Frontend:
         runner = NullRunner(np.zeros((65, PAGE), dtype=np.uint64), VOCAB)
         self._grammars = GrammarThread(lambda: Compiler(tokenizer, VOCAB, tokenizer.eos_ids))
         self.slots = Slots()
-        self._adapters = AdapterThread(LoraRegistry(2, "base"), self.slots, self.slots.read)
+        adapters = Adapters(LoraRegistry(2, "base"), self.slots, self.slots.read)
+        self._admin = AdminThread(adapters.handlers)
         stepping = SynchronousStepping(core, runner, time.monotonic)
         loop = SchedulerLoop(
-            core, stepping, channel, NoLinks(), self._grammars, self._adapters, cache=cache, max_tokens=CONTEXT
+            core, stepping, channel, NoLinks(), self._grammars, self._admin, adapters, cache=cache, max_tokens=CONTEXT
         )
         self._channel = channel
         self._thread = threading.Thread(target=loop.run)
@@ -115,7 +117,7 @@ class Frontend:
         self._thread.join(10)
         assert not self._thread.is_alive()
         self._grammars.close()
-        self._adapters.close()
+        self._admin.close()
         for socket in (self.socket, self._channel):
             socket.close(linger=0)
         self._context.term()

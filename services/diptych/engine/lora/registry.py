@@ -1,10 +1,9 @@
 """Which adapters a scheduler has, and when one may go.
 
-    absent --begin load--> LOADING --finish load--> LOADED --unload--> UNLOADING --last request ended--> absent
-                              +--abandon load--> absent    +--unload, no request runs--> absent
+    absent --load--> LOADED --unload--> UNLOADING --last request ended--> absent
 
 A request takes the adapter that is LOADED under a name when it arrives, and keeps its slot to its end. An UNLOADING
-adapter has no name any more: another one may be loaded under it meanwhile. LOADING and UNLOADING ones count, too.
+adapter has no name any more, but its slot: another one may be loaded under that name meanwhile.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ class LoraRegistry:
     def __init__(self, max_loras: int, model_id: str) -> None:
         self._max_loras = max_loras
         self._model_id = model_id
-        self._loading: set[str] = set()
         self._entries: dict[int, _Entry] = {}  # by slot: LOADED and UNLOADING
         self._by_name: dict[str, Loaded] = {}  # LOADED
         self._by_room: dict[int, _Entry] = {}
@@ -54,36 +52,14 @@ class LoraRegistry:
         """Return what requests may use now, by name."""
         return tuple(adapter for _, adapter in sorted(self._by_name.items()))
 
-    def begin_load(self, name: str) -> None:
-        """Reserve a place while the adapter is read. Raises, changing nothing, if it can't be loaded anyway."""
-        if not _NAME.fullmatch(name):
-            raise InvalidAdapter(f"{name!r} can't name an adapter: use 1 to 128 of A-Z a-z 0-9 _ . : / @ + -")
-        if name == self._model_id:
-            raise InvalidAdapter(f"{name!r} is the model's own name")
-        if self._max_loras == 0:
-            raise InvalidRequest("this worker runs without adapters: start it with --max-loras above 0 and --tp 1")
-        if name in self._loading:
-            raise InvalidRequest(f"{name!r} is being loaded already")
-        if name not in self._by_name:  # else it is compared, and needs no place
-            self._check_room()
-        self._loading.add(name)
-
-    def abandon_load(self, name: str) -> None:
-        self._loading.remove(name)
-
-    def finish_load(self, name: str, fingerprint: str) -> tuple[Loaded, bool]:
+    def load(self, name: str, fingerprint: str) -> tuple[Loaded, bool]:
         """Return the adapter, and whether it is new: then its weights belong into its slot, before any request."""
-        self._loading.remove(name)
         present = self._by_name.get(name)
-        if present is not None:
-            if present.fingerprint != fingerprint:
-                raise InvalidRequest(f"{name!r} is loaded with other weights: unload it first")
-            return present, False
-        self._check_room()
-        slot = next(slot for slot in range(self._max_loras) if slot not in self._entries)
-        adapter = self._by_name[name] = Loaded(name, slot, fingerprint)
-        self._entries[slot] = _Entry(adapter)
-        return adapter, True
+        if present is None:
+            return self._add(name, fingerprint), True
+        if present.fingerprint != fingerprint:
+            raise InvalidRequest(f"{name!r} is loaded with other weights: unload it first")
+        return present, False
 
     def unload(self, name: str) -> int | None:
         """Take the name away; return the slot if it is free now, None if requests still run. Raises `NotFound`."""
@@ -111,10 +87,19 @@ class LoraRegistry:
         entry.rooms.remove(room)
         return self._collect(entry)
 
-    def _check_room(self) -> None:
-        new = self._loading - self._by_name.keys()
-        if len(self._entries) + len(new) >= self._max_loras:
+    def _add(self, name: str, fingerprint: str) -> Loaded:
+        if not _NAME.fullmatch(name):
+            raise InvalidAdapter(f"{name!r} can't name an adapter: use 1 to 128 of A-Z a-z 0-9 _ . : / @ + -")
+        if name == self._model_id:
+            raise InvalidAdapter(f"{name!r} is the model's own name")
+        if self._max_loras == 0:
+            raise InvalidRequest("this worker runs without adapters: start it with --max-loras above 0 and --tp 1")
+        if len(self._entries) == self._max_loras:
             raise Overloaded(f"{self._max_loras} adapters are loaded, as many as --max-loras allows: unload one first")
+        slot = next(slot for slot in range(self._max_loras) if slot not in self._entries)
+        adapter = self._by_name[name] = Loaded(name, slot, fingerprint)
+        self._entries[slot] = _Entry(adapter)
+        return adapter
 
     def _collect(self, entry: _Entry) -> int | None:
         slot = entry.adapter.slot

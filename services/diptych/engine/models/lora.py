@@ -67,7 +67,10 @@ class LoraMatrix:
 
 
 class Loras:
-    """The adapters of one model, by slot. `prepare` may run in any thread, all else between steps or in one."""
+    """The adapters of one model, by slot.
+
+    `prepare` may run in any thread, `install` and `remove` beside a step: no result that counts depends on their slot.
+    """
 
     def __init__(self, num_layers: int, new_low_rank: NewLowRank, dtype: torch.dtype) -> None:
         self._late = {f"{num_layers - 1}.{name}" for name in ("o", "gate_up", "down")}

@@ -40,8 +40,8 @@ class Grammars(Protocol):
     def poll(self) -> Sequence[GrammarReady | GrammarFailed]: ...
 
 
-class Adapters(Protocol):
-    """What the loop needs of whoever loads adapters."""
+class Admin(Protocol):
+    """What the loop needs of whoever executes admin commands."""
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while `poll` has something to do."""
@@ -49,9 +49,11 @@ class Adapters(Protocol):
 
     def submit(self, command: admin_pb2.AdminCommand) -> None: ...
 
-    def poll(self) -> Sequence[admin_pb2.AdminAnswer]:
-        """Change the model as asked for; return what is answered."""
-        ...
+    def poll(self) -> Sequence[admin_pb2.AdminAnswer]: ...
+
+
+class Adapters(Protocol):
+    """What the loop needs of whoever has the adapters."""
 
     def news(self) -> Sequence[bootstrap_pb2.LoraAdapter] | None:
         """Return all adapters, if they have changed."""
@@ -74,6 +76,7 @@ class SchedulerLoop:
         channel: zmq.Socket[bytes],
         links: PeerLinks,
         grammars: Grammars,
+        admin: Admin,
         adapters: Adapters,
         *,
         cache: KvCache,
@@ -85,6 +88,7 @@ class SchedulerLoop:
         self._channel = channel
         self._links = links
         self._grammars = grammars
+        self._admin = admin
         self._adapters = adapters
         self._cache = cache  # the core's; the loop only reports on it
         self._max_tokens = max_tokens
@@ -94,7 +98,7 @@ class SchedulerLoop:
         self._stopping = False
         self._poller = zmq.Poller()
         self._poller.register(channel, zmq.POLLIN)
-        for descriptor in (*links.descriptors(), grammars.fileno(), adapters.fileno()):
+        for descriptor in (*links.descriptors(), grammars.fileno(), admin.fileno()):
             self._poller.register(descriptor, zmq.POLLIN)
 
     def run(self) -> None:
@@ -127,7 +131,7 @@ class SchedulerLoop:
             except zmq.Again:
                 break
             self._take_commands(engine_pb2.SchedulerCommands.FromString(message), now_s)
-        self._events.admin_answers.extend(self._adapters.poll())
+        self._events.admin_answers.extend(self._admin.poll())
         self._links.reconnect(now_s)
         for event in (*self._links.poll(self._core.suspects()), *self._grammars.poll()):
             self._core.handle(event, now_s)
@@ -146,7 +150,7 @@ class SchedulerLoop:
             self._events.status_answers.append(commands.status_query)
             self._events.status.CopyFrom(self._status())
         for command in commands.admin:
-            self._adapters.submit(command)
+            self._admin.submit(command)
         self._stopping = self._stopping or commands.shutdown
 
     def _start(self, leg: worker_pb2.StartLeg, now_s: float) -> None:

@@ -34,7 +34,8 @@ from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.models.registry import FAMILIES
 from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.runner.threads import configure_threads
-from diptych.engine.runtime.adapter_thread import AdapterThread, ReadAdapter
+from diptych.engine.runtime.adapters import Adapters, ReadAdapter
+from diptych.engine.runtime.admin_thread import AdminThread
 from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.runtime.links import Links, NoLinks, PeerLinks
 from diptych.engine.runtime.loop import SchedulerLoop
@@ -114,6 +115,7 @@ def _serve(
         max_loras=options.num_lora_slots,
     )
     adapters = _adapters(source, options, runner.loras)
+    admin = AdminThread(adapters.handlers)
     cache = KvCache(
         num_pages=layout.num_pages,
         page_size=layout.page_size,
@@ -132,11 +134,11 @@ def _serve(
     stepping = _stepping(options, core, runner)
     try:
         SchedulerLoop(
-            core, stepping, channel, memory.links, grammars, adapters, cache=cache, max_tokens=max_tokens
+            core, stepping, channel, memory.links, grammars, admin, adapters, cache=cache, max_tokens=max_tokens
         ).run()
     finally:
         stepping.close()
-        adapters.close()
+        admin.close()
         grammars.close()
         memory.links.close()
 
@@ -177,14 +179,14 @@ def _host_tier(size_mib: int, pool: memoryview, layout: PoolLayout) -> HostTier:
     return HostTier(num_slots, HostPages(pool, layout.page_nbytes, num_slots)) if num_slots else NO_HOST_TIER
 
 
-def _adapters(source: ModelSource, options: EngineOptions, loras: Loras) -> AdapterThread[Products]:
+def _adapters(source: ModelSource, options: EngineOptions, loras: Loras) -> Adapters[Products]:
     placement = tuple(FAMILIES[source.config.architecture].placement(source.config))
 
     def read(folder: Path) -> ReadAdapter[Products]:
         adapter = read_adapter(folder, placement)
         return ReadAdapter(adapter.fingerprint, loras.prepare(adapter))
 
-    adapters = AdapterThread(LoraRegistry(options.num_lora_slots, source.config.model_id), loras, read)
+    adapters = Adapters(LoraRegistry(options.num_lora_slots, source.config.model_id), loras, read)
     for name, folder in options.loras():
         adapters.load(name, folder)
     return adapters

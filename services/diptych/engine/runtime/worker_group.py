@@ -11,19 +11,35 @@ import contextlib
 import itertools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
+from diptych.common.errors import (
+    ConfigError,
+    DiptychError,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
 from diptych.common.membership_client import MembershipWatcher
 from diptych.engine.kv_feed import KvFeeds
 from diptych.engine.runtime.scheduler_client import SchedulerClient, SchedulerDied
 from diptych.engine.runtime.sessions import Session, Sessions
-from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
+from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 _PEER_ROLE: Final[Mapping[int, int]] = {
     bootstrap_pb2.ROLE_PREFILL: bootstrap_pb2.ROLE_DECODE,
     bootstrap_pb2.ROLE_DECODE: bootstrap_pb2.ROLE_PREFILL,
+}
+
+
+_REFUSALS: Final[Mapping[str, type[DiptychError]]] = {
+    error.grpc_status: error for error in (InvalidRequest, NotFound, Overloaded, Unavailable, ConfigError)
 }
 
 
@@ -43,6 +59,7 @@ class WorkerGroup:
         self._sessions = Sessions(kv_feeds)
         self._queries = itertools.count(1)
         self._answers: dict[int, asyncio.Future[worker_pb2.WorkerStatus]] = {}
+        self._admin_answers: dict[int, asyncio.Future[admin_pb2.AdminAnswer]] = {}
         self._empty = asyncio.Event()
         self._empty.set()
         self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
@@ -73,6 +90,7 @@ class WorkerGroup:
         self._instance.compat = ready.compat
         self._instance.context_len = ready.context_len
         self._instance.transfer.CopyFrom(ready.transfer)
+        self._instance.loras.extend(ready.loras.adapters)
         self._on_news()
         logger.info("serving as %s", self)
 
@@ -108,6 +126,15 @@ class WorkerGroup:
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()
 
+    async def administer(self, command: admin_pb2.AdminCommand) -> admin_pb2.AdminAnswer:
+        """Have the scheduler execute a command. Raises its refusal, a `DiptychError`; then nothing has changed."""
+        command.query = next(self._queries)
+        commands = engine_pb2.SchedulerCommands(admin=[command])
+        answer = await self._ask(self._admin_answers, command.query, commands)
+        if answer.grpc_status:
+            raise _REFUSALS.get(answer.grpc_status, InternalError)(answer.message)
+        return answer
+
     async def session(
         self, batches: AsyncIterator[worker_pb2.RouterBatch]
     ) -> AsyncGenerator[worker_pb2.WorkerBatch, None]:
@@ -132,16 +159,23 @@ class WorkerGroup:
     async def status(self) -> worker_pb2.WorkerStatus:
         """Ask the scheduler. Raises `SchedulerDied`."""
         query = next(self._queries)
-        answer: asyncio.Future[worker_pb2.WorkerStatus] = asyncio.get_running_loop().create_future()
-        self._answers[query] = answer
+        status = await self._ask(self._answers, query, engine_pb2.SchedulerCommands(status_query=query))
+        status.instance.CopyFrom(self.describe())
+        return status
+
+    async def _ask(
+        self, answers: dict[int, asyncio.Future[T]], query: int, commands: engine_pb2.SchedulerCommands
+    ) -> T:
+        """Send a query and wait for its answer, which `_take` puts into `answers`. Raises `SchedulerDied`."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        answers[query] = answer
         try:
-            await self.scheduler.send(engine_pb2.SchedulerCommands(status_query=query))
+            await self.scheduler.send(commands)
             await asyncio.wait((answer, self._death), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._answers.pop(query, None)
+            answers.pop(query, None)
         if not answer.done():
             raise self._death.result()
-        answer.result().instance.CopyFrom(self.describe())
         return answer.result()
 
     async def _read(self, session: Session, batches: AsyncIterator[worker_pb2.RouterBatch]) -> None:
@@ -171,9 +205,11 @@ class WorkerGroup:
         if events.HasField("kv_events"):
             self._sessions.tell_kv(events.kv_events)
         for query in events.status_answers:
-            answer = self._answers.pop(query, None)
-            if answer is not None and not answer.done():
-                answer.set_result(events.status)
+            _answer(self._answers, query, events.status)
+        if events.HasField("loras"):
+            self._take_loras(events.loras)
+        for admin_answer in events.admin_answers:
+            _answer(self._admin_answers, admin_answer.query, admin_answer)
         self._note_empty()
 
     def _take_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
@@ -181,6 +217,11 @@ class WorkerGroup:
         self._sessions.set_load(load)
         if links_changed:
             self._on_news()
+
+    def _take_loras(self, loras: engine_pb2.LoraSet) -> None:
+        del self._instance.loras[:]
+        self._instance.loras.extend(loras.adapters)
+        self._on_news()
 
     def _note_empty(self) -> None:
         if self._sessions.num_open_rooms == 0:
@@ -190,3 +231,9 @@ class WorkerGroup:
         reachable = other.state in (bootstrap_pb2.INSTANCE_STATE_READY, bootstrap_pb2.INSTANCE_STATE_DRAINING)
         ours = self._instance
         return reachable and other.role == _PEER_ROLE[ours.role] and other.compat == ours.compat
+
+
+def _answer(answers: dict[int, asyncio.Future[T]], query: int, value: T) -> None:
+    answer = answers.pop(query, None)
+    if answer is not None and not answer.done():
+        answer.set_result(value)

@@ -25,10 +25,11 @@ from diptych.engine.kv_feed import KvFeeds
 from diptych.engine.loader.source import open_model
 from diptych.engine.runtime.scheduler_client import SchedulerDied, ipc_endpoint, new_folder, start_scheduler
 from diptych.engine.runtime.scheduler_config import SchedulerConfig
+from diptych.engine.runtime.worker_admin import WorkerAdminService
 from diptych.engine.runtime.worker_config import WorkerConfig
 from diptych.engine.runtime.worker_group import WorkerGroup
 from diptych.engine.runtime.worker_service import WorkerService
-from diptych.v1 import bootstrap_pb2, worker_pb2_grpc
+from diptych.v1 import admin_pb2_grpc, bootstrap_pb2, worker_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +134,7 @@ async def _listen(config: WorkerConfig, service: WorkerService) -> AsyncIterator
     """Serve gRPC until the exit; yield the address that others reach us by."""
     server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+    admin_pb2_grpc.add_WorkerAdminServicer_to_server(WorkerAdminService(service), server)
     port = rpc.listen(server, config.host, config.port)
     await server.start()
     try:

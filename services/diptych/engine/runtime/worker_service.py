@@ -23,46 +23,47 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     """Implements `diptych.v1.Worker` over the living groups of a worker."""
 
     def __init__(self, groups: Iterable[WorkerGroup]) -> None:
-        self._groups = {_name(group.instance_id): group for group in groups}
+        self._groups = {name_of(group.instance_id): group for group in groups}
 
     def forget(self, group: WorkerGroup) -> int:
         """Serve a dead group no more; return how many are left."""
-        del self._groups[_name(group.instance_id)]
+        del self._groups[name_of(group.instance_id)]
         return len(self._groups)
 
     async def Session(
         self, request_iterator: AsyncIterator[worker_pb2.RouterBatch], context: Context
     ) -> AsyncIterator[worker_pb2.WorkerBatch]:
-        group = await self._find(_named(context), context)
+        group = await self.find(_named(context), context)
         try:
             async with aclosing(group.session(request_iterator)) as batches:
                 async for batch in batches:
                     yield batch
         except SchedulerDied as death:
-            await _refuse(context, grpc.StatusCode.UNAVAILABLE, str(death))
+            await refuse(context, grpc.StatusCode.UNAVAILABLE, str(death))
 
     async def GetStatus(self, request: worker_pb2.StatusRequest, context: Context) -> worker_pb2.WorkerStatus:
-        group = await self._find(_name(request.instance_id), context)
+        group = await self.find(name_of(request.instance_id), context)
         try:
             return await group.status()
         except SchedulerDied as death:
-            await _refuse(context, grpc.StatusCode.UNAVAILABLE, str(death))
+            await refuse(context, grpc.StatusCode.UNAVAILABLE, str(death))
 
-    async def _find(self, name: str, context: Context) -> WorkerGroup:
+    async def find(self, name: str, context: Context) -> WorkerGroup:
+        """Return the group of that name; end the call if there is none."""
         if name == _NOBODY and len(self._groups) == 1:
             return next(iter(self._groups.values()))
         group = self._groups.get(name)
         if group is None:
             here = ", ".join(self._groups) or "none"
-            await _refuse(context, grpc.StatusCode.NOT_FOUND, f"no instance {name} here; there is: {here}")
+            await refuse(context, grpc.StatusCode.NOT_FOUND, f"no instance {name} here; there is: {here}")
         return group
 
 
-def _name(instance_id: int) -> str:
+def name_of(instance_id: int) -> str:
     return f"{instance_id:016x}"
 
 
-async def _refuse(context: Context, code: grpc.StatusCode, words: str) -> NoReturn:
+async def refuse(context: Context, code: grpc.StatusCode, words: str) -> NoReturn:
     await context.abort(code, words)
     raise asyncio.CancelledError  # not reached: abort raises
 

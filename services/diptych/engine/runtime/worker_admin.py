@@ -1,0 +1,43 @@
+"""The gRPC service by which operators change a running worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import grpc
+
+from diptych.common.errors import DiptychError
+from diptych.engine.runtime.worker_service import Context, WorkerService, name_of, refuse
+from diptych.v1 import admin_pb2, admin_pb2_grpc
+from diptych.v1.admin_pb2 import AdminCommand
+
+T = TypeVar("T")
+
+
+class WorkerAdminService(admin_pb2_grpc.WorkerAdminServicer):
+    """Implements `diptych.v1.WorkerAdmin` over the groups of a worker's service."""
+
+    def __init__(self, service: WorkerService) -> None:
+        self._service = service
+
+    async def LoadLora(self, request: admin_pb2.LoadLoraRequest, context: Context) -> admin_pb2.LoadLoraResponse:
+        group = await self._service.find(name_of(request.instance_id), context)
+        return (await _answer(context, group.administer(AdminCommand(load_lora=request)))).load_lora
+
+    async def UnloadLora(self, request: admin_pb2.UnloadLoraRequest, context: Context) -> admin_pb2.UnloadLoraResponse:
+        group = await self._service.find(name_of(request.instance_id), context)
+        return (await _answer(context, group.administer(AdminCommand(unload_lora=request)))).unload_lora
+
+    async def ListLoras(self, request: admin_pb2.ListLorasRequest, context: Context) -> admin_pb2.ListLorasResponse:
+        group = await self._service.find(name_of(request.instance_id), context)
+        return admin_pb2.ListLorasResponse(adapters=group.describe().loras)
+
+
+async def _answer(context: Context, work: Coroutine[Any, Any, T]) -> T:
+    """Do the work to its end, whether or not the caller waits; end the call with its error, if there is one."""
+    try:
+        return await asyncio.shield(asyncio.ensure_future(work))
+    except DiptychError as error:
+        await refuse(context, grpc.StatusCode[error.grpc_status], str(error))
