@@ -40,7 +40,7 @@ def _min_p(params: Sequence[SamplingParams]) -> F32 | None:
 
 
 def _token_mask(requests: Sequence[Request]) -> I32 | None:
-    matchers = [(row, request.matcher) for row, request in enumerate(requests) if request.matcher is not None]
+    matchers = [(row, r.matcher) for row, r in enumerate(requests) if r.matcher is not None and not r.has_ended]
     if not matchers:
         return None
     mask = matchers[0][1].new_mask(len(requests))
