@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ from diptych.engine.batch import I64, ForwardBatch, ForwardMode, SamplingBatch
 from diptych.engine.loader.source import ModelSource
 from diptych.engine.quantization.weight import expanded
 from diptych.engine.runner.kv_pool import DTYPES
+from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.tensor_parallel.communicator import Communicator
 
 PAGE_SIZE = 16
 
@@ -24,12 +28,26 @@ class Driver:
     """A runner with its pool. Requests are numbered; `tokens` holds what each has computed so far."""
 
     def __init__(
-        self, source: ModelSource, backend: str, dtype: str, num_pages: int, max_loras: int, quantization: str
+        self,
+        source: ModelSource,
+        backend: str,
+        dtype: str,
+        num_pages: int,
+        max_loras: int,
+        quantization: str,
+        communicator: Communicator | None,
     ) -> None:
-        layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=dtype)
+        config = ModelPart.of(source, communicator).config
+        layout = ModelRunner.pool_layout(config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=dtype)
         kv = torch.full(layout.shape, torch.nan, dtype=DTYPES[dtype])
         self.runner = ModelRunner(
-            source, kv, dtype=dtype, quantization=quantization, attention_backend=backend, max_loras=max_loras
+            source,
+            kv,
+            dtype=dtype,
+            quantization=quantization,
+            attention_backend=backend,
+            max_loras=max_loras,
+            communicator=communicator,
         )
         self.adapters: dict[int, int] = {}  # slot of a request's adapter
         self._free = np.random.default_rng(0).permutation(num_pages).tolist()
@@ -89,11 +107,64 @@ class Driver:
 
 
 NewDriver = Callable[..., Driver]
+T = TypeVar("T")
+
+
+class Meeting:
+    """Where the ranks of a test, threads of one process, exchange tensors."""
+
+    def __init__(self, size: int) -> None:
+        self.brought: list[Tensor | None] = [None] * size
+        self.barrier = threading.Barrier(size, timeout=60)
+
+    def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
+        self.brought[rank] = x.clone()
+        self.barrier.wait()
+        all_of_them = [each for each in self.brought if each is not None]
+        self.barrier.wait()
+        return all_of_them
+
+
+class ThreadCommunicator:
+    """Implements `Communicator` for one of the threads."""
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        self.rank = rank
+        self.size = len(meeting.brought)
+        self._meeting = meeting
+
+    def all_reduce(self, x: Tensor) -> None:
+        x.copy_(torch.stack(self._meeting.exchange(self.rank, x)).sum(0))
+
+    def gather(self, x: Tensor) -> list[Tensor] | None:
+        parts = self._meeting.exchange(self.rank, x)
+        return parts if self.rank == 0 else None
+
+
+def run_ranks(size: int, work: Callable[[Communicator], T]) -> T:
+    """Run `work` on every rank, each in a thread; return what rank 0 returns."""
+    meeting = Meeting(size)
+
+    def run(rank: int) -> T:
+        try:
+            return work(ThreadCommunicator(rank, meeting))
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        return next(iter(pool.map(run, range(size))))
+
+
+@pytest.fixture(scope="session")
+def on_ranks() -> Callable[..., Any]:
+    """`on_ranks(size, work)`."""
+    return run_ranks
 
 
 @pytest.fixture(scope="session")
 def new_driver() -> NewDriver:
-    """`new_driver(source, backend="cpu", dtype="float32", num_pages=64, max_loras=0, quantization="auto")`."""
+    """`new_driver(source, backend="cpu", dtype="float32", num_pages=64, max_loras=0, quantization="auto", ...)`."""
 
     def build(
         source: ModelSource,
@@ -102,8 +173,9 @@ def new_driver() -> NewDriver:
         num_pages: int = 64,
         max_loras: int = 0,
         quantization: str = "auto",
+        communicator: Communicator | None = None,
     ) -> Driver:
-        return Driver(source, backend, dtype, num_pages, max_loras, quantization)
+        return Driver(source, backend, dtype, num_pages, max_loras, quantization, communicator)
 
     return build
 

@@ -41,5 +41,22 @@ def test_chunks_after_a_cached_prefix_give_the_logits_of_transformers(
     assert_close(logits, [family_model.logits[i][-1] for i in long])
 
 
+@pytest.mark.parametrize(("size", "backend"), [(2, "cpu"), (4, "torch")])
+def test_ranks_compute_what_one_does(
+    new_driver: NewDriver, on_ranks: Callable[..., Any], family_model: Any, size: int, backend: str
+) -> None:
+    """Two ranks split the KV heads; of four, two share each."""
+    source = open_model(str(family_model.folder))
+
+    def compute(communicator: Any) -> Tensor:
+        driver = new_driver(source, backend, communicator=communicator)
+        extended = driver.extend(dict(enumerate(family_model.prompts)))
+        return torch.cat([extended, driver.decode({i: 3 for i in range(len(family_model.prompts))})])
+
+    together, alone = on_ranks(size, compute), compute(None)
+    torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
+    assert together.argmax(-1).tolist() == alone.argmax(-1).tolist()
+
+
 def assert_close(ours: Tensor, theirs: list[Tensor]) -> None:
     torch.testing.assert_close(ours, torch.stack(theirs), atol=1e-3, rtol=1e-4)

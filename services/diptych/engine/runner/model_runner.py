@@ -13,12 +13,13 @@ from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.source import ModelSource
 from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.lora import Loras
-from diptych.engine.models.registry import FAMILIES
 from diptych.engine.models.weights import load
 from diptych.engine.quantization.weight import expanded
 from diptych.engine.runner.kv_pool import DTYPES
 from diptych.engine.runner.logprobs import sampled_logprobs, token_logprobs
+from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.sampler import sample
+from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.kvtransfer.layout import PoolLayout
 
 
@@ -35,20 +36,23 @@ class ModelRunner:
         attention_backend: str = "auto",
         num_threads: int = 1,
         max_loras: int = 0,
+        communicator: Communicator | None = None,
     ) -> None:
+        """With a `communicator` load one rank's part; `kv` is then the pool of that part."""
         if dtype not in DTYPES:
             raise ConfigError(f"dtype {dtype!r} is not supported; {' and '.join(DTYPES)} are")
         torch.set_num_threads(num_threads)
         with torch.inference_mode():
-            backend = choose(attention_backend, source.config, kv, DTYPES[dtype], num_threads)
+            part = ModelPart.of(source, communicator)
+            backend = choose(attention_backend, part.config, kv, DTYPES[dtype], num_threads)
+            ops = part.wrap(backend.ops)
+            tensors = part.tensors if quantization == "auto" else expanded(part.tensors)
+            weights = load(part.config, part.placement, tensors, ops, DTYPES[dtype])
             self._attention = backend.attention
-            placement = FAMILIES[source.config.architecture].placement(source.config)
-            tensors = source.tensors() if quantization == "auto" else expanded(source.tensors())
-            weights = load(source.config, placement, tensors, backend.ops, DTYPES[dtype])
-            self.loras = Loras(source.config.num_layers, backend.low_rank, DTYPES[dtype])
+            self.loras = Loras(part.config.num_layers, backend.low_rank, DTYPES[dtype])
             if max_loras:
                 weights = weights.wrapped(self.loras.wrap)
-            self._model = Decoder(source.config, weights, backend.ops, DTYPES[dtype])
+            self._model = Decoder(part.config, weights, ops, DTYPES[dtype])
 
     @staticmethod
     def pool_layout(config: ModelConfig, *, num_pages: int, page_size: int, dtype: str) -> PoolLayout:

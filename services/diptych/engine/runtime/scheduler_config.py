@@ -101,6 +101,11 @@ class SchedulerConfig:
     engine: EngineOptions
     rank: int = 0  # of this process among `engine.tp`; 0 schedules, the others follow
 
+    @property
+    def name(self) -> str:
+        """Of this process, in log lines."""
+        return f"{self.component} rank {self.rank}" if self.rank else self.component
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 

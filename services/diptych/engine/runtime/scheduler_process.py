@@ -40,8 +40,11 @@ from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.runtime.links import Links, NoLinks, PeerLinks
 from diptych.engine.runtime.loop import SchedulerLoop
 from diptych.engine.runtime.model_worker import TpModelWorkerClient
+from diptych.engine.runtime.pool_size import num_host_slots, pool_layout
+from diptych.engine.runtime.rank_process import serve_rank
 from diptych.engine.runtime.scheduler_config import EngineOptions, SchedulerConfig
 from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.tensor_parallel.shard import check_divides
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.layout_codec import layout_to_wire
 from diptych.kvtransfer.notes import PROTOCOL_VERSION
@@ -49,8 +52,9 @@ from diptych.kvtransfer.ownership import Pages
 from diptych.kvtransfer.transport import Transport
 from diptych.v1 import bootstrap_pb2, engine_pb2
 
-if TYPE_CHECKING:
-    from diptych.engine.models.lora import Loras, Products  # needs torch, whose threads are configured first
+if TYPE_CHECKING:  # need torch, whose threads are configured first
+    from diptych.engine.models.lora import Loras, Products
+    from diptych.engine.tensor_parallel.group import RankGroup
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +78,10 @@ def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTr
     config = SchedulerConfig.from_json(argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; our frontend says when to stop
     lifecycle.die_with_parent(signal.SIGKILL, parent_pid=config.parent_pid)
-    setup(config.component, config.log_format, config.log_level)
+    setup(config.name, config.log_format, config.log_level)
     configure_threads(config.engine.num_threads)  # before anything imports torch
+    if config.rank:
+        return _run_rank(config, open_transport)
     channel = _connect(config.endpoint)
     try:
         _serve(config, channel, build_core, open_transport)
@@ -90,19 +96,38 @@ def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTr
     return 0
 
 
+def _run_rank(config: SchedulerConfig, open_transport: OpenTransport | None) -> int:
+    """Run a rank other than 0. Whoever started it notices when it ends."""
+    try:
+        serve_rank(config, open_transport(config) if open_transport else None)
+    except DiptychError as error:
+        logger.error("%s", error)
+        return 1
+    except Exception:
+        logger.exception("the rank failed")
+        return 1
+    return 0
+
+
 def _serve(
     config: SchedulerConfig,
     channel: zmq.Socket[bytes],
     build_core: BuildCore,
     open_transport: OpenTransport | None,
 ) -> None:
+    import torch
+
     from diptych.engine.runner.kv_pool import kv_view
+    from diptych.engine.runner.model_part import ModelPart
     from diptych.engine.runner.model_runner import ModelRunner
+    from diptych.engine.tensor_parallel.group import rank_group
 
     options = config.engine
     source = open_model(options.model, options.load_format)
-    layout = _layout(source, options)
-    memory = _allocate(layout, open_transport(config) if open_transport else None)
+    check_divides(source.config, options.tp)
+    ranks = rank_group(config.endpoint, options.tp, torch.device("cpu"))
+    layout = pool_layout(ModelPart.of(source, ranks.communicator).config, options)
+    memory = _allocate(layout, ranks.lead_transport(open_transport(config)) if open_transport else None)
     limits = _limits(source, options)
     grammars = GrammarThread(lambda: Compiler(source.tokenizer(), limits.vocab_size, limits.eos_ids))
     runner = ModelRunner(
@@ -113,6 +138,7 @@ def _serve(
         attention_backend=options.attention_backend,
         num_threads=options.num_threads,
         max_loras=options.num_lora_slots,
+        communicator=ranks.communicator,
     )
     adapters = _adapters(source, options, runner.loras)
     admin = AdminThread(adapters.handlers)
@@ -122,16 +148,18 @@ def _serve(
         max_requests=limits.max_requests,
         max_tokens_per_request=limits.context_len,
         eviction_policy=options.eviction_policy,
-        host_tier=_host_tier(options.host_cache_mib, memory.buffer, layout),
+        host_tier=_host_tier(num_host_slots(layout, options), memory.buffer, layout, ranks),
         changes=CacheChanges() if options.kv_events == "on" else NO_CHANGES,
     )
     core = build_core(cache, limits, memory.digest, layout)
     max_tokens = min(limits.context_len, cache.max_request_tokens)
-    ready = engine_pb2.SchedulerReady(transfer=memory.transfer, compat=_compat(source, layout), context_len=max_tokens)
+    compat = _compat(source, layout, options.tp)
+    step_runner = ranks.lead_runner(runner)
+    ready = engine_pb2.SchedulerReady(transfer=memory.transfer, compat=compat, context_len=max_tokens)
     ready.loras.adapters.extend(adapters.news() or ())
     channel.send(engine_pb2.SchedulerEvents(ready=ready).SerializeToString())
     logger.info("ready: %s, %d KV pages of %d tokens", source.config.model_id, layout.num_pages, layout.page_size)
-    stepping = _stepping(options, core, runner)
+    stepping = _stepping(options, core, step_runner)
     try:
         SchedulerLoop(
             core, stepping, channel, memory.links, grammars, admin, adapters, cache=cache, max_tokens=max_tokens
@@ -141,6 +169,7 @@ def _serve(
         admin.close()
         grammars.close()
         memory.links.close()
+        ranks.close()
 
 
 def _stepping(options: EngineOptions, core: SchedulerCore, runner: OverlapRunner) -> Stepping:
@@ -152,18 +181,6 @@ def _stepping(options: EngineOptions, core: SchedulerCore, runner: OverlapRunner
     return OverlappedStepping(core, TpModelWorkerClient(runner), time.monotonic)
 
 
-def _layout(source: ModelSource, options: EngineOptions) -> PoolLayout:
-    """The largest pool of this model that fits `kv_cache_mib`."""
-    model = source.config
-    one = PoolLayout(1, model.num_layers, options.page_size, model.num_kv_heads, model.head_dim, options.dtype)
-    num_pages = options.kv_cache_mib * 2**20 // one.page_nbytes
-    if num_pages < 2:
-        raise ConfigError(f"--kv-cache-mib {options.kv_cache_mib} holds no page of {one.page_nbytes} bytes: raise it")
-    layout = PoolLayout(num_pages, one.num_layers, one.page_size, one.num_kv_heads, one.head_dim, one.dtype)
-    layout.validate()
-    return layout
-
-
 def _allocate(layout: PoolLayout, transport: Transport | None) -> _Memory:
     if transport is None:
         return _Memory(memoryview(bytearray(layout.nbytes)), lambda pages: 0, NoLinks(), None)
@@ -172,11 +189,10 @@ def _allocate(layout: PoolLayout, transport: Transport | None) -> _Memory:
     return _Memory(pool.buffer, pool.digest, Links(transport), info)
 
 
-def _host_tier(size_mib: int, pool: memoryview, layout: PoolLayout) -> HostTier:
-    num_slots = size_mib * 2**20 // layout.page_nbytes
-    if size_mib and not num_slots:
-        raise ConfigError(f"--host-cache-mib {size_mib} holds no page of {layout.page_nbytes} bytes: raise it")
-    return HostTier(num_slots, HostPages(pool, layout.page_nbytes, num_slots)) if num_slots else NO_HOST_TIER
+def _host_tier(num_slots: int, pool: memoryview, layout: PoolLayout, ranks: RankGroup) -> HostTier:
+    if not num_slots:
+        return NO_HOST_TIER
+    return HostTier(num_slots, ranks.lead_copier(HostPages(pool, layout.page_nbytes, num_slots)))
 
 
 def _adapters(source: ModelSource, options: EngineOptions, loras: Loras) -> Adapters[Products]:
@@ -203,10 +219,10 @@ def _limits(source: ModelSource, options: EngineOptions) -> Limits:
     )
 
 
-def _compat(source: ModelSource, layout: PoolLayout) -> str:
+def _compat(source: ModelSource, layout: PoolLayout, tp: int) -> str:
     """Hash of what two workers must share to exchange KV."""
     shape = (layout.num_layers, layout.page_size, layout.num_kv_heads, layout.head_dim, layout.dtype)
-    text = repr((source.weights_id, source.config.vocab_size, shape, PROTOCOL_VERSION))
+    text = repr((source.weights_id, source.config.vocab_size, shape, tp, PROTOCOL_VERSION))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

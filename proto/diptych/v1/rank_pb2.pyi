@@ -1,0 +1,135 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RankEntry(_message.Message):
+    __slots__ = ("step", "connect", "disconnect", "copy", "digest", "is_writer_gone", "shutdown", "save", "restore")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CONNECT_FIELD_NUMBER: _ClassVar[int]
+    DISCONNECT_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    IS_WRITER_GONE_FIELD_NUMBER: _ClassVar[int]
+    SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    step: Step
+    connect: ConnectPeer
+    disconnect: int
+    copy: CopyPages
+    digest: DigestPages
+    is_writer_gone: int
+    shutdown: bool
+    save: HostCopy
+    restore: HostCopy
+    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., digest: _Optional[_Union[DigestPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "sample_rows", "prompt_rows")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    OUT_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TABLE_FIELD_NUMBER: _ClassVar[int]
+    SEQ_LENS_FIELD_NUMBER: _ClassVar[int]
+    EXTEND_LENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    input_ids: bytes
+    positions: bytes
+    out_slots: bytes
+    page_table: bytes
+    seq_lens: bytes
+    extend_lens: bytes
+    sample_rows: bytes
+    prompt_rows: bytes
+    def __init__(self, mode: _Optional[str] = ..., input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ..., page_table: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., extend_lens: _Optional[bytes] = ..., sample_rows: _Optional[bytes] = ..., prompt_rows: _Optional[bytes] = ...) -> None: ...
+
+class ConnectPeer(_message.Message):
+    __slots__ = ("peer", "metadata")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    metadata: bytes
+    def __init__(self, peer: _Optional[int] = ..., metadata: _Optional[bytes] = ...) -> None: ...
+
+class CopyPages(_message.Message):
+    __slots__ = ("operation", "peer", "src", "dst")
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    SRC_FIELD_NUMBER: _ClassVar[int]
+    DST_FIELD_NUMBER: _ClassVar[int]
+    operation: int
+    peer: int
+    src: bytes
+    dst: bytes
+    def __init__(self, operation: _Optional[int] = ..., peer: _Optional[int] = ..., src: _Optional[bytes] = ..., dst: _Optional[bytes] = ...) -> None: ...
+
+class HostCopy(_message.Message):
+    __slots__ = ("pages", "slots")
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    pages: bytes
+    slots: bytes
+    def __init__(self, pages: _Optional[bytes] = ..., slots: _Optional[bytes] = ...) -> None: ...
+
+class DigestPages(_message.Message):
+    __slots__ = ("pages",)
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    pages: bytes
+    def __init__(self, pages: _Optional[bytes] = ...) -> None: ...
+
+class RankAnswer(_message.Message):
+    __slots__ = ("engine_metadata", "is_loaded", "digest", "is_writer_gone", "is_saved")
+    ENGINE_METADATA_FIELD_NUMBER: _ClassVar[int]
+    IS_LOADED_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    IS_WRITER_GONE_FIELD_NUMBER: _ClassVar[int]
+    IS_SAVED_FIELD_NUMBER: _ClassVar[int]
+    engine_metadata: bytes
+    is_loaded: bool
+    digest: int
+    is_writer_gone: bool
+    is_saved: bool
+    def __init__(self, engine_metadata: _Optional[bytes] = ..., is_loaded: _Optional[bool] = ..., digest: _Optional[int] = ..., is_writer_gone: _Optional[bool] = ..., is_saved: _Optional[bool] = ...) -> None: ...
+
+class RankEvent(_message.Message):
+    __slots__ = ("rank", "link_up", "link_down", "operation_done")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    LINK_UP_FIELD_NUMBER: _ClassVar[int]
+    LINK_DOWN_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_DONE_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    link_up: int
+    link_down: LinkEnd
+    operation_done: OperationEnd
+    def __init__(self, rank: _Optional[int] = ..., link_up: _Optional[int] = ..., link_down: _Optional[_Union[LinkEnd, _Mapping]] = ..., operation_done: _Optional[_Union[OperationEnd, _Mapping]] = ...) -> None: ...
+
+class LinkEnd(_message.Message):
+    __slots__ = ("peer", "reason")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    reason: str
+    def __init__(self, peer: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class OperationEnd(_message.Message):
+    __slots__ = ("operation", "error")
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    operation: int
+    error: str
+    def __init__(self, operation: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
+class RankedEngineMetadata(_message.Message):
+    __slots__ = ("version", "ranks")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    ranks: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, version: _Optional[int] = ..., ranks: _Optional[_Iterable[bytes]] = ...) -> None: ...

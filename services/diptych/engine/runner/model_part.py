@@ -1,0 +1,42 @@
+"""What one process loads of a model: all of it, or the part of one tensor-parallel rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from diptych.engine.loader.config import ModelConfig
+from diptych.engine.loader.source import ModelSource
+from diptych.engine.models.ops import Ops
+from diptych.engine.models.placement import Placed
+from diptych.engine.models.registry import FAMILIES
+from diptych.engine.quantization.weight import Stored
+from diptych.engine.tensor_parallel.communicator import Communicator
+from diptych.engine.tensor_parallel.cut import cut_tensors
+from diptych.engine.tensor_parallel.ops import TensorParallelOps
+from diptych.engine.tensor_parallel.shard import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """What the layers compute, where its tensors go, and how."""
+
+    config: ModelConfig
+    placement: Iterable[Placed]
+    tensors: Iterable[tuple[str, Stored]]
+    wrap: Callable[[Ops], Ops]
+
+    @staticmethod
+    def of(source: ModelSource, communicator: Communicator | None) -> ModelPart:
+        """Return the part of the communicator's rank; all for None. Raises `ConfigError` if ranks can't share it."""
+        place = FAMILIES[source.config.architecture].placement
+        if communicator is None:
+            return ModelPart(source.config, place(source.config), source.tensors(), lambda ops: ops)
+        shard = Shard(communicator.rank, communicator.size)
+        cuts = shard.placement(source.config, place)
+        return ModelPart(
+            config=shard.config(source.config),
+            placement=[(name, tuple(cut.local for cut in each)) for name, each in cuts],
+            tensors=cut_tensors(source.tensors(), cuts),
+            wrap=lambda ops: TensorParallelOps(ops, communicator),
+        )

@@ -1,0 +1,48 @@
+"""Forward steps to and from log entries."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from diptych.engine.batch import I32, I64, ForwardBatch, ForwardMode, PromptRows
+from diptych.v1 import rank_pb2
+
+
+def step_to_wire(batch: ForwardBatch) -> rank_pb2.Step:
+    rows = batch.prompt_rows
+    return rank_pb2.Step(
+        mode=batch.mode.value,
+        input_ids=to_bytes(batch.input_ids),
+        positions=to_bytes(batch.positions),
+        out_slots=to_bytes(batch.out_slots),
+        page_table=batch.page_table.astype("<i4", copy=False).tobytes(),
+        seq_lens=to_bytes(batch.seq_lens),
+        extend_lens=to_bytes(batch.extend_lens),
+        sample_rows=to_bytes(batch.sample_rows),
+        prompt_rows=to_bytes(rows.token_rows) if rows is not None else b"",
+    )
+
+
+def step_from_wire(wire: rank_pb2.Step) -> ForwardBatch:
+    seq_lens, prompt_rows = from_bytes(wire.seq_lens), from_bytes(wire.prompt_rows)
+    table: I32 = np.frombuffer(wire.page_table, "<i4").reshape(len(seq_lens), -1).copy()
+    return ForwardBatch(
+        mode=ForwardMode(wire.mode),
+        input_ids=from_bytes(wire.input_ids),
+        positions=from_bytes(wire.positions),
+        out_slots=from_bytes(wire.out_slots),
+        page_table=table,
+        seq_lens=seq_lens,
+        extend_lens=from_bytes(wire.extend_lens),
+        sample_rows=from_bytes(wire.sample_rows),
+        prompt_rows=PromptRows(prompt_rows, prompt_rows, 0) if len(prompt_rows) else None,
+    )
+
+
+def to_bytes(array: I64) -> bytes:
+    return array.astype("<i8", copy=False).tobytes()
+
+
+def from_bytes(data: bytes) -> I64:
+    """Return a writable copy: torch takes no other."""
+    return np.frombuffer(data, "<i8").astype(np.int64)

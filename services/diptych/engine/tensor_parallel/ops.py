@@ -1,0 +1,67 @@
+"""`Ops` for one of several ranks: another implementation computes, the communicator puts the parts together."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diptych.engine.models.ops import Matrix, Ops, Weight
+from diptych.engine.models.placement import Split
+from diptych.engine.tensor_parallel.communicator import Communicator
+
+_VOCABULARY = ("embed", "lm_head")
+
+
+class TensorParallelOps:
+    """Implements `Ops`. Matrices come cut to this rank's part."""
+
+    def __init__(self, ops: Ops, communicator: Communicator) -> None:
+        self._ops = ops
+        self._communicator = communicator
+
+    def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
+        matrix = self._ops.matrix(name, weight, split)
+        return VocabularyMatrix(matrix, weight.shape[0], self._communicator) if name in _VOCABULARY else matrix
+
+    def all_reduce(self, x: Tensor) -> None:
+        self._communicator.all_reduce(x)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        self._ops.rms_norm(x, weight, eps, out)
+
+    def add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        self._ops.add_rms_norm(x, delta, weight, eps, out)
+
+    def silu_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        self._ops.silu_and_mul(gate_up, out)
+
+    def gelu_tanh_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        self._ops.gelu_tanh_and_mul(gate_up, out)
+
+    def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
+        self._ops.norm_heads(qkv, num_heads, q_weight, k_weight, eps)
+
+
+class VocabularyMatrix:
+    """Implements `Matrix`: this rank has the tokens `[rank * num_rows, (rank + 1) * num_rows)`."""
+
+    def __init__(self, matrix: Matrix, num_rows: int, communicator: Communicator) -> None:
+        self._matrix = matrix
+        self._num_rows = num_rows
+        self._communicator = communicator
+
+    def multiply(self, x: Tensor, out: Tensor) -> None:
+        """Compute logits, `[num_tokens, vocab_size]`. Only rank 0 gets them: it alone samples."""
+        part = torch.empty(len(x), self._num_rows, dtype=x.dtype, device=x.device)
+        self._matrix.multiply(x, part)
+        parts = self._communicator.gather(part)
+        if parts is not None:
+            out.copy_(torch.cat(parts, dim=1)[:, : out.shape[1]])
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Look up what is ours, nothing for the rest, and add up."""
+        own = ids - self._communicator.rank * self._num_rows
+        is_ours = (own >= 0) & (own < self._num_rows)
+        rows = self._matrix.rows(own.where(is_ours, 0)).masked_fill_(~is_ours[:, None], 0)
+        self._communicator.all_reduce(rows)
+        return rows

@@ -1,0 +1,80 @@
+"""Which part of a model a tensor-parallel rank has.
+
+Attention is split by heads, feed-forward networks by columns of the hidden layer, the vocabulary by tokens. Ranks that
+outnumber the KV heads share them: neighbours hold the same one. A vocabulary that does not divide is padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from diptych.common.errors import ConfigError
+from diptych.engine.loader.config import ModelConfig
+from diptych.engine.models.placement import Piece, Placed, Split
+
+Placement = Callable[[ModelConfig], Iterator[Placed]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank of several."""
+
+    rank: int
+    size: int
+
+    def config(self, model: ModelConfig) -> ModelConfig:
+        """Return the model as this rank's layers compute it; its vocabulary stays whole. Raises `ConfigError`."""
+        check_divides(model, self.size)
+        moe = model.moe and replace(model.moe, ffn_size=model.moe.ffn_size // self.size)
+        return replace(
+            model,
+            num_heads=model.num_heads // self.size,
+            num_kv_heads=max(1, model.num_kv_heads // self.size),
+            ffn_size=model.ffn_size // self.size,
+            moe=moe,
+        )
+
+    def vocab_rows(self, vocab_size: int) -> int:
+        """Return how many tokens of the vocabulary each rank has, padding included."""
+        return -(-vocab_size // self.size)
+
+    def placement(self, model: ModelConfig, place: Placement) -> list[tuple[str, tuple[Cut, ...]]]:
+        """Return for each tensor of the checkpoint what this rank takes of it, and where that goes."""
+        local = replace(self.config(model), vocab_size=self.vocab_rows(model.vocab_size))
+        pairs = zip(place(model), place(local), strict=True)
+        return [(name, self._cuts(whole, part)) for (name, whole), (_, part) in pairs]
+
+    def _cuts(self, whole: tuple[Piece, ...], part: tuple[Piece, ...]) -> tuple[Cut, ...]:
+        return tuple(self._cut(full, local) for full, local in zip(whole, part, strict=True))
+
+    def _cut(self, full: Piece, local: Piece) -> Cut:
+        if full.split is Split.NONE:
+            return Cut(full, local, 0)
+        axis = 0 if full.split is Split.ROWS else 1
+        num_parts = -(-full.shape[axis] // local.shape[axis])  # fewer than ranks: neighbours take the same
+        return Cut(full, local, self.rank * num_parts // self.size * local.shape[axis])
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a rank takes of a piece of the checkpoint."""
+
+    full: Piece  # as the checkpoint has it
+    local: Piece  # as the rank has it
+    start: int  # first row or column, by the piece's split
+
+
+def check_divides(model: ModelConfig, size: int) -> None:
+    """Raise `ConfigError` unless `size` ranks can share the model evenly."""
+    parts = {"attention heads": model.num_heads, "feed-forward columns": model.ffn_size}
+    if model.moe is not None:
+        parts["columns of an expert"] = model.moe.ffn_size
+    for what, number in parts.items():
+        if number % size:
+            raise ConfigError(f"--tp {size} does not divide the {number} {what} of {model.model_id}")
+    if model.num_kv_heads % size and size % model.num_kv_heads:
+        raise ConfigError(
+            f"--tp {size} neither divides the {model.num_kv_heads} KV heads of {model.model_id} nor "
+            "is a multiple of them"
+        )

@@ -1,0 +1,59 @@
+"""Embedded engines of several ranks: real processes on a tiny model, gloo between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine.runtime.scheduler_client import SchedulerDied
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+SEEDED = SamplingParams(max_tokens=12, temperature=1.0, top_k=40, seed=7, ignore_eos=True)
+ENDLESS = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
+PROMPTS = [[first, 5, 7, *range(7 * first)] for first in range(40)]
+
+
+def options(tp: int) -> EngineOptions:
+    """Pools that the prompts do not fit into together: chunks, retraction, eviction and the host tier are used."""
+    return EngineOptions(kv_cache_mib=1, host_cache_mib=1, page_size=8, max_step_tokens=32, tp=tp)
+
+
+def tokens(engine: Engine, params: SamplingParams) -> list[tuple[int, ...]]:
+    return [each.token_ids for each in engine.generate_batch(PROMPTS, params)]
+
+
+@pytest.fixture(scope="module")
+def ranked(tiny_folder: Path) -> Iterator[Engine]:
+    with Engine(str(tiny_folder), options(2)) as engine:
+        yield engine
+
+
+def test_two_ranks_give_the_tokens_of_one(tiny_folder: Path, ranked: Engine) -> None:
+    with Engine(str(tiny_folder), options(1)) as alone:
+        expected = [tokens(alone, params) for params in (GREEDY, SEEDED, GREEDY)]
+    assert [tokens(ranked, params) for params in (GREEDY, SEEDED, GREEDY)] == expected
+    assert len({psutil.Process(pid).pid for pid in ranked.scheduler_pids}) == 2
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_dead_rank_ends_all_at_once_and_requests_are_answered(tiny_folder: Path, victim: int) -> None:
+    with Engine(str(tiny_folder), options(2)) as engine:
+        processes = [psutil.Process(pid) for pid in engine.scheduler_pids]
+        stream = engine.stream([1, 2, 3], ENDLESS)
+        next(stream)
+        began_s = time.monotonic()
+        processes[victim].kill()
+        with pytest.raises(SchedulerDied, match=f"tensor-parallel rank {victim} ended with code -9"):
+            list(stream)
+        assert time.monotonic() - began_s < 5.0
+        assert not any(process.is_running() for process in processes)
+
+
+def test_ranks_that_cannot_share_a_model_are_refused_in_words(tiny_folder: Path) -> None:
+    with pytest.raises(SchedulerDied, match="--tp 3 does not divide the 4 attention heads"):
+        Engine(str(tiny_folder), options(3))
