@@ -8,16 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from diptych.engine.grammar.grammar import Grammar, GrammarKind
     from diptych.engine.runtime.engine import Engine, Generation
     from diptych.engine.runtime.scheduler_config import EngineOptions
     from diptych.engine.sampling_params import SamplingParams
 
-__all__ = ["Engine", "EngineOptions", "Generation", "SamplingParams"]
+__all__ = ["Engine", "EngineOptions", "Generation", "Grammar", "GrammarKind", "SamplingParams"]
 
 _HOMES = {
     "Engine": "diptych.engine.runtime.engine",
     "Generation": "diptych.engine.runtime.engine",
     "EngineOptions": "diptych.engine.runtime.scheduler_config",
+    "Grammar": "diptych.engine.grammar.grammar",
+    "GrammarKind": "diptych.engine.grammar.grammar",
     "SamplingParams": "diptych.engine.sampling_params",
 }
 
