@@ -1,0 +1,113 @@
+"""The small model under grammars: through router, prefill and decode, and the same from the embedded engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any
+
+import jsonschema
+import pytest
+from random_schemas import Schema, random_schema
+
+from diptych.engine import Engine, Grammar, GrammarKind, SamplingParams
+from diptych.v1 import bootstrap_pb2
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+
+SEEDS = (0, 2, 4, 6, 7, 8, 10, 11)  # 3 asks for a number, whose decimals this model never ends
+PROMPT = "An example of JSON:\n"
+PERSON: Schema = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "likes": {"type": "array", "items": {"enum": ["tea", "coffee", "rain"]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "age", "likes"],
+    "additionalProperties": False,
+}
+LONG = r"([A-Z]{3} ){40}"
+
+Platform = Any  # the fixture's class: test helpers can't be imported
+
+
+def validate(text: str, schema: Schema) -> None:
+    validator = jsonschema.Draft202012Validator
+    validator(schema, format_checker=validator.FORMAT_CHECKER).validate(json.loads(text))
+
+
+def test_random_schemas_are_kept_disaggregated_and_aggregated(platform: Platform) -> None:
+    schemas = {seed: random_schema(Random(seed), depth=1) for seed in SEEDS}
+
+    def ask(seed: int) -> Any:
+        return platform.complete(PROMPT, 300, temperature=1.0, seed=seed, guided_json=schemas[seed])["choices"][0]
+
+    with ThreadPoolExecutor(8) as pool:
+        choices = dict(zip(SEEDS, pool.map(ask, SEEDS), strict=True))
+    for seed in SEEDS:
+        assert choices[seed]["finish_reason"] == "stop"
+        validate(choices[seed]["text"], schemas[seed])
+    with Engine("smollm2") as engine:
+        for seed in SEEDS:
+            params = SamplingParams(max_tokens=300, seed=seed, grammar=Grammar.from_schema(schemas[seed]))
+            assert engine.generate(PROMPT, params).text == choices[seed]["text"]
+    platform.assert_clean()
+
+
+def test_a_chat_answers_in_the_shape_asked_for(platform: Platform) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    body = {
+        "messages": [{"role": "user", "content": "Who is Ada Lovelace?"}],
+        "response_format": form,
+        "temperature": 0,
+        "n": 2,
+    }
+    status, answer = platform.post("/v1/chat/completions", body)
+    assert status == 200, answer
+    for choice in answer["choices"]:
+        assert choice["finish_reason"] == "stop"
+        validate(choice["message"]["content"], PERSON)
+
+
+def test_a_bad_grammar_is_the_callers_mistake(platform: Platform) -> None:
+    status, answer = platform.post("/v1/completions", {"prompt": "a", "guided_regex": "(a"})
+    assert (status, answer["error"]["param"]) == (400, "regex")
+    assert "unclosed group" in answer["error"]["message"]
+    platform.assert_clean()
+
+
+def test_outputs_go_on_in_their_grammar_when_a_decode_worker_is_killed(
+    start_platform: Callable[..., Platform], wait_until: Any
+) -> None:
+    platform = start_platform(decode=2, options=("--threads", "1"))
+
+    def ask(_: int) -> str:
+        return str(platform.complete(PROMPT, 500, guided_regex=LONG)["choices"][0]["text"])
+
+    def num_pages() -> int:
+        """In use at decode workers: the outputs are under way."""
+        at_decode = [s for s in platform.statuses() if s.instance.role == bootstrap_pb2.ROLE_DECODE]
+        return sum(status.pages_by_state["owned"] for status in at_decode)
+
+    undisturbed = ask(0)
+    with ThreadPoolExecutor(4) as pool:
+        answers = pool.map(ask, range(4))
+        wait_until(lambda: num_pages() >= 10, 30.0, "four outputs are under way")
+        platform.kill("decode")
+        assert list(answers) == [undisturbed] * 4
+    assert len(undisturbed) == 160
+    with urllib.request.urlopen(f"{platform.url}/metrics", timeout=5) as metrics:
+        (count,) = re.findall(r"^diptych_router_replays_total (\S+)", metrics.read().decode(), re.MULTILINE)
+    assert float(count) >= 1
+
+
+def test_the_engine_says_what_it_can_not_compile() -> None:
+    with Engine("smollm2") as engine:
+        with pytest.raises(Exception, match="unclosed group"):
+            engine.generate("a", SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(a")))
+        assert engine.generate("a", SamplingParams(grammar=Grammar.from_choices(["yes", "no"]))).text in ("yes", "no")
