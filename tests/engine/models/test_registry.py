@@ -188,7 +188,6 @@ def test_what_a_family_does_not_compute_is_refused_by_name(family: str, change: 
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ],
 )
 def test_what_the_model_code_does_not_compute_is_refused_by_name(change: dict[str, Any], named: str) -> None:

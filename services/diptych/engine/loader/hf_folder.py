@@ -6,14 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from diptych.common.errors import ConfigError
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.fingerprint import fingerprint
 from diptych.engine.loader.hf_tokenizer import read_tokenizer
 from diptych.engine.loader.json_file import read_json
-from diptych.engine.loader.safetensors import read_header, read_tensors
+from diptych.engine.loader.safetensors import FLOATS, read_header, read_tensors, tensor_names
 from diptych.engine.loader.tokenizer import Tokenizer
 from diptych.engine.models.registry import from_hf
+from diptych.engine.quantization.config import read_scheme
+from diptych.engine.quantization.scheme import assemble
+from diptych.engine.quantization.weight import Stored
 from diptych.kernels.quantized import Array
 
 DERIVED: Final = "rotary_emb.inv_freq"  # saved by old versions; computed from the configuration instead
@@ -25,6 +30,8 @@ class HfFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.config = read_config(folder)
+        quantization = read_json(folder / "config.json").get("quantization_config")
+        self._scheme = read_scheme(quantization, self.config.model_id) if quantization else None
         self._shards = _shards(folder)
         header = (folder / "config.json").read_bytes() + b"".join(read_header(shard)[0] for shard in self._shards)
         self.weights_id = fingerprint(self._shards, header)
@@ -32,7 +39,15 @@ class HfFolder:
     def tokenizer(self) -> Tokenizer:
         return read_tokenizer(self._folder, self.config.eos_ids)
 
-    def tensors(self) -> Iterator[tuple[str, Array]]:
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        names = {name for shard in self._shards for name in tensor_names(shard)}
+        tensors = self._plain_tensors()
+        for name, tensor in assemble(tensors, names, self._scheme) if self._scheme else tensors:
+            if isinstance(tensor, np.ndarray) and tensor.dtype.type not in FLOATS.values():
+                raise ConfigError(f"{self._folder}: {name} is quantised, but quantization_config does not say how")
+            yield name, tensor
+
+    def _plain_tensors(self) -> Iterator[tuple[str, Array]]:
         for shard in self._shards:
             for name, tensor in read_tensors(shard):
                 if not name.endswith(DERIVED) and not (name == "lm_head.weight" and self.config.tie_embeddings):

@@ -16,7 +16,9 @@ import numpy as np
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import Array
 
-DTYPES: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+FLOATS: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # numpy has no bfloat16: its bits
+CODES: Final = {"F8_E4M3": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64}  # parts of quantised weights
+DTYPES: Final = {**FLOATS, **CODES}
 
 
 def read_header(path: Path) -> tuple[bytes, int]:
@@ -26,6 +28,11 @@ def read_header(path: Path) -> tuple[bytes, int]:
         if length > path.stat().st_size:
             raise ConfigError(f"{path} is not a safetensors file, or is cut off")
         return file.read(length), 8 + length
+
+
+def tensor_names(path: Path) -> list[str]:
+    """Return what a file holds."""
+    return [name for name in json.loads(read_header(path)[0]) if name != "__metadata__"]
 
 
 def read_tensors(path: Path) -> Iterator[tuple[str, Array]]:

@@ -36,7 +36,6 @@ def from_hf(values: Mapping[str, Any], generation: Mapping[str, Any], model_id: 
     """Read a `config.json` and a `generation_config.json`. Raises `ConfigError` for what is not supported."""
     hf = HfConfig(values, generation, model_id)
     family = _family(hf)
-    hf.refuse_unless({"quantization_config": ()})
     try:
         config = family.read(hf)
     except KeyError as error:
