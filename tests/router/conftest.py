@@ -221,7 +221,7 @@ class Cluster:
         )
         instance.transfer.layout.page_size = 16
         instance.load.free_pages = 10_000
-        worker = SimulatedWorker(instance, self.recite, self._notify)
+        worker = SimulatedWorker(instance, self.recite, self._notify, self._republish)
         await worker.start()
         return worker
 
@@ -234,6 +234,10 @@ class Cluster:
             copy.CopyFrom(worker.instance)
         for listener in self._listeners:
             listener()
+
+    def _republish(self) -> None:
+        """A worker has changed its record."""
+        self._republishing = asyncio.ensure_future(self._publish(self.workers))
 
     async def _start_router(self, config: RouterConfig) -> None:
         model = ServedModel(MODEL_ID, self.tokenizer, 257, CONTEXT_LEN)

@@ -212,9 +212,11 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("id", "context_len")
+    __slots__ = ("id", "context_len", "parent")
     ID_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
     id: str
     context_len: int
-    def __init__(self, id: _Optional[str] = ..., context_len: _Optional[int] = ...) -> None: ...
+    parent: str
+    def __init__(self, id: _Optional[str] = ..., context_len: _Optional[int] = ..., parent: _Optional[str] = ...) -> None: ...

@@ -29,6 +29,7 @@ class RouterConfig(LogConfig):
     lost_pair_wait_s: float = option(
         1.5, help="how long a request that lost a worker waits for another pair", group="routing"
     )
+    runtime_lora: bool = option(False, help="let clients load and unload adapters over HTTP", group="adapters")
     max_concurrent: int = option(1024, help="requests at once; more get 429", group="limits")
     max_body_bytes: int = option(8 << 20, help="longest request body or gRPC message", group="limits")
     request_timeout_s: float = option(600.0, help="a request that takes longer ends with 504", group="limits")

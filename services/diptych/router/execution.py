@@ -17,6 +17,7 @@ from diptych.common.logging import bind
 from diptych.engine.finish import Finish
 from diptych.engine.runtime.codec import params_to_wire
 from diptych.router.attempt import Attempt, AttemptFailed
+from diptych.router.errors import ModelNotFound
 from diptych.router.failure import LegFailure
 from diptych.router.fleet import Fleet
 from diptych.router.metrics import RouterMetrics
@@ -87,10 +88,11 @@ class Execution:
         progress, now_s = self._progress, time.monotonic()
         try:
             self._pair = await self._dispatcher.selector.select(
-                len(progress.prompt_ids), progress.blamed, progress.pair_wait_s(now_s)
+                len(progress.prompt_ids), progress.request.adapter, progress.blamed, progress.pair_wait_s(now_s)
             )
         except Unavailable:
             self._check_deadline()
+            self._check_adapter()
             raise
         self._metrics.select.observe(time.monotonic() - now_s)
         self._check_deadline()
@@ -121,6 +123,7 @@ class Execution:
             cache_salt=progress.request.cache_salt,
             priority=progress.request.priority,
             tenant=progress.request.tenant,
+            lora=progress.request.adapter,
         )
 
     async def _recover(self, failure: LegFailure) -> None:
@@ -136,13 +139,18 @@ class Execution:
         self._metrics.retries.labels(failure.code.name.lower()).inc()
         if progress.output_ids:
             self._metrics.replays.inc()
-        if not self._dispatcher.selector.has_fresh_pair(progress.blamed):
+        if not self._dispatcher.selector.has_fresh_pair(progress.request.adapter, progress.blamed):
             await asyncio.sleep(pause_s)
 
     def _log(self, failure: LegFailure, *, is_last: bool) -> None:
         level, words = (logging.WARNING, "giving up") if is_last else (logging.INFO, "trying again")
         with bind(request_id=self._progress.request.request_id):
             logger.log(level, "%s leg: %s: %s; %s", failure.role.value, failure.code.name, failure.message, words)
+
+    def _check_adapter(self) -> None:
+        adapter = self._progress.request.adapter
+        if adapter and adapter not in self._dispatcher.fleet.adapters():
+            raise ModelNotFound(f"the adapter {adapter!r} has been unloaded")
 
     def _check_deadline(self) -> None:
         if time.monotonic() >= self._progress.request.deadline_s:

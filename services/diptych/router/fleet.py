@@ -13,10 +13,10 @@ from typing import Protocol
 from diptych.common.errors import Unavailable
 from diptych.common.membership import State
 from diptych.router.metrics import RouterMetrics
-from diptych.router.pairing import explain, pair_up
+from diptych.router.pairing import adapters, explain, pair_up, with_adapter
 from diptych.router.prefix_index import PrefixIndex
 from diptych.router.session import ROLES, Session
-from diptych.router.worker_view import Pair, Role
+from diptych.router.worker_view import Pair, Role, WorkerView
 from diptych.v1.bootstrap_pb2 import Instance
 
 
@@ -38,7 +38,8 @@ class Fleet:
         self._metrics = metrics
         self._sessions: dict[int, Session] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._pairs: tuple[Pair, ...] | None = ()
+        self._pairs: dict[str, tuple[Pair, ...]] = {}  # by adapter; empty after a change
+        self._adapters: tuple[str, ...] | None = None
         self._changed = asyncio.Event()
         self._closed_because = ""
 
@@ -61,18 +62,31 @@ class Fleet:
     def session(self, instance_id: int) -> Session:
         return self._sessions[instance_id]
 
-    def pairs(self) -> tuple[Pair, ...]:
-        """The pairs that may serve now."""
-        if self._pairs is None:
-            self._pairs = pair_up([session.view() for session in self._sessions.values()], self._model_id)
-        return () if self._closed_because else self._pairs
+    def sessions(self) -> tuple[Session, ...]:
+        return tuple(self._sessions.values())
 
-    def problem(self) -> str | None:
+    def pairs(self, adapter: str = "") -> tuple[Pair, ...]:
+        """The pairs that may serve now, with `adapter` if it is not empty."""
+        if self._closed_because:
+            return ()
+        if adapter not in self._pairs:
+            pairs = pair_up(self._views(), self._model_id)
+            self._pairs[adapter] = with_adapter(pairs, self._views(), adapter) if adapter else pairs
+        return self._pairs[adapter]
+
+    def adapters(self) -> tuple[str, ...]:
+        """The adapters that clients may ask for."""
+        if self._adapters is None:
+            self._adapters = adapters(self._views())
+        return self._adapters
+
+    def problem(self, adapter: str = "") -> str | None:
         """Why no pair may serve, in words; None when one may."""
-        if self.pairs():
+        if self.pairs(adapter):
             return None
-        views = [session.view() for session in self._sessions.values()]
-        return self._closed_because or explain(views, self._model_id)
+        if adapter and self.pairs():
+            return f"no linked prefill and decode worker have the same weights loaded as adapter {adapter!r}"
+        return self._closed_because or explain(self._views(), self._model_id)
 
     def context_len(self, default: int) -> int:
         """The longest request, prompt and output, that every ready worker takes; at most `default`."""
@@ -92,21 +106,24 @@ class Fleet:
         workers = [session for session in self._sessions.values() if session.role is role]
         return sum(self.prefix_index.is_in_sync(session.instance_id) for session in workers)
 
-    async def wait_for_pairs(self, timeout_s: float) -> tuple[Pair, ...]:
-        """Return the pairs that may serve, waiting for one if need be. Raises `Unavailable`, saying why not."""
+    async def wait_for_pairs(self, timeout_s: float, adapter: str = "") -> tuple[Pair, ...]:
+        """Return `pairs(adapter)`, waiting for one if need be. Raises `Unavailable`, saying why there is none."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not (pairs := self.pairs()) and not self._closed_because:
+                while not (pairs := self.pairs(adapter)) and not self._closed_because:
                     await self.wait_for_change()
         except TimeoutError:
             pairs = ()
         if not pairs:
-            raise Unavailable(self.problem() or "no worker is available")
+            raise Unavailable(self.problem(adapter) or "no worker is available")
         return pairs
 
     async def wait_for_change(self) -> None:
         """Wait until another pair, or none any more, may serve, or might."""
         await self._changed.wait()
+
+    def _views(self) -> list[WorkerView]:
+        return [session.view() for session in self._sessions.values()]
 
     # changes
 
@@ -131,7 +148,8 @@ class Fleet:
         self._tasks.pop(instance_id).cancel()
 
     def _note_change(self) -> None:
-        self._pairs = None
+        self._pairs.clear()
+        self._adapters = None
         self._changed.set()
         self._changed = asyncio.Event()
 

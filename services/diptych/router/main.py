@@ -15,12 +15,14 @@ from diptych.common.logging import setup
 from diptych.common.membership_client import MembershipWatcher
 from diptych.engine.loader.load_format import LoadFormat
 from diptych.engine.loader.source import open_model
+from diptych.router.adapter_admin import AdapterAdmin
 from diptych.router.admission import Admission
 from diptych.router.config import RouterConfig
 from diptych.router.execution import Dispatcher
 from diptych.router.fleet import Fleet, Membership
 from diptych.router.grpc.inference import InferenceService
 from diptych.router.grpc.server import GrpcServer
+from diptych.router.http.adapters import add_adapters
 from diptych.router.http.app import create_app
 from diptych.router.http.server import HttpServer
 from diptych.router.metrics import RouterMetrics
@@ -82,18 +84,20 @@ def build(config: RouterConfig, model: ServedModel, membership: Membership) -> R
     metrics.watch(fleet, lambda: admission.num_running)
     preparer = Preparer(
         model,
-        lambda: fleet.context_len(model.context_len),
+        fleet,
         num_threads=config.tokenizer_threads,
         timeout_s=config.request_timeout_s,
     )
     dispatcher = Dispatcher(fleet, Selector(fleet, POLICIES[config.policy]), metrics)
     retries = RetryLimits(config.pair_wait_s, config.lost_pair_wait_s)
     pipeline = Pipeline(model, preparer, dispatcher, admission, retries)
-    return Router(fleet, admission, preparer, _http(config, pipeline), _grpc(config, pipeline))
+    return Router(fleet, admission, preparer, _http(config, pipeline, fleet), _grpc(config, pipeline))
 
 
-def _http(config: RouterConfig, pipeline: Pipeline) -> HttpServer:
+def _http(config: RouterConfig, pipeline: Pipeline, fleet: Fleet) -> HttpServer:
     app = create_app(pipeline, max_body_bytes=config.max_body_bytes)
+    if config.runtime_lora:
+        add_adapters(app, AdapterAdmin(fleet), max_body_bytes=config.max_body_bytes)
     grace_s = math.ceil(config.drain_s) + STOP_GRACE_S
     return HttpServer(app, config.host, config.http_port, stop_grace_s=grace_s)
 

@@ -1,7 +1,7 @@
 """Which prefill and decode workers may serve a request together.
 
 Rule: both are ready, their sessions are open, they serve the wanted model with equal `compat`, and each says that it
-is linked to the other.
+is linked to the other. For a request with an adapter both have it loaded, with the same weights.
 """
 
 from __future__ import annotations
@@ -20,6 +20,19 @@ def pair_up(workers: Iterable[WorkerView], model_id: str) -> tuple[Pair, ...]:
     decodes = [worker for worker in usable if worker.role is Role.DECODE]
     pairs = (Pair(p.instance_id, d.instance_id) for p in prefills for d in decodes if _match(p, d))
     return tuple(sorted(pairs))
+
+
+def with_adapter(pairs: Iterable[Pair], workers: Iterable[WorkerView], name: str) -> tuple[Pair, ...]:
+    """Return the pairs of which both workers have the same weights loaded under `name`."""
+    loaded = {worker.instance_id: worker.adapters.get(name) for worker in workers}
+    return tuple(p for p in pairs if loaded[p.prefill_id] is not None and loaded[p.prefill_id] == loaded[p.decode_id])
+
+
+def adapters(workers: Iterable[WorkerView]) -> tuple[str, ...]:
+    """Return the adapters that clients may ask for: some ready worker of each role has the same weights loaded."""
+    ready = [worker for worker in workers if worker.state is State.READY]
+    found = [{item for worker in ready if worker.role is role for item in worker.adapters.items()} for role in Role]
+    return tuple(sorted(name for name, _ in set.intersection(*found)))
 
 
 def least_blamed(pairs: Collection[Pair], blamed: Collection[int]) -> tuple[Pair, ...]:

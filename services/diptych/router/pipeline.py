@@ -6,7 +6,7 @@ The HTTP and gRPC services both stand on this; neither knows workers, and this k
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Final
@@ -44,6 +44,11 @@ class Pipeline:
     def problem(self) -> str | None:
         """Why no request can be served now, in words; None when one can."""
         return self._dispatcher.fleet.problem()
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """What clients may ask for beside the model."""
+        return self._dispatcher.fleet.adapters()
 
     @property
     def context_len(self) -> int:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from diptych.common.errors import InvalidRequest
 from diptych.engine.finish import Finish
@@ -45,7 +45,7 @@ class ServedModel:
 class Wish:
     """What a client asks for, still as it was said: `None` is the model's default."""
 
-    model: str  # empty: the only one
+    model: str  # or an adapter; empty: the only model
     prompts: Sequence[Prompt]
     params: SamplingParams  # but for `max_tokens` and `seed`
     max_tokens: int | None
@@ -78,14 +78,20 @@ class _Tokenized:
     echo: Echo | None
 
 
+class WorkersNow(Protocol):
+    """What of the workers bears on a request before one is chosen."""
+
+    def adapters(self) -> Sequence[str]: ...
+
+    def context_len(self, default: int) -> int: ...
+
+
 class Preparer:
     """Turns wishes into requests for one model."""
 
-    def __init__(
-        self, model: ServedModel, context_len: Callable[[], int], *, num_threads: int, timeout_s: float
-    ) -> None:
+    def __init__(self, model: ServedModel, workers: WorkersNow, *, num_threads: int, timeout_s: float) -> None:
         self._model = model
-        self._context_len = context_len  # what model and workers take now
+        self._workers = workers
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
 
@@ -102,7 +108,7 @@ class Preparer:
             await loop.run_in_executor(self._threads, compiler.check, wish.params.grammar)
         seed = secrets.randbits(63) if wish.seed is None else wish.seed
         timeout_s = self._timeout_s if wish.timeout_s is None else min(wish.timeout_s, self._timeout_s)
-        limit = self._context_len()
+        limit = self._workers.context_len(self._model.context_len)
         return [
             GenerationRequest(
                 request_id=wish.request_id,
@@ -114,6 +120,7 @@ class Preparer:
                 priority=wish.priority,
                 tenant=wish.tenant,
                 cache_salt=wish.cache_salt.encode(),
+                adapter="" if wish.model == self._model.model_id else wish.model,
                 echo=prompt.echo,
             )
             for prompt in prompts
@@ -122,7 +129,7 @@ class Preparer:
 
     def _check(self, wish: Wish) -> None:
         """What can be said without looking at the prompt."""
-        if wish.model not in ("", self._model.model_id):
+        if wish.model not in ("", self._model.model_id, *self._workers.adapters()):
             raise ModelNotFound(f"the model {wish.model!r} does not exist; this router serves {self._model.model_id!r}")
         if not 1 <= wish.num_choices <= MAX_CHOICES:
             raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}, not {wish.num_choices}", param="n")

@@ -58,6 +58,7 @@ class GenerationRequest:
     echo: Echo | None = None  # None: the answer does not begin with the prompt
     priority: int = 0  # higher first
     tenant: str = ""  # whose share of the workers it counts against
+    adapter: str = ""  # to run with; empty: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,17 +19,17 @@ class Selector:
         self._policy = policy
         self._numbers = itertools.count()
 
-    async def select(self, prompt_len: int, blamed: Collection[int], wait_s: float) -> Pair:
+    async def select(self, prompt_len: int, adapter: str, blamed: Collection[int], wait_s: float) -> Pair:
         """Return a pair whose sessions are open. Raises `Unavailable` if there is none within `wait_s`."""
-        pairs = least_blamed(await self._fleet.wait_for_pairs(wait_s), blamed)
+        pairs = least_blamed(await self._fleet.wait_for_pairs(wait_s, adapter), blamed)
         request = RequestView(prompt_len, next(self._numbers))
         if len(pairs) == 1:
             return pairs[0]
         return self._policy(self._candidates(pairs), request)
 
-    def has_fresh_pair(self, blamed: Collection[int]) -> bool:
+    def has_fresh_pair(self, adapter: str, blamed: Collection[int]) -> bool:
         """Whether a pair without blamed instances may serve now."""
-        return has_fresh(self._fleet.pairs(), blamed)
+        return has_fresh(self._fleet.pairs(adapter), blamed)
 
     def _candidates(self, pairs: Iterable[Pair]) -> list[Candidate]:
         loads: dict[int, WorkerLoad] = {}

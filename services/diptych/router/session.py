@@ -81,6 +81,16 @@ class Session:
         return self._instance.context_len
 
     @property
+    def adapters(self) -> dict[str, str]:
+        """The adapters that the worker has loaded: name to fingerprint."""
+        return {adapter.name: adapter.fingerprint for adapter in self._instance.loras}
+
+    @property
+    def instance(self) -> bootstrap_pb2.Instance:
+        """The worker's newest record."""
+        return self._instance
+
+    @property
     def num_open_legs(self) -> int:
         return len(self._legs)
 
@@ -94,7 +104,14 @@ class Session:
     def view(self) -> WorkerView:
         instance, state = self._instance, State(self._instance.state)
         return WorkerView(
-            self.instance_id, self.role, state, instance.model_id, instance.compat, self.is_open, self._linked
+            self.instance_id,
+            self.role,
+            state,
+            instance.model_id,
+            instance.compat,
+            self.is_open,
+            self._linked,
+            adapters=self.adapters,
         )
 
     def load(self) -> WorkerLoad:

@@ -14,7 +14,8 @@ from typing import Any, Final, Literal
 import grpc
 
 from diptych.common.rpc import SERVER_OPTIONS, listen
-from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
+from diptych.router.simulated_admin import SimulatedAdmin
+from diptych.v1 import admin_pb2_grpc, bootstrap_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
 from diptych.v1.worker_pb2 import LegOutput, LegStats, StartLeg, WorkerBatch
 
 STATS: Final = LegStats(cached_tokens=3, pages_moved=2, bytes_moved=512, kv_digest=9, queue_us=5)
@@ -43,8 +44,10 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         instance: bootstrap_pb2.Instance,
         recite: Callable[[StartLeg], Output],
         on_event: Callable[[], None] = lambda: None,
+        on_adapters: Callable[[], None] = lambda: None,
     ) -> None:
         self.instance = instance
+        self.admin = SimulatedAdmin(instance, on_adapters)
         self.step_s = 0.0  # pause between outputs
         self.faults: list[Fault] = []  # each is used by one leg
         self.started: list[StartLeg] = []
@@ -61,6 +64,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
     async def start(self, port: int = 0) -> None:
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
+        admin_pb2_grpc.add_WorkerAdminServicer_to_server(self.admin, self._server)
         self.instance.address = f"127.0.0.1:{listen(self._server, '127.0.0.1', port)}"
         await self._server.start()
 

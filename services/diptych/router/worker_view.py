@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from diptych.common.membership import State
 
@@ -30,6 +31,7 @@ class WorkerView:
     compat: str  # pairs need equal ones
     session_open: bool
     linked: frozenset[int]  # peers to which it has a transfer endpoint
+    adapters: Mapping[str, str] = field(default_factory=dict)  # loaded: name to fingerprint
 
 
 @dataclass(frozen=True, slots=True)

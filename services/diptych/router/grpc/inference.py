@@ -55,7 +55,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     for index, piece in batch:
                         pieces[index].append(piece)
             response = response_to_wire([whole(run) for run in pieces], wish)
-            response.model = self._pipeline.model.model_id
+            response.model = wish.model or self._pipeline.model.model_id
         return response
 
     async def _pieces(self, wish: Wish) -> AsyncGenerator[Batch, None]:
@@ -90,8 +90,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         request: inference_pb2.ListModelsRequest,
         context: grpc.aio.ServicerContext[inference_pb2.ListModelsRequest, inference_pb2.ListModelsResponse],
     ) -> inference_pb2.ListModelsResponse:
-        model = inference_pb2.Model(id=self._pipeline.model.model_id, context_len=self._pipeline.context_len)
-        return inference_pb2.ListModelsResponse(models=[model])
+        base, context_len = self._pipeline.model.model_id, self._pipeline.context_len
+        adapters = [inference_pb2.Model(id=i, context_len=context_len, parent=base) for i in self._pipeline.adapters]
+        return inference_pb2.ListModelsResponse(
+            models=[inference_pb2.Model(id=base, context_len=context_len), *adapters]
+        )
 
 
 def _wish(request: Request, context: grpc.aio.ServicerContext[Request, Any]) -> Wish:

@@ -69,21 +69,23 @@ def _add_generation(app: FastAPI, exchange: Exchange) -> None:
 def _add_models(app: FastAPI, pipeline: Pipeline) -> None:
     created = int(time.time())
 
-    def model() -> dict[str, Any]:
-        model_id, context_len = pipeline.model.model_id, pipeline.context_len
-        served = {"id": model_id, "object": "model", "created": created, "owned_by": "diptych"}
-        return {**served, "context_len": context_len}
+    def models() -> dict[str, dict[str, Any]]:
+        base = pipeline.model.model_id
+        common = {"object": "model", "created": created, "owned_by": "diptych", "context_len": pipeline.context_len}
+        adapters = {name: {"id": name, **common, "parent": base} for name in pipeline.adapters}
+        return {base: {"id": base, **common}, **adapters}
 
     @app.get("/v1/models")
     async def list_models(request: Request) -> Response:
-        return _json({"object": "list", "data": [model()]}, request)
+        return json_response({"object": "list", "data": list(models().values())}, request)
 
     @app.get("/v1/models/{model_id:path}")
     async def get_model(model_id: str, request: Request) -> Response:
-        if model_id != pipeline.model.model_id:
+        model = models().get(model_id)
+        if model is None:
             error = ModelNotFound(f"the model {model_id!r} does not exist")
             return error_response(error, {HEADER: request_id_of(request)})
-        return _json(model(), request)
+        return json_response(model, request)
 
 
 def _add_operations(app: FastAPI, pipeline: Pipeline) -> None:
@@ -104,7 +106,7 @@ def _add_operations(app: FastAPI, pipeline: Pipeline) -> None:
         return Response(pipeline.metrics.exposition(), headers={"content-type": PROMETHEUS_TEXT})
 
 
-def _json(value: object, request: Request) -> Response:
+def json_response(value: object, request: Request) -> Response:
     return Response(orjson.dumps(value), media_type="application/json", headers={HEADER: request_id_of(request)})
 
 

@@ -54,7 +54,7 @@ def parse_chat(body: bytes, origin: Origin, model: ServedModel) -> Ask:
     fields = _parse(ChatRequest, body)
     wish = _wish(fields, [fields.prompt()], fields.output_limit, origin)
     stream = bool(fields.stream)
-    return Ask(wish, ChatLayout(model, _style(fields), stream=stream), stream)
+    return Ask(wish, ChatLayout(_named(model, fields), _style(fields), stream=stream), stream)
 
 
 def parse_completion(body: bytes, origin: Origin, model: ServedModel) -> Ask:
@@ -62,7 +62,7 @@ def parse_completion(body: bytes, origin: Origin, model: ServedModel) -> Ask:
     fields = _parse(CompletionRequest, body)
     wish = _wish(fields, fields.prompts(), fields.max_tokens, origin)
     wish = replace(wish, best_of=fields.best_of, echo=bool(fields.echo))
-    return Ask(wish, CompletionLayout(model, _style(fields)), bool(fields.stream))
+    return Ask(wish, CompletionLayout(_named(model, fields), _style(fields)), bool(fields.stream))
 
 
 def _wish(fields: GenerationFields, prompts: Sequence[Prompt], max_tokens: int | None, origin: Origin) -> Wish:
@@ -79,6 +79,11 @@ def _wish(fields: GenerationFields, prompts: Sequence[Prompt], max_tokens: int |
         tenant=origin.tenant or fields.user or "",
         cache_salt=fields.cache_salt or "",
     )
+
+
+def _named(model: ServedModel, fields: GenerationFields) -> ServedModel:
+    """The model as the answer calls it: by the adapter's name, if one is asked for."""
+    return replace(model, model_id=fields.model) if fields.model else model
 
 
 def _style(fields: GenerationFields) -> Style:

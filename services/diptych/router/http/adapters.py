@@ -1,0 +1,75 @@
+"""Loading and unloading adapters over HTTP, by vLLM's paths. Present only with `--runtime-lora`.
+
+Who may call it can make workers read any folder: it belongs behind a gateway that lets only operators through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from fastapi import FastAPI
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from diptych.common.errors import DiptychError
+from diptych.router.adapter_admin import AdapterAdmin
+from diptych.router.http.app import json_response
+from diptych.router.http.body import read_body
+from diptych.router.http.errors import error_response
+from diptych.router.http.fields import to_invalid_request
+from diptych.router.http.request_id import HEADER, request_id_of
+from diptych.router.http.strict_model import StrictModel
+
+B = TypeVar("B", bound=StrictModel)
+
+
+class LoadBody(StrictModel):
+    """Of /v1/load_lora_adapter."""
+
+    lora_name: str
+    lora_path: str  # a PEFT folder, on each worker's machine
+
+
+class UnloadBody(StrictModel):
+    """Of /v1/unload_lora_adapter."""
+
+    lora_name: str
+    lora_int_id: int | None = None  # without effect
+
+
+def add_adapters(app: FastAPI, admin: AdapterAdmin, *, max_body_bytes: int) -> None:
+    """Add both paths to the application."""
+
+    async def load(request: Request) -> Response:
+        async def work() -> object:
+            body = _parse(LoadBody, await read_body(request, max_body_bytes))
+            num_workers = await admin.load(body.lora_name, body.lora_path)
+            return {"lora_name": body.lora_name, "num_workers": num_workers}
+
+        return await _answer(request, work)
+
+    async def unload(request: Request) -> Response:
+        async def work() -> object:
+            body = _parse(UnloadBody, await read_body(request, max_body_bytes))
+            return {"lora_name": body.lora_name, "num_workers": await admin.unload(body.lora_name)}
+
+        return await _answer(request, work)
+
+    app.add_route("/v1/load_lora_adapter", load, methods=["POST"])
+    app.add_route("/v1/unload_lora_adapter", unload, methods=["POST"])
+
+
+async def _answer(request: Request, work: Callable[[], Awaitable[object]]) -> Response:
+    try:
+        return json_response(await work(), request)
+    except DiptychError as error:
+        return error_response(error, {HEADER: request_id_of(request)})
+
+
+def _parse(model: type[B], body: bytes) -> B:
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise to_invalid_request(error) from None

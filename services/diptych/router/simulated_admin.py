@@ -1,0 +1,41 @@
+"""The adapters of a simulated worker: a path is its own fingerprint; a failure is played when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from diptych.v1 import admin_pb2, admin_pb2_grpc, bootstrap_pb2
+
+
+class SimulatedAdmin(admin_pb2_grpc.WorkerAdminServicer):
+    """Implements `diptych.v1.WorkerAdmin`. Change it from its event loop only."""
+
+    def __init__(self, instance: bootstrap_pb2.Instance, on_change: Callable[[], None]) -> None:
+        self.failure: grpc.StatusCode | None = None  # of the next loads
+        self.num_calls = 0
+        self._instance = instance
+        self._on_change = on_change  # called when the record has changed
+
+    async def LoadLora(self, request: admin_pb2.LoadLoraRequest, context: Any) -> admin_pb2.LoadLoraResponse:
+        self.num_calls += 1
+        if self.failure is not None:
+            await context.abort(self.failure, "told to fail")
+        present = next((adapter for adapter in self._instance.loras if adapter.name == request.name), None)
+        if present is not None:
+            return admin_pb2.LoadLoraResponse(adapter=present, was_loaded=True)
+        adapter = self._instance.loras.add(name=request.name, fingerprint=request.path)
+        self._on_change()
+        return admin_pb2.LoadLoraResponse(adapter=adapter)
+
+    async def UnloadLora(self, request: admin_pb2.UnloadLoraRequest, context: Any) -> admin_pb2.UnloadLoraResponse:
+        self.num_calls += 1
+        others = [adapter for adapter in self._instance.loras if adapter.name != request.name]
+        if len(others) == len(self._instance.loras):
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no adapter {request.name!r} is loaded")
+        del self._instance.loras[:]
+        self._instance.loras.extend(others)
+        self._on_change()
+        return admin_pb2.UnloadLoraResponse()
