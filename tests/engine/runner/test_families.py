@@ -60,3 +60,13 @@ def test_ranks_compute_what_one_does(
 
 def assert_close(ours: Tensor, theirs: list[Tensor]) -> None:
     torch.testing.assert_close(ours, torch.stack(theirs), atol=1e-3, rtol=1e-4)
+
+
+def test_bfloat16_is_near_float32(new_driver: NewDriver, family_model: Any) -> None:
+    """Near enough that no norm, bias or scale is missing; experts may be chosen otherwise in a token or two."""
+    driver = new_driver(open_model(str(family_model.folder)), "auto", "bfloat16")
+    rounded = driver.extend(dict(enumerate(family_model.prompts)))
+    assert rounded.dtype == torch.bfloat16
+    ends = [len(prompt) - 1 for prompt in family_model.prompts]
+    exact = torch.stack([logits[end] for logits, end in zip(family_model.logits, ends, strict=True)])
+    assert torch.cosine_similarity(rounded.float(), exact).median() > 0.99
