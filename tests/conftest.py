@@ -144,6 +144,7 @@ PHI4 = {"rope_parameters": LONG | {"partial_rotary_factor": 0.75}}
 MOE = {"num_experts_per_tok": 2}
 FAMILIES: Final = {
     "llama": Case("Llama", {"head_dim": 64}),
+    "llama, wide heads": Case("Llama", {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 1}),
     "llama, tied, one KV head": Case("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "llama, linear rope": Case("Llama", {"rope_parameters": PLAIN | {"rope_type": "linear", "factor": 4.0}}),
     "llama, dynamic rope": Case("Llama", {"rope_parameters": PLAIN | {"rope_type": "dynamic", "factor": 4.0}}),

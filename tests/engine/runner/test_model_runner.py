@@ -20,24 +20,6 @@ from diptych.engine.runner.model_runner import ModelRunner
 NewDriver = Callable[..., Any]
 BACKENDS = ["cpu", "torch"]
 LENGTHS = [1, 2, 15, 16, 17, 40, 65, 200]
-TINY: dict[str, dict[str, Any]] = {
-    "head_dim 16, grouped": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
-    "head_dim 64, all alike": {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64},
-    "head_dim 128, one KV head": {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 128},
-    "llama 3.1 rope": {
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 10_000.0,
-            "factor": 4.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-    },
-}
 
 
 def prompts(vocab_size: int) -> list[list[int]]:
@@ -139,49 +121,26 @@ def test_decode_and_prefill_give_a_token_the_same_bits(small_model: ModelSource,
         assert torch.equal(replayed[0], decoded[i])
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("shape", TINY)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_random_models_from_folders_generate_the_tokens_of_transformers(
-    new_driver: NewDriver, tmp_path: Path, backend: str, shape: str, tied: bool
-) -> None:
-    model = tiny_model(tmp_path, TINY[shape], tied)
-    source = open_model(str(tmp_path))
-    driver, texts = new_driver(source, backend), prompts(source.config.vocab_size)
-    tokens = driver.extend(dict(enumerate(texts))).argmax(-1)
-    ours = [tokens]
-    for _ in range(9):
-        ours.append(tokens := driver.decode(dict(enumerate(tokens.tolist()))).argmax(-1))
-    assert torch.stack(ours, dim=1).tolist() == [greedy_tokens(model, text, 10) for text in texts]
-
-
-def tiny_model(folder: Path, shape: dict[str, Any], tied: bool) -> Any:
-    """Large weights, so that neighbouring logits are far apart."""
+def tiny_model(folder: Path) -> Any:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=200,
         hidden_size=64,
         intermediate_size=112,
         num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=64,
         max_position_embeddings=512,
-        tie_word_embeddings=tied,
         initializer_range=0.2,
-        **shape,
     )
     model: Any = transformers.LlamaForCausalLM(config)
-    model.save_pretrained(folder, max_shard_size="100KB")
+    model.save_pretrained(folder)
     return model.eval()
 
 
-def greedy_tokens(model: Any, text: list[int], count: int) -> list[int]:
-    tokens = list(text)
-    for _ in range(count):
-        tokens.append(int(reference_logits(model, tokens)[-1].argmax()))
-    return tokens[len(text) :]
-
-
 def test_a_step_that_samples_from_nobody_still_writes_its_kv(new_driver: NewDriver, tmp_path: Path) -> None:
-    model = tiny_model(tmp_path, TINY["head_dim 64, all alike"], True)
+    model = tiny_model(tmp_path)
     text = prompts(200)[-1]
     for backend in BACKENDS:
         driver = new_driver(open_model(str(tmp_path)), backend)
@@ -204,7 +163,7 @@ def fields(value: Any) -> dict[str, Any]:
     ],
 )
 def test_what_cannot_run_here_is_refused_by_name(tmp_path: Path, options: dict[str, Any], named: str) -> None:
-    tiny_model(tmp_path, TINY["head_dim 64, all alike"], True)
+    tiny_model(tmp_path)
     source = open_model(str(tmp_path))
     kv = torch.zeros(2, 3, 2, 16, 2, 64, dtype=torch.bfloat16)
     with pytest.raises(ConfigError, match=named):
@@ -216,7 +175,7 @@ def test_without_a_compiler_torch_computes_and_says_so(
 ) -> None:
     from diptych.kernels.cpu import library
 
-    model = tiny_model(tmp_path, TINY["head_dim 64, all alike"], True)
+    model = tiny_model(tmp_path)
     monkeypatch.setenv("CC", "/bin/false")
     library.load.cache_clear()
     driver = new_driver(open_model(str(tmp_path)), "auto")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -106,3 +108,28 @@ def test_a_killed_scheduler_fails_requests_instead_of_hanging() -> None:
             list(stream)
         with pytest.raises(SchedulerDied):
             engine.generate("hi", GREEDY)
+
+
+def test_a_configuration_alone_is_served_with_weights_made_up(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA))
+    with Engine(str(tmp_path), EngineOptions(load_format="dummy", kv_cache_mib=4)) as engine:
+        first, again = engine.generate([5, 6, 7], GREEDY), engine.generate("5 6 7", GREEDY)
+        assert first.token_ids == again.token_ids
+        assert first.text == " ".join(map(str, first.token_ids))
+        assert len(first.token_ids) == 12
+
+
+GEMMA = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 128,
+    "sliding_window": 8,
+    "sliding_window_pattern": 2,
+}

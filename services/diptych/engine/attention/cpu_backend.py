@@ -16,7 +16,7 @@ class CpuAttention:
     def __init__(self, config: ModelConfig, kv: Tensor) -> None:
         self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         self._kv = kv
-        self._layers = _layers(config)
+        self._layers = _layers(config, kv)
         self._mode = ForwardMode.EXTEND
         self._step: PagedAttention | None = None
 
@@ -33,8 +33,8 @@ class CpuAttention:
             self._step.extend(qkv, self._layers[layer], out)
 
 
-def _layers(config: ModelConfig) -> list[AttentionLayer]:
-    ropes = rope_tables(config)
+def _layers(config: ModelConfig, kv: Tensor) -> list[AttentionLayer]:
+    ropes = rope_tables(config, kv)
     return [
         AttentionLayer(
             index,

@@ -8,17 +8,18 @@ from torch import Tensor
 from diptych.engine.loader.config import ModelConfig, Rope
 
 
-def rope_tables(config: ModelConfig) -> dict[Rope, Tensor]:
-    """Return a table for each kind of layer."""
+def rope_tables(config: ModelConfig, kv: Tensor) -> dict[Rope, Tensor]:
+    """Return a table for each kind of layer, as long as a request that the pool `kv` can hold."""
+    num_slots = kv.shape[0] * kv.shape[3]
     ropes = {config.rope_of(layer) for layer in range(config.num_layers)}
-    return {rope: _table(rope, config.context_len) for rope in ropes}
+    return {rope: _table(rope, min(config.context_len, num_slots)) for rope in ropes}
 
 
-def _table(rope: Rope, context_len: int) -> Tensor:
-    """Return `[context_len, 2, dim / 2]`, float32: cosines and sines, rounded as transformers does."""
+def _table(rope: Rope, num_positions: int) -> Tensor:
+    """Return `[num_positions, 2, dim / 2]`, float32: cosines and sines, rounded as transformers does."""
     exponents = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
     frequencies = 1.0 / (rope.theta**exponents)
     if rope.divisors:
         frequencies = frequencies / torch.tensor(rope.divisors)
-    angles = torch.arange(context_len, dtype=torch.float32)[:, None] * frequencies
+    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
     return torch.stack((angles.cos(), angles.sin()), dim=1) * rope.scale

@@ -45,7 +45,7 @@ class TorchAttention:
         self._num_heads, self._num_kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self._kv = kv
         self._page_size = kv.shape[3]
-        self._ropes = rope_tables(config)
+        self._ropes = rope_tables(config, kv)
         self._windows = {config.window(layer) for layer in range(config.num_layers)}
         self._metadata: Metadata | None = None
 
