@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 from typing import Final
 
@@ -18,7 +18,7 @@ from diptych.engine.events import CompileGrammar, GrammarFailed, GrammarReady
 from diptych.engine.grammar.compiler import CompiledGrammar, Compiler
 from diptych.engine.grammar.grammar import Grammar
 
-CACHE_SIZE: Final = 64  # compiled grammars; usual ones take some 100 KiB
+CACHE_SIZE: Final = 64  # compiled grammars; usual ones take less than 100 KiB
 
 Answer = GrammarReady | GrammarFailed
 
@@ -33,6 +33,10 @@ class GrammarThread:
         self._cache: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()  # the thread's
         self._answers: SimpleQueue[Answer] = SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def wait_until_open(self) -> None:
+        """Wait until the vocabulary is read, or can't be: much of that holds the interpreter's lock."""
+        wait([self._compiler])
 
     def fileno(self) -> int:
         return self._wake

@@ -155,6 +155,7 @@ def _serve(
     max_tokens = min(limits.context_len, cache.max_request_tokens)
     compat = _compat(source, layout, options.tp)
     step_runner = ranks.lead_runner(runner)
+    grammars.wait_until_open()
     ready = engine_pb2.SchedulerReady(transfer=memory.transfer, compat=compat, context_len=max_tokens)
     ready.loras.adapters.extend(adapters.news() or ())
     channel.send(engine_pb2.SchedulerEvents(ready=ready).SerializeToString())
