@@ -70,6 +70,9 @@ class Platform:
         except OSError:
             return False
 
+    def wait_until_ready(self) -> None:
+        wait_for(self.is_ready, 30.0, "the platform is routable again")
+
     def post(self, path: str, body: Any, *, timeout_s: float = 60.0, headers: dict[str, str] | None = None) -> Any:
         """Return (status, parsed body). `body` is JSON, or bytes to send as they are."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -27,6 +27,7 @@ def test_every_linked_prefill_and_decode_worker_make_a_pair() -> None:
         replace(P1, state=State.STARTING),
         replace(P1, state=State.DRAINING),
         replace(P1, session_open=False),
+        replace(P1, paused=True),
         replace(P1, model_id="other"),
         replace(P1, compat="other"),
         replace(P1, linked=frozenset()),

@@ -49,26 +49,80 @@ class ListLorasResponse(_message.Message):
     adapters: _containers.RepeatedCompositeFieldContainer[_bootstrap_pb2.LoraAdapter]
     def __init__(self, adapters: _Optional[_Iterable[_Union[_bootstrap_pb2.LoraAdapter, _Mapping]]] = ...) -> None: ...
 
+class UpdateWeightsRequest(_message.Message):
+    __slots__ = ("instance_id", "model", "drain_ms")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_MS_FIELD_NUMBER: _ClassVar[int]
+    instance_id: int
+    model: str
+    drain_ms: int
+    def __init__(self, instance_id: _Optional[int] = ..., model: _Optional[str] = ..., drain_ms: _Optional[int] = ...) -> None: ...
+
+class UpdateWeightsResponse(_message.Message):
+    __slots__ = ("model_id", "previous_model_id", "previous_model")
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_MODEL_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    previous_model_id: str
+    previous_model: str
+    def __init__(self, model_id: _Optional[str] = ..., previous_model_id: _Optional[str] = ..., previous_model: _Optional[str] = ...) -> None: ...
+
 class AdminCommand(_message.Message):
-    __slots__ = ("query", "load_lora", "unload_lora")
+    __slots__ = ("query", "load_lora", "unload_lora", "prepare_weights", "switch_weights", "drop_weights")
     QUERY_FIELD_NUMBER: _ClassVar[int]
     LOAD_LORA_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_LORA_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    DROP_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     query: int
     load_lora: LoadLoraRequest
     unload_lora: UnloadLoraRequest
-    def __init__(self, query: _Optional[int] = ..., load_lora: _Optional[_Union[LoadLoraRequest, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraRequest, _Mapping]] = ...) -> None: ...
+    prepare_weights: PrepareWeights
+    switch_weights: SwitchWeights
+    drop_weights: DropWeights
+    def __init__(self, query: _Optional[int] = ..., load_lora: _Optional[_Union[LoadLoraRequest, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraRequest, _Mapping]] = ..., prepare_weights: _Optional[_Union[PrepareWeights, _Mapping]] = ..., switch_weights: _Optional[_Union[SwitchWeights, _Mapping]] = ..., drop_weights: _Optional[_Union[DropWeights, _Mapping]] = ...) -> None: ...
 
 class AdminAnswer(_message.Message):
-    __slots__ = ("query", "grpc_status", "message", "load_lora", "unload_lora")
+    __slots__ = ("query", "grpc_status", "message", "load_lora", "unload_lora", "switch_weights")
     QUERY_FIELD_NUMBER: _ClassVar[int]
     GRPC_STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     LOAD_LORA_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_LORA_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     query: int
     grpc_status: str
     message: str
     load_lora: LoadLoraResponse
     unload_lora: UnloadLoraResponse
-    def __init__(self, query: _Optional[int] = ..., grpc_status: _Optional[str] = ..., message: _Optional[str] = ..., load_lora: _Optional[_Union[LoadLoraResponse, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraResponse, _Mapping]] = ...) -> None: ...
+    switch_weights: SwitchWeightsResult
+    def __init__(self, query: _Optional[int] = ..., grpc_status: _Optional[str] = ..., message: _Optional[str] = ..., load_lora: _Optional[_Union[LoadLoraResponse, _Mapping]] = ..., unload_lora: _Optional[_Union[UnloadLoraResponse, _Mapping]] = ..., switch_weights: _Optional[_Union[SwitchWeightsResult, _Mapping]] = ...) -> None: ...
+
+class PrepareWeights(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class SwitchWeights(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DropWeights(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SwitchWeightsResult(_message.Message):
+    __slots__ = ("model_id", "compat", "previous_model_id", "previous_model")
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    COMPAT_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_MODEL_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    compat: str
+    previous_model_id: str
+    previous_model: str
+    def __init__(self, model_id: _Optional[str] = ..., compat: _Optional[str] = ..., previous_model_id: _Optional[str] = ..., previous_model: _Optional[str] = ...) -> None: ...

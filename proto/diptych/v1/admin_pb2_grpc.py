@@ -49,6 +49,11 @@ class WorkerAdminStub:
                 request_serializer=diptych_dot_v1_dot_admin__pb2.ListLorasRequest.SerializeToString,
                 response_deserializer=diptych_dot_v1_dot_admin__pb2.ListLorasResponse.FromString,
                 _registered_method=True)
+        self.UpdateWeights = channel.unary_unary(
+                '/diptych.v1.WorkerAdmin/UpdateWeights',
+                request_serializer=diptych_dot_v1_dot_admin__pb2.UpdateWeightsRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_admin__pb2.UpdateWeightsResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerAdminServicer:
@@ -74,6 +79,15 @@ class WorkerAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateWeights(self, request, context):
+        """Serve other weights of the same shape and tokenizer. They are loaded beside the old ones; then nothing new is
+        taken until what runs has finished, the prefix cache is emptied and the new ones serve. Answers when they do.
+        The record's `model_id` and `compat` change. After any error the old weights are served as before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +105,11 @@ def add_WorkerAdminServicer_to_server(servicer, server):
                     servicer.ListLoras,
                     request_deserializer=diptych_dot_v1_dot_admin__pb2.ListLorasRequest.FromString,
                     response_serializer=diptych_dot_v1_dot_admin__pb2.ListLorasResponse.SerializeToString,
+            ),
+            'UpdateWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateWeights,
+                    request_deserializer=diptych_dot_v1_dot_admin__pb2.UpdateWeightsRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_admin__pb2.UpdateWeightsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -174,6 +193,33 @@ class WorkerAdmin:
             '/diptych.v1.WorkerAdmin/ListLoras',
             diptych_dot_v1_dot_admin__pb2.ListLorasRequest.SerializeToString,
             diptych_dot_v1_dot_admin__pb2.ListLorasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.WorkerAdmin/UpdateWeights',
+            diptych_dot_v1_dot_admin__pb2.UpdateWeightsRequest.SerializeToString,
+            diptych_dot_v1_dot_admin__pb2.UpdateWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -80,7 +80,7 @@ class LoraAdapter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class Instance(_message.Message):
-    __slots__ = ("instance_id", "role", "address", "model_id", "compat", "state", "transfer", "load", "version", "context_len", "dp_rank", "loras")
+    __slots__ = ("instance_id", "role", "address", "model_id", "compat", "state", "transfer", "load", "version", "context_len", "dp_rank", "loras", "started_as", "paused")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,8 @@ class Instance(_message.Message):
     CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     DP_RANK_FIELD_NUMBER: _ClassVar[int]
     LORAS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     instance_id: int
     role: Role
     address: str
@@ -105,7 +107,9 @@ class Instance(_message.Message):
     context_len: int
     dp_rank: int
     loras: _containers.RepeatedCompositeFieldContainer[LoraAdapter]
-    def __init__(self, instance_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., compat: _Optional[str] = ..., state: _Optional[_Union[InstanceState, str]] = ..., transfer: _Optional[_Union[TransferInfo, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., version: _Optional[str] = ..., context_len: _Optional[int] = ..., dp_rank: _Optional[int] = ..., loras: _Optional[_Iterable[_Union[LoraAdapter, _Mapping]]] = ...) -> None: ...
+    started_as: str
+    paused: bool
+    def __init__(self, instance_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., compat: _Optional[str] = ..., state: _Optional[_Union[InstanceState, str]] = ..., transfer: _Optional[_Union[TransferInfo, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., version: _Optional[str] = ..., context_len: _Optional[int] = ..., dp_rank: _Optional[int] = ..., loras: _Optional[_Iterable[_Union[LoraAdapter, _Mapping]]] = ..., started_as: _Optional[str] = ..., paused: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence", "instance")

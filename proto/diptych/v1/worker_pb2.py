@@ -26,7 +26,7 @@ from diptych.v1 import bootstrap_pb2 as diptych_dot_v1_dot_bootstrap__pb2
 from diptych.v1 import inference_pb2 as diptych_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64iptych/v1/worker.proto\x12\ndiptych.v1\x1a\x1a\x64iptych/v1/bootstrap.proto\x1a\x1a\x64iptych/v1/inference.proto\"\x87\x02\n\x08StartLeg\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.diptych.v1.SamplingParams\x12\x18\n\x10peer_instance_id\x18\x05 \x01(\x06\x12\x1f\n\x17num_prior_output_tokens\x18\x06 \x01(\r\x12\x12\n\ntimeout_ms\x18\x07 \x01(\r\x12\x12\n\ncache_salt\x18\x08 \x01(\x0c\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x0c\n\x04lora\x18\x0b \x01(\t\"T\n\x0bRouterBatch\x12#\n\x05start\x18\x01 \x03(\x0b\x32\x14.diptych.v1.StartLeg\x12\r\n\x05\x61\x62ort\x18\x02 \x03(\x06\x12\x11\n\tresync_kv\x18\x03 \x01(\x08\"@\n\x08LegError\x12#\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x15.diptych.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xaa\x01\n\x08LegStats\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x13\n\x0bpages_moved\x18\x02 \x01(\r\x12\x13\n\x0b\x62ytes_moved\x18\x03 \x01(\x04\x12\x11\n\tkv_digest\x18\x04 \x01(\x06\x12\x10\n\x08queue_us\x18\x05 \x01(\x04\x12\x12\n\ncompute_us\x18\x06 \x01(\x04\x12\x13\n\x0btransfer_us\x18\x07 \x01(\x04\x12\x0f\n\x07join_us\x18\x08 \x01(\x04\"\x9d\x02\n\tLegOutput\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12#\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x14.diptych.v1.LegError\x12#\n\x05stats\x18\x06 \x01(\x0b\x32\x14.diptych.v1.LegStats\x12+\n\x08logprobs\x18\x07 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs\x12\x32\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs\"\x84\x01\n\x0bWorkerBatch\x12&\n\x07outputs\x18\x01 \x03(\x0b\x32\x15.diptych.v1.LegOutput\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.diptych.v1.WorkerLoad\x12\'\n\tkv_events\x18\x03 \x01(\x0b\x32\x14.diptych.v1.KvEvents\"\\\n\x08KvEvents\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06stored\x18\x02 \x03(\x06\x12\x0f\n\x07removed\x18\x03 \x03(\x06\x12\x0f\n\x07\x63leared\x18\x04 \x01(\x08\x12\x0c\n\x04more\x18\x05 \x01(\x08\"$\n\rStatusRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\"\xfd\x02\n\x0cWorkerStatus\x12&\n\x08instance\x18\x01 \x01(\x0b\x32\x14.diptych.v1.Instance\x12\x12\n\nopen_rooms\x18\x02 \x01(\r\x12\x42\n\x0epages_by_state\x18\x03 \x03(\x0b\x32*.diptych.v1.WorkerStatus.PagesByStateEntry\x12\x12\n\npages_sent\x18\x04 \x01(\x04\x12\x16\n\x0epages_received\x18\x05 \x01(\x04\x12\x1a\n\x12integrity_failures\x18\x06 \x01(\x04\x12\x13\n\x0bleaks_found\x18\x07 \x01(\x04\x12\x10\n\x08problems\x18\x08 \x03(\t\x12\x12\n\nhost_pages\x18\t \x01(\x04\x12\x18\n\x10host_pages_saved\x18\n \x01(\x04\x12\x1b\n\x13host_pages_restored\x18\x0b \x01(\x04\x1a\x33\n\x11PagesByStateEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01*\xf8\x01\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45RROR_CODE_INVALID\x10\x01\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x02\x12\x18\n\x14\x45RROR_CODE_PEER_LOST\x10\x03\x12\x1e\n\x1a\x45RROR_CODE_TRANSFER_FAILED\x10\x04\x12\x17\n\x13\x45RROR_CODE_DEADLINE\x10\x05\x12\x16\n\x12\x45RROR_CODE_ABORTED\x10\x06\x12\x18\n\x14\x45RROR_CODE_RETRACTED\x10\x07\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\x08\x32\x8b\x01\n\x06Worker\x12?\n\x07Session\x12\x17.diptych.v1.RouterBatch\x1a\x17.diptych.v1.WorkerBatch(\x01\x30\x01\x12@\n\tGetStatus\x12\x19.diptych.v1.StatusRequest\x1a\x18.diptych.v1.WorkerStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64iptych/v1/worker.proto\x12\ndiptych.v1\x1a\x1a\x64iptych/v1/bootstrap.proto\x1a\x1a\x64iptych/v1/inference.proto\"\x97\x02\n\x08StartLeg\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.diptych.v1.SamplingParams\x12\x18\n\x10peer_instance_id\x18\x05 \x01(\x06\x12\x1f\n\x17num_prior_output_tokens\x18\x06 \x01(\r\x12\x12\n\ntimeout_ms\x18\x07 \x01(\r\x12\x12\n\ncache_salt\x18\x08 \x01(\x0c\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x0c\n\x04lora\x18\x0b \x01(\t\x12\x0e\n\x06\x63ompat\x18\x0c \x01(\t\"T\n\x0bRouterBatch\x12#\n\x05start\x18\x01 \x03(\x0b\x32\x14.diptych.v1.StartLeg\x12\r\n\x05\x61\x62ort\x18\x02 \x03(\x06\x12\x11\n\tresync_kv\x18\x03 \x01(\x08\"@\n\x08LegError\x12#\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x15.diptych.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xaa\x01\n\x08LegStats\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x13\n\x0bpages_moved\x18\x02 \x01(\r\x12\x13\n\x0b\x62ytes_moved\x18\x03 \x01(\x04\x12\x11\n\tkv_digest\x18\x04 \x01(\x06\x12\x10\n\x08queue_us\x18\x05 \x01(\x04\x12\x12\n\ncompute_us\x18\x06 \x01(\x04\x12\x13\n\x0btransfer_us\x18\x07 \x01(\x04\x12\x0f\n\x07join_us\x18\x08 \x01(\x04\"\x9d\x02\n\tLegOutput\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12#\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x14.diptych.v1.LegError\x12#\n\x05stats\x18\x06 \x01(\x0b\x32\x14.diptych.v1.LegStats\x12+\n\x08logprobs\x18\x07 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs\x12\x32\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobs\"\x84\x01\n\x0bWorkerBatch\x12&\n\x07outputs\x18\x01 \x03(\x0b\x32\x15.diptych.v1.LegOutput\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.diptych.v1.WorkerLoad\x12\'\n\tkv_events\x18\x03 \x01(\x0b\x32\x14.diptych.v1.KvEvents\"\\\n\x08KvEvents\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06stored\x18\x02 \x03(\x06\x12\x0f\n\x07removed\x18\x03 \x03(\x06\x12\x0f\n\x07\x63leared\x18\x04 \x01(\x08\x12\x0c\n\x04more\x18\x05 \x01(\x08\"$\n\rStatusRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\x06\"\xfd\x02\n\x0cWorkerStatus\x12&\n\x08instance\x18\x01 \x01(\x0b\x32\x14.diptych.v1.Instance\x12\x12\n\nopen_rooms\x18\x02 \x01(\r\x12\x42\n\x0epages_by_state\x18\x03 \x03(\x0b\x32*.diptych.v1.WorkerStatus.PagesByStateEntry\x12\x12\n\npages_sent\x18\x04 \x01(\x04\x12\x16\n\x0epages_received\x18\x05 \x01(\x04\x12\x1a\n\x12integrity_failures\x18\x06 \x01(\x04\x12\x13\n\x0bleaks_found\x18\x07 \x01(\x04\x12\x10\n\x08problems\x18\x08 \x03(\t\x12\x12\n\nhost_pages\x18\t \x01(\x04\x12\x18\n\x10host_pages_saved\x18\n \x01(\x04\x12\x1b\n\x13host_pages_restored\x18\x0b \x01(\x04\x1a\x33\n\x11PagesByStateEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01*\xf8\x01\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45RROR_CODE_INVALID\x10\x01\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x02\x12\x18\n\x14\x45RROR_CODE_PEER_LOST\x10\x03\x12\x1e\n\x1a\x45RROR_CODE_TRANSFER_FAILED\x10\x04\x12\x17\n\x13\x45RROR_CODE_DEADLINE\x10\x05\x12\x16\n\x12\x45RROR_CODE_ABORTED\x10\x06\x12\x18\n\x14\x45RROR_CODE_RETRACTED\x10\x07\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\x08\x32\x8b\x01\n\x06Worker\x12?\n\x07Session\x12\x17.diptych.v1.RouterBatch\x1a\x17.diptych.v1.WorkerBatch(\x01\x30\x01\x12@\n\tGetStatus\x12\x19.diptych.v1.StatusRequest\x1a\x18.diptych.v1.WorkerStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,28 +35,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKERSTATUS_PAGESBYSTATEENTRY']._loaded_options = None
   _globals['_WORKERSTATUS_PAGESBYSTATEENTRY']._serialized_options = b'8\001'
-  _globals['_ERRORCODE']._serialized_start=1626
-  _globals['_ERRORCODE']._serialized_end=1874
+  _globals['_ERRORCODE']._serialized_start=1642
+  _globals['_ERRORCODE']._serialized_end=1890
   _globals['_STARTLEG']._serialized_start=96
-  _globals['_STARTLEG']._serialized_end=359
-  _globals['_ROUTERBATCH']._serialized_start=361
-  _globals['_ROUTERBATCH']._serialized_end=445
-  _globals['_LEGERROR']._serialized_start=447
-  _globals['_LEGERROR']._serialized_end=511
-  _globals['_LEGSTATS']._serialized_start=514
-  _globals['_LEGSTATS']._serialized_end=684
-  _globals['_LEGOUTPUT']._serialized_start=687
-  _globals['_LEGOUTPUT']._serialized_end=972
-  _globals['_WORKERBATCH']._serialized_start=975
-  _globals['_WORKERBATCH']._serialized_end=1107
-  _globals['_KVEVENTS']._serialized_start=1109
-  _globals['_KVEVENTS']._serialized_end=1201
-  _globals['_STATUSREQUEST']._serialized_start=1203
-  _globals['_STATUSREQUEST']._serialized_end=1239
-  _globals['_WORKERSTATUS']._serialized_start=1242
-  _globals['_WORKERSTATUS']._serialized_end=1623
-  _globals['_WORKERSTATUS_PAGESBYSTATEENTRY']._serialized_start=1572
-  _globals['_WORKERSTATUS_PAGESBYSTATEENTRY']._serialized_end=1623
-  _globals['_WORKER']._serialized_start=1877
-  _globals['_WORKER']._serialized_end=2016
+  _globals['_STARTLEG']._serialized_end=375
+  _globals['_ROUTERBATCH']._serialized_start=377
+  _globals['_ROUTERBATCH']._serialized_end=461
+  _globals['_LEGERROR']._serialized_start=463
+  _globals['_LEGERROR']._serialized_end=527
+  _globals['_LEGSTATS']._serialized_start=530
+  _globals['_LEGSTATS']._serialized_end=700
+  _globals['_LEGOUTPUT']._serialized_start=703
+  _globals['_LEGOUTPUT']._serialized_end=988
+  _globals['_WORKERBATCH']._serialized_start=991
+  _globals['_WORKERBATCH']._serialized_end=1123
+  _globals['_KVEVENTS']._serialized_start=1125
+  _globals['_KVEVENTS']._serialized_end=1217
+  _globals['_STATUSREQUEST']._serialized_start=1219
+  _globals['_STATUSREQUEST']._serialized_end=1255
+  _globals['_WORKERSTATUS']._serialized_start=1258
+  _globals['_WORKERSTATUS']._serialized_end=1639
+  _globals['_WORKERSTATUS_PAGESBYSTATEENTRY']._serialized_start=1588
+  _globals['_WORKERSTATUS_PAGESBYSTATEENTRY']._serialized_end=1639
+  _globals['_WORKER']._serialized_start=1893
+  _globals['_WORKER']._serialized_end=2032
 # @@protoc_insertion_point(module_scope)

@@ -31,7 +31,7 @@ ERROR_CODE_RETRACTED: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 
 class StartLeg(_message.Message):
-    __slots__ = ("room", "request_id", "prompt_token_ids", "sampling", "peer_instance_id", "num_prior_output_tokens", "timeout_ms", "cache_salt", "priority", "tenant", "lora")
+    __slots__ = ("room", "request_id", "prompt_token_ids", "sampling", "peer_instance_id", "num_prior_output_tokens", "timeout_ms", "cache_salt", "priority", "tenant", "lora", "compat")
     ROOM_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class StartLeg(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     LORA_FIELD_NUMBER: _ClassVar[int]
+    COMPAT_FIELD_NUMBER: _ClassVar[int]
     room: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -54,7 +55,8 @@ class StartLeg(_message.Message):
     priority: int
     tenant: str
     lora: str
-    def __init__(self, room: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., peer_instance_id: _Optional[int] = ..., num_prior_output_tokens: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., lora: _Optional[str] = ...) -> None: ...
+    compat: str
+    def __init__(self, room: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., peer_instance_id: _Optional[int] = ..., num_prior_output_tokens: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., lora: _Optional[str] = ..., compat: _Optional[str] = ...) -> None: ...
 
 class RouterBatch(_message.Message):
     __slots__ = ("start", "abort", "resync_kv")

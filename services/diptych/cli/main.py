@@ -37,6 +37,9 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
         "router": Command("run the HTTP and gRPC front door", "diptych.router.main", "RouterConfig"),
         "chat": Command("talk with the model", "diptych.cli.chat", "ChatConfig"),
         "generate": Command("continue one prompt", "diptych.cli.generate", "GenerateConfig"),
+        "update-weights": Command(
+            "give running workers other weights", "diptych.cli.update_weights", "UpdateWeightsConfig"
+        ),
         "build": Command("compile the C parts now, not at their first use", "diptych.cli.build", "BuildConfig"),
         "version": Command("print the version", "diptych.cli.version", "VersionConfig"),
     }
@@ -59,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def usage() -> str:
     """Return what `diptych --help` prints."""
-    commands = "\n".join(f"  {name:<10} {command.summary}" for name, command in COMMANDS.items())
+    commands = "\n".join(f"  {name:<14} {command.summary}" for name, command in COMMANDS.items())
     return (
         "usage: diptych COMMAND [OPTIONS]\n\n"
         "Serve large language models with prefill and decode on separate workers.\n\n"

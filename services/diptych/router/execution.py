@@ -101,13 +101,14 @@ class Execution:
 
     def _start(self, pair: Pair) -> Attempt:
         timeout_s = self._progress.request.deadline_s - time.monotonic()
+        session = self._dispatcher.fleet.session
+        sessions = {Role.PREFILL: session(pair.prefill_id), Role.DECODE: session(pair.decode_id)}
         prefill = self._start_leg(timeout_s, peer=pair.decode_id)
+        prefill.compat = sessions[Role.PREFILL].compat
         decode = StartLeg()
         decode.CopyFrom(prefill)
         decode.peer_instance_id = pair.prefill_id
         decode.sampling.ClearField("prompt_logprobs")  # prefill reports them
-        session = self._dispatcher.fleet.session
-        sessions = {Role.PREFILL: session(pair.prefill_id), Role.DECODE: session(pair.decode_id)}
         return Attempt(sessions, {Role.PREFILL: prefill, Role.DECODE: decode}, timeout_s)
 
     def _start_leg(self, timeout_s: float, peer: int) -> StartLeg:

@@ -7,6 +7,7 @@ while the bootstrap service is away the last set stays.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -79,6 +80,12 @@ class Fleet:
         if self._adapters is None:
             self._adapters = adapters(self._views())
         return self._adapters
+
+    @property
+    def model_ids(self) -> tuple[str, ...]:
+        """The names of what the pairs serve now, the most served first: more than one while weights are updated."""
+        served = Counter(self._sessions[pair.prefill_id].model_id for pair in self.pairs())
+        return tuple(name for name, _ in served.most_common()) or (self._model_id,)
 
     def problem(self, adapter: str = "") -> str | None:
         """Why no pair may serve, in words; None when one may."""

@@ -1,7 +1,8 @@
 """Which prefill and decode workers may serve a request together.
 
-Rule: both are ready, their sessions are open, they serve the wanted model with equal `compat`, and each says that it
-is linked to the other. For a request with an adapter both have it loaded, with the same weights.
+Rule: both are ready and not paused, their sessions are open, they serve the wanted model with equal `compat`, and each
+says that it is linked to the other.
+For a request with an adapter both have it loaded, with the same weights.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def explain(workers: Collection[WorkerView], model_id: str) -> str:
 
 
 def _is_usable(worker: WorkerView, model_id: str) -> bool:
-    return worker.state is State.READY and worker.session_open and worker.model_id == model_id
+    takes_legs = worker.state is State.READY and worker.session_open and not worker.paused
+    return takes_legs and worker.model_id == model_id
 
 
 def _match(prefill: WorkerView, decode: WorkerView) -> bool:
@@ -77,6 +79,8 @@ def _describe(group: Collection[WorkerView]) -> str:
 
 
 def _condition(worker: WorkerView) -> str:
+    if worker.paused:
+        return "paused for an update"
     if worker.state is State.READY:
         return "ready but not connected to this router"
     return worker.state.name.lower()

@@ -29,7 +29,7 @@ class Pipeline:
     def __init__(
         self, model: ServedModel, preparer: Preparer, dispatcher: Dispatcher, admission: Admission, retries: RetryLimits
     ) -> None:
-        self.model = model
+        self._model = model
         self._preparer = preparer
         self._dispatcher = dispatcher
         self._admission = admission
@@ -39,6 +39,12 @@ class Pipeline:
     @property
     def metrics(self) -> RouterMetrics:
         return self._dispatcher.metrics
+
+    @property
+    def model(self) -> ServedModel:
+        """The model, under the name that it has now: workers may have got other weights."""
+        name = self._dispatcher.fleet.model_ids[0]
+        return self._model if name == self._model.model_id else replace(self._model, model_id=name)
 
     @property
     def problem(self) -> str | None:

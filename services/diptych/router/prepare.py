@@ -83,6 +83,9 @@ class WorkersNow(Protocol):
 
     def adapters(self) -> Sequence[str]: ...
 
+    @property
+    def model_ids(self) -> Sequence[str]: ...
+
     def context_len(self, default: int) -> int: ...
 
 
@@ -120,7 +123,7 @@ class Preparer:
                 priority=wish.priority,
                 tenant=wish.tenant,
                 cache_salt=wish.cache_salt.encode(),
-                adapter="" if wish.model == self._model.model_id else wish.model,
+                adapter=wish.model if wish.model in self._workers.adapters() else "",
                 echo=prompt.echo,
             )
             for prompt in prompts
@@ -129,8 +132,9 @@ class Preparer:
 
     def _check(self, wish: Wish) -> None:
         """What can be said without looking at the prompt."""
-        if wish.model not in ("", self._model.model_id, *self._workers.adapters()):
-            raise ModelNotFound(f"the model {wish.model!r} does not exist; this router serves {self._model.model_id!r}")
+        names = self._workers.model_ids
+        if wish.model and wish.model not in (*names, *self._workers.adapters()):
+            raise ModelNotFound(f"the model {wish.model!r} does not exist; this router serves {' and '.join(names)}")
         if not 1 <= wish.num_choices <= MAX_CHOICES:
             raise InvalidRequest(f"n must be between 1 and {MAX_CHOICES}, not {wish.num_choices}", param="n")
         if not wish.num_choices <= wish.num_made <= MAX_CHOICES:

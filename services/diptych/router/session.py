@@ -77,6 +77,15 @@ class Session:
         return State(self._instance.state) is State.READY
 
     @property
+    def model_id(self) -> str:
+        """The name of what the worker serves now."""
+        return self._instance.model_id
+
+    @property
+    def compat(self) -> str:
+        return self._instance.compat
+
+    @property
     def context_len(self) -> int:
         return self._instance.context_len
 
@@ -107,11 +116,12 @@ class Session:
             self.instance_id,
             self.role,
             state,
-            instance.model_id,
+            instance.started_as or instance.model_id,
             instance.compat,
             self.is_open,
             self._linked,
-            adapters=self.adapters,
+            self.adapters,
+            instance.paused,
         )
 
     def load(self) -> WorkerLoad:

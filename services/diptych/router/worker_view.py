@@ -27,11 +27,12 @@ class WorkerView:
     instance_id: int
     role: Role
     state: State
-    model_id: str
+    model_id: str  # that it was started with: its weights may have been updated since
     compat: str  # pairs need equal ones
     session_open: bool
     linked: frozenset[int]  # peers to which it has a transfer endpoint
     adapters: Mapping[str, str] = field(default_factory=dict)  # loaded: name to fingerprint
+    paused: bool = False  # takes no new legs for a moment
 
 
 @dataclass(frozen=True, slots=True)

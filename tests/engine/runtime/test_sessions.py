@@ -100,3 +100,27 @@ def test_without_kv_events_nothing_is_told_of_pages() -> None:
     sessions.tell_kv(worker_pb2.KvEvents(stored=[1]))
     sessions.resync_kv(session)
     assert not asyncio.run(session.take()).HasField("kv_events")
+
+
+def error_of(session: Session) -> worker_pb2.LegError:
+    [output] = asyncio.run(session.take()).outputs
+    return output.error
+
+
+def test_while_nothing_new_is_taken_a_leg_is_sent_elsewhere() -> None:
+    sessions = Sessions()
+    session = sessions.open()
+    sessions.start(session, legs(1))
+    sessions.closed_because = "an update"
+    assert sessions.start(session, legs(2)) == []
+    assert error_of(session).code == worker_pb2.ERROR_CODE_OVERLOADED
+    assert sessions.rooms() == [1]
+
+
+def test_a_leg_for_weights_that_are_gone_is_sent_elsewhere() -> None:
+    sessions = Sessions()
+    sessions.compat = "new"
+    session = sessions.open()
+    assert sessions.start(session, [worker_pb2.StartLeg(room=1, compat="old")]) == []
+    assert error_of(session).code == worker_pb2.ERROR_CODE_OVERLOADED
+    assert len(sessions.start(session, [worker_pb2.StartLeg(room=2, compat="new")])) == 1

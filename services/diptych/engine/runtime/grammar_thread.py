@@ -6,6 +6,7 @@ descriptor is readable while there are some.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from diptych.common.errors import ConfigError, InvalidRequest
 from diptych.engine.events import CompileGrammar, GrammarFailed, GrammarReady
 from diptych.engine.grammar.compiler import CompiledGrammar, Compiler
 from diptych.engine.grammar.grammar import Grammar
+
+logger = logging.getLogger(__name__)
 
 CACHE_SIZE: Final = 64  # compiled grammars; usual ones take less than 100 KiB
 
@@ -32,7 +35,7 @@ class GrammarThread:
         self._compiler: Future[Compiler] = self._pool.submit(open_compiler)
         self._cache: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()  # the thread's
         self._answers: SimpleQueue[Answer] = SimpleQueue()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
 
     def wait_until_open(self) -> None:
         """Wait until the vocabulary is read, or can't be: much of that holds the interpreter's lock."""
@@ -47,10 +50,11 @@ class GrammarThread:
 
     def poll(self) -> list[Answer]:
         """Return what was finished since the last call, without waiting."""
-        if self._answers.empty():
-            return []
-        os.eventfd_read(self._wake)
-        return [self._answers.get() for _ in range(self._answers.qsize())]
+        answers = []
+        while not self._answers.empty():
+            os.eventfd_read(self._wake)
+            answers.append(self._answers.get())
+        return answers
 
     def close(self) -> None:
         """Wait for the compilation that runs, and drop those that wait."""
@@ -61,12 +65,12 @@ class GrammarThread:
 
     def _work(self, effect: CompileGrammar) -> None:
         try:
-            self._answers.put(self._answer(effect))
+            answer = self._answer(effect)
         except Exception as error:  # a bug, but the request must be answered
-            self._answers.put(GrammarFailed(effect.room, f"{type(error).__name__}: {error}"))
-            raise
-        finally:
-            os.eventfd_write(self._wake, 1)
+            logger.exception("compiling a grammar failed")
+            answer = GrammarFailed(effect.room, f"{type(error).__name__}: {error}")
+        os.eventfd_write(self._wake, 1)  # first: then the queue never holds more than the descriptor says
+        self._answers.put(answer)
 
     def _answer(self, effect: CompileGrammar) -> Answer:
         try:

@@ -44,6 +44,7 @@ from diptych.engine.runtime.pool_size import num_host_slots, pool_layout
 from diptych.engine.runtime.rank_process import serve_rank
 from diptych.engine.runtime.scheduler_config import EngineOptions, SchedulerConfig
 from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.runtime.weights import Host, Weights
 from diptych.engine.tensor_parallel.shard import check_divides
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.layout_codec import layout_to_wire
@@ -53,7 +54,8 @@ from diptych.kvtransfer.transport import Transport
 from diptych.v1 import bootstrap_pb2, engine_pb2
 
 if TYPE_CHECKING:  # need torch, whose threads are configured first
-    from diptych.engine.models.lora import Loras, Products
+    from diptych.engine.models.lora import Products
+    from diptych.engine.runner.model_runner import ModelRunner
     from diptych.engine.tensor_parallel.group import RankGroup
 
 logger = logging.getLogger(__name__)
@@ -130,18 +132,7 @@ def _serve(
     memory = _allocate(layout, ranks.lead_transport(open_transport(config)) if open_transport else None)
     limits = _limits(source, options)
     grammars = GrammarThread(lambda: Compiler(source.tokenizer(), limits.vocab_size, limits.eos_ids))
-    runner = ModelRunner(
-        source,
-        kv_view(memory.buffer, layout),
-        dtype=options.dtype,
-        quantization=options.quantization,
-        attention_backend=options.attention_backend,
-        num_threads=options.num_threads,
-        max_loras=options.num_lora_slots,
-        communicator=ranks.communicator,
-    )
-    adapters = _adapters(source, options, runner.loras)
-    admin = AdminThread(adapters.handlers)
+    kv = kv_view(memory.buffer, layout)
     cache = KvCache(
         num_pages=layout.num_pages,
         page_size=layout.page_size,
@@ -152,9 +143,30 @@ def _serve(
         changes=CacheChanges() if options.kv_events == "on" else NO_CHANGES,
     )
     core = build_core(cache, limits, memory.digest, layout)
+    registry = LoraRegistry(options.num_lora_slots, source.config.model_id)
+    host = Host(
+        open=lambda model: open_model(model, options.load_format),
+        load=lambda source: ModelRunner(
+            source,
+            kv,
+            dtype=options.dtype,
+            quantization=options.quantization,
+            attention_backend=options.attention_backend,
+            num_threads=options.num_threads,
+            max_loras=options.num_lora_slots,
+            communicator=ranks.communicator,
+        ),
+        compat=lambda source: _compat(source, layout, options.tp),
+        is_idle=lambda: core.num_open_rooms == 0,
+        clear_cache=cache.clear,
+        obstacle=lambda: _obstacle(options, registry),
+    )
+    weights = Weights(options.model, source, host)
+    adapters = _adapters(source, options, registry, weights)
+    admin = AdminThread({**adapters.handlers, **weights.handlers})
     max_tokens = min(limits.context_len, cache.max_request_tokens)
     compat = _compat(source, layout, options.tp)
-    step_runner = ranks.lead_runner(runner)
+    step_runner = ranks.lead_runner(weights)
     grammars.wait_until_open()
     ready = engine_pb2.SchedulerReady(transfer=memory.transfer, compat=compat, context_len=max_tokens)
     ready.loras.adapters.extend(adapters.news() or ())
@@ -196,14 +208,38 @@ def _host_tier(num_slots: int, pool: memoryview, layout: PoolLayout, ranks: Rank
     return HostTier(num_slots, ranks.lead_copier(HostPages(pool, layout.page_nbytes, num_slots)))
 
 
-def _adapters(source: ModelSource, options: EngineOptions, loras: Loras) -> Adapters[Products]:
+def _obstacle(options: EngineOptions, registry: LoraRegistry) -> str | None:
+    """Say why other weights can't be served now."""
+    if options.tp > 1:
+        return "the weights of a tensor-parallel worker can't be replaced: restart it"
+    if registry.loaded():
+        return "adapters are loaded, which were made for the weights that are served: unload them first"
+    return None
+
+
+class _CurrentSlots:
+    """The places for adapters in the model that is served now."""
+
+    def __init__(self, weights: Weights[ModelRunner]) -> None:
+        self._weights = weights
+
+    def install(self, slot: int, weights: Products) -> None:
+        self._weights.runner.loras.install(slot, weights)
+
+    def remove(self, slot: int) -> None:
+        self._weights.runner.loras.remove(slot)
+
+
+def _adapters(
+    source: ModelSource, options: EngineOptions, registry: LoraRegistry, weights: Weights[ModelRunner]
+) -> Adapters[Products]:
     placement = tuple(FAMILIES[source.config.architecture].placement(source.config))
 
     def read(folder: Path) -> ReadAdapter[Products]:
         adapter = read_adapter(folder, placement)
-        return ReadAdapter(adapter.fingerprint, loras.prepare(adapter))
+        return ReadAdapter(adapter.fingerprint, weights.runner.loras.prepare(adapter))
 
-    adapters = Adapters(LoraRegistry(options.num_lora_slots, source.config.model_id), loras, read)
+    adapters = Adapters(registry, _CurrentSlots(weights), read)
     for name, folder in options.loras():
         adapters.load(name, folder)
     return adapters

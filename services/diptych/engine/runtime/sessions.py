@@ -55,6 +55,8 @@ class Sessions:
         self._sessions: set[Session] = set()
         self._by_room: dict[int, Session] = {}
         self._load = bootstrap_pb2.WorkerLoad()
+        self.compat = ""  # of what is served; legs for something else are refused
+        self.closed_because = ""  # why every new leg is refused; empty: it is not
 
     @property
     def load(self) -> bootstrap_pb2.WorkerLoad:
@@ -83,13 +85,17 @@ class Sessions:
         """Note whose rooms these are; return the acceptable ones. A room in use is answered and left alone."""
         accepted = []
         for leg in legs:
-            if leg.room == 0 or leg.room in self._by_room:
-                session.add_output(_refusal(leg.room))
+            if error := self._refuse(leg):
+                session.add_output(worker_pb2.LegOutput(room=leg.room, error=error))
                 continue
             self._by_room[leg.room] = session
             session.rooms.add(leg.room)
             accepted.append(leg)
         return accepted
+
+    def rooms(self) -> list[int]:
+        """Return every open room."""
+        return list(self._by_room)
 
     def owned(self, session: Session, rooms: Iterable[int]) -> list[int]:
         """Return those of `rooms` that are this session's to abort."""
@@ -104,6 +110,19 @@ class Sessions:
             if _is_last(output):
                 session.rooms.discard(output.room)
                 del self._by_room[output.room]
+
+    def _refuse(self, leg: worker_pb2.StartLeg) -> worker_pb2.LegError | None:
+        """Say why a leg can't begin here; None when it can."""
+        invalid, overloaded = worker_pb2.ERROR_CODE_INVALID, worker_pb2.ERROR_CODE_OVERLOADED
+        if leg.room == 0:
+            return worker_pb2.LegError(code=invalid, message="room 0 is not a room")
+        if leg.room in self._by_room:
+            return worker_pb2.LegError(code=invalid, message=f"room {leg.room:016x} is already in use")
+        if self.closed_because:
+            return worker_pb2.LegError(code=overloaded, message=f"takes nothing new: {self.closed_because}")
+        if leg.compat and leg.compat != self.compat:
+            return worker_pb2.LegError(code=overloaded, message="its weights have been replaced by now")
+        return None
 
     def tell_kv(self, events: worker_pb2.KvEvents) -> None:
         """Tell every session of a change in the set of cached pages."""
@@ -126,9 +145,3 @@ class Sessions:
 
 def _is_last(output: worker_pb2.LegOutput) -> bool:
     return output.finish_reason != inference_pb2.FINISH_REASON_UNSPECIFIED or output.HasField("error")
-
-
-def _refusal(room: int) -> worker_pb2.LegOutput:
-    message = f"room {room:016x} is already in use" if room else "room 0 is not a room"
-    error = worker_pb2.LegError(code=worker_pb2.ERROR_CODE_INVALID, message=message)
-    return worker_pb2.LegOutput(room=room, error=error)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import grpc
 
 from diptych.common.errors import DiptychError
+from diptych.engine.runtime.weight_update import update_weights
 from diptych.engine.runtime.worker_service import Context, WorkerService, name_of, refuse
 from diptych.v1 import admin_pb2, admin_pb2_grpc
 from diptych.v1.admin_pb2 import AdminCommand
@@ -33,6 +34,12 @@ class WorkerAdminService(admin_pb2_grpc.WorkerAdminServicer):
     async def ListLoras(self, request: admin_pb2.ListLorasRequest, context: Context) -> admin_pb2.ListLorasResponse:
         group = await self._service.find(name_of(request.instance_id), context)
         return admin_pb2.ListLorasResponse(adapters=group.describe().loras)
+
+    async def UpdateWeights(
+        self, request: admin_pb2.UpdateWeightsRequest, context: Context
+    ) -> admin_pb2.UpdateWeightsResponse:
+        group = await self._service.find(name_of(request.instance_id), context)
+        return await _answer(context, update_weights(group, request.model, request.drain_ms / 1000))
 
 
 async def _answer(context: Context, work: Coroutine[Any, Any, T]) -> T:

@@ -60,6 +60,8 @@ class WorkerGroup:
         self._queries = itertools.count(1)
         self._answers: dict[int, asyncio.Future[worker_pb2.WorkerStatus]] = {}
         self._admin_answers: dict[int, asyncio.Future[admin_pb2.AdminAnswer]] = {}
+        self._peers_changed = asyncio.Event()
+        self.updating = asyncio.Lock()  # held while the weights are replaced
         self._empty = asyncio.Event()
         self._empty.set()
         self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
@@ -87,7 +89,7 @@ class WorkerGroup:
         """Wait until the model is loaded, then tell others how to reach us. Raises `SchedulerDied`."""
         ready = await self.scheduler.ready()
         self._instance.state = bootstrap_pb2.INSTANCE_STATE_READY
-        self._instance.compat = ready.compat
+        self._instance.compat = self._sessions.compat = ready.compat
         self._instance.context_len = ready.context_len
         self._instance.transfer.CopyFrom(ready.transfer)
         self._instance.loras.extend(ready.loras.adapters)
@@ -105,13 +107,12 @@ class WorkerGroup:
 
     async def follow_peers(self, watcher: MembershipWatcher) -> None:
         """Tell the scheduler the whole set of its peers, each time it changed, for ever."""
-        changed = asyncio.Event()
-        changed.set()
-        watcher.add_listener(changed.set)
+        self._peers_changed.set()
+        watcher.add_listener(self._peers_changed.set)
         known: dict[int, bytes] = {}
         while True:
-            await changed.wait()
-            changed.clear()
+            await self._peers_changed.wait()
+            self._peers_changed.clear()
             peers = [other for other in watcher.instances().values() if self._is_peer(other)]
             members = {peer.instance_id: peer.transfer.engine_metadata for peer in peers}
             if members != known:
@@ -125,6 +126,33 @@ class WorkerGroup:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()
+
+    def pause(self, reason: str) -> None:
+        """Refuse every new leg, so that routers use other workers."""
+        self._instance.paused, self._sessions.closed_because = True, reason
+        self._on_news()
+
+    def resume(self) -> None:
+        self._instance.paused, self._sessions.closed_because = False, ""
+        self._on_news()
+
+    def rename(self, model_id: str, compat: str) -> None:
+        """Something else is served from now on. Only peers with an equal `compat` are linked."""
+        self._instance.model_id = model_id
+        self._instance.compat = self._sessions.compat = compat
+        self._peers_changed.set()
+        self._on_news()
+
+    async def empty(self, timeout_s: float) -> None:
+        """Give what runs time to finish, and abort the rest."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+        rooms = self._sessions.rooms()
+        if rooms:
+            logger.warning("aborting %d requests that did not finish within %g s", len(rooms), timeout_s)
+            await self.scheduler.send(engine_pb2.SchedulerCommands(abort=rooms))
+            await self._empty.wait()
 
     async def administer(self, command: admin_pb2.AdminCommand) -> admin_pb2.AdminAnswer:
         """Have the scheduler execute a command. Raises its refusal, a `DiptychError`; then nothing has changed."""

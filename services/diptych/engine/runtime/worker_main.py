@@ -144,10 +144,12 @@ async def _listen(config: WorkerConfig, service: WorkerService) -> AsyncIterator
 
 
 def _instance(config: WorkerConfig, role: WorkerRole, rank: int) -> bootstrap_pb2.Instance:
+    model_id = open_model(config.model, config.load_format).config.model_id
     return bootstrap_pb2.Instance(
         instance_id=secrets.randbits(64) or 1,
         role=role.role,
-        model_id=open_model(config.model, config.load_format).config.model_id,
+        model_id=model_id,
+        started_as=model_id,
         state=bootstrap_pb2.INSTANCE_STATE_STARTING,
         version=version("diptych"),
         dp_rank=rank,

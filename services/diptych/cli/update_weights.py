@@ -1,0 +1,112 @@
+"""Give all workers of a model other weights while they run: `diptych update-weights /models/llama-v2`.
+
+Pair by pair. When a worker refuses, those that have changed go back to what they served before: never half of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import grpc
+
+from diptych.cli.weight_rounds import rounds, workers_of
+from diptych.common.config import REQUIRED, argument, option
+from diptych.common.errors import ConfigError, DiptychError
+from diptych.v1 import bootstrap_pb2
+from diptych.v1.admin_pb2 import UpdateWeightsRequest, UpdateWeightsResponse
+from diptych.v1.admin_pb2_grpc import WorkerAdminStub
+from diptych.v1.bootstrap_pb2 import Instance
+from diptych.v1.bootstrap_pb2_grpc import BootstrapStub
+
+Answer: TypeAlias = UpdateWeightsResponse | grpc.RpcError
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateWeightsConfig:
+    """Give all workers of a model other weights of the same shape, pair by pair, without a restart."""
+
+    model: str = argument(REQUIRED, help="as for --model of the workers; a path on their machines")
+    bootstrap: str = option("127.0.0.1:7000", help="address of a bootstrap replica")
+    started_as: str = option("", help="model id that the workers were started with; none: the only one")
+    drain_s: float = option(30.0, help="for what runs on a worker to finish; the rest is moved to other workers")
+    timeout_s: float = option(1800.0, help="for a worker to load and switch")
+
+
+class UpdateFailed(DiptychError):
+    """Some worker refused; all serve what they served before, unless the message says otherwise."""
+
+
+def main(config: UpdateWeightsConfig) -> int:
+    """Update every worker; return the exit code."""
+    update = _Update(config)
+    try:
+        for together in rounds(workers_of(_members(config.bootstrap), config.started_as)):
+            update.apply(together)
+    except UpdateFailed:
+        update.revert()
+        raise
+    return 0
+
+
+@dataclass(slots=True)
+class _Update:
+    """What has been done so far."""
+
+    config: UpdateWeightsConfig
+    done: list[tuple[Instance, str]] = field(default_factory=list)  # worker, and the model it served before
+
+    def apply(self, workers: Sequence[Instance]) -> None:
+        """Update workers at the same time. Raises `UpdateFailed` when all have answered and one refused."""
+        refusals = []
+        for worker, answer in _together(lambda worker: self._call(worker, self.config.model), workers):
+            if isinstance(answer, grpc.RpcError):
+                refusals.append(f"{_name(worker)}: {answer.details()}")
+                continue
+            print(f"{_name(worker)}: {answer.model_id} in place of {answer.previous_model_id}", flush=True)
+            self.done.append((worker, answer.previous_model))
+        if refusals:
+            raise UpdateFailed("; ".join(refusals))
+
+    def revert(self) -> None:
+        """Bring back what was served before."""
+        for worker, model in reversed(self.done):
+            answer = self._call(worker, model)
+            words = f"still new: {answer.details()}" if isinstance(answer, grpc.RpcError) else "as before"
+            print(f"{_name(worker)}: {words}", flush=True)
+
+    def _call(self, worker: Instance, model: str) -> Answer:
+        request = UpdateWeightsRequest(
+            instance_id=worker.instance_id, model=model, drain_ms=round(self.config.drain_s * 1000)
+        )
+        with grpc.insecure_channel(worker.address) as channel:
+            try:
+                response: UpdateWeightsResponse = WorkerAdminStub(channel).UpdateWeights(
+                    request, timeout=self.config.timeout_s
+                )
+            except grpc.RpcError as error:
+                return error
+        return response
+
+
+def _together(call: Callable[[Instance], Answer], workers: Sequence[Instance]) -> Iterable[tuple[Instance, Answer]]:
+    with ThreadPoolExecutor(len(workers)) as pool:
+        return list(zip(workers, pool.map(call, workers), strict=True))
+
+
+def _members(address: str) -> list[Instance]:
+    with grpc.insecure_channel(address) as channel:
+        try:
+            updates = BootstrapStub(channel).Watch(bootstrap_pb2.WatchRequest(), timeout=10)
+            snapshot: bootstrap_pb2.WatchUpdate = next(updates)
+            updates.cancel()
+        except grpc.RpcError as error:
+            raise ConfigError(f"no bootstrap answers at {address}: {error.details()}") from None
+        return list(snapshot.upserts)
+
+
+def _name(worker: Instance) -> str:
+    role = "prefill" if worker.role == bootstrap_pb2.ROLE_PREFILL else "decode"
+    return f"{role} {worker.instance_id:016x} at {worker.address}"

@@ -1,0 +1,130 @@
+"""Other weights for a running platform: two tiny random checkpoints of one shape, and some that must be refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from diptych.engine import Engine, EngineOptions, SamplingParams
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+
+PROMPT = [*range(5, 45)]
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+Platform = Any  # the fixture's class: test helpers can't be imported
+
+
+@pytest.fixture(scope="module")
+def variant(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`variant(name, change)`: a copy of the tiny model whose tensors are `change(tensor)`."""
+
+    def make(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Path:
+        folder = tmp_path_factory.mktemp("variants") / name
+        shutil.copytree(tiny_folder, folder)
+        weights = safetensors.torch.load_file(folder / "model.safetensors")
+        safetensors.torch.save_file({k: change(v) for k, v in weights.items()}, folder / "model.safetensors")
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def other(variant: Callable[..., Path]) -> Path:
+    return variant("other", lambda tensor: tensor.flip(0).contiguous())
+
+
+def expected(folder: Path) -> list[int]:
+    with Engine(str(folder), EngineOptions(kv_cache_mib=4)) as engine:
+        return list(engine.generate(PROMPT, GREEDY).token_ids)
+
+
+def output(platform: Platform) -> list[int]:
+    answer = platform.complete(PROMPT, 12, ignore_eos=True, return_token_ids=True)
+    return list(answer["choices"][0]["token_ids"])
+
+
+def update(platform: Platform, model: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    address = f"127.0.0.1:{platform.bootstrap_port}"
+    command = [sys.executable, "-m", "diptych.cli", "update-weights", str(model), "--bootstrap", address, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_a_running_platform_gets_other_weights_and_back(
+    start_platform: Callable[..., Platform], tiny_folder: Path, other: Path
+) -> None:
+    platform = start_platform(options=("--model", str(tiny_folder)))
+    before, after = expected(tiny_folder), expected(other)
+    assert before != after
+    assert output(platform) == before
+    instances = {instance.instance_id: instance.compat for instance in platform.instances()}
+
+    done = update(platform, other)
+    assert done.returncode == 0, done.stderr
+    platform.wait_until_ready()
+    assert output(platform) == after  # nothing of the old cache is used
+    assert platform.model_id() == "other"
+    renamed = {instance.instance_id: instance.compat for instance in platform.instances()}
+    assert renamed.keys() == instances.keys()
+    assert set(renamed.values()).isdisjoint(instances.values())
+    assert {instance.model_id for instance in platform.instances()} == {"other"}
+
+    assert update(platform, tiny_folder).returncode == 0
+    platform.wait_until_ready()
+    assert output(platform) == before
+    platform.assert_clean()
+
+
+def test_what_does_not_fit_is_refused_and_the_old_weights_stay(
+    start_platform: Callable[..., Platform], tiny_folder: Path, variant: Callable[..., Path]
+) -> None:
+    platform = start_platform(options=("--model", str(tiny_folder)))
+    before = expected(tiny_folder)
+    broken = variant("broken", lambda tensor: tensor * float("nan"))
+    differing = variant("differing", lambda tensor: tensor)
+    config = json.loads((differing / "config.json").read_text())
+    (differing / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.5}))
+    for model, words in (
+        (broken, "not a number"),
+        (differing, "differs in rms_norm_eps"),
+        (Path("/nowhere"), "no model"),
+    ):
+        refused = update(platform, model)
+        assert (refused.returncode, words in refused.stderr) == (1, True), refused.stderr
+        assert output(platform) == before
+    assert platform.model_id() == "tiny"
+    platform.assert_clean()
+
+
+def test_what_runs_finishes_on_the_old_weights(
+    start_platform: Callable[..., Platform], tiny_folder: Path, other: Path
+) -> None:
+    """Two pairs: one serves while the other changes, and no request fails or mixes."""
+    platform = start_platform(prefill=2, decode=2, options=("--model", str(tiny_folder)))
+    before, after = expected(tiny_folder), expected(other)
+    outputs: list[list[int]] = []
+    stop = threading.Event()
+
+    def keep_asking() -> None:
+        while not stop.is_set():
+            outputs.append(output(platform))
+
+    asking = threading.Thread(target=keep_asking)
+    asking.start()
+    done = update(platform, other)
+    stop.set()
+    asking.join(60)
+    assert done.returncode == 0, done.stderr
+    assert not asking.is_alive()
+    assert outputs.count(before) + outputs.count(after) == len(outputs) > 0
+    assert output(platform) == after
+    platform.assert_clean()
