@@ -15,10 +15,11 @@ import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from diptych.common.errors import InvalidRequest
+from diptych.common.errors import ConfigError, InvalidRequest, NotFound
 from diptych.engine.dispatch import DispatchName, new_policy
 from diptych.engine.finish import Finish
 from diptych.engine.loader.source import open_model
@@ -31,7 +32,7 @@ from diptych.engine.runtime.scheduler_client import SchedulerClient, ipc_endpoin
 from diptych.engine.runtime.scheduler_config import EngineOptions, SchedulerConfig
 from diptych.engine.runtime.tokenizer_manager import Scheduler, TokenizerManager
 from diptych.engine.sampling_params import SamplingParams
-from diptych.v1 import inference_pb2, worker_pb2
+from diptych.v1 import admin_pb2, inference_pb2, worker_pb2
 
 T = TypeVar("T")
 Prompt = str | Sequence[int]
@@ -78,6 +79,8 @@ class Engine:
         source = open_model(model, options.load_format)
         self.model_id = source.config.model_id
         self.tokenizer = source.tokenizer()
+        self._adapters = {name for name, _ in options.loras()}
+        self._num_groups = options.dp
         self._detokenizer = DetokenizerManager(self.tokenizer)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="diptych-engine", daemon=True)
@@ -103,22 +106,41 @@ class Engine:
         """The processes that compute."""
         return self._scheduler.pids
 
-    def generate(self, prompt: Prompt, params: SamplingParams = GREEDY) -> Generation:
-        """Return the whole output for one prompt, given as text or as token ids."""
-        return self._wait(self._generate(prompt, params))
+    def generate(self, prompt: Prompt, params: SamplingParams = GREEDY, *, adapter: str = "") -> Generation:
+        """Return the whole output for one prompt, given as text or as token ids. `adapter` is a loaded one's name."""
+        return self._wait(self._generate(prompt, params, adapter))
 
-    def generate_batch(self, prompts: Sequence[Prompt], params: SamplingParams = GREEDY) -> list[Generation]:
-        """Return the outputs for several prompts, computed together, in the order of the prompts."""
-        return self._wait(self._gather(prompts, params))
+    def generate_batch(
+        self, prompts: Sequence[Prompt], params: SamplingParams = GREEDY, *, adapters: Sequence[str] | None = None
+    ) -> list[Generation]:
+        """Return the outputs for several prompts, computed together, in the order of the prompts.
 
-    def stream(self, prompt: Prompt, params: SamplingParams = GREEDY) -> Generator[TextDelta, None, None]:
+        `adapters` names one for each prompt; empty: none.
+        """
+        return self._wait(self._gather(prompts, params, adapters or [""] * len(prompts)))
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams = GREEDY, *, adapter: str = ""
+    ) -> Generator[TextDelta, None, None]:
         """Yield the output as it is made. Closing the iterator early aborts the request."""
-        outputs = self._outputs(self._tokenize(prompt), params)
+        outputs = self._outputs(self._tokenize(prompt), params, adapter)
         try:
             while (made := self._wait(_next(outputs))) is not None:
                 yield made[0]
         finally:
             self._wait(outputs.aclose())
+
+    def load_adapter(self, name: str, folder: str | Path) -> None:
+        """Load a LoRA adapter while requests run. Raises `InvalidRequest` that says what is wrong with it."""
+        request = admin_pb2.LoadLoraRequest(name=name, path=str(folder))
+        self._wait(self._administer(admin_pb2.AdminCommand(load_lora=request)))
+        self._adapters.add(name)
+
+    def unload_adapter(self, name: str) -> None:
+        """Unload an adapter; requests that run with it finish. Raises `NotFound`."""
+        request = admin_pb2.UnloadLoraRequest(name=name)
+        self._wait(self._administer(admin_pb2.AdminCommand(unload_lora=request)))
+        self._adapters.remove(name)
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
         """Return the text that the model's chat template makes of `messages`."""
@@ -131,11 +153,11 @@ class Engine:
             self._wait(self._scheduler.stop())
             self._stop_loop()
 
-    async def _generate(self, prompt: Prompt, params: SamplingParams) -> Generation:
+    async def _generate(self, prompt: Prompt, params: SamplingParams, adapter: str) -> Generation:
         prompt_ids = self._tokenize(prompt)
         deltas: list[TextDelta] = []
         cached_tokens, prompt_logprobs = 0, None
-        async for delta, output in self._outputs(prompt_ids, params):
+        async for delta, output in self._outputs(prompt_ids, params, adapter):
             deltas.append(delta)
             cached_tokens = output.stats.cached_tokens
             if output.HasField("prompt_logprobs"):
@@ -148,13 +170,25 @@ class Engine:
         logprobs = join(parts) if parts else None
         return Generation(text, token_ids, finish, len(prompt_ids), cached_tokens, logprobs, prompt_logprobs)
 
-    async def _gather(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[Generation]:
-        return await asyncio.gather(*(self._generate(prompt, params) for prompt in prompts))
+    async def _gather(
+        self, prompts: Sequence[Prompt], params: SamplingParams, adapters: Sequence[str]
+    ) -> list[Generation]:
+        pairs = zip(prompts, adapters, strict=True)
+        return await asyncio.gather(*(self._generate(prompt, params, adapter) for prompt, adapter in pairs))
 
-    async def _outputs(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncGenerator[Made, None]:
+    async def _administer(self, command: admin_pb2.AdminCommand) -> None:
+        if self._num_groups > 1:
+            raise ConfigError("adapters can't be changed with dp above 1: name them in EngineOptions.lora")
+        await self._manager.administer(command)
+
+    async def _outputs(
+        self, prompt_ids: Sequence[int], params: SamplingParams, adapter: str
+    ) -> AsyncGenerator[Made, None]:
         params.validate()
+        if adapter and adapter not in self._adapters:
+            raise NotFound(f"no adapter {adapter!r} is loaded")
         stream = self._detokenizer.open(params)
-        async with aclosing(self._manager.generate(prompt_ids, params)) as outputs:
+        async with aclosing(self._manager.generate(prompt_ids, params, adapter)) as outputs:
             async for output in outputs:
                 logprobs = logprobs_from_wire(output.logprobs) if output.HasField("logprobs") else None
                 delta = stream.push(output.token_ids, _FINISH_FROM_WIRE[output.finish_reason], logprobs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -11,9 +12,10 @@ from typing import Final, Protocol
 from diptych.common.errors import DeadlineExceeded, DiptychError, InternalError, InvalidRequest, Overloaded, Unavailable
 from diptych.engine.loader.tokenizer import Tokenizer
 from diptych.engine.runtime import codec
+from diptych.engine.runtime.refusal import accepted
 from diptych.engine.runtime.scheduler_client import SchedulerDied
 from diptych.engine.sampling_params import SamplingParams
-from diptych.v1 import engine_pb2, inference_pb2, worker_pb2
+from diptych.v1 import admin_pb2, engine_pb2, inference_pb2, worker_pb2
 
 _ERRORS: Final[dict[int, type[DiptychError]]] = {
     worker_pb2.ERROR_CODE_INVALID: InvalidRequest,
@@ -49,6 +51,8 @@ class TokenizerManager:
         self.tokenizer = tokenizer
         self._scheduler = scheduler
         self._outputs: dict[int, Outputs] = {}
+        self._queries = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[admin_pb2.AdminAnswer]] = {}
         self._death: SchedulerDied | None = None
 
     async def relay(self) -> None:
@@ -58,17 +62,31 @@ class TokenizerManager:
                 for output in events.outputs:
                     if output.room in self._outputs:
                         self._outputs[output.room].put_nowait(output)
+                for answer in events.admin_answers:
+                    self._answers.pop(answer.query).set_result(answer)
         except SchedulerDied as error:
             self._death = error
             for outputs in self._outputs.values():
                 outputs.put_nowait(error)
+            for answer_to in self._answers.values():
+                answer_to.set_exception(error)
+
+    async def administer(self, command: admin_pb2.AdminCommand) -> admin_pb2.AdminAnswer:
+        """Have the scheduler execute a command. Raises its refusal, a `DiptychError`; then nothing has changed."""
+        if self._death is not None:
+            raise self._death
+        command.query = next(self._queries)
+        answer_to = self._answers[command.query] = asyncio.get_running_loop().create_future()
+        await self._scheduler.send(engine_pb2.SchedulerCommands(admin=[command]))
+        return accepted(await answer_to)
 
     async def generate(
-        self, prompt: Sequence[int], params: SamplingParams
+        self, prompt: Sequence[int], params: SamplingParams, adapter: str = ""
     ) -> AsyncGenerator[worker_pb2.LegOutput, None]:
         """Yield the outputs of one request. Closing the iterator early aborts it."""
         async with self._room() as (room, outputs):
-            leg = worker_pb2.StartLeg(room=room, prompt_token_ids=prompt, sampling=codec.params_to_wire(params))
+            sampling = codec.params_to_wire(params)
+            leg = worker_pb2.StartLeg(room=room, prompt_token_ids=prompt, sampling=sampling, lora=adapter)
             await self._scheduler.send(engine_pb2.SchedulerCommands(start=[leg]))
             while True:
                 output = await outputs.get()

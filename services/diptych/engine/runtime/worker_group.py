@@ -13,17 +13,9 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Final, TypeVar
 
-from diptych.common.errors import (
-    ConfigError,
-    DiptychError,
-    InternalError,
-    InvalidRequest,
-    NotFound,
-    Overloaded,
-    Unavailable,
-)
 from diptych.common.membership_client import MembershipWatcher
 from diptych.engine.kv_feed import KvFeeds
+from diptych.engine.runtime.refusal import accepted
 from diptych.engine.runtime.scheduler_client import SchedulerClient, SchedulerDied
 from diptych.engine.runtime.sessions import Session, Sessions
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
@@ -35,11 +27,6 @@ logger = logging.getLogger(__name__)
 _PEER_ROLE: Final[Mapping[int, int]] = {
     bootstrap_pb2.ROLE_PREFILL: bootstrap_pb2.ROLE_DECODE,
     bootstrap_pb2.ROLE_DECODE: bootstrap_pb2.ROLE_PREFILL,
-}
-
-
-_REFUSALS: Final[Mapping[str, type[DiptychError]]] = {
-    error.grpc_status: error for error in (InvalidRequest, NotFound, Overloaded, Unavailable, ConfigError)
 }
 
 
@@ -158,10 +145,7 @@ class WorkerGroup:
         """Have the scheduler execute a command. Raises its refusal, a `DiptychError`; then nothing has changed."""
         command.query = next(self._queries)
         commands = engine_pb2.SchedulerCommands(admin=[command])
-        answer = await self._ask(self._admin_answers, command.query, commands)
-        if answer.grpc_status:
-            raise _REFUSALS.get(answer.grpc_status, InternalError)(answer.message)
-        return answer
+        return accepted(await self._ask(self._admin_answers, command.query, commands))
 
     async def session(
         self, batches: AsyncIterator[worker_pb2.RouterBatch]
