@@ -121,6 +121,7 @@ class Case:
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
     min_prompt_len: int = 1
+    images: bool = False
 
 
 PROMPT_LENGTHS: Final = [1, 2, 15, 16, 17, 40, 65, 150]
@@ -160,6 +161,7 @@ FAMILIES: Final = {
     "gemma2": Case("Gemma2", {"head_dim": 96, "sliding_window": 24, "query_pre_attn_scalar": 50}),
     "gemma2 without caps": Case("Gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": Case("Gemma3", {"head_dim": 256, "sliding_window": 33, "query_pre_attn_scalar": 64}),
+    "gemma3 with images": Case("Gemma3", {"head_dim": 32, "sliding_window": 33}, images=True),
     "gemma3, pattern and stretched": Case(
         "Gemma3",
         {
@@ -220,11 +222,21 @@ def _random_model(case: Case) -> Any:
     config = getattr(transformers, f"{config_name}Config")(**SHAPE | case.settings)
     config._attn_implementation = "eager"  # the one that knows soft caps
     torch.manual_seed(0)
-    model = getattr(transformers, f"{case.name}ForCausalLM")(config)
+    model = getattr(transformers, f"{case.name}ForCausalLM")(config) if not case.images else _with_images(config)
     for parameter in model.parameters():
         if parameter.dim() == 1:
             parameter.data += 0.2 * torch.randn_like(parameter)
     return model.eval()
+
+
+def _with_images(text_config: Any) -> Any:
+    import transformers
+
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    config = transformers.Gemma3Config(text_config=text_config, vision_config=vision, mm_tokens_per_image=4)
+    config._attn_implementation = "eager"
+    return transformers.Gemma3ForConditionalGeneration(config)
 
 
 def _continued(model: Any, prompt: list[int]) -> list[int]:

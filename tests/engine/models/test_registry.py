@@ -68,12 +68,12 @@ def test_yarn_stretches_the_context_where_the_file_states_the_length_before() ->
 
 
 def test_keys_that_nobody_knows_are_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    from_hf(LLAMA | {"use_cache": True, "attention_sinks": 4, "fancy": None}, {}, "tiny")
+    from_hf(LLAMA | {"use_cache": True, "quantization_config": {}, "attention_sinks": 4, "fancy": None}, {}, "tiny")
     (record,) = caplog.records
-    assert record.getMessage().endswith("['attention_sinks', 'fancy']")
+    assert record.getMessage().endswith("['attention_sinks']")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gemma3"}))
 def test_a_model_type_names_a_family_where_there_is_no_architecture(family: str) -> None:
     config = PUBLISHED[family]
     values = {key: value for key, value in config.items() if key != "architectures"} | {"model_type": family}
@@ -101,7 +101,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"architectures": ["Gemma2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh", "head_dim": 256}
     | {"hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     | {"query_pre_attn_scalar": 224, "sliding_window": 4096, "cache_implementation": "hybrid"},
-    "gemma3": COMMON
+    "gemma3_text": COMMON
     | {"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh", "head_dim": 256}
     | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 256}
     | {"rope_local_base_freq": 12_000, "rope_theta": 1e6, "rope_scaling": None, "sliding_window": 512}
@@ -130,7 +130,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "logits_softcap": 30.0,
         "query_scale": 224**-0.5,
     },
-    "gemma3": {
+    "gemma3_text": {
         "rope": Rope(1e6, 256),
         "head_dim": 256,
         "windows": (512, 0),
@@ -152,12 +152,45 @@ GEMMA: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gemma3"}))
 def test_configurations_as_they_are_published_are_read_whole(family: str, caplog: pytest.LogCaptureFixture) -> None:
     different = DIFFERENT[family] | (GEMMA if family.startswith("gemma") else {})
     expected = replace(from_hf(LLAMA, {}, "tiny"), architecture=family, **different)
     assert from_hf(PUBLISHED[family], {}, "tiny") == expected
     assert caplog.records == []
+
+
+def test_a_gemma_that_knows_images_is_read_for_text_with_the_defaults_of_its_format(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The file of the 4B model, which leaves out most of its shape."""
+    values = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "boi_token_index": 255999,
+        "eoi_token_index": 256000,
+        "eos_token_id": [1, 106],
+        "image_token_index": 262144,
+        "initializer_range": 0.02,
+        "mm_tokens_per_image": 256,
+        "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "vision_config": {"hidden_size": 1152},
+    }
+    config = from_hf(values, {}, "gemma")
+    assert [record.getMessage() for record in caplog.records] == [
+        "gemma: images are not supported; the model is served for text"
+    ]
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262_208)
+    assert (config.rope, config.local_rope) == (Rope(1e6, 256, (8.0,) * 128), Rope(1e4, 256))
+    assert config.windows == ((1024,) * 5 + (0,)) * 5 + (1024,) * 4
+    assert (config.eos_ids, config.tie_embeddings, config.context_len) == ((1, 106), True, 131_072)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +203,8 @@ def test_configurations_as_they_are_published_are_read_whole(family: str, caplog
         ("qwen3", {"attention_bias": True}, "attention_bias=True"),
         ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window=True"),
         ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu'"),
-        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
-        ("gemma3", {"architectures": ["Gemma3ForConditionalGeneration"]}, "Gemma3ForConditionalGeneration"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ("llama", {"architectures": ["LlavaForConditionalGeneration"]}, "LlavaForConditionalGeneration"),
         ("phi3", {"attention_bias": True}, "attention_bias=True"),
         ("mixtral", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ],

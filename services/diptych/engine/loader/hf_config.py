@@ -6,7 +6,7 @@ Rule: a feature that the model code does not compute is refused by name, and key
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 from diptych.common.errors import ConfigError
@@ -19,9 +19,10 @@ logger = logging.getLogger(__name__)
 HARMLESS: Final = frozenset(
     """_attn_implementation _name_or_path architectures attention_dropout attn_implementation auto_map
     cache_implementation chunk_size_feed_forward classifier_dropout dtype embd_pdrop id2label initializer_range
-    is_decoder is_encoder_decoder label2id max_length model_type output_attentions output_hidden_states
+    is_decoder is_encoder_decoder is_llama_config label2id max_length model_type output_attentions output_hidden_states
     output_router_logits pad_token_id pretraining_tp problem_type resid_pdrop return_dict router_aux_loss_coef
-    router_jitter_noise tokenizer_class torch_dtype transformers_version unsloth_fixed use_cache""".split()  # noqa: SIM905
+    router_jitter_noise tokenizer_class torch_dtype transformers.js_config transformers_version unsloth_fixed
+    use_cache""".split()  # noqa: SIM905
 )
 
 
@@ -57,9 +58,17 @@ class HfConfig(Mapping[str, Any]):
 
     def log_unknown(self) -> None:
         """Name what nobody has asked for."""
-        unknown = sorted(set(self._values) - self._asked - HARMLESS)
+        given = {key for key, value in self._values.items() if value is not None}
+        unknown = sorted(given - self._asked - HARMLESS)
         if unknown:
             logger.warning("%s: config.json has keys that are not known and ignored: %s", self.model_id, unknown)
+
+    def part(self, values: Mapping[str, Any], read: Callable[[HfConfig], ModelConfig]) -> ModelConfig:
+        """Return what `read` makes of the configuration of a part of the model."""
+        part = HfConfig(values, self._generation, self.model_id)
+        config = read(part)
+        part.log_unknown()
+        return config
 
     def shared(self, architecture: str, *, theta: float = 10_000.0, tied: bool = False) -> ModelConfig:
         """Return what the common keys say; the rest is as in Llama. `theta` and `tied`: the family's defaults."""

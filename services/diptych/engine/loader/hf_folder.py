@@ -15,13 +15,13 @@ from diptych.engine.loader.hf_tokenizer import read_tokenizer
 from diptych.engine.loader.json_file import read_json
 from diptych.engine.loader.safetensors import FLOATS, read_header, read_tensors, tensor_names
 from diptych.engine.loader.tokenizer import Tokenizer
-from diptych.engine.models.registry import from_hf
+from diptych.engine.models.registry import FAMILIES, from_hf
 from diptych.engine.quantization.config import read_scheme
 from diptych.engine.quantization.scheme import assemble
 from diptych.engine.quantization.weight import Stored
 from diptych.kernels.quantized import Array
 
-DERIVED: Final = "rotary_emb.inv_freq"  # saved by old versions; computed from the configuration instead
+DERIVED: Final = ("rotary_emb.inv_freq",)  # saved by old versions; computed from the configuration instead
 
 
 class HfFolder:
@@ -48,9 +48,11 @@ class HfFolder:
             yield name, tensor
 
     def _plain_tensors(self) -> Iterator[tuple[str, Array]]:
+        not_read = FAMILIES[self.config.architecture].not_read
+        derived = (*DERIVED, "lm_head.weight") if self.config.tie_embeddings else DERIVED
         for shard in self._shards:
             for name, tensor in read_tensors(shard):
-                if not name.endswith(DERIVED) and not (name == "lm_head.weight" and self.config.tie_embeddings):
+                if not name.startswith(not_read) and not name.endswith(derived):
                     yield name, tensor
 
 

@@ -20,4 +20,5 @@ class Family:
 
     architecture: str  # as in `config.json`
     read: Callable[[HfConfig], ModelConfig]
-    placement: Callable[[ModelConfig], Iterator[Placed]]  # every tensor of a complete checkpoint
+    placement: Callable[[ModelConfig], Iterator[Placed]]  # every tensor of a complete checkpoint,
+    not_read: tuple[str, ...] = ()  # but those whose names begin so

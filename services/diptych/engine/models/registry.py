@@ -9,7 +9,7 @@ from diptych.common.errors import ConfigError
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.hf_config import HfConfig
 from diptych.engine.models.families.gemma2 import GEMMA2
-from diptych.engine.models.families.gemma3 import GEMMA3
+from diptych.engine.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from diptych.engine.models.families.llama import LLAMA
 from diptych.engine.models.families.mistral import MISTRAL
 from diptych.engine.models.families.mixtral import MIXTRAL
@@ -22,6 +22,7 @@ from diptych.engine.models.family import Family
 FAMILIES: Final[dict[str, Family]] = {
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,
+    "gemma3_text": GEMMA3_TEXT,
     "llama": LLAMA,
     "mistral": MISTRAL,
     "mixtral": MIXTRAL,
@@ -35,6 +36,7 @@ FAMILIES: Final[dict[str, Family]] = {
 def from_hf(values: Mapping[str, Any], generation: Mapping[str, Any], model_id: str) -> ModelConfig:
     """Read a `config.json` and a `generation_config.json`. Raises `ConfigError` for what is not supported."""
     hf = HfConfig(values, generation, model_id)
+    hf.ignore("quantization_config")  # it is about files, not about the model
     family = _family(hf)
     try:
         config = family.read(hf)

@@ -9,7 +9,8 @@ from diptych.engine.models.family import Family
 
 
 def _read(hf: HfConfig) -> ModelConfig:
-    hf.refuse_unless({"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)})
+    hf.refuse_unless({"hidden_act": ("silu",), "rope_interleaved": (False,)})
+    hf.refuse_unless({"attention_bias": (False,), "mlp_bias": (False,)})
     return hf.shared("llama")
 
 
