@@ -41,8 +41,9 @@ def thread(compiler: CountingCompiler) -> Iterator[GrammarThread]:
 
 def compile_one(thread: GrammarThread, text: str, prior: tuple[int, ...] = ()) -> Answer:
     thread.submit(CompileGrammar(7, Grammar(GrammarKind.REGEX, text), prior))
-    assert select.select([thread], [], [], 10)[0]
-    (answer,) = thread.poll()
+    while not (answers := thread.poll()):
+        assert select.select([thread], [], [], 10)[0]
+    (answer,) = answers
     return answer
 
 
