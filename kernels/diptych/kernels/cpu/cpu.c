@@ -4,10 +4,13 @@
 
 #include "elementwise.h"
 #include "linear.h"
+#include "logprobs.h"
 #include "low_rank.h"
 #include "paged_attention.h"
 #include "quantized_linear.h"
+#include "sampling.h"
 #include "threads.h"
+#include "token_mask.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -97,3 +100,9 @@ EXPORT int diptych_extend_attention(const struct attention_step *step, const str
     free(first_blocks);
     return 0;
 }
+
+EXPORT void diptych_sample(const struct sampling *job) { parallel(sample_part, job, job->num_rows); }
+
+EXPORT void diptych_logprobs(const struct logprobs *job) { parallel(logprobs_part, job, job->num_rows); }
+
+EXPORT void diptych_forbid(const struct token_mask *job) { parallel(forbid_part, job, job->num_rows); }

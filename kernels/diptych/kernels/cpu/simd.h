@@ -54,6 +54,20 @@ INLINE vec blend(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) |
 INLINE vec vec_max(vec a, vec b) { return blend(a > b, a, b); }
 INLINE float max_of(float a, float b) { return a > b ? a : b; }
 
+/* Whether a comparison holds in some lane. */
+INLINE int any(ivec mask) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps((__m256)mask) != 0;
+#else
+    uint64_t parts[LANES / 2], all = 0;
+    memcpy(parts, &mask, sizeof mask);
+    for (int i = 0; i < LANES / 2; i++) all |= parts[i];
+    return all != 0;
+#endif
+}
+
 INLINE float sum(vec v) {
     quad q[QUADS];
     memcpy(q, &v, sizeof v);
