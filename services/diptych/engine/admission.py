@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from diptych.common.errors import InvalidRequest
 from diptych.engine.output import Failure, FailureCode
 from diptych.engine.request import Request
 
@@ -21,4 +22,8 @@ def refuse(request: Request, *, is_known: bool, max_tokens: int, vocab_size: int
         return Failure(FailureCode.INVALID, words)
     if prompt.min() < 0 or prompt.max() >= vocab_size:
         return Failure(FailureCode.INVALID, f"the prompt has token ids outside the vocabulary of {vocab_size}")
+    try:
+        request.params.validate_for(vocab_size)
+    except InvalidRequest as error:
+        return Failure(FailureCode.INVALID, str(error))
     return None

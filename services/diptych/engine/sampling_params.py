@@ -68,8 +68,11 @@ class SamplingParams:
         if self.grammar is not None:
             self.grammar.validate()
 
-    def validate_ids(self, vocab_size: int) -> None:
-        """Raise `InvalidRequest`, naming the field, for a token outside the vocabulary."""
+    def validate_for(self, vocab_size: int) -> None:
+        """Raise `InvalidRequest`, naming the field, for a token outside the vocabulary, or for more than there are."""
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(self, name)
+            _check(wanted is None or wanted <= vocab_size, name, f"must be at most {vocab_size}, all tokens", wanted)
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
             wrong = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
             _check(wrong is None, name, f"takes token ids from 0 to {vocab_size - 1}", wrong)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from diptych.engine.request import Request
+
+MAX_SCORED_TOKENS: Final = 256  # in a chunk: each needs logits over the whole vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class Chunk:
 
 def next_chunk(request: Request, max_tokens: int) -> Chunk:
     """Return the part of the request that comes next, at most `max_tokens` of it."""
+    if request.prompt_logprobs is not None:
+        max_tokens = min(max_tokens, MAX_SCORED_TOKENS)
     num_tokens = min(request.extend_len, max_tokens)
     return Chunk(request, request.computed_len, num_tokens, is_last=num_tokens == request.extend_len)
 

@@ -151,7 +151,7 @@ class Preparer:
             raise InvalidRequest(f"cache_salt takes at most {MAX_SALT_LEN} characters", param="cache_salt")
         params = replace(wish.params, max_tokens=wish.max_tokens or self._model.context_len)
         params.validate()
-        params.validate_ids(self._model.vocab_size)
+        params.validate_for(self._model.vocab_size)
 
     def _params(self, wish: Wish, prompt_len: int, context_len: int, seed: int) -> SamplingParams:
         room = context_len - prompt_len

@@ -64,10 +64,10 @@ def sample(
     """Return the chosen tokens; -1 for a row whose largest logit is NaN or infinite. Parameters are `[num_rows]`."""
     num_rows, vocab_size = logits.shape
     token_ids = np.empty(num_rows, dtype=np.int64)
-    parameters = [(temperature, np.float32), (top_p, np.float32), (min_p, np.float32), (top_k, np.int64)]
-    parameters += [(seeds, np.uint64), (positions, np.int64), (token_ids, np.int64)]
-    arrays = [_array(values, dtype, (num_rows,)) for values, dtype in parameters]
-    load().diptych_sample(ctypes.byref(_Sampling(address(logits), num_rows, vocab_size, *arrays)))
+    floats = [_array(values, np.float32, (num_rows,)) for values in (temperature, top_p, min_p)]
+    integers = [_array(top_k, np.int64, (num_rows,)), _array(seeds, np.uint64, (num_rows,))]
+    integers += [_array(values, np.int64, (num_rows,)) for values in (positions, token_ids)]
+    load().diptych_sample(ctypes.byref(_Sampling(address(logits), num_rows, vocab_size, *floats, *integers)))
     if (token_ids == OUT_OF_MEMORY).any():
         raise MemoryError("no memory to sample")
     return token_ids

@@ -1,4 +1,4 @@
-"""Selects the implementation of attention, and of the arithmetic that goes with it, by name.
+"""Selects the implementation of attention, and of the arithmetic and sampling that go with it, by name.
 
 cpu     C kernels; float32
 torch   gather and scaled-dot-product attention; any dtype
@@ -23,6 +23,9 @@ from diptych.engine.loader.config import ModelConfig
 from diptych.engine.models.cpu_ops import CpuOps
 from diptych.engine.models.lora import NewLowRank, TorchLowRank
 from diptych.engine.models.ops import Ops, TorchOps
+from diptych.engine.runner.sampling import Sampler
+from diptych.engine.runner.sampling.cpu_sampler import CpuSampler
+from diptych.engine.runner.sampling.torch_sampler import TorchSampler
 from diptych.kernels.cpu import library
 from diptych.kernels.cpu.low_rank import PackedLowRank
 from diptych.kernels.cpu.paged_attention import MAX_HEAD_DIM
@@ -37,6 +40,7 @@ class Backend:
     attention: AttentionBackend
     ops: Ops
     low_rank: NewLowRank
+    sampler: Sampler
 
 
 def choose(name: str, config: ModelConfig, kv: Tensor, dtype: torch.dtype, num_threads: int) -> Backend:
@@ -64,11 +68,11 @@ def _cpu(config: ModelConfig, kv: Tensor, dtype: torch.dtype, num_threads: int) 
     if config.head_dim > MAX_HEAD_DIM:
         raise ConfigError(f"attention backend 'cpu' has no heads of {config.head_dim}; use 'torch'")
     library.set_num_threads(num_threads)
-    return Backend(CpuAttention(config, kv), CpuOps(), PackedLowRank)
+    return Backend(CpuAttention(config, kv), CpuOps(), PackedLowRank, CpuSampler())
 
 
 def _torch(config: ModelConfig, kv: Tensor, dtype: torch.dtype, num_threads: int) -> Backend:
-    return Backend(TorchAttention(config, kv), TorchOps(dtype), TorchLowRank)
+    return Backend(TorchAttention(config, kv), TorchOps(dtype), TorchLowRank, TorchSampler())
 
 
 BACKENDS: Final[dict[str, Callable[[ModelConfig, Tensor, torch.dtype, int], Backend]]] = {"cpu": _cpu, "torch": _torch}

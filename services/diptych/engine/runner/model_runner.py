@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.registry import choose
-from diptych.engine.batch import ForwardBatch, LogprobsBatch, SamplingBatch, StepResult
+from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.source import ModelSource
 from diptych.engine.models.decoder import Decoder
@@ -16,9 +16,8 @@ from diptych.engine.models.lora import Loras
 from diptych.engine.models.weights import load
 from diptych.engine.quantization.weight import expanded
 from diptych.engine.runner.kv_pool import DTYPES
-from diptych.engine.runner.logprobs import sampled_logprobs, token_logprobs
 from diptych.engine.runner.model_part import ModelPart
-from diptych.engine.runner.sampler import sample
+from diptych.engine.runner.sampling import sample_step
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.kvtransfer.layout import PoolLayout
 
@@ -48,7 +47,7 @@ class ModelRunner:
             ops = part.wrap(backend.ops)
             tensors = part.tensors if quantization == "auto" else expanded(part.tensors)
             weights = load(part.config, part.placement, tensors, ops, DTYPES[dtype])
-            self._attention = backend.attention
+            self._attention, self._sampler = backend.attention, backend.sampler
             self.loras = Loras(part.config.num_layers, backend.low_rank, DTYPES[dtype])
             if max_loras:
                 weights = weights.wrapped(self.loras.wrap)
@@ -81,17 +80,6 @@ class ModelRunner:
             return self._model.forward(torch.from_numpy(batch.input_ids), torch.from_numpy(rows), self._attention)
 
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> StepResult:
-        """Choose the batch's next tokens by its logits."""
+        """Choose the batch's next tokens by its logits, which may be overwritten."""
         with torch.inference_mode():
-            num_samples = len(batch.sample_rows)
-            prompt_logprobs = _prompt_logprobs(batch, logits[num_samples:])
-            token_ids = sample(logits[:num_samples], sampling)
-            if sampling.num_top is None:
-                return StepResult(token_ids, None, prompt_logprobs)
-            logprobs = sampled_logprobs(logits[:num_samples], token_ids, sampling.num_top)
-            return StepResult(token_ids, logprobs, prompt_logprobs)
-
-
-def _prompt_logprobs(batch: ForwardBatch, logits: Tensor) -> LogprobsBatch | None:
-    rows = batch.prompt_rows
-    return None if rows is None else token_logprobs(logits, rows.target_ids, rows.num_top)
+            return sample_step(self._sampler, logits, sampling, batch.prompt_rows)

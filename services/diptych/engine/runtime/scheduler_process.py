@@ -249,7 +249,7 @@ def _limits(source: ModelSource, options: EngineOptions) -> Limits:
     return Limits(
         context_len=source.config.context_len,
         vocab_size=source.config.vocab_size,
-        eos_ids=frozenset(source.config.eos_ids),
+        eos_ids=frozenset(token_id for token_id in source.config.eos_ids if token_id < source.config.vocab_size),
         max_step_tokens=options.max_step_tokens,
         max_requests=options.max_requests,
         scheduling=options.scheduling(),

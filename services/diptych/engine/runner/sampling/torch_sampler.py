@@ -1,8 +1,5 @@
-"""Chooses the next token of every row of a batch in one pass.
+"""`Sampler` by torch: any dtype, any device.
 
-Rule: a row's token depends on its logits, its parameters, its seed and its position, never on the other rows or on the
-process that samples. One uniform number per row, hashed from (seed, position), is looked up in the cumulative
-distribution over token ids, so a replay elsewhere continues with the same tokens.
 Order, as in transformers: temperature, then top-k, then top-p of what is left, then min-p.
 """
 
@@ -13,40 +10,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diptych.engine.batch import I64, NO_TOKEN, U64, SamplingBatch
-from diptych.engine.runner.logits import adjust
+from diptych.engine.batch import I32, I64, NO_TOKEN, LogprobsBatch, SamplingBatch
+from diptych.engine.runner.sampling.uniforms import uniforms
 
 NUCLEUS_CANDIDATES = 1024  # top-p sorts so many tokens first,
 CANDIDATES_GROWTH = 8  # and so many times more where their probability does not suffice
 BLOCK = 256  # tokens
 
 
-def sample(logits: Tensor, sampling: SamplingBatch) -> I64:
-    """Return token ids `[num_samples]` for logits `[num_samples, vocab_size]`.
+class TorchSampler:
+    """Works on whole batches; rows that are drawn from are computed in float32."""
 
-    `NO_TOKEN` for a row whose allowed tokens have a NaN or an infinity among their logits, or that has none.
-    """
-    logits = adjust(logits, sampling)
-    largest = logits.max(dim=-1)  # NaN counts as the largest
-    tokens: I64 = largest.indices.masked_fill_(~largest.values.isfinite(), NO_TOKEN).numpy()
-    random = np.flatnonzero((sampling.temperature > 0) & (tokens != NO_TOKEN))
-    if len(random):
-        tokens[random] = _draw(logits[torch.from_numpy(random)].float(), _select(sampling, random))
-    return tokens
+    def choose(self, logits: Tensor, sampling: SamplingBatch) -> I64:
+        largest = logits.max(dim=-1)  # NaN counts as the largest
+        tokens: I64 = largest.indices.masked_fill_(~largest.values.isfinite(), NO_TOKEN).numpy()
+        random = np.flatnonzero((sampling.temperature > 0) & (tokens != NO_TOKEN))
+        if len(random):
+            tokens[random] = _draw(logits[torch.from_numpy(random)].float(), _select(sampling, random))
+        return tokens
 
+    def logprobs(self, logits: Tensor, token_ids: I64, num_top: int) -> LogprobsBatch:
+        logits = logits.float()
+        total = logits.logsumexp(dim=-1, keepdim=True)
+        chosen = logits.gather(1, torch.from_numpy(token_ids)[:, None]) - total
+        top = logits.topk(num_top, dim=-1)
+        return LogprobsBatch(chosen[:, 0].numpy(), top.indices.numpy(), (top.values - total).numpy())
 
-def uniforms(seeds: U64, positions: I64) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return one number in [0, 1) for each (seed, position)."""
-    mixed = _splitmix64(_splitmix64(seeds) ^ positions.astype(np.uint64))
-    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _splitmix64(x: U64) -> U64:
-    """The finaliser of Steele, Lea and Flood's SplitMix64 (2014): every input bit reaches every output bit."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    def forbid(self, logits: Tensor, token_mask: I32) -> None:
+        bits = np.unpackbits(token_mask.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+        logits.masked_fill_(torch.from_numpy(bits == 0), -torch.inf)
 
 
 def _select(sampling: SamplingBatch, rows: I64) -> SamplingBatch:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from diptych.engine.batch import I32, Bias, Penalties, SamplingBatch
 
+Forbid = Callable[[Tensor, I32], None]
 
-def adjust(logits: Tensor, sampling: SamplingBatch) -> Tensor:
-    """Return the logits to choose from, `[num_samples, vocab_size]`: the given ones if nobody asks for a change."""
+
+def adjust(logits: Tensor, sampling: SamplingBatch, forbid: Forbid) -> Tensor:
+    """Return the logits to choose from, `[num_samples, vocab_size]`.
+
+    They are the given ones if nobody asks for a change; else float32, and changed in place unless log-probabilities,
+    which are of the logits before, are wanted too.
+    """
     if sampling.bias is None and sampling.penalties is None and sampling.token_mask is None:
         return logits
-    changed = logits.to(torch.float32, copy=True)
+    changed = logits.to(torch.float32, copy=sampling.num_top is not None)
     if sampling.bias is not None:
         _add_bias(changed, sampling.bias)
     if sampling.penalties is not None:
         _penalise(changed, sampling.penalties)
     if sampling.token_mask is not None:
-        _forbid(changed, sampling.token_mask)
+        forbid(changed, sampling.token_mask)
     return changed
 
 
@@ -33,8 +40,3 @@ def _penalise(logits: Tensor, penalties: Penalties) -> None:
     repetition, seen = torch.from_numpy(penalties.repetition), logits[at]
     seen = torch.where(seen > 0, seen / repetition, seen * repetition)
     logits.index_put_(at, seen - torch.from_numpy(penalties.subtract))
-
-
-def _forbid(logits: Tensor, token_mask: I32) -> None:
-    bits = np.unpackbits(token_mask.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
-    logits.masked_fill_(torch.from_numpy(bits == 0), -torch.inf)

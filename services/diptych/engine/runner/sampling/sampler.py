@@ -1,0 +1,65 @@
+"""What a step gives back, from its logits. Log-probabilities are of the logits as the model gave them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diptych.engine.batch import I32, I64, LogprobsBatch, PromptRows, SamplingBatch, StepResult
+from diptych.engine.runner.sampling.adjust import adjust
+
+
+class Sampler(Protocol):
+    """The arithmetic of sampling on one kind of processor. Logits are `[num_rows, vocab_size]`."""
+
+    def choose(self, logits: Tensor, sampling: SamplingBatch) -> I64:
+        """Return the next tokens; `NO_TOKEN` for a row that has a NaN, or whose largest logit is infinite.
+
+        A row's token depends on its logits, its parameters, its seed and its position, never on the other rows or on
+        the process that samples: one uniform number a row, hashed from (seed, position), is looked up in the cumulative
+        distribution over token ids, so a replay elsewhere continues with the same tokens.
+        """
+        ...
+
+    def logprobs(self, logits: Tensor, token_ids: I64, num_top: int) -> LogprobsBatch:
+        """Return the log-probabilities of `token_ids` `[num_rows]`, and of the `num_top` likeliest tokens."""
+        ...
+
+    def forbid(self, logits: Tensor, token_mask: I32) -> None:
+        """Set what the mask (see `SamplingBatch`) does not allow to minus infinity, in place; float32."""
+        ...
+
+
+def sample_step(
+    sampler: Sampler, logits: Tensor, sampling: SamplingBatch, prompt_rows: PromptRows | None
+) -> StepResult:
+    """Return the result of a step. `logits`, of the samples and then of the prompt rows, may be overwritten."""
+    num_samples = len(sampling.temperature)
+    own = logits[:num_samples]
+    token_ids = sampler.choose(adjust(own, sampling, sampler.forbid), sampling)
+    return StepResult(
+        token_ids,
+        None if sampling.num_top is None else _logprobs(sampler, own, token_ids, sampling.num_top),
+        None if prompt_rows is None else _prompt_logprobs(sampler, logits[num_samples:], prompt_rows),
+    )
+
+
+def _prompt_logprobs(sampler: Sampler, logits: Tensor, rows: PromptRows) -> LogprobsBatch:
+    return sampler.logprobs(logits, rows.target_ids, rows.num_top)
+
+
+def _logprobs(sampler: Sampler, logits: Tensor, token_ids: I64, num_top: I64) -> LogprobsBatch:
+    """Return those of the rows that want them (`num_top` >= 0) and have a token; the others' are 0."""
+    wanted = np.flatnonzero((num_top >= 0) & (token_ids >= 0))
+    width = int(num_top.max(initial=0))
+    if len(wanted) == len(token_ids):
+        return sampler.logprobs(logits, token_ids, width)
+    found = sampler.logprobs(logits[torch.from_numpy(wanted)], token_ids[wanted], width)
+    shape = (len(token_ids), width)
+    batch = LogprobsBatch(np.zeros(shape[0], np.float32), np.zeros(shape, np.int64), np.zeros(shape, np.float32))
+    batch.logprobs[wanted], batch.top_ids[wanted] = found.logprobs, found.top_ids
+    batch.top_logprobs[wanted] = found.top_logprobs
+    return batch
