@@ -212,6 +212,16 @@ def test_what_can_not_be_compiled_is_refused_in_the_compilers_words(
         assert caught.value.param == grammar.kind.value
 
 
+def test_a_grammar_that_nothing_matches_is_refused(compiler: Compiler) -> None:
+    with pytest.raises(InvalidRequest, match=r"^ebnf can't be compiled: nothing can match it$"):
+        compiler.compile(ebnf('root ::= root "a"'))
+
+
+def test_a_tokenizer_may_have_tokens_that_the_model_lacks(byte_tokenizer: Tokenizer, ids: Ids) -> None:
+    matcher = Compiler(byte_tokenizer, 260, [EOS]).compile(regex("[12]")).matcher()
+    assert allowed(matcher) == ids("1", "2")
+
+
 def test_keys_that_are_required_may_be_counted() -> None:
     schema = {"properties": {"minProperties": {"const": {"minProperties": 9}}, "b": True}, "minProperties": 2}
     check(Grammar.from_schema({**schema, "required": ["minProperties", "b"]}))

@@ -45,9 +45,10 @@ class Compiler:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Iterable[int]) -> None:
         """Raise `ConfigError` for a tokenizer whose tokens llguidance can't map to bytes."""
+        num_tokens = max(vocab_size, tokenizer.vocab_size)  # some tokenizers have tokens that the model lacks
         eos = sorted(eos_ids) or None
         try:
-            self._vocabulary = llguidance.LLTokenizer(tokenizer.to_json(), n_vocab=vocab_size, eos_token=eos)
+            self._vocabulary = llguidance.LLTokenizer(tokenizer.to_json(), n_vocab=num_tokens, eos_token=eos)
         except ValueError as error:
             raise ConfigError(f"structured output does not work with this tokenizer: {error}") from None
         _check_bytes(tokenizer, self._vocabulary)
@@ -147,10 +148,10 @@ def _refusal(grammar: Grammar, words: str) -> InvalidRequest:
 
 
 def _first_words(words: str) -> str:
-    """Cut off the dumps that llguidance appends."""
+    """Cut off the dumps that llguidance appends, and put its tersest word at more length."""
     for mark in ("<non-verbose/>", "<state>"):
         words = words.partition(mark)[0]
-    return words.strip()
+    return words.strip().replace("NoExtensionBias", "nothing can match it")
 
 
 def _check_bytes(tokenizer: Tokenizer, vocabulary: llguidance.LLTokenizer) -> None:
