@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from diptych.engine.finish import Finish
+from diptych.engine.limits import Scheduling
 from diptych.engine.null_runner import expected_output
 from diptych.engine.output import FailureCode
 
@@ -60,10 +61,12 @@ def test_a_cached_prefix_is_not_computed_again(engine: Engine) -> None:
 
 def test_a_retracted_request_computes_again_and_ends_the_same(new_engine: NewEngine) -> None:
     engine = new_engine(num_pages=12)
+    engine.expect_short_outputs()
     prompts = {room: [room * 10 + i for i in range(6)] for room in (1, 2, 3)}
     for room, prompt in prompts.items():
         engine.start(room, prompt, max_tokens=30)
     engine.run()
+    assert engine.core.num_retracted > 0
     for room, prompt in prompts.items():
         assert engine.tokens(room) == expected_output(prompt, 30, VOCAB)
 
@@ -104,6 +107,27 @@ def test_a_request_that_can_never_work_is_refused(engine: Engine, prompt: list[i
     assert failure is not None
     assert failure.code is FailureCode.INVALID
     assert words in failure.message
+
+
+def test_what_is_beyond_the_longest_queue_is_turned_away_and_the_rest_served(new_engine: NewEngine) -> None:
+    engine = new_engine(scheduling=Scheduling(max_waiting=3))
+    for room in range(1, 6):
+        engine.start(room, [room], max_tokens=4)
+    engine.run()
+    failures = {room: engine.outputs[room][-1].failure for room in range(1, 6)}
+    assert [failures[room] for room in (1, 2, 3)] == [None] * 3
+    assert {failures[room].code for room in (4, 5)} == {FailureCode.OVERLOADED}
+
+
+def test_learned_lengths_keep_requests_from_being_retracted(new_engine: NewEngine) -> None:
+    """Each needs 11 of 23 pages in the end, and 2 at first: three at once would be too many."""
+    engine = new_engine(num_pages=24)
+    for room in range(1, 9):
+        engine.start(room, [room] * 8, max_tokens=36)
+    most = 0
+    while engine.step():
+        most = max(most, engine.core.load().num_running)
+    assert most == 2
 
 
 def test_output_ends_when_the_context_is_full(new_engine: NewEngine) -> None:

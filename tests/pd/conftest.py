@@ -29,11 +29,13 @@ from diptych.engine.events import (
 )
 from diptych.engine.grammar.grammar import Grammar
 from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits
+from diptych.engine.limits import Limits, Scheduling
 from diptych.engine.null_runner import NullRunner
 from diptych.engine.output import Output
 from diptych.engine.request import new_request
 from diptych.engine.runtime.grammar_thread import GrammarThread
+from diptych.engine.runtime.model_worker import TpModelWorkerClient
+from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
 from diptych.engine.sampling_params import SamplingParams
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.ownership import Pages
@@ -63,10 +65,11 @@ class Side:
         max_step_tokens: int,
         context_len: int,
         model: NewModel,
+        scheduling: Scheduling,
     ) -> None:
         self.kv, self.runner = model(num_pages)
         cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=16, max_tokens_per_request=context_len)
-        limits = Limits(context_len, VOCAB, frozenset(), max_step_tokens, 16)
+        limits = Limits(context_len, VOCAB, frozenset(), max_step_tokens, 16, scheduling)
         self.core = build(cache, limits, self.digest, PAGE * 8)
         self.outbox: deque[WritePages | SendNote] = deque()
         self.compiling: deque[CompileGrammar] = deque()
@@ -109,24 +112,39 @@ class Pair:
         context_len: int = CONTEXT,
         model: NewModel = null_model,
         grammars: GrammarThread | None = None,
+        scheduling: Scheduling | None = None,
+        overlap: bool = False,
+        check_every: int = 1,
     ) -> None:
-        self.prefill = Side(PrefillCore, prefill_pages, max_step_tokens, context_len, model)
-        self.decode = Side(DecodeCore, decode_pages, max_step_tokens, context_len, model)
+        scheduling = scheduling or Scheduling()
+        self.prefill = Side(PrefillCore, prefill_pages, max_step_tokens, context_len, model, scheduling)
+        self.decode = Side(DecodeCore, decode_pages, max_step_tokens, context_len, model, scheduling)
+        self._overlapped = self._overlap_decode() if overlap else None
+        self._check_every = check_every
+        self._num_moves = 0
         self.grammars = grammars  # needed for what is compiled
         self.now_s = 0.0
         self.num_written = 0
         self.corrupt_next_write = False
         self.link_up()
 
-    def start(self, room: int, prompt: list[int], max_tokens: int = 5, deadline_s: float | None = None) -> None:
-        self.start_decode(room, prompt, max_tokens, deadline_s)
-        self.start_prefill(room, prompt, max_tokens, deadline_s)
+    def start(self, room: int, prompt: list[int], max_tokens: int = 5, **fields: Any) -> None:
+        self.start_decode(room, prompt, max_tokens, **fields)
+        self.start_prefill(room, prompt, max_tokens, **fields)
 
-    def start_prefill(self, room: int, prompt: list[int], max_tokens: int = 5, deadline_s: float | None = None) -> None:
-        self._start(self.prefill, DECODE, room, prompt, max_tokens, deadline_s)
+    def start_prefill(self, room: int, prompt: list[int], max_tokens: int = 5, **fields: Any) -> None:
+        self._start(self.prefill, DECODE, room, prompt, max_tokens, fields)
 
-    def start_decode(self, room: int, prompt: list[int], max_tokens: int = 5, deadline_s: float | None = None) -> None:
-        self._start(self.decode, PREFILL, room, prompt, max_tokens, deadline_s)
+    def start_decode(self, room: int, prompt: list[int], max_tokens: int = 5, **fields: Any) -> None:
+        self._start(self.decode, PREFILL, room, prompt, max_tokens, fields)
+
+    def _overlap_decode(self) -> OverlappedStepping:
+        runner: Any = self.decode.runner
+        return OverlappedStepping(self.decode.core, TpModelWorkerClient(runner), lambda: self.now_s)
+
+    def close(self) -> None:
+        if self._overlapped is not None:
+            self._overlapped.close()
 
     def start_constrained(
         self, room: int, prompt: list[int], grammar: Grammar, max_tokens: int, num_prior_output_tokens: int = 0
@@ -173,12 +191,13 @@ class Pair:
 
     def step(self, side: Side) -> bool:
         side.core.expire(self.now_s)
-        batch = side.core.plan(self.now_s)
-        if batch is not None:
-            side.core.commit(side.runner.execute(batch, side.core.sampling()), self.now_s)
+        stepping: Stepping = SynchronousStepping(side.core, side.runner, lambda: self.now_s)
+        if side is self.decode and self._overlapped is not None:
+            stepping = self._overlapped
+        busy = stepping.advance(side.collect)
         side.collect()
-        self.check()
-        return batch is not None
+        self._check_at_times()
+        return busy
 
     def deliver(self, side: Side) -> bool:
         """Perform the oldest effect of `side` at the other side."""
@@ -195,11 +214,11 @@ class Pair:
         if isinstance(effect, WritePages):
             side.core.handle(WriteDone(effect.room, None), self.now_s)
         self._collect()
-        self.check()
+        self._check_at_times()
         return True
 
     def run(self) -> None:
-        for _ in range(5000):
+        for _ in range(50_000):
             moved = [self.compile(self.prefill), self.compile(self.decode)]
             moved += [self.deliver(self.decode), self.step(self.prefill), self.deliver(self.prefill)]
             if not any([*moved, self.step(self.decode)]):
@@ -210,6 +229,11 @@ class Pair:
         """The client's view: the first token from prefill, the others from decode."""
         merged = {**self.prefill.tokens(room), **self.decode.tokens(room)}
         return [merged[index] for index in sorted(merged)]
+
+    def _check_at_times(self) -> None:
+        self._num_moves += 1
+        if self._num_moves % self._check_every == 0:
+            self.check()
 
     def check(self) -> None:
         assert self.prefill.core.check() == []
@@ -228,10 +252,10 @@ class Pair:
             }
 
     def _start(
-        self, side: Side, peer: int, room: int, prompt: list[int], max_tokens: int, deadline_s: float | None
+        self, side: Side, peer: int, room: int, prompt: list[int], max_tokens: int, fields: dict[str, Any]
     ) -> None:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        request = new_request(room, np.array(prompt, dtype=np.int64), params, deadline_s=deadline_s)
+        request = new_request(room, np.array(prompt, dtype=np.int64), params, arrival_s=self.now_s, **fields)
         side.core.handle(Start(request, peer), self.now_s)
         side.collect()
 

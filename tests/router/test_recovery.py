@@ -164,6 +164,14 @@ def test_attempts_are_bounded(cluster: Cluster, fail: Any) -> None:
     )
 
 
+def test_when_every_worker_is_overloaded_the_client_is_told_when_to_come_back(cluster: Cluster, fail: Any) -> None:
+    fail_all(cluster, "decode", fail(0, worker_pb2.ERROR_CODE_OVERLOADED), times=9)
+    with cluster.ask() as answer:
+        assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+        assert json.load(answer)["error"]["code"] == "rate_limit_exceeded"
+    assert {len(worker.started) > 0 for worker in cluster.workers} == {True}
+
+
 def test_a_stream_that_cannot_go_on_ends_with_an_error_event(cluster: Cluster, fail: Any) -> None:
     fail_all(cluster, "decode", fail(3, worker_pb2.ERROR_CODE_INTERNAL))
     status, events = stream(cluster)

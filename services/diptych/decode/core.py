@@ -12,7 +12,7 @@ from typing import Final
 
 from diptych.decode.phases import Phase, Signal
 from diptych.decode.room import DecodeRoom
-from diptych.engine.admission import refuse
+from diptych.engine.admission import refuse, turn_away
 from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.batch_builder import build_batch
 from diptych.engine.decode_batch import DecodeBatch
@@ -37,6 +37,7 @@ from diptych.engine.extend_queue import ExtendQueue
 from diptych.engine.finish import Finish
 from diptych.engine.grammar.grammar import Matcher
 from diptych.engine.kv_cache import KvCache
+from diptych.engine.kv_forecast import KvForecast
 from diptych.engine.limits import Limits
 from diptych.engine.output import Failure, FailureCode, Output
 from diptych.engine.page_hash import prompt_hash
@@ -70,10 +71,12 @@ class DecodeCore:
         self._retracted_waiting = new_waiting_queue(cache, limits.scheduling)
         self._retracted = ExtendQueue(cache, self._retracted_waiting, max_batch_size=limits.max_requests)
         self._steps = StepsInFlight(cache)
+        self._forecast = KvForecast(cache)
         self._rooms: dict[int, DecodeRoom] = {}
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # PREALLOCATING
         self._linked: set[int] = set()
         self._effects: list[Effect] = []
+        self.num_retracted = 0  # since start
         self._num_pages_received = 0
         self._num_integrity_failures = 0
 
@@ -107,6 +110,7 @@ class DecodeCore:
         known = request.room in self._rooms
         limits = self._limits
         failure = refuse(request, is_known=known, max_tokens=self._max_tokens, vocab_size=limits.vocab_size)
+        failure = failure or turn_away(len(self._waiting), limits.scheduling.max_waiting)
         if failure is None and event.peer not in self._linked:
             failure = Failure(FailureCode.PEER_LOST, f"no link to prefill worker {event.peer:016x}")
         if failure:
@@ -267,6 +271,7 @@ class DecodeCore:
 
     def _retract(self, room: DecodeRoom, now_s: float) -> None:
         """Out of KV memory: the request waits here, and later computes again what is not cached any more."""
+        self.num_retracted += 1
         room.on(Signal.RETRACTED)
         room.retracted_s = now_s
         self._batch.remove(room.request)
@@ -278,8 +283,8 @@ class DecodeCore:
             room.on(Signal.RESUMED)
 
     def _spare_pages(self, request: Request) -> int:
-        """Leave every running request its next page."""
-        return len(self._batch)
+        holders = [room.request for room in self._rooms.values() if room.phase in _HOLDING]
+        return self._forecast.spare_pages(holders, request)
 
     def _take_token(self, row: Sampled, now_s: float) -> None:
         request, token_id, logprobs = row
@@ -296,6 +301,7 @@ class DecodeCore:
         if finish is None:
             self._effects.append(Emit(Output(request.room, index, (token_id,), logprobs=logprobs)))
         else:
+            self._forecast.learn(request)
             self._end(room, Output(request.room, index, (token_id,), finish, None, room.stats, logprobs))
 
     # ends
@@ -441,3 +447,4 @@ class DecodeCore:
 
 _NOT_JOINED = (Phase.PREALLOCATING, Phase.IMPORTING, Phase.RETRACTED)
 _JOINED = (Phase.RUNNING, Phase.RETRACTED)
+_HOLDING = (Phase.IMPORTING, Phase.RUNNING)

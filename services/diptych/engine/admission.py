@@ -27,3 +27,10 @@ def refuse(request: Request, *, is_known: bool, max_tokens: int, vocab_size: int
     except InvalidRequest as error:
         return Failure(FailureCode.INVALID, str(error))
     return None
+
+
+def turn_away(num_waiting: int, max_waiting: int) -> Failure | None:
+    """Say that too much waits already; None when there is room for one more."""
+    if num_waiting < max_waiting:
+        return None
+    return Failure(FailureCode.OVERLOADED, f"{num_waiting} requests wait already, of at most {max_waiting}")

@@ -7,7 +7,9 @@ A retracted request goes to the head of the queue and computes again what is not
 
 from __future__ import annotations
 
-from diptych.engine.admission import refuse
+from typing import Final
+
+from diptych.engine.admission import refuse, turn_away
 from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.batch_builder import build_batch
 from diptych.engine.decode_batch import DecodeBatch
@@ -24,6 +26,7 @@ from diptych.engine.events import (
 )
 from diptych.engine.extend_queue import ExtendQueue
 from diptych.engine.kv_cache import KvCache
+from diptych.engine.kv_forecast import KvForecast
 from diptych.engine.limits import Limits
 from diptych.engine.output import Failure, FailureCode, Output, Stats
 from diptych.engine.request import Request
@@ -40,6 +43,8 @@ from diptych.engine.step import Step, new_step
 from diptych.engine.steps_in_flight import StepsInFlight
 from diptych.engine.waiting_queue import new_waiting_queue
 
+MAX_EXTENDS: Final = 16  # steps for prompts in a row, while requests wait to decode
+
 
 class AggregatedCore:
     """Implements `SchedulerCore` for requests that are prefilled and decoded here."""
@@ -55,7 +60,10 @@ class AggregatedCore:
         self._batch = DecodeBatch(cache)
         self._requests: dict[int, Request] = {}
         self._steps = StepsInFlight(cache)
+        self._num_extends = 0  # steps since one that decoded
+        self._forecast = KvForecast(cache)
         self._effects: list[Effect] = []
+        self.num_retracted = 0  # since start
 
     def handle(self, event: Event, now_s: float) -> None:
         match event:
@@ -94,12 +102,18 @@ class AggregatedCore:
                 self._take_token(row)
 
     def _pure_step(self, now_s: float) -> Step | None:
-        """Prompts first; without any, every running request decodes."""
-        chunks = self._queue.plan(now_s, self._limits.max_step_tokens, self._spare_pages)
-        if chunks:
-            return new_step((), chunks)
+        """Prompts first, but not for ever; without any, every running request decodes."""
+        prompts_first = not self._batch or self._num_extends < MAX_EXTENDS
+        if prompts_first and (step := self._extend_step(now_s)):
+            self._num_extends += 1
+            return step
+        self._num_extends = 0
         decodes = self._decodes()
-        return new_step(decodes, ()) if decodes else None
+        return new_step(decodes, ()) if decodes else self._extend_step(now_s)
+
+    def _extend_step(self, now_s: float) -> Step | None:
+        chunks = self._queue.plan(now_s, self._limits.max_step_tokens, self._spare_pages)
+        return new_step((), chunks) if chunks else None
 
     def _mixed_step(self, now_s: float) -> Step | None:
         """Every running request decodes; prompts share what is left of the token budget."""
@@ -113,14 +127,14 @@ class AggregatedCore:
             if self._steps:
                 return []
             victim = self._batch.victim()
+            self.num_retracted += 1
             self._batch.remove(victim)
             self._cache.retire(victim)
             self._waiting.add_first(victim)
         return due
 
     def _spare_pages(self, request: Request) -> int:
-        """Leave every running request its next page."""
-        return len(self._batch)
+        return self._forecast.spare_pages([*self._batch, *self._queue.admitted], request)
 
     def expire(self, now_s: float) -> None:
         for request in list(self._requests.values()):
@@ -168,6 +182,7 @@ class AggregatedCore:
         known = request.room in self._requests
         limits = self._limits
         failure = refuse(request, is_known=known, max_tokens=self._max_tokens, vocab_size=limits.vocab_size)
+        failure = failure or turn_away(len(self._requests) - len(self._batch), limits.scheduling.max_waiting)
         if failure:
             self._effects.append(Emit(Output(request.room, failure=failure)))
             return
@@ -193,6 +208,7 @@ class AggregatedCore:
             Emit(Output(request.room, index, (token_id,), finish, None, stats, logprobs, prompt_logprobs))
         )
         if finish is not None:
+            self._forecast.learn(request)
             self._batch.remove(request)
             self._steps.retire(request)
             self._forget(request)

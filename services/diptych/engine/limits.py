@@ -13,6 +13,7 @@ class Scheduling:
 
     policy: str = "fcfs"  # a name of `POLICIES`
     mode: Literal["prefill-first", "mixed"] = "prefill-first"  # mixed: prompts share steps with decoding requests
+    max_waiting: int = 1024  # requests; more are turned away
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # > 0; a tenant that is not here has 1
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from diptych.engine.admission import refuse
+from diptych.engine.admission import refuse, turn_away
 from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.batch_builder import build_batch
 from diptych.engine.events import (
@@ -101,6 +101,7 @@ class PrefillCore:
         known = request.room in self._rooms
         limits = self._limits
         failure = refuse(request, is_known=known, max_tokens=self._max_tokens, vocab_size=limits.vocab_size)
+        failure = failure or turn_away(len(self._waiting), limits.scheduling.max_waiting)
         if failure:
             self._effects.append(Emit(Output(request.room, failure=failure)))
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import zmq
 from diptych.engine.aggregated import AggregatedCore
 from diptych.engine.grammar.compiler import Compiler
 from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits
+from diptych.engine.limits import Limits, Scheduling
 from diptych.engine.loader.tokenizer import Tokenizer
 from diptych.engine.lora.adapter import InvalidAdapter
 from diptych.engine.lora.registry import LoraRegistry
@@ -65,7 +65,7 @@ class Frontend:
         self.socket.bind("inproc://loop")
         channel.connect("inproc://loop")
         cache = KvCache(num_pages=65, page_size=PAGE, max_requests=8, max_tokens_per_request=CONTEXT)
-        core = AggregatedCore(cache, Limits(CONTEXT, VOCAB, frozenset(), 16, 8))
+        core = AggregatedCore(cache, Limits(CONTEXT, VOCAB, frozenset(), 16, 8, Scheduling(max_waiting=4)))
         runner = NullRunner(np.zeros((65, PAGE), dtype=np.uint64), VOCAB)
         self._grammars = GrammarThread(lambda: Compiler(tokenizer, VOCAB, tokenizer.eos_ids))
         self.slots = Slots()
@@ -112,6 +112,18 @@ class Frontend:
     def unload(self, name: str) -> engine_pb2.SchedulerEvents:
         return self.ask(unload_lora=admin_pb2.UnloadLoraRequest(name=name))
 
+    def start_all(self, rooms: Iterable[int]) -> None:
+        """Start them in one message, each one token long."""
+        sampling = inference_pb2.SamplingParams(max_tokens=1, temperature=0, top_p=1, ignore_eos=True)
+        legs = [worker_pb2.StartLeg(room=room, prompt_token_ids=[room], sampling=sampling) for room in rooms]
+        self.send(engine_pb2.SchedulerCommands(start=legs))
+
+    def until_all_ended(self, rooms: Iterable[int]) -> dict[int, worker_pb2.LegOutput]:
+        ends: dict[int, worker_pb2.LegOutput] = {}
+        while ends.keys() != set(rooms):
+            ends |= {output.room: output for output in self.receive().outputs if ended(output)}
+        return ends
+
     def close(self) -> None:
         self.send(engine_pb2.SchedulerCommands(shutdown=True))
         self._thread.join(10)
@@ -121,6 +133,10 @@ class Frontend:
         for socket in (self.socket, self._channel):
             socket.close(linger=0)
         self._context.term()
+
+
+def ended(output: worker_pb2.LegOutput) -> bool:
+    return bool(output.finish_reason) or output.HasField("error")
 
 
 @pytest.fixture
@@ -157,6 +173,13 @@ def test_a_timeout_counts_from_receipt(frontend: Frontend) -> None:
     frontend.start(7, [1], ENDLESS, timeout_ms=1)
     last = frontend.until_ended(7)[-1]
     assert last.error.code == worker_pb2.ERROR_CODE_DEADLINE or last.finish_reason
+
+
+def test_what_is_beyond_the_longest_queue_is_turned_away(frontend: Frontend) -> None:
+    frontend.start_all(range(1, 7))
+    ends = {room: output for room, output in frontend.until_all_ended(range(1, 7)).items() if output.HasField("error")}
+    assert {output.error.code for output in ends.values()} == {worker_pb2.ERROR_CODE_OVERLOADED}
+    assert set(ends) == {5, 6}
 
 
 def test_status_is_answered_and_clean(frontend: Frontend) -> None:

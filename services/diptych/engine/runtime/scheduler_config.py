@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
@@ -24,6 +24,18 @@ Transports = Literal["auto", "shm", "tcp"]
 Overlap = Literal["auto", "on", "off"]
 ScheduleMode = Literal["prefill-first", "mixed"]
 SchedulePolicy = Literal["fcfs", "lpm", "priority", "deadline"]
+
+
+_AT_LEAST_ONE: Final = (
+    "tp",
+    "dp",
+    "num_threads",
+    "kv_cache_mib",
+    "page_size",
+    "max_step_tokens",
+    "max_requests",
+    "max_waiting",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,7 @@ class EngineOptions:
     schedule_mode: ScheduleMode = option(
         "prefill-first", help="whether prompts get steps of their own or share them with output", group="scheduling"
     )
+    max_waiting: int = option(1024, help="requests that wait; more are sent to another worker", group="scheduling")
     overlap: Overlap = option("auto", help="plan the next step while one runs; auto: not on CPUs", group="scheduling")
     tenant_weights: tuple[str, ...] = option(
         (), help="shares of tenants, as name=weight; a tenant without one has weight 1", group="scheduling"
@@ -59,7 +72,16 @@ class EngineOptions:
     attention_backend: AttentionBackend = option("auto", help="attention implementation", group="engine")
 
     def validate(self) -> None:
-        for name in ("tp", "dp", "num_threads", "kv_cache_mib", "page_size", "max_step_tokens", "max_requests"):
+        for name in (
+            "tp",
+            "dp",
+            "num_threads",
+            "kv_cache_mib",
+            "page_size",
+            "max_step_tokens",
+            "max_requests",
+            "max_waiting",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
         if self.host_cache_mib < 0:
@@ -72,7 +94,12 @@ class EngineOptions:
     def scheduling(self) -> Scheduling:
         """Return the scheduling options as the cores take them. Raises `ConfigError`."""
         weights = dict(map(_tenant_weight, self.tenant_weights))
-        return Scheduling(policy=self.schedule_policy, mode=self.schedule_mode, tenant_weights=weights)
+        return Scheduling(
+            policy=self.schedule_policy,
+            mode=self.schedule_mode,
+            max_waiting=self.max_waiting,
+            tenant_weights=weights,
+        )
 
     @property
     def num_lora_slots(self) -> int:
