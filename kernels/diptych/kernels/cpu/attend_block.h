@@ -17,18 +17,21 @@ struct block {
     float running_max[QUERY_FLOATS / LANES], total[QUERY_FLOATS / LANES];
     float keys[KEY_BLOCK * MAX_TILED_DIM];   /* [panel][dim][PANEL] */
     float values[KEY_BLOCK * MAX_TILED_DIM]; /* [KEY_BLOCK][dim] */
+    float widened[KEY_BLOCK * 2 * MAX_TILED_DIM];
 };
 
 /* Lays out a block of keys as panels for `tile`, and its values in order. */
 static void gather(const struct head *head, int64_t start, int64_t num_keys, struct block *block) {
-    const int64_t dim = head->step->head_dim, values = value_offset(head->step);
-    struct keys keys;
-    locate(head, start, num_keys, &keys);
+    const int64_t dim = head->step->head_dim;
+    struct keys located;
+    struct wide_keys keys;
+    locate(head, start, num_keys, &located);
+    as_floats(head->step, &located, block->widened, &keys);
     for (int64_t i = 0; i < KEY_BLOCK; i++) {
         float *key = block->keys + i / PANEL * PANEL * dim + i % PANEL, *value = block->values + i * dim;
         if (i < keys.count) {
             for (int64_t d = 0; d < dim; d++) key[d * PANEL] = keys.rows[i][d];
-            memcpy(value, keys.rows[i] + values, dim * sizeof *value);
+            memcpy(value, keys.rows[i] + keys.values, dim * sizeof *value);
         } else { /* masked, but 0 * garbage might be NaN */
             for (int64_t d = 0; d < dim; d++) key[d * PANEL] = 0.0f;
             memset(value, 0, dim * sizeof *value);

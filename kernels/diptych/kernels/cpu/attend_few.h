@@ -7,7 +7,7 @@
 
 #include "paged_kv.h"
 
-enum { MAX_GROUP = 4, MAX_HEAD_DIM = 1024 };
+enum { MAX_GROUP = 4 };
 
 struct few { /* up to MAX_GROUP queries of one head: what is known of their softmax and results */
     vec out[MAX_GROUP][MAX_HEAD_DIM / LANES];
@@ -15,19 +15,19 @@ struct few { /* up to MAX_GROUP queries of one head: what is known of their soft
     float scores[MAX_GROUP][KEY_BLOCK];
 };
 
-INLINE void prefetch(const float *row, int64_t dim) {
-    for (int64_t i = 0; i < dim; i += 16) __builtin_prefetch(row + i);
+INLINE void prefetch(const void *row, int64_t num_bytes) {
+    for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch((const char *)row + i);
 }
 
 /* LANES keys at a time, transposed in registers. */
 INLINE void score_keys(struct few *few, const int group, const int64_t dim, const float *queries,
-                       const struct keys *keys, int64_t values) {
+                       const struct wide_keys *keys) {
     for (int first = 0; first < keys->count; first += LANES) {
         vec dots[MAX_GROUP];
         for (int g = 0; g < group; g++) dots[g] = splat(0.0f);
         for (int64_t d = 0; d < dim; d += 4) {
             vec columns[4];
-            if (d / 4 < LANES) prefetch(keys->rows[first + d / 4] + values, dim);
+            if (d / 4 < LANES) prefetch(keys->rows[first + d / 4] + keys->values, dim * 4);
             load_columns(keys->rows + first, d, columns);
             for (int c = 0; c < 4; c++)
                 for (int g = 0; g < group; g++)
@@ -43,12 +43,22 @@ INLINE void mask_scores(float *scores, int64_t first, int64_t last) {
     for (int64_t i = last; i < KEY_BLOCK; i++) scores[i] = -INFINITY;
 }
 
-INLINE void add_values(struct few *few, const int group, const int64_t dim, const struct keys *keys, int64_t values,
-                       const struct keys *next) {
+/* Narrow keys and values are both read before the next scores, floats when they are needed. */
+INLINE void prefetch_next(const struct attention_step *step, const int64_t dim, const char *row) {
+    if (step->kv_type == KV_FLOAT32) {
+        prefetch(row, dim * 4);
+    } else {
+        prefetch(row, row_bytes(step));
+        prefetch(row + value_bytes(step), row_bytes(step));
+    }
+}
+
+INLINE void add_values(struct few *few, const int group, const int64_t dim, const struct wide_keys *keys,
+                       const struct attention_step *step, const struct keys *next) {
     for (int i = 0; i < keys->count; i++) {
-        if (i < next->count) prefetch(next->rows[i], dim);
+        if (i < next->count) prefetch_next(step, dim, next->rows[i]);
         for (int64_t v = 0; v < dim / LANES; v++) {
-            const vec value = load(keys->rows[i] + values + v * LANES);
+            const vec value = load(keys->rows[i] + keys->values + v * LANES);
             for (int g = 0; g < group; g++)
                 few->out[g][v] = multiply_add(splat(few->scores[g][i]), value, few->out[g][v]);
         }
@@ -58,8 +68,9 @@ INLINE void add_values(struct few *few, const int group, const int64_t dim, cons
 /* Attends with `group` queries [group][dim], rotated and scaled, to the keys [first, num_keys) of their KV head. */
 INLINE void attend_few(const int group, const int64_t dim, const struct head *head, int64_t first, int64_t num_keys,
                        const float *queries, float *out) {
-    const int64_t values = value_offset(head->step);
     struct keys blocks[2];
+    struct wide_keys keys;
+    float buffer[head->step->kv_type == KV_FLOAT32 ? 1 : KEY_BLOCK * 2 * dim];
     struct few few;
     for (int g = 0; g < group; g++) {
         few.running_max[g] = -INFINITY;
@@ -69,14 +80,15 @@ INLINE void attend_few(const int group, const int64_t dim, const struct head *he
     locate(head, block_of(first), num_keys, &blocks[0]);
     for (int64_t start = block_of(first), now = 0; start < num_keys; start += KEY_BLOCK, now = !now) {
         locate(head, start + KEY_BLOCK, num_keys, &blocks[!now]);
-        score_keys(&few, group, dim, queries, &blocks[now], values);
+        as_floats(head->step, &blocks[now], buffer, &keys);
+        score_keys(&few, group, dim, queries, &keys);
         for (int g = 0; g < group; g++) {
             cap_scores(few.scores[g], head->layer->softcap);
-            mask_scores(few.scores[g], first - start, blocks[now].count);
+            mask_scores(few.scores[g], first - start, keys.count);
             const vec shrink = weigh(few.scores[g], &few.running_max[g], &few.total[g]);
             for (int64_t v = 0; v < dim / LANES; v++) few.out[g][v] *= shrink;
         }
-        add_values(&few, group, dim, &blocks[now], values, &blocks[!now]);
+        add_values(&few, group, dim, &keys, head->step, &blocks[!now]);
     }
     for (int g = 0; g < group; g++)
         for (int64_t v = 0; v < dim / LANES; v++) store(out + g * dim + v * LANES, few.out[g][v] / few.total[g]);
@@ -84,20 +96,23 @@ INLINE void attend_few(const int group, const int64_t dim, const struct head *he
 
 /* Any head_dim, one query, one key at a time. */
 static void attend_plain(const struct head *head, int64_t first, int64_t num_keys, const float *query, float *out) {
-    const int64_t dim = head->step->head_dim, values = value_offset(head->step);
+    const int64_t dim = head->step->head_dim;
+    float buffer[2 * MAX_HEAD_DIM];
     float running_max = -INFINITY, total = 0.0f;
     memset(out, 0, dim * sizeof *out);
     const float softcap = head->layer->softcap;
     for (int64_t i = first; i < num_keys; i++) {
-        struct keys keys;
-        locate(head, i, i + 1, &keys);
+        struct keys located;
+        struct wide_keys keys;
+        locate(head, i, i + 1, &located);
+        as_floats(head->step, &located, buffer, &keys);
         const float *key = keys.rows[0];
         float score = 0.0f;
         for (int64_t d = 0; d < dim; d++) score += query[d] * key[d];
         if (softcap != 0.0f) score = softcap * tanhf(score / softcap);
         const float new_max = max_of(running_max, score);
         const float shrink = expf(running_max - new_max), weight = expf(score - new_max);
-        for (int64_t d = 0; d < dim; d++) out[d] = out[d] * shrink + weight * key[values + d];
+        for (int64_t d = 0; d < dim; d++) out[d] = out[d] * shrink + weight * key[keys.values + d];
         total = total * shrink + weight;
         running_max = new_max;
     }

@@ -69,24 +69,34 @@ INLINE vec from_fp8(const void *p) {
 #endif
 }
 
-INLINE uint32_t bits_of(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
+INLINE void store_halves(void *p, ivec wide) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256(p, _mm512_cvtepi32_epi16((__m512i)wide));
+#else
+    *(half_lanes *)p = __builtin_convertvector(wide, half_lanes);
+#endif
 }
 
-INLINE uint16_t to_bf16(float x) { /* to the nearest, ties to even; finite */
-    const uint32_t bits = bits_of(x);
-    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+INLINE void store_bytes(void *p, ivec wide) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128(p, _mm512_cvtepi32_epi8((__m512i)wide));
+#else
+    *(ubyte_lanes *)p = __builtin_convertvector(wide, ubyte_lanes);
+#endif
+}
+
+/* To the nearest, ties to even. */
+INLINE void store_bf16(void *p, vec x) {
+    const ivec bits = (ivec)x;
+    store_halves(p, (bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
 /* To the nearest, ties to even; what is larger than the largest becomes that. */
-INLINE uint8_t to_fp8(float x) {
-    const uint32_t sign = bits_of(x) >> 24 & 0x80, magnitude = bits_of(x) & 0x7FFFFFFF;
-    float absolute;
-    memcpy(&absolute, &magnitude, sizeof absolute);
-    const uint32_t normal = (magnitude - (120u << 23) + 0x7FFFF + (magnitude >> 20 & 1)) >> 20;
-    const uint32_t subnormal = bits_of(absolute + 0x1p14f) & 0x7F; /* the sum's last bit is worth 2^-9 */
-    const uint32_t rounded = absolute < 0x1p-6f ? subnormal : normal;
-    return (uint8_t)(sign | (absolute < 448.0f ? rounded : FP8_LARGEST));
+INLINE void store_fp8(void *p, vec x) {
+    const ivec bits = (ivec)x, magnitude = bits & 0x7FFFFFFF;
+    const ivec normal = (magnitude - (120 << 23) + 0x7FFFF + (magnitude >> 20 & 1)) >> 20; /* of 127, a bias of 7 */
+    const ivec subnormal = (ivec)((vec)magnitude + 0x1p14f) & 0x7F; /* the last bit of such a sum is worth 2^-9 */
+    const vec rounded = blend((vec)magnitude < 0x1p-6f, (vec)subnormal, (vec)normal);
+    const vec clamped = blend((vec)magnitude < 448.0f, rounded, (vec)(FP8_LARGEST - (ivec){0}));
+    store_bytes(p, (ivec)clamped | (bits >> 24 & 0x80));
 }

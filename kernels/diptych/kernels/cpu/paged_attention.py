@@ -5,14 +5,17 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_float, c_int64, c_void_p
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from diptych.kernels.cpu.library import address, load
 
-MAX_HEAD_DIM = 1024  # as in attend_few.h
+MAX_HEAD_DIM = 1024  # as in paged_kv.h
+KV_TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2}  # as in paged_kv.h
 UNBOUNDED = 1 << 40  # a window that no text fills
 
 
@@ -77,11 +80,12 @@ class _Step(ctypes.Structure):
         ("num_heads", c_int64),
         ("num_kv_heads", c_int64),
         ("head_dim", c_int64),
+        ("kv_type", c_int64),
     )
 
 
 class PagedAttention:
-    """One step over all layers: `kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`, float32.
+    """One step over all layers: `kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`, of any of KV_TYPES.
 
     Positions and pages are trusted, not checked.
     """
@@ -95,7 +99,7 @@ class PagedAttention:
         self._out_shape = len(tokens.positions), heads.num_heads * heads.head_dim
         self._qkv_width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
         self._step = _Step(
-            address(kv),
+            _kv_address(kv),
             *(array.ctypes.data for array in self._arrays),
             tokens.page_table.shape[1],
             len(tokens.extend_lens),
@@ -104,6 +108,7 @@ class PagedAttention:
             heads.num_heads,
             heads.num_kv_heads,
             heads.head_dim,
+            KV_TYPES[kv.dtype],
         )
 
     def decode(self, qkv: Tensor, layer: AttentionLayer, out: Tensor) -> None:
@@ -125,6 +130,12 @@ class PagedAttention:
         assert 2 * layer.rope.shape[2] <= self._step.head_dim, layer.rope.shape
         assert qkv.shape == (self._out_shape[0], self._qkv_width), qkv.shape
         assert out.shape == self._out_shape, out.shape
+
+
+def _kv_address(kv: Tensor) -> int:
+    assert kv.dtype in KV_TYPES, kv.dtype
+    assert kv.is_contiguous(), kv.stride()
+    return kv.data_ptr()
 
 
 def _check(heads: Heads, kv: Tensor, tokens: Tokens) -> None:

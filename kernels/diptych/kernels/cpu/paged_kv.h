@@ -1,23 +1,27 @@
 /* The paged KV pool as one step and one layer see it: where keys and values lie, rotation, storing, softmax weights.
  *
- * kv[page][layer][2][page_size][kv_head][head_dim]: index 2 is keys, then values. */
+ * kv[page][layer][2][page_size][kv_head][head_dim]: index 2 is keys, then values. Narrow types are widened when they are
+ * read; a token reads its own chunk's keys from the pool, too, so that its result does not depend on the chunk. */
 #pragma once
 
 #include <math.h>
 
 #include "linear.h"
-#include "simd.h"
+#include "narrow.h"
 
 enum { KEY_BLOCK = 64 }; /* keys between two updates of the running maximum; blocks are aligned to position 0 */
+enum { MAX_HEAD_DIM = 1024 };
+enum kv_type { KV_FLOAT32, KV_BFLOAT16, KV_FP8 }; /* mirrored in paged_attention.py */
 
 /* One step, all layers. Mirrored in paged_attention.py. */
 struct attention_step {
-    float *kv;
+    char *kv;
     const int64_t *positions, *out_slots; /* [num_tokens] */
     const int64_t *first_tokens; /* [batch_size + 1]: of each request, and the end */
     const int32_t *page_table; /* [batch_size][table_width] */
     int64_t table_width, batch_size;
     int64_t num_layers, page_size, num_heads, num_kv_heads, head_dim;
+    int64_t kv_type;
 };
 
 /* How one layer attends, in every step. Mirrored in paged_attention.py. */
@@ -44,27 +48,87 @@ struct head { /* one KV head of one request */
 
 static inline int64_t group_size(const struct attention_step *step) { return step->num_heads / step->num_kv_heads; }
 
-static inline float *kv_at(const struct attention_step *step, int64_t page, int64_t layer, int value, int64_t offset) {
+static inline int64_t element_bytes(const struct attention_step *step) {
+    return step->kv_type == KV_FLOAT32 ? 4 : step->kv_type == KV_BFLOAT16 ? 2 : 1;
+}
+static inline int64_t row_bytes(const struct attention_step *step) { return step->head_dim * element_bytes(step); }
+
+static inline char *kv_at(const struct attention_step *step, int64_t page, int64_t layer, int value, int64_t offset,
+                          int64_t kv_head) {
     const int64_t token = ((page * step->num_layers + layer) * 2 + value) * step->page_size + offset;
-    return step->kv + token * step->num_kv_heads * step->head_dim;
+    return step->kv + (token * step->num_kv_heads + kv_head) * row_bytes(step);
 }
 
-struct keys { /* up to KEY_BLOCK keys of a head, the last one repeated to fill; a value lies value_offset() further */
+static inline int64_t value_bytes(const struct attention_step *step) { /* from a key to its value */
+    return step->page_size * step->num_kv_heads * row_bytes(step);
+}
+
+struct keys { /* up to KEY_BLOCK keys of a head, the last one repeated to fill; a value lies value_bytes() further */
+    const char *rows[KEY_BLOCK];
+    int count;
+};
+
+struct wide_keys { /* the same as floats; a value lies `values` floats further */
     const float *rows[KEY_BLOCK];
+    int64_t values;
     int count;
 };
 
 /* Finds the block of keys that begins at position `start`; it is empty from num_keys on. */
 static void locate(const struct head *head, int64_t start, int64_t num_keys, struct keys *keys) {
     const struct attention_step *step = head->step;
+    const int64_t token_bytes = step->num_kv_heads * row_bytes(step);
     int64_t page = start / step->page_size, offset = start % step->page_size;
     keys->count = (int)min_of(KEY_BLOCK, num_keys - start > 0 ? num_keys - start : 0);
     for (int i = 0; i < keys->count; page++, offset = 0) {
-        const float *row = kv_at(step, head->pages[page], head->layer->index, 0, offset) + head->kv_head * step->head_dim;
-        for (; offset < step->page_size && i < keys->count; i++, offset++, row += step->num_kv_heads * step->head_dim)
-            keys->rows[i] = row;
+        const char *row = kv_at(step, head->pages[page], head->layer->index, 0, offset, head->kv_head);
+        for (; offset < step->page_size && i < keys->count; i++, offset++, row += token_bytes) keys->rows[i] = row;
     }
     for (int i = keys->count; keys->count && i < KEY_BLOCK; i++) keys->rows[i] = keys->rows[keys->count - 1];
+}
+
+INLINE vec widen(int64_t kv_type, const char *from) { return kv_type == KV_BFLOAT16 ? from_bf16(from) : from_fp8(from); }
+
+static void widen_row(const struct attention_step *step, const char *from, float *to) {
+    const int64_t bytes = element_bytes(step), dim = step->head_dim, whole = dim / LANES * LANES;
+    for (int64_t d = 0; d < whole; d += LANES) store(to + d, widen(step->kv_type, from + d * bytes));
+    if (whole == dim) return;
+    char padded[LANES * 2] = {0};
+    memcpy(padded, from + whole * bytes, (dim - whole) * bytes);
+    const vec rest = widen(step->kv_type, padded);
+    memcpy(to + whole, &rest, (dim - whole) * sizeof *to);
+}
+
+static void narrow_row(const struct attention_step *step, const float *from, char *to) {
+    const int64_t bytes = element_bytes(step), dim = step->head_dim;
+    for (int64_t d = 0; d < dim; d += LANES) {
+        const int64_t count = min_of(LANES, dim - d);
+        float x[LANES] = {0};
+        char narrow[LANES * 2];
+        memcpy(x, from + d, count * sizeof *x);
+        if (step->kv_type == KV_BFLOAT16) store_bf16(narrow, load(x));
+        else store_fp8(narrow, load(x));
+        memcpy(to + d * bytes, narrow, count * bytes);
+    }
+}
+
+/* `buffer` [KEY_BLOCK][2][head_dim] is used where the pool holds no floats. */
+INLINE void as_floats(const struct attention_step *step, const struct keys *keys, float *buffer,
+                      struct wide_keys *wide) {
+    wide->count = keys->count;
+    if (step->kv_type == KV_FLOAT32) {
+        memcpy(wide->rows, keys->rows, sizeof wide->rows);
+        wide->values = value_bytes(step) / (int64_t)sizeof(float);
+        return;
+    }
+    wide->values = step->head_dim;
+    for (int i = 0; i < keys->count; i++) {
+        float *row = buffer + i * 2 * step->head_dim;
+        widen_row(step, keys->rows[i], row);
+        widen_row(step, keys->rows[i] + value_bytes(step), row + step->head_dim);
+        wide->rows[i] = row;
+    }
+    for (int i = keys->count; keys->count && i < KEY_BLOCK; i++) wide->rows[i] = wide->rows[keys->count - 1];
 }
 
 /* The first key that a token sees, and the block of keys it is in. */
@@ -72,10 +136,6 @@ static inline int64_t first_key(const struct attention_layer *layer, int64_t pos
     return position < layer->window ? 0 : position + 1 - layer->window;
 }
 static inline int64_t block_of(int64_t key) { return key / KEY_BLOCK * KEY_BLOCK; }
-
-static inline int64_t value_offset(const struct attention_step *step) {
-    return step->page_size * step->num_kv_heads * step->head_dim;
-}
 
 static inline float *state_at(const struct attention *job, int64_t token, int64_t head) {
     const struct attention_step *step = job->step;
@@ -96,11 +156,18 @@ INLINE void rotate(const float *from, float *to, const struct attention *job, in
 static void store_kv(const struct attention *job, int64_t token, int64_t kv_head) {
     const struct attention_step *step = job->step;
     const int64_t slot = step->out_slots[token], page = slot / step->page_size, offset = slot % step->page_size;
-    float *key = kv_at(step, page, job->layer->index, 0, offset) + kv_head * step->head_dim;
-    float *value = kv_at(step, page, job->layer->index, 1, offset) + kv_head * step->head_dim;
-    rotate(state_at(job, token, step->num_heads + kv_head), key, job, step->positions[token]);
-    const float *from = state_at(job, token, step->num_heads + step->num_kv_heads + kv_head);
-    memcpy(value, from, step->head_dim * sizeof *value);
+    char *key = kv_at(step, page, job->layer->index, 0, offset, kv_head), *value = key + value_bytes(step);
+    const float *new_key = state_at(job, token, step->num_heads + kv_head);
+    const float *new_value = state_at(job, token, step->num_heads + step->num_kv_heads + kv_head);
+    if (step->kv_type == KV_FLOAT32) {
+        rotate(new_key, (float *)key, job, step->positions[token]);
+        memcpy(value, new_value, row_bytes(step));
+        return;
+    }
+    float rotated[MAX_HEAD_DIM];
+    rotate(new_key, rotated, job, step->positions[token]);
+    narrow_row(step, rotated, key);
+    narrow_row(step, new_value, value);
 }
 
 /* Rotates and scales one query head. */
