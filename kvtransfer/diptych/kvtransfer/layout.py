@@ -8,7 +8,7 @@ from typing import Final
 
 from diptych.common.errors import ConfigError
 
-DTYPE_NBYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_NBYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from diptych.engine.batch import I64, ForwardBatch, ForwardMode, SamplingBatch
 from diptych.engine.loader.source import ModelSource
 from diptych.engine.quantization.weight import expanded
-from diptych.engine.runner.kv_pool import DTYPES
+from diptych.engine.runner.kv_pool import KV_DTYPES
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.tensor_parallel.communicator import Communicator
@@ -36,10 +36,11 @@ class Driver:
         max_loras: int,
         quantization: str,
         communicator: Communicator | None,
+        kv_dtype: str,
     ) -> None:
         config = ModelPart.of(source, communicator).config
-        layout = ModelRunner.pool_layout(config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=dtype)
-        kv = torch.full(layout.shape, torch.nan, dtype=DTYPES[dtype])
+        layout = ModelRunner.pool_layout(config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=kv_dtype)
+        kv = torch.full(layout.shape, torch.nan).to(KV_DTYPES[kv_dtype])
         self.runner = ModelRunner(
             source,
             kv,
@@ -174,8 +175,9 @@ def new_driver() -> NewDriver:
         max_loras: int = 0,
         quantization: str = "auto",
         communicator: Communicator | None = None,
+        kv_dtype: str | None = None,
     ) -> Driver:
-        return Driver(source, backend, dtype, num_pages, max_loras, quantization, communicator)
+        return Driver(source, backend, dtype, num_pages, max_loras, quantization, communicator, kv_dtype or dtype)
 
     return build
 

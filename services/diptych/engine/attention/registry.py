@@ -72,7 +72,7 @@ def _cpu(config: ModelConfig, kv: Tensor, dtype: torch.dtype, num_threads: int) 
 
 
 def _torch(config: ModelConfig, kv: Tensor, dtype: torch.dtype, num_threads: int) -> Backend:
-    return Backend(TorchAttention(config, kv), TorchOps(dtype), TorchLowRank, TorchSampler())
+    return Backend(TorchAttention(config, kv, dtype), TorchOps(dtype), TorchLowRank, TorchSampler())
 
 
 BACKENDS: Final[dict[str, Callable[[ModelConfig, Tensor, torch.dtype, int], Backend]]] = {"cpu": _cpu, "torch": _torch}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,8 @@ from torch import Tensor
 from diptych.engine.attention.rope import rope_tables
 from diptych.engine.batch import ForwardBatch, ForwardMode
 from diptych.engine.loader.config import ModelConfig, Rope
+
+FP8_LARGEST: Final = 448.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,12 @@ class Metadata:
 class TorchAttention:
     """`AttentionBackend` on `kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`."""
 
-    def __init__(self, config: ModelConfig, kv: Tensor) -> None:
+    def __init__(self, config: ModelConfig, kv: Tensor, dtype: torch.dtype) -> None:
         self._config = config
+        self._dtype = dtype  # of states; the pool's may be narrower
         self._num_heads, self._num_kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self._kv = kv
+        self._bytes = kv.view(torch.uint8) if kv.dtype == torch.float8_e4m3fn else kv  # torch does not index FP8
         self._page_size = kv.shape[3]
         self._ropes = rope_tables(config, kv)
         self._windows = {config.window(layer) for layer in range(config.num_layers)}
@@ -71,13 +76,23 @@ class TorchAttention:
         states = qkv.view(num_tokens, heads + 2 * kv_heads, self._head_dim)
         self._rotate(states[:, : heads + kv_heads], *self._metadata.ropes[self._config.rope_of(layer)])
         new_kv = states[:, heads:].view(num_tokens, 2, kv_heads, self._head_dim)
-        self._kv[self._metadata.out_pages, layer, :, self._metadata.out_offsets] = new_kv
+        self._store(new_kv, layer, self._metadata)
         queries = states[:, :heads]
         if self._metadata.spans:
             attended = torch.cat([self._extend(queries, span, layer) for span in self._metadata.spans])
         else:
             attended = self._decode(queries, self._metadata, layer)
         out.copy_(attended.reshape(out.shape))
+
+    def _store(self, new_kv: Tensor, layer: int, metadata: Metadata) -> None:
+        if self._kv.dtype == torch.float8_e4m3fn:
+            new_kv = new_kv.clamp(-FP8_LARGEST, FP8_LARGEST)  # torch makes NaN of what is larger
+        stored = new_kv.to(self._kv.dtype).view(self._bytes.dtype)
+        self._bytes[metadata.out_pages, layer, :, metadata.out_offsets] = stored
+
+    def _load(self, pages: Tensor, layer: int) -> Tensor:
+        """Return `[..., 2, page_size, num_kv_heads, head_dim]` for page numbers of any shape."""
+        return self._bytes[pages, layer].view(self._kv.dtype).to(self._dtype)
 
     def _spans(self, batch: ForwardBatch, table: Tensor) -> tuple[Span, ...]:
         ends = batch.extend_lens.cumsum().tolist()
@@ -94,7 +109,7 @@ class TorchAttention:
         )
 
     def _turns(self, angles: Tensor) -> Tensor:
-        return angles.to(self._kv.dtype).transpose(0, 1)[:, :, None]
+        return angles.to(self._dtype).transpose(0, 1)[:, :, None]
 
     @staticmethod
     def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -106,14 +121,14 @@ class TorchAttention:
 
     def _extend(self, queries: Tensor, span: Span, layer: int) -> Tensor:
         """Return `[num_new_tokens, num_heads, head_dim]` of one request."""
-        pages = self._kv[span.pages, layer]  # [num_pages, 2, page_size, num_kv_heads, head_dim]
+        pages = self._load(span.pages, layer)  # [num_pages, 2, page_size, num_kv_heads, head_dim]
         keys, values = pages.permute(1, 3, 0, 2, 4).flatten(2, 3)[:, None, :, : span.seq_len]
         mine = queries[span.start : span.end].transpose(0, 1)[None]
         return self._weigh(mine, keys, values, span.masks[self._config.window(layer)])[0].transpose(0, 1)
 
     def _decode(self, queries: Tensor, metadata: Metadata, layer: int) -> Tensor:
         """Return `[batch_size, num_heads, 1, head_dim]`. Shorter requests are padded to the longest."""
-        pages = self._kv[metadata.page_table, layer]  # [batch_size, max_pages, 2, page_size, num_kv_heads, head_dim]
+        pages = self._load(metadata.page_table, layer)  # [batch_size, max_pages, 2, page_size, num_kv_heads, head_dim]
         keys, values = pages.permute(2, 0, 4, 1, 3, 5).flatten(3, 4)
         unused = ~metadata.in_use[:, None, :, None]  # their weight is 0, but 0 * garbage may be NaN
         keys, values = keys.masked_fill(unused, 0), values.masked_fill(unused, 0)

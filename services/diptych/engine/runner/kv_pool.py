@@ -12,7 +12,8 @@ from torch import Tensor
 
 from diptych.kvtransfer.layout import PoolLayout
 
-DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # that models compute in
+KV_DTYPES: Final = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn}
 
 
 def kv_view(buffer: memoryview, layout: PoolLayout) -> Tensor:
@@ -20,5 +21,5 @@ def kv_view(buffer: memoryview, layout: PoolLayout) -> Tensor:
 
     The tensor keeps the Python buffer alive, not the memory behind it: whoever allocated that must outlive the tensor.
     """
-    flat = torch.frombuffer(buffer, dtype=DTYPES[layout.dtype], count=layout.nbytes // DTYPES[layout.dtype].itemsize)
-    return flat.view(layout.shape)
+    dtype = KV_DTYPES[layout.dtype]
+    return torch.frombuffer(buffer, dtype=dtype, count=layout.nbytes // dtype.itemsize).view(layout.shape)

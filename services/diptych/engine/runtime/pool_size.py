@@ -12,7 +12,7 @@ from diptych.kvtransfer.layout import PoolLayout
 
 def pool_layout(model: ModelConfig, options: EngineOptions) -> PoolLayout:
     """Return the largest pool that fits `kv_cache_mib`; `model` is what this process computes."""
-    one = PoolLayout(1, model.num_layers, options.page_size, model.num_kv_heads, model.head_dim, options.dtype)
+    one = PoolLayout(1, model.num_layers, options.page_size, model.num_kv_heads, model.head_dim, options.kv_dtype)
     num_pages = options.kv_cache_mib * 2**20 // one.page_nbytes
     if num_pages < 2:
         raise ConfigError(f"--kv-cache-mib {options.kv_cache_mib} holds no page of {one.page_nbytes} bytes: raise it")

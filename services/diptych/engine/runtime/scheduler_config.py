@@ -19,6 +19,7 @@ from diptych.engine.loader.load_format import LoadFormat
 Dtype = Literal["float32", "bfloat16"]
 AttentionBackend = Literal["auto", "cpu", "torch"]
 Switch = Literal["on", "off"]
+KvCacheDtype = Literal["auto", "float32", "bfloat16", "fp8_e4m3"]
 Quantization = Literal["auto", "none"]
 Transports = Literal["auto", "shm", "tcp"]
 Overlap = Literal["auto", "on", "off"]
@@ -48,6 +49,7 @@ class EngineOptions:
     quantization: Quantization = option(
         "auto", help="weights in memory: auto, as the checkpoint stores them; none, in --dtype", group="engine"
     )
+    kv_cache_dtype: KvCacheDtype = option("auto", help="of keys and values; auto: as --dtype", group="engine")
     tp: int = option(1, help="processes that share one model's weights and KV (tensor parallel)", group="engine")
     dp: int = option(1, help="schedulers side by side, each with all weights (data parallel)", group="engine")
     num_threads: int = option(1, help="CPU threads for the model, of each process", group="engine")
@@ -90,6 +92,11 @@ class EngineOptions:
             raise ConfigError(f"--max-loras must not be negative, but is {self.max_loras}")
         self.scheduling()
         self.loras()
+
+    @property
+    def kv_dtype(self) -> str:
+        """What the KV pool holds."""
+        return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
     def scheduling(self) -> Scheduling:
         """Return the scheduling options as the cores take them. Raises `ConfigError`."""
