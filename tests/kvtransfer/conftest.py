@@ -10,15 +10,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from diptych.engine.tensor_parallel.rank_log import RankLog
+from diptych.engine.tensor_parallel.rank_transfer import RankTransfer
+from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
+from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.kvtransfer.inproc.network import InprocNetwork
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, TransportEvent
+from diptych.v1 import rank_pb2
 
 LAYOUT = PoolLayout(num_pages=64, num_layers=4, page_size=16, num_kv_heads=2, head_dim=64, dtype="float32")
 FAST: dict[str, Any] = {"heartbeat_s": 0.1, "heartbeat_misses": 5, "connect_s": 2.0}
@@ -105,6 +111,91 @@ class InprocEnd(End):
 
     def close(self) -> None:
         self.transport.close()
+
+
+class RankedEnd(InprocEnd):
+    """Two tensor-parallel ranks, each with a transport in a network of its own. Rank 1 does its part in `step`."""
+
+    def __init__(
+        self,
+        networks: tuple[InprocNetwork, InprocNetwork],
+        others: list[RankedEnd],
+        instance_id: int,
+        endpoint: str,
+        layout: PoolLayout,
+    ) -> None:
+        self.instance_id = instance_id
+        self.others = others
+        self.writing: set[int] = set()
+        self.networks = networks
+        log = RankLog(endpoint, 2)
+        first, second = (network.transport(instance_id) for network in networks)
+        self.transport = TensorParallelTransport(first, log)  # type: ignore[assignment]
+        self.pool = self.transport.allocate_pool(layout)
+        self.part = second.allocate_pool(layout)
+        self.rank = TpModelWorker(endpoint, 1)
+        self.rank.answer(rank_pb2.RankAnswer(engine_metadata=second.metadata()))
+        self.transfer = RankTransfer(second, self.part)
+        self.known_metadata = self.transport.metadata()
+        self.log = log
+        self.events = []
+
+    def metadata(self) -> bytes:
+        return self.known_metadata
+
+    def fill(self, seed: int) -> None:
+        super().fill(seed)
+        pages = np.frombuffer(self.part.buffer, dtype=np.uint8)
+        pages[:] = np.random.default_rng(seed + 1).integers(0, 256, pages.shape, dtype=np.uint8)
+
+    def digest(self, pages: list[int]) -> int:
+        return int(self.asked(lambda: self.pool.digest(np.array(pages))))
+
+    def writer_gone(self, peer: int) -> bool:
+        return bool(self.asked(lambda: self.transport.writer_gone(peer)))
+
+    def write(self, peer: int, src: list[int], dst: list[int], note: bytes = b"") -> int:
+        op = super().write(peer, src, dst, note)
+        self.writing.add(op)
+        return op
+
+    def asked(self, ask: Callable[[], Any]) -> Any:
+        """Return what `ask` does, while rank 1 answers."""
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(ask)
+            while not answer.done():
+                self.step()
+            return answer.result()
+
+    def step(self) -> None:
+        self.rank.apply_due(None, self.transfer, None)  # type: ignore[arg-type]
+        self.rank.report(self.transfer)
+
+    def step_all(self) -> None:
+        for network in self.networks:
+            network.deliver_all()
+        for end in self.others:
+            end.step()
+
+    def pump(self, timeout_s: float) -> None:
+        self.step_all()
+        for end in self.others:
+            if end is self or end.writing:  # a sender's rank 0 sends the note when it has seen that the pages are there
+                end.events += end.transport.poll()
+                end.writing -= {event.op for event in end.events if isinstance(event, OpDone)}
+
+    def is_readable(self, timeout_s: float) -> bool:
+        self.step_all()
+        return super().is_readable(timeout_s)
+
+    def kill(self) -> None:
+        for network in self.networks:
+            network.kill(self.instance_id)
+
+    def close(self) -> None:
+        super().close()
+        self.rank.close()
+        self.log.close()
 
 
 class ChildError(Exception):
@@ -236,13 +327,30 @@ def make_child_end(children: list[Child]) -> Iterator[Make]:
         children.append(end.child) if end.child.is_running else end.child.end()
 
 
-@pytest.fixture(params=["inproc", "shm", "tcp"])
-def make_end(request: pytest.FixtureRequest, make_child_end: Make) -> Iterator[Make]:
+@pytest.fixture
+def make_ranked_end(tmp_path: Path) -> Iterator[Make]:
+    """Makes ends of two ranks."""
+    networks = InprocNetwork(), InprocNetwork()
+    made: list[RankedEnd] = []
+
+    def make(instance_id: int, layout: PoolLayout = LAYOUT) -> RankedEnd:
+        made.append(RankedEnd(networks, made, instance_id, f"ipc://{tmp_path}/{len(made)}", layout))
+        return made[-1]
+
+    yield make
+    for end in made:
+        end.close()
+
+
+@pytest.fixture(params=["inproc", "ranked", "shm", "tcp"])
+def make_end(request: pytest.FixtureRequest, make_child_end: Make, make_ranked_end: Make) -> Iterator[Make]:
     """Makes ends of one kind of transport."""
     network = InprocNetwork()
     made: list[InprocEnd] = []
 
     def make(instance_id: int, layout: PoolLayout = LAYOUT, **options: Any) -> Any:
+        if request.param == "ranked":
+            return make_ranked_end(instance_id, layout)
         if request.param != "inproc":
             return make_child_end(request.param, instance_id, layout, **options)
         made.append(InprocEnd(network, instance_id, layout))

@@ -1,4 +1,4 @@
-"""What every transport promises, tried on all of them: inproc, UCX over shared memory, UCX over TCP."""
+"""What every transport promises, tried on all of them: inproc, two ranks as one, UCX over shared memory and TCP."""
 
 from __future__ import annotations
 

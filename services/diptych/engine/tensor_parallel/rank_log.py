@@ -5,6 +5,7 @@ No call waits for a rank that died: whoever started the ranks ends all of them t
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,8 +65,10 @@ class RankLog:
         return int(self._events.getsockopt(zmq.FD))
 
     def close(self) -> None:
-        self.append(rank_pb2.RankEntry(shutdown=True))
+        """End the log, for the ranks that are still there."""
         for channel in self._channels:
+            with contextlib.suppress(zmq.Again):
+                channel.send(rank_pb2.RankEntry(shutdown=True).SerializeToString(), zmq.NOBLOCK)
             channel.close(linger=1000)
         self._events.close(linger=0)
 

@@ -42,14 +42,24 @@ class TpModelWorker:
         poller.register(self._log, zmq.POLLIN)
         if transfer is not None:
             poller.register(transfer.fileno(), zmq.POLLIN)
-        while True:
-            poller.poll()
-            for entry in self._due():
-                if entry.HasField("shutdown"):
-                    return
-                self._apply(entry, runner, transfer, host_pages)
+        while not self.apply_due(runner, transfer, host_pages):
             if transfer is not None:
-                self._report(transfer)
+                self.report(transfer)
+            poller.poll()
+
+    def apply_due(self, runner: RankRunner, transfer: RankTransfer | None, host_pages: PageCopier) -> bool:
+        """Apply what is in the log, without waiting; return whether its end was reached."""
+        for entry in self._due():
+            if entry.HasField("shutdown"):
+                return True
+            self._apply(entry, runner, transfer, host_pages)
+        return False
+
+    def report(self, transfer: RankTransfer) -> None:
+        """Tell rank 0 what became of transfers."""
+        for event in transfer.poll():
+            event.rank = self._rank
+            self._events.send(event.SerializeToString())
 
     def close(self) -> None:
         self._log.close(linger=0)
@@ -80,11 +90,6 @@ class TpModelWorker:
                 answer = transfer.apply(entry)
                 if answer is not None:
                     self.answer(answer)
-
-    def _report(self, transfer: RankTransfer) -> None:
-        for event in transfer.poll():
-            event.rank = self._rank
-            self._events.send(event.SerializeToString())
 
 
 def _host_copy(copy: rank_pb2.HostCopy) -> tuple[I32, I32]:

@@ -229,7 +229,8 @@ def _ranks_of(metadata: bytes, size: int) -> Sequence[bytes]:
     except DecodeError as error:
         raise MalformedMetadata(f"not the transfer metadata of several ranks: {error}") from error
     if wire.version != VERSION or len(wire.ranks) != size:
-        raise MalformedMetadata(f"version {wire.version}, {len(wire.ranks)} ranks; ours are {VERSION} and {size}")
+        words = f"transfer metadata of version {wire.version} with {len(wire.ranks)} ranks"
+        raise MalformedMetadata(f"{words}; ours is of version {VERSION} with {size}")
     return wire.ranks
 
 
