@@ -161,6 +161,11 @@ class Platform:
             raise
 
 
+@pytest.fixture(scope="session", name="wait_for")
+def _wait_for() -> Callable[..., Any]:
+    return wait_for
+
+
 @pytest.fixture(scope="session")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """One platform for all tests that leave it as they found it."""
