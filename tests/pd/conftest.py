@@ -163,8 +163,9 @@ class Pair:
             return False
         assert self.grammars is not None
         self.grammars.submit(side.compiling.popleft())
-        assert select.select([self.grammars], [], [], 10)[0], "it was never compiled"
-        for event in self.grammars.poll():
+        while not (events := self.grammars.poll()):
+            assert select.select([self.grammars], [], [], 10)[0], "it was never compiled"
+        for event in events:
             side.core.handle(event, self.now_s)
         self._collect()
         self.check()

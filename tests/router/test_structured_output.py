@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import grpc
+import openai
+import pydantic
 import pytest
 
 from diptych.v1 import inference_pb2, inference_pb2_grpc
@@ -114,3 +116,21 @@ def test_grpc_refuses_with_the_compilers_words(cluster: Cluster) -> None:
             stub.Generate(request)
     error: Any = caught.value
     assert (error.code(), "unclosed group" in error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+class Person(pydantic.BaseModel):
+    """What a client of the official SDK asks for."""
+
+    name: str
+    born: int | None
+
+
+def test_the_official_client_parses_into_its_models(cluster: Cluster) -> None:
+    cluster.script = '{"name": "Ada", "born": 1815}'
+    with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="any", max_retries=0) as client:
+        answer = client.chat.completions.parse(
+            model="tiny", messages=[{"role": "user", "content": "Who?"}], response_format=Person
+        )
+    assert answer.choices[0].message.parsed == Person(name="Ada", born=1815)
+    schema = json.loads(cluster.decode().started[-1].sampling.grammar.json_schema)
+    assert (schema["required"], schema["additionalProperties"]) == (["name", "born"], False)

@@ -56,6 +56,17 @@ def test_an_answer_names_its_room_and_makes_the_descriptor_readable(thread: Gram
     assert not select.select([thread], [], [], 0)[0]
 
 
+def test_no_answer_is_lost_and_none_is_announced_twice(thread: GrammarThread) -> None:
+    rooms = range(300)
+    for room in rooms:
+        thread.submit(CompileGrammar(room, Grammar(GrammarKind.REGEX, f"x{room % 3}"), ()))
+    answers: list[Answer] = []
+    while len(answers) < len(rooms):
+        answers += thread.poll()  # also while an answer is on its way
+    assert [answer.room for answer in answers] == list(rooms)
+    assert not select.select([thread], [], [], 0)[0]
+
+
 def test_a_grammar_is_compiled_once_while_it_is_in_use(thread: GrammarThread, compiler: CountingCompiler) -> None:
     for index in range(CACHE_SIZE):
         compile_one(thread, f"x{index}")
