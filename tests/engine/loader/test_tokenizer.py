@@ -145,7 +145,9 @@ def test_user_defined_tokens_stay_whole_and_are_not_special() -> None:
     assert tokenizer.decode([2, 9, 3]) == "a<think>b"
 
 
-@pytest.mark.parametrize(("change", "named"), [({"model": "llama"}, "llama"), ({"pre": "tekken"}, "tekken")])
+@pytest.mark.parametrize(
+    ("change", "named"), [({"model": "t5"}, "'t5' is not supported; gpt2 and llama are"), ({"pre": "tekken"}, "tekken")]
+)
 def test_unknown_kinds_are_refused_by_name(change: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         gguf_tokenizer.build(metadata(**change), (1,))

@@ -1,11 +1,11 @@
-"""Rebuilds a byte-level BPE tokenizer from GGUF metadata.
+"""Rebuilds a tokenizer from GGUF metadata: byte-level BPE ("gpt2") or SentencePiece BPE ("llama").
 
 A GGUF file names its pre-tokenizer (`tokenizer.ggml.pre`) but does not contain it; the ones known here are llama.cpp's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import tokenizers
@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, proc
 
 from diptych.common.errors import ConfigError
 from diptych.engine.loader.chat_template import ChatTemplate
+from diptych.engine.loader.gguf_sentencepiece import sentencepiece
 from diptych.engine.loader.tokenizer import Tokenizer
 
 CONTROL, USER_DEFINED = 3, 4  # token types
@@ -25,25 +26,27 @@ SPLITS: Final = {"llama-bpe": LLAMA3_SPLIT, "qwen2": LLAMA3_SPLIT.replace("{1,3}
 
 def build(metadata: Mapping[str, Any], eos_ids: tuple[int, ...]) -> Tokenizer:
     """Build the tokenizer that the metadata describes. Raises `ConfigError` for a kind that is not known."""
-    if metadata.get("tokenizer.ggml.model") != "gpt2":
-        raise ConfigError(f"GGUF tokenizer {metadata.get('tokenizer.ggml.model')!r} is not supported; gpt2 (BPE) is")
+    kind = str(metadata.get("tokenizer.ggml.model"))
+    if kind not in KINDS:
+        raise ConfigError(f"GGUF tokenizer {kind!r} is not supported; {' and '.join(KINDS)} are")
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    backend = tokenizers.Tokenizer(_bpe(tokens, metadata["tokenizer.ggml.merges"]))
-    pre = metadata.get("tokenizer.ggml.pre", "default")
-    backend.pre_tokenizer = _pre_tokenizer(pre)
-    backend.decoder = decoders.ByteLevel()
+    backend = KINDS[kind](metadata)
     _add_whole_tokens(backend, tokens, metadata["tokenizer.ggml.token_type"])
     bos_id = metadata.get("tokenizer.ggml.bos_token_id")
-    if bos_id is not None and metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
+    has_habit = kind == "llama" or metadata.get("tokenizer.ggml.pre") == "llama-bpe"
+    if bos_id is not None and metadata.get("tokenizer.ggml.add_bos_token", has_habit):
         bos = tokens[bos_id]
         backend.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, bos_id)])
     return Tokenizer(backend, eos_ids=eos_ids, chat_template=_chat_template(metadata, tokens))
 
 
-def _bpe(tokens: list[str], merges: list[str]) -> models.BPE:
-    vocab = {token: index for index, token in enumerate(tokens)}
-    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    return models.BPE(vocab, pairs)
+def _byte_level(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    vocab = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = (merge.partition(" ") for merge in metadata["tokenizer.ggml.merges"])
+    backend = tokenizers.Tokenizer(models.BPE(vocab, [(left, right) for left, _, right in merges]))
+    backend.pre_tokenizer = _pre_tokenizer(metadata.get("tokenizer.ggml.pre", "default"))
+    backend.decoder = decoders.ByteLevel()
+    return backend
 
 
 def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
@@ -70,3 +73,9 @@ def _chat_template(metadata: Mapping[str, Any], tokens: list[str]) -> ChatTempla
         return None
     ids = {name: metadata.get(f"tokenizer.ggml.{name}_id") for name in ("bos_token", "eos_token")}
     return ChatTemplate(source, {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None})
+
+
+KINDS: Final[Mapping[str, Callable[[Mapping[str, Any]], tokenizers.Tokenizer]]] = {
+    "gpt2": _byte_level,
+    "llama": sentencepiece,
+}
