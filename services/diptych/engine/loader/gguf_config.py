@@ -12,11 +12,10 @@ from typing import Any, Final
 from diptych.common.errors import ConfigError
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.gguf import GgufFile
+from diptych.engine.loader.gguf_architectures import ARCHITECTURES, GgufArchitecture
 from diptych.engine.models.registry import from_hf
 from diptych.engine.quantization.weight import as_floats
 
-ROPE_DIVISORS: Final = "rope_freqs.weight"  # Llama 3.1's frequency scaling, as a tensor
-ARCHITECTURES: Final = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 KEYS: Final = {
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
@@ -35,35 +34,63 @@ ROPE_KEYS: Final = {
     "rope.scaling.type": "rope_type",
 }
 IMPLIED: Final = {"attention.value_length", "rope.dimension_count", "rope.scaling.finetuned", "vocab_size"}
+ROPE_DIVISORS: Final = "rope_freqs.weight"  # Llama 3.1's frequency scaling, as a tensor
+ROPE_FACTORS: Final = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
+NOT_WEIGHTS: Final = frozenset({ROPE_DIVISORS, *ROPE_FACTORS.values()})
 
 
 def read_config(file: GgufFile, model_id: str) -> ModelConfig:
     """Raise `ConfigError` for what is not supported."""
-    architecture = file.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    name = file.metadata.get("general.architecture")
+    if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise ConfigError(f"{model_id}: GGUF architecture {architecture!r} is not supported; {known} are")
-    start = f"{architecture}."
+        raise ConfigError(f"{model_id}: GGUF architecture {name!r} is not supported; {known} are")
+    architecture, start = ARCHITECTURES[name], f"{name}."
     own = {key.removeprefix(start): value for key, value in file.metadata.items() if key.startswith(start)}
-    unknown = [key for key in own if key not in KEYS.keys() | ROPE_KEYS.keys() | IMPLIED]
+    unknown = [key for key in own if key not in KEYS.keys() | ROPE_KEYS.keys() | IMPLIED | architecture.keys.keys()]
     if unknown:
         raise ConfigError(f"{model_id}: {start}{unknown[0]} in the GGUF metadata is not supported")
-    config = from_hf(_as_hf(own, file) | {"architectures": [ARCHITECTURES[architecture]]}, {}, model_id)
-    if own.get("rope.dimension_count", config.rope.dim) != config.rope.dim:
+    try:
+        values = _as_hf(architecture, own, file)
+    except KeyError as error:
+        raise ConfigError(f"{model_id}: the GGUF metadata has no {error}") from None
+    config = from_hf(values, {}, model_id)
+    if architecture.is_paired and config.rope.dim != config.head_dim:
         raise ConfigError(f"{model_id}: heads of {config.head_dim} of which fewer dimensions rotate are not supported")
+    return _as_stored(architecture, config, file)
+
+
+def _as_hf(architecture: GgufArchitecture, own: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
+    values = {name: own[key] for key, name in {**KEYS, **architecture.keys}.items() if key in own}
+    head_dim = own.get("attention.key_length", own["embedding_length"] // own["attention.head_count"])
+    return (
+        values
+        | architecture.known(own)
+        | {
+            "architectures": [architecture.hf_name],
+            "vocab_size": file.tensors["token_embd.weight"].shape[0],
+            "partial_rotary_factor": own.get("rope.dimension_count", head_dim) / head_dim,
+            "rope_scaling": _rope_scaling(own, file),
+            "tie_word_embeddings": "output.weight" not in file.tensors,
+            "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+            "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
+        }
+    )
+
+
+def _rope_scaling(own: Mapping[str, Any], file: GgufFile) -> dict[str, Any] | None:
+    rope = {name: own[key] for key, name in ROPE_KEYS.items() if key in own}
+    if all(tensor in file.tensors for tensor in ROPE_FACTORS.values()):
+        factors = {name: as_floats(file.read(tensor)).tolist() for name, tensor in ROPE_FACTORS.items()}
+        return rope | factors | {"rope_type": "longrope"}
+    return None if rope.get("rope_type", "none") == "none" else rope
+
+
+def _as_stored(architecture: GgufArchitecture, config: ModelConfig, file: GgufFile) -> ModelConfig:
+    """Return the configuration for weights as they are in the file."""
+    if architecture.has_whole_norms:
+        config = replace(config, norm_offset=0.0)
     if ROPE_DIVISORS in file.tensors:
         divisors = tuple(as_floats(file.read(ROPE_DIVISORS)).tolist())
-        return replace(config, rope=replace(config.rope, divisors=divisors))
+        config = replace(config, rope=replace(config.rope, divisors=divisors))
     return config
-
-
-def _as_hf(own: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
-    rope = {name: own[key] for key, name in ROPE_KEYS.items() if key in own}
-    values = {name: own[key] for key, name in KEYS.items() if key in own}
-    return values | {
-        "vocab_size": file.tensors["token_embd.weight"].shape[0],
-        "rope_scaling": None if rope.get("rope_type") == "none" else rope,
-        "tie_word_embeddings": "output.weight" not in file.tensors,
-        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
-    }

@@ -12,7 +12,8 @@ from diptych.common.errors import ConfigError
 from diptych.engine.loader import gguf_tokenizer
 from diptych.engine.loader.fingerprint import fingerprint
 from diptych.engine.loader.gguf import GgufFile
-from diptych.engine.loader.gguf_config import ROPE_DIVISORS, read_config
+from diptych.engine.loader.gguf_architectures import ARCHITECTURES
+from diptych.engine.loader.gguf_config import NOT_WEIGHTS, read_config
 from diptych.engine.loader.tokenizer import Tokenizer
 from diptych.engine.quantization.weight import Stored
 from diptych.kernels.quantized import QuantizedArray
@@ -22,20 +23,6 @@ TOP_LEVEL: Final = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-IN_LAYER: Final = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k": "self_attn.k_proj",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-PERMUTED: Final = ("llama",)  # architectures whose rows GGUF orders in another way
 
 
 class GgufModel:
@@ -44,6 +31,7 @@ class GgufModel:
     def __init__(self, path: Path, model_id: str | None = None) -> None:
         self._file = GgufFile(path)
         self.config = read_config(self._file, model_id or path.stem)
+        self._architecture = ARCHITECTURES[self._file.metadata["general.architecture"]]
         self.weights_id = fingerprint([path], self._file.header)
 
     def tokenizer(self) -> Tokenizer:
@@ -51,24 +39,23 @@ class GgufModel:
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
         for name in self._file.tensors:
-            if name != ROPE_DIVISORS:
-                yield _hf_name(name), self._unpermuted(name)
+            if name not in NOT_WEIGHTS:
+                yield self._hf_name(name), self._unpaired(name)
 
-    def _unpermuted(self, name: str) -> Stored:
+    def _unpaired(self, name: str) -> Stored:
         """GGUF pairs the two halves of a head's rotation row by row; Hugging Face keeps them apart."""
         tensor = self._file.read(name)
         heads = {"attn_q": self.config.num_heads, "attn_k": self.config.num_kv_heads}
         num_heads = heads.get(name.split(".")[-2])
-        if num_heads is None or self.config.architecture not in PERMUTED:
+        if num_heads is None or not self._architecture.is_paired:
             return tensor
         order = np.arange(tensor.shape[0]).reshape(num_heads, -1, 2).swapaxes(1, 2).ravel()
         return tensor.rows(order) if isinstance(tensor, QuantizedArray) else tensor[order]
 
-
-def _hf_name(name: str) -> str:
-    parts = name.split(".")
-    if len(parts) == 2 and parts[0] in TOP_LEVEL:
-        return f"{TOP_LEVEL[parts[0]]}.{parts[1]}"
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in IN_LAYER:
-        return f"model.layers.{parts[1]}.{IN_LAYER[parts[2]]}.{parts[3]}"
-    raise ConfigError(f"GGUF tensor {name!r} has no place in this model")
+    def _hf_name(self, name: str) -> str:
+        parts, in_layer = name.split("."), self._architecture.tensors
+        if len(parts) == 2 and parts[0] in TOP_LEVEL:
+            return f"{TOP_LEVEL[parts[0]]}.{parts[1]}"
+        if len(parts) == 4 and parts[0] == "blk" and parts[2] in in_layer:
+            return f"model.layers.{parts[1]}.{in_layer[parts[2]]}.{parts[3]}"
+        raise ConfigError(f"GGUF tensor {name!r} has no place in this model")
