@@ -43,6 +43,7 @@ class SchedulerClient:
         self._socket = socket
         self._folder = folder  # of the ipc sockets
         self._is_ready = False
+        self._early: list[engine_pb2.SchedulerCommands] = []  # before it is ready, hence maybe not connected yet
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -54,6 +55,9 @@ class SchedulerClient:
             if events.HasField("ready"):
                 _remove_folder(self._folder)  # a connected socket needs its path no more, and a kill leaves nothing
                 self._is_ready = True
+                for commands in self._early:
+                    await self.send(commands)
+                self._early.clear()
                 return events.ready
         raise SchedulerDied("the scheduler ended before it was ready")
 
@@ -76,6 +80,10 @@ class SchedulerClient:
                 end.cancel()
 
     async def send(self, commands: engine_pb2.SchedulerCommands) -> None:
+        """Send to the scheduler; what is said before it is ready, it hears first of all then."""
+        if not self._is_ready:
+            self._early.append(commands)
+            return
         try:
             await self._socket.send(commands.SerializeToString(), zmq.NOBLOCK)
         except zmq.Again:  # there is no limit of messages: nobody is connected

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from diptych.engine import EngineOptions
+from diptych.engine.runtime.scheduler_client import SchedulerClient, ipc_endpoint, new_folder, start_scheduler
+from diptych.engine.runtime.scheduler_config import SchedulerConfig
+from diptych.v1 import engine_pb2
+
+TIMEOUT_S = 60.0
+
+
+async def start(model: Path) -> SchedulerClient:
+    folder = new_folder()
+    config = SchedulerConfig(
+        component="engine",
+        log_format="auto",
+        log_level="warning",
+        endpoint=ipc_endpoint(folder),
+        parent_pid=os.getpid(),
+        instance_id=1,
+        transports="auto",
+        engine=EngineOptions(model=str(model), kv_cache_mib=4),
+    )
+    return await start_scheduler("diptych.engine.runtime.scheduler_process", config, folder)
+
+
+def test_what_is_said_before_the_process_has_even_connected_is_heard(tiny_folder: Path) -> None:
+    async def test() -> list[int]:
+        client = await start(tiny_folder)
+        try:
+            await client.send(engine_pb2.SchedulerCommands(status_query=7))
+            await client.ready()
+            async for events in client.events():
+                if events.status_answers:
+                    return list(events.status_answers)
+            return []
+        finally:
+            await client.stop()
+
+    assert asyncio.run(asyncio.wait_for(test(), TIMEOUT_S)) == [7]
