@@ -231,6 +231,17 @@ def test_changes_are_told_net() -> None:
     assert changes.is_empty
 
 
+def test_the_deep_end_of_a_run_is_told_as_removed_first() -> None:
+    """Whoever has heard only a part of it then has a whole prefix."""
+    changes = CacheChanges()
+    tree = RadixTree(PAGE_SIZE, changes=changes)
+    first, second, third = page_hashes(tokens("aabbcc"), PAGE_SIZE).tolist()
+    tree.insert(tokens("aabbcc"), page_list(1, 2, 3))
+    changes.take()
+    tree.evict(3)
+    assert [changes.take(2).removed, changes.take().removed] == [(third, second), (first,)]
+
+
 def test_a_page_in_the_host_tier_is_still_cached() -> None:
     changes = CacheChanges()
     tree = RadixTree(PAGE_SIZE, num_host_slots=2, changes=changes)
