@@ -62,14 +62,11 @@ class Side:
         self,
         build: Callable[..., SchedulerCore],
         num_pages: int,
-        max_step_tokens: int,
-        context_len: int,
         model: NewModel,
-        scheduling: Scheduling,
+        limits: Limits,
     ) -> None:
         self.kv, self.runner = model(num_pages)
-        cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=16, max_tokens_per_request=context_len)
-        limits = Limits(context_len, VOCAB, frozenset(), max_step_tokens, 16, scheduling)
+        cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=16, max_tokens_per_request=limits.context_len)
         self.core = build(cache, limits, self.digest, PAGE * 8)
         self.outbox: deque[WritePages | SendNote] = deque()
         self.compiling: deque[CompileGrammar] = deque()
@@ -115,10 +112,12 @@ class Pair:
         scheduling: Scheduling | None = None,
         overlap: bool = False,
         check_every: int = 1,
+        eos_ids: frozenset[int] = frozenset(),
+        vocab_size: int = VOCAB,
     ) -> None:
-        scheduling = scheduling or Scheduling()
-        self.prefill = Side(PrefillCore, prefill_pages, max_step_tokens, context_len, model, scheduling)
-        self.decode = Side(DecodeCore, decode_pages, max_step_tokens, context_len, model, scheduling)
+        limits = Limits(context_len, vocab_size, eos_ids, max_step_tokens, 16, scheduling or Scheduling())
+        self.prefill = Side(PrefillCore, prefill_pages, model, limits)
+        self.decode = Side(DecodeCore, decode_pages, model, limits)
         self._overlapped = self._overlap_decode() if overlap else None
         self._check_every = check_every
         self._num_moves = 0
@@ -151,6 +150,12 @@ class Pair:
     ) -> None:
         """Start both legs of a request with a grammar; the prompt's tail may be output of an earlier attempt."""
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, grammar=grammar)
+        self.start_with(params, room, prompt, num_prior_output_tokens)
+
+    def start_with(
+        self, params: SamplingParams, room: int, prompt: list[int], num_prior_output_tokens: int = 0
+    ) -> None:
+        """Start both legs of a request."""
         for side, peer in ((self.decode, PREFILL), (self.prefill, DECODE)):
             tokens = np.array(prompt, dtype=np.int64)
             request = new_request(room, tokens, params, num_prior_output_tokens=num_prior_output_tokens)

@@ -1,0 +1,265 @@
+"""Sampling by one worker and by a pair: the same tokens and log-probabilities, and those of transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from diptych.engine.aggregated import AggregatedCore
+from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.events import Emit, Start
+from diptych.engine.finish import Finish
+from diptych.engine.kv_cache import KvCache
+from diptych.engine.limits import Limits
+from diptych.engine.loader.source import open_model
+from diptych.engine.logprobs import TokenLogprobs, join
+from diptych.engine.output import FailureCode, Output
+from diptych.engine.request import new_request
+from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.sampling_params import SamplingParams
+
+VOCAB = 321  # of the tiny model
+PAGE_SIZE = 4
+NUM_PAGES = 256
+STEP_TOKENS = 24  # longer prompts are cut
+PROMPTS: Final = [np.random.default_rng(size).integers(0, VOCAB, size).tolist() for size in (1, 9, 40, 70)]
+Answers = dict[int, list[Output]]
+Answer = Callable[..., Answers]
+
+
+class FailingRunner:
+    """A model that gives NaN for every request that has `bad_len` tokens."""
+
+    def __init__(self, runner: ModelRunner, bad_len: int) -> None:
+        self._runner = runner
+        self._bad_len = bad_len
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
+        logits = self._runner.logits(batch).clone()
+        lens = batch.seq_lens[batch.sample_rows]
+        logits[: len(lens)][torch.from_numpy(lens == self._bad_len)] = torch.nan
+        return self._runner.sample(batch, logits, sampling)
+
+
+@pytest.fixture
+def new_model(tiny_folder: Path) -> Callable[[int], tuple[Any, ModelRunner]]:
+    """By the number of pages: a pool, and the runner on it."""
+
+    def build(num_pages: int) -> tuple[Any, ModelRunner]:
+        source = open_model(str(tiny_folder))
+        layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE_SIZE, dtype="float32")
+        kv = np.full(layout.shape, np.nan, np.float32)
+        return kv, ModelRunner(source, torch.from_numpy(kv), dtype="float32")
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_folder: Path) -> Any:
+    model: Any = transformers.LlamaForCausalLM.from_pretrained(tiny_folder)
+    return model.eval()
+
+
+def params(**fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 12, "temperature": 0.0, **fields})
+
+
+def aggregated(
+    runner: Any, asked: Sequence[tuple[list[int], SamplingParams]], num_prior: int = 0, rounds: int = 1
+) -> Answers:
+    cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
+    core = AggregatedCore(cache, Limits(256, VOCAB, frozenset({5}), STEP_TOKENS, 16))
+    for _ in range(rounds):
+        answers: Answers = {room: [] for room in range(len(asked))}
+        for room, (prompt, chosen) in enumerate(asked):
+            core.handle(Start(new_request(room, np.array(prompt), chosen, num_prior_output_tokens=num_prior)), 0.0)
+        while (batch := core.plan(0.0)) is not None:
+            core.commit(runner.execute(batch, core.sampling()), 0.0)
+        for effect in core.take_effects():
+            assert isinstance(effect, Emit)
+            answers[effect.output.room].append(effect.output)
+    assert core.check() == []
+    return answers
+
+
+@pytest.fixture(params=["one worker", "a pair"])
+def answer(request: pytest.FixtureRequest, new_model: Any, make_pair: Any) -> Answer:
+    """`answer([(prompt, params), ...])`: everything that is said of each request, in the order of its tokens.
+
+    With `rounds` the same is asked again when all is answered; the last answers count.
+    """
+    if request.param == "one worker":
+        return lambda asked, **options: aggregated(new_model(NUM_PAGES)[1], asked, **options)
+
+    def by_pair(asked: Sequence[tuple[list[int], SamplingParams]], num_prior: int = 0, rounds: int = 1) -> Answers:
+        pair = make_pair(
+            prefill_pages=NUM_PAGES,
+            decode_pages=NUM_PAGES,
+            max_step_tokens=STEP_TOKENS,
+            model=new_model,
+            eos_ids=frozenset({5}),
+            vocab_size=VOCAB,
+        )
+        first_room = 1
+        for first_room in range(1, 1 + rounds * len(asked), len(asked)):
+            for room, (prompt, chosen) in enumerate(asked, first_room):
+                pair.start_with(chosen, room, prompt, num_prior)
+            pair.run()
+        pair.assert_clean()
+        prefill, decode = pair.prefill.outputs, pair.decode.outputs
+        return {
+            room - first_room: [output for output in prefill[room] if output.token_ids] + decode[room]
+            for room in range(first_room, first_room + len(asked))
+        }
+
+    return by_pair
+
+
+def tokens(outputs: Sequence[Output]) -> list[int]:
+    return [token_id for output in outputs for token_id in output.token_ids]
+
+
+def logprobs(outputs: Sequence[Output]) -> TokenLogprobs:
+    return join([output.logprobs for output in outputs if output.logprobs is not None])
+
+
+def check_near(found: TokenLogprobs, logits: torch.Tensor, token_ids: Sequence[int]) -> None:
+    """Compare with the logits that predict `token_ids`."""
+    expected = logits.double().log_softmax(-1)
+    own = expected[torch.arange(len(token_ids)), torch.tensor(token_ids)]
+    np.testing.assert_allclose(found.logprobs, own.numpy(), atol=1e-3)
+    top = expected.topk(found.num_top)
+    np.testing.assert_allclose(found.top_logprobs, top.values.flatten().numpy(), atol=1e-3)
+    listed = expected.gather(1, torch.tensor(found.top_ids).view(len(token_ids), -1))
+    np.testing.assert_allclose(listed.numpy(), top.values.numpy(), atol=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_log_probabilities_are_those_of_transformers(answer: Answer, reference: Any, temperature: float) -> None:
+    """Of the output and of the prompt; in the second round the prompts are in the cache."""
+    chosen = params(temperature=temperature, logprobs=3, prompt_logprobs=2, seed=1, frequency_penalty=0.5)
+    answers = answer([(prompt, chosen) for prompt in PROMPTS], rounds=2)
+    for room, prompt in enumerate(PROMPTS):
+        outputs = answers[room]
+        made = tokens(outputs)
+        with torch.inference_mode():
+            logits = reference(torch.tensor([prompt + made])).logits[0]
+        assert len(made) == chosen.max_tokens
+        check_near(logprobs(outputs), logits[len(prompt) - 1 : -1], made)
+        told = [output.prompt_logprobs for output in outputs]
+        assert told[1:] == [None] * (len(told) - 1)
+        assert told[0] is not None
+        if len(prompt) > 1:
+            check_near(told[0], logits[: len(prompt) - 1], prompt[1:])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"repetition_penalty": 1.4},
+        {"repetition_penalty": 0.7, "logit_bias": {3: 2.0, 100: -5.0}},
+        {"min_tokens": 9, "logit_bias": {5: 30.0}},
+    ],
+)
+def test_greedy_output_with_processors_is_that_of_transformers(
+    answer: Answer, reference: Any, fields: dict[str, Any]
+) -> None:
+    answers = answer([(prompt, params(**fields)) for prompt in PROMPTS])
+    bias = [[[token], value] for token, value in fields.get("logit_bias", {}).items()]
+    for room, prompt in enumerate(PROMPTS):
+        expected = reference.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=12,
+            do_sample=False,
+            eos_token_id=5,
+            pad_token_id=5,
+            repetition_penalty=fields.get("repetition_penalty", 1.0),
+            min_new_tokens=fields.get("min_tokens"),
+            sequence_bias=bias or None,
+        )
+        assert tokens(answers[room]) == expected[0, len(prompt) :].tolist()
+
+
+RANDOM: Final = [
+    params(temperature=1.0, seed=1),
+    params(temperature=0.8, top_p=0.9, seed=2, frequency_penalty=1.0),
+    params(temperature=1.2, top_k=20, seed=3, logprobs=2),
+    params(temperature=2.0, min_p=0.05, seed=4, repetition_penalty=1.3, presence_penalty=0.4),
+    params(temperature=1.0, seed=5, logit_bias={7: 3.0}, min_tokens=4),
+    params(),
+]
+
+
+def test_a_seed_fixes_the_output_whatever_else_runs_and_wherever(answer: Answer, new_model: Any) -> None:
+    asked = [(prompt, chosen) for chosen in RANDOM for prompt in PROMPTS[1:3]]
+    runner = new_model(NUM_PAGES)[1]
+    alone = [tokens(aggregated(runner, [one])[0]) for one in asked]
+    together = answer(asked)
+    assert [tokens(together[room]) for room in range(len(asked))] == alone
+    assert len({tuple(made) for made in alone}) == len(asked)
+
+
+def test_a_replay_continues_with_the_same_tokens(answer: Answer, new_model: Any) -> None:
+    """The prompt's tail is output of an earlier attempt: it counts for penalties, and positions go on."""
+    prompt, num_prior = PROMPTS[2], 4
+    runner = new_model(NUM_PAGES)[1]
+    whole = [tokens(aggregated(runner, [(prompt, chosen)])[0]) for chosen in RANDOM]
+    for chosen, made in zip(RANDOM, whole, strict=True):
+        rest = dataclasses.replace(chosen, max_tokens=12 - num_prior, min_tokens=max(0, chosen.min_tokens - num_prior))
+        replayed = answer([(prompt + made[:num_prior], rest)], num_prior=num_prior)
+        assert tokens(replayed[0]) == made[num_prior:]
+
+
+@pytest.mark.parametrize("bad_len", [9, 14])
+def test_a_request_without_usable_logits_fails_alone(new_model: Any, make_pair: Any, bad_len: int) -> None:
+    """At its first token (9 prompt tokens), or later."""
+    expected = aggregated(new_model(NUM_PAGES)[1], [(prompt, params()) for prompt in PROMPTS])
+    failing: list[FailingRunner] = []
+
+    def model(num_pages: int) -> Any:
+        kv, runner = new_model(num_pages)
+        failing.append(FailingRunner(runner, bad_len))
+        return kv, failing[-1]
+
+    pair = make_pair(prefill_pages=NUM_PAGES, decode_pages=NUM_PAGES, max_step_tokens=STEP_TOKENS, model=model)
+    for room, prompt in enumerate(PROMPTS):
+        pair.start_with(params(), room + 1, prompt)
+    pair.run()
+    pair.assert_clean()
+    answers = aggregated(failing[0], [(prompt, params()) for prompt in PROMPTS])
+    for room, prompt in enumerate(PROMPTS):
+        fails = len(prompt) <= bad_len < len(prompt) + 12
+        made = tokens(expected[room])[: bad_len - len(prompt)] if fails else tokens(expected[room])
+        assert pair.tokens(room + 1) == tokens(answers[room]) == made
+        for last in (pair.decode.ended(room + 1), answers[room][-1]):
+            assert last is not None
+            assert (last.failure.code if last.failure else last.finish) is (
+                FailureCode.INTERNAL if fails else Finish.LENGTH
+            )
+
+
+def test_a_failed_requests_kv_is_not_kept(new_model: Any) -> None:
+    cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
+    core = AggregatedCore(cache, Limits(256, VOCAB, frozenset(), STEP_TOKENS, 16))
+    runner = FailingRunner(new_model(NUM_PAGES)[1], 72)
+    core.handle(Start(new_request(1, np.array(PROMPTS[3]), params())), 0.0)
+    while (batch := core.plan(0.0)) is not None:
+        core.commit(runner.execute(batch, core.sampling()), 0.0)
+    assert core.page_counts()["cached"] == 0
+
+
+@pytest.mark.parametrize(
+    "fields", [{"logit_bias": {VOCAB: 1.0}}, {"stop_token_ids": (VOCAB,)}, {"logprobs": VOCAB + 1}]
+)
+def test_tokens_outside_the_vocabulary_are_refused(answer: Answer, fields: dict[str, Any]) -> None:
+    answers = answer([(PROMPTS[0], params(**fields))])
+    failure = answers[0][-1].failure
+    assert failure is not None
+    assert failure.code is FailureCode.INVALID
