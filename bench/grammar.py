@@ -24,8 +24,9 @@ from random_schemas import Schema, random_schema
 from report import Report, arguments
 
 from diptych.engine.batch import I32
-from diptych.engine.grammar.compiler import CompiledGrammar, Compiler, GrammarMatcher
+from diptych.engine.grammar.compiler import Compiler
 from diptych.engine.grammar.grammar import Grammar
+from diptych.engine.grammar.matcher import CompiledGrammar, GrammarMatcher
 from diptych.engine.loader.source import ModelSource, open_model
 from diptych.engine.request import Request, new_request
 from diptych.engine.sampling_builder import build_sampling

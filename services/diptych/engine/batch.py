@@ -63,7 +63,7 @@ class SamplingBatch:
     min_p: F32 | None = None  # [0, 1], of the likeliest token's probability
     bias: Bias | None = None
     penalties: Penalties | None = None
-    token_mask: I32 | None = None  # packed [num_samples, >= vocab_size / 32]: bit i % 32 of word i // 32 allows i
+    token_mask: I32 | None = None  # packed [num_samples, ceil(vocab_size / 32)]: bit i % 32 of word i // 32 allows i
     num_top: I64 | None = None  # alternatives to report with the token's log-probability; -1: report nothing
 
 

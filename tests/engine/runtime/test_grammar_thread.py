@@ -7,8 +7,9 @@ import pytest
 
 from diptych.common.errors import ConfigError
 from diptych.engine.events import CompileGrammar, GrammarFailed, GrammarReady
-from diptych.engine.grammar.compiler import MAX_SHARED_TOKENS, CompiledGrammar, Compiler
+from diptych.engine.grammar.compiler import Compiler
 from diptych.engine.grammar.grammar import Grammar, GrammarKind
+from diptych.engine.grammar.matcher import MAX_SHARED_TOKENS, CompiledGrammar
 from diptych.engine.loader.tokenizer import Tokenizer
 from diptych.engine.runtime.grammar_thread import CACHE_SIZE, Answer, GrammarThread
 

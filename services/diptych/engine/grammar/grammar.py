@@ -68,7 +68,7 @@ class Matcher(Protocol):
         ...
 
     def new_mask(self, num_rows: int) -> I32:
-        """Return a mask `[num_rows, >= vocab_size / 32]` that allows everything."""
+        """Return a mask `[num_rows, ceil(vocab_size / 32)]` that allows everything."""
         ...
 
     def fill_mask(self, mask: I32, row: int) -> None:

@@ -16,8 +16,9 @@ from typing import Final
 
 from diptych.common.errors import ConfigError, InvalidRequest
 from diptych.engine.events import CompileGrammar, GrammarFailed, GrammarReady
-from diptych.engine.grammar.compiler import CompiledGrammar, Compiler
+from diptych.engine.grammar.compiler import Compiler
 from diptych.engine.grammar.grammar import Grammar
+from diptych.engine.grammar.matcher import CompiledGrammar
 
 logger = logging.getLogger(__name__)
 
