@@ -28,12 +28,19 @@ EXPORT void diptych_linear(const float *x, int64_t num_tokens, int64_t num_colum
     linear(x, num_tokens, num_columns, packed, num_rows, y);
 }
 
-/* inner: room for num_tokens * rank floats */
-EXPORT void diptych_add_low_rank(const float *x, const float *a, const float *b, const int64_t *tokens, float *y,
-                                 float *inner, int64_t num_tokens, int64_t num_columns, int64_t rank, int64_t num_rows,
-                                 int64_t stride) {
-    const struct low_rank job = {x, a, b, tokens, y, inner, num_tokens, num_columns, rank, num_rows, stride};
-    add_low_rank(&job);
+EXPORT int64_t diptych_packed_a_floats(int64_t rank, int64_t num_columns) { return packed_a_floats(rank, num_columns); }
+
+EXPORT void diptych_pack_a(const float *a, int64_t rank, int64_t num_columns, float *packed) {
+    pack_a(a, rank, num_columns, packed);
+}
+
+/* Returns 0, or -1 when memory ran out. */
+EXPORT int diptych_add_low_rank(const struct low_rank *table, int64_t max_products, const int64_t *slots,
+                                const int64_t *offsets, const int64_t *tokens, int64_t num_groups, const float *x,
+                                float *y, int64_t num_columns, int64_t stride) {
+    const struct groups groups = {slots, offsets, tokens, num_groups};
+    struct low_rank_step step = {x, y, num_columns, stride, 0, NULL};
+    return add_low_rank(table, max_products, &groups, &step);
 }
 
 EXPORT int64_t diptych_panel_bytes(const struct quantized *w) { return panel_bytes(w); }

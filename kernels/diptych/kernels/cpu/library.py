@@ -17,7 +17,12 @@ SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     "panel": (c_int64, []),
     "pack": (None, [c_void_p, c_int64, c_int64, c_void_p]),
     "linear": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]),
-    "add_low_rank": (None, [c_void_p] * 6 + [c_int64] * 5),
+    "packed_a_floats": (c_int64, [c_int64] * 2),
+    "pack_a": (None, [c_void_p, c_int64, c_int64, c_void_p]),
+    "add_low_rank": (
+        c_int,
+        [c_void_p, c_int64, *[c_void_p] * 3, c_int64, c_void_p, c_void_p, c_int64, c_int64],
+    ),
     "panel_bytes": (c_int64, [c_void_p]),
     "pack_quantized": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "quantized_linear": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64]),

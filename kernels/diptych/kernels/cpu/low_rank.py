@@ -1,33 +1,82 @@
-"""What a low-rank adapter adds to a matrix product, for some tokens of a batch. See low_rank.h."""
+"""What low-rank adapters add to a matrix product, for some tokens of a batch each. See low_rank.h."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from diptych.kernels.cpu.library import address, load
-from diptych.kernels.cpu.linear import PackedMatrix
+from diptych.kernels.token_groups import TokenGroups
+
+MAX_PRODUCTS: Final = 4  # of one adapter on one matrix
+
+Product = tuple[Tensor, Tensor, int]  # a [rank, num_columns], b [num_rows, rank], first column of `out`: float32
 
 
+@dataclass(frozen=True, slots=True)
 class PackedLowRank:
-    """`a` [rank, num_columns] and `b` [num_rows, rank], float32, for the columns of `out` that begin at `start`."""
+    """An adapter's products on one matrix, packed into one piece of memory."""
 
-    def __init__(self, a: Tensor, b: Tensor, start: int) -> None:
-        assert a.shape[0] == b.shape[1], (a.shape, b.shape)
+    memory: Tensor
+    rows: Tensor  # int64 [num_products, 5]: struct low_rank
+    num_columns: int
+    last_row: int  # of what is added to, plus 1
+
+
+def pack(products: Sequence[Product]) -> PackedLowRank:
+    """The originals may be dropped."""
+    library = load()
+    panel = library.diptych_panel()
+    assert 0 < len(products) <= MAX_PRODUCTS, len(products)
+    sizes_a = [library.diptych_packed_a_floats(*a.shape) for a, _, _ in products]
+    sizes_b = [-(-len(b) // panel) * panel * b.shape[1] for _, b, _ in products]
+    memory = torch.empty(sum(sizes_a) + sum(sizes_b))
+    at, rows = address(memory), []
+    for (a, b, start), size_a, size_b in zip(products, sizes_a, sizes_b, strict=True):
+        (rank, num_columns), num_rows = a.shape, len(b)
+        assert b.shape[1] == rank, (a.shape, b.shape)
+        library.diptych_pack_a(address(a), rank, num_columns, at)
+        library.diptych_pack(address(b), num_rows, rank, at + 4 * size_a)
+        rows.append((at, at + 4 * size_a, rank, num_rows, start))
+        at += 4 * (size_a + size_b)
+    widths = {a.shape[1] for a, _, _ in products}
+    assert len(widths) == 1, widths
+    return PackedLowRank(memory, torch.tensor(rows), widths.pop(), max(start + len(b) for _, b, start in products))
+
+
+class LowRankTable:
+    """The adapters of one matrix, by slot."""
+
+    def __init__(self, num_slots: int) -> None:
         self._library = load()
-        self._a, self._b = a, PackedMatrix(b)
-        self._start = start
+        self._table = torch.zeros(num_slots, MAX_PRODUCTS, 5, dtype=torch.int64)
+        self._packed: dict[int, PackedLowRank] = {}  # keeps the memory
+        self._num_columns = 0  # of x; 0: not known yet
+        self._last_row = 0  # of what is added to, plus 1: the largest so far
 
-    def add(self, x: Tensor, tokens: Tensor, out: Tensor) -> None:
-        """`out[tokens, start : start + num_rows] += (x[tokens] @ a.T) @ b.T`; `tokens` int64, each once."""
-        rank, num_columns = self._a.shape
-        assert x.shape[1] == num_columns, (x.shape, num_columns)
-        assert len(out) == len(x), (out.shape, x.shape)
-        assert self._start + self._b.num_rows <= out.shape[1], (out.shape, self._start, self._b.num_rows)
-        assert tokens.dtype == torch.int64, tokens.dtype
-        inner = torch.empty(len(tokens), rank)
-        self._library.diptych_add_low_rank(
-            *(address(x), address(self._a), self._b.address, tokens.data_ptr()),
-            *(address(out) + 4 * self._start, address(inner)),
-            *(len(tokens), num_columns, rank, self._b.num_rows, out.shape[1]),
+    def install(self, slot: int, packed: PackedLowRank) -> None:
+        assert self._num_columns in (0, packed.num_columns), (self._num_columns, packed.num_columns)
+        self._num_columns, self._last_row = packed.num_columns, max(self._last_row, packed.last_row)
+        self._packed[slot] = packed
+        self._table[slot, : len(packed.rows)] = packed.rows
+
+    def remove(self, slot: int) -> None:
+        self._table[slot] = 0
+        self._packed.pop(slot, None)
+
+    def add(self, x: Tensor, groups: TokenGroups, out: Tensor) -> None:
+        """Add to `out` what each group's adapter makes of its tokens of `x`."""
+        assert len(x) == len(out) == groups.num_tokens, (x.shape, out.shape, groups.num_tokens)
+        assert self._num_columns in (0, x.shape[1]), (x.shape, self._num_columns)
+        assert self._last_row <= out.shape[1], (out.shape, self._last_row)
+        failed = self._library.diptych_add_low_rank(
+            *(self._table.data_ptr(), MAX_PRODUCTS),
+            *(groups.slots.data_ptr(), groups.offsets.data_ptr(), groups.tokens.data_ptr(), len(groups.slots)),
+            *(address(x), address(out), x.shape[1], out.shape[1]),
         )
+        if failed:
+            raise MemoryError("the products of adapters need more memory than there is")

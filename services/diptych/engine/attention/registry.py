@@ -21,13 +21,12 @@ from diptych.engine.attention.cpu_backend import CpuAttention
 from diptych.engine.attention.torch_backend import TorchAttention
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.models.cpu_ops import CpuOps
-from diptych.engine.models.lora import NewLowRank, TorchLowRank
+from diptych.engine.models.lora import TORCH, LowRankKernels
 from diptych.engine.models.ops import Ops, TorchOps
 from diptych.engine.runner.sampling import Sampler
 from diptych.engine.runner.sampling.cpu_sampler import CpuSampler
 from diptych.engine.runner.sampling.torch_sampler import TorchSampler
-from diptych.kernels.cpu import library
-from diptych.kernels.cpu.low_rank import PackedLowRank
+from diptych.kernels.cpu import library, low_rank
 from diptych.kernels.cpu.paged_attention import MAX_HEAD_DIM
 
 logger = logging.getLogger(__name__)
@@ -39,7 +38,7 @@ class Backend:
 
     attention: AttentionBackend
     ops: Ops
-    low_rank: NewLowRank
+    low_rank: LowRankKernels
     sampler: Sampler
 
 
@@ -68,11 +67,12 @@ def _cpu(config: ModelConfig, kv: Tensor, dtype: torch.dtype, num_threads: int) 
     if config.head_dim > MAX_HEAD_DIM:
         raise ConfigError(f"attention backend 'cpu' has no heads of {config.head_dim}; use 'torch'")
     library.set_num_threads(num_threads)
-    return Backend(CpuAttention(config, kv), CpuOps(), PackedLowRank, CpuSampler())
+    kernels = LowRankKernels(low_rank.pack, low_rank.LowRankTable)
+    return Backend(CpuAttention(config, kv), CpuOps(), kernels, CpuSampler())
 
 
 def _torch(config: ModelConfig, kv: Tensor, dtype: torch.dtype, num_threads: int) -> Backend:
-    return Backend(TorchAttention(config, kv, dtype), TorchOps(dtype), TorchLowRank, TorchSampler())
+    return Backend(TorchAttention(config, kv, dtype), TorchOps(dtype), TORCH, TorchSampler())
 
 
 BACKENDS: Final[dict[str, Callable[[ModelConfig, Tensor, torch.dtype, int], Backend]]] = {"cpu": _cpu, "torch": _torch}

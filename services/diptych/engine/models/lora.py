@@ -6,9 +6,10 @@ batch. It wraps any matrix, and knows no family.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -17,114 +18,131 @@ from torch import Tensor
 from diptych.engine.batch import I64
 from diptych.engine.lora.adapter import TARGETS, Adapter
 from diptych.engine.models.ops import Matrix
+from diptych.kernels.token_groups import TokenGroups
+
+LATE: Final = ("o", "gate_up", "down")  # matrices that come after the last attention, in the last layer
+
+Product = tuple[Tensor, Tensor, int]  # a [rank, num_columns], b [num_rows, rank], first column of the result
+Prepared = Mapping[str, Any]  # an adapter's weights by matrix, as its `LowRankKernels` want them
 
 
-class LowRank(Protocol):
-    """One product, its weights in the layout that its processor likes."""
+class LowRankTable(Protocol):
+    """What the adapters add to one matrix, by slot."""
 
-    def add(self, x: Tensor, tokens: Tensor, out: Tensor) -> None:
-        """`out[tokens, start : start + num_rows] += (x[tokens] @ a.T) @ b.T`; `tokens` are ascending."""
+    def install(self, slot: int, prepared: Any) -> None: ...
+
+    def remove(self, slot: int) -> None: ...
+
+    def add(self, x: Tensor, groups: TokenGroups, out: Tensor) -> None:
+        """`out[tokens, start : start + num_rows] += (x[tokens] @ a.T) @ b.T` for each group and product of its slot."""
         ...
 
 
-NewLowRank = Callable[[Tensor, Tensor, int], LowRank]  # a [rank, num_columns], b [num_rows, rank], start
-
-Products = Mapping[str, tuple[LowRank, ...]]  # an adapter's, by matrix
-
-
 @dataclass(frozen=True, slots=True)
-class Group:
-    """The tokens of a step that one adapter changes."""
+class LowRankKernels:
+    """How one processor computes it."""
 
-    slot: int
-    tokens: Tensor  # [num_tokens], ascending: rows of what is multiplied
+    prepare: Callable[[Sequence[Product]], Any]  # in any thread
+    new_table: Callable[[int], LowRankTable]  # number of slots
 
 
 @dataclass(slots=True)
-class _Step:
-    """Who is in the batch. After the last attention only some tokens are computed: `late` counts among those."""
+class _Current:
+    """Who is in the running step."""
 
-    tokens: list[Group] = field(default_factory=list)
-    late: list[Group] = field(default_factory=list)
+    groups: TokenGroups | None = None
 
 
 class LoraMatrix:
     """A matrix, and what the loaded adapters add to its products."""
 
-    def __init__(self, base: Matrix, groups: list[Group], products: dict[int, tuple[LowRank, ...]]) -> None:
+    def __init__(self, base: Matrix, current: _Current, table: LowRankTable) -> None:
         self._base = base
-        self._groups = groups  # of the running step
-        self._products = products  # by slot
+        self._current = current
+        self._table = table
 
     def multiply(self, x: Tensor, out: Tensor) -> None:
         self._base.multiply(x, out)
-        for group in self._groups:
-            for product in self._products.get(group.slot, ()):
-                product.add(x, group.tokens, out)
+        if self._current.groups is not None:
+            self._table.add(x, self._current.groups, out)
 
     def rows(self, ids: Tensor) -> Tensor:
         return self._base.rows(ids)
 
 
 class Loras:
-    """The adapters of one model, by slot.
+    """The adapters of one model, by slot. Changes wait for the next step: one that runs keeps what it reads.
 
-    `prepare` may run in any thread, `install` and `remove` beside a step: no result that counts depends on their slot.
+    `prepare` may run in any thread, `install` and `remove` in another one than `begin` and the model.
     """
 
-    def __init__(self, num_layers: int, new_low_rank: NewLowRank, dtype: torch.dtype) -> None:
-        self._late = {f"{num_layers - 1}.{name}" for name in ("o", "gate_up", "down")}
-        self._new_low_rank = new_low_rank
+    def __init__(self, num_layers: int, num_slots: int, kernels: LowRankKernels, dtype: torch.dtype) -> None:
+        self._late_names = {f"{num_layers - 1}.{name}" for name in LATE}
+        self._num_slots = num_slots
+        self._kernels = kernels
         self._dtype = dtype
-        self._step = _Step()
-        self._products: dict[str, dict[int, tuple[LowRank, ...]]] = {}  # by matrix and slot
+        self._all, self._late = _Current(), _Current()
+        self._tables: dict[str, LowRankTable] = {}  # by matrix
+        self._changes: deque[Callable[[], None]] = deque()
 
     def wrap(self, name: str, matrix: Matrix) -> Matrix:
         """Return what to multiply with in place of `matrix`."""
-        if not TARGETS.fullmatch(name):
+        if not TARGETS.fullmatch(name) or not self._num_slots:
             return matrix
-        groups = self._step.late if name in self._late else self._step.tokens
-        return LoraMatrix(matrix, groups, self._products.setdefault(name, {}))
+        table = self._tables.setdefault(name, self._kernels.new_table(self._num_slots))
+        return LoraMatrix(matrix, self._late if name in self._late_names else self._all, table)
 
-    def prepare(self, adapter: Adapter) -> Products:
+    def prepare(self, adapter: Adapter) -> Prepared:
         """Lay out the weights of an adapter."""
-        products: dict[str, tuple[LowRank, ...]] = {}
+        products: dict[str, list[Product]] = {}
         for product in adapter.products:
             a, b = (torch.from_numpy(np.ascontiguousarray(side)).to(self._dtype) for side in (product.a, product.b))
-            low_rank = self._new_low_rank(a, b, product.start)
-            products[product.target] = (*products.get(product.target, ()), low_rank)
-        return products
+            products.setdefault(product.target, []).append((a, b, product.start))
+        return {name: self._kernels.prepare(each) for name, each in products.items()}
 
-    def install(self, slot: int, products: Products) -> None:
-        for name, low_rank in products.items():
-            self._products[name][slot] = low_rank
+    def install(self, slot: int, prepared: Prepared) -> None:
+        self._changes.append(lambda: self._install(slot, prepared))
 
     def remove(self, slot: int) -> None:
-        for products in self._products.values():
-            products.pop(slot, None)
+        self._changes.append(lambda: self._remove(slot))
 
     def begin(self, adapters: I64 | None, extend_lens: I64, late_rows: I64) -> None:
         """Note the step's batch; `late_rows` are the tokens that are computed to the end."""
+        while self._changes:
+            self._changes.popleft()()
         if adapters is None:
-            self._step.tokens.clear()
-            self._step.late.clear()
+            self._all.groups = self._late.groups = None
             return
         owner = np.repeat(adapters, extend_lens)
-        self._step.tokens[:] = _groups(owner)
-        self._step.late[:] = _groups(owner[late_rows])
+        self._all.groups, self._late.groups = TokenGroups.of(owner), TokenGroups.of(owner[late_rows])
+
+    def _install(self, slot: int, prepared: Prepared) -> None:
+        for name, each in prepared.items():
+            self._tables[name].install(slot, each)
+
+    def _remove(self, slot: int) -> None:
+        for table in self._tables.values():
+            table.remove(slot)
 
 
-def _groups(owner: I64) -> list[Group]:
-    slots = np.unique(owner[owner >= 0]).tolist()
-    return [Group(slot, torch.from_numpy(np.flatnonzero(owner == slot))) for slot in slots]
-
-
-class TorchLowRank:
+class TorchLowRankTable:
     """Any dtype on any device."""
 
-    def __init__(self, a: Tensor, b: Tensor, start: int) -> None:
-        self._a, self._b = a, b
-        self._rows = slice(start, start + len(b))
+    def __init__(self, num_slots: int) -> None:
+        self._products: list[Sequence[Product]] = [() for _ in range(num_slots)]
 
-    def add(self, x: Tensor, tokens: Tensor, out: Tensor) -> None:
-        out[:, self._rows].index_add_(0, tokens, (x[tokens] @ self._a.T) @ self._b.T)
+    def install(self, slot: int, prepared: Sequence[Product]) -> None:
+        self._products[slot] = prepared
+
+    def remove(self, slot: int) -> None:
+        self._products[slot] = ()
+
+    def add(self, x: Tensor, groups: TokenGroups, out: Tensor) -> None:
+        offsets = groups.offsets.tolist()
+        for slot, first, last in zip(groups.slots.tolist(), offsets[:-1], offsets[1:], strict=True):
+            tokens = groups.tokens[first:last]
+            for a, b, start in self._products[slot]:
+                out[:, start : start + len(b)].index_add_(0, tokens, (x[tokens] @ a.T) @ b.T)
+
+
+TORCH: Final = LowRankKernels(prepare=tuple, new_table=TorchLowRankTable)

@@ -48,10 +48,8 @@ class ModelRunner:
             tensors = part.tensors if quantization == "auto" else expanded(part.tensors)
             weights = load(part.config, part.placement, tensors, ops, DTYPES[dtype])
             self._attention, self._sampler = backend.attention, backend.sampler
-            self.loras = Loras(part.config.num_layers, backend.low_rank, DTYPES[dtype])
-            if max_loras:
-                weights = weights.wrapped(self.loras.wrap)
-            self._model = Decoder(part.config, weights, ops, DTYPES[dtype])
+            self.loras = Loras(part.config.num_layers, max_loras, backend.low_rank, DTYPES[dtype])
+            self._model = Decoder(part.config, weights.wrapped(self.loras.wrap), ops, DTYPES[dtype])
 
     @staticmethod
     def pool_layout(config: ModelConfig, *, num_pages: int, page_size: int, dtype: str) -> PoolLayout:

@@ -54,7 +54,7 @@ from diptych.kvtransfer.transport import Transport
 from diptych.v1 import bootstrap_pb2, engine_pb2
 
 if TYPE_CHECKING:  # need torch, whose threads are configured first
-    from diptych.engine.models.lora import Products
+    from diptych.engine.models.lora import Prepared
     from diptych.engine.runner.model_runner import ModelRunner
     from diptych.engine.tensor_parallel.group import RankGroup
 
@@ -223,7 +223,7 @@ class _CurrentSlots:
     def __init__(self, weights: Weights[ModelRunner]) -> None:
         self._weights = weights
 
-    def install(self, slot: int, weights: Products) -> None:
+    def install(self, slot: int, weights: Prepared) -> None:
         self._weights.runner.loras.install(slot, weights)
 
     def remove(self, slot: int) -> None:
@@ -232,10 +232,10 @@ class _CurrentSlots:
 
 def _adapters(
     source: ModelSource, options: EngineOptions, registry: LoraRegistry, weights: Weights[ModelRunner]
-) -> Adapters[Products]:
+) -> Adapters[Prepared]:
     placement = tuple(FAMILIES[source.config.architecture].placement(source.config))
 
-    def read(folder: Path) -> ReadAdapter[Products]:
+    def read(folder: Path) -> ReadAdapter[Prepared]:
         adapter = read_adapter(folder, placement)
         return ReadAdapter(adapter.fingerprint, weights.runner.loras.prepare(adapter))
 
