@@ -12,6 +12,7 @@ import transformers
 
 from diptych.common.errors import ConfigError
 from diptych.engine.loader.source import open_model
+from diptych.engine.quantization.weight import as_floats
 
 
 def save_config(folder: Path, hidden_size: int = 32) -> None:
@@ -36,6 +37,14 @@ def test_a_configuration_is_enough_and_gives_the_same_weights_everywhere(tmp_pat
         assert isinstance(ours, np.ndarray)
         np.testing.assert_array_equal(ours, theirs)
         assert 0.01 < ours.std() < 0.03 or (ours == 1).all(), name
+
+
+def test_no_two_tensors_are_alike(tmp_path: Path) -> None:
+    """A model whose output projection were its embedding would repeat the last token."""
+    save_config(tmp_path)
+    arrays = [as_floats(array) for _, array in open_model(str(tmp_path), "dummy").tensors()]
+    matrices = [array for array in arrays if array.ndim == 2]
+    assert len({array.ravel()[:8].tobytes() for array in matrices}) == len(matrices)
 
 
 def test_another_configuration_is_another_model(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ class DummyModel:
             if len(shape) == 1:
                 yield name, np.full(shape, 0.0 if name.endswith(".bias") else 1.0 - self.config.norm_offset, np.float32)
             else:
+                random = np.roll(random, -math.prod(shape))  # goes on where the tensor before ended
                 yield name, np.resize(random, math.prod(shape)).reshape(shape)
 
 
