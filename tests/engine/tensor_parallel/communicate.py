@@ -1,0 +1,55 @@
+"""One rank of `test_communicator`: `python communicate.py RANK SIZE STORE DEVICE` prints what it computed, as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from diptych.engine.models.ops import TorchOps
+from diptych.engine.models.placement import Split
+from diptych.engine.tensor_parallel.communicator import TorchCommunicator
+from diptych.engine.tensor_parallel.ops import TensorParallelOps
+
+VOCAB, HIDDEN, WIDTH = 6, 4, 8
+
+
+def main(rank: int, size: int, store: Path, kind: str) -> None:
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    communicator = TorchCommunicator(rank, size, store, device)
+    ops = TensorParallelOps(TorchOps(torch.float32), communicator)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+    def part(whole: torch.Tensor, axis: int) -> torch.Tensor:
+        return whole.chunk(size, axis)[rank].contiguous().to(device)
+
+    up, down, embed = numbers(WIDTH, HIDDEN), numbers(HIDDEN, WIDTH), numbers(VOCAB, HIDDEN)
+    ids = torch.tensor([5, 0, 3, 3, 2])
+    x = ops.matrix("embed", part(embed, 0), Split.ROWS).rows(ids.to(device))
+    inner = torch.empty(len(x), WIDTH // size, device=device)
+    ops.matrix("0.up", part(up, 0), Split.ROWS).multiply(x, inner)
+    out, again = torch.empty(2, len(x), HIDDEN, device=device)
+    ops.matrix("0.down", part(down, 1), Split.COLUMNS).multiply(inner, out)
+    again.copy_(out)
+    ops.all_reduce(out)
+    ops.all_reduce(again)
+    logits = torch.zeros(len(x), VOCAB, device=device)
+    ops.matrix("lm_head", part(embed, 0), Split.ROWS).multiply(out, logits)
+    expected = embed[ids] @ up.T @ down.T
+    results = {
+        "embedded": bool((x.cpu() == embed[ids]).all()),
+        "worst": float((out.cpu() - expected).abs().max()),
+        "worst_logit": float((logits.cpu() - expected @ embed.T).abs().max()) if rank == 0 else None,
+        "sums": [each.cpu().numpy().tobytes().hex() for each in (out, again)],
+    }
+    communicator.all_reduce(out[:0])  # of a step that samples nothing
+    communicator.close()
+    print(json.dumps(results), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
