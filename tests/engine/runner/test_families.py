@@ -58,6 +58,18 @@ def test_ranks_compute_what_one_does(
     assert together.argmax(-1).tolist() == alone.argmax(-1).tolist()
 
 
+def test_a_request_has_the_same_bits_in_any_batch_and_however_its_prompt_is_cut(
+    new_driver: NewDriver, family_model: Any
+) -> None:
+    """So that replays, on this worker or another one, take no other turn."""
+    driver = new_driver(open_model(str(family_model.folder)))
+    together = driver.extend(dict(enumerate(family_model.prompts)))
+    for i, prompt in enumerate(family_model.prompts):
+        driver.forget(i)
+        alone = [driver.extend({i: prompt[at : at + 29]}) for at in range(0, len(prompt), 29)][-1]
+        assert torch.equal(alone[0], together[i])
+
+
 def assert_close(ours: Tensor, theirs: list[Tensor]) -> None:
     torch.testing.assert_close(ours, torch.stack(theirs), atol=1e-3, rtol=1e-4)
 

@@ -121,7 +121,7 @@ def test_decode_and_prefill_give_a_token_the_same_bits(small_model: ModelSource,
         assert torch.equal(replayed[0], decoded[i])
 
 
-def tiny_model(folder: Path) -> Any:
+def tiny_model(folder: Path, head_dim: int = 64) -> Any:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=200,
@@ -130,7 +130,7 @@ def tiny_model(folder: Path) -> Any:
         num_hidden_layers=3,
         num_attention_heads=2,
         num_key_value_heads=2,
-        head_dim=64,
+        head_dim=head_dim,
         max_position_embeddings=512,
         initializer_range=0.2,
     )
@@ -194,3 +194,13 @@ def test_weights_that_stay_quantised_give_the_bits_of_dequantised_ones(
         assert torch.equal(kept.extend(chunks), expanded.extend(chunks))
     assert torch.equal(kept.decode({row: row for row in range(8)}), expanded.decode({row: row for row in range(8)}))
     assert torch.equal(kept.decode({5: 7}), expanded.decode({5: 7}))
+
+
+def test_heads_too_large_for_the_kernels_are_computed_by_torch(
+    new_driver: NewDriver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_model(tmp_path, head_dim=1032)
+    driver = new_driver(open_model(str(tmp_path)), "auto")
+    assert "torch computes instead" in caplog.text
+    assert "no heads of 1032" in caplog.text
+    assert worst(driver.extend({0: [1, 2, 3]}), [reference_logits(model, [1, 2, 3])[-1]]) < 1e-3

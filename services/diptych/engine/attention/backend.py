@@ -20,7 +20,7 @@ class AttentionBackend(Protocol):
         ...
 
     def attend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
-        """Rotate queries and keys, write keys and values to their slots, attend to everything before each token.
+        """Rotate queries and keys, write keys and values to their slots, attend to what the layer sees of the past.
 
         `qkv`: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, queries, keys, values; it may be overwritten.
         `out`: `[num_tokens, num_heads * head_dim]`.
