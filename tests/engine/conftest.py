@@ -11,7 +11,7 @@ import pytest
 
 from diptych.engine.aggregated import AggregatedCore
 from diptych.engine.batch import OverlapRunner
-from diptych.engine.events import AbortRoom, CompileGrammar, Emit, GrammarReady, Start
+from diptych.engine.events import AbortRoom, CompileGrammar, Emit, EmitTokens, GrammarReady, Start
 from diptych.engine.grammar.compiler import Compiler
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits, Scheduling
@@ -98,6 +98,10 @@ class Engine:
                 assert self._compiler is not None
                 matcher = self._compiler.compile(effect.grammar).matcher()
                 self.core.handle(GrammarReady(effect.room, matcher), self.now_s)
+                continue
+            if isinstance(effect, EmitTokens):
+                for output in effect.outputs():
+                    self.outputs[output.room].append(output)
                 continue
             assert isinstance(effect, Emit)
             self.outputs[effect.output.room].append(effect.output)

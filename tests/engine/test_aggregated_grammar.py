@@ -16,7 +16,7 @@ from random_schemas import random_schema
 from diptych.common.errors import InvalidRequest
 from diptych.engine.aggregated import AggregatedCore
 from diptych.engine.batch import SamplingBatch
-from diptych.engine.events import AbortRoom, CompileGrammar, Emit, GrammarFailed, GrammarReady, Start
+from diptych.engine.events import AbortRoom, CompileGrammar, Emit, EmitTokens, GrammarFailed, GrammarReady, Start
 from diptych.engine.finish import Finish
 from diptych.engine.grammar.compiler import Compiler
 from diptych.engine.grammar.grammar import Grammar, GrammarKind
@@ -82,6 +82,10 @@ class Engine:
             if isinstance(effect, CompileGrammar):
                 self.compiling.append(effect)
             else:
+                if isinstance(effect, EmitTokens):
+                    for output in effect.outputs():
+                        self.outputs[output.room].append(output)
+                    continue
                 assert isinstance(effect, Emit)
                 self.outputs[effect.output.room].append(effect.output)
 

@@ -18,6 +18,7 @@ from diptych.engine.events import (
     CompileGrammar,
     Effect,
     Emit,
+    EmitTokens,
     NoteArrived,
     PeerDown,
     PeerUp,
@@ -82,6 +83,9 @@ class Side:
     def _sort(self, effect: Effect) -> None:
         if isinstance(effect, Emit):
             self.outputs[effect.output.room].append(effect.output)
+        elif isinstance(effect, EmitTokens):
+            for output in effect.outputs():
+                self.outputs[output.room].append(output)
         elif isinstance(effect, CompileGrammar):
             self.compiling.append(effect)
         else:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from diptych.engine.aggregated import AggregatedCore
-from diptych.engine.events import Emit, Start
+from diptych.engine.events import Emit, EmitTokens, Start
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.loader.source import ModelSource, open_model
@@ -65,6 +65,7 @@ def aggregated(core: AggregatedCore, runner: ModelRunner, prompts: list[list[int
     while (batch := core.plan(0.0)) is not None:
         core.commit(runner.execute(batch, core.sampling()), 0.0)
         for effect in core.take_effects():
-            assert isinstance(effect, Emit)
-            outputs[effect.output.room].extend(effect.output.token_ids)
+            assert isinstance(effect, Emit | EmitTokens)
+            for output in [effect.output] if isinstance(effect, Emit) else effect.outputs():
+                outputs[output.room].extend(output.token_ids)
     return outputs

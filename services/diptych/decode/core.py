@@ -6,7 +6,6 @@ quarantine until prefill has said "no more writes" (`Abort` or `AbortAck`) or pr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Final
 
@@ -15,6 +14,7 @@ from diptych.decode.room import DecodeRoom
 from diptych.engine.admission import refuse, turn_away
 from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.batch_builder import build_batch
+from diptych.engine.deadlines import Deadlines
 from diptych.engine.decode_batch import DecodeBatch
 from diptych.engine.events import (
     AbortRoom,
@@ -42,10 +42,11 @@ from diptych.engine.limits import Limits
 from diptych.engine.output import Failure, FailureCode, Output
 from diptych.engine.page_hash import prompt_hash
 from diptych.engine.request import Request
-from diptych.engine.sampled import Sampled, finish_of, refuse_token, sampled
+from diptych.engine.sampled import Sampled, finish_of, refuse_token, sampled, take_plain
 from diptych.engine.sampling_builder import build_sampling
 from diptych.engine.step import new_step
 from diptych.engine.steps_in_flight import StepsInFlight
+from diptych.engine.stop import end_ids
 from diptych.engine.waiting_queue import new_waiting_queue
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
 from diptych.kvtransfer.ownership import Pages
@@ -74,6 +75,8 @@ class DecodeCore:
         self._forecast = KvForecast(cache)
         self._rooms: dict[int, DecodeRoom] = {}
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # PREALLOCATING
+        self._waits: dict[int, DecodeRoom] = {}  # CLOSING, for the writer to stop, or RETRACTED, for memory
+        self._deadlines = Deadlines()
         self._linked: set[int] = set()
         self._effects: list[Effect] = []
         self.num_retracted = 0  # since start
@@ -117,10 +120,12 @@ class DecodeCore:
             self._effects.append(Emit(Output(request.room, failure=failure)))
             return
         request.max_len = min(request.max_len, self._max_tokens)
+        request.end_ids = end_ids(request.params, limits.eos_ids)
         request.prompt_logprobs = None  # prefill reports them
         room = DecodeRoom(request, event.peer, arrival_s=now_s)
         self._rooms[request.room] = room
         self._waiting.add(request)
+        self._deadlines.add(request)
         if not request.is_ready:  # pages are granted meanwhile: only the hand-off waits
             self._effects.append(compile_grammar(request))
 
@@ -169,7 +174,7 @@ class DecodeCore:
 
     def _grant_pages(self, now_s: float) -> None:
         """Grant pages to waiting rooms; those retracted go first."""
-        while self._waiting and not self._retracted_waiting:
+        while self._waiting and self._cache.has_row and not self._retracted_waiting:
             request = self._waiting.peek(now_s)
             if not self._cache.admit(request, spare_pages=self._spare_pages(request)):
                 return
@@ -256,9 +261,12 @@ class DecodeCore:
         return build_sampling(self._steps.newest.sampled, self._limits.eos_ids)
 
     def commit(self, result: StepResult, now_s: float) -> None:
-        for row in sampled(self._steps.commit().sampled, result):
-            if not row[0].has_ended:
-                self._take_token(row, now_s)
+        requests = self._steps.commit().sampled
+        tokens, others = take_plain(requests, result)
+        if tokens.rooms:
+            self._effects.append(tokens)
+        for row in sampled(requests, result, others):
+            self._take_token(row, now_s)
         self._grant_pages(now_s)
 
     def _decodes(self, now_s: float) -> list[Request]:
@@ -274,6 +282,7 @@ class DecodeCore:
         self.num_retracted += 1
         room.on(Signal.RETRACTED)
         room.retracted_s = now_s
+        self._waits[room.request.room] = room
         self._batch.remove(room.request)
         self._cache.retire(room.request)
         self._retracted_waiting.add_first(room.request)
@@ -281,6 +290,7 @@ class DecodeCore:
     def _resume(self, room: DecodeRoom) -> None:
         if room.phase is Phase.RETRACTED:
             room.on(Signal.RESUMED)
+            del self._waits[room.request.room]
 
     def _spare_pages(self, request: Request) -> int:
         holders = [room.request for room in self._rooms.values() if room.phase in _HOLDING]
@@ -330,6 +340,7 @@ class DecodeCore:
     def _forget(self, room: DecodeRoom, output: Output) -> None:
         room.on(Signal.ENDED)
         room.request.has_ended = True
+        self._waits.pop(room.request.room, None)
         self._waiting.charge_output(room.request)
         del self._rooms[room.request.room]
         self._effects.append(Emit(output))
@@ -346,6 +357,8 @@ class DecodeCore:
             self._end(room, output)
             return
         room.on(Signal.GIVEN_UP)
+        room.request.has_ended = True
+        self._waits[room.request.room] = room
         self._cache.quarantine(room.request)
         self._effects.append(Emit(output))
 
@@ -361,21 +374,23 @@ class DecodeCore:
     def _writer_stopped(self, room: DecodeRoom) -> None:
         room.on(Signal.WRITER_STOPPED)
         self._cache.pool.release_quarantine(room.granted)
-        del self._rooms[room.request.room]
+        del self._rooms[room.request.room], self._waits[room.request.room]
 
     def _closing_with(self, peer: int) -> list[DecodeRoom]:
-        return [room for room in self._rooms.values() if room.peer == peer and room.phase is Phase.CLOSING]
+        return [room for room in self._closing() if room.peer == peer]
+
+    def _closing(self) -> list[DecodeRoom]:
+        return [room for room in self._waits.values() if room.phase is Phase.CLOSING]
 
     # time and state
 
     def expire(self, now_s: float) -> None:
-        for room in list(self._rooms.values()):
-            deadline_s = room.request.deadline_s
+        for request in self._deadlines.due(now_s):
+            self._fail(self._rooms[request.room], Failure(FailureCode.DEADLINE, "the request's deadline passed"))
+        for room in list(self._waits.values()):
             if room.phase is Phase.CLOSING:
                 self._ask_again_when_due(room, now_s)
-            elif deadline_s is not None and deadline_s <= now_s:
-                self._fail(room, Failure(FailureCode.DEADLINE, "the request's deadline passed"))
-            elif room.phase is Phase.RETRACTED and room.retracted_s + RETRACTED_S <= now_s:
+            elif room.retracted_s + RETRACTED_S <= now_s:
                 self._fail(room, Failure(FailureCode.RETRACTED, "KV memory ran out, and did not come back in time"))
         self._grant_pages(now_s)
 
@@ -392,19 +407,17 @@ class DecodeCore:
         self._effects.append(SendNote(room.peer, reason))
 
     def next_deadline_s(self) -> float | None:
-        times = [self._due_s(room) for room in self._rooms.values()]
+        times = [self._deadlines.next_s(), *(self._due_s(room) for room in self._waits.values())]
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     def _due_s(self, room: DecodeRoom) -> float | None:
         if room.phase is Phase.RETRACTED:
-            return min(room.retracted_s + RETRACTED_S, room.request.deadline_s or math.inf)
-        if room.phase is not Phase.CLOSING:
-            return room.request.deadline_s
+            return room.retracted_s + RETRACTED_S
         return room.asked_s + RETRY_S if room.asked_s is not None and room.peer in self._linked else None
 
     def suspects(self) -> set[int]:
         """Peers without a link whose writes our quarantine still waits out."""
-        return {room.peer for room in self._rooms.values() if room.phase is Phase.CLOSING} - self._linked
+        return {room.peer for room in self._closing()} - self._linked
 
     def take_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
@@ -412,11 +425,11 @@ class DecodeCore:
 
     def load(self) -> Load:
         return Load(
-            num_waiting=sum(room.phase in _NOT_JOINED for room in self._rooms.values()),
+            num_waiting=len(self._rooms) - len(self._batch) - len(self._closing()),
             num_running=len(self._batch),
             free_pages=self._cache.num_available,
             total_pages=self._cache.pool.capacity,
-            waiting_tokens=sum(r.request.prompt_len for r in self._rooms.values() if r.phase in _NOT_JOINED),
+            waiting_tokens=self._waiting.num_tokens + self._retracted.waiting_tokens,
         )
 
     @property
@@ -445,6 +458,5 @@ class DecodeCore:
         )
 
 
-_NOT_JOINED = (Phase.PREALLOCATING, Phase.IMPORTING, Phase.RETRACTED)
 _JOINED = (Phase.RUNNING, Phase.RETRACTED)
 _HOLDING = (Phase.IMPORTING, Phase.RUNNING)

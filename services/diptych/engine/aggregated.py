@@ -12,6 +12,7 @@ from typing import Final
 from diptych.engine.admission import refuse, turn_away
 from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.batch_builder import build_batch
+from diptych.engine.deadlines import Deadlines
 from diptych.engine.decode_batch import DecodeBatch
 from diptych.engine.events import (
     AbortRoom,
@@ -36,11 +37,13 @@ from diptych.engine.sampled import (
     finish_of,
     refuse_token,
     sampled,
+    take_plain,
     take_prompt_logprobs,
 )
 from diptych.engine.sampling_builder import build_sampling
 from diptych.engine.step import Step, new_step
 from diptych.engine.steps_in_flight import StepsInFlight
+from diptych.engine.stop import end_ids
 from diptych.engine.waiting_queue import new_waiting_queue
 
 MAX_EXTENDS: Final = 16  # steps for prompts in a row, while requests wait to decode
@@ -62,6 +65,7 @@ class AggregatedCore:
         self._steps = StepsInFlight(cache)
         self._num_extends = 0  # steps since one that decoded
         self._forecast = KvForecast(cache)
+        self._deadlines = Deadlines()
         self._effects: list[Effect] = []
         self.num_retracted = 0  # since start
 
@@ -97,9 +101,11 @@ class AggregatedCore:
     def commit(self, result: StepResult, now_s: float) -> None:
         step = self._steps.commit()
         collect_prompt_logprobs(step.chunks, result)
-        for row in sampled(step.sampled, result):
-            if not row[0].has_ended:
-                self._take_token(row)
+        tokens, others = take_plain(step.sampled, result)
+        if tokens.rooms:
+            self._effects.append(tokens)
+        for row in sampled(step.sampled, result, others):
+            self._take_token(row)
 
     def _pure_step(self, now_s: float) -> Step | None:
         """Prompts first, but not for ever; without any, every running request decodes."""
@@ -137,12 +143,11 @@ class AggregatedCore:
         return self._forecast.spare_pages([*self._batch, *self._queue.admitted], request)
 
     def expire(self, now_s: float) -> None:
-        for request in list(self._requests.values()):
-            if request.deadline_s is not None and request.deadline_s <= now_s:
-                self._fail(request, Failure(FailureCode.DEADLINE, "the request's deadline passed"))
+        for request in self._deadlines.due(now_s):
+            self._fail(request, Failure(FailureCode.DEADLINE, "the request's deadline passed"))
 
     def next_deadline_s(self) -> float | None:
-        return min((r.deadline_s for r in self._requests.values() if r.deadline_s is not None), default=None)
+        return self._deadlines.next_s()
 
     def suspects(self) -> set[int]:
         return set()  # nobody writes into this pool
@@ -187,7 +192,9 @@ class AggregatedCore:
             self._effects.append(Emit(Output(request.room, failure=failure)))
             return
         request.max_len = min(request.max_len, self._max_tokens)
+        request.end_ids = end_ids(request.params, limits.eos_ids)
         self._requests[request.room] = request
+        self._deadlines.add(request)
         if request.is_ready:
             self._waiting.add(request)
         else:

@@ -40,8 +40,9 @@ class DecodeBatch:
         return [request for request in self._running.values() if request.computed_len + 1 < request.max_len]
 
     def make_room(self, requests: list[Request]) -> bool:
-        """Give every request a slot for its newest token; False when there are too few pages for all."""
-        return all([self._cache.grow(request, request.computed_len + 1) for request in requests])
+        """Give every request a slot for its newest token; False, and nothing changed, when there are too few pages."""
+        page_size = self._cache.page_size
+        return self._cache.grow_each([r for r in requests if r.computed_len >= r.num_pages * page_size])
 
     def victim(self) -> Request:
         """Return whom to retract; at least one runs."""

@@ -5,6 +5,7 @@ A core never performs anything: it returns effects, in the order in which they m
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,6 +97,20 @@ class Emit:
     output: Output
 
 
+@dataclass(frozen=True, slots=True)
+class EmitTokens:
+    """Tell the router one more token of each of several requests, which go on."""
+
+    rooms: Sequence[int]
+    indices: Sequence[int]  # output index of each token
+    token_ids: Sequence[int]
+
+    def outputs(self) -> Iterator[Output]:
+        """Yield the same, one by one."""
+        for room, index, token_id in zip(self.rooms, self.indices, self.token_ids, strict=True):
+            yield Output(room, index, (token_id,))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class WritePages:
     """Write our pages `src` to the peer's pages `dst`, then send `note`, if any. Answered by one `WriteDone`."""
@@ -131,7 +146,7 @@ def compile_grammar(request: Request) -> CompileGrammar:
     return CompileGrammar(request.room, request.params.grammar, tuple(prior.tolist()))
 
 
-Effect = Emit | WritePages | SendNote | CompileGrammar
+Effect = Emit | EmitTokens | WritePages | SendNote | CompileGrammar
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class ExtendQueue:
         chunks: list[Chunk] = []
         for request in self._extending:
             budget -= self._add_chunk(chunks, request, budget)
-        while budget > 0 and self._waiting and len(chunks) < self._max_batch_size:
+        while budget > 0 and self._waiting and self._cache.has_row and len(chunks) < self._max_batch_size:
             request = self._waiting.peek(now_s)
             if not self._cache.admit(request, spare_pages=spare_pages(request)):
                 break

@@ -10,7 +10,7 @@ is retired early (retracted) and admitted again finds its KV, wherever that has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -59,6 +59,11 @@ class KvCache:
         """Pages that a request could get now: free, or cached and unlocked."""
         return self.pool.num_free + self.tree.num_evictable
 
+    @property
+    def has_row(self) -> bool:
+        """Whether one more request could be admitted, as far as rows of the page table go."""
+        return bool(self._free_rows)
+
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
@@ -101,6 +106,16 @@ class KvCache:
         if need > self.num_available:
             return False
         self._append(request, self._take(need))
+        return True
+
+    def grow_each(self, requests: Sequence[Request]) -> bool:
+        """Give each request one more page; False, and nothing changed, when there are not enough."""
+        if len(requests) > self.num_available:
+            return False
+        if requests:
+            for request, page in zip(requests, self._take(len(requests)).tolist(), strict=True):
+                self.page_table[request.row, request.num_pages] = page
+                request.num_pages += 1
         return True
 
     def retire(self, request: Request) -> None:

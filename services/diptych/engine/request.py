@@ -44,6 +44,7 @@ class Request:
     row: int = -1  # in the page table; -1: not admitted
     num_pages: int = 0  # in the page table row
     node: Node | None = field(default=None, repr=False)  # locked prefix in the radix tree; None: not admitted
+    end_ids: frozenset[int] = frozenset()  # tokens that end its output
     has_ended: bool = False  # answered; a step that is launched may still compute a token of it
     samples_plainly: bool = True  # `params.is_plain`, which every step asks
     counts: TokenCounts | None = None  # None: the request has no penalties

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Iterator, Sequence
 
 from diptych.engine.batch import NO_TOKEN, StepResult
+from diptych.engine.events import EmitTokens
 from diptych.engine.finish import Finish
 from diptych.engine.logprobs import TokenLogprobs, of_rows
 from diptych.engine.output import Failure, FailureCode
@@ -18,15 +18,46 @@ Sampled = tuple[Request, int, TokenLogprobs | None]  # the next token, and its l
 NO_TOKEN_FAILURE = Failure(FailureCode.INTERNAL, "the model gave no usable logits for this request")
 
 
-def sampled(requests: Sequence[Request], result: StepResult) -> Iterable[Sampled]:
-    """Pair the sampled requests with their tokens. Ask `refuse_token` about each."""
-    if result.logprobs is None:
-        return zip(requests, result.token_ids.tolist(), repeat(None), strict=False)
-    logprobs = [
-        None if request.params.logprobs is None else of_rows(result.logprobs, row, row + 1, request.params.logprobs)
-        for row, request in enumerate(requests)
-    ]
-    return zip(requests, result.token_ids.tolist(), logprobs, strict=True)
+def take_plain(requests: Sequence[Request], result: StepResult) -> tuple[EmitTokens, list[int]]:
+    """Append the tokens after which nothing but the next token is to come; return the other samples too.
+
+    Nearly all of a step's tokens are such, and nothing of a decode step takes longer, so this is one plain loop.
+    """
+    rooms: list[int] = []
+    indices: list[int] = []
+    token_ids: list[int] = []
+    others: list[int] = []
+    for sample, (request, token_id) in enumerate(zip(requests, result.token_ids.tolist(), strict=True)):
+        num_tokens = request.num_tokens
+        index = num_tokens - request.prompt_len
+        if (
+            index > 1  # the first tokens carry measurements, and log-probabilities of the prompt
+            and request.samples_plainly
+            and num_tokens + 1 < request.max_len
+            and token_id not in request.end_ids
+            and token_id != NO_TOKEN
+            and not request.has_ended
+        ):
+            request.tokens[num_tokens] = token_id
+            request.num_tokens = num_tokens + 1
+            rooms.append(request.room)
+            indices.append(index)
+            token_ids.append(token_id)
+        else:
+            others.append(sample)
+    return EmitTokens(rooms, indices, token_ids), others
+
+
+def sampled(requests: Sequence[Request], result: StepResult, samples: Iterable[int]) -> Iterator[Sampled]:
+    """Yield some samples of a step, but those of requests that have ended. Ask `refuse_token` about each."""
+    for sample in samples:
+        request = requests[sample]
+        num_top = request.params.logprobs
+        logprobs = None
+        if num_top is not None and result.logprobs is not None:
+            logprobs = of_rows(result.logprobs, sample, sample + 1, num_top)
+        if not request.has_ended:
+            yield request, int(result.token_ids[sample]), logprobs
 
 
 def refuse_token(request: Request, token_id: int) -> Failure | None:

@@ -14,6 +14,12 @@ from diptych.engine.finish import Finish
 from diptych.engine.sampling_params import SamplingParams
 
 
+def end_ids(params: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
+    """Return the tokens that end an output."""
+    own = frozenset(params.stop_token_ids)
+    return own if params.ignore_eos else eos_ids | own if own else eos_ids
+
+
 def token_finish(
     token_id: int, num_output_tokens: int, params: SamplingParams, eos_ids: frozenset[int]
 ) -> Finish | None:

@@ -176,7 +176,7 @@ class PrefillCore:
         for chunk in self._step.chunks:
             if not chunk.is_last:
                 self._move_complete_pages(self._rooms[chunk.request.room])
-        for row in sampled(self._step.sampled, result):
+        for row in sampled(self._step.sampled, result, range(len(self._step.sampled))):
             self._hand_off(row, now_s)
 
     def _move_complete_pages(self, room: PrefillRoom) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from diptych.engine.cache_changes import CacheDelta
-from diptych.engine.events import Load, Start
+from diptych.engine.events import EmitTokens, Load, Start
 from diptych.engine.finish import Finish
 from diptych.engine.grammar.grammar import Grammar, GrammarKind
 from diptych.engine.kv_feed import KvMessage
@@ -17,7 +17,7 @@ from diptych.engine.output import Failure, FailureCode, Output, Stats
 from diptych.engine.page_hash import extra_key
 from diptych.engine.request import new_request
 from diptych.engine.sampling_params import SamplingParams
-from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
+from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
 _FINISH_TO_WIRE = {
     Finish.STOP: inference_pb2.FINISH_REASON_STOP,
@@ -128,6 +128,12 @@ def output_to_wire(output: Output) -> worker_pb2.LegOutput:
     if output.prompt_logprobs is not None:
         wire.prompt_logprobs.CopyFrom(logprobs_to_wire(output.prompt_logprobs))
     return wire
+
+
+def add_tokens_to_wire(effect: EmitTokens, events: engine_pb2.SchedulerEvents) -> None:
+    add = events.outputs.add
+    for room, index, token_id in zip(effect.rooms, effect.indices, effect.token_ids, strict=True):
+        add(room=room, first_index=index, token_ids=(token_id,))
 
 
 def logprobs_to_wire(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:

@@ -14,7 +14,15 @@ from typing import Final, Protocol
 import zmq
 
 from diptych.common.errors import NotFound
-from diptych.engine.events import AbortRoom, CompileGrammar, Emit, GrammarFailed, GrammarReady, SchedulerCore
+from diptych.engine.events import (
+    AbortRoom,
+    CompileGrammar,
+    Emit,
+    EmitTokens,
+    GrammarFailed,
+    GrammarReady,
+    SchedulerCore,
+)
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.lora.registry import Loaded
 from diptych.engine.output import Failure, FailureCode, Output
@@ -164,7 +172,9 @@ class SchedulerLoop:
 
     def _perform(self) -> None:
         for effect in self._core.take_effects():
-            if isinstance(effect, Emit):
+            if isinstance(effect, EmitTokens):
+                codec.add_tokens_to_wire(effect, self._events)
+            elif isinstance(effect, Emit):
                 self._emit(effect)
             elif isinstance(effect, CompileGrammar):
                 self._grammars.submit(effect)
