@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import queue
 import urllib.request
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
-from diptych.v1 import bootstrap_pb2
+from diptych.v1 import bootstrap_pb2, worker_pb2, worker_pb2_grpc
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 
@@ -60,3 +62,19 @@ def test_evicted_prefixes_come_back_from_host_memory_and_the_router_follows(
     for role, name in ((bootstrap_pb2.ROLE_PREFILL, "prefill"), (bootstrap_pb2.ROLE_DECODE, "decode")):
         assert metric(small, "diptych_router_kv_in_sync", name) == 1
         wait_for(partial(router_knows, small, role, name), 5.0, "the router knows all pages")
+
+
+def test_a_session_that_missed_something_is_told_all_pages_again(small: Platform) -> None:
+    small.complete(prompt(1))
+    prefill = next(i for i in small.instances() if i.role == bootstrap_pb2.ROLE_PREFILL)
+    to_send: queue.SimpleQueue[worker_pb2.RouterBatch | None] = queue.SimpleQueue()
+    with grpc.insecure_channel(prefill.address) as channel:
+        batches = worker_pb2_grpc.WorkerStub(channel).Session(iter(to_send.get, None), timeout=30)
+        events = (batch.kv_events for batch in batches if batch.HasField("kv_events"))
+        first = next(events)
+        assert (first.sequence, first.cleared, first.more, len(first.stored)) == (1, True, False, 25)
+        to_send.put(worker_pb2.RouterBatch(resync_kv=True))
+        again = next(events)
+        assert (again.sequence, again.cleared, list(again.stored)) == (2, True, list(first.stored))
+        to_send.put(None)
+        assert list(batches) == []
