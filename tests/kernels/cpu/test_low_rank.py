@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from diptych.kernels.cpu.low_rank import LowRankTable, pack
+from diptych.kernels.cpu.low_rank import LowRankTable, PackedLowRank, Product, pack
 from diptych.kernels.token_groups import TokenGroups
 
 SHAPES = [(1, 1, 1), (33, 8, 7), (64, 16, 100), (100, 3, 33), (576, 64, 1536), (40, 70, 5)]  # rows, rank, columns
@@ -24,6 +26,10 @@ def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def packed(products: Sequence[Product]) -> PackedLowRank:
+    return pack({"other": [(torch.ones(3, 5), torch.ones(9, 3), 0)], "matrix": products})["matrix"]
+
+
 class Case:
     """Three adapters of two products each, one behind the other; slot 3 is empty."""
 
@@ -36,7 +42,7 @@ class Case:
         for slot in range(3):
             parts = [(rank, num_rows, 2), (rank + slot, 1 + num_rows // 8, 5 + num_rows)]
             products = [(random(r, num_columns, seed=r), random(n, r, seed=slot), start) for r, n, start in parts]
-            self.table.install(slot, pack(products))
+            self.table.install(slot, packed(products))
             self.exact[slot] = torch.zeros(NUM_TOKENS, WIDTH, dtype=torch.float64)
             for a, b, start in products:
                 added = (self.x.double() @ a.double().T) @ b.double().T
@@ -80,7 +86,7 @@ def test_a_removed_adapter_adds_nothing_and_its_slot_takes_another() -> None:
     case, owner = Case((33, 8, 7)), [1] * NUM_TOKENS
     case.table.remove(1)
     assert torch.equal(case.add(owner), case.before)
-    case.table.install(1, pack([(random(2, 7, seed=0), torch.zeros(4, 2), 0)]))
+    case.table.install(1, packed([(random(2, 7, seed=0), torch.zeros(4, 2), 0)]))
     assert torch.equal(case.add(owner), case.before)
 
 
@@ -100,6 +106,6 @@ def test_shapes_that_do_not_fit_are_caught_before_memory_is_touched() -> None:
         with pytest.raises(AssertionError):
             case.table.add(x.contiguous(), groups, out.contiguous())
     with pytest.raises(AssertionError):
-        pack([(torch.zeros(2, 7), torch.zeros(4, 3), 0)])
+        packed([(torch.zeros(2, 7), torch.zeros(4, 3), 0)])
     with pytest.raises(AssertionError):
-        case.table.install(3, pack([(torch.zeros(2, 8), torch.zeros(4, 2), 0)]))
+        case.table.install(3, packed([(torch.zeros(2, 8), torch.zeros(4, 2), 0)]))

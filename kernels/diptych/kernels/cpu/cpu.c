@@ -28,6 +28,8 @@ EXPORT void diptych_linear(const float *x, int64_t num_tokens, int64_t num_colum
     linear(x, num_tokens, num_columns, packed, num_rows, y);
 }
 
+EXPORT void diptych_use_huge_pages(float *memory, int64_t num_floats) { use_huge_pages(memory, num_floats); }
+
 EXPORT int64_t diptych_packed_a_floats(int64_t rank, int64_t num_columns) { return packed_a_floats(rank, num_columns); }
 
 EXPORT void diptych_pack_a(const float *a, int64_t rank, int64_t num_columns, float *packed) {

@@ -17,6 +17,7 @@ SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     "panel": (c_int64, []),
     "pack": (None, [c_void_p, c_int64, c_int64, c_void_p]),
     "linear": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]),
+    "use_huge_pages": (None, [c_void_p, c_int64]),
     "packed_a_floats": (c_int64, [c_int64] * 2),
     "pack_a": (None, [c_void_p, c_int64, c_int64, c_void_p]),
     "add_low_rank": (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,33 +19,51 @@ Product = tuple[Tensor, Tensor, int]  # a [rank, num_columns], b [num_rows, rank
 
 @dataclass(frozen=True, slots=True)
 class PackedLowRank:
-    """An adapter's products on one matrix, packed into one piece of memory."""
+    """An adapter's products on one matrix."""
 
-    memory: Tensor
+    memory: Tensor  # of the whole adapter: it is kept
     rows: Tensor  # int64 [num_products, 5]: struct low_rank
     num_columns: int
     last_row: int  # of what is added to, plus 1
 
 
-def pack(products: Sequence[Product]) -> PackedLowRank:
-    """The originals may be dropped."""
+def pack(adapter: Mapping[str, Sequence[Product]]) -> dict[str, PackedLowRank]:
+    """Lay out an adapter's products by matrix, in one piece of memory. The originals may be dropped."""
     library = load()
-    panel = library.diptych_panel()
-    assert 0 < len(products) <= MAX_PRODUCTS, len(products)
-    sizes_a = [library.diptych_packed_a_floats(*a.shape) for a, _, _ in products]
-    sizes_b = [-(-len(b) // panel) * panel * b.shape[1] for _, b, _ in products]
-    memory = torch.empty(sum(sizes_a) + sum(sizes_b))
-    at, rows = address(memory), []
-    for (a, b, start), size_a, size_b in zip(products, sizes_a, sizes_b, strict=True):
-        (rank, num_columns), num_rows = a.shape, len(b)
-        assert b.shape[1] == rank, (a.shape, b.shape)
-        library.diptych_pack_a(address(a), rank, num_columns, at)
-        library.diptych_pack(address(b), num_rows, rank, at + 4 * size_a)
-        rows.append((at, at + 4 * size_a, rank, num_rows, start))
-        at += 4 * (size_a + size_b)
-    widths = {a.shape[1] for a, _, _ in products}
-    assert len(widths) == 1, widths
-    return PackedLowRank(memory, torch.tensor(rows), widths.pop(), max(start + len(b) for _, b, start in products))
+    memory = torch.empty(sum(_num_floats(product) for products in adapter.values() for product in products))
+    library.diptych_use_huge_pages(address(memory), len(memory))
+    at, packed = address(memory), {}
+    for name, products in adapter.items():
+        assert 0 < len(products) <= MAX_PRODUCTS, (name, len(products))
+        rows = []
+        for product in products:
+            rows.append(_pack(product, at))
+            at += 4 * _num_floats(product)
+        (num_columns,) = {a.shape[1] for a, _, _ in products}
+        last_row = max(start + len(b) for _, b, start in products)
+        packed[name] = PackedLowRank(memory, torch.tensor(rows), num_columns, last_row)
+    return packed
+
+
+def _num_floats(product: Product) -> int:
+    a, b, _ = product
+    panel: int = load().diptych_panel()
+    return _a_floats(a) + -(-len(b) // panel) * panel * b.shape[1]
+
+
+def _a_floats(a: Tensor) -> int:
+    return int(load().diptych_packed_a_floats(*a.shape))
+
+
+def _pack(product: Product, at: int) -> tuple[int, ...]:
+    """Write a product to where `at` says; return its struct low_rank."""
+    a, b, start = product
+    (rank, num_columns), num_rows = a.shape, len(b)
+    assert b.shape[1] == rank, (a.shape, b.shape)
+    at_b = at + 4 * _a_floats(a)
+    load().diptych_pack_a(address(a), rank, num_columns, at)
+    load().diptych_pack(address(b), num_rows, rank, at_b)
+    return at, at_b, rank, num_rows, start
 
 
 class LowRankTable:

@@ -42,7 +42,7 @@ class LowRankTable(Protocol):
 class LowRankKernels:
     """How one processor computes it."""
 
-    prepare: Callable[[Sequence[Product]], Any]  # in any thread
+    prepare: Callable[[Mapping[str, Sequence[Product]]], Prepared]  # lay out an adapter; in any thread
     new_table: Callable[[int], LowRankTable]  # number of slots
 
 
@@ -98,7 +98,7 @@ class Loras:
         for product in adapter.products:
             a, b = (torch.from_numpy(np.ascontiguousarray(side)).to(self._dtype) for side in (product.a, product.b))
             products.setdefault(product.target, []).append((a, b, product.start))
-        return {name: self._kernels.prepare(each) for name, each in products.items()}
+        return self._kernels.prepare(products)
 
     def install(self, slot: int, prepared: Prepared) -> None:
         self._changes.append(lambda: self._install(slot, prepared))
@@ -145,4 +145,4 @@ class TorchLowRankTable:
                 out[:, start : start + len(b)].index_add_(0, tokens, (x[tokens] @ a.T) @ b.T)
 
 
-TORCH: Final = LowRankKernels(prepare=tuple, new_table=TorchLowRankTable)
+TORCH: Final = LowRankKernels(prepare=dict, new_table=TorchLowRankTable)
