@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from vllm_client import VllmClient
 from diptych.engine.batch import I64, ForwardBatch, ForwardMode, SamplingBatch
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.source import ModelSource, open_model
-from diptych.engine.quantization.weight import expanded
+from diptych.engine.quantization.weight import Stored, expanded
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.kernels.cpu.linear import PackedMatrix
 
@@ -44,6 +44,7 @@ class Sides:
     """What is compared, on one model."""
 
     config: ModelConfig
+    weight_bytes: int
     runner: ModelRunner
     peer: Any  # transformers.LlamaForCausalLM, whose types are not strict
     vllm: VllmClient | None
@@ -75,7 +76,8 @@ def build(model: str, num_threads: int, vllm_python: str | None) -> Sides:
     layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
     runner = ModelRunner(source, torch.randn(layout.shape), dtype="float32", num_threads=num_threads)
     peer = transformers_model(source)
-    return Sides(source.config, runner, peer, start_vllm(vllm_python, peer, num_threads) if vllm_python else None)
+    vllm = start_vllm(vllm_python, peer, num_threads) if vllm_python else None
+    return Sides(source.config, matrix_bytes(source.tensors()), runner, peer, vllm)
 
 
 def start_vllm(python: str, model: Any, num_threads: int) -> VllmClient:
@@ -137,7 +139,7 @@ def bench_decode(report: Report, sides: Sides, batch_size: int, context: int, ro
         cache.crop(-1)
 
     ours, theirs, read = fastest(rounds, lambda: sides.runner.execute(batch, sampling), peer_step, memory.sum)
-    step_s = decode_bytes(sides.config, batch_size * context) / (memory.nbytes / read)
+    step_s = decode_bytes(sides, batch_size * context) / (memory.nbytes / read)
     value, limit = batch_size / ours, batch_size / step_s
     peers = {"transformers": batch_size / theirs}
     if sides.vllm:
@@ -166,10 +168,17 @@ def prefill_flops(config: ModelConfig, num_tokens: int) -> float:
     return 2 * num_tokens * layer_weights(config) + attention + output
 
 
-def decode_bytes(config: ModelConfig, num_cached_tokens: int) -> int:
-    """What one decode step must read: weights, output projection, keys and values; float32."""
+def decode_bytes(sides: Sides, num_cached_tokens: int) -> int:
+    """What one decode step must read: weights as we store them, keys and values in float32."""
+    config = sides.config
     kv = 2 * num_cached_tokens * config.num_layers * config.num_kv_heads * config.head_dim
-    return 4 * (layer_weights(config) + config.vocab_size * config.hidden_size + kv)
+    return sides.weight_bytes + 4 * kv
+
+
+def matrix_bytes(tensors: Iterable[tuple[str, Stored]]) -> int:
+    """What the matrices of a model with tied embeddings take, each read once a step."""
+    matrices = [tensor for _, tensor in tensors if len(tensor.shape) == 2]
+    return sum(matrix.nbytes for matrix in matrices)
 
 
 def layer_weights(config: ModelConfig) -> int:
