@@ -5,6 +5,7 @@
 `as stored` keeps the model's own format; its values, and so its logits, are those of float32, to the bit. int8, int4
 and fp8 are these values rounded to nearest (int8: a scale a row; int4: scale and min for 128 columns; fp8: a scale for
 128 columns), without the calibration that AWQ and GPTQ add. All sides take turns; the best of several rounds counts.
+One thread is timed by the processor time it got, so that other programs disturb little.
 Limits, from the same rounds: decode, reading this side's weights and the batch's KV once a step; prefill, the model's
 multiplications at the speed of the fastest float32 product. Accuracy is measured over every token of fixed texts:
 the largest and the mean difference of a logit, and how often the likeliest token is the same.
@@ -12,6 +13,7 @@ the largest and the mean difference of a logit, and how often the likeliest toke
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -72,16 +74,15 @@ class Rounded:
 
     def __init__(self, source: ModelSource, quantize: Callable[[Array], QuantizedArray]) -> None:
         self._source = source
-        self._quantize = quantize
         self.config, self.weights_id = source.config, source.weights_id
+        floats = ((name, as_floats(tensor)) for name, tensor in source.tensors())
+        self._tensors = [(name, quantize(values) if values.ndim == 2 else values) for name, values in floats]
 
     def tokenizer(self) -> Tokenizer:
         return self._source.tokenizer()
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
-        for name, tensor in self._source.tensors():
-            values = as_floats(tensor)
-            yield name, self._quantize(values) if values.ndim == 2 else values
+        yield from self._tensors
 
 
 def int8(values: Array) -> QuantizedArray:
@@ -165,7 +166,7 @@ def bench_decode(
 ) -> None:
     """One token for each of `batch_size` requests; the first side is what the others are compared with."""
     batch, memory = decode_batch(batch_size, context), torch.ones(READ_FLOATS)
-    *times, read = fastest(rounds, *(_step(side, batch) for side in sides), memory.sum)
+    *times, read = fastest(rounds, *(_step(side, batch) for side in sides), memory.sum, clock=_clock())
     config = source.config
     kv_values = 2 * batch_size * context * config.num_layers * config.num_kv_heads * config.head_dim
     for side, seconds in zip(sides, times, strict=True):
@@ -178,13 +179,18 @@ def bench_decode(
 def bench_prefill(report: Report, sides: list[Side], source: ModelSource, rounds: int) -> None:
     """One prompt without a cached prefix."""
     batch = extend_batch(PREFILL_TOKENS)
-    *times, theirs, ours = fastest(rounds, *(_step(side, batch) for side in sides), *matrix_products())
+    steps = [_step(side, batch) for side in sides]
+    *times, theirs, ours = fastest(rounds, *steps, *matrix_products(), clock=_clock())
     flops_per_s = 2 * PRODUCT_SIZE**3 / min(theirs, ours)
     limit = PREFILL_TOKENS / (prefill_flops(source.config, PREFILL_TOKENS) / flops_per_s)
     for side, seconds in zip(sides, times, strict=True):
         value, peers = PREFILL_TOKENS / seconds, {sides[0].name: PREFILL_TOKENS / times[0]}
         case = f"{side.name}: prefill {PREFILL_TOKENS}"
         report.row("quantization", case, value, "token/s", limit, "arithmetic", value / limit, peers)
+
+
+def _clock() -> Callable[[], float]:
+    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
 def _step(side: Side, batch: ForwardBatch) -> Callable[[], Tensor]:
