@@ -26,6 +26,7 @@ from diptych.engine.loader.tokenizer import Tokenizer
 from diptych.engine.null_runner import NullRunner, expected_output
 from diptych.engine.output import Failure, FailureCode, Output
 from diptych.engine.request import new_request
+from diptych.engine.sampling_builder import build_sampling
 from diptych.engine.sampling_params import SamplingParams
 
 VOCAB, PAGE, CONTEXT = 300, 16, 2048
@@ -180,6 +181,14 @@ def test_min_tokens_bans_the_end_of_an_output_that_could_end(engine: Engine) -> 
     assert engine.last_sampling.bias is not None
     assert engine.last_sampling.bias.token_ids.tolist() == [EOS]
     engine.run()
+
+
+def test_an_output_that_came_complete_from_an_earlier_attempt_may_end_before_min_tokens(engine: Engine) -> None:
+    request = new_request(1, np.array([1]), SamplingParams(min_tokens=9, grammar=regex("a")))
+    request.matcher = engine.compiler.compile(regex("a")).matcher()
+    assert build_sampling([request], frozenset({EOS})).bias is not None
+    request.matcher.accept(engine.tokenizer.encode("a"))
+    assert build_sampling([request], frozenset({EOS})).bias is None
 
 
 def test_a_grammar_without_end_ends_at_max_tokens(engine: Engine) -> None:
