@@ -1,0 +1,30 @@
+"""The platform started by a program."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from diptych.cli.runtime import Runtime, RuntimeFailed
+
+
+def test_a_program_starts_the_platform_asks_it_and_leaves_nothing_behind(tiny_folder: Path) -> None:
+    before = {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)}
+    with Runtime(str(tiny_folder), environment={"DIPTYCH_KV_CACHE_MIB": "4"}) as runtime:
+        body = {"model": tiny_folder.name, "prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True}
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(f"{runtime.url}/v1/completions", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 4
+        assert runtime.grpc_target.startswith("127.0.0.1:")
+    assert {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)} == before
+
+
+def test_a_platform_that_cannot_start_says_why() -> None:
+    with pytest.raises(RuntimeFailed, match="no-such-folder"):
+        Runtime("no-such-folder")
