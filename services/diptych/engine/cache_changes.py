@@ -28,6 +28,9 @@ class CacheDelta:
 class ChangeLog(Protocol):
     """What a radix tree tells of its pages."""
 
+    @property
+    def is_empty(self) -> bool: ...
+
     def store(self, hashes: Iterable[int]) -> None: ...
 
     def remove(self, hashes: Iterable[int]) -> None: ...
@@ -74,6 +77,8 @@ class CacheChanges:
 
 class NoChanges:
     """The `ChangeLog` of a cache that nobody listens to."""
+
+    is_empty = True
 
     def store(self, hashes: Iterable[int]) -> None:
         pass

@@ -194,8 +194,8 @@ class SchedulerLoop:
         if load != self._last_load:
             self._last_load = load
             self._events.load.CopyFrom(load)
-        if delta := self._cache.changes.take():
-            self._events.kv_events.CopyFrom(codec.delta_to_wire(delta))
+        if not self._cache.changes.is_empty:
+            self._events.kv_events.CopyFrom(codec.delta_to_wire(self._cache.changes.take()))
         if (adapters := self._adapters.news()) is not None:
             self._events.loras.CopyFrom(engine_pb2.LoraSet(adapters=adapters))
         if self._events.ByteSize():

@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+ABORT_TIMEOUT_S: Final = 10.0  # aborted legs are answered within a step
+
 _PEER_ROLE: Final[Mapping[int, int]] = {
     bootstrap_pb2.ROLE_PREFILL: bootstrap_pb2.ROLE_DECODE,
     bootstrap_pb2.ROLE_DECODE: bootstrap_pb2.ROLE_PREFILL,
@@ -110,9 +112,7 @@ class WorkerGroup:
         """Take nothing new, and give what runs time to finish."""
         self._instance.state = bootstrap_pb2.INSTANCE_STATE_DRAINING
         self._on_news()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._empty.wait()
+        await self._finish_running(timeout_s)
 
     def pause(self, reason: str) -> None:
         """Refuse every new leg, so that routers use other workers."""
@@ -132,14 +132,17 @@ class WorkerGroup:
 
     async def empty(self, timeout_s: float) -> None:
         """Give what runs time to finish, and abort the rest."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._empty.wait()
+        await self._finish_running(timeout_s)
         rooms = self._sessions.rooms()
         if rooms:
             logger.warning("aborting %d requests that did not finish within %g s", len(rooms), timeout_s)
             await self.scheduler.send(engine_pb2.SchedulerCommands(abort=rooms))
-            await self._empty.wait()
+            await self._finish_running(ABORT_TIMEOUT_S)
+
+    async def _finish_running(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
 
     async def administer(self, command: admin_pb2.AdminCommand) -> admin_pb2.AdminAnswer:
         """Have the scheduler execute a command. Raises its refusal, a `DiptychError`; then nothing has changed."""
