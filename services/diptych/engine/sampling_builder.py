@@ -80,23 +80,20 @@ def _banned(request: Request, eos_ids: frozenset[int]) -> Sequence[int]:
 
 
 def _penalties(requests: Sequence[Request]) -> Penalties | None:
-    penalised = [(row, request) for row, request in enumerate(requests) if request.counts is not None]
-    if not penalised:
+    counted = [(row, request.counts) for row, request in enumerate(requests) if request.counts is not None]
+    if not counted:
         return None
-    parts = [_penalties_of(row, request) for row, request in penalised]
-    rows, ids, repetition, subtract = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return Penalties(rows, ids, repetition, subtract)
-
-
-def _penalties_of(row: int, request: Request) -> tuple[I64, I64, F32, F32]:
-    params, counts = request.params, request.counts
-    assert counts is not None
-    counts.update(request.tokens[: request.num_tokens])
-    subtract = counts.counts * params.frequency_penalty + (counts.counts > 0) * params.presence_penalty
-    num_seen = len(counts.ids)
-    return (
-        np.full(num_seen, row, dtype=np.int64),
-        counts.ids,
-        np.full(num_seen, params.repetition_penalty, dtype=np.float32),
-        subtract.astype(np.float32),
+    for row, counts in counted:
+        counts.update(requests[row].tokens[: requests[row].num_tokens])
+    rows = [row for row, _ in counted]
+    num_seen = [len(counts.ids) for _, counts in counted]
+    params = [requests[row].params for row in rows]
+    penalties = [(p.frequency_penalty, p.presence_penalty, p.repetition_penalty) for p in params]
+    frequency, presence, repetition = np.repeat(np.array(penalties, dtype=np.float32).T, num_seen, axis=1)
+    num_output = np.concatenate([counts.counts for _, counts in counted])
+    return Penalties(
+        rows=np.repeat(np.array(rows, dtype=np.int64), num_seen),
+        token_ids=np.concatenate([counts.ids for _, counts in counted]),
+        repetition=repetition,
+        subtract=(num_output * frequency + (num_output > 0) * presence).astype(np.float32),
     )

@@ -24,8 +24,7 @@ static void sum_above(const struct scan *scan, const float thresholds[SPLITS], d
         vec above[SPLITS] = {0};
         for (; i + LANES <= end; i += LANES) {
             const vec weight = load(scan->weights + i);
-            for (int split = 0; split < SPLITS; split++)
-                above[split] += blend(weight >= thresholds[split], weight, splat(0.0f));
+            for (int split = 0; split < SPLITS; split++) above[split] += only(weight >= thresholds[split], weight);
         }
         for (int split = 0; split < SPLITS; split++) sums[split] += (double)sum(above[split]);
         for (; i < end; i++)

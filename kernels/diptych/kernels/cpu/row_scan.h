@@ -99,7 +99,7 @@ static double sum_at_least(struct scan *scan, float threshold) {
         int64_t i = block * BLOCK;
         for (; i + LANES <= end; i += LANES) {
             const vec weight = load(scan->weights + i);
-            all += blend(weight >= threshold, weight, splat(0.0f));
+            all += only(weight >= threshold, weight);
         }
         for (; i < end; i++) rest += scan->weights[i] >= threshold ? scan->weights[i] : 0.0f;
         total += scan->sums[block] = (double)(sum(all) + rest);

@@ -51,6 +51,7 @@ INLINE vec load(const float *p) { return *(const vec *)p; }
 INLINE void store(float *p, vec v) { *(vec *)p = v; }
 INLINE vec splat(float x) { return x - (vec){0}; }
 INLINE vec blend(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
+INLINE vec only(ivec mask, vec v) { return (vec)(mask & (ivec)v); } /* elsewhere 0 */
 INLINE vec vec_max(vec a, vec b) { return blend(a > b, a, b); }
 INLINE float max_of(float a, float b) { return a > b ? a : b; }
 

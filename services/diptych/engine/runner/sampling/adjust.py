@@ -36,7 +36,7 @@ def _add_bias(logits: Tensor, bias: Bias) -> None:
 
 
 def _penalise(logits: Tensor, penalties: Penalties) -> None:
-    at = (torch.from_numpy(penalties.rows), torch.from_numpy(penalties.token_ids))
-    repetition, seen = torch.from_numpy(penalties.repetition), logits[at]
+    flat, at = logits.view(-1), torch.from_numpy(penalties.rows * logits.shape[1] + penalties.token_ids)
+    repetition, seen = torch.from_numpy(penalties.repetition), flat.take(at)
     seen = torch.where(seen > 0, seen / repetition, seen * repetition)
-    logits.index_put_(at, seen - torch.from_numpy(penalties.subtract))
+    flat.scatter_(0, at, seen - torch.from_numpy(penalties.subtract))
