@@ -30,6 +30,15 @@ def test_a_replay_goes_on_behind_the_tokens_so_far() -> None:
     assert (state.prompt_ids, state.params) == ([1, 2, 3, 4, 5], replace(PARAMS, max_tokens=98))
 
 
+def test_a_replay_owes_what_is_left_of_min_tokens_and_no_log_probabilities_of_the_prompt() -> None:
+    params = replace(PARAMS, min_tokens=3, logprobs=1, prompt_logprobs=1)
+    state = progress(params)
+    state.add([4, 5])
+    assert state.params == replace(params, max_tokens=98, min_tokens=1, prompt_logprobs=None)
+    state.add([6, 7])
+    assert state.params.min_tokens == 0
+
+
 @pytest.mark.parametrize(
     ("params", "output", "finish"),
     [

@@ -124,7 +124,11 @@ def new_request(
         adapter=adapter,
     )
     if params.has_penalties:
-        request.counts = TokenCounts(prompt_len=prompt_len - num_prior_output_tokens, max_tokens=len(tokens))
+        request.counts = TokenCounts(
+            prompt_len=prompt_len - num_prior_output_tokens,
+            max_tokens=len(tokens),
+            counts_prompt=params.repetition_penalty != 1.0,
+        )
     if params.prompt_logprobs is not None and prompt_len > 0:
         request.prompt_logprobs = PromptLogprobs(prompt_len, params.prompt_logprobs)
     return request

@@ -13,8 +13,9 @@ from diptych.engine.batch import I64
 class TokenCounts:
     """Counts one request's tokens: cheap for the few that are new, whatever the length of the request."""
 
-    def __init__(self, *, prompt_len: int, max_tokens: int) -> None:
+    def __init__(self, *, prompt_len: int, max_tokens: int, counts_prompt: bool) -> None:
         self._prompt_len = prompt_len
+        self._first = 0 if counts_prompt else prompt_len  # token that is counted
         self._num_counted = 0
         self._index: dict[int, int] = {}  # of a token in the arrays
         self._ids = np.zeros(max_tokens, dtype=np.int64)
@@ -22,7 +23,7 @@ class TokenCounts:
 
     @property
     def ids(self) -> I64:
-        """The distinct tokens."""
+        """The distinct tokens: of prompt and output, or of the output only."""
         return self._ids[: len(self._index)]
 
     @property
@@ -42,7 +43,7 @@ class TokenCounts:
         self._num_counted = len(tokens)
 
     def _count_first(self, tokens: I64) -> None:
-        ids, inverse = np.unique(tokens, return_inverse=True)
+        ids, inverse = np.unique(tokens[self._first :], return_inverse=True)
         self._ids[: len(ids)] = ids
-        self._counts[: len(ids)] = np.bincount(inverse[self._prompt_len :], minlength=len(ids))
+        self._counts[: len(ids)] = np.bincount(inverse[self._prompt_len - self._first :], minlength=len(ids))
         self._index = {token_id: at for at, token_id in enumerate(ids.tolist())}
