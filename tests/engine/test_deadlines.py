@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from diptych.engine.deadlines import Deadlines
+from diptych.engine.deadlines import MIN_COMPACTED, Deadlines
 from diptych.engine.request import Request, new_request
 from diptych.engine.sampling_params import SamplingParams
 
@@ -33,3 +33,15 @@ def test_what_has_ended_is_never_due() -> None:
     second.has_ended = True
     assert deadlines.due(9.0) == []
     assert deadlines.next_s() is None
+
+
+def test_what_has_ended_long_before_its_deadline_is_not_kept() -> None:
+    deadlines, open_requests = Deadlines(), [request(room, 1000.0) for room in range(10)]
+    for made in open_requests:
+        deadlines.add(made)
+    for room in range(10, 5000):
+        ended = request(room, 600.0 + room)
+        deadlines.add(ended)
+        ended.has_ended = True
+    assert len(deadlines) <= MIN_COMPACTED
+    assert deadlines.due(1000.0) == open_requests

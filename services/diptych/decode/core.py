@@ -13,9 +13,7 @@ from diptych.decode.phases import Phase, Signal
 from diptych.decode.room import DecodeRoom
 from diptych.engine.admission import refuse, turn_away
 from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
-from diptych.engine.batch_builder import build_batch
 from diptych.engine.deadlines import Deadlines
-from diptych.engine.decode_batch import DecodeBatch
 from diptych.engine.events import (
     AbortRoom,
     Effect,
@@ -33,19 +31,15 @@ from diptych.engine.events import (
     WriterGone,
     compile_grammar,
 )
-from diptych.engine.extend_queue import ExtendQueue
 from diptych.engine.finish import Finish
 from diptych.engine.grammar.grammar import Matcher
 from diptych.engine.kv_cache import KvCache
-from diptych.engine.kv_forecast import KvForecast
 from diptych.engine.limits import Limits
 from diptych.engine.output import Failure, FailureCode, Output
 from diptych.engine.page_hash import prompt_hash
 from diptych.engine.request import Request
+from diptych.engine.running import Running
 from diptych.engine.sampled import Sampled, finish_of, refuse_token, sampled, take_plain
-from diptych.engine.sampling_builder import build_sampling
-from diptych.engine.step import new_step
-from diptych.engine.steps_in_flight import StepsInFlight
 from diptych.engine.stop import end_ids
 from diptych.engine.waiting_queue import new_waiting_queue
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
@@ -68,11 +62,8 @@ class DecodeCore:
         self._digest = digest  # of the bytes in our pages
         self._page_nbytes = page_nbytes
         self._max_tokens = min(limits.context_len, cache.max_request_tokens)
-        self._batch = DecodeBatch(cache)
-        self._retracted_waiting = new_waiting_queue(cache, limits.scheduling)
-        self._retracted = ExtendQueue(cache, self._retracted_waiting, max_batch_size=limits.max_requests)
-        self._steps = StepsInFlight(cache)
-        self._forecast = KvForecast(cache)
+        self._retracted = new_waiting_queue(cache, limits.scheduling)
+        self._running = Running(cache, limits, self._retracted, self._note_retraction)
         self._rooms: dict[int, DecodeRoom] = {}
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # PREALLOCATING
         self._waits: dict[int, DecodeRoom] = {}  # CLOSING, for the writer to stop, or RETRACTED, for memory
@@ -80,6 +71,7 @@ class DecodeCore:
         self._linked: set[int] = set()
         self._effects: list[Effect] = []
         self.num_retracted = 0  # since start
+        self._now_s = 0.0  # of the step that is planned
         self._num_pages_received = 0
         self._num_integrity_failures = 0
 
@@ -174,9 +166,10 @@ class DecodeCore:
 
     def _grant_pages(self, now_s: float) -> None:
         """Grant pages to waiting rooms; those retracted go first."""
-        while self._waiting and self._cache.has_row and not self._retracted_waiting:
+        while self._waiting and self._cache.has_row and not self._retracted:
             request = self._waiting.peek(now_s)
-            if not self._cache.admit(request, spare_pages=self._spare_pages(request)):
+            importing = [room.request for room in self._rooms.values() if room.phase is Phase.IMPORTING]
+            if not self._cache.admit(request, spare_pages=self._running.spare_pages(request, importing)):
                 return
             self._waiting.take(request)
             self._grant(self._rooms[request.room], now_s)
@@ -232,7 +225,7 @@ class DecodeCore:
         request = room.request
         request.computed_len = request.prompt_len
         request.append(note.first_token)
-        self._batch.add(request)
+        self._running.join(request)
         failure = refuse_token(request, note.first_token)
         if failure is not None:
             self._drop(room, failure)
@@ -244,24 +237,19 @@ class DecodeCore:
     # steps
 
     def plan(self, now_s: float) -> ForwardBatch | None:
-        decodes = self._decodes(now_s)
-        chunks = self._retracted.plan(now_s, self._limits.max_step_tokens - len(decodes), self._spare_pages)
-        if not decodes and not chunks:
+        self._now_s = now_s
+        step = self._running.mixed_step(now_s)
+        if step is None:
             return None
-        step = new_step(decodes, chunks)
-        batch = build_batch(step, self._cache.page_table, self._cache.page_size, self._steps.samples())
-        self._steps.launch(step)
-        for chunk in chunks:
+        for chunk in step.chunks:
             self._resume(self._rooms[chunk.request.room])
-        for request in self._retracted.launch(chunks):
-            self._batch.add(request)
-        return batch
+        return self._running.launch(step)
 
     def sampling(self) -> SamplingBatch:
-        return build_sampling(self._steps.newest.sampled, self._limits.eos_ids)
+        return self._running.sampling()
 
     def commit(self, result: StepResult, now_s: float) -> None:
-        requests = self._steps.commit().sampled
+        requests = self._running.commit().sampled
         tokens, others = take_plain(requests, result)
         if tokens.rooms:
             self._effects.append(tokens)
@@ -269,32 +257,18 @@ class DecodeCore:
             self._take_token(row, now_s)
         self._grant_pages(now_s)
 
-    def _decodes(self, now_s: float) -> list[Request]:
-        """Return the requests that decode now: none when memory ran out and a step may still bring some back."""
-        while not self._batch.make_room(due := self._batch.due()):
-            if self._steps:
-                return []
-            self._retract(self._rooms[self._batch.victim().room], now_s)
-        return due
-
-    def _retract(self, room: DecodeRoom, now_s: float) -> None:
+    def _note_retraction(self, request: Request) -> None:
         """Out of KV memory: the request waits here, and later computes again what is not cached any more."""
         self.num_retracted += 1
+        room = self._rooms[request.room]
         room.on(Signal.RETRACTED)
-        room.retracted_s = now_s
-        self._waits[room.request.room] = room
-        self._batch.remove(room.request)
-        self._cache.retire(room.request)
-        self._retracted_waiting.add_first(room.request)
+        room.retracted_s = self._now_s
+        self._waits[request.room] = room
 
     def _resume(self, room: DecodeRoom) -> None:
         if room.phase is Phase.RETRACTED:
             room.on(Signal.RESUMED)
             del self._waits[room.request.room]
-
-    def _spare_pages(self, request: Request) -> int:
-        holders = [room.request for room in self._rooms.values() if room.phase in _HOLDING]
-        return self._forecast.spare_pages(holders, request)
 
     def _take_token(self, row: Sampled, now_s: float) -> None:
         request, token_id, logprobs = row
@@ -311,8 +285,8 @@ class DecodeCore:
         if finish is None:
             self._effects.append(Emit(Output(request.room, index, (token_id,), logprobs=logprobs)))
         else:
-            self._forecast.learn(request)
-            self._end(room, Output(request.room, index, (token_id,), finish, None, room.stats, logprobs))
+            self._running.finish(request)
+            self._forget(room, Output(request.room, index, (token_id,), finish, None, room.stats, logprobs))
 
     # ends
 
@@ -320,21 +294,15 @@ class DecodeCore:
         """End a room whose pages nobody else writes; what is computed stays as a cached prefix."""
         if room.phase is Phase.PREALLOCATING:
             self._waiting.remove(room.request)
-        elif room.request in self._batch:
-            self._batch.remove(room.request)
-            self._steps.retire(room.request)
-        elif room.phase in (Phase.RUNNING, Phase.RETRACTED):
-            self._retracted.remove(room.request)
-            if room.request.node is not None:
-                self._steps.drop(room.request)
+        elif room.phase in _JOINED:
+            self._running.retire(room.request)
         else:
             self._cache.drop(room.request)
         self._forget(room, output)
 
     def _drop(self, room: DecodeRoom, failure: Failure) -> None:
         """End a running room whose KV is not to be trusted."""
-        self._batch.remove(room.request)
-        self._steps.drop(room.request)
+        self._running.drop(room.request)
         self._forget(room, Output(room.request.room, failure=failure))
 
     def _forget(self, room: DecodeRoom, output: Output) -> None:
@@ -425,11 +393,11 @@ class DecodeCore:
 
     def load(self) -> Load:
         return Load(
-            num_waiting=len(self._rooms) - len(self._batch) - len(self._closing()),
-            num_running=len(self._batch),
+            num_waiting=len(self._rooms) - len(self._running) - len(self._closing()),
+            num_running=len(self._running),
             free_pages=self._cache.num_available,
             total_pages=self._cache.pool.capacity,
-            waiting_tokens=self._waiting.num_tokens + self._retracted.waiting_tokens,
+            waiting_tokens=self._waiting.num_tokens + self._running.waiting_tokens,
         )
 
     @property
@@ -452,11 +420,10 @@ class DecodeCore:
         for room in self._rooms.values():
             by_phase[room.phase].append(room)
         return self._cache.check(
-            [*(room.request for room in by_phase[Phase.RUNNING]), *self._steps.leaving],
+            [*(room.request for room in by_phase[Phase.RUNNING]), *self._running.leaving],
             importing=[room.request for room in by_phase[Phase.IMPORTING]],
             quarantined=[room.granted for room in by_phase[Phase.CLOSING]],
         )
 
 
 _JOINED = (Phase.RUNNING, Phase.RETRACTED)
-_HOLDING = (Phase.IMPORTING, Phase.RUNNING)

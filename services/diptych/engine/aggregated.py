@@ -11,9 +11,7 @@ from typing import Final
 
 from diptych.engine.admission import refuse, turn_away
 from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
-from diptych.engine.batch_builder import build_batch
 from diptych.engine.deadlines import Deadlines
-from diptych.engine.decode_batch import DecodeBatch
 from diptych.engine.events import (
     AbortRoom,
     Effect,
@@ -25,12 +23,11 @@ from diptych.engine.events import (
     Start,
     compile_grammar,
 )
-from diptych.engine.extend_queue import ExtendQueue
 from diptych.engine.kv_cache import KvCache
-from diptych.engine.kv_forecast import KvForecast
 from diptych.engine.limits import Limits
 from diptych.engine.output import Failure, FailureCode, Output, Stats
 from diptych.engine.request import Request
+from diptych.engine.running import Running
 from diptych.engine.sampled import (
     Sampled,
     collect_prompt_logprobs,
@@ -40,9 +37,7 @@ from diptych.engine.sampled import (
     take_plain,
     take_prompt_logprobs,
 )
-from diptych.engine.sampling_builder import build_sampling
-from diptych.engine.step import Step, new_step
-from diptych.engine.steps_in_flight import StepsInFlight
+from diptych.engine.step import Step
 from diptych.engine.stop import end_ids
 from diptych.engine.waiting_queue import new_waiting_queue
 
@@ -59,12 +54,9 @@ class AggregatedCore:
         self._limits = limits
         self._max_tokens = min(limits.context_len, cache.max_request_tokens)
         self._waiting = new_waiting_queue(cache, limits.scheduling)
-        self._queue = ExtendQueue(cache, self._waiting, max_batch_size=limits.max_requests)
-        self._batch = DecodeBatch(cache)
+        self._running = Running(cache, limits, self._waiting, self._count_retraction)
         self._requests: dict[int, Request] = {}
-        self._steps = StepsInFlight(cache)
         self._num_extends = 0  # steps since one that decoded
-        self._forecast = KvForecast(cache)
         self._deadlines = Deadlines()
         self._effects: list[Effect] = []
         self.num_retracted = 0  # since start
@@ -86,61 +78,30 @@ class AggregatedCore:
                 raise AssertionError(f"an aggregated engine has no peers, yet {event} came")
 
     def plan(self, now_s: float) -> ForwardBatch | None:
-        step = self._mixed_step(now_s) if self._limits.scheduling.mode == "mixed" else self._pure_step(now_s)
-        if step is None:
-            return None
-        batch = build_batch(step, self._cache.page_table, self._cache.page_size, self._steps.samples())
-        self._steps.launch(step)
-        for request in self._queue.launch(step.chunks):
-            self._batch.add(request)
-        return batch
+        mixed = self._limits.scheduling.mode == "mixed"
+        step = self._running.mixed_step(now_s) if mixed else self._prefill_first(now_s)
+        return self._running.launch(step) if step else None
+
+    def _prefill_first(self, now_s: float) -> Step | None:
+        """Prompts first, but not for ever; without any, every running request decodes."""
+        prompts_first = not self._running or self._num_extends < MAX_EXTENDS
+        if prompts_first and (step := self._running.extend_step(now_s)):
+            self._num_extends += 1
+            return step
+        self._num_extends = 0
+        return self._running.decode_step() or self._running.extend_step(now_s)
 
     def sampling(self) -> SamplingBatch:
-        return build_sampling(self._steps.newest.sampled, self._limits.eos_ids)
+        return self._running.sampling()
 
     def commit(self, result: StepResult, now_s: float) -> None:
-        step = self._steps.commit()
+        step = self._running.commit()
         collect_prompt_logprobs(step.chunks, result)
         tokens, others = take_plain(step.sampled, result)
         if tokens.rooms:
             self._effects.append(tokens)
         for row in sampled(step.sampled, result, others):
             self._take_token(row)
-
-    def _pure_step(self, now_s: float) -> Step | None:
-        """Prompts first, but not for ever; without any, every running request decodes."""
-        prompts_first = not self._batch or self._num_extends < MAX_EXTENDS
-        if prompts_first and (step := self._extend_step(now_s)):
-            self._num_extends += 1
-            return step
-        self._num_extends = 0
-        decodes = self._decodes()
-        return new_step(decodes, ()) if decodes else self._extend_step(now_s)
-
-    def _extend_step(self, now_s: float) -> Step | None:
-        chunks = self._queue.plan(now_s, self._limits.max_step_tokens, self._spare_pages)
-        return new_step((), chunks) if chunks else None
-
-    def _mixed_step(self, now_s: float) -> Step | None:
-        """Every running request decodes; prompts share what is left of the token budget."""
-        decodes = self._decodes()
-        chunks = self._queue.plan(now_s, self._limits.max_step_tokens - len(decodes), self._spare_pages)
-        return new_step(decodes, chunks) if decodes or chunks else None
-
-    def _decodes(self) -> list[Request]:
-        """Return the requests that decode now: none when memory ran out and a step may still bring some back."""
-        while not self._batch.make_room(due := self._batch.due()):
-            if self._steps:
-                return []
-            victim = self._batch.victim()
-            self.num_retracted += 1
-            self._batch.remove(victim)
-            self._cache.retire(victim)
-            self._waiting.add_first(victim)
-        return due
-
-    def _spare_pages(self, request: Request) -> int:
-        return self._forecast.spare_pages([*self._batch, *self._queue.admitted], request)
 
     def expire(self, now_s: float) -> None:
         for request in self._deadlines.due(now_s):
@@ -158,11 +119,11 @@ class AggregatedCore:
 
     def load(self) -> Load:
         return Load(
-            num_waiting=len(self._requests) - len(self._batch),
-            num_running=len(self._batch),
+            num_waiting=len(self._requests) - len(self._running),
+            num_running=len(self._running),
             free_pages=self._cache.num_available,
             total_pages=self._cache.pool.capacity,
-            waiting_tokens=self._queue.waiting_tokens,
+            waiting_tokens=self._running.waiting_tokens,
         )
 
     @property
@@ -181,13 +142,13 @@ class AggregatedCore:
         return self._cache.pool.counts()
 
     def check(self) -> list[str]:
-        return self._cache.check([*self._queue.admitted, *self._batch, *self._steps.leaving])
+        return self._cache.check([*self._running.admitted, *self._running.leaving])
 
     def _start(self, request: Request) -> None:
         known = request.room in self._requests
         limits = self._limits
         failure = refuse(request, is_known=known, max_tokens=self._max_tokens, vocab_size=limits.vocab_size)
-        failure = failure or turn_away(len(self._requests) - len(self._batch), limits.scheduling.max_waiting)
+        failure = failure or turn_away(len(self._requests) - len(self._running), limits.scheduling.max_waiting)
         if failure:
             self._effects.append(Emit(Output(request.room, failure=failure)))
             return
@@ -215,18 +176,12 @@ class AggregatedCore:
             Emit(Output(request.room, index, (token_id,), finish, None, stats, logprobs, prompt_logprobs))
         )
         if finish is not None:
-            self._forecast.learn(request)
-            self._batch.remove(request)
-            self._steps.retire(request)
+            self._running.finish(request)
             self._forget(request)
 
     def _fail(self, request: Request, failure: Failure) -> None:
-        if request in self._batch:
-            self._batch.remove(request)
-        elif request.is_ready:
-            self._queue.remove(request)
-        if request.node is not None:
-            self._steps.drop(request)
+        if request.is_ready:
+            self._running.drop(request)
         self._forget(request)
         self._effects.append(Emit(Output(request.room, failure=failure)))
 
@@ -234,3 +189,6 @@ class AggregatedCore:
         request.has_ended = True
         self._waiting.charge_output(request)
         del self._requests[request.room]
+
+    def _count_retraction(self, request: Request) -> None:
+        self.num_retracted += 1

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import heapq
+from typing import Final
 
 from diptych.engine.request import Request
 
+MIN_COMPACTED: Final = 256
+
 
 class Deadlines:
-    """Deadlines of requests that have not ended. Those that have are forgotten on the way."""
+    """Deadlines of requests that have not ended. Those that have are forgotten from time to time."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
         self._num_added = 0
+        self._compact_at = MIN_COMPACTED
 
     def add(self, request: Request) -> None:
         if request.deadline_s is not None:
+            if len(self._heap) >= self._compact_at:
+                self._compact()
             self._num_added += 1
             heapq.heappush(self._heap, (request.deadline_s, self._num_added, request))
 
@@ -27,6 +33,15 @@ class Deadlines:
             if not request.has_ended:
                 due.append(request)
         return due
+
+    def __len__(self) -> int:
+        """How many deadlines are kept, of requests that have ended too: at most twice as many as have not."""
+        return len(self._heap)
+
+    def _compact(self) -> None:
+        self._heap = [entry for entry in self._heap if not entry[2].has_ended]
+        heapq.heapify(self._heap)
+        self._compact_at = max(MIN_COMPACTED, 2 * len(self._heap))
 
     def next_s(self) -> float | None:
         """Return the earliest deadline, or that of a request that has ended; None when there is none."""

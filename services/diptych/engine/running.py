@@ -1,0 +1,138 @@
+"""Requests that are computed here: the running batch, what is on its way into it, and the steps launched for them.
+
+What both a worker that does everything and a decode worker stand on. Memory that runs out is taken from the request
+that loses least by it: it is retracted, and goes on later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from diptych.engine.batch import ForwardBatch, SamplingBatch
+from diptych.engine.batch_builder import build_batch
+from diptych.engine.decode_batch import DecodeBatch
+from diptych.engine.extend_queue import ExtendQueue
+from diptych.engine.kv_cache import KvCache
+from diptych.engine.kv_forecast import KvForecast
+from diptych.engine.limits import Limits
+from diptych.engine.request import Request
+from diptych.engine.sampling_builder import build_sampling
+from diptych.engine.step import Chunk, Step, new_step
+from diptych.engine.steps_in_flight import StepsInFlight
+from diptych.engine.waiting_queue import WaitingQueue
+
+
+class Running:
+    """Chooses and launches steps. `on_retracted` hears of each request that has to wait in `waiting` again."""
+
+    def __init__(
+        self, cache: KvCache, limits: Limits, waiting: WaitingQueue, on_retracted: Callable[[Request], None]
+    ) -> None:
+        self._cache = cache
+        self._limits = limits
+        self._waiting = waiting
+        self._on_retracted = on_retracted
+        self._queue = ExtendQueue(cache, waiting, max_batch_size=limits.max_requests)
+        self._batch = DecodeBatch(cache)
+        self._steps = StepsInFlight(cache)
+        self._forecast = KvForecast(cache)
+
+    def __len__(self) -> int:
+        """How many requests decode."""
+        return len(self._batch)
+
+    @property
+    def admitted(self) -> list[Request]:
+        """Requests that hold pages and go on."""
+        return [*self._batch, *self._queue.admitted]
+
+    @property
+    def leaving(self) -> list[Request]:
+        """Requests that have ended but hold their pages until a step is over."""
+        return self._steps.leaving
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of prompts and of retracted requests that are to be computed."""
+        return self._queue.waiting_tokens
+
+    # steps
+
+    def extend_step(self, now_s: float) -> Step | None:
+        chunks = self._chunks(now_s, self._limits.max_step_tokens)
+        return new_step((), chunks) if chunks else None
+
+    def decode_step(self) -> Step | None:
+        decodes = self._decodes()
+        return new_step(decodes, ()) if decodes else None
+
+    def mixed_step(self, now_s: float) -> Step | None:
+        """Every running request decodes; prompts share what is left of the token budget."""
+        decodes = self._decodes()
+        chunks = self._chunks(now_s, self._limits.max_step_tokens - len(decodes))
+        return new_step(decodes, chunks) if decodes or chunks else None
+
+    def launch(self, step: Step) -> ForwardBatch:
+        batch = build_batch(step, self._cache.page_table, self._cache.page_size, self._steps.samples())
+        self._steps.launch(step)
+        for request in self._queue.launch(step.chunks):
+            self._batch.add(request)
+        return batch
+
+    def sampling(self) -> SamplingBatch:
+        """Say how to sample the step launched last."""
+        return build_sampling(self._steps.newest.sampled, self._limits.eos_ids)
+
+    def commit(self) -> Step:
+        """Return the oldest step launched, which has run."""
+        return self._steps.commit()
+
+    def spare_pages(self, candidate: Request, importing: Sequence[Request] = ()) -> int:
+        """Return how many pages must be left when `candidate` has got its own."""
+        return self._forecast.spare_pages([*self.admitted, *importing], candidate)
+
+    # requests
+
+    def join(self, request: Request) -> None:
+        """Take in a request whose KV is here."""
+        self._batch.add(request)
+
+    def finish(self, request: Request) -> None:
+        """Take out a request that has come to its own end."""
+        self._forecast.learn(request)
+        self.retire(request)
+
+    def retire(self, request: Request) -> None:
+        """Take out a request; what is computed of it stays as a cached prefix."""
+        self._take_out(request)
+        if request.node is not None:
+            self._steps.retire(request)
+
+    def drop(self, request: Request) -> None:
+        """Take out a request and keep nothing of it."""
+        self._take_out(request)
+        if request.node is not None:
+            self._steps.drop(request)
+
+    def _take_out(self, request: Request) -> None:
+        if request in self._batch:
+            self._batch.remove(request)
+        else:
+            self._queue.remove(request)
+
+    def _chunks(self, now_s: float, budget: int) -> list[Chunk]:
+        return self._queue.plan(now_s, budget, self.spare_pages)
+
+    def _decodes(self) -> list[Request]:
+        """Return the requests that decode now: none when memory ran out and a step may still bring some back."""
+        while not self._batch.make_room(due := self._batch.due()):
+            if self._steps:
+                return []
+            self._retract(self._batch.victim())
+        return due
+
+    def _retract(self, request: Request) -> None:
+        self._batch.remove(request)
+        self._cache.retire(request)
+        self._waiting.add_first(request)
+        self._on_retracted(request)
