@@ -131,3 +131,14 @@ def test_several_schedulers_have_the_adapters_they_start_with(tiny_folder: Path,
         assert [each.token_ids for each in made] == folders.outputs["ada"]
         with pytest.raises(ConfigError, match="dp above 1"):
             engine.load_adapter("bob", folders.root / "bob")
+
+
+def test_overlapped_steps_give_the_same_tokens(tiny_folder: Path, folders: Folders) -> None:
+    """While an adapter is unloaded and its place taken, a step that was launched before may still run."""
+    loaded = tuple(f"{name}={folders.root / name}" for name in ("ada", "bob"))
+    with Engine(str(tiny_folder), options(lora=loaded, max_loras=2, overlap="on")) as engine:
+        for _ in range(3):
+            made = engine.generate_batch(PROMPTS, PARAMS, adapters=ADAPTERS)
+            assert [each.token_ids for each in made] == [folders.outputs[a][i] for i, a in enumerate(ADAPTERS)]
+            engine.unload_adapter("ada")
+            engine.load_adapter("ada", folders.root / "ada")

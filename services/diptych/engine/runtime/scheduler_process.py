@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
@@ -29,16 +28,14 @@ from diptych.engine.host_tier import NO_HOST_TIER, HostTier
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.loader.source import ModelSource, open_model
-from diptych.engine.lora.peft_folder import read_adapter
 from diptych.engine.lora.registry import LoraRegistry
-from diptych.engine.models.registry import FAMILIES
 from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.runner.threads import configure_threads
-from diptych.engine.runtime.adapters import Adapters, ReadAdapter
 from diptych.engine.runtime.admin_thread import AdminThread
 from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.runtime.links import Links, NoLinks, PeerLinks
 from diptych.engine.runtime.loop import SchedulerLoop
+from diptych.engine.runtime.model_adapters import open_adapters
 from diptych.engine.runtime.model_worker import TpModelWorkerClient
 from diptych.engine.runtime.pool_size import num_host_slots, pool_layout
 from diptych.engine.runtime.rank_process import serve_rank
@@ -54,8 +51,6 @@ from diptych.kvtransfer.transport import Transport
 from diptych.v1 import bootstrap_pb2, engine_pb2
 
 if TYPE_CHECKING:  # need torch, whose threads are configured first
-    from diptych.engine.models.lora import Prepared
-    from diptych.engine.runner.model_runner import ModelRunner
     from diptych.engine.tensor_parallel.group import RankGroup
 
 logger = logging.getLogger(__name__)
@@ -162,7 +157,7 @@ def _serve(
         obstacle=lambda: _obstacle(options, registry),
     )
     weights = Weights(options.model, source, host)
-    adapters = _adapters(source, options, registry, weights)
+    adapters = open_adapters(source, options.loras(), registry, lambda: weights.runner.loras)
     admin = AdminThread({**adapters.handlers, **weights.handlers})
     max_tokens = min(limits.context_len, cache.max_request_tokens)
     compat = _compat(source, layout, options.tp)
@@ -215,34 +210,6 @@ def _obstacle(options: EngineOptions, registry: LoraRegistry) -> str | None:
     if registry.loaded():
         return "adapters are loaded, which were made for the weights that are served: unload them first"
     return None
-
-
-class _CurrentSlots:
-    """The places for adapters in the model that is served now."""
-
-    def __init__(self, weights: Weights[ModelRunner]) -> None:
-        self._weights = weights
-
-    def install(self, slot: int, weights: Prepared) -> None:
-        self._weights.runner.loras.install(slot, weights)
-
-    def remove(self, slot: int) -> None:
-        self._weights.runner.loras.remove(slot)
-
-
-def _adapters(
-    source: ModelSource, options: EngineOptions, registry: LoraRegistry, weights: Weights[ModelRunner]
-) -> Adapters[Prepared]:
-    placement = tuple(FAMILIES[source.config.architecture].placement(source.config))
-
-    def read(folder: Path) -> ReadAdapter[Prepared]:
-        adapter = read_adapter(folder, placement)
-        return ReadAdapter(adapter.fingerprint, weights.runner.loras.prepare(adapter))
-
-    adapters = Adapters(registry, _CurrentSlots(weights), read)
-    for name, folder in options.loras():
-        adapters.load(name, folder)
-    return adapters
 
 
 def _limits(source: ModelSource, options: EngineOptions) -> Limits:
