@@ -53,7 +53,8 @@ class PrefillRoom:
         request = self.request
         prompt = request.tokens[: request.prompt_len]
         if grant.num_prompt_tokens != request.prompt_len or grant.prompt_hash != prompt_hash(prompt, request.extra_key):
-            return f"decode has another prompt, salt or adapter ({grant.num_prompt_tokens} tokens) than prefill ({request.prompt_len})"
+            lens = f"{grant.num_prompt_tokens} tokens) than prefill ({request.prompt_len}"
+            return f"decode has another prompt, salt or adapter ({lens})"
         if grant.cached_prefix_len % page_size or grant.cached_prefix_len >= request.prompt_len:
             return f"decode claims a cached prefix of {grant.cached_prefix_len} tokens of {request.prompt_len}"
         num_pages = -(-request.prompt_len // page_size) - grant.cached_prefix_len // page_size
