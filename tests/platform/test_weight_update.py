@@ -128,3 +128,27 @@ def test_what_runs_finishes_on_the_old_weights(
     assert outputs.count(before) + outputs.count(after) == len(outputs) > 0
     assert output(platform) == after
     platform.assert_clean()
+
+
+def test_what_does_not_finish_in_time_goes_on_elsewhere(
+    start_platform: Callable[..., Platform], tiny_folder: Path, other: Path
+) -> None:
+    platform = start_platform(prefill=2, decode=2, options=("--model", str(tiny_folder)))
+    lengths: list[int] = []
+    stop = threading.Event()
+
+    def keep_asking() -> None:
+        while not stop.is_set():
+            answer = platform.complete(PROMPT, 400, ignore_eos=True)
+            lengths.append(answer["usage"]["completion_tokens"])
+
+    asking = [threading.Thread(target=keep_asking) for _ in range(3)]
+    for thread in asking:
+        thread.start()
+    done = update(platform, other, "--drain-s", "0")
+    stop.set()
+    for thread in asking:
+        thread.join(60)
+    assert done.returncode == 0, done.stderr
+    assert set(lengths) == {400}
+    platform.assert_clean()
