@@ -14,7 +14,8 @@ from diptych.engine.batch import I64
 from diptych.engine.cache_changes import CacheChanges, CacheDelta
 from diptych.engine.eviction import EvictionPolicy
 from diptych.engine.page_hash import page_hashes
-from diptych.engine.radix import Insertion, RadixTree
+from diptych.engine.radix import RadixTree
+from diptych.engine.radix_answers import Insertion
 from diptych.engine.radix_node import Node, Tier
 from diptych.kvtransfer.ownership import Pages
 

@@ -18,7 +18,8 @@ from diptych.engine.batch import I32
 from diptych.engine.cache_changes import NO_CHANGES, ChangeLog
 from diptych.engine.eviction import EvictionPolicy
 from diptych.engine.host_tier import NO_HOST_TIER, HostTier
-from diptych.engine.radix import Match, RadixTree
+from diptych.engine.radix import RadixTree
+from diptych.engine.radix_answers import Match
 from diptych.engine.request import Request
 from diptych.kvtransfer.ownership import PagePool, Pages
 

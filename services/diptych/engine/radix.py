@@ -9,7 +9,6 @@ With a host tier, evicted pages stay in the tree as slots of host memory; only w
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,40 +19,9 @@ from diptych.engine.cache_changes import NO_CHANGES, ChangeLog
 from diptych.engine.eviction import EvictionPolicy, EvictionQueue, Ranking
 from diptych.engine.host_tier import SlotPool, Slots
 from diptych.engine.page_hash import chain_hashes, root_hash
+from diptych.engine.radix_answers import Eviction, Insertion, Match
 from diptych.engine.radix_node import Node, Tier, node_key
 from diptych.kvtransfer.ownership import Pages
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The longest cached prefix. Lock `node` before anything is evicted."""
-
-    node: Node
-    pages: Pages
-    num_tokens: int  # of `pages`; a multiple of the page size
-    host_nodes: tuple[Node, ...] = ()  # continue the prefix; `restore` brings them back
-
-    @property
-    def num_host_pages(self) -> int:
-        return sum(len(node.pages) for node in self.host_nodes)
-
-
-@dataclass(frozen=True, slots=True)
-class Insertion:
-    """Who owns the inserted pages now. A page that the tree already had at its own position is in neither list."""
-
-    node: Node
-    taken: Pages  # the tree's
-    duplicate: Pages  # the caller's still: the tree has other pages for these positions
-
-
-@dataclass(frozen=True, slots=True)
-class Eviction:
-    """Pages that left the tree. Those of `saved` must be copied to `slots` before they are used again."""
-
-    pages: Pages
-    saved: Pages
-    slots: Slots
 
 
 class RadixTree:
