@@ -24,6 +24,7 @@ def unpack_columns(words: npt.NDArray[np.int32], bits: int) -> npt.NDArray[np.ui
 def around_zero(codes: Array, zeros: Array, scales: Array, bits: int, group: int) -> QuantizedArray:
     """`(code - zero) * scale`, all row by row: `[num_rows, num_columns]` and twice `[num_rows, num_groups]`."""
     code, middle = code_of(bits), 1 << (bits - 1)
+    group = 0 if group == codes.shape[1] else group  # one group: columns may be cut anywhere
     if code == "int4" and (group % NIBBLES or codes.shape[1] % NIBBLES):
         raise ConfigError(f"{codes.shape[1]} columns in groups of {group}: both must be multiples of {NIBBLES}")
     if (zeros == middle).all():

@@ -1,4 +1,4 @@
-"""A matrix as its checkpoint stores it, and what may be done to it before it is laid out: stack rows, take a part."""
+"""A matrix as its checkpoint stores it, before it is laid out."""
 
 from __future__ import annotations
 
@@ -23,20 +23,6 @@ class QuantizedWeight:
     @property
     def shape(self) -> tuple[int, int]:
         return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
-
-    def rows(self, start: int, end: int) -> QuantizedWeight:
-        """Return the rows `[start, end)`."""
-        kept, first = [], 0
-        for part in self.parts:
-            inside = slice(max(start - first, 0), max(end - first, 0))
-            if len(part.codes[inside]):
-                kept.append(part.rows(inside))
-            first += part.shape[0]
-        return QuantizedWeight(tuple(kept))
-
-    def columns(self, start: int, end: int) -> QuantizedWeight:
-        """Return the columns `[start, end)`. Raises `ConfigError` where that would divide a group of columns."""
-        return QuantizedWeight(tuple(part.columns(start, end) for part in self.parts))
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Return the values."""
