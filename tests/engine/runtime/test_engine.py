@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+import tokenizers
 
 from diptych.common.errors import ConfigError, InvalidRequest
 from diptych.engine import Engine, EngineOptions, SamplingParams
@@ -30,6 +32,17 @@ def test_a_chat_prompt_is_answered(engine: Engine) -> None:
     answer = engine.generate(prompt, GREEDY)
     assert answer.text == "The capital of France is Paris."
     assert answer.finish is Finish.STOP
+
+
+def test_a_text_begins_with_the_token_that_the_model_wants_there(tiny_folder: Path, tmp_path: Path) -> None:
+    """As the router does, for completions."""
+    folder = shutil.copytree(tiny_folder, tmp_path / "with-bos")
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single="w7 $A", special_tokens=[("w7", 7)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with Engine(str(folder), EngineOptions(kv_cache_mib=4)) as engine:
+        answer = engine.generate("w5 w6", GREEDY)
+        assert (answer.prompt_tokens, answer.token_ids) == (3, engine.generate([7, 5, 6], GREEDY).token_ids)
 
 
 def test_streamed_text_equals_the_whole(engine: Engine) -> None:

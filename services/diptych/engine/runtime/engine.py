@@ -142,9 +142,9 @@ class Engine:
         self._wait(self._administer(admin_pb2.AdminCommand(unload_lora=request)))
         self._adapters.remove(name)
 
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
-        """Return the text that the model's chat template makes of `messages`."""
-        return self.tokenizer.apply_chat_template(list(messages))
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Return the prompt that the model's chat template makes of `messages`, as token ids."""
+        return self.tokenizer.encode(self.tokenizer.apply_chat_template(list(messages)))
 
     def close(self) -> None:
         """Stop the scheduler process. Idempotent."""
@@ -197,7 +197,8 @@ class Engine:
                     return
 
     def _tokenize(self, prompt: Prompt) -> list[int]:
-        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        encode = self.tokenizer.encode
+        prompt_ids = encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
         if len(prompt_ids) >= self.context_len:
             words = f"the prompt has {len(prompt_ids)} tokens; this engine takes fewer than {self.context_len}"
             raise InvalidRequest(words, param="prompt")
