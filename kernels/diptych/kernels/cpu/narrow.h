@@ -58,7 +58,8 @@ INLINE vec from_fp16(const void *p) { return widen_half(*(const half_lanes *)p);
 /* FP8 e4m3 (Micikevicius et al., 2022), without its NaN. With its exponent where half precision has it, it is 1/256. */
 INLINE vec from_fp8(const void *p) {
 #if defined(__AVX512F__)
-    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(p)), 7); /* sign, sign, 4, 3, zeros */
+    /* sign, sign, exponent, mantissa, zeros */
+    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(p)), 7);
     return widen_half((half_lanes)_mm256_and_si256(shifted, _mm256_set1_epi16((int16_t)0xBFFF))) * 256.0f;
 #elif defined(__AVX2__)
     const __m128i shifted = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64(p)), 7);

@@ -1,7 +1,7 @@
 /* The paged KV pool as one step and one layer see it: where keys and values lie, rotation, storing, softmax weights.
  *
- * kv[page][layer][2][page_size][kv_head][head_dim]: index 2 is keys, then values. Narrow types are widened when they are
- * read; a token reads its own chunk's keys from the pool, too, so that its result does not depend on the chunk. */
+ * kv[page][layer][2][page_size][kv_head][head_dim]: index 2 is keys, then values. Narrow types are widened when they
+ * are read; a token reads its own chunk's keys from the pool, too, so that its result does not depend on the chunk. */
 #pragma once
 
 #include <math.h>
@@ -87,7 +87,9 @@ static void locate(const struct head *head, int64_t start, int64_t num_keys, str
     for (int i = keys->count; keys->count && i < KEY_BLOCK; i++) keys->rows[i] = keys->rows[keys->count - 1];
 }
 
-INLINE vec widen(int64_t kv_type, const char *from) { return kv_type == KV_BFLOAT16 ? from_bf16(from) : from_fp8(from); }
+INLINE vec widen(int64_t kv_type, const char *from) {
+    return kv_type == KV_BFLOAT16 ? from_bf16(from) : from_fp8(from);
+}
 
 static void widen_row(const struct attention_step *step, const char *from, float *to) {
     const int64_t bytes = element_bytes(step), dim = step->head_dim, whole = dim / LANES * LANES;

@@ -107,7 +107,9 @@ typedef void (*widen_function)(const struct quantized *w, int64_t panel, int64_t
         widen_piece(kind, w, panel, first, count, out); \
     }
 #define LIST_KIND(code, scale_bytes, has_mins) \
-    {{code, scale_bytes, has_mins}, few_##code##_##scale_bytes##_##has_mins, widen_##code##_##scale_bytes##_##has_mins},
+    {{code, scale_bytes, has_mins}, \
+     few_##code##_##scale_bytes##_##has_mins, \
+     widen_##code##_##scale_bytes##_##has_mins},
 #define KINDS(each) \
     each(INT4, 2, 0) each(INT4, 2, 1) each(INT4, 4, 0) each(INT4, 4, 1) \
     each(INT8, 2, 0) each(INT8, 2, 1) each(INT8, 4, 0) each(INT8, 4, 1) \
@@ -125,7 +127,8 @@ static const struct kernel {
 static const struct kernel *kernel_of(const struct quantized *w) {
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
         const struct kind kind = kernels[i].kind;
-        if (kind.code == w->code && kind.scale_bytes == w->scale_bytes && kind.has_mins == w->has_mins) return &kernels[i];
+        if (kind.code == w->code && kind.scale_bytes == w->scale_bytes && kind.has_mins == w->has_mins)
+            return &kernels[i];
     }
     return NULL;
 }
@@ -193,7 +196,8 @@ static void quantized_linear(const struct quantized *w, const float *x, int64_t 
     if (num_tokens == 0) return;
     const int64_t num_panels = ceil_div(w->num_rows, PANEL), num_blocks = ceil_div(num_tokens, ROW_BLOCK);
     const int64_t wanted_parts = PARTS_A_THREAD * atomic_load(&pool.num_threads);
-    const int64_t panels_a_part = ceil_div(ceil_div(num_panels * num_blocks, wanted_parts), PANELS_AT_ONCE) * PANELS_AT_ONCE;
+    const int64_t panels = ceil_div(num_panels * num_blocks, wanted_parts);
+    const int64_t panels_a_part = ceil_div(panels, PANELS_AT_ONCE) * PANELS_AT_ONCE;
     const struct quantized_linear job = {{w, x, y, num_tokens, y_stride}, kernel_of(w), panels_a_part};
     parallel(quantized_part, &job, num_blocks * ceil_div(num_panels, panels_a_part));
 }
