@@ -216,3 +216,23 @@ def test_grpc_chooses_the_best_but_not_in_a_stream(stub: Any, cluster: Cluster) 
     with pytest.raises(grpc.RpcError) as refused:
         list(stub.GenerateStream(GenerateRequest(text="a", best_of=4)))
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_pathological_stop_expression_is_a_400_and_ends_both_legs(client: openai.OpenAI, cluster: Cluster) -> None:
+    cluster.script = "a" * 300
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="tiny", prompt="p", extra_body={"stop_regex": "(a|aa)+b"})
+    assert refused.value.param == "stop_regex"
+    cluster.wait_for(lambda: not cluster.decode().running)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_expression_ends_the_text_and_both_legs(client: openai.OpenAI, cluster: Cluster, stream: bool) -> None:
+    cluster.script = "one two three " * 20
+    cluster.decode().step_s = 0.002
+    extra = {"stop_regex": [r" th\w+e", "never"], "min_tokens": 3}
+    answer: Any = client.completions.create(model="tiny", prompt="p", stream=stream, extra_body=extra)
+    choices = [chunk.choices[0] for chunk in answer] if stream else [answer.choices[0]]
+    assert "".join(choice.text for choice in choices) == "one two"
+    assert choices[-1].finish_reason == "stop"
+    cluster.wait_for(lambda: cluster.decode().aborted and not cluster.decode().running)
