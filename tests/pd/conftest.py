@@ -33,7 +33,7 @@ from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits, Scheduling
 from diptych.engine.null_runner import NullRunner
 from diptych.engine.output import Output
-from diptych.engine.request import new_request
+from diptych.engine.request import Request, new_request
 from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.runtime.model_worker import TpModelWorkerClient
 from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
@@ -68,6 +68,7 @@ class Side:
     ) -> None:
         self.kv, self.runner = model(num_pages)
         cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=16, max_tokens_per_request=limits.context_len)
+        self.cache = cache
         self.core = build(cache, limits, self.digest, PAGE * 8)
         self.outbox: deque[WritePages | SendNote] = deque()
         self.compiling: deque[CompileGrammar] = deque()
@@ -99,6 +100,30 @@ class Side:
     def ended(self, room: int) -> Output | None:
         outputs = self.outputs[room]
         return outputs[-1] if outputs and (outputs[-1].finish or outputs[-1].failure) else None
+
+
+class Squeeze:
+    """Takes the memory away that is free or cached, as other requests would, and gives it back."""
+
+    def __init__(self, cache: KvCache) -> None:
+        self._cache = cache
+        self._holder: Request | None = None
+
+    def toggle(self) -> None:
+        if self._holder is not None:
+            self._cache.drop(self._holder)
+            self._holder = None
+        elif self._cache.num_available:
+            tokens = np.full(self._cache.num_available * PAGE, VOCAB, dtype=np.int64)
+            self._holder = new_request(0, tokens, SamplingParams(max_tokens=1))
+            assert self._cache.admit(self._holder)
+
+    def release(self) -> bool:
+        """Give back what is taken; False if nothing is."""
+        if self._holder is None:
+            return False
+        self.toggle()
+        return True
 
 
 class Pair:
@@ -240,6 +265,12 @@ class Pair:
         merged = {**self.prefill.tokens(room), **self.decode.tokens(room)}
         return [merged[index] for index in sorted(merged)]
 
+    def logprobs(self, room: int) -> list[float]:
+        """The client's view, of requests that want them."""
+        sides = (self.prefill, self.decode)
+        found = {o.first_index: o.logprobs.logprobs for side in sides for o in side.outputs[room] if o.logprobs}
+        return [value for index in sorted(found) for value in found[index]]
+
     def _check_at_times(self) -> None:
         self._num_moves += 1
         if self._num_moves % self._check_every == 0:
@@ -279,6 +310,11 @@ class Pair:
     def _collect(self) -> None:
         self.prefill.collect()
         self.decode.collect()
+
+
+@pytest.fixture
+def squeeze() -> type[Squeeze]:
+    return Squeeze
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,9 @@ from diptych.engine.sampling_params import SamplingParams
 
 PAGE_SIZE = 4
 NUM_PAGES = 256
+FEW_PAGES = 64  # too few for all requests at once
 STEP_TOKENS = 24  # most prompts are cut
+NEVER = 1 << 30
 
 
 @pytest.fixture
@@ -48,24 +51,88 @@ def test_a_pair_generates_the_tokens_of_transformers_also_from_cached_prefixes(
     pair.assert_clean()
 
 
+def test_a_pair_whose_requests_are_retracted_at_random_generates_the_same_tokens(
+    family_model: Any, new_model: Any, make_pair: Any, squeeze: Any
+) -> None:
+    pair = make_pair(
+        prefill_pages=FEW_PAGES, decode_pages=FEW_PAGES, max_step_tokens=STEP_TOKENS, model=new_model, check_every=NEVER
+    )
+    for room, prompt in enumerate(family_model.prompts, 1):
+        pair.start(room, prompt, max_tokens=len(family_model.outputs[0]))
+    others, rng = squeeze(pair.decode.cache), random.Random(0)
+    while move(pair) or others.release():
+        if rng.random() < 0.4:
+            others.toggle()
+    assert [pair.tokens(room) for room in range(1, len(family_model.prompts) + 1)] == family_model.outputs
+    assert pair.decode.core.num_retracted > 0
+    pair.assert_clean()
+
+
+def test_a_pair_reports_the_log_probabilities_of_transformers(
+    family_model: Any, new_model: Any, make_pair: Any
+) -> None:
+    pair = make_pair(prefill_pages=NUM_PAGES, decode_pages=NUM_PAGES, max_step_tokens=STEP_TOKENS, model=new_model)
+    num_outputs = len(family_model.outputs[0])
+    params = SamplingParams(max_tokens=num_outputs, temperature=0.0, ignore_eos=True, logprobs=0)
+    for room, prompt in enumerate(family_model.prompts, 1):
+        pair.start_with(params, room, prompt)
+    pair.run()
+    for room, (tokens, logits) in enumerate(zip(family_model.outputs, family_model.logits, strict=True), 1):
+        expected = logits[-num_outputs - 1 : -1].log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(pair.logprobs(room)), expected, atol=1e-3, rtol=0.0)
+
+
+def move(pair: Any) -> bool:
+    """Let everybody do one thing; False when nobody can."""
+    return any([pair.deliver(pair.decode), pair.step(pair.prefill), pair.deliver(pair.prefill), pair.step(pair.decode)])
+
+
 def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefixes(
     family_model: Any, new_model: Any
 ) -> None:
     cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
     core, (_, runner) = AggregatedCore(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16)), new_model(NUM_PAGES)
     for _ in range(2):
-        assert aggregated(core, runner, family_model.prompts, len(family_model.outputs[0])) == family_model.outputs
+        assert aggregated(core, runner, family_model, lambda: None) == family_model.outputs
 
 
-def aggregated(core: AggregatedCore, runner: ModelRunner, prompts: list[list[int]], max_tokens: int) -> Any:
-    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    for room, prompt in enumerate(prompts):
+def test_one_worker_that_retracts_at_random_generates_the_same_tokens(
+    family_model: Any, new_model: Any, squeeze: Any
+) -> None:
+    cache = KvCache(num_pages=FEW_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
+    core, (_, runner) = AggregatedCore(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16)), new_model(FEW_PAGES)
+    others, rng = squeeze(cache), random.Random(0)
+
+    def disturb() -> None:
+        if rng.random() < 0.4:
+            others.toggle()
+
+    assert aggregated(core, runner, family_model, disturb, others.release) == family_model.outputs
+    assert core.num_retracted > 0
+    assert core.check() == []
+
+
+def aggregated(
+    core: AggregatedCore,
+    runner: ModelRunner,
+    family_model: Any,
+    before_step: Callable[[], None],
+    go_on: Callable[[], bool] = lambda: False,
+) -> list[list[int]]:
+    """Run all prompts together; `go_on` is asked when there is nothing to compute."""
+    params = SamplingParams(max_tokens=len(family_model.outputs[0]), temperature=0.0, ignore_eos=True)
+    for room, prompt in enumerate(family_model.prompts):
         core.handle(Start(new_request(room, np.array(prompt), params)), 0.0)
-    outputs: list[list[int]] = [[] for _ in prompts]
-    while (batch := core.plan(0.0)) is not None:
+    outputs: list[list[int]] = [[] for _ in family_model.prompts]
+    while True:
+        before_step()
+        batch = core.plan(0.0)
+        if batch is None and not go_on():
+            return outputs
+        if batch is None:
+            continue
         core.commit(runner.execute(batch, core.sampling()), 0.0)
         for effect in core.take_effects():
             assert isinstance(effect, Emit | EmitTokens)
             for output in [effect.output] if isinstance(effect, Emit) else effect.outputs():
                 outputs[output.room].extend(output.token_ids)
-    return outputs
