@@ -49,10 +49,10 @@ def main() -> None:
     torch.set_grad_enabled(False)
     source = open_model(options.model)
     sides = build(source, options.rank, options.quantization, options.threads)
-    rounds = 4 if options.quick else 20
+    rounds = 8 if options.quick else 80
     with Report(as_json=options.json) as report:
         bench_decode(report, sides, rounds)
-        bench_prefill(report, sides, max(2, rounds // 4))
+        bench_prefill(report, sides, rounds // 8)
 
 
 def build(source: ModelSource, rank: int, quantization: str, num_threads: int) -> Sides:
