@@ -25,7 +25,7 @@ from report import Report, arguments
 from diptych.engine.aggregated import AggregatedCore
 from diptych.engine.batch import ForwardBatch, ForwardMode, SamplingBatch, StepResult
 from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits
+from diptych.engine.limits import Limits, Scheduling
 from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.radix import RadixTree
 from diptych.engine.runtime.adapters import Adapters
@@ -73,14 +73,16 @@ def host_s(batch_size: int, num_steps: int, sampling: inference_pb2.SamplingPara
     cache = KvCache(
         num_pages=num_pages, page_size=PAGE_SIZE, max_requests=batch_size, max_tokens_per_request=CONTEXT_LEN
     )
-    core = AggregatedCore(cache, Limits(CONTEXT_LEN, VOCAB_SIZE, frozenset({2}), 8192, batch_size))
+    core = AggregatedCore(
+        cache, Limits(CONTEXT_LEN, VOCAB_SIZE, frozenset({2}), 8192, batch_size, Scheduling(max_waiting=10**6))
+    )
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     frontend, channel = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
     for socket in (frontend, channel):
         socket.set_hwm(0)
     frontend.bind("inproc://scheduler")
     channel.connect("inproc://scheduler")
-    for commands in start_commands(batch_size * (1 + num_steps // output_len), sampling, output_len):
+    for commands in start_commands(batch_size * (2 + num_steps // output_len), sampling, output_len):
         frontend.send(commands.SerializeToString())
     runner = InstantRunner(
         num_steps, lambda: frontend.send(engine_pb2.SchedulerCommands(shutdown=True).SerializeToString())
