@@ -210,6 +210,7 @@ def test_what_can_not_be_compiled_is_refused_in_the_compilers_words(
         with pytest.raises(InvalidRequest, match=f"^{grammar.kind.value} can't be compiled: ") as caught:
             attempt(grammar)
         assert words in str(caught.value)
+        assert "llguidance" not in str(caught.value)
         assert caught.value.param == grammar.kind.value
 
 

@@ -6,6 +6,7 @@ first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -15,6 +16,8 @@ import numpy as np
 from diptych.engine.batch import I32
 
 MAX_SHARED_TOKENS: Final = 4096  # of all matchers of a compiled grammar
+_DUMP: Final = re.compile(r"(<non-verbose/>|<state>|\n +\d+ \| ).*", re.DOTALL)
+_PLACE: Final = re.compile(r"^at \d+\(\d+\): ")
 
 
 class CompiledGrammar:
@@ -92,7 +95,6 @@ def num_words(vocab_size: int) -> int:
 
 
 def first_words(words: str) -> str:
-    """Cut off the dumps that llguidance appends, and put its tersest word at more length."""
-    for mark in ("<non-verbose/>", "<state>"):
-        words = words.partition(mark)[0]
+    """Cut off llguidance's dumps and places in what it made of the grammar; put its tersest word at more length."""
+    words = _PLACE.sub("", _DUMP.sub("", words))
     return words.strip().replace("NoExtensionBias", "nothing can match it")
