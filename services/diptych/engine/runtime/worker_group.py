@@ -63,8 +63,8 @@ class WorkerGroup:
         return self._instance.instance_id
 
     @property
-    def is_ready(self) -> bool:
-        return self._instance.state == bootstrap_pb2.INSTANCE_STATE_READY
+    def is_loaded(self) -> bool:
+        return self._instance.state != bootstrap_pb2.INSTANCE_STATE_STARTING
 
     def describe(self) -> bootstrap_pb2.Instance:
         """Return the membership record as it is now."""

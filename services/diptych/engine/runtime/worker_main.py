@@ -96,7 +96,7 @@ async def _live(
             for task in background:
                 task.cancel()
     except* SchedulerDied as deaths:
-        if service.forget(group) == 0 or not group.is_ready:
+        if service.forget(group) == 0 or not group.is_loaded:
             raise
         logger.error("instance %s died; the others here go on: %s", group, _first_leaf(deaths))
         await group.scheduler.stop()
@@ -105,13 +105,14 @@ async def _live(
 async def _until_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
     """Return True when `work` is done; False, having cancelled it, when `stop` comes first."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
-    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not working.done():
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        return working.done()
+    finally:
+        stopping.cancel()
         working.cancel()
-        return False
-    working.result()
-    return True
 
 
 @contextlib.asynccontextmanager
