@@ -172,3 +172,25 @@ def test_in_bfloat16_an_adapter_is_near_float32(new_driver: NewDriver, llama: Ca
     exact, rounded = (driver.extend({0: text}).float() for driver in drivers)
     base = new_driver(llama.source, "torch").extend({0: text})
     assert torch.cosine_similarity(exact, rounded) > 0.99 > torch.cosine_similarity(exact, base)
+
+
+@pytest.mark.model
+def test_an_adapter_stands_beside_quantised_weights_as_beside_the_same_weights_expanded(
+    new_driver: NewDriver, write_adapter: WriteAdapter, small_model: ModelSource, tmp_path: Path
+) -> None:
+    config, text = small_model.config, list(range(1000, 1040))
+    shapes = {}
+    for layer in range(config.num_layers):
+        shapes[f"model.layers.{layer}.self_attn.q_proj"] = (config.num_heads * config.head_dim, config.hidden_size)
+        shapes[f"model.layers.{layer}.mlp.down_proj"] = (config.hidden_size, config.ffn_size)
+    write_adapter(tmp_path / "a", shapes, rank=4, alpha=0.5)
+    logits = []
+    for quantization in ("auto", "none"):
+        driver = new_driver(small_model, quantization=quantization, max_loras=2)
+        install(driver, small_model, 1, tmp_path / "a")
+        base = driver.extend({0: text})
+        driver.forget(0)
+        driver.adapters = {0: 1}
+        logits.append(driver.extend({0: text}))
+        assert (logits[-1] - base).abs().max() > 0.5
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-3, rtol=1e-4)
