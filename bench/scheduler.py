@@ -13,9 +13,10 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import xxhash
@@ -23,7 +24,7 @@ import zmq
 from report import Report, arguments
 
 from diptych.engine.aggregated import AggregatedCore
-from diptych.engine.batch import ForwardBatch, ForwardMode, SamplingBatch, StepResult
+from diptych.engine.batch import ForwardBatch, ForwardMode, OverlapRunner, Runner, SamplingBatch, StepResult
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits, Scheduling
 from diptych.engine.lora.registry import LoraRegistry
@@ -33,7 +34,8 @@ from diptych.engine.runtime.admin_thread import AdminThread
 from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.runtime.links import NoLinks
 from diptych.engine.runtime.loop import SchedulerLoop
-from diptych.engine.runtime.stepping import Stepping, SynchronousStepping
+from diptych.engine.runtime.model_worker import TpModelWorkerClient
+from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
 from diptych.v1 import engine_pb2, inference_pb2, worker_pb2
 
 TARGET_US = 500.0
@@ -42,6 +44,23 @@ PROMPT_LEN = 100
 VOCAB_SIZE = 32_000
 CONTEXT_LEN = 4096
 NUM_CACHED_PAGES = 1000
+MODEL_S = 2e-3
+GREEDY = inference_pb2.SamplingParams(temperature=0, top_p=1, ignore_eos=True)
+DRAWN = inference_pb2.SamplingParams(temperature=0.8, top_p=0.9, top_k=50, seed=1)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests of `output_len` tokens; with outputs shorter than the run, others take the place of those that end."""
+
+    batch_size: int
+    num_steps: int
+    output_len: int
+    sampling: inference_pb2.SamplingParams
+
+    @property
+    def num_requests(self) -> int:
+        return self.batch_size * (2 + self.num_steps // self.output_len)
 
 
 class InstantRunner:
@@ -64,34 +83,69 @@ class InstantRunner:
         return result
 
 
-def host_s(batch_size: int, num_steps: int, sampling: inference_pb2.SamplingParams, output_len: int) -> list[float]:
-    """Return the scheduler's own time before each of `num_steps` steps that decode `batch_size` requests.
+class PacedRunner:
+    """Needs `MODEL_S` for a step, in which the host's cores are free, as beside a GPU; notes when each step ended."""
 
-    With outputs shorter than the run, requests end and others take their place; their steps are counted too.
-    """
-    num_pages = batch_size * (PROMPT_LEN + output_len + 1) // PAGE_SIZE * 2 + 2
+    def __init__(self, num_steps: int, stop: Callable[[], None]) -> None:
+        self.ends_s: list[float] = []
+        self._num_steps = num_steps
+        self._stop = stop
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
+        return self.sample(batch, self.logits(batch), sampling)
+
+    def logits(self, batch: ForwardBatch) -> float:
+        time.sleep(MODEL_S)
+        return MODEL_S
+
+    def sample(self, batch: ForwardBatch, logits: float, sampling: SamplingBatch) -> StepResult:
+        if batch.mode is ForwardMode.DECODE:
+            self.ends_s.append(time.perf_counter())
+            if len(self.ends_s) == self._num_steps:
+                self._stop()
+        return StepResult(np.full(len(batch.sample_rows), 7))
+
+
+R = TypeVar("R")
+
+
+def serve(
+    new_runner: Callable[[int, Callable[[], None]], R],
+    new_stepping: Callable[[AggregatedCore, R], Stepping],
+    load: Load,
+) -> R:
+    """Run a scheduler's loop for `load.num_steps` decode steps; return its runner."""
+    num_pages = load.batch_size * (PROMPT_LEN + load.output_len + 1) // PAGE_SIZE * 2 + 2
     cache = KvCache(
-        num_pages=num_pages, page_size=PAGE_SIZE, max_requests=batch_size, max_tokens_per_request=CONTEXT_LEN
+        num_pages=num_pages, page_size=PAGE_SIZE, max_requests=load.batch_size, max_tokens_per_request=CONTEXT_LEN
     )
-    core = AggregatedCore(
-        cache, Limits(CONTEXT_LEN, VOCAB_SIZE, frozenset({2}), 8192, batch_size, Scheduling(max_waiting=10**6))
-    )
+    scheduling = Scheduling(max_waiting=10**6)
+    core = AggregatedCore(cache, Limits(CONTEXT_LEN, VOCAB_SIZE, frozenset({2}), 8192, load.batch_size, scheduling))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     frontend, channel = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
     for socket in (frontend, channel):
         socket.set_hwm(0)
     frontend.bind("inproc://scheduler")
     channel.connect("inproc://scheduler")
-    for commands in start_commands(batch_size * (2 + num_steps // output_len), sampling, output_len):
+    for commands in start_commands(load.num_requests, load.sampling, load.output_len):
         frontend.send(commands.SerializeToString())
-    runner = InstantRunner(
-        num_steps, lambda: frontend.send(engine_pb2.SchedulerCommands(shutdown=True).SerializeToString())
-    )
-    run_loop(core, SynchronousStepping(core, runner, time.monotonic), channel, cache)
+    shutdown = engine_pb2.SchedulerCommands(shutdown=True).SerializeToString()
+    runner = new_runner(load.num_steps, lambda: frontend.send(shutdown))
+    stepping = new_stepping(core, runner)
+    run_loop(core, stepping, channel, cache)
+    stepping.close()
     for socket in (frontend, channel):
         socket.close(linger=0)
     context.term()
-    return runner.host_s
+    return runner
+
+
+def one_by_one(core: AggregatedCore, runner: Runner) -> Stepping:
+    return SynchronousStepping(core, runner, time.monotonic)
+
+
+def overlapped(core: AggregatedCore, runner: OverlapRunner) -> Stepping:
+    return OverlappedStepping(core, TpModelWorkerClient(runner), time.monotonic)
 
 
 def start_commands(
@@ -137,18 +191,35 @@ def no_compiler() -> Any:
 
 
 def bench_steps(report: Report, num_steps: int, batch_sizes: Sequence[int]) -> None:
-    greedy = inference_pb2.SamplingParams(temperature=0, top_p=1, ignore_eos=True)
-    drawn = inference_pb2.SamplingParams(temperature=0.8, top_p=0.9, top_k=50, seed=1)
-    for batch_size in batch_sizes:
-        row(report, f"decode step, batch {batch_size}", host_s(batch_size, num_steps, greedy, 10 * num_steps))
     largest = batch_sizes[-1]
-    row(report, f"  sampled at random, batch {largest}", host_s(largest, num_steps, drawn, 10 * num_steps))
-    row(report, f"  requests come and go, batch {largest}", host_s(largest, 2 * num_steps, greedy, 100))
+    cases = {f"decode step, batch {size}": Load(size, num_steps, 10 * num_steps, GREEDY) for size in batch_sizes}
+    cases[f"  sampled at random, batch {largest}"] = Load(largest, num_steps, 10 * num_steps, DRAWN)
+    cases[f"  requests come and go, batch {largest}"] = Load(largest, 2 * num_steps, 100, GREEDY)
+    for case, load in cases.items():
+        value = settled_median(serve(InstantRunner, one_by_one, load).host_s) * 1e6
+        report.row("scheduler", case, value, "us", TARGET_US, "target", TARGET_US / value)
 
 
-def row(report: Report, case: str, seconds: list[float]) -> None:
-    value = statistics.median(seconds[len(seconds) // 4 :]) * 1e6
-    report.row("scheduler", case, value, "us", TARGET_US, "target", TARGET_US / value)
+def bench_overlap(report: Report, num_steps: int, batch_size: int) -> None:
+    """The time of a whole step beside a model that leaves the host free."""
+    load = Load(batch_size, num_steps, 10 * num_steps, GREEDY)
+    step_us = {
+        name: settled_median(np.diff(serve(PacedRunner, stepping, load).ends_s).tolist()) * 1e6
+        for name, stepping in (("overlapped", overlapped), ("one by one", one_by_one))
+    }
+    slept_s: list[float] = []
+    for _ in range(num_steps):
+        start_s = time.perf_counter()
+        time.sleep(MODEL_S)
+        slept_s.append(time.perf_counter() - start_s)
+    model_us = settled_median(slept_s) * 1e6
+    value, peers = step_us["overlapped"], {"one by one": step_us["one by one"]}
+    case = f"whole step, overlapped, batch {batch_size}"
+    report.row("scheduler", case, value, "us", model_us, "the model", model_us / value, peers)
+
+
+def settled_median(seconds: list[float]) -> float:
+    return statistics.median(seconds[len(seconds) // 4 :])
 
 
 def bench_cache(report: Report, rounds: int) -> None:
@@ -179,6 +250,7 @@ def main() -> None:
     args = arguments(__doc__).parse_args()
     with Report(as_json=args.json) as report:
         bench_steps(report, 100 if args.quick else 400, (16, 64, 256))
+        bench_overlap(report, 100 if args.quick else 400, 256)
         bench_cache(report, 5 if args.quick else 25)
 
 
