@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -38,6 +39,18 @@ def test_two_ranks_give_the_tokens_of_one(tiny_folder: Path, ranked: Engine) -> 
         expected = [tokens(alone, params) for params in (GREEDY, SEEDED, GREEDY)]
     assert [tokens(ranked, params) for params in (GREEDY, SEEDED, GREEDY)] == expected
     assert len({psutil.Process(pid).pid for pid in ranked.scheduler_pids}) == 2
+
+
+def test_groups_of_ranks_with_overlapped_steps_and_narrow_kv_give_the_same_tokens(
+    tiny_folder: Path,
+) -> None:
+    """What can be combined is."""
+    with Engine(str(tiny_folder), replace(options(1), kv_cache_dtype="bfloat16")) as alone:
+        expected = tokens(alone, GREEDY)
+    both = replace(options(2), dp=2, overlap="on", kv_cache_dtype="bfloat16")
+    with Engine(str(tiny_folder), both) as engine:
+        assert len(engine.scheduler_pids) == 4
+        assert tokens(engine, GREEDY) == expected
 
 
 @pytest.mark.parametrize("victim", [0, 1])
