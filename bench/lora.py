@@ -52,7 +52,7 @@ def main() -> None:
     rounds = 8 if options.quick else 80
     with Report(as_json=options.json) as report:
         bench_decode(report, sides, rounds)
-        bench_prefill(report, sides, rounds // 8)
+        bench_prefill(report, sides, max(4, rounds // 8))
 
 
 def build(source: ModelSource, rank: int, quantization: str, num_threads: int) -> Sides:
