@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from diptych.decode.closing import ClosingRooms, ask_to_stop
 from diptych.decode.phases import Phase, Signal
 from diptych.decode.room import DecodeRoom
 from diptych.engine.admission import refuse, turn_away
@@ -45,7 +46,6 @@ from diptych.engine.waiting_queue import new_waiting_queue
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
 from diptych.kvtransfer.ownership import Pages
 
-RETRY_S: Final = 1.0  # before a note that got no answer is sent again
 RETRACTED_S: Final = 30.0  # that a retracted request waits for memory here, before the router tries another pair
 
 Digest = Callable[[Pages], int]
@@ -66,7 +66,8 @@ class DecodeCore:
         self._running = Running(cache, limits, self._retracted, self._note_retraction)
         self._rooms: dict[int, DecodeRoom] = {}
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # PREALLOCATING
-        self._waits: dict[int, DecodeRoom] = {}  # CLOSING, for the writer to stop, or RETRACTED, for memory
+        self._retracted_rooms: dict[int, DecodeRoom] = {}
+        self._closing = ClosingRooms()
         self._deadlines = Deadlines()
         self._linked: set[int] = set()
         self._effects: list[Effect] = []
@@ -90,7 +91,7 @@ class DecodeCore:
             case PeerDown(peer, reason):
                 self._peer_down(peer, reason)
             case WriterGone(peer):
-                for room in self._closing_with(peer):
+                for room in self._closing.of_peer(peer):
                     self._writer_stopped(room)
             case GrammarReady(room_id, matcher) if room_id in self._rooms:
                 self._take_matcher(self._rooms[room_id], matcher, now_s)
@@ -152,8 +153,7 @@ class DecodeCore:
 
     def _peer_up(self, peer: int) -> None:
         self._linked.add(peer)
-        for room in self._closing_with(peer):  # the link broke and came back
-            self._ask_to_stop(room)
+        self._effects += map(ask_to_stop, self._closing.of_peer(peer))  # the link broke and came back
 
     def _peer_down(self, peer: int, reason: str) -> None:
         self._linked.discard(peer)
@@ -263,12 +263,12 @@ class DecodeCore:
         room = self._rooms[request.room]
         room.on(Signal.RETRACTED)
         room.retracted_s = self._now_s
-        self._waits[request.room] = room
+        self._retracted_rooms[request.room] = room
 
     def _resume(self, room: DecodeRoom) -> None:
         if room.phase is Phase.RETRACTED:
             room.on(Signal.RESUMED)
-            del self._waits[room.request.room]
+            del self._retracted_rooms[room.request.room]
 
     def _take_token(self, row: Sampled, now_s: float) -> None:
         request, token_id, logprobs = row
@@ -308,7 +308,7 @@ class DecodeCore:
     def _forget(self, room: DecodeRoom, output: Output) -> None:
         room.on(Signal.ENDED)
         room.request.has_ended = True
-        self._waits.pop(room.request.room, None)
+        self._retracted_rooms.pop(room.request.room, None)
         self._waiting.charge_output(room.request)
         del self._rooms[room.request.room]
         self._effects.append(Emit(output))
@@ -326,7 +326,7 @@ class DecodeCore:
             return
         room.on(Signal.GIVEN_UP)
         room.request.has_ended = True
-        self._waits[room.request.room] = room
+        self._closing.add(room)
         self._cache.quarantine(room.request)
         self._effects.append(Emit(output))
 
@@ -342,50 +342,28 @@ class DecodeCore:
     def _writer_stopped(self, room: DecodeRoom) -> None:
         room.on(Signal.WRITER_STOPPED)
         self._cache.pool.release_quarantine(room.granted)
-        del self._rooms[room.request.room], self._waits[room.request.room]
-
-    def _closing_with(self, peer: int) -> list[DecodeRoom]:
-        return [room for room in self._closing() if room.peer == peer]
-
-    def _closing(self) -> list[DecodeRoom]:
-        return [room for room in self._waits.values() if room.phase is Phase.CLOSING]
+        self._closing.remove(room)
+        del self._rooms[room.request.room]
 
     # time and state
 
     def expire(self, now_s: float) -> None:
         for request in self._deadlines.due(now_s):
             self._fail(self._rooms[request.room], Failure(FailureCode.DEADLINE, "the request's deadline passed"))
-        for room in list(self._waits.values()):
-            if room.phase is Phase.CLOSING:
-                self._ask_again_when_due(room, now_s)
-            elif room.retracted_s + RETRACTED_S <= now_s:
+        for room in list(self._retracted_rooms.values()):
+            if room.retracted_s + RETRACTED_S <= now_s:
                 self._fail(room, Failure(FailureCode.RETRACTED, "KV memory ran out, and did not come back in time"))
+        self._effects += self._closing.ask_again(self._linked, now_s)
         self._grant_pages(now_s)
 
-    def _ask_again_when_due(self, room: DecodeRoom, now_s: float) -> None:
-        """The AbortAck may have been lost with a link that broke at prefill's end only."""
-        if room.asked_s is None:
-            room.asked_s = now_s  # it was asked when it was given up, just now
-        elif room.peer in self._linked and room.asked_s + RETRY_S <= now_s:
-            room.asked_s = now_s
-            self._ask_to_stop(room)
-
-    def _ask_to_stop(self, room: DecodeRoom) -> None:
-        reason = Abort(room.request.room, FailureCode.ABORTED.value, "decode gave this room up")
-        self._effects.append(SendNote(room.peer, reason))
-
     def next_deadline_s(self) -> float | None:
-        times = [self._deadlines.next_s(), *(self._due_s(room) for room in self._waits.values())]
+        times = [self._deadlines.next_s(), self._closing.next_s(self._linked)]
+        times += [room.retracted_s + RETRACTED_S for room in self._retracted_rooms.values()]
         return min((at_s for at_s in times if at_s is not None), default=None)
-
-    def _due_s(self, room: DecodeRoom) -> float | None:
-        if room.phase is Phase.RETRACTED:
-            return room.retracted_s + RETRACTED_S
-        return room.asked_s + RETRY_S if room.asked_s is not None and room.peer in self._linked else None
 
     def suspects(self) -> set[int]:
         """Peers without a link whose writes our quarantine still waits out."""
-        return {room.peer for room in self._closing()} - self._linked
+        return self._closing.peers() - self._linked
 
     def take_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
@@ -393,7 +371,7 @@ class DecodeCore:
 
     def load(self) -> Load:
         return Load(
-            num_waiting=len(self._rooms) - len(self._running) - len(self._closing()),
+            num_waiting=len(self._rooms) - len(self._running) - len(self._closing),
             num_running=len(self._running),
             free_pages=self._cache.num_available,
             total_pages=self._cache.pool.capacity,
