@@ -14,7 +14,7 @@ import transformers
 
 from diptych.engine.aggregated import AggregatedCore
 from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
-from diptych.engine.events import Emit, Start
+from diptych.engine.events import Emit, EmitTokens, Start
 from diptych.engine.finish import Finish
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
@@ -23,6 +23,8 @@ from diptych.engine.logprobs import TokenLogprobs, join
 from diptych.engine.output import FailureCode, Output
 from diptych.engine.request import new_request
 from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.runtime.model_worker import TpModelWorkerClient
+from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
 from diptych.engine.sampling_params import SamplingParams
 
 VOCAB = 321  # of the tiny model
@@ -42,9 +44,15 @@ class FailingRunner:
         self._bad_len = bad_len
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
+        return self.sample(batch, self.logits(batch), sampling)
+
+    def logits(self, batch: ForwardBatch) -> torch.Tensor:
         logits = self._runner.logits(batch).clone()
         lens = batch.seq_lens[batch.sample_rows]
         logits[: len(lens)][torch.from_numpy(lens == self._bad_len)] = torch.nan
+        return logits
+
+    def sample(self, batch: ForwardBatch, logits: torch.Tensor, sampling: SamplingBatch) -> StepResult:
         return self._runner.sample(batch, logits, sampling)
 
 
@@ -71,25 +79,40 @@ def params(**fields: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 12, "temperature": 0.0, **fields})
 
 
+def one_by_one(core: AggregatedCore, runner: Any) -> Stepping:
+    return SynchronousStepping(core, runner, lambda: 0.0)
+
+
+def overlapped(core: AggregatedCore, runner: Any) -> Stepping:
+    return OverlappedStepping(core, TpModelWorkerClient(runner), lambda: 0.0)
+
+
 def aggregated(
-    runner: Any, asked: Sequence[tuple[list[int], SamplingParams]], num_prior: int = 0, rounds: int = 1
+    runner: Any,
+    asked: Sequence[tuple[list[int], SamplingParams]],
+    num_prior: int = 0,
+    rounds: int = 1,
+    new_stepping: Callable[[AggregatedCore, Any], Stepping] = one_by_one,
 ) -> Answers:
     cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
     core = AggregatedCore(cache, Limits(256, VOCAB, frozenset({5}), STEP_TOKENS, 16))
+    stepping = new_stepping(core, runner)
     for _ in range(rounds):
         answers: Answers = {room: [] for room in range(len(asked))}
         for room, (prompt, chosen) in enumerate(asked):
             core.handle(Start(new_request(room, np.array(prompt), chosen, num_prior_output_tokens=num_prior)), 0.0)
-        while (batch := core.plan(0.0)) is not None:
-            core.commit(runner.execute(batch, core.sampling()), 0.0)
+        while stepping.advance(lambda: None):
+            pass
         for effect in core.take_effects():
-            assert isinstance(effect, Emit)
-            answers[effect.output.room].append(effect.output)
+            assert isinstance(effect, Emit | EmitTokens)
+            for output in effect.outputs() if isinstance(effect, EmitTokens) else [effect.output]:
+                answers[output.room].append(output)
+    stepping.close()
     assert core.check() == []
     return answers
 
 
-@pytest.fixture(params=["one worker", "a pair"])
+@pytest.fixture(params=["one worker", "one worker, overlapped", "a pair"])
 def answer(request: pytest.FixtureRequest, new_model: Any, make_pair: Any) -> Answer:
     """`answer([(prompt, params), ...])`: everything that is said of each request, in the order of its tokens.
 
@@ -97,6 +120,8 @@ def answer(request: pytest.FixtureRequest, new_model: Any, make_pair: Any) -> An
     """
     if request.param == "one worker":
         return lambda asked, **options: aggregated(new_model(NUM_PAGES)[1], asked, **options)
+    if request.param == "one worker, overlapped":
+        return lambda asked, **options: aggregated(new_model(NUM_PAGES)[1], asked, new_stepping=overlapped, **options)
 
     def by_pair(asked: Sequence[tuple[list[int], SamplingParams]], num_prior: int = 0, rounds: int = 1) -> Answers:
         pair = make_pair(
@@ -217,8 +242,11 @@ def test_a_replay_continues_with_the_same_tokens(answer: Answer, new_model: Any)
         assert tokens(replayed[0]) == made[num_prior:]
 
 
+@pytest.mark.parametrize("new_stepping", [one_by_one, overlapped])
 @pytest.mark.parametrize("bad_len", [9, 14])
-def test_a_request_without_usable_logits_fails_alone(new_model: Any, make_pair: Any, bad_len: int) -> None:
+def test_a_request_without_usable_logits_fails_alone(
+    new_model: Any, make_pair: Any, bad_len: int, new_stepping: Callable[..., Stepping]
+) -> None:
     """At its first token (9 prompt tokens), or later."""
     expected = aggregated(new_model(NUM_PAGES)[1], [(prompt, params()) for prompt in PROMPTS])
     failing: list[FailingRunner] = []
@@ -233,7 +261,7 @@ def test_a_request_without_usable_logits_fails_alone(new_model: Any, make_pair: 
         pair.start_with(params(), room + 1, prompt)
     pair.run()
     pair.assert_clean()
-    answers = aggregated(failing[0], [(prompt, params()) for prompt in PROMPTS])
+    answers = aggregated(failing[0], [(prompt, params()) for prompt in PROMPTS], new_stepping=new_stepping)
     for room, prompt in enumerate(PROMPTS):
         fails = len(prompt) <= bad_len < len(prompt) + 12
         made = tokens(expected[room])[: bad_len - len(prompt)] if fails else tokens(expected[room])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -33,7 +32,7 @@ class SamplingParams:
     min_p: float = 0.0  # [0, 1]; drops tokens less likely than this part of the likeliest's probability
     frequency_penalty: float = 0.0  # [-2, 2]; subtracted from a logit for each time the token was output
     presence_penalty: float = 0.0  # [-2, 2]; subtracted once if the token was output
-    repetition_penalty: float = 1.0  # > 0; divides positive and multiplies negative logits of seen tokens
+    repetition_penalty: float = 1.0  # [0.01, 100]; divides positive and multiplies negative logits of seen tokens
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # by token id; [-100, 100]
     min_tokens: int = 0  # the output does not end by a stop or end-of-sequence token before so many
     stop_regex: tuple[str, ...] = ()
@@ -82,7 +81,7 @@ class SamplingParams:
         for name in ("frequency_penalty", "presence_penalty"):
             _check(-2.0 <= getattr(self, name) <= 2.0, name, "must be between -2 and 2", getattr(self, name))
         repetition = self.repetition_penalty
-        _check(0.0 < repetition < math.inf, "repetition_penalty", "must be a number above 0", repetition)
+        _check(0.01 <= repetition <= 100.0, "repetition_penalty", "must be between 0.01 and 100", repetition)
         num_biased = len(self.logit_bias)
         _check(num_biased <= MAX_LOGIT_BIAS, "logit_bias", f"takes at most {MAX_LOGIT_BIAS} tokens", num_biased)
         for token_id, value in self.logit_bias.items():
