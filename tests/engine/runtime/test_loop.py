@@ -29,6 +29,7 @@ from diptych.engine.runtime.stepping import SynchronousStepping
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
 VOCAB, PAGE, CONTEXT = 1000, 4, 128
+LONG_CONTEXT = 20_000  # seconds of steps: whatever a test does happens while such a request runs
 ENDLESS = 1_000_000
 
 
@@ -59,21 +60,30 @@ class Slots:
 class Frontend:
     """The other end of the channel; the loop runs in a thread."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, context_len: int = CONTEXT) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket, channel = (self._context.socket(zmq.PAIR) for _ in range(2))
         self.socket.bind("inproc://loop")
         channel.connect("inproc://loop")
-        cache = KvCache(num_pages=65, page_size=PAGE, max_requests=8, max_tokens_per_request=CONTEXT)
-        core = AggregatedCore(cache, Limits(CONTEXT, VOCAB, frozenset(), 16, 8, Scheduling(max_waiting=4)))
-        runner = NullRunner(np.zeros((65, PAGE), dtype=np.uint64), VOCAB)
+        num_pages = 2 * context_len // PAGE + 1
+        cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=8, max_tokens_per_request=context_len)
+        core = AggregatedCore(cache, Limits(context_len, VOCAB, frozenset(), 16, 8, Scheduling(max_waiting=4)))
+        runner = NullRunner(np.zeros((num_pages, PAGE), dtype=np.uint64), VOCAB)
         self._grammars = GrammarThread(lambda: Compiler(tokenizer, VOCAB, tokenizer.eos_ids))
         self.slots = Slots()
         adapters = Adapters(LoraRegistry(2, "base"), self.slots, self.slots.read)
         self._admin = AdminThread(adapters.handlers)
         stepping = SynchronousStepping(core, runner, time.monotonic)
         loop = SchedulerLoop(
-            core, stepping, channel, NoLinks(), self._grammars, self._admin, adapters, cache=cache, max_tokens=CONTEXT
+            core,
+            stepping,
+            channel,
+            NoLinks(),
+            self._grammars,
+            self._admin,
+            adapters,
+            cache=cache,
+            max_tokens=context_len,
         )
         self._channel = channel
         self._thread = threading.Thread(target=loop.run)
@@ -142,6 +152,13 @@ def ended(output: worker_pb2.LegOutput) -> bool:
 @pytest.fixture
 def frontend(byte_tokenizer: Tokenizer) -> Iterator[Frontend]:
     frontend = Frontend(byte_tokenizer)
+    yield frontend
+    frontend.close()
+
+
+@pytest.fixture
+def long_frontend(byte_tokenizer: Tokenizer) -> Iterator[Frontend]:
+    frontend = Frontend(byte_tokenizer, LONG_CONTEXT)
     yield frontend
     frontend.close()
 
@@ -256,9 +273,10 @@ def test_while_an_adapter_is_read_the_loop_goes_on(frontend: Frontend) -> None:
     assert adapters(frontend.receive()) == {"a": "x"}
 
 
-def test_an_unloading_adapter_stays_for_the_request_that_runs_with_it(frontend: Frontend) -> None:
+def test_an_unloading_adapter_stays_for_the_request_that_runs_with_it(long_frontend: Frontend) -> None:
+    frontend = long_frontend
     frontend.load("a", "old")
-    frontend.start(1, [1], 100, lora="a")
+    frontend.start(1, [1], ENDLESS, lora="a")
     while not frontend.receive().outputs:
         pass
     assert adapters(frontend.unload("a")) == {}
