@@ -133,7 +133,11 @@ class Platform:
 
     def assert_clean(self, timeout_s: float = 10.0) -> None:
         """Wait until no room is open, then check every page on both sides."""
-        for status in wait_for(self._idle_statuses, timeout_s, "every room has ended"):
+        try:
+            statuses = wait_for(self._idle_statuses, timeout_s, "every room has ended")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; now: {self.statuses()}\n{self.log.read_text()[-6000:]}") from None
+        for status in statuses:
             assert list(status.problems) == []
             held = {state: n for state, n in status.pages_by_state.items() if state not in ("free", "cached")}
             assert held == {"owned": 0, "importing": 0, "quarantined": 0, "exporting": 0}

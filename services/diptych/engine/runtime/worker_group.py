@@ -95,14 +95,19 @@ class WorkerGroup:
             raise
 
     async def follow_peers(self, watcher: MembershipWatcher) -> None:
-        """Tell the scheduler the whole set of its peers, each time it changed, for ever."""
+        """Tell the scheduler the whole set of its peers, each time it changed, for ever.
+
+        A link to a member stays when one of the two takes other weights: what they have in common must still be
+        brought to its end, over that link. Nothing new is begun between them: routers don't pair them.
+        """
         self._peers_changed.set()
         watcher.add_listener(self._peers_changed.set)
         known: dict[int, bytes] = {}
         while True:
             await self._peers_changed.wait()
             self._peers_changed.clear()
-            peers = [other for other in watcher.instances().values() if self._is_peer(other)]
+            others = watcher.instances().values()
+            peers = [other for other in others if self._is_peer(other) or other.instance_id in known]
             members = {peer.instance_id: peer.transfer.engine_metadata for peer in peers}
             if members != known:
                 known = members
