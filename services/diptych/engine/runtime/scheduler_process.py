@@ -128,15 +128,7 @@ def _serve(
     limits = _limits(source, options)
     grammars = GrammarThread(lambda: Compiler(source.tokenizer(), limits.vocab_size, limits.eos_ids))
     kv = kv_view(memory.buffer, layout)
-    cache = KvCache(
-        num_pages=layout.num_pages,
-        page_size=layout.page_size,
-        max_requests=limits.max_requests,
-        max_tokens_per_request=limits.context_len,
-        eviction_policy=options.eviction_policy,
-        host_tier=_host_tier(num_host_slots(layout, options), memory.buffer, layout, ranks),
-        changes=CacheChanges() if options.kv_events == "on" else NO_CHANGES,
-    )
+    cache = _cache(options, limits, layout, memory.buffer, ranks)
     core = build_core(cache, limits, memory.digest, layout)
     registry = LoraRegistry(options.num_lora_slots, source.config.model_id)
     host = Host(
@@ -178,6 +170,18 @@ def _serve(
         grammars.close()
         memory.links.close()
         ranks.close()
+
+
+def _cache(options: EngineOptions, limits: Limits, layout: PoolLayout, pool: memoryview, ranks: RankGroup) -> KvCache:
+    return KvCache(
+        num_pages=layout.num_pages,
+        page_size=layout.page_size,
+        max_requests=limits.max_requests,
+        max_tokens_per_request=limits.context_len,
+        eviction_policy=options.eviction_policy,
+        host_tier=_host_tier(num_host_slots(layout, options), pool, layout, ranks),
+        changes=CacheChanges() if options.kv_events == "on" else NO_CHANGES,
+    )
 
 
 def _stepping(options: EngineOptions, core: SchedulerCore, runner: OverlapRunner) -> Stepping:
