@@ -69,6 +69,13 @@ def test_a_peer_that_leaves_the_membership_is_let_go(two: Two) -> None:
     assert two.links[1].linked == set()
 
 
+def test_nobody_tries_again_to_reach_a_peer_that_left_the_membership(two: Two) -> None:
+    two.links[1].set_peers({}, two.now_s)
+    two.settle()
+    two.links[1].poll(set())
+    assert two.links[1].next_retry_s() is None  # a time that has passed would keep the scheduler's loop awake for ever
+
+
 def test_writing_without_a_link_is_reported_as_a_failed_write(two: Two) -> None:
     two.links[1].set_peers({}, two.now_s)
     two.settle()

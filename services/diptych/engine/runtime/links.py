@@ -167,7 +167,8 @@ class Links:
                 logger.warning("link to %016x is down: %s", peer, reason)
                 self._linked.discard(peer)
                 self._opened.discard(peer)
-                self._retry_s[peer] = self._now_s + RECONNECT_S
+                if peer in self._members:
+                    self._retry_s[peer] = self._now_s + RECONNECT_S
                 self._events.append(PeerDown(peer, reason))
             case NoteReceived(peer, data):
                 self._take_note(peer, data)
