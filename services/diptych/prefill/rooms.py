@@ -1,0 +1,114 @@
+"""The open rooms of a prefill worker and how they end.
+
+Our pages stay pinned until decode's `Ack`, or until no write of the room is in flight; only then does decode hear
+"no more writes", and the room is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from diptych.engine.events import Effect, Emit, SendNote
+from diptych.engine.extend_queue import ExtendQueue
+from diptych.engine.kv_cache import KvCache
+from diptych.engine.output import Failure, FailureCode, Output
+from diptych.prefill.phases import Phase, Signal
+from diptych.prefill.room import PrefillRoom
+from diptych.prefill.sending import Sender
+
+RETRY_S: Final = 1.0  # before a note that got no answer is sent again
+
+
+class Rooms:
+    """Rooms by id. What ends here is answered here, in `effects`."""
+
+    def __init__(self, cache: KvCache, queue: ExtendQueue, sender: Sender, effects: list[Effect]) -> None:
+        self._cache = cache
+        self._queue = queue
+        self._sender = sender
+        self._effects = effects
+        self._rooms: dict[int, PrefillRoom] = {}
+
+    def __len__(self) -> int:
+        return len(self._rooms)
+
+    def __iter__(self) -> Iterator[PrefillRoom]:
+        return iter(self._rooms.values())
+
+    def __contains__(self, room_id: int) -> bool:
+        return room_id in self._rooms
+
+    def __getitem__(self, room_id: int) -> PrefillRoom:
+        return self._rooms[room_id]
+
+    def add(self, room: PrefillRoom) -> None:
+        self._rooms[room.request.room] = room
+
+    def shared_with(self, peer: int, room_id: int) -> PrefillRoom | None:
+        """Return the room that a note of `peer` is about."""
+        room = self._rooms.get(room_id)
+        return room if room is not None and room.peer == peer else None
+
+    # ends
+
+    def finish(self, room: PrefillRoom, now_s: float) -> None:
+        """Decode has everything: keep the prompt's KV as a cached prefix and forget the room."""
+        room.on(Signal.ACKED)
+        room.stats.transfer_s = now_s - room.first_token_s
+        self._sender.release(room)
+        self._cache.retire(room.request)
+        del self._rooms[room.request.room]
+        self._effects.append(Emit(Output(room.request.room, 1, finish=room.finish, stats=room.stats)))
+
+    def fail(self, room: PrefillRoom, failure: Failure) -> None:
+        """Answer the router now; give the pages back when no write is in flight."""
+        if room.phase is not Phase.CLOSING:
+            if room.phase in (Phase.WAITING, Phase.RUNNING) and room.request.is_ready:
+                self._queue.remove(room.request)
+            room.on(Signal.FAILED)
+            room.failure = failure
+            self._effects.append(Emit(Output(room.request.room, failure=failure)))
+        self._close_if_drained(room)
+
+    def lose(self, peer: int, reason: str) -> None:
+        """Fail every room of a peer whose link is gone."""
+        for room in [room for room in self if room.peer == peer]:
+            room.peer_is_gone = True
+            self.fail(room, Failure(FailureCode.PEER_LOST, f"lost the link to the decode worker: {reason}"))
+
+    def write_done(self, room: PrefillRoom, error: str | None) -> None:
+        room.writes_in_flight -= 1
+        if error is not None:
+            self.fail(room, Failure(FailureCode.TRANSFER_FAILED, f"writing KV pages failed: {error}"))
+        elif room.phase is Phase.CLOSING:
+            self._close_if_drained(room)
+
+    def _close_if_drained(self, room: PrefillRoom) -> None:
+        if room.writes_in_flight > 0:
+            return
+        room.on(Signal.DRAINED)
+        self._sender.release(room)
+        if room.request.node is not None:
+            self._cache.drop(room.request)
+        del self._rooms[room.request.room]
+        note = room.farewell()
+        if note is not None:
+            self._effects.append(SendNote(room.peer, note))
+
+    # time
+
+    def expire(self, now_s: float) -> None:
+        """End rooms whose deadline has passed; ask again where decode owes an answer."""
+        for room in list(self):
+            deadline_s = room.request.deadline_s
+            if room.phase is not Phase.CLOSING and deadline_s is not None and deadline_s <= now_s:
+                self.fail(room, Failure(FailureCode.DEADLINE, "the request's deadline passed"))
+            elif room.waits_for_ack and room.asked_s + RETRY_S <= now_s:
+                self._sender.ask_again(room, now_s)
+
+    def next_s(self) -> float | None:
+        """Return when `expire` has something to do."""
+        waiting = [room for room in self if room.phase is not Phase.CLOSING]
+        deadlines = [room.request.deadline_s for room in waiting if room.request.deadline_s is not None]
+        return min([*deadlines, *(room.asked_s + RETRY_S for room in waiting if room.waits_for_ack)], default=None)
