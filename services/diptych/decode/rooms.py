@@ -1,0 +1,153 @@
+"""The open rooms of a decode worker and how they end: once each, with one answer to the router.
+
+A room given up before its hand-off is verified leaves its pages in quarantine until prefill has said "no more writes"
+(`Abort` or `AbortAck`) or provably can't write: never earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from diptych.decode.closing import ClosingRooms, ask_to_stop
+from diptych.decode.phases import Phase, Signal
+from diptych.decode.retracted import RetractedRooms
+from diptych.decode.room import DecodeRoom
+from diptych.engine.deadlines import Deadlines
+from diptych.engine.events import Effect, Emit, SendNote
+from diptych.engine.kv_cache import KvCache
+from diptych.engine.output import Failure, FailureCode, Output
+from diptych.engine.running import Running
+from diptych.engine.waiting_queue import WaitingQueue
+from diptych.kvtransfer.notes import Abort
+
+JOINED = (Phase.RUNNING, Phase.RETRACTED)
+UNJOINED = (Phase.PREALLOCATING, Phase.IMPORTING)  # prefill has to do with them
+
+
+class Rooms:
+    """Rooms by id. What ends here is answered here, in `effects`."""
+
+    def __init__(self, cache: KvCache, waiting: WaitingQueue, running: Running, effects: list[Effect]) -> None:
+        self._cache = cache
+        self._waiting = waiting
+        self._running = running
+        self._effects = effects
+        self._rooms: dict[int, DecodeRoom] = {}
+        self._deadlines = Deadlines()
+        self.retracted = RetractedRooms()
+        self.closing = ClosingRooms()
+        self.linked: set[int] = set()  # peers
+
+    def __len__(self) -> int:
+        return len(self._rooms)
+
+    def __iter__(self) -> Iterator[DecodeRoom]:
+        return iter(self._rooms.values())
+
+    def __contains__(self, room_id: int) -> bool:
+        return room_id in self._rooms
+
+    def __getitem__(self, room_id: int) -> DecodeRoom:
+        return self._rooms[room_id]
+
+    def add(self, room: DecodeRoom) -> None:
+        self._rooms[room.request.room] = room
+        self._waiting.add(room.request)
+        self._deadlines.add(room.request)
+
+    def shared_with(self, peer: int, room_id: int) -> DecodeRoom | None:
+        """Return the room that a note of `peer` is about."""
+        room = self._rooms.get(room_id)
+        return room if room is not None and room.peer == peer else None
+
+    # ends
+
+    def end(self, room: DecodeRoom, output: Output) -> None:
+        """End a room whose pages nobody else writes; what is computed stays as a cached prefix."""
+        if room.phase is Phase.PREALLOCATING:
+            self._waiting.remove(room.request)
+        elif room.phase in JOINED:
+            self._running.retire(room.request)
+        else:
+            self._cache.drop(room.request)
+        self._forget(room, output)
+
+    def finish(self, room: DecodeRoom, output: Output) -> None:
+        """End a running room that has come to its own end."""
+        self._running.finish(room.request)
+        self._forget(room, output)
+
+    def drop(self, room: DecodeRoom, failure: Failure) -> None:
+        """End a running room whose KV is not to be trusted."""
+        self._running.drop(room.request)
+        self._forget(room, Output(room.request.room, failure=failure))
+
+    def fail(self, room: DecodeRoom, failure: Failure) -> None:
+        """Answer the router now, tell prefill, and quarantine what prefill may still write."""
+        if room.phase is Phase.CLOSING:
+            return
+        if room.peer in self.linked and room.phase in UNJOINED:
+            note = Abort(room.request.room, failure.code.value, failure.message)
+            self._effects.append(SendNote(room.peer, note))
+        output = Output(room.request.room, failure=failure)
+        if room.phase is not Phase.IMPORTING:
+            self.end(room, output)
+            return
+        room.on(Signal.GIVEN_UP)
+        room.request.has_ended = True
+        self.closing.add(room)
+        self._cache.quarantine(room.request)
+        self._effects.append(Emit(output))
+
+    def give_up(self, room: DecodeRoom, failure: Failure) -> None:
+        """Prefill gave the room up: no write will come any more."""
+        if room.phase is Phase.CLOSING:
+            self.writer_stopped(room)
+            return
+        if room.phase is Phase.IMPORTING:
+            self._cache.finish_import(room.request)
+        self.end(room, Output(room.request.room, failure=failure))
+
+    def writer_stopped(self, room: DecodeRoom) -> None:
+        room.on(Signal.WRITER_STOPPED)
+        self._cache.pool.release_quarantine(room.granted)
+        self.closing.remove(room)
+        del self._rooms[room.request.room]
+
+    def _forget(self, room: DecodeRoom, output: Output) -> None:
+        room.on(Signal.ENDED)
+        room.request.has_ended = True
+        self.retracted.discard(room)
+        self._waiting.charge_output(room.request)
+        del self._rooms[room.request.room]
+        self._effects.append(Emit(output))
+
+    # links and time
+
+    def peer_up(self, peer: int) -> None:
+        self.linked.add(peer)
+        self._effects += map(ask_to_stop, self.closing.of_peer(peer))  # the link broke and came back
+
+    def peer_down(self, peer: int, reason: str) -> None:
+        self.linked.discard(peer)
+        failure = Failure(FailureCode.PEER_LOST, f"lost the link to the prefill worker: {reason}")
+        for room in [room for room in self if room.peer == peer and room.phase in UNJOINED]:
+            self.fail(room, failure)
+
+    def writer_gone(self, peer: int) -> None:
+        """The peer can't write any more."""
+        for room in self.closing.of_peer(peer):
+            self.writer_stopped(room)
+
+    def expire(self, now_s: float) -> None:
+        """End what has waited for too long; ask again who owes us an answer."""
+        for request in self._deadlines.due(now_s):
+            self.fail(self._rooms[request.room], Failure(FailureCode.DEADLINE, "the request's deadline passed"))
+        for room in self.retracted.overdue(now_s):
+            self.fail(room, Failure(FailureCode.RETRACTED, "KV memory ran out, and did not come back in time"))
+        self._effects += self.closing.ask_again(self.linked, now_s)
+
+    def next_s(self) -> float | None:
+        """Return when `expire` has something to do."""
+        times = (self._deadlines.next_s(), self.closing.next_s(self.linked), self.retracted.next_s())
+        return min((at_s for at_s in times if at_s is not None), default=None)
