@@ -56,20 +56,34 @@ class TransferInfo(_message.Message):
     def __init__(self, engine_metadata: _Optional[bytes] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "free_pages", "total_pages", "waiting_tokens", "linked_instances")
+    __slots__ = ("num_waiting", "num_running", "free_pages", "total_pages", "waiting_tokens", "linked_instances", "grantable_pages", "queued_transfer_bytes", "link_speeds")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LINKED_INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    GRANTABLE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TRANSFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LINK_SPEEDS_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     num_running: int
     free_pages: int
     total_pages: int
     waiting_tokens: int
     linked_instances: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., linked_instances: _Optional[_Iterable[int]] = ...) -> None: ...
+    grantable_pages: int
+    queued_transfer_bytes: int
+    link_speeds: _containers.RepeatedCompositeFieldContainer[LinkSpeed]
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., linked_instances: _Optional[_Iterable[int]] = ..., grantable_pages: _Optional[int] = ..., queued_transfer_bytes: _Optional[int] = ..., link_speeds: _Optional[_Iterable[_Union[LinkSpeed, _Mapping]]] = ...) -> None: ...
+
+class LinkSpeed(_message.Message):
+    __slots__ = ("peer_instance_id", "bytes_per_s")
+    PEER_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    peer_instance_id: int
+    bytes_per_s: float
+    def __init__(self, peer_instance_id: _Optional[int] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class LoraAdapter(_message.Message):
     __slots__ = ("name", "fingerprint")
@@ -80,7 +94,7 @@ class LoraAdapter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class Instance(_message.Message):
-    __slots__ = ("instance_id", "role", "address", "model_id", "compat", "state", "transfer", "load", "version", "context_len", "dp_rank", "loras", "started_as", "paused")
+    __slots__ = ("instance_id", "role", "address", "model_id", "compat", "state", "transfer", "load", "version", "context_len", "dp_rank", "loras", "started_as", "paused", "not_ready", "metrics_address")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +109,8 @@ class Instance(_message.Message):
     LORAS_FIELD_NUMBER: _ClassVar[int]
     STARTED_AS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    NOT_READY_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     instance_id: int
     role: Role
     address: str
@@ -109,7 +125,9 @@ class Instance(_message.Message):
     loras: _containers.RepeatedCompositeFieldContainer[LoraAdapter]
     started_as: str
     paused: bool
-    def __init__(self, instance_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., compat: _Optional[str] = ..., state: _Optional[_Union[InstanceState, str]] = ..., transfer: _Optional[_Union[TransferInfo, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., version: _Optional[str] = ..., context_len: _Optional[int] = ..., dp_rank: _Optional[int] = ..., loras: _Optional[_Iterable[_Union[LoraAdapter, _Mapping]]] = ..., started_as: _Optional[str] = ..., paused: _Optional[bool] = ...) -> None: ...
+    not_ready: str
+    metrics_address: str
+    def __init__(self, instance_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., compat: _Optional[str] = ..., state: _Optional[_Union[InstanceState, str]] = ..., transfer: _Optional[_Union[TransferInfo, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., version: _Optional[str] = ..., context_len: _Optional[int] = ..., dp_rank: _Optional[int] = ..., loras: _Optional[_Iterable[_Union[LoraAdapter, _Mapping]]] = ..., started_as: _Optional[str] = ..., paused: _Optional[bool] = ..., not_ready: _Optional[str] = ..., metrics_address: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence", "instance")

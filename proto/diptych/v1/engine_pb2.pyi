@@ -32,7 +32,7 @@ class PeerView(_message.Message):
     def __init__(self, instances: _Optional[_Iterable[_Union[_bootstrap_pb2.Instance, _Mapping]]] = ...) -> None: ...
 
 class SchedulerEvents(_message.Message):
-    __slots__ = ("outputs", "load", "kv_events", "ready", "status", "status_answers", "fatal", "admin_answers", "loras")
+    __slots__ = ("outputs", "load", "kv_events", "ready", "status", "status_answers", "fatal", "admin_answers", "loras", "link_news")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class SchedulerEvents(_message.Message):
     FATAL_FIELD_NUMBER: _ClassVar[int]
     ADMIN_ANSWERS_FIELD_NUMBER: _ClassVar[int]
     LORAS_FIELD_NUMBER: _ClassVar[int]
+    LINK_NEWS_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[_worker_pb2.LegOutput]
     load: _bootstrap_pb2.WorkerLoad
     kv_events: _worker_pb2.KvEvents
@@ -51,7 +52,8 @@ class SchedulerEvents(_message.Message):
     fatal: str
     admin_answers: _containers.RepeatedCompositeFieldContainer[_admin_pb2.AdminAnswer]
     loras: LoraSet
-    def __init__(self, outputs: _Optional[_Iterable[_Union[_worker_pb2.LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[_worker_pb2.KvEvents, _Mapping]] = ..., ready: _Optional[_Union[SchedulerReady, _Mapping]] = ..., status: _Optional[_Union[_worker_pb2.WorkerStatus, _Mapping]] = ..., status_answers: _Optional[_Iterable[int]] = ..., fatal: _Optional[str] = ..., admin_answers: _Optional[_Iterable[_Union[_admin_pb2.AdminAnswer, _Mapping]]] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ...) -> None: ...
+    link_news: LinkNews
+    def __init__(self, outputs: _Optional[_Iterable[_Union[_worker_pb2.LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[_worker_pb2.KvEvents, _Mapping]] = ..., ready: _Optional[_Union[SchedulerReady, _Mapping]] = ..., status: _Optional[_Union[_worker_pb2.WorkerStatus, _Mapping]] = ..., status_answers: _Optional[_Iterable[int]] = ..., fatal: _Optional[str] = ..., admin_answers: _Optional[_Iterable[_Union[_admin_pb2.AdminAnswer, _Mapping]]] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ..., link_news: _Optional[_Union[LinkNews, _Mapping]] = ...) -> None: ...
 
 class SchedulerReady(_message.Message):
     __slots__ = ("transfer", "compat", "context_len", "loras")
@@ -64,6 +66,12 @@ class SchedulerReady(_message.Message):
     context_len: int
     loras: LoraSet
     def __init__(self, transfer: _Optional[_Union[_bootstrap_pb2.TransferInfo, _Mapping]] = ..., compat: _Optional[str] = ..., context_len: _Optional[int] = ..., loras: _Optional[_Union[LoraSet, _Mapping]] = ...) -> None: ...
+
+class LinkNews(_message.Message):
+    __slots__ = ("problem",)
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    problem: str
+    def __init__(self, problem: _Optional[str] = ...) -> None: ...
 
 class LoraSet(_message.Message):
     __slots__ = ("adapters",)

@@ -20,6 +20,15 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_ABORTED: _ClassVar[ErrorCode]
     ERROR_CODE_RETRACTED: _ClassVar[ErrorCode]
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
+
+class LinkState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LINK_STATE_UNSPECIFIED: _ClassVar[LinkState]
+    LINK_STATE_DOWN: _ClassVar[LinkState]
+    LINK_STATE_CONNECTING: _ClassVar[LinkState]
+    LINK_STATE_TESTING: _ClassVar[LinkState]
+    LINK_STATE_UP: _ClassVar[LinkState]
+    LINK_STATE_REFUSED: _ClassVar[LinkState]
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID: ErrorCode
 ERROR_CODE_OVERLOADED: ErrorCode
@@ -29,6 +38,12 @@ ERROR_CODE_DEADLINE: ErrorCode
 ERROR_CODE_ABORTED: ErrorCode
 ERROR_CODE_RETRACTED: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
+LINK_STATE_UNSPECIFIED: LinkState
+LINK_STATE_DOWN: LinkState
+LINK_STATE_CONNECTING: LinkState
+LINK_STATE_TESTING: LinkState
+LINK_STATE_UP: LinkState
+LINK_STATE_REFUSED: LinkState
 
 class StartLeg(_message.Message):
     __slots__ = ("room", "request_id", "prompt_token_ids", "sampling", "peer_instance_id", "num_prior_output_tokens", "timeout_ms", "cache_salt", "priority", "tenant", "lora", "compat")
@@ -147,7 +162,7 @@ class StatusRequest(_message.Message):
     def __init__(self, instance_id: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored")
+    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored", "links", "link_failures", "retractions", "quarantine_oldest_s")
     class PagesByStateEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +181,10 @@ class WorkerStatus(_message.Message):
     HOST_PAGES_FIELD_NUMBER: _ClassVar[int]
     HOST_PAGES_SAVED_FIELD_NUMBER: _ClassVar[int]
     HOST_PAGES_RESTORED_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    LINK_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    RETRACTIONS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINE_OLDEST_S_FIELD_NUMBER: _ClassVar[int]
     instance: _bootstrap_pb2.Instance
     open_rooms: int
     pages_by_state: _containers.ScalarMap[str, int]
@@ -177,4 +196,48 @@ class WorkerStatus(_message.Message):
     host_pages: int
     host_pages_saved: int
     host_pages_restored: int
-    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
+    link_failures: int
+    retractions: int
+    quarantine_oldest_s: float
+    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., link_failures: _Optional[int] = ..., retractions: _Optional[int] = ..., quarantine_oldest_s: _Optional[float] = ...) -> None: ...
+
+class LinkStatus(_message.Message):
+    __slots__ = ("peer_instance_id", "state", "reason", "lanes", "library", "path", "bytes_per_s", "rtt_s", "bytes_sent", "in_flight_bytes", "queued_bytes", "last_heard_s", "tests")
+    PEER_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    LIBRARY_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    RTT_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAST_HEARD_S_FIELD_NUMBER: _ClassVar[int]
+    TESTS_FIELD_NUMBER: _ClassVar[int]
+    peer_instance_id: int
+    state: LinkState
+    reason: str
+    lanes: str
+    library: str
+    path: str
+    bytes_per_s: float
+    rtt_s: float
+    bytes_sent: int
+    in_flight_bytes: int
+    queued_bytes: int
+    last_heard_s: float
+    tests: _containers.RepeatedCompositeFieldContainer[PathTest]
+    def __init__(self, peer_instance_id: _Optional[int] = ..., state: _Optional[_Union[LinkState, str]] = ..., reason: _Optional[str] = ..., lanes: _Optional[str] = ..., library: _Optional[str] = ..., path: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., rtt_s: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., in_flight_bytes: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., last_heard_s: _Optional[float] = ..., tests: _Optional[_Iterable[_Union[PathTest, _Mapping]]] = ...) -> None: ...
+
+class PathTest(_message.Message):
+    __slots__ = ("path", "bytes_per_s", "error")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    bytes_per_s: float
+    error: str
+    def __init__(self, path: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...

@@ -36,6 +36,10 @@ class ClosingRooms:
         """Return the writers."""
         return {room.peer for room in self._rooms.values()}
 
+    def oldest_s(self) -> float | None:
+        """Return when the room that is here longest was given up."""
+        return min((room.given_up_s for room in self._rooms.values() if room.given_up_s is not None), default=None)
+
     def of_peer(self, peer: int) -> list[DecodeRoom]:
         return [room for room in self._rooms.values() if room.peer == peer]
 
@@ -44,7 +48,7 @@ class ClosingRooms:
         notes: list[SendNote] = []
         for room in self._rooms.values():
             if room.asked_s is None:
-                room.asked_s = now_s  # it was asked when it was given up, just now
+                room.given_up_s = room.asked_s = now_s  # it was asked when it was given up, just now
             elif room.peer in linked and room.asked_s + RETRY_S <= now_s:
                 room.asked_s = now_s
                 notes.append(ask_to_stop(room))

@@ -213,7 +213,14 @@ class DecodeCore:
             free_pages=self._cache.num_available,
             total_pages=self._cache.pool.capacity,
             waiting_tokens=self._waiting.num_tokens + self._running.waiting_tokens,
+            grantable_pages=self._grantable_pages,
         )
+
+    @property
+    def _grantable_pages(self) -> int:
+        if self._waiting or self._retracted or not self._cache.has_row:
+            return 0
+        return self._cache.num_available
 
     @property
     def num_open_rooms(self) -> int:
@@ -230,6 +237,9 @@ class DecodeCore:
     @property
     def num_integrity_failures(self) -> int:
         return self._imports.num_integrity_failures
+
+    def quarantined_since_s(self) -> float | None:
+        return self._rooms.closing.oldest_s()
 
     def page_counts(self) -> dict[str, int]:
         return self._cache.pool.counts()

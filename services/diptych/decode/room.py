@@ -25,6 +25,7 @@ class DecodeRoom:
     granted_s: float = 0.0
     handed_off_s: float = 0.0
     retracted_s: float = 0.0
+    given_up_s: float | None = None  # CLOSING: since when
     asked_s: float | None = None  # CLOSING: when prefill was last asked to stop
     stats: Stats = field(default_factory=Stats)
 

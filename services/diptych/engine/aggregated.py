@@ -138,6 +138,9 @@ class AggregatedCore:
     def num_integrity_failures(self) -> int:
         return 0  # decode checks
 
+    def quarantined_since_s(self) -> float | None:
+        return None  # nobody else writes into this pool
+
     def page_counts(self) -> dict[str, int]:
         return self._cache.pool.counts()
 

@@ -158,6 +158,7 @@ class Load:
     free_pages: int
     total_pages: int
     waiting_tokens: int
+    grantable_pages: int = 0  # decode: for new requests; 0 while requests wait for theirs
 
 
 class SchedulerCore(Protocol):
@@ -210,6 +211,15 @@ class SchedulerCore(Protocol):
     @property
     def num_integrity_failures(self) -> int:
         """Hand-offs whose bytes differ from what prefill sent; must stay 0."""
+        ...
+
+    @property
+    def num_retracted(self) -> int:
+        """Requests that had to give up their pages for a while, since start."""
+        ...
+
+    def quarantined_since_s(self) -> float | None:
+        """When the oldest page that is in quarantine went there."""
         ...
 
     def page_counts(self) -> dict[str, int]: ...

@@ -50,6 +50,7 @@ class PrefillCore:
     """Implements `SchedulerCore` for the prefill role."""
 
     can_overlap = False
+    num_retracted = 0  # a prompt keeps its pages until they have left
 
     def __init__(self, cache: KvCache, limits: Limits, digest: Digest, page_nbytes: int) -> None:
         self._cache = cache
@@ -237,6 +238,9 @@ class PrefillCore:
     @property
     def num_integrity_failures(self) -> int:
         return 0  # decode checks
+
+    def quarantined_since_s(self) -> float | None:
+        return None  # nobody writes into this pool
 
     def page_counts(self) -> dict[str, int]:
         return self._cache.pool.counts()

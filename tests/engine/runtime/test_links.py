@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from diptych.engine.events import NoteArrived, PeerDown, PeerUp, SendNote, WriteDone, WritePages, WriterGone
-from diptych.engine.runtime.links import RECONNECT_S, Links
+from diptych.engine.runtime.linking import RECONNECT_S
+from diptych.engine.runtime.links import Links
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.notes import Ack, HandOff

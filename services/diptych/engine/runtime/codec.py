@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Set
 
 import numpy as np
 
@@ -180,7 +181,7 @@ def kv_message_to_wire(message: KvMessage) -> worker_pb2.KvEvents:
     return wire
 
 
-def load_to_wire(load: Load, linked: set[int]) -> bootstrap_pb2.WorkerLoad:
+def load_to_wire(load: Load, linked: Set[int]) -> bootstrap_pb2.WorkerLoad:
     return bootstrap_pb2.WorkerLoad(
         num_waiting=load.num_waiting,
         num_running=load.num_running,
@@ -188,4 +189,5 @@ def load_to_wire(load: Load, linked: set[int]) -> bootstrap_pb2.WorkerLoad:
         total_pages=load.total_pages,
         waiting_tokens=load.waiting_tokens,
         linked_instances=sorted(linked),
+        grantable_pages=load.grantable_pages,
     )

@@ -1,25 +1,21 @@
-"""The links of one scheduler to its peers: keeps them to what membership says, and turns effects into transfers.
-
-Membership is level-triggered: `set_peers` gives the whole set, and every link is brought towards it, so neither a
-lost update nor a broken link strands a peer that is still a member.
-"""
+"""The links of one scheduler to its peers, as its loop needs them: effects become transfers, and transfers events."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Final, Protocol
 
-from diptych.engine.events import Event, NoteArrived, PeerDown, PeerUp, SendNote, WriteDone, WritePages, WriterGone
+from diptych.engine.events import Event, NoteArrived, SendNote, WriteDone, WritePages, WriterGone
+from diptych.engine.runtime.linking import Linking
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.errors import MalformedNote, TransferError, TransferQueueFull
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, Transport, TransportEvent
+from diptych.v1 import worker_pb2
 
 logger = logging.getLogger(__name__)
 
-RECONNECT_S: Final = 0.5  # between attempts to reach a member whose link is down
 SUSPECT_CHECK_S: Final = 0.2  # between looks whether a lost peer can still write
 
 
@@ -27,10 +23,20 @@ class PeerLinks(Protocol):
     """What the scheduler's loop needs of its links."""
 
     @property
-    def linked(self) -> set[int]: ...
+    def linked(self) -> Set[int]: ...
+
+    @property
+    def problem(self) -> str:
+        """Why no peer is linked although there are some; empty when one is."""
+        ...
 
     @property
     def num_pages_sent(self) -> int: ...
+
+    @property
+    def num_failures(self) -> int:
+        """Links that broke, since start."""
+        ...
 
     @property
     def has_events(self) -> bool:
@@ -51,18 +57,21 @@ class PeerLinks(Protocol):
 
     def poll(self, suspects: set[int]) -> list[Event]: ...
 
+    def status(self) -> list[worker_pb2.LinkStatus]:
+        """Describe every link, for operators."""
+        ...
+
     def close(self) -> None: ...
 
 
 class NoLinks:
     """The links of an engine that has no peers."""
 
+    linked: Set[int] = frozenset()
+    problem = ""
     num_pages_sent = 0
+    num_failures = 0
     has_events = False
-
-    @property
-    def linked(self) -> set[int]:
-        return set()
 
     def descriptors(self) -> Sequence[int]:
         return ()
@@ -82,6 +91,9 @@ class NoLinks:
     def poll(self, suspects: set[int]) -> list[Event]:
         return []
 
+    def status(self) -> list[worker_pb2.LinkStatus]:
+        return []
+
     def close(self) -> None:
         pass
 
@@ -91,19 +103,23 @@ class Links:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._members: Mapping[int, bytes] = {}  # instance id -> transfer metadata
-        self._opened: set[int] = set()  # links that are up or coming up
-        self._linked: set[int] = set()
-        self._retry_s: dict[int, float] = {}  # members whose link failed -> when to try again
-        self._now_s = 0.0
+        self._linking = Linking(transport)
         self._rooms: dict[int, int] = {}  # operation -> room
         self._queue: deque[WritePages | SendNote] = deque()  # effects that wait for the transfer engine
         self._events: list[Event] = []
         self.num_pages_sent = 0
 
     @property
-    def linked(self) -> set[int]:
-        return set(self._linked)
+    def linked(self) -> Set[int]:
+        return self._linking.up
+
+    @property
+    def problem(self) -> str:
+        return self._linking.problem
+
+    @property
+    def num_failures(self) -> int:
+        return self._linking.num_failures
 
     @property
     def has_events(self) -> bool:
@@ -114,23 +130,15 @@ class Links:
 
     def set_peers(self, members: Mapping[int, bytes], now_s: float) -> None:
         """Bring the links to `members`: connect new ones, close those that are no member any more."""
-        for peer in self._opened - members.keys():
-            self._transport.disconnect(peer)
-        self._members = members
-        self._retry_s = {peer: at_s for peer, at_s in self._retry_s.items() if peer in members}
-        self.reconnect(now_s)
+        self._linking.set_peers(members, now_s)
 
     def reconnect(self, now_s: float) -> None:
-        """Link to members that have no link, again `RECONNECT_S` after each failure. Call before `poll`."""
-        self._now_s = now_s
-        for peer in self._members.keys() - self._opened:
-            if self._retry_s.get(peer, now_s) <= now_s:
-                self._connect(peer)
+        """Link to members that have no link. Call before `poll`."""
+        self._linking.reconnect(now_s)
 
     def next_retry_s(self) -> float | None:
-        """When `reconnect` has something to do; None when every member is linked or never can be."""
-        times = [at_s for peer, at_s in self._retry_s.items() if peer not in self._opened]
-        return min((at_s for at_s in times if at_s != math.inf), default=None)
+        """When `reconnect` has something to do."""
+        return self._linking.next_retry_s()
 
     def perform(self, effect: WritePages | SendNote) -> None:
         self._queue.append(effect)
@@ -145,31 +153,16 @@ class Links:
         events, self._events = self._events, []
         return events
 
+    def status(self) -> list[worker_pb2.LinkStatus]:
+        return self._linking.status()
+
     def close(self) -> None:
         self._transport.close()
 
-    def _connect(self, peer: int) -> None:
-        try:
-            self._transport.connect(peer, self._members[peer])
-        except TransferError as error:
-            logger.error("can't ever link to %016x: %s", peer, error)
-            self._retry_s[peer] = math.inf  # its metadata is bad or doesn't fit ours, and stays so
-            return
-        self._opened.add(peer)
-
     def _take(self, event: TransportEvent) -> None:
         match event:
-            case LinkUp(peer):
-                logger.info("linked to %016x: %s", peer, self._transport.describe(peer))
-                self._linked.add(peer)
-                self._events.append(PeerUp(peer))
-            case LinkDown(peer, reason):
-                logger.warning("link to %016x is down: %s", peer, reason)
-                self._linked.discard(peer)
-                self._opened.discard(peer)
-                if peer in self._members:
-                    self._retry_s[peer] = self._now_s + RECONNECT_S
-                self._events.append(PeerDown(peer, reason))
+            case LinkUp() | LinkDown():
+                self._events += self._linking.take(event)
             case NoteReceived(peer, data):
                 self._take_note(peer, data)
             case OpDone(op, error):

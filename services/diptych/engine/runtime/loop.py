@@ -103,6 +103,7 @@ class SchedulerLoop:
         self._clock = clock
         self._events = engine_pb2.SchedulerEvents()  # goes out at the end of this iteration
         self._last_load = bootstrap_pb2.WorkerLoad()
+        self._last_problem = ""  # of the links
         self._stopping = False
         self._poller = zmq.Poller()
         self._poller.register(channel, zmq.POLLIN)
@@ -194,6 +195,9 @@ class SchedulerLoop:
         if load != self._last_load:
             self._last_load = load
             self._events.load.CopyFrom(load)
+        if self._links.problem != self._last_problem:
+            self._last_problem = self._links.problem
+            self._events.link_news.CopyFrom(engine_pb2.LinkNews(problem=self._last_problem))
         if not self._cache.changes.is_empty:
             self._events.kv_events.CopyFrom(codec.delta_to_wire(self._cache.changes.take()))
         if (adapters := self._adapters.news()) is not None:
@@ -204,6 +208,7 @@ class SchedulerLoop:
 
     def _status(self) -> worker_pb2.WorkerStatus:
         problems = self._core.check()
+        quarantined_since_s = self._core.quarantined_since_s()
         return worker_pb2.WorkerStatus(
             open_rooms=self._core.num_open_rooms,
             pages_by_state=self._core.page_counts(),
@@ -215,4 +220,8 @@ class SchedulerLoop:
             host_pages=self._cache.tree.num_host_pages,
             host_pages_saved=self._cache.num_saved,
             host_pages_restored=self._cache.num_restored,
+            links=self._links.status(),
+            link_failures=self._links.num_failures,
+            retractions=self._core.num_retracted,
+            quarantine_oldest_s=0.0 if quarantined_since_s is None else self._clock() - quarantined_since_s,
         )
