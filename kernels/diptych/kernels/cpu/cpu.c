@@ -6,6 +6,7 @@
 #include "linear.h"
 #include "logprobs.h"
 #include "low_rank.h"
+#include "page_pack.h"
 #include "paged_attention.h"
 #include "quantized_linear.h"
 #include "sampling.h"
@@ -115,3 +116,12 @@ EXPORT void diptych_sample(const struct sampling *job) { parallel(sample_part, j
 EXPORT void diptych_logprobs(const struct logprobs *job) { parallel(logprobs_part, job, job->num_rows); }
 
 EXPORT void diptych_forbid(const struct token_mask *job) { parallel(forbid_part, job, job->num_rows); }
+
+EXPORT void diptych_pack_rows(const struct page_pack *pack, const struct source_pages *source, int64_t first_token,
+                              int64_t first_row, int64_t num_rows, char *out) {
+    pack_rows(pack, source, first_token, first_row, num_rows, out);
+}
+
+EXPORT void diptych_unpack_page(const struct page_parts *parts, char *page, char *scratch) {
+    unpack_page(parts, page, scratch);
+}

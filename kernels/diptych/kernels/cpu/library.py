@@ -37,6 +37,8 @@ SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     "sample": (None, [c_void_p]),
     "logprobs": (None, [c_void_p]),
     "forbid": (None, [c_void_p]),
+    "pack_rows": (None, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
+    "unpack_page": (None, [c_void_p, c_void_p, c_void_p]),
 }
 
 

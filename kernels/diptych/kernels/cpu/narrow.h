@@ -92,6 +92,17 @@ INLINE void store_bf16(void *p, vec x) {
     store_halves(p, (bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
+/* To the nearest, ties to even; what is too large becomes infinite. */
+INLINE void store_fp16(void *p, vec x) {
+    const ivec bits = (ivec)x, magnitude = bits & 0x7FFFFFFF;
+    const ivec normal = (magnitude - (112 << 23) + 0xFFF + (magnitude >> 13 & 1)) >> 13; /* of 127, a bias of 15 */
+    const ivec subnormal = (ivec)((vec)magnitude + 0.5f) & 0x7FF; /* the last bit of such a sum is worth 2^-24 */
+    const ivec infinite = (ivec)blend(magnitude > 0x7F800000, (vec)((ivec){0} + 0x7E00), (vec)((ivec){0} + 0x7C00));
+    const vec rounded = blend((vec)magnitude < 0x1p-14f, (vec)subnormal, (vec)normal);
+    const vec clamped = blend((vec)magnitude < 65520.0f, rounded, (vec)infinite);
+    store_halves(p, (ivec)clamped | (bits >> 16 & 0x8000));
+}
+
 /* To the nearest, ties to even; what is larger than the largest becomes that. */
 INLINE void store_fp8(void *p, vec x) {
     const ivec bits = (ivec)x, magnitude = bits & 0x7FFFFFFF;

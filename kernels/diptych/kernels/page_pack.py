@@ -1,0 +1,138 @@
+"""Pages on their way to a pool with another layout: what the C and GPU kernels must compute, bit for bit, in numpy.
+
+A page is `[num_layers, 2, page_size, num_heads, head_dim]`. `pack_page` gathers the tokens of one target page out of
+source pages, takes some heads, casts, and gives `[num_layers, 2, dst_page_size, num_heads, head_dim]`: the part of the
+target page that the source has, in one piece. Where a page is made of several parts, they land one after the other in
+the page itself, in order of their heads, and `unpack_page` puts the heads of each token side by side.
+
+Casts go through float32, to the nearest with ties to even. fp8_e4m3 has no infinity: what is larger than 448 becomes
+448, and its NaN is not recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+U8 = npt.NDArray[np.uint8]
+F32 = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.integer[Any]]
+
+CELLS: Final[dict[str, npt.DTypeLike]] = {  # how numpy holds the numbers of a pool
+    "float32": np.float32,
+    "bfloat16": np.uint16,
+    "float16": np.float16,
+    "fp8_e4m3": np.uint8,
+}
+_FP8_LARGEST: Final = 0x7E
+
+
+@dataclass(frozen=True, slots=True)
+class PagePack:
+    """How tokens of source pages become a part of a target page."""
+
+    num_layers: int
+    head_dim: int
+    src_page_size: int  # tokens
+    src_num_heads: int  # of a source page
+    src_dtype: str  # a key of CELLS
+    first_head: int  # of a source page: the heads `[first_head, first_head + num_heads)` are taken
+    num_heads: int
+    dst_page_size: int  # tokens
+    dst_dtype: str
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of the taken heads of one token, K or V, of one layer."""
+        return self.num_heads * self.head_dim * np.dtype(CELLS[self.dst_dtype]).itemsize
+
+    @property
+    def layer_nbytes(self) -> int:
+        """Bytes of one layer of an image."""
+        return 2 * self.dst_page_size * self.row_nbytes
+
+    @property
+    def image_nbytes(self) -> int:
+        return self.num_layers * self.layer_nbytes
+
+
+def pack_page(pack: PagePack, pool: U8, src_pages: Indices, first_token: int) -> U8:
+    """Return the image of one target page, `[image_nbytes]`.
+
+    pool: `[num_pages, page_nbytes]`. The image's first token is number `first_token` of those in `src_pages`; where
+    they have no more tokens, it is zero.
+    """
+    tokens = first_token + np.arange(pack.dst_page_size)
+    places, offsets = np.divmod(tokens, pack.src_page_size)
+    exists = places < len(src_pages)
+    kv = pool.view(CELLS[pack.src_dtype])
+    kv = kv.reshape(len(pool), pack.num_layers, 2, pack.src_page_size, pack.src_num_heads, pack.head_dim)
+    taken = kv[np.asarray(src_pages)[places[exists]], :, :, offsets[exists]]  # [tokens, layers, 2, heads, dim]
+    taken = taken[..., pack.first_head : pack.first_head + pack.num_heads, :]
+    shape = (pack.num_layers, 2, pack.dst_page_size, pack.num_heads, pack.head_dim)
+    image = np.zeros(shape, CELLS[pack.dst_dtype])
+    image[:, :, exists] = np.moveaxis(cast(taken, pack.src_dtype, pack.dst_dtype), 0, 2)
+    return image.reshape(-1).view(np.uint8)
+
+
+def unpack_page(page: U8, part_heads: Sequence[int], *, num_layers: int, page_size: int, head_nbytes: int) -> None:
+    """Put the heads of each token side by side, in place.
+
+    page: `[page_nbytes]`, parts `[num_layers, 2, page_size, part_heads[k], head_nbytes]` one after the other.
+    """
+    ends = np.cumsum(part_heads) * (num_layers * 2 * page_size * head_nbytes)
+    parts = np.split(page, ends[:-1])
+    shapes = [(num_layers, 2, page_size, heads, head_nbytes) for heads in part_heads]
+    page[:] = np.concatenate([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)], axis=3).ravel()
+
+
+def cast(values: npt.NDArray[Any], src_dtype: str, dst_dtype: str) -> npt.NDArray[Any]:
+    """Return numbers as cells of another type."""
+    return values if src_dtype == dst_dtype else narrow(widen(values, src_dtype), dst_dtype)
+
+
+def widen(values: npt.NDArray[Any], dtype: str) -> F32:
+    match dtype:
+        case "bfloat16":
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        case "fp8_e4m3":
+            return _FP8_VALUES[values]
+        case _:
+            return values.astype(np.float32)
+
+
+def narrow(values: F32, dtype: str) -> npt.NDArray[Any]:
+    match dtype:
+        case "bfloat16":
+            bits = values.view(np.uint32)
+            return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+        case "fp8_e4m3":
+            return _to_fp8(values)
+        case _:
+            with np.errstate(over="ignore"):
+                return values.astype(CELLS[dtype])
+
+
+def _to_fp8(values: F32) -> U8:
+    bits = values.view(np.int32)
+    size = bits & 0x7FFFFFFF
+    magnitude = size.view(np.float32)
+    normal = (size - (120 << 23) + 0x7FFFF + (size >> 20 & 1)) >> 20
+    subnormal = (magnitude + np.float32(2**14)).view(np.int32) & 0x7F  # the last bit of such a sum is worth 2^-9
+    rounded = np.where(magnitude < 2**-6, subnormal, normal)
+    clamped = np.where(magnitude < 448, rounded, _FP8_LARGEST)
+    return (clamped | bits >> 24 & 0x80).astype(np.uint8)
+
+
+def _fp8_values() -> F32:
+    codes = np.arange(256)
+    exponents, fractions = codes >> 3 & 15, codes & 7
+    sizes = np.where(exponents > 0, (8 + fractions) * 2.0 ** (exponents - 10.0), fractions * 2.0**-9)
+    return np.where(codes < 128, sizes, -sizes).astype(np.float32)
+
+
+_FP8_VALUES: Final = _fp8_values()

@@ -1,0 +1,130 @@
+"""Packing pages: casts against torch, images against a plain loop, and the C kernel against numpy, to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diptych.kernels import page_pack
+from diptych.kernels.cpu import page_pack as in_c
+from diptych.kernels.page_pack import CELLS, PagePack
+
+TORCH: dict[str, Any] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+}
+DTYPES = list(TORCH)
+
+
+@st.composite
+def packs(draw: st.DrawFn) -> PagePack:
+    src_num_heads = draw(st.integers(1, 4))
+    first_head = draw(st.integers(0, src_num_heads - 1))
+    return PagePack(
+        num_layers=draw(st.integers(1, 3)),
+        head_dim=draw(st.sampled_from([1, 4, 16, 20, 64])),
+        src_page_size=draw(st.integers(1, 9)),
+        src_num_heads=src_num_heads,
+        src_dtype=draw(st.sampled_from(DTYPES)),
+        first_head=first_head,
+        num_heads=draw(st.integers(1, src_num_heads - first_head)),
+        dst_page_size=draw(st.integers(1, 9)),
+        dst_dtype=draw(st.sampled_from(DTYPES)),
+    )
+
+
+def numbers(count: int, seed: int) -> np.ndarray[Any, Any]:
+    """Of every size that a type has or rounds to: subnormal ones, ties, too large ones, both zeros."""
+    rng = np.random.default_rng(seed)
+    found = rng.standard_normal(count) * 10.0 ** rng.uniform(-9, 5, count)
+    edges = [
+        0,
+        -0.0,
+        448,
+        449,
+        464,
+        65504,
+        65520,
+        1e9,
+        2**-9,
+        2**-10,
+        3 * 2**-10,
+        2**-6,
+        2**-14,
+        2**-24,
+        2**-25,
+        17,
+        19,
+    ]
+    found[: len(edges)] = edges[:count]
+    return found.astype(np.float32)
+
+
+def cells(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    """What torch makes of the numbers; fp8 stops at its largest."""
+    tensor = torch.from_numpy(values)
+    tensor = tensor.clamp(-448, 448) if dtype == "fp8_e4m3" else tensor
+    return tensor.to(TORCH[dtype]).view(-1).view(torch.uint8).numpy()
+
+
+def pool_of(pack: PagePack, num_pages: int, seed: int) -> np.ndarray[Any, Any]:
+    count = num_pages * pack.num_layers * 2 * pack.src_page_size * pack.src_num_heads * pack.head_dim
+    return cells(numbers(count, seed), pack.src_dtype).reshape(num_pages, -1)
+
+
+@pytest.mark.parametrize("src", DTYPES)
+@pytest.mark.parametrize("dst", DTYPES)
+def test_a_cast_is_what_torch_makes_of_it(src: str, dst: str) -> None:
+    packed = cells(numbers(100_000, 0), src)
+    wide = torch.from_numpy(packed).view(TORCH[src]).float().numpy()
+    found = page_pack.cast(packed.view(CELLS[src]), src, dst)
+    assert found.view(np.uint8).tobytes() == cells(wide, dst).tobytes()
+
+
+@settings(max_examples=200, deadline=None)
+@given(packs(), st.integers(0, 20), st.integers(0, 4), st.integers(0, 2**32 - 1))
+def test_the_c_kernel_gives_the_same_bits(pack: PagePack, first_token: int, num_pages: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    pool, src_pages = pool_of(pack, 6, seed), rng.permutation(6)[:num_pages]
+    image = page_pack.pack_page(pack, pool, src_pages, first_token)
+    assert in_c.pack_page(pack, pool, src_pages, first_token).tobytes() == image.tobytes()
+    start, end = sorted(rng.integers(0, 2 * pack.num_layers * pack.dst_page_size + 1, 2).tolist())
+    rows = image.reshape(-1, pack.row_nbytes)[start:end]
+    assert in_c.pack_rows(pack, pool, src_pages, first_token, start, end).tobytes() == rows.tobytes()
+
+
+def test_an_image_holds_the_tokens_heads_and_layers_that_were_asked_for() -> None:
+    pack = PagePack(2, 3, 4, 5, "float32", 1, 2, 6, "float32")
+    kv = np.arange(7 * 2 * 2 * 4 * 5 * 3, dtype=np.float32).reshape(7, 2, 2, 4, 5, 3)
+    pages, first_token = np.array([6, 0, 3]), 9
+    image = page_pack.pack_page(pack, kv.reshape(7, -1).view(np.uint8), pages, first_token)
+    wanted = np.zeros((2, 2, 6, 2, 3), np.float32)
+    for token in range(3):  # the source has 12
+        page, offset = divmod(first_token + token, 4)
+        wanted[:, :, token] = kv[pages[page], :, :, offset, 1:3]
+    assert image.tobytes() == wanted.tobytes()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.sampled_from([1, 2, 8, 24]),
+)
+def test_parts_become_a_page(part_heads: list[int], num_layers: int, page_size: int, head_nbytes: int) -> None:
+    shape = (num_layers, 2, page_size, sum(part_heads), head_nbytes)
+    whole = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    parts = np.split(whole, np.cumsum(part_heads)[:-1], axis=3)
+    landed = np.concatenate([part.ravel() for part in parts])
+    for unpack_page in (page_pack.unpack_page, in_c.unpack_page):
+        page = landed.copy()
+        unpack_page(page, part_heads, num_layers=num_layers, page_size=page_size, head_nbytes=head_nbytes)
+        assert page.tobytes() == whole.tobytes()
