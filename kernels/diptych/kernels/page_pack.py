@@ -98,9 +98,10 @@ def cast(values: npt.NDArray[Any], src_dtype: str, dst_dtype: str) -> npt.NDArra
 def widen(values: npt.NDArray[Any], dtype: str) -> F32:
     match dtype:
         case "bfloat16":
-            return (values.astype(np.uint32) << 16).view(np.float32)
+            bits: npt.NDArray[np.uint32] = np.left_shift(values, 16, dtype=np.uint32)
+            return bits.view(np.float32)
         case "fp8_e4m3":
-            return _FP8_VALUES[values]
+            return np.take(_FP8_VALUES, values)
         case _:
             return values.astype(np.float32)
 
@@ -108,8 +109,8 @@ def widen(values: npt.NDArray[Any], dtype: str) -> F32:
 def narrow(values: F32, dtype: str) -> npt.NDArray[Any]:
     match dtype:
         case "bfloat16":
-            bits = values.view(np.uint32)
-            return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+            wide = values.view(np.uint32)
+            return ((wide + 0x7FFF + (wide >> 16 & 1)) >> 16).astype(np.uint16)
         case "fp8_e4m3":
             return _to_fp8(values)
         case _:
@@ -125,7 +126,8 @@ def _to_fp8(values: F32) -> U8:
     subnormal = (magnitude + np.float32(2**14)).view(np.int32) & 0x7F  # the last bit of such a sum is worth 2^-9
     rounded = np.where(magnitude < 2**-6, subnormal, normal)
     clamped = np.where(magnitude < 448, rounded, _FP8_LARGEST)
-    return (clamped | bits >> 24 & 0x80).astype(np.uint8)
+    codes: npt.NDArray[np.int32] = clamped | bits >> 24 & 0x80
+    return codes.astype(np.uint8)
 
 
 def _fp8_values() -> F32:

@@ -7,6 +7,7 @@ DiptychError
 │   ├── PageOutOfRange        a page that one of the two pools does not have
 │   ├── NoteTooLong           longer than any note may be
 │   ├── TransferTimeout       not complete in time; it may still complete
+│   ├── LayoutMismatch        a peer's pages can't be converted to ours or ours to its; says why
 │   └── MalformedMetadata     a peer's connection metadata can't be used; says why
 └── MalformedNote             a peer's note can't be understood; it is dropped
 """
@@ -42,6 +43,10 @@ class PageOutOfRange(TransferError):
 
 class NoteTooLong(TransferError):
     """A note longer than any note may be. Nothing was sent."""
+
+
+class LayoutMismatch(TransferError):
+    """Pages of the one pool can't become pages of the other."""
 
 
 class MalformedMetadata(TransferError):

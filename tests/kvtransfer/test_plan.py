@@ -1,0 +1,228 @@
+"""Plans, executed in numpy and compared with a dense tensor of the whole model's KV, number by number."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diptych.kernels.page_pack import CELLS, cast, pack_page, unpack_page
+from diptych.kvtransfer.errors import LayoutMismatch
+from diptych.kvtransfer.layout import DTYPE_NBYTES, PoolLayout
+from diptych.kvtransfer.plan import Shard, linked_ranks, part_heads, plan
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Side:
+    """The pools of all ranks of one worker."""
+
+    shards: tuple[Shard, ...]
+    num_pages: int
+
+    @staticmethod
+    def of(num_ranks: int, *, heads: int, layers: int, page_size: int, dim: int, dtype: str, num_pages: int) -> Side:
+        own = max(1, heads // num_ranks)
+        layout = PoolLayout(num_pages, layers, page_size, own, dim, dtype)
+        return Side(tuple(Shard(layout, heads, rank, num_ranks) for rank in range(num_ranks)), num_pages)
+
+    @property
+    def layout(self) -> PoolLayout:
+        return self.shards[0].layout
+
+    def new_pools(self) -> list[Array]:
+        """Every byte of them 0xEE."""
+        return [np.full((self.num_pages, self.layout.page_nbytes), 0xEE, np.uint8) for _ in self.shards]
+
+    def view(self, pool: Array) -> Array:
+        return pool.view(CELLS[self.layout.dtype]).reshape(self.layout.shape)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt's tokens `[start, end)` go from one worker to another."""
+
+    src: Side
+    dst: Side
+    start: int  # a multiple of the target's page size
+    end: int
+    seed: int
+
+    def tokens(self) -> Array:
+        """The model's KV, `[end, layers, 2, heads, dim]` as cells of the source."""
+        shard = self.src.shards[0]
+        shape = (self.end, shard.layout.num_layers, 2, shard.total_kv_heads, shard.layout.head_dim)
+        numbers = np.random.default_rng(self.seed).standard_normal(shape).astype(np.float32) * 100
+        return cast(numbers, "float32", shard.layout.dtype)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    heads = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
+    ranks = [n for n in (1, 2, 3, 4, 6, 8) if heads % n == 0 or n % heads == 0]
+    model = {"heads": heads, "layers": draw(st.integers(1, 3)), "dim": draw(st.sampled_from([4, 8, 12]))}
+    sides = [
+        Side.of(
+            draw(st.sampled_from(ranks)),
+            page_size=draw(st.sampled_from([1, 2, 3, 4, 6, 16])),
+            dtype=draw(st.sampled_from(list(DTYPE_NBYTES))),
+            num_pages=40,
+            **model,
+        )
+        for _ in range(2)
+    ]
+    end = draw(st.integers(1, 40))
+    page_size = sides[1].layout.page_size
+    start = draw(st.integers(0, (end - 1) // page_size)) * page_size
+    return Case(sides[0], sides[1], start, end, draw(st.integers(0, 2**32 - 1)))
+
+
+def fill(case: Case, pages: Array) -> list[Array]:
+    """Put the prompt into the source's pools, as prefill has it: from the first page on."""
+    tokens, pools = case.tokens(), case.src.new_pools()
+    for shard, pool in zip(case.src.shards, pools, strict=True):
+        for token in range(case.end):
+            page, offset = divmod(token, shard.layout.page_size)
+            case.src.view(pool)[pages[page], :, :, offset] = tokens[token][:, :, shard.first_head : shard.end_head]
+    return pools
+
+
+@dataclass
+class Executed:
+    pools: list[Array]  # the target's
+    runs: Counter[tuple[int, int]]  # (target rank, target page) -> runs on the wire
+    nbytes: Counter[int]  # source rank -> bytes on the wire
+
+
+def execute(case: Case, pages: Array, pools: list[Array], dst_pages: Array) -> Executed:
+    """Do what the plans say, then unpack."""
+    done = Executed(case.dst.new_pools(), Counter(), Counter())
+    first, skip = divmod(case.start, case.src.layout.page_size)
+    src_pages = pages[first : -(-case.end // case.src.layout.page_size)]
+    for src, dst in itertools.product(case.src.shards, case.dst.shards):
+        copies = plan(src, dst)
+        assert (copies is not None) <= (dst.rank in linked_ranks(src, case.dst.shards))
+        if copies is None:
+            continue
+        runs = copies.cut(src_pages, dst_pages, skip)
+        for i, page in enumerate(runs.dst_pages):
+            pool = pools[src.rank]
+            if copies.pack is None:
+                image = pool[runs.src_pages[i]]
+            else:
+                image = pack_page(copies.pack, pool, runs.src_pages, int(runs.first_tokens[i]))
+            assert len(image) == copies.nbytes
+            done.pools[dst.rank][page, copies.offset : copies.offset + copies.nbytes] = image
+            done.runs[dst.rank, int(page)] += 1
+            done.nbytes[src.rank] += copies.nbytes
+    unpack(case, dst_pages, done.pools)
+    return done
+
+
+def unpack(case: Case, dst_pages: Array, pools: list[Array]) -> None:
+    for dst in case.dst.shards:
+        heads, layout = part_heads(case.src.shards[0], dst), dst.layout
+        if len(heads) > 1:
+            for page in dst_pages:
+                unpack_page(
+                    pools[dst.rank][page],
+                    heads,
+                    num_layers=layout.num_layers,
+                    page_size=layout.page_size,
+                    head_nbytes=layout.head_dim * DTYPE_NBYTES[layout.dtype],
+                )
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases())
+def test_every_number_arrives_where_it_belongs_in_one_run_a_page_and_part(case: Case) -> None:
+    rng = np.random.default_rng(case.seed)
+    pages, dst_pages = rng.permutation(40), rng.permutation(40)
+    dst_pages = dst_pages[: -(-(case.end - case.start) // case.dst.layout.page_size)]
+    done = execute(case, pages, fill(case, pages), dst_pages)
+    wanted = cast(case.tokens(), case.src.layout.dtype, case.dst.layout.dtype)
+    for dst, pool in zip(case.dst.shards, done.pools, strict=True):
+        for token in range(case.start, case.end):
+            page, offset = divmod(token - case.start, dst.layout.page_size)
+            found = case.dst.view(pool)[dst_pages[page], :, :, offset]
+            assert found.tobytes() == wanted[token][:, :, dst.first_head : dst.end_head].tobytes()
+        others = np.setdiff1d(np.arange(40), dst_pages)
+        assert (pool[others] == 0xEE).all()
+        num_parts = len(part_heads(case.src.shards[0], dst))
+        assert {done.runs[dst.rank, page] for page in dst_pages.tolist()} == {num_parts}
+    assert done.nbytes.total() == len(dst_pages) * case.dst.layout.page_nbytes * len(case.dst.shards)
+
+
+def side(num_ranks: int, heads: int = 2, **changes: Any) -> Side:
+    fields = {"layers": 2, "page_size": 16, "dim": 8, "dtype": "bfloat16", "num_pages": 64}
+    return Side.of(num_ranks, heads=heads, **{**fields, **changes})
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+def test_equal_workers_send_whole_pages_from_rank_to_rank(num_ranks: int) -> None:
+    one, other = side(num_ranks), side(num_ranks)
+    for src in one.shards:
+        sent = {dst.rank: copies for dst in other.shards if (copies := plan(src, dst))}
+        assert {rank: (copies.pack, copies.num_turns) for rank, copies in sent.items()} == {src.rank: (None, 1)}
+        assert linked_ranks(src, other.shards) == (src.rank,)
+
+
+@pytest.mark.parametrize(("num_src", "num_dst"), [(2, 1), (4, 1), (8, 1), (4, 2), (8, 4), (8, 2), (1, 4), (2, 8)])
+def test_ranks_with_the_same_heads_share_the_work_evenly(num_src: int, num_dst: int) -> None:
+    src, dst = side(num_src), side(num_dst)
+    pages, sent = np.arange(32), Counter[int]()
+    for one, other in itertools.product(src.shards, dst.shards):
+        copies = plan(one, other)
+        if copies:
+            sent[one.rank] += copies.nbytes * len(copies.cut(pages, pages, 0).dst_pages)
+    assert set(sent.values()) == {32 * dst.layout.page_nbytes * num_dst // num_src}
+    assert len(sent) == num_src
+
+
+def test_a_grant_that_begins_inside_a_page_skips_its_first_tokens() -> None:
+    copies = plan(side(1, page_size=64).shards[0], side(1).shards[0])
+    assert copies is not None
+    runs = copies.cut(np.array([7, 9]), np.array([3, 4, 5]), 48)
+    assert [runs.src_pages.tolist(), runs.first_tokens.tolist(), runs.dst_pages.tolist()] == [
+        [7, 9],
+        [48, 64, 80],
+        [3, 4, 5],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        (side(1, layers=3), r"another model: .* \[2, 2, 8\] and \[3, 2, 8\]"),
+        (side(1, heads=4), "another model"),
+        (side(1, dim=16), "another model"),
+        (side(1, page_size=1, dim=8, dtype="fp8_e4m3"), None),
+    ],
+)
+def test_what_can_not_be_converted_is_refused_with_a_reason(other: Side, problem: str | None) -> None:
+    if problem is None:
+        assert plan(side(1).shards[0], other.shards[0]) is not None
+        return
+    with pytest.raises(LayoutMismatch, match=problem):
+        plan(side(1).shards[0], other.shards[0])
+
+
+def test_parts_that_are_no_whole_words_are_refused() -> None:
+    small = side(1, page_size=1, dim=1, dtype="fp8_e4m3")
+    with pytest.raises(LayoutMismatch, match="multiple of 8 bytes; use larger pages"):
+        plan(side(2, dim=1, page_size=1).shards[0], small.shards[0])
+
+
+@pytest.mark.parametrize(
+    "shard", [Shard(side(1).layout, 4), Shard(side(2).layout, 2, 2, 2), Shard(side(2).layout, 3, 0, 2)]
+)
+def test_ranks_that_do_not_share_the_heads_evenly_are_refused(shard: Shard) -> None:
+    with pytest.raises(LayoutMismatch, match="can't hold"):
+        plan(shard, shard)
