@@ -1,8 +1,8 @@
-"""How pages come from the pool of one rank into the pool of another whose layout differs: what is sent, and where it lands.
+"""How pages get from the pool of one rank into the pool of another with another layout: what is sent, where it lands.
 
 Rule: on the wire a target page is one run of bytes for each rank that sends a part of it. The sender packs what it has
 of the page, cast to the target's type: tokens of the target's page, heads that both ranks have. Parts land one after
-the other in the target page itself, in order of their heads; the target unpacks each page in place once it was verified.
+the other in the target page itself, in order of their heads; the target unpacks it in place once it was verified.
 Pages of equal layouts and heads move as they are.
 
 Ranks that outnumber the KV heads hold copies of them. Each copy at the target has its own senders among the copies at
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -130,7 +131,7 @@ def part_heads(src: Shard, dst: Shard) -> tuple[int, ...]:
     width = src.layout.num_kv_heads
     cuts = [head for head in range(dst.first_head + 1, dst.end_head) if head % width == 0]
     edges = [dst.first_head, *cuts, dst.end_head]
-    return tuple(end - start for start, end in zip(edges[:-1], edges[1:], strict=True))
+    return tuple(end - start for start, end in pairwise(edges))
 
 
 def linked_ranks(one: Shard, others: Sequence[Shard]) -> tuple[int, ...]:
