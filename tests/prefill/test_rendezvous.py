@@ -3,7 +3,9 @@ from __future__ import annotations
 from diptych.kvtransfer.notes import Abort, PagesReady
 from diptych.prefill.rendezvous import KEEP_S, Rendezvous
 
-GRANT = PagesReady(room=1, pages=(4,), generations=(1,), cached_prefix_len=0, num_prompt_tokens=3, prompt_hash=9)
+GRANT = PagesReady(
+    room=1, pages=(4,), generations=(1,), cached_prefix_len=0, num_prompt_tokens=3, page_size=4, prompt_hash=9
+)
 ABORT = Abort(room=1, code=6, message="gone")
 
 

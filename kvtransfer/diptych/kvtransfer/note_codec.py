@@ -25,6 +25,7 @@ def encode(note: Note, *, sender: int, target: int) -> bytes:
             wire.pages_ready.generations.extend(note.generations)
             wire.pages_ready.cached_prefix_len = note.cached_prefix_len
             wire.pages_ready.num_prompt_tokens = note.num_prompt_tokens
+            wire.pages_ready.page_size = note.page_size
             wire.pages_ready.prompt_hash = note.prompt_hash
         case HandOff():
             wire.hand_off.first_token = note.first_token
@@ -73,6 +74,7 @@ def _body(wire: transfer_pb2.TransferNote) -> Note:
                 tuple(ready.generations),
                 ready.cached_prefix_len,
                 ready.num_prompt_tokens,
+                ready.page_size,
                 ready.prompt_hash,
             )
         case "hand_off":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class PagesReady:
     generations: tuple[int, ...]
     cached_prefix_len: int  # tokens decode holds already; a multiple of the page size
     num_prompt_tokens: int
+    page_size: int  # tokens of each
     prompt_hash: int
 
 

@@ -32,18 +32,20 @@ class TransferNote(_message.Message):
     def __init__(self, version: _Optional[int] = ..., sender: _Optional[int] = ..., target: _Optional[int] = ..., room: _Optional[int] = ..., pages_ready: _Optional[_Union[PagesReady, _Mapping]] = ..., hand_off: _Optional[_Union[HandOff, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., abort_ack: _Optional[_Union[AbortAck, _Mapping]] = ...) -> None: ...
 
 class PagesReady(_message.Message):
-    __slots__ = ("pages", "generations", "cached_prefix_len", "num_prompt_tokens", "prompt_hash")
+    __slots__ = ("pages", "generations", "cached_prefix_len", "num_prompt_tokens", "page_size", "prompt_hash")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     CACHED_PREFIX_LEN_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_HASH_FIELD_NUMBER: _ClassVar[int]
     pages: _containers.RepeatedScalarFieldContainer[int]
     generations: _containers.RepeatedScalarFieldContainer[int]
     cached_prefix_len: int
     num_prompt_tokens: int
+    page_size: int
     prompt_hash: int
-    def __init__(self, pages: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., cached_prefix_len: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_hash: _Optional[int] = ...) -> None: ...
+    def __init__(self, pages: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., cached_prefix_len: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., page_size: _Optional[int] = ..., prompt_hash: _Optional[int] = ...) -> None: ...
 
 class HandOff(_message.Message):
     __slots__ = ("first_token", "finish_reason", "num_pages", "kv_digest", "generations", "cached_tokens")

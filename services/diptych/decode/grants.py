@@ -51,5 +51,6 @@ class Grants:
             generations=room.generations,
             cached_prefix_len=request.cached_len,
             num_prompt_tokens=request.prompt_len,
+            page_size=self._cache.page_size,
             prompt_hash=prompt_hash(request.tokens[: request.prompt_len], request.extra_key),
         )

@@ -113,13 +113,14 @@ class EmitTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WritePages:
-    """Write our pages `src` to the peer's pages `dst`, then send `note`, if any. Answered by one `WriteDone`."""
+    """Fill the peer's pages `dst` from our pages `src`, then send `note`, if any. Answered by one `WriteDone`."""
 
     room: int
     peer: int
     src: Pages
     dst: Pages
     note: HandOff | None
+    skip_tokens: int = 0  # of the first of `src`
 
 
 @dataclass(frozen=True, slots=True)

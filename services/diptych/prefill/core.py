@@ -184,11 +184,11 @@ class PrefillCore:
     # what a room waits for
 
     def _take_grant(self, room: PrefillRoom, grant: PagesReady) -> None:
-        problem = room.refuse_grant(grant, self._cache.page_size, prompt_hash)
+        problem = room.refuse_grant(grant, prompt_hash)
         if problem:
             self._rooms.fail(room, Failure(FailureCode.INVALID, problem))
             return
-        room.take_grant(grant, self._cache.page_size)
+        room.take_grant(grant)
         if room.request.is_ready:
             self._waiting.add(room.request)
 

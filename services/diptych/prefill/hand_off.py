@@ -26,15 +26,16 @@ class HandOffs:
     def note(self, room: PrefillRoom, first_token: int, finish: Finish | None) -> HandOff:
         """Return what decode hears; `finish` is set if the first token ends the request."""
         assert room.grant is not None
-        granted = self._cache.pages_of(room.request)[room.first_page :].copy()
+        granted = self._cache.pages_of(room.request)[room.first_page * room.page_size // self._cache.page_size :].copy()
         room.finish = finish or Finish.STOP
         room.stats.kv_digest = self._digest(granted)
-        room.stats.pages_moved, room.stats.bytes_moved = len(granted), len(granted) * self._page_nbytes
+        room.stats.pages_moved = len(room.grant.pages)
+        room.stats.bytes_moved = room.stats.pages_moved * room.page_size * self._page_nbytes // self._cache.page_size
         return HandOff(
             room=room.request.room,
             first_token=first_token,
             finish=finish.value if finish else None,
-            num_pages=len(granted),
+            num_pages=len(room.grant.pages),
             kv_digest=room.stats.kv_digest,
             generations=room.grant.generations,
             cached_tokens=room.request.cached_len,

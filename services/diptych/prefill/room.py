@@ -25,8 +25,8 @@ class PrefillRoom:
     arrival_s: float
     phase: Phase = Phase.BOOTSTRAPPING
     grant: PagesReady | None = None
-    first_page: int = 0  # of the request, that decode lacks
-    next_page: int = 0  # of the request, not yet posted
+    first_page: int = 0  # of the request, in decode's pages, that decode lacks
+    next_page: int = 0  # of the request, in decode's pages, not yet posted
     writes_in_flight: int = 0
     pinned: list[Pages] = field(default_factory=list)
     hand_off: HandOff | None = None
@@ -48,27 +48,35 @@ class PrefillRoom:
         """Everything has left us; only decode's word is missing."""
         return self.phase is Phase.TRANSFERRING and self.writes_in_flight == 0
 
-    def refuse_grant(self, grant: PagesReady, page_size: int, prompt_hash: Callable[[I64, bytes], int]) -> str | None:
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page of decode's."""
+        assert self.grant is not None
+        return self.grant.page_size
+
+    def refuse_grant(self, grant: PagesReady, prompt_hash: Callable[[I64, bytes], int]) -> str | None:
         """Say why the grant doesn't fit this request; None when it does. Both legs must mean the same prompt."""
         request = self.request
         prompt = request.tokens[: request.prompt_len]
         if grant.num_prompt_tokens != request.prompt_len or grant.prompt_hash != prompt_hash(prompt, request.extra_key):
             lens = f"{grant.num_prompt_tokens} tokens) than prefill ({request.prompt_len}"
             return f"decode has another prompt, salt or adapter ({lens})"
-        if grant.cached_prefix_len % page_size or grant.cached_prefix_len >= request.prompt_len:
-            return f"decode claims a cached prefix of {grant.cached_prefix_len} tokens of {request.prompt_len}"
+        page_size = grant.page_size
+        if page_size < 1 or grant.cached_prefix_len % page_size or grant.cached_prefix_len >= request.prompt_len:
+            claim = f"{grant.cached_prefix_len} tokens of {request.prompt_len}, in pages of {page_size}"
+            return f"decode claims a cached prefix of {claim}"
         num_pages = -(-request.prompt_len // page_size) - grant.cached_prefix_len // page_size
         if len(grant.pages) != num_pages:
             return f"decode granted {len(grant.pages)} pages where {num_pages} are needed"
         return None
 
-    def take_grant(self, grant: PagesReady, page_size: int) -> None:
+    def take_grant(self, grant: PagesReady) -> None:
         self.on(Signal.PAGES_READY)
         self.grant = grant
-        self.first_page = self.next_page = grant.cached_prefix_len // page_size
+        self.first_page = self.next_page = grant.cached_prefix_len // grant.page_size
 
     def destination(self, start_page: int, end_page: int) -> Pages:
-        """The peer's pages for pages `[start_page, end_page)` of the request."""
+        """Decode's pages `[start_page, end_page)` of the request."""
         assert self.grant is not None
         span = self.grant.pages[start_page - self.first_page : end_page - self.first_page]
         return np.array(span, dtype=np.int32)

@@ -196,7 +196,7 @@ class Links:
             case WritePages():
                 op = self._transport.write_pages(effect.peer, effect.src, effect.dst, note)
                 self._rooms[op] = effect.room
-                self.num_pages_sent += len(effect.src)
+                self.num_pages_sent += len(effect.dst)
             case SendNote():
                 self._transport.send_note(effect.peer, note)
 
