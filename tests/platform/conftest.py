@@ -178,6 +178,12 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     running.stop()
 
 
+@pytest.fixture(scope="session")
+def platform_class() -> type[Platform]:
+    """For tests that share a platform of their own kind."""
+    return Platform
+
+
 @pytest.fixture
 def start_platform(tmp_path: Path) -> Iterator[Callable[..., Platform]]:
     """Start a platform of one's own, to be killed and maimed."""

@@ -40,6 +40,7 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
         "update-weights": Command(
             "give running workers other weights", "diptych.cli.update_weights", "UpdateWeightsConfig"
         ),
+        "links": Command("show the KV links between running workers", "diptych.cli.links", "LinksConfig"),
         "build": Command("compile the C parts now, not at their first use", "diptych.cli.build", "BuildConfig"),
         "version": Command("print the version", "diptych.cli.version", "VersionConfig"),
     }

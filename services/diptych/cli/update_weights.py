@@ -12,14 +12,13 @@ from typing import TypeAlias
 
 import grpc
 
+from diptych.cli.members import members, name_of
 from diptych.cli.weight_rounds import rounds, workers_of
 from diptych.common.config import REQUIRED, argument, option
-from diptych.common.errors import ConfigError, DiptychError
-from diptych.v1 import bootstrap_pb2
+from diptych.common.errors import DiptychError
 from diptych.v1.admin_pb2 import UpdateWeightsRequest, UpdateWeightsResponse
 from diptych.v1.admin_pb2_grpc import WorkerAdminStub
 from diptych.v1.bootstrap_pb2 import Instance
-from diptych.v1.bootstrap_pb2_grpc import BootstrapStub
 
 Answer: TypeAlias = UpdateWeightsResponse | grpc.RpcError
 
@@ -43,7 +42,7 @@ def main(config: UpdateWeightsConfig) -> int:
     """Update every worker; return the exit code."""
     update = _Update(config)
     try:
-        for together in rounds(workers_of(_members(config.bootstrap), config.started_as)):
+        for together in rounds(workers_of(members(config.bootstrap), config.started_as)):
             update.apply(together)
     except UpdateFailed:
         update.revert()
@@ -63,9 +62,9 @@ class _Update:
         refusals = []
         for worker, answer in _together(lambda worker: self._call(worker, self.config.model), workers):
             if isinstance(answer, grpc.RpcError):
-                refusals.append(f"{_name(worker)}: {answer.details()}")
+                refusals.append(f"{name_of(worker)}: {answer.details()}")
                 continue
-            print(f"{_name(worker)}: {answer.model_id} in place of {answer.previous_model_id}", flush=True)
+            print(f"{name_of(worker)}: {answer.model_id} in place of {answer.previous_model_id}", flush=True)
             self.done.append((worker, answer.previous_model))
         if refusals:
             raise UpdateFailed("; ".join(refusals))
@@ -75,7 +74,7 @@ class _Update:
         for worker, model in reversed(self.done):
             answer = self._call(worker, model)
             words = f"still new: {answer.details()}" if isinstance(answer, grpc.RpcError) else "as before"
-            print(f"{_name(worker)}: {words}", flush=True)
+            print(f"{name_of(worker)}: {words}", flush=True)
 
     def _call(self, worker: Instance, model: str) -> Answer:
         request = UpdateWeightsRequest(
@@ -94,19 +93,3 @@ class _Update:
 def _together(call: Callable[[Instance], Answer], workers: Sequence[Instance]) -> Iterable[tuple[Instance, Answer]]:
     with ThreadPoolExecutor(len(workers)) as pool:
         return list(zip(workers, pool.map(call, workers), strict=True))
-
-
-def _members(address: str) -> list[Instance]:
-    with grpc.insecure_channel(address) as channel:
-        try:
-            updates = BootstrapStub(channel).Watch(bootstrap_pb2.WatchRequest(), timeout=10)
-            snapshot: bootstrap_pb2.WatchUpdate = next(updates)
-            updates.cancel()
-        except grpc.RpcError as error:
-            raise ConfigError(f"no bootstrap answers at {address}: {error.details()}") from None
-        return list(snapshot.upserts)
-
-
-def _name(worker: Instance) -> str:
-    role = "prefill" if worker.role == bootstrap_pb2.ROLE_PREFILL else "decode"
-    return f"{role} {worker.instance_id:016x} at {worker.address}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import uvloop
 
 from diptych.common import lifecycle
+from diptych.common.http_server import HttpServer
 from diptych.common.logging import setup
 from diptych.common.membership_client import MembershipWatcher
 from diptych.engine.loader.load_format import LoadFormat
@@ -24,7 +25,6 @@ from diptych.router.grpc.inference import InferenceService
 from diptych.router.grpc.server import GrpcServer
 from diptych.router.http.adapters import add_adapters
 from diptych.router.http.app import create_app
-from diptych.router.http.server import HttpServer
 from diptych.router.metrics import RouterMetrics
 from diptych.router.pipeline import Pipeline
 from diptych.router.policies import POLICIES

@@ -7,7 +7,7 @@ fewer and larger messages and never more memory than its open requests' tokens a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from diptych.engine.kv_feed import KvFeed, KvFeeds
 from diptych.engine.runtime import codec
@@ -50,8 +50,11 @@ class Session:
 class Sessions:
     """All sessions of a worker, and the room -> session map."""
 
-    def __init__(self, kv_feeds: KvFeeds | None = None) -> None:
+    def __init__(
+        self, kv_feeds: KvFeeds | None = None, on_success: Callable[[worker_pb2.LegStats], None] = lambda stats: None
+    ) -> None:
         self._kv_feeds = kv_feeds  # None: KV events are off
+        self._on_success = on_success  # called for each leg that ends well
         self._sessions: set[Session] = set()
         self._by_room: dict[int, Session] = {}
         self._load = bootstrap_pb2.WorkerLoad()
@@ -108,6 +111,8 @@ class Sessions:
                 continue  # its session broke; the abort is on its way
             session.add_output(output)
             if _is_last(output):
+                if not output.HasField("error"):
+                    self._on_success(output.stats)
                 session.rooms.discard(output.room)
                 del self._by_room[output.room]
 

@@ -18,6 +18,7 @@ class WorkerConfig(EngineOptions):
     bootstrap: tuple[str, ...] = option(("127.0.0.1:7000",), help="addresses of the bootstrap replicas")
     host: str = option("127.0.0.1", help="address to listen on")
     port: int = option(0, help="gRPC port; 0: any free one, peers learn it from bootstrap")
+    metrics_port: int = option(0, help="HTTP port of /metrics for Prometheus; 0: any free one, named in the log")
     advertise_host: str = option("", help="host that others reach this worker by; empty: the listening address")
     transports: Transports = option("auto", help="ways to move KV pages; auto: the fastest", group="transfer")
     drain_s: int = option(20, help="seconds that running requests get to finish after SIGTERM")

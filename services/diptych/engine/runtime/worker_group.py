@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Final, TypeVar
 
 from diptych.common.membership_client import MembershipWatcher
-from diptych.engine.kv_feed import KvFeeds
 from diptych.engine.runtime.refusal import accepted
 from diptych.engine.runtime.scheduler_client import SchedulerClient, SchedulerDied
 from diptych.engine.runtime.sessions import Session, Sessions
@@ -39,13 +38,13 @@ class WorkerGroup:
         self,
         scheduler: SchedulerClient,
         instance: bootstrap_pb2.Instance,
-        kv_feeds: KvFeeds | None,
+        sessions: Sessions,
         on_news: Callable[[], None],
     ) -> None:
         self.scheduler = scheduler
         self._instance = instance
         self._on_news = on_news  # called when others should hear of the record at once
-        self._sessions = Sessions(kv_feeds)
+        self._sessions = sessions
         self._queries = itertools.count(1)
         self._answers: dict[int, asyncio.Future[worker_pb2.WorkerStatus]] = {}
         self._admin_answers: dict[int, asyncio.Future[admin_pb2.AdminAnswer]] = {}
@@ -63,6 +62,10 @@ class WorkerGroup:
         return self._instance.instance_id
 
     @property
+    def dp_rank(self) -> int:
+        return self._instance.dp_rank
+
+    @property
     def is_loaded(self) -> bool:
         return self._instance.state != bootstrap_pb2.INSTANCE_STATE_STARTING
 
@@ -71,8 +74,8 @@ class WorkerGroup:
         self._instance.load.CopyFrom(self._sessions.load)
         return self._instance
 
-    def listen_at(self, address: str) -> None:
-        self._instance.address = address
+    def listen_at(self, address: str, metrics_address: str) -> None:
+        self._instance.address, self._instance.metrics_address = address, metrics_address
 
     async def load(self) -> None:
         """Wait until the model is loaded, then tell others how to reach us. Raises `SchedulerDied`."""

@@ -14,24 +14,30 @@ import secrets
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
 from diptych.common import lifecycle, rpc
+from diptych.common.http_server import HttpServer
 from diptych.common.logging import setup
 from diptych.common.membership_client import Evicted, MembershipWatcher, Registration
 from diptych.engine.kv_feed import KvFeeds
 from diptych.engine.loader.source import open_model
+from diptych.engine.runtime.metrics_app import metrics_app
 from diptych.engine.runtime.scheduler_client import SchedulerDied, ipc_endpoint, new_folder, start_scheduler
 from diptych.engine.runtime.scheduler_config import SchedulerConfig
+from diptych.engine.runtime.sessions import Sessions
 from diptych.engine.runtime.worker_admin import WorkerAdminService
 from diptych.engine.runtime.worker_config import WorkerConfig
 from diptych.engine.runtime.worker_group import WorkerGroup
+from diptych.engine.runtime.worker_metrics import WorkerMetrics
 from diptych.engine.runtime.worker_service import WorkerService
 from diptych.v1 import admin_pb2_grpc, bootstrap_pb2, worker_pb2_grpc
 
 logger = logging.getLogger(__name__)
+
+SCRAPE_GRACE_S: Final = 1  # for a scrape that runs when the worker ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +64,24 @@ def run_worker(config: WorkerConfig, role: WorkerRole) -> int:
 
 
 async def _serve(config: WorkerConfig, role: WorkerRole, stop: asyncio.Event) -> None:
+    metrics = WorkerMetrics()
     async with contextlib.AsyncExitStack() as stack:
-        members = [await stack.enter_async_context(_member(config, role, rank)) for rank in range(config.dp)]
+        starting = [_member(config, role, rank, metrics) for rank in range(config.dp)]
+        members = [await stack.enter_async_context(each) for each in starting]
         service = WorkerService(member.group for member in members)
         address = await stack.enter_async_context(_listen(config, service))
+        scraped = HttpServer(
+            metrics_app(metrics, service.groups), config.host, config.metrics_port, stop_grace_s=SCRAPE_GRACE_S
+        )
         watcher = MembershipWatcher(config.bootstrap)
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(watcher.run())
+            tasks.create_task(scraped.run())
             async with asyncio.TaskGroup() as lives:
                 for member in members:
-                    member.group.listen_at(address)
+                    member.group.listen_at(address, f"{config.advertised_host}:{scraped.port}")
                     lives.create_task(_live(member, service, watcher, stop, config.drain_s))
+            scraped.stop()
             watching.cancel()
 
 
@@ -116,14 +129,14 @@ async def _until_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -
 
 
 @contextlib.asynccontextmanager
-async def _member(config: WorkerConfig, role: WorkerRole, rank: int) -> AsyncIterator[_Member]:
+async def _member(config: WorkerConfig, role: WorkerRole, rank: int, metrics: WorkerMetrics) -> AsyncIterator[_Member]:
     """Start the scheduler of a group; end it at the exit."""
     instance, folder = _instance(config, role, rank), new_folder()
     scheduler_config = _scheduler_config(config, role, instance.instance_id, folder)
     scheduler = await start_scheduler(role.scheduler_module, scheduler_config, folder)
     registration = Registration(config.bootstrap, lambda: group.describe())
-    kv_feeds = KvFeeds() if config.kv_events == "on" else None
-    group = WorkerGroup(scheduler, instance, kv_feeds, registration.nudge)
+    sessions = Sessions(KvFeeds() if config.kv_events == "on" else None, metrics.leg_ended)
+    group = WorkerGroup(scheduler, instance, sessions, registration.nudge)
     try:
         yield _Member(group, registration)
     finally:

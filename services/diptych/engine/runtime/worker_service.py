@@ -25,6 +25,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     def __init__(self, groups: Iterable[WorkerGroup]) -> None:
         self._groups = {name_of(group.instance_id): group for group in groups}
 
+    def groups(self) -> list[WorkerGroup]:
+        """Return those that live."""
+        return list(self._groups.values())
+
     def forget(self, group: WorkerGroup) -> int:
         """Serve a dead group no more; return how many are left."""
         del self._groups[name_of(group.instance_id)]

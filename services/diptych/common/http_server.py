@@ -1,4 +1,4 @@
-"""Runs the HTTP API on uvicorn. Signals and the moment to stop are the caller's."""
+"""Runs an HTTP application on uvicorn. Signals and the moment to stop are the caller's."""
 
 from __future__ import annotations
 

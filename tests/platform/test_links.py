@@ -1,0 +1,77 @@
+"""What operators see of the KV links of a running platform: `diptych links`, and each worker's /metrics."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+
+Platform = Any
+PROMPT = list(range(40))
+
+
+@pytest.fixture(scope="module")
+def platform(
+    platform_class: type[Any], tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Platform]:
+    """Two prefill workers and a decode worker, which have served one request."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DIPTYCH_KV_CACHE_MIB", "8")
+        options = ("--model", str(tiny_folder), "--threads", "1")
+        running = platform_class(tmp_path_factory.mktemp("links") / "log", prefill=2, options=options)
+    running.complete(PROMPT, 4, ignore_eos=True)
+    yield running
+    running.stop()
+
+
+def links(platform: Platform, *options: str) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, "-m", "diptych.cli", "links", "--bootstrap", f"127.0.0.1:{platform.bootstrap_port}")
+    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=30, check=False)
+
+
+def scrape(address: str) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {",".join([s.name, *(value for _, value in sorted(s.labels.items()))]): s.value for s in samples}
+
+
+def test_every_link_is_shown_from_both_ends(platform: Platform, wait_for: Any) -> None:
+    wait_for(lambda: links(platform, "--json").returncode == 0, 20.0, "every link is up")
+    workers = json.loads(links(platform, "--json").stdout)
+    peers = {
+        (worker["role"], worker["instance_id"], link["peer"], link["state"])
+        for worker in workers
+        for link in worker["links"]
+    }
+    prefills = [worker["instance_id"] for worker in workers if worker["role"] == "prefill"]
+    (decode,) = [worker["instance_id"] for worker in workers if worker["role"] == "decode"]
+    assert peers == {("prefill", each, decode, "up") for each in prefills} | {
+        ("decode", decode, each, "up") for each in prefills
+    }
+    assert all(link["lanes"] for worker in workers for link in worker["links"])
+    text = links(platform).stdout
+    assert all(f"decode {decode}" in block for block in text.split("\n\n"))
+
+
+def test_workers_serve_their_transfer_metrics(platform: Platform) -> None:
+    platform.assert_clean()
+    found = {each.role: scrape(each.metrics_address) for each in platform.instances() if each.metrics_address}
+    sent = [scrape(each.metrics_address) for each in platform.instances() if each.role == 1]
+    decode = found[2]
+    assert decode["diptych_worker_up,0"] == 1
+    assert decode["diptych_kv_transfer_seconds_count"] == 1
+    assert decode["diptych_kv_integrity_failures_total,0"] == decode["diptych_kv_leaks_found,0"] == 0
+    received = decode["diptych_kv_transfer_bytes_total,received,0"]
+    assert received == sum(each["diptych_kv_transfer_bytes_total,sent,0"] for each in sent) > 0
+    assert decode["diptych_kv_pages,0,quarantined"] == 0
+    assert sum(value for name, value in decode.items() if name.startswith("diptych_kv_link_up")) == 2
