@@ -8,7 +8,7 @@ import pytest
 
 from diptych.kvtransfer import metadata as codec
 from diptych.kvtransfer.errors import MalformedMetadata
-from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.layout import HeadShare, PoolLayout
 from diptych.kvtransfer.process import ProcessIdentity
 from diptych.v1 import transfer_pb2
 
@@ -23,8 +23,10 @@ METADATA = codec.EngineMetadata(
 )
 
 
-def test_metadata_is_the_same_after_its_journey() -> None:
-    assert codec.decode(codec.encode(METADATA), like=LAYOUT) == METADATA
+@pytest.mark.parametrize("share", [None, HeadShare(rank=0, num_ranks=2, total_kv_heads=6)])
+def test_metadata_is_the_same_after_its_journey(share: HeadShare | None) -> None:
+    metadata = dataclasses.replace(METADATA, layout=dataclasses.replace(LAYOUT, share=share))
+    assert codec.decode(codec.encode(metadata), like=LAYOUT) == metadata
 
 
 def test_a_pool_with_more_pages_is_no_other_pool() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from diptych.kernels.page_pack import CELLS, cast, pack_page, unpack_page
 from diptych.kvtransfer.errors import LayoutMismatch
-from diptych.kvtransfer.layout import DTYPE_NBYTES, PoolLayout
+from diptych.kvtransfer.layout import DTYPE_NBYTES, HeadShare, PoolLayout
 from diptych.kvtransfer.plan import Shard, linked_ranks, part_heads, plan
 
 Array = np.ndarray[Any, Any]
@@ -30,8 +30,9 @@ class Side:
     @staticmethod
     def of(num_ranks: int, *, heads: int, layers: int, page_size: int, dim: int, dtype: str, num_pages: int) -> Side:
         own = max(1, heads // num_ranks)
-        layout = PoolLayout(num_pages, layers, page_size, own, dim, dtype)
-        return Side(tuple(Shard(layout, heads, rank, num_ranks) for rank in range(num_ranks)), num_pages)
+        shares = [HeadShare(rank, num_ranks, heads) for rank in range(num_ranks)]
+        layouts = [PoolLayout(num_pages, layers, page_size, own, dim, dtype, share) for share in shares]
+        return Side(tuple(map(Shard.of, layouts)), num_pages)
 
     @property
     def layout(self) -> PoolLayout:

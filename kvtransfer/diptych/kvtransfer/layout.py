@@ -12,6 +12,15 @@ DTYPE_NBYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1}
 
 
 @dataclass(frozen=True, slots=True)
+class HeadShare:
+    """Which KV heads of a model a pool holds: those of one of several ranks."""
+
+    rank: int
+    num_ranks: int
+    total_kv_heads: int  # of the model
+
+
+@dataclass(frozen=True, slots=True)
 class PoolLayout:
     """`kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`, contiguous; index 2 is K, then V."""
 
@@ -21,6 +30,7 @@ class PoolLayout:
     num_kv_heads: int
     head_dim: int
     dtype: str  # a key of DTYPE_NBYTES
+    share: HeadShare | None = None  # of the model's heads; None: the pool has all
 
     @property
     def shape(self) -> tuple[int, int, int, int, int, int]:

@@ -39,9 +39,11 @@ class Shard:
     num_ranks: int = 1
 
     @staticmethod
-    def whole(layout: PoolLayout) -> Shard:
-        """Return the shard of a rank that is alone."""
-        return Shard(layout, layout.num_kv_heads)
+    def of(layout: PoolLayout) -> Shard:
+        share = layout.share
+        if share is None:
+            return Shard(layout, layout.num_kv_heads)
+        return Shard(layout, share.total_kv_heads, share.rank, share.num_ranks)
 
     @property
     def first_head(self) -> int:
@@ -63,8 +65,8 @@ class Shard:
         return self.rank % self.num_copies
 
     def validate(self) -> None:
-        """Raise `LayoutMismatch` unless its ranks share the heads evenly. `total_kv_heads` and `num_ranks` above 0."""
-        heads, ranks, total = self.layout.num_kv_heads, self.num_ranks, self.total_kv_heads
+        """Raise `LayoutMismatch` unless its ranks share the heads evenly."""
+        heads, ranks, total = self.layout.num_kv_heads, max(self.num_ranks, 1), max(self.total_kv_heads, 1)
         divides = total % ranks == 0 and heads == total // ranks
         shares = ranks % total == 0 and heads == 1
         if not 0 <= self.rank < ranks or not (divides or shares):

@@ -32,20 +32,32 @@ INSTANCE_STATE_DRAINING: InstanceState
 INSTANCE_STATE_GONE: InstanceState
 
 class KvLayout(_message.Message):
-    __slots__ = ("num_pages", "num_layers", "page_size", "num_kv_heads", "head_dim", "dtype")
+    __slots__ = ("num_pages", "num_layers", "page_size", "num_kv_heads", "head_dim", "dtype", "share")
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     num_pages: int
     num_layers: int
     page_size: int
     num_kv_heads: int
     head_dim: int
     dtype: str
-    def __init__(self, num_pages: _Optional[int] = ..., num_layers: _Optional[int] = ..., page_size: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
+    share: HeadShare
+    def __init__(self, num_pages: _Optional[int] = ..., num_layers: _Optional[int] = ..., page_size: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., share: _Optional[_Union[HeadShare, _Mapping]] = ...) -> None: ...
+
+class HeadShare(_message.Message):
+    __slots__ = ("rank", "num_ranks", "total_kv_heads")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    num_ranks: int
+    total_kv_heads: int
+    def __init__(self, rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., total_kv_heads: _Optional[int] = ...) -> None: ...
 
 class TransferInfo(_message.Message):
     __slots__ = ("engine_metadata", "layout")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diptych.engine.loader.source import open_model
 from diptych.engine.runner.host_pages import HostPages
-from diptych.engine.runtime.pool_size import num_host_slots, pool_layout
+from diptych.engine.runtime.pool_size import head_share, num_host_slots, pool_layout
 from diptych.engine.runtime.scheduler_config import SchedulerConfig
 from diptych.engine.tensor_parallel.rank_log import store_path
 from diptych.engine.tensor_parallel.rank_transfer import RankTransfer
@@ -29,7 +29,8 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     source = open_model(options.model, options.load_format)
     check_divides(source.config, options.tp)
     communicator = TorchCommunicator(config.rank, options.tp, store_path(config.endpoint), torch.device("cpu"))
-    layout = pool_layout(ModelPart.of(source, communicator).config, options)
+    part = ModelPart.of(source, communicator)
+    layout = pool_layout(part.config, options, head_share(source.config, options, config.rank))
     buffer, transfer = _allocate(layout, transport)
     if transport is not None:
         worker.answer(rank_pb2.RankAnswer(engine_metadata=transport.metadata()))

@@ -37,7 +37,7 @@ from diptych.engine.runtime.links import Links, NoLinks, PeerLinks
 from diptych.engine.runtime.loop import SchedulerLoop
 from diptych.engine.runtime.model_adapters import open_adapters
 from diptych.engine.runtime.model_worker import TpModelWorkerClient
-from diptych.engine.runtime.pool_size import num_host_slots, pool_layout
+from diptych.engine.runtime.pool_size import head_share, num_host_slots, pool_layout
 from diptych.engine.runtime.rank_process import serve_rank
 from diptych.engine.runtime.scheduler_config import EngineOptions, SchedulerConfig
 from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
@@ -123,7 +123,8 @@ def _serve(
     source = open_model(options.model, options.load_format)
     check_divides(source.config, options.tp)
     ranks = rank_group(config.endpoint, options.tp, torch.device("cpu"))
-    layout = pool_layout(ModelPart.of(source, ranks.communicator).config, options)
+    part = ModelPart.of(source, ranks.communicator)
+    layout = pool_layout(part.config, options, head_share(source.config, options, config.rank))
     memory = _allocate(layout, ranks.lead_transport(open_transport(config)) if open_transport else None)
     limits = _limits(source, options)
     grammars = GrammarThread(lambda: Compiler(source.tokenizer(), limits.vocab_size, limits.eos_ids))
