@@ -13,10 +13,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from diptych.kernels.gpu_page_pack import CELL_BITS, DTYPE_NBYTES, pack_pages_kernel
+from diptych.kernels.gpu_page_unpack import unpack_part_kernel
 from diptych.kernels.page_digest import KEY_START, KEY_STEP, MIX_1, MIX_2, page_digest_kernel
 from diptych.kernels.page_mover import move_pages_kernel
-from diptych.kernels.page_pack import pack_pages_kernel
-from diptych.kernels.page_unpack import unpack_pages_kernel
 
 TARGET = GPUTarget("cuda", 90, 32)
 MULTIPLES_OF_16 = ["tt.divisibility", 16]
@@ -44,23 +44,19 @@ def digest() -> str:
 
 
 def pack(src_dtype: str, dst_dtype: str) -> str:
-    bits = {"float32": "*i32", "bfloat16": "*i16", "float16": "*i16", "fp8_e4m3": "*i8"}
-    types = {"src": bits[src_dtype], "dst": bits[dst_dtype], "src_pages": "*i64", "dst_pages": "*i64"}
-    types |= {
-        "num_tokens": "i32",
-        "skip_tokens": "i32",
-        "src_stride": "i64",
-        "dst_stride": "i64",
-        "first_column": "i32",
-    }
-    sizes = {"SRC_PAGE_SIZE": 16, "DST_PAGE_SIZE": 64, "SRC_ROW": 1024, "DST_ROW": 512, "ROWS": 8, "COLUMNS": 512}
-    dtypes = {"SRC_DTYPE": src_dtype, "DST_DTYPE": dst_dtype}
-    return ptx(pack_pages_kernel, types, {"num_tokens", "skip_tokens"}, {**sizes, **dtypes}, 4)
+    types = {"src": "i64", "dst": "i64", "src_pages": "*i64", "first_tokens": "*i64", "dst_pages": "*i64"}
+    types |= {"num_src_pages": "i32", "dst_stride": "i32"}
+    constants: dict[str, Any] = {"NUM_PLANES": 64, "SRC_PAGE_SIZE": 16, "DST_PAGE_SIZE": 64, "SRC_CELLS": 1024}
+    constants |= {"FIRST_CELL": 512, "CELLS": 512, "SRC_DTYPE": src_dtype, "DST_DTYPE": dst_dtype}
+    for side, dtype in (("SRC", src_dtype), ("DST", dst_dtype)):
+        constants |= {f"{side}_BITS": CELL_BITS[DTYPE_NBYTES[dtype]], f"{side}_ALIGNMENT": 16}
+    return ptx(pack_pages_kernel, types, {"num_src_pages"}, constants | {"ROWS": 8, "COLUMNS": 512}, 4)
 
 
 def unpack() -> str:
     types = {"copied": "*i64", "words": "*i64", "pages": "*i64", "page_words": "i32"}
-    return ptx(unpack_pages_kernel, types, set(), {"PARTS": 2, "PART_ROW": 128, "TILE": 2048}, 4)
+    types |= {"part_words": "i32", "part_start": "i32"}
+    return ptx(unpack_part_kernel, types, set(), {"FIRST": 128, "PART_ROW": 128, "ROW": 256, "TILE": 2048}, 4)
 
 
 def main() -> None:

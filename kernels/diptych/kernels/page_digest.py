@@ -16,6 +16,7 @@ from torch import Tensor
 WORD_NBYTES: Final = 8
 VECTOR_NBYTES: Final = 16
 TILE_WORDS: Final = 2048
+NUM_PROGRAMS: Final = 128
 KEY_STEP: Final = 0x9E37_79B9_7F4A_7C15
 KEY_START: Final = 0xD6E8_FEB8_6659_FD93
 MIX_1: Final = 0x9E37_79B1_85EB_CA87
@@ -31,7 +32,7 @@ def add_page_digest(
     offsets: Tensor,
     *,
     window: tuple[int, int] | None = None,
-    num_programs: int = 128,
+    num_programs: int = NUM_PROGRAMS,
 ) -> None:
     """Add to `total` (int64, one entry) the digest of `pages` of the pool at address `pool`; see `as_digest`.
 

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from diptych.kernels import page_pack
+from diptych.kernels.gpu_page_unpack import unpack_pages
+
+NUM_PAGES, NUM_LAYERS, PAGE_SIZE = 9, 3, 5
+
+
+@pytest.mark.parametrize("part_heads", [[4], [2, 2], [1, 1, 1, 1], [1, 2]])
+@pytest.mark.parametrize("head_nbytes", [128, 20, 1])
+@pytest.mark.parametrize("scratch_pages", [1, 2, 8])
+def test_parts_become_pages_as_in_the_reference_and_other_pages_stay(
+    part_heads: list[int], head_nbytes: int, scratch_pages: int, device: torch.device
+) -> None:
+    page_nbytes = NUM_LAYERS * 2 * PAGE_SIZE * sum(part_heads) * head_nbytes
+    landed = np.random.default_rng(0).integers(0, 256, (NUM_PAGES, page_nbytes), dtype=np.uint8)
+    pool, pages = torch.from_numpy(landed.copy()).to(device), [7, 0, 3, 8, 4]
+    shape = {"num_layers": NUM_LAYERS, "page_size": PAGE_SIZE, "head_nbytes": head_nbytes}
+    scratch = torch.empty(scratch_pages * page_nbytes, dtype=torch.uint8, device=device)
+    unpack_pages(pool, torch.tensor(pages, device=device), part_heads, scratch, **shape)
+    for page in pages:
+        page_pack.unpack_page(landed[page], part_heads, **shape)
+    np.testing.assert_array_equal(pool.cpu().numpy(), landed)
+
+
+def test_scratch_of_less_than_a_page_is_refused(device: torch.device) -> None:
+    pool, page = torch.zeros(1, 64, dtype=torch.uint8, device=device), torch.tensor([0], device=device)
+    scratch = torch.empty(56, dtype=torch.uint8, device=device)
+    with pytest.raises(AssertionError, match="less than a page"):
+        unpack_pages(pool, page, [1, 1], scratch, num_layers=1, page_size=2, head_nbytes=8)
