@@ -52,3 +52,10 @@ def test_least_load_avoids_a_decode_worker_without_memory_for_the_prompt() -> No
 def test_least_load_uses_a_full_decode_worker_if_there_is_no_other() -> None:
     full = replace(IDLE, free_tokens=0)
     assert len(set(chosen(least_load, candidates(d1=full, d2=full)))) == 4
+
+
+def test_least_load_avoids_a_decode_worker_where_requests_wait_for_pages() -> None:
+    waiting = candidates(d1=replace(IDLE, has_credit=False), d2=replace(IDLE, free_tokens=99, num_requests=50))
+    assert {pair.decode_id for pair in chosen(least_load, waiting, prompt_len=100)} == {12}
+    without = replace(IDLE, has_credit=False)
+    assert len(set(chosen(least_load, candidates(d1=without, d2=without)))) == 4

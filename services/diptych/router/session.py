@@ -129,6 +129,9 @@ class Session:
             num_requests=max(self._load.num_waiting + self._load.num_running, len(self._legs)),
             queued_tokens=max(self._load.waiting_tokens, self._legs.queued_tokens),
             free_tokens=self._load.free_pages * self._instance.transfer.layout.page_size,
+            has_credit=self._load.grantable_pages > 0,
+            queued_transfer_bytes=self._load.queued_transfer_bytes,
+            link_speeds={link.peer_instance_id: link.bytes_per_s for link in self._load.link_speeds},
         )
 
     # legs

@@ -45,6 +45,9 @@ class WorkerLoad:
     num_requests: int
     queued_tokens: int  # prompt tokens that wait to be computed
     free_tokens: int  # KV memory, in tokens
+    has_credit: bool = True  # decode: it can grant pages now; False while requests there wait for theirs
+    queued_transfer_bytes: int = 0  # prefill: of KV, not yet at the decode workers
+    link_speeds: Mapping[int, float] = field(default_factory=dict)  # prefill: bytes/s to peers, where measured
 
 
 @dataclass(frozen=True, slots=True, order=True)
