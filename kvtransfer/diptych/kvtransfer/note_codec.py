@@ -50,15 +50,23 @@ def _reason(note: Abort) -> worker_pb2.LegError:
 
 def decode(data: bytes, *, sender: int, target: int) -> Note:
     """Return the note in `data`. Raise `MalformedNote` unless it is whole, of our version, and from and for us."""
+    wire = parse(data, sender=sender, target=target)
+    if wire.room == 0:
+        raise MalformedNote("room 0 is not a room")
+    return _body(wire)
+
+
+def parse(data: bytes, *, sender: int, target: int) -> transfer_pb2.TransferNote:
+    """Return any note's wire form. Raise `MalformedNote` unless it is of our version, and from and for us."""
     try:
         wire = transfer_pb2.TransferNote.FromString(data)
     except DecodeError as error:
         raise MalformedNote(f"not a TransferNote: {error}") from error
     if wire.version != PROTOCOL_VERSION:
         raise MalformedNote(f"protocol version {wire.version}, ours is {PROTOCOL_VERSION}")
-    if (wire.sender, wire.target) != (sender, target) or wire.room == 0:
+    if (wire.sender, wire.target) != (sender, target):
         raise MalformedNote(f"from {wire.sender:x} for {wire.target:x}, room {wire.room:x}: not this link")
-    return _body(wire)
+    return wire
 
 
 def _body(wire: transfer_pb2.TransferNote) -> Note:

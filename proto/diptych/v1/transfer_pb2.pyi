@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TransferNote(_message.Message):
-    __slots__ = ("version", "sender", "target", "room", "pages_ready", "hand_off", "ack", "abort", "abort_ack")
+    __slots__ = ("version", "sender", "target", "room", "pages_ready", "hand_off", "ack", "abort", "abort_ack", "probe_ask", "probe_offer", "probe_check", "probe_found", "probe_end")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,11 @@ class TransferNote(_message.Message):
     ACK_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     ABORT_ACK_FIELD_NUMBER: _ClassVar[int]
+    PROBE_ASK_FIELD_NUMBER: _ClassVar[int]
+    PROBE_OFFER_FIELD_NUMBER: _ClassVar[int]
+    PROBE_CHECK_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FOUND_FIELD_NUMBER: _ClassVar[int]
+    PROBE_END_FIELD_NUMBER: _ClassVar[int]
     version: int
     sender: int
     target: int
@@ -29,7 +34,12 @@ class TransferNote(_message.Message):
     ack: Ack
     abort: Abort
     abort_ack: AbortAck
-    def __init__(self, version: _Optional[int] = ..., sender: _Optional[int] = ..., target: _Optional[int] = ..., room: _Optional[int] = ..., pages_ready: _Optional[_Union[PagesReady, _Mapping]] = ..., hand_off: _Optional[_Union[HandOff, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., abort_ack: _Optional[_Union[AbortAck, _Mapping]] = ...) -> None: ...
+    probe_ask: ProbeAsk
+    probe_offer: ProbeOffer
+    probe_check: ProbeCheck
+    probe_found: ProbeFound
+    probe_end: ProbeEnd
+    def __init__(self, version: _Optional[int] = ..., sender: _Optional[int] = ..., target: _Optional[int] = ..., room: _Optional[int] = ..., pages_ready: _Optional[_Union[PagesReady, _Mapping]] = ..., hand_off: _Optional[_Union[HandOff, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., abort_ack: _Optional[_Union[AbortAck, _Mapping]] = ..., probe_ask: _Optional[_Union[ProbeAsk, _Mapping]] = ..., probe_offer: _Optional[_Union[ProbeOffer, _Mapping]] = ..., probe_check: _Optional[_Union[ProbeCheck, _Mapping]] = ..., probe_found: _Optional[_Union[ProbeFound, _Mapping]] = ..., probe_end: _Optional[_Union[ProbeEnd, _Mapping]] = ...) -> None: ...
 
 class PagesReady(_message.Message):
     __slots__ = ("pages", "generations", "cached_prefix_len", "num_prompt_tokens", "page_size", "prompt_hash")
@@ -76,6 +86,36 @@ class Abort(_message.Message):
 class AbortAck(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ProbeAsk(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ProbeOffer(_message.Message):
+    __slots__ = ("pages",)
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    pages: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, pages: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ProbeCheck(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ProbeFound(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: int
+    def __init__(self, digest: _Optional[int] = ...) -> None: ...
+
+class ProbeEnd(_message.Message):
+    __slots__ = ("path", "bytes_per_s", "reason")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    bytes_per_s: float
+    reason: str
+    def __init__(self, path: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class EngineMetadata(_message.Message):
     __slots__ = ("version", "worker_address", "pool_key", "pool_base", "layout", "process_scope", "pid", "process_started", "ucx_version")

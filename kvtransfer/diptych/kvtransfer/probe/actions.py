@@ -1,0 +1,126 @@
+"""What the two sides of a link test do and hear: the values between `WriterTests`, `ReaderTests` and their performer.
+
+The actions of one peer are performed in order. The end of each `Tell`, `Write`, `Measure` and `Digest` is reported by
+`done`. After `Failed` the link must be closed, and `end` called once it is down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from diptych.kvtransfer.probe.notes import ProbeNote
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send a note."""
+
+    peer: int
+    note: ProbeNote
+
+
+@dataclass(frozen=True, slots=True)
+class FillProbe:
+    """Fill our probe pages with the pattern of `seed`."""
+
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsePath:
+    """Bring pages to the peer over `path` from now on."""
+
+    peer: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write our probe pages to as many of the peer's with a digest, then send `note`."""
+
+    peer: int
+    pages: tuple[int, ...]  # of the peer
+    note: ProbeNote
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Write any pages of ours to the peer's probe pages, over and over: `num_rounds` times all of `pages`."""
+
+    peer: int
+    pages: tuple[int, ...]
+    num_rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Compute the digest of pages of ours."""
+
+    peer: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PathResult:
+    """How one path did."""
+
+    path: str
+    bytes_per_s: float = 0.0  # 0: not measured
+    error: str = ""  # why it is not used
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The link may be used."""
+
+    peer: int
+    path: str
+    bytes_per_s: float
+    results: tuple[PathResult, ...] = ()  # of every path, at the writer
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The link must not be used: close it."""
+
+    peer: int
+    reason: str
+    results: tuple[PathResult, ...] = ()
+
+
+Action = Tell | FillProbe | UsePath | Write | Measure | Digest | Passed | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A `Tell`, `Write`, `Measure` or `Digest` ended."""
+
+    error: str | None = None
+    digest: int | None = None  # of a Write or Digest
+    nbytes: int = 0  # of a Measure
+    seconds: float = 0.0  # that it took; 0: not known
+
+
+class LinkTests(Protocol):
+    """One side of the tests of all links."""
+
+    def begin(self, peer: int, paths: tuple[str, ...], now_s: float) -> list[Action]:
+        """A link came up; `paths` are the ways to bring pages there that may be used, best first."""
+        ...
+
+    def hear(self, peer: int, note: ProbeNote, now_s: float) -> list[Action]:
+        """A note came over a link that is tested."""
+        ...
+
+    def done(self, peer: int, done: Done, now_s: float) -> list[Action]: ...
+
+    def end(self, peer: int, now_s: float) -> list[Action]:
+        """The link is down."""
+        ...
+
+    def expire(self, now_s: float) -> list[Action]:
+        """End the tests that take too long."""
+        ...
+
+    def next_deadline_s(self) -> float | None: ...

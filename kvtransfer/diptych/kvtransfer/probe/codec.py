@@ -1,0 +1,43 @@
+"""Notes of a link test to and from `diptych.v1.TransferNote` bytes."""
+
+from __future__ import annotations
+
+from diptych.kvtransfer import note_codec
+from diptych.kvtransfer.errors import MalformedNote
+from diptych.kvtransfer.notes import PROTOCOL_VERSION
+from diptych.kvtransfer.probe.notes import ProbeAsk, ProbeCheck, ProbeEnd, ProbeFound, ProbeNote, ProbeOffer
+from diptych.v1 import transfer_pb2
+
+
+def encode(note: ProbeNote, *, sender: int, target: int) -> bytes:
+    """Return the bytes of `note`, addressed from one instance to another."""
+    wire = transfer_pb2.TransferNote(version=PROTOCOL_VERSION, sender=sender, target=target)
+    match note:
+        case ProbeAsk():
+            wire.probe_ask.SetInParent()
+        case ProbeOffer(pages):
+            wire.probe_offer.CopyFrom(transfer_pb2.ProbeOffer(pages=pages))
+        case ProbeCheck():
+            wire.probe_check.SetInParent()
+        case ProbeFound(digest):
+            wire.probe_found.CopyFrom(transfer_pb2.ProbeFound(digest=digest))
+        case ProbeEnd(path, bytes_per_s, reason):
+            wire.probe_end.CopyFrom(transfer_pb2.ProbeEnd(path=path, bytes_per_s=bytes_per_s, reason=reason))
+    return wire.SerializeToString()
+
+
+def decode(data: bytes, *, sender: int, target: int) -> ProbeNote:
+    """Return the note in `data`. Raise `MalformedNote` for anything else."""
+    wire = note_codec.parse(data, sender=sender, target=target)
+    match wire.WhichOneof("body"):
+        case "probe_ask":
+            return ProbeAsk()
+        case "probe_offer":
+            return ProbeOffer(tuple(wire.probe_offer.pages))
+        case "probe_check":
+            return ProbeCheck()
+        case "probe_found":
+            return ProbeFound(wire.probe_found.digest)
+        case "probe_end":
+            return ProbeEnd(wire.probe_end.path, wire.probe_end.bytes_per_s, wire.probe_end.reason)
+    raise MalformedNote(f"room {wire.room:x}: not about the link, which is not tested yet")

@@ -1,0 +1,41 @@
+"""The notes of a link test, as values. `writer` and `reader` say who sends what when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAsk:
+    """Writer to reader: may I test the link?"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOffer:
+    """Reader to writer: yes, into these pages of mine."""
+
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeCheck:
+    """Writer to reader, behind page writes: what do the pages hold?"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFound:
+    """Reader to writer: this."""
+
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeEnd:
+    """Writer to reader: the pages are yours again, and this is the verdict."""
+
+    path: str  # that the writer uses from now on; empty: none works
+    bytes_per_s: float = 0.0  # on it; 0: not measured
+    reason: str = ""  # why none works
+
+
+ProbeNote = ProbeAsk | ProbeOffer | ProbeCheck | ProbeFound | ProbeEnd
