@@ -15,15 +15,11 @@ from ctypes import byref
 from typing import Any, Final
 
 import numpy as np
+from report import Report, arguments
 
 from diptych.kernels.cpu.library import load
 from diptych.kernels.page_pack import CELLS, PagePack
 from diptych.kernels.page_pack_structs import SourceStruct, pack_struct, parts_struct
-
-if __package__:
-    from bench.report import Report, arguments
-else:
-    from report import Report, arguments
 
 NUM_LAYERS, HEADS, DIM = 32, 8, 128
 BUFFER_NBYTES: Final = 256 << 20
