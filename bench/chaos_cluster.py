@@ -1,0 +1,239 @@
+"""A platform for fault drills: workers that can be killed, stopped and cut off, on hosts of their own where possible.
+
+As root a host is a network namespace on a bridge, so that links can be cut; whoever runs this should be in network and
+mount namespaces that end with it (`unshare --net --mount`). Otherwise all hosts are this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from diptych.common.lifecycle import PARENT_PID_VARIABLE
+from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+WORKER_PORT: Final = 7100
+MODEL: Final = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+WORKER_OPTIONS: Final = {
+    "load-format": "dummy",
+    "kv-cache-mib": 8,  # 512 pages: pages in quarantine hurt
+    "max-step-tokens": 64,  # a prompt takes several steps: faults find it half written
+    "log-format": "json",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where a component runs: a network namespace, or (without a name) here."""
+
+    name: str
+    address: str
+
+    @property
+    def enter(self) -> Sequence[str]:
+        return ("ip", "netns", "exec", self.name) if self.name else ()
+
+
+HERE: Final = Host("", "127.0.0.1")
+
+
+class Network:
+    """Hosts on one bridge. The platform's centre has the address `CENTRE`."""
+
+    CENTRE: Final = "10.77.0.254"
+
+    def __init__(self) -> None:
+        names = Path("/run/netns")
+        names.mkdir(exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "none", names], check=True)  # of our own
+        _ip("link", "set", "lo", "up")
+        _ip("link", "add", "hosts", "type", "bridge")
+        _ip("addr", "add", f"{self.CENTRE}/24", "dev", "hosts")
+        _ip("link", "set", "hosts", "up")
+        self._num_hosts = 0
+
+    @staticmethod
+    def is_possible() -> bool:
+        return os.geteuid() == 0 and bool(shutil.which("ip")) and bool(shutil.which("unshare"))
+
+    def add_host(self) -> Host:
+        self._num_hosts += 1
+        host = Host(f"host{self._num_hosts}", f"10.77.0.{self._num_hosts}")
+        port = f"port{self._num_hosts}"
+        _ip("netns", "add", host.name)
+        _ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host.name)
+        _ip("link", "set", port, "master", "hosts", "up")
+        _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", "eth0")
+        for device in ("lo", "eth0"):
+            _ip("-n", host.name, "link", "set", device, "up")
+        return host
+
+    def cut(self, one: Host, other: Host) -> None:
+        """Lose every packet between two hosts; neither is told."""
+        _ip("-n", one.name, "route", "add", "blackhole", other.address)
+        _ip("-n", other.name, "route", "add", "blackhole", one.address)
+
+    def mend(self, one: Host, other: Host) -> None:
+        _ip("-n", one.name, "route", "del", "blackhole", other.address)
+        _ip("-n", other.name, "route", "del", "blackhole", one.address)
+
+    def isolate(self, host: Host) -> None:
+        """Pull the host's plug."""
+        _ip("-n", host.name, "link", "set", "eth0", "down")
+
+    def rejoin(self, host: Host) -> None:
+        _ip("-n", host.name, "link", "set", "eth0", "up")
+
+
+class Component:
+    """A `diptych` command that runs as a session of its own, and can be started again."""
+
+    def __init__(self, name: str, host: Host, command: Sequence[object], log: Path) -> None:
+        self.name = name
+        self.host = host
+        self._command = (*host.enter, sys.executable, "-m", "diptych.cli", *map(str, command))
+        self._log = log
+        self.num_starts = 0
+        self.start()
+
+    def __str__(self) -> str:
+        return self.name
+
+    def start(self) -> None:
+        self.num_starts += 1
+        environment = {**os.environ, PARENT_PID_VARIABLE: str(os.getpid()), "OMP_NUM_THREADS": "1"}
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command, stdout=output, stderr=output, env=environment, start_new_session=True
+            )
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal all of its processes."""
+        if self.is_running:
+            os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+        self._process.wait()
+
+
+class Worker(Component):
+    """A prefill or decode worker."""
+
+    def __init__(self, role: str, number: int, host: Host, options: dict[str, object], log: Path) -> None:
+        port = WORKER_PORT if host.name else free_port()
+        self.role = role
+        self.address = f"{host.address}:{port}"
+        where = {"host": host.address, "port": port}
+        super().__init__(f"{role}#{number}", host, (role, *_flags({**options, **where})), log)
+
+
+class Cluster:
+    """Bootstrap, router and workers. `close` leaves nothing."""
+
+    def __init__(self, folder: Path, num_prefill: int, num_decode: int, transports: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.network = Network() if Network.is_possible() else None
+        self.model = folder / "model"
+        self.model.mkdir(exist_ok=True)
+        (self.model / "config.json").write_text(json.dumps(MODEL))
+        centre = Host("", Network.CENTRE) if self.network else HERE
+        ports = {"host": centre.address, "http-port": free_port(), "grpc-port": free_port()}
+        self.url = f"http://{centre.address}:{ports['http-port']}"
+        self._bootstrap = f"{centre.address}:{free_port()}"
+        base = {"model": self.model, "bootstrap": self._bootstrap}
+        options = {**base, **WORKER_OPTIONS, "transports": transports}
+        host, port = self._bootstrap.split(":")
+        bootstrap = Component("bootstrap", centre, ("bootstrap", "--host", host, "--port", port), folder / "bootstrap")
+        self.workers = [
+            Worker(role, number, self._new_host(), options, folder / f"{role}{number}")
+            for role, count in (("prefill", num_prefill), ("decode", num_decode))
+            for number in range(1, count + 1)
+        ]
+        flags = _flags({**base, **ports, "load-format": "dummy", "log-format": "json"})
+        router = Component("router", centre, ("router", *flags), folder / "router")
+        self._components = [router, *self.workers, bootstrap]
+
+    def _new_host(self) -> Host:
+        return self.network.add_host() if self.network else HERE
+
+    def of_role(self, role: str) -> list[Worker]:
+        return [worker for worker in self.workers if worker.role == role]
+
+    def restart_dead(self) -> None:
+        for worker in self.workers:
+            if not worker.is_running:
+                worker.start()
+
+    async def members(self) -> list[bootstrap_pb2.Instance]:
+        """The workers that bootstrap lists."""
+        async with grpc.aio.insecure_channel(self._bootstrap) as channel:
+            stub = bootstrap_pb2_grpc.BootstrapStub(channel)
+            async for update in stub.Watch(bootstrap_pb2.WatchRequest(), timeout=10, wait_for_ready=True):
+                return [each for each in update.upserts if each.role != bootstrap_pb2.ROLE_ROUTER]
+        raise AssertionError("bootstrap said nothing")
+
+    async def well(self) -> set[str]:
+        """The addresses of workers that are ready and linked to every peer."""
+        members = [each for each in await self.members() if each.state == bootstrap_pb2.INSTANCE_STATE_READY]
+        ids = {role: {each.instance_id for each in members if each.role == role} for role in (1, 2)}
+        peers = {1: ids[2], 2: ids[1]}
+        return {each.address for each in members if set(each.load.linked_instances) >= peers[each.role] != set()}
+
+    async def statuses(self) -> list[worker_pb2.WorkerStatus]:
+        """What each listed worker says of itself. Raises `grpc.aio.AioRpcError`."""
+        async with AsyncExitStack() as stack:
+            statuses = []
+            for member in await self.members():
+                channel = await stack.enter_async_context(grpc.aio.insecure_channel(member.address))
+                request = worker_pb2.StatusRequest(instance_id=member.instance_id)
+                statuses.append(await worker_pb2_grpc.WorkerStub(channel).GetStatus(request, timeout=2))
+            return statuses
+
+    def close(self) -> None:
+        for component in self._components:
+            component.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _flags(options: dict[str, object]) -> list[str]:
+    return [text for name, value in options.items() for text in (f"--{name}", str(value))]
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
