@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import os
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -203,10 +205,10 @@ class ChildError(Exception):
 
 
 class Child:
-    """A process that runs `peer.py`."""
+    """A process that runs `peer.py`, under `prefix` if there is one."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("peer.py"))]
+    def __init__(self, *prefix: str) -> None:
+        command = [*prefix, sys.executable, str(Path(__file__).with_name("peer.py"))]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, do: str, **fields: Any) -> Any:
@@ -325,6 +327,67 @@ def make_child_end(children: list[Child]) -> Iterator[Make]:
     for end in made:
         end.close()
         children.append(end.child) if end.child.is_running else end.child.end()
+
+
+class HostEnd(ChildEnd):
+    """An end on a host of its own: a network namespace that lives as long as the process, with one cable."""
+
+    def __init__(self, instance_id: int, number: int, centre: HostEnd | None, **options: Any) -> None:
+        self.number = number
+        self.centre = centre or self  # where the cables meet
+        child = Child("unshare", "--net")
+        child.ask("cpu_s")  # it runs, so it has its namespace
+        self.process = child.process
+        self._plug_in()
+        super().__init__(child, "tcp", instance_id, **options)
+
+    def _plug_in(self) -> None:
+        if self.centre is self:
+            self.ip("link", "add", "eth0", "type", "bridge")
+        else:
+            port, end = f"port{self.number}", ("peer", "name", "eth0", "netns", str(self.process.pid))
+            self.centre.ip("link", "add", port, "type", "veth", *end)
+            self.centre.ip("link", "set", port, "master", "eth0", "up")
+        self.ip("addr", "add", f"{self.address}/24", "dev", "eth0")
+        for device in ("lo", "eth0"):
+            self.ip("link", "set", device, "up")
+
+    @property
+    def address(self) -> str:
+        return f"10.78.0.{self.number}"
+
+    def ip(self, *arguments: str) -> None:
+        subprocess.run(["nsenter", "-t", str(self.process.pid), "-n", "ip", *arguments], check=True)
+
+    def pull_cable(self) -> None:
+        """At the centre's end: neither process is told."""
+        self.centre.ip("link", "set", f"port{self.number}", "down")
+
+    def lose_words_to(self, other: HostEnd) -> None:
+        """What this host sends to the other is lost; what it receives is not."""
+        self.ip("route", "add", "blackhole", other.address)
+
+    def vanish(self) -> None:
+        """As a host that loses its power: no farewell of any kind leaves it."""
+        self.ip("link", "set", "eth0", "down")
+        self.kill()
+
+
+@pytest.fixture
+def make_host_end() -> Iterator[Make]:
+    """Makes ends on hosts of their own, joined by the first one."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "nsenter", "unshare"))):
+        pytest.skip("cutting networks takes root, unshare, nsenter and ip")
+    made: list[HostEnd] = []
+
+    def make(instance_id: int, **options: Any) -> HostEnd:
+        made.append(HostEnd(instance_id, len(made) + 1, made[0] if made else None, **options))
+        return made[-1]
+
+    yield make
+    for end in reversed(made):
+        end.close()
+        end.child.end()
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ class UcxOptions:
     """Options of `UcxTransport`."""
 
     transports: Transports = "auto"  # which ways to move bytes; auto: the fastest that both ends have
-    heartbeat_s: float = 0.5
-    heartbeat_misses: int = 4  # silent heartbeats until a link is given up
+    heartbeat_s: float = 0.3
+    heartbeat_misses: int = 5  # silent heartbeats until a link is given up: 1.5 s, so that all is over within 2
     connect_s: float = 3.0  # for a new link to come up
     max_operations: int = 4096  # open; more is refused until some complete
     max_waiting_notes: int = 8192  # received and not polled; beyond it nothing more is received

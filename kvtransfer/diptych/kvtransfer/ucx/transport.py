@@ -207,7 +207,8 @@ class UcxTransport:
     def _forget(self, peer: InstanceId, reason: str) -> LinkDown:
         lanes = self.describe(peer).lanes
         link = self._links.pop(peer)
-        self._former[peer] = _FormerLink(link.metadata, lanes)
+        if link.is_up:  # else no page was ever granted over it, and the one before still counts
+            self._former[peer] = _FormerLink(link.metadata, lanes)
         self._shim.kvt_release(link.handle)
         return LinkDown(peer, reason)
 
