@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -39,8 +40,10 @@ READY_TIMEOUT_S: Final = 90.0
 FAULT_EVERY_S: Final = 1.0
 SETTLED_S: Final = 5.0  # from the last fault until nothing is left of it
 NUM_QUESTIONS: Final = 100
-ANSWER_LENS: Final = (4, 30, 150)
+ANSWER_LENS: Final = (4, 60, 300)
 ISOLATED_VARIABLE: Final = "DIPTYCH_CHAOS_ISOLATED"
+
+Strike = Callable[[], Awaitable[bool]]  # False: it can't be done now
 
 
 class Faults:
@@ -56,17 +59,20 @@ class Faults:
 
     async def run(self) -> None:
         """Strike until cancelled; then undo what can be undone, at once."""
-        kinds = [self._kill, self._stop, self._leave]
+        kinds: list[Strike] = [self._kill, self._stop, self._leave]
         if self._cluster.network:
             kinds += [self._cut, self._isolate]
+        began_s = time.monotonic()
         try:
-            while True:
-                await asyncio.sleep(FAULT_EVERY_S)
+            for number in itertools.count(1):
+                await asyncio.sleep(began_s + number * FAULT_EVERY_S - time.monotonic())
+                self._cluster.restart_dead()
                 await self._strike(kinds)
         finally:
             self._heal_all()
 
-    async def _strike(self, kinds: list[Callable[[], Awaitable[bool]]]) -> None:
+    async def _strike(self, kinds: Sequence[Strike]) -> None:
+        """Do the first of them that can be done now, in random order."""
         for kind in self._rng.sample(kinds, len(kinds)):
             if await kind():
                 self.counts[kind.__name__.removeprefix("_")] += 1
@@ -79,8 +85,7 @@ class Faults:
         victim = await self._victim()
         if victim is None:
             return False
-        victim.kill()
-        victim.start()
+        victim.kill_one(self._rng)
         return True
 
     async def _stop(self) -> bool:

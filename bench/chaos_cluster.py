@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 import grpc
+import psutil
 
 from diptych.common.lifecycle import PARENT_PID_VARIABLE
 from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -141,6 +143,11 @@ class Component:
         """Signal all of its processes."""
         if self.is_running:
             os.killpg(self._process.pid, number)
+
+    def kill_one(self, rng: random.Random) -> None:
+        """kill -9 its frontend or a scheduler; the rest has to notice and to end."""
+        process = psutil.Process(self._process.pid)
+        rng.choice([process, *process.children()]).kill()
 
     def kill(self) -> None:
         self.send(signal.SIGKILL)
