@@ -25,7 +25,7 @@ from report import Report, arguments
 
 from diptych.common.native import build_library
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.transport import LinkUp, NoteReceived, OpDone, TransportEvent
+from diptych.kvtransfer.transport import LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
 from diptych.kvtransfer.ucx import UcxOptions, open_transport
 
 PAGE_NBYTES: Final = 16 << 10
@@ -82,7 +82,8 @@ class Initiator:
         pages = OP_NBYTES // PAGE_NBYTES
         began = time.perf_counter()
         for first in range(0, len(pieces.src), pages):
-            op = self.transport.write_pages(2, pieces.src[first : first + pages], pieces.dst[first : first + pages])
+            part = slice(first, first + pages)
+            op = self.transport.write_pages(2, PageWrite(pieces.src[part], pieces.dst[part]))
         self.wait(lambda event: isinstance(event, OpDone) and event.op == op)
         return time.perf_counter() - began
 

@@ -25,7 +25,7 @@ from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.kvtransfer.inproc.network import InprocNetwork
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, TransportEvent
+from diptych.kvtransfer.transport import Flow, LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
 from diptych.v1 import rank_pb2
 
 LAYOUT = PoolLayout(num_pages=64, num_layers=4, page_size=16, num_kv_heads=2, head_dim=64, dtype="float32")
@@ -89,11 +89,35 @@ class InprocEnd(End):
     def digest(self, pages: list[int]) -> int:
         return self.pool.digest(np.array(pages))
 
-    def write(self, peer: int, src: list[int], dst: list[int], note: bytes = b"") -> int:
-        return self.transport.write_pages(peer, np.array(src, dtype=np.int32), np.array(dst, dtype=np.int32), note)
+    def write(
+        self,
+        peer: int,
+        src: list[int],
+        dst: list[int],
+        note: bytes = b"",
+        layers: tuple[int, int] | None = None,
+        **flow: Any,
+    ) -> int:
+        write = PageWrite(np.array(src, dtype=np.int32), np.array(dst, dtype=np.int32), layers)
+        return self.transport.write_pages(peer, write, note, Flow(**flow))
 
-    def note(self, peer: int, note: bytes) -> int:
-        return self.transport.send_note(peer, note)
+    def note(self, peer: int, note: bytes, **options: Any) -> int:
+        return self.transport.send_note(peer, note, **options)
+
+    def digest_pages(self, pages: list[int]) -> int:
+        return self.transport.digest_pages(np.array(pages))
+
+    def paths(self, peer: int) -> list[str]:
+        return list(self.transport.paths(peer))
+
+    def use_path(self, peer: int, path: str) -> None:
+        self.transport.use_path(peer, path)
+
+    def describe(self, peer: int) -> dict[str, Any]:
+        return dataclasses.asdict(self.transport.describe(peer))
+
+    def probe_pages(self) -> list[int]:
+        return list(self.pool.probe_pages.tolist())
 
     def lanes(self, peer: int) -> str:
         return self.transport.describe(peer).lanes
@@ -156,8 +180,8 @@ class RankedEnd(InprocEnd):
     def writer_gone(self, peer: int) -> bool:
         return bool(self.asked(lambda: self.transport.writer_gone(peer)))
 
-    def write(self, peer: int, src: list[int], dst: list[int], note: bytes = b"") -> int:
-        op = super().write(peer, src, dst, note)
+    def write(self, *arguments: Any, **options: Any) -> int:
+        op = super().write(*arguments, **options)
         self.writing.add(op)
         return op
 
@@ -262,11 +286,35 @@ class ChildEnd(End):
     def digest(self, pages: list[int]) -> int:
         return int(self.ask("digest", pages=pages))
 
-    def write(self, peer: int, src: list[int], dst: list[int], note: bytes = b"") -> int:
-        return int(self.ask("write", peer=peer, src=src, dst=dst, note=base64.b64encode(note).decode()))
+    def write(
+        self,
+        peer: int,
+        src: list[int],
+        dst: list[int],
+        note: bytes = b"",
+        layers: tuple[int, int] | None = None,
+        **flow: Any,
+    ) -> int:
+        data = base64.b64encode(note).decode()
+        return int(self.ask("write", peer=peer, src=src, dst=dst, note=data, layers=layers, flow=flow))
 
-    def note(self, peer: int, note: bytes) -> int:
-        return int(self.ask("note", peer=peer, note=base64.b64encode(note).decode()))
+    def note(self, peer: int, note: bytes, **options: Any) -> int:
+        return int(self.ask("note", peer=peer, note=base64.b64encode(note).decode(), options=options))
+
+    def digest_pages(self, pages: list[int]) -> int:
+        return int(self.ask("digest_pages", pages=pages))
+
+    def paths(self, peer: int) -> list[str]:
+        return list(self.ask("paths", peer=peer))
+
+    def use_path(self, peer: int, path: str) -> None:
+        self.ask("use_path", peer=peer, path=path)
+
+    def describe(self, peer: int) -> dict[str, Any]:
+        return dict(self.ask("describe", peer=peer))
+
+    def probe_pages(self) -> list[int]:
+        return list(self.ask("probe_pages"))
 
     def lanes(self, peer: int) -> str:
         return str(self.ask("lanes", peer=peer))

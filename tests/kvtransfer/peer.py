@@ -6,6 +6,7 @@ Loading UCX takes half a second, so a test session uses such a process for many 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import os
 import select
@@ -17,7 +18,7 @@ import numpy as np
 
 from diptych.kvtransfer.errors import TransferQueueFull
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, TransportEvent
+from diptych.kvtransfer.transport import Flow, LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
 
 
@@ -27,10 +28,10 @@ def as_json(event: TransportEvent) -> dict[str, Any]:
             return {"kind": "LinkUp", "peer": peer}
         case LinkDown(peer, reason):
             return {"kind": "LinkDown", "peer": peer, "reason": reason}
-        case NoteReceived(peer, data):
-            return {"kind": "NoteReceived", "peer": peer, "data": base64.b64encode(data).decode()}
-        case OpDone(op, error):
-            return {"kind": "OpDone", "op": op, "error": error}
+        case NoteReceived(peer, data, digest):
+            return {"kind": "NoteReceived", "peer": peer, "data": base64.b64encode(data).decode(), "digest": digest}
+        case OpDone(op, error, digest):
+            return {"kind": "OpDone", "op": op, "error": error, "digest": digest}
 
 
 class Peer:
@@ -61,12 +62,30 @@ class Peer:
     def digest(self, pages: list[int]) -> int:
         return self.pool.digest(np.array(pages))
 
-    def write(self, peer: int, src: list[int], dst: list[int], note: str) -> int:
-        source, target = np.array(src, dtype=np.int32), np.array(dst, dtype=np.int32)
-        return self.transport.write_pages(peer, source, target, base64.b64decode(note))
+    def write(
+        self, peer: int, src: list[int], dst: list[int], note: str, layers: list[int] | None, flow: dict[str, Any]
+    ) -> int:
+        first_end = (layers[0], layers[1]) if layers else None
+        write = PageWrite(np.array(src, dtype=np.int32), np.array(dst, dtype=np.int32), first_end)
+        return self.transport.write_pages(peer, write, base64.b64decode(note), Flow(**flow))
 
-    def note(self, peer: int, note: str) -> int:
-        return self.transport.send_note(peer, base64.b64decode(note))
+    def note(self, peer: int, note: str, options: dict[str, Any]) -> int:
+        return self.transport.send_note(peer, base64.b64decode(note), **options)
+
+    def digest_pages(self, pages: list[int]) -> int:
+        return self.transport.digest_pages(np.array(pages))
+
+    def paths(self, peer: int) -> list[str]:
+        return list(self.transport.paths(peer))
+
+    def use_path(self, peer: int, path: str) -> None:
+        self.transport.use_path(peer, path)
+
+    def describe(self, peer: int) -> dict[str, Any]:
+        return dataclasses.asdict(self.transport.describe(peer))
+
+    def probe_pages(self) -> list[int]:
+        return list(self.pool.probe_pages.tolist())
 
     def write_many(self, peer: int, count: int) -> dict[str, int]:
         """Submit `count` one-page writes as fast as the transport takes them; return how they ended."""
@@ -76,7 +95,7 @@ class Peer:
             try:
                 while submitted < count:
                     page = np.array([submitted % self.pool.layout.num_pages])
-                    self.transport.write_pages(peer, page, page)
+                    self.transport.write_pages(peer, PageWrite(page, page))
                     submitted += 1
             except TransferQueueFull:
                 refused += 1

@@ -11,7 +11,7 @@ from diptych.kvtransfer.aio import AsyncTransport
 from diptych.kvtransfer.errors import TransferError, TransferTimeout
 from diptych.kvtransfer.inproc import FaultPlan, InprocNetwork, InprocTransport
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone
+from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, PageWrite
 
 LAYOUT = PoolLayout(num_pages=8, num_layers=1, page_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
 PAGES = np.arange(8)
@@ -39,7 +39,7 @@ def test_a_write_returns_when_it_is_complete_and_its_note_is_an_event() -> None:
         one, two = linked_pair(network)
         with AsyncTransport(one) as writer, AsyncTransport(two) as reader:
             async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-                group.create_task(writer.write_pages(2, PAGES, PAGES, b"note", timeout_s=5))
+                group.create_task(writer.write_pages(2, PageWrite(PAGES, PAGES), b"note", timeout_s=5))
                 group.create_task(deliver(network))
             events = reader.events()
             assert [await anext(events), await anext(events)] == [LinkUp(1), NoteReceived(1, b"note")]

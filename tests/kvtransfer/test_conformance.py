@@ -106,7 +106,8 @@ def test_the_descriptor_is_readable_exactly_while_there_are_events(ends: tuple[A
 
 def test_a_page_outside_of_the_pool_is_refused(ends: tuple[Any, Any]) -> None:
     left, _ = ends
-    for src, dst in (([NUM_PAGES], [0]), ([0], [NUM_PAGES])):
+    behind = left.probe_pages()[-1] + 1
+    for src, dst in (([behind], [0]), ([0], [behind]), ([-1], [0]), ([0], [-1])):
         with pytest.raises(Exception, match="page"):
             left.write(RIGHT, src, dst)
 
@@ -303,8 +304,9 @@ def test_a_full_queue_is_refused_and_empties(make_ucx_end: Make, link: Link) -> 
 
 @pytest.mark.parametrize("way", ["put", "message"])
 def test_pages_land_whichever_way_they_travel(make_child_end: Make, link: Link, way: str) -> None:
-    left, right = (make_child_end("shm", instance, page_way=way) for instance in (LEFT, RIGHT))
+    left, right = (make_child_end("shm", instance) for instance in (LEFT, RIGHT))
     link(left, right)
+    left.use_path(RIGHT, way)
     left.fill(1)
     src, dst = (random.Random(seed).sample(range(NUM_PAGES), NUM_PAGES) for seed in (2, 3))
     ops = [left.write(RIGHT, src[n:], dst[n:], b"%d" % n) for n in range(NUM_PAGES)]
@@ -322,8 +324,9 @@ def test_pages_land_whichever_way_they_travel(make_child_end: Make, link: Link, 
 def test_a_killed_target_ends_every_operation_whichever_way_it_takes(
     make_child_end: Make, link: Link, way: str
 ) -> None:
-    left, right = (make_child_end("shm", instance, page_way=way) for instance in (LEFT, RIGHT))
+    left, right = (make_child_end("shm", instance) for instance in (LEFT, RIGHT))
     link(left, right)
+    left.use_path(RIGHT, way)
     everything = list(range(NUM_PAGES))
     ops = [left.write(RIGHT, everything, everything, b"x") for _ in range(50)]
     right.kill()

@@ -10,7 +10,7 @@ import pytest
 from diptych.kvtransfer.errors import PeerUnreachable
 from diptych.kvtransfer.inproc import FaultPlan, InprocNetwork, InprocTransport
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, TransportEvent
+from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
 
 LAYOUT = PoolLayout(num_pages=8, num_layers=1, page_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
 ALL = np.arange(8)
@@ -43,14 +43,14 @@ def pages_that_arrived(one: InprocTransport, two: InprocTransport) -> int:
 def test_nothing_happens_without_a_step() -> None:
     network = InprocNetwork()
     one, two = linked_pair(network)
-    one.write_pages(2, ALL, ALL, b"note")
+    one.write_pages(2, PageWrite(ALL, ALL), b"note")
     assert (one.poll(), two.poll(), pages_that_arrived(one, two)) == ([], [], 0)
 
 
 def test_one_step_copies_one_page() -> None:
     network = InprocNetwork()
     one, two = linked_pair(network)
-    op = one.write_pages(2, ALL, ALL, b"note")
+    op = one.write_pages(2, PageWrite(ALL, ALL), b"note")
     for steps in range(1, 9):
         network.step()
         assert (pages_that_arrived(one, two), two.poll()) == (steps, [])
@@ -62,7 +62,7 @@ def test_one_step_copies_one_page() -> None:
 def test_a_writer_killed_half_way_leaves_half_of_the_pages_and_no_note() -> None:
     network = InprocNetwork()
     one, two = linked_pair(network)
-    one.write_pages(2, ALL, ALL, b"note")
+    one.write_pages(2, PageWrite(ALL, ALL), b"note")
     for _ in range(4):
         network.step()
     network.kill(1)
@@ -75,7 +75,7 @@ def test_a_writer_killed_half_way_leaves_half_of_the_pages_and_no_note() -> None
 def test_a_killed_target_fails_every_operation_before_the_link() -> None:
     network = InprocNetwork()
     one, _ = linked_pair(network)
-    ops = [one.write_pages(2, ALL, ALL), one.send_note(2, b"note")]
+    ops = [one.write_pages(2, PageWrite(ALL, ALL)), one.send_note(2, b"note")]
     network.step()
     network.kill(2)
     reason = "the peer was killed"
@@ -85,7 +85,7 @@ def test_a_killed_target_fails_every_operation_before_the_link() -> None:
 def test_until_the_writer_hears_of_the_end_its_writes_still_land() -> None:
     network = InprocNetwork()
     one, two = linked_pair(network)
-    one.write_pages(2, ALL, ALL)
+    one.write_pages(2, PageWrite(ALL, ALL))
     two.disconnect(1)
     assert two.poll() == [LinkDown(1, "disconnected")]
     assert not two.writer_gone(1)
@@ -99,7 +99,7 @@ def test_until_the_writer_hears_of_the_end_its_writes_still_land() -> None:
 def test_a_cut_network_takes_the_link_from_both_sides() -> None:
     network = InprocNetwork()
     one, two = linked_pair(network)
-    op = one.write_pages(2, ALL, ALL)
+    op = one.write_pages(2, PageWrite(ALL, ALL))
     network.cut(1, 2)
     assert one.poll() == [OpDone(op, "the network was cut"), LinkDown(2, "the network was cut")]
     assert two.poll() == [LinkDown(1, "the network was cut")]
@@ -118,7 +118,7 @@ def test_connecting_to_nobody_ends_the_link() -> None:
 def test_dropped_notes_do_not_arrive_though_their_operation_is_done() -> None:
     network = InprocNetwork(faults=FaultPlan(drop_note=1.0))
     one, two = linked_pair(network)
-    op = one.write_pages(2, ALL, ALL, b"note")
+    op = one.write_pages(2, PageWrite(ALL, ALL), b"note")
     network.deliver_all()
     assert (one.poll(), two.poll(), pages_that_arrived(one, two)) == ([OpDone(op, None)], [], 8)
 
@@ -145,7 +145,7 @@ def test_delayed_notes_are_overtaken() -> None:
 def test_failed_operations_send_no_note() -> None:
     network = InprocNetwork(faults=FaultPlan(fail_op=1.0))
     one, two = linked_pair(network)
-    op = one.write_pages(2, ALL, ALL, b"note")
+    op = one.write_pages(2, PageWrite(ALL, ALL), b"note")
     network.deliver_all()
     assert (one.poll(), two.poll()) == ([OpDone(op, "injected fault")], [])
 
@@ -153,7 +153,7 @@ def test_failed_operations_send_no_note() -> None:
 def test_a_corrupted_page_differs_in_one_bit() -> None:
     network = InprocNetwork(faults=FaultPlan(corrupt_page=1.0))
     one, two = linked_pair(network)
-    one.write_pages(2, ALL[:1], ALL[:1])
+    one.write_pages(2, PageWrite(ALL[:1], ALL[:1]))
     network.deliver_all()
     assert one.pool
     assert two.pool

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from diptych.kvtransfer.errors import TransferError, TransferTimeout
-from diptych.kvtransfer.transport import InstanceId, OpDone, PageIndices, Transport, TransportEvent
+from diptych.kvtransfer.transport import NO_FLOW, Flow, InstanceId, OpDone, PageWrite, Transport, TransportEvent
 
 
 class AsyncTransport:
@@ -33,13 +33,13 @@ class AsyncTransport:
             waiter.cancel()
 
     async def write_pages(
-        self, peer: InstanceId, src: PageIndices, dst: PageIndices, note: bytes = b"", *, timeout_s: float
+        self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW, *, timeout_s: float
     ) -> None:
         """Return when every page is remotely complete and the note is sent. Raises `TransferError`.
 
         After `TransferTimeout` the pages are still in use: until the operation's `OpDone` comes as an event.
         """
-        await self._finish(self.transport.write_pages(peer, src, dst, note), timeout_s)
+        await self._finish(self.transport.write_pages(peer, write, note, flow), timeout_s)
 
     async def send_note(self, peer: InstanceId, note: bytes, *, timeout_s: float) -> None:
         await self._finish(self.transport.send_note(peer, note), timeout_s)

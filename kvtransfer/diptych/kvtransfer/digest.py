@@ -26,7 +26,7 @@ MASK: Final = 2**64 - 1
 _STEP, _START, _MIX_1, _MIX_2 = (np.uint64(constant) for constant in (KEY_STEP, KEY_START, MIX_1, MIX_2))
 
 
-def digest_bytes(data: memoryview | bytes | npt.NDArray[np.uint8], offset: int) -> int:
+def digest_bytes(data: memoryview | bytearray | bytes | npt.NDArray[np.uint8], offset: int) -> int:
     """Return the digest of `data` as it lies at byte `offset` of the target pool. Both are multiples of 8 bytes."""
     words = np.frombuffer(data, dtype="<u8")
     offsets = np.arange(len(words), dtype=np.uint64) * np.uint64(WORD_NBYTES) + np.uint64(offset)

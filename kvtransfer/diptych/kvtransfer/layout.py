@@ -38,7 +38,12 @@ class PoolLayout:
 
     @property
     def page_nbytes(self) -> int:
-        return math.prod(self.shape[1:]) * DTYPE_NBYTES[self.dtype]
+        return self.num_layers * self.layer_nbytes
+
+    @property
+    def layer_nbytes(self) -> int:
+        """Of each page."""
+        return math.prod(self.shape[2:]) * DTYPE_NBYTES[self.dtype]
 
     @property
     def nbytes(self) -> int:
@@ -50,3 +55,5 @@ class PoolLayout:
             raise ConfigError(f"KV dtype must be one of {', '.join(DTYPE_NBYTES)}, not {self.dtype!r}")
         if min(self.shape) < 1:
             raise ConfigError(f"every dimension of a KV pool must be at least 1: {self.shape}")
+        if self.layer_nbytes % 8:
+            raise ConfigError(f"a layer of a KV page must be a multiple of 8 bytes, not {self.layer_nbytes}")

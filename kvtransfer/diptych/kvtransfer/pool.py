@@ -1,20 +1,49 @@
-"""Page memory of this process, and its digest. The memory belongs to the transport that allocated it."""
+"""Page memory of this process, and which bytes of it a write moves. The memory belongs to the transport."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
 import xxhash
 
-from diptych.kvtransfer.errors import PageOutOfRange
+from diptych.kvtransfer.errors import PageOutOfRange, TransferError
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.transport import PageIndices
+from diptych.kvtransfer.transport import PageIndices, PageWrite
+
+PROBE_NBYTES: Final = 1 << 20  # what a link is tested with ...
+MIN_PROBE_PAGES: Final = 2
+MAX_PROBE_PAGES: Final = 64  # ... unless the pages are tiny
+
+
+@dataclass(frozen=True, slots=True)
+class ByteWindow:
+    """The bytes that a write moves of each page: as many at `src` of a page of ours as at `dst` of the peer's."""
+
+    src: int
+    dst: int
+    nbytes: int
 
 
 class HostPool:
-    """Pages in host memory. Views of `buffer` must not be touched after the transport was closed."""
+    """Pages in host memory. Views of it must not be touched after the transport was closed."""
 
-    def __init__(self, layout: PoolLayout, buffer: memoryview) -> None:
+    def __init__(self, layout: PoolLayout, memory: memoryview) -> None:
         self.layout = layout
-        self.buffer = buffer
+        self.memory = memory  # all pages, and behind them the probe pages
+
+    @property
+    def buffer(self) -> memoryview:
+        return self.memory[: self.layout.nbytes]
+
+    @property
+    def probe_pages(self) -> PageIndices:
+        return np.arange(self.layout.num_pages, num_pages_to_allocate(self.layout), dtype=np.int32)
+
+    @property
+    def probe_buffer(self) -> memoryview:
+        return self.memory[self.layout.nbytes :]
 
     def digest(self, pages: PageIndices) -> int:
         """Return the xxh3-64 of the bytes of `pages`, in order. Releases the GIL while it hashes."""
@@ -24,6 +53,24 @@ class HostPool:
         for page in pages.tolist():
             digest.update(self.buffer[page * page_nbytes : (page + 1) * page_nbytes])
         return digest.intdigest()
+
+
+def num_pages_to_allocate(layout: PoolLayout) -> int:
+    """Return the pages of the layout and the probe pages behind them."""
+    enough = -(-PROBE_NBYTES // layout.page_nbytes)
+    return layout.num_pages + min(max(enough, MIN_PROBE_PAGES), MAX_PROBE_PAGES)
+
+
+def byte_window(layout: PoolLayout, write: PageWrite) -> ByteWindow:
+    """Return what `write` moves of each page. Raises `TransferError` for layers that the pages don't have."""
+    if len(write.src) != len(write.dst):
+        raise TransferError(f"{len(write.src)} source pages but {len(write.dst)} target pages")
+    if write.skip_tokens:
+        raise TransferError("skip_tokens is for pages of different sizes")
+    first, end = write.layers or (0, layout.num_layers)
+    if not 0 <= first < end <= layout.num_layers:
+        raise TransferError(f"layers [{first}, {end}) are not in pages of {layout.num_layers} layers")
+    return ByteWindow(first * layout.layer_nbytes, first * layout.layer_nbytes, (end - first) * layout.layer_nbytes)
 
 
 def check_pages(pages: PageIndices, num_pages: int) -> None:

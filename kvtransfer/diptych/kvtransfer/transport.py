@@ -1,14 +1,18 @@
 """What every transport offers: links to peers, one-sided page writes, and notes. `inproc` and `ucx` implement it.
 
-Ordering contract. A note arrives after every page of the `write_pages` that carries it, and notes of one link arrive
-in order. Every operation ends in exactly one `OpDone`. `LinkDown` comes after the `OpDone` of every operation of that
-link, and after it nothing of ours writes to that peer. A transport belongs to one thread.
+Ordering contract, per link and stream. Operations are done in the order they were submitted: a note arrives after every
+page of its own write and of all earlier ones. When one failed, all later ones of its stream fail too, for a note must
+not arrive without the pages before it; what there is to say about that goes by stream 0, which belongs to no room.
+Streams do not wait for each other: they take turns by bytes, those of a higher priority first.
+
+Every operation ends in exactly one `OpDone`. `LinkDown` comes after the `OpDone` of every operation of that link, and
+after it nothing of ours writes to that peer. A transport belongs to one thread.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +21,29 @@ from diptych.kvtransfer.layout import PoolLayout
 
 InstanceId = int  # random, 64-bit, never 0, new at every start of a process
 PageIndices = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PageWrite:
+    """Pages to move: `dst[i]` receives `src[i]`."""
+
+    src: PageIndices  # of our pool
+    dst: PageIndices  # of the peer's
+    layers: tuple[int, int] | None = None  # [first, end) of each page; None: all of it
+    skip_tokens: int = 0  # of src[0]; only where the page sizes differ
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Whose transfer an operation belongs to."""
+
+    stream: int = 0  # the room; 0: of no room
+    priority: int = 0  # higher ones go first; a stream has that of its latest operation
+    timeout_s: float | None = None  # then nothing more is posted, and it fails once what was posted has ended
+    with_digest: bool = False  # add what is written to the stream's digest
+
+
+NO_FLOW: Final = Flow()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +67,7 @@ class NoteReceived:
 
     peer: InstanceId
     data: bytes
+    digest: int | None = None  # of all that its stream wrote since its last note; None: not computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +76,7 @@ class OpDone:
 
     op: int
     error: str | None
+    digest: int | None = None  # of what it wrote, if that was wanted; of the pages, of `digest_pages`
 
 
 TransportEvent = LinkUp | LinkDown | NoteReceived | OpDone
@@ -61,9 +90,13 @@ class LinkInfo:
     version: str  # of the transport library
     bytes_sent: int
     last_heard_s: float  # seconds since the peer was last heard
+    path: str  # how pages travel: one of `paths`
+    rtt_s: float | None = None  # of a heartbeat; None: not measured yet
+    in_flight_bytes: int = 0  # posted, not complete
+    queued_bytes: int = 0  # submitted, not posted
 
     def __str__(self) -> str:
-        return f"{self.lanes} ({self.version})"
+        return f"{self.lanes}, pages by {self.path} ({self.version})"
 
 
 class Pool(Protocol):
@@ -74,7 +107,17 @@ class Pool(Protocol):
 
     @property
     def buffer(self) -> memoryview:
-        """All pages, as writable bytes."""
+        """All pages of the layout, as writable bytes. Pools in host memory only."""
+        ...
+
+    @property
+    def probe_pages(self) -> PageIndices:
+        """Pages behind those of the layout, never granted: peers may write to them to test a link."""
+        ...
+
+    @property
+    def probe_buffer(self) -> memoryview:
+        """The probe pages, as writable bytes. Pools in host memory only."""
         ...
 
     def digest(self, pages: PageIndices) -> int:
@@ -104,15 +147,26 @@ class Transport(Protocol):
         """Close the link; `LinkDown` follows. A peer without a link is ignored."""
         ...
 
-    def write_pages(self, peer: InstanceId, src: PageIndices, dst: PageIndices, note: bytes = b"") -> int:
-        """Write our pages `src` to the peer's pages `dst`, then send `note` if there is one; return the operation.
+    def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
+        """Write pages to the peer, then send `note` if there is one; return the operation.
 
-        Raises `PeerUnreachable` without a link and `TransferQueueFull` when too much is in flight.
+        Source pages must not change until it has ended. Raises `PeerUnreachable` without a link, `PageOutOfRange`, and
+        `TransferQueueFull` when too much is in flight.
         """
         ...
 
-    def send_note(self, peer: InstanceId, note: bytes) -> int:
-        """Send a note; return the operation. Raises as `write_pages` does."""
+    def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
+        """Send a note; return the operation. Raises as `write_pages` does.
+
+        It carries the stream's digest, or `digest` in place of it.
+        """
+        ...
+
+    def digest_pages(self, pages: PageIndices) -> int:
+        """Compute the digest of pages of ours, as they lie here, beside other work; its `OpDone` has it.
+
+        Raises `PageOutOfRange` and `TransferQueueFull`.
+        """
         ...
 
     def poll(self) -> list[TransportEvent]:
@@ -124,6 +178,14 @@ class Transport(Protocol):
         ...
 
     def describe(self, peer: InstanceId) -> LinkInfo: ...
+
+    def paths(self, peer: InstanceId) -> tuple[str, ...]:
+        """Return the ways there are to bring pages to a linked peer, best first: of "copy", "put", "message"."""
+        ...
+
+    def use_path(self, peer: InstanceId, path: str) -> None:
+        """Bring pages there by another one of `paths`. Raises `TransferError` while operations of the link are open."""
+        ...
 
     def writer_gone(self, peer: InstanceId) -> bool:
         """Whether a peer whose link is down provably can't write into our pool any more."""

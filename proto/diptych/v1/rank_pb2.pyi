@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RankEntry(_message.Message):
-    __slots__ = ("step", "connect", "disconnect", "copy", "digest", "is_writer_gone", "shutdown", "save", "restore")
+    __slots__ = ("step", "connect", "disconnect", "copy", "digest", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     DISCONNECT_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,8 @@ class RankEntry(_message.Message):
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_PAGES_FIELD_NUMBER: _ClassVar[int]
+    USE_PATH_FIELD_NUMBER: _ClassVar[int]
     step: Step
     connect: ConnectPeer
     disconnect: int
@@ -26,7 +28,9 @@ class RankEntry(_message.Message):
     shutdown: bool
     save: HostCopy
     restore: HostCopy
-    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., digest: _Optional[_Union[DigestPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ...) -> None: ...
+    digest_pages: DigestOwnPages
+    use_path: UsePath
+    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., digest: _Optional[_Union[DigestPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "sample_rows", "prompt_rows")
@@ -59,16 +63,46 @@ class ConnectPeer(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., metadata: _Optional[bytes] = ...) -> None: ...
 
 class CopyPages(_message.Message):
-    __slots__ = ("operation", "peer", "src", "dst")
+    __slots__ = ("operation", "peer", "src", "dst", "first_layer", "end_layer", "skip_tokens", "stream", "priority", "timeout_s", "with_digest")
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     SRC_FIELD_NUMBER: _ClassVar[int]
     DST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    END_LAYER_FIELD_NUMBER: _ClassVar[int]
+    SKIP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    WITH_DIGEST_FIELD_NUMBER: _ClassVar[int]
     operation: int
     peer: int
     src: bytes
     dst: bytes
-    def __init__(self, operation: _Optional[int] = ..., peer: _Optional[int] = ..., src: _Optional[bytes] = ..., dst: _Optional[bytes] = ...) -> None: ...
+    first_layer: int
+    end_layer: int
+    skip_tokens: int
+    stream: int
+    priority: int
+    timeout_s: float
+    with_digest: bool
+    def __init__(self, operation: _Optional[int] = ..., peer: _Optional[int] = ..., src: _Optional[bytes] = ..., dst: _Optional[bytes] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., skip_tokens: _Optional[int] = ..., stream: _Optional[int] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., with_digest: _Optional[bool] = ...) -> None: ...
+
+class DigestOwnPages(_message.Message):
+    __slots__ = ("operation", "pages")
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    operation: int
+    pages: bytes
+    def __init__(self, operation: _Optional[int] = ..., pages: _Optional[bytes] = ...) -> None: ...
+
+class UsePath(_message.Message):
+    __slots__ = ("peer", "path")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    path: str
+    def __init__(self, peer: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
 
 class HostCopy(_message.Message):
     __slots__ = ("pages", "slots")
@@ -119,12 +153,14 @@ class LinkEnd(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class OperationEnd(_message.Message):
-    __slots__ = ("operation", "error")
+    __slots__ = ("operation", "error", "digest")
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     operation: int
     error: str
-    def __init__(self, operation: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    digest: int
+    def __init__(self, operation: _Optional[int] = ..., error: _Optional[str] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class RankedEngineMetadata(_message.Message):
     __slots__ = ("version", "ranks")

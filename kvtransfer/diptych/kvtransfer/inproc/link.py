@@ -1,10 +1,12 @@
-"""One side's half of an in-process link: the actions it still has to perform, and the operations they complete."""
+"""One side's half of an in-process link: what it still has to do, stream by stream."""
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from dataclasses import dataclass, field
 
+from diptych.kvtransfer.pool import ByteWindow
 from diptych.kvtransfer.transport import InstanceId
 
 
@@ -14,36 +16,42 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyPage:
-    """Copy our page `src` into the peer's page `dst`."""
-
-    src: int
-    dst: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Everything before this has been done: send the note, if any, and complete the operation."""
-
-    op: int
-    note: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class DeliverLate:
-    """A note that was held back."""
-
-    note: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Bye:
     """Tell the other side that our half is closed."""
 
     reason: str
 
 
-Action = Hello | CopyPage | Finish | DeliverLate | Bye
+@dataclass(frozen=True, slots=True)
+class LateNote:
+    """A note that was held back."""
+
+    data: bytes
+    digest: int | None
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """Pages to copy, then a note to deliver if there is one."""
+
+    name: int
+    pages: deque[tuple[int, int]]  # (ours, the peer's), still to be copied
+    window: ByteWindow
+    note: bytes
+    note_digest: int | None  # in place of the stream's
+    deadline_s: float
+    digest: int | None  # of what was copied; None: not wanted
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """Operations that are done in order."""
+
+    name: int
+    priority: int = 0
+    operations: deque[Operation] = field(default_factory=deque)  # not complete, oldest first
+    digest: int | None = None  # of what was written since the last note
+    is_broken: bool = False  # an operation failed: all later ones do
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +63,46 @@ class Half:
     num_peer_pages: int
     is_open: bool = True
     partner: Half | None = None
-    actions: deque[Action] = field(default_factory=deque)
-    ops: list[int] = field(default_factory=list)  # not completed yet, oldest first
+    greetings: deque[Hello | Bye] = field(default_factory=deque)
+    streams: dict[int, Stream] = field(default_factory=dict)
+    late: deque[LateNote] = field(default_factory=deque)
     bytes_sent: int = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.greetings or self.late) or any(stream.operations for stream in self.streams.values())
+
+    @property
+    def queued_bytes(self) -> int:
+        operations = [operation for stream in self.streams.values() for operation in stream.operations]
+        return sum(len(operation.pages) * operation.window.nbytes for operation in operations)
+
+    def append(self, stream_name: int, priority: int, operation: Operation) -> None:
+        stream = self.streams.setdefault(stream_name, Stream(stream_name))
+        stream.priority = priority
+        stream.operations.append(operation)
+
+    def next_stream(self, rng: random.Random | None) -> Stream | None:
+        """Return a stream of the highest priority whose turn it is: in turn, or with `rng` any. None: all are done."""
+        waiting = [stream for stream in self.streams.values() if stream.operations]
+        if not waiting:
+            return None
+        highest = max(stream.priority for stream in waiting)
+        turns = [stream for stream in waiting if stream.priority == highest]
+        stream = rng.choice(turns) if rng else turns[0]
+        self.streams[stream.name] = self.streams.pop(stream.name)  # the last in turn
+        return stream
+
+    def forget_if_over(self, stream: Stream) -> None:
+        """A stream without operations is nothing, unless its digest waits for a note or it is broken."""
+        if not stream.operations and stream.digest is None and not stream.is_broken:
+            del self.streams[stream.name]
+
+    def close(self) -> list[int]:
+        """Do nothing more; return the operations that this ends."""
+        self.is_open = False
+        names = sorted(operation.name for stream in self.streams.values() for operation in stream.operations)
+        self.greetings.clear()
+        self.streams.clear()
+        self.late.clear()
+        return names

@@ -1,7 +1,8 @@
 """Performs the actions of in-process transports, one `step` at a time, and injects faults.
 
-A step is a hello, the copy of one page, or the delivery of a note, so a test can play every interleaving and stop a
-transfer half way. With `rng` the order of the links and the faults are random, and the same each time.
+A step is a hello, the copy of one page, the end of an operation with the delivery of its note, or a digest, so a test
+can play every interleaving and stop a transfer half way. With `rng` the order of the links and streams and the faults
+are random, and the same each time. Time passes when `now_s` is set.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from diptych.kvtransfer.inproc.link import Bye, CopyPage, DeliverLate, Finish, Half, Hello
+from diptych.kvtransfer.digest import add_digests, digest_bytes
+from diptych.kvtransfer.inproc.link import Bye, Half, Hello, LateNote, Operation, Stream
 from diptych.kvtransfer.inproc.transport import InprocTransport
 from diptych.kvtransfer.transport import InstanceId, LinkUp, NoteReceived, OpDone
 
@@ -21,7 +23,7 @@ class FaultPlan:
     drop_note: float = 0.0
     duplicate_note: float = 0.0
     delay_note: float = 0.0  # until everything queued on the link is done: later notes overtake it
-    fail_op: float = 0.0  # the pages were written, the note is not sent
+    fail_op: float = 0.0  # the pages were written, the note is not sent; breaks its stream
     corrupt_page: float = 0.0  # one bit of the page flips on the way
 
 
@@ -33,6 +35,7 @@ class InprocNetwork:
 
     def __init__(self, rng: random.Random | None = None, faults: FaultPlan = NO_FAULTS) -> None:
         self.faults = faults  # may be replaced between steps
+        self.now_s = 0.0
         self.num_stale_messages = 0  # dropped, because nobody was linked to their sender
         self._rng = rng
         self._chance = rng or random.Random(0)
@@ -42,7 +45,7 @@ class InprocNetwork:
     def transport(self, instance_id: InstanceId) -> InprocTransport:
         """Add an instance."""
         assert instance_id not in self._transports, "instance ids are used once"
-        self._transports[instance_id] = InprocTransport(instance_id, self._halves.append)
+        self._transports[instance_id] = InprocTransport(instance_id, self._halves.append, lambda: self.now_s)
         return self._transports[instance_id]
 
     def kill(self, instance_id: InstanceId) -> None:
@@ -63,14 +66,15 @@ class InprocNetwork:
 
     def step(self) -> bool:
         """Perform one action. Return False when there is none."""
-        busy = [half for half in self._halves if half.actions]
+        busy: list[Half | InprocTransport] = [half for half in self._halves if half.is_busy]
+        busy += [transport for transport in self._transports.values() if transport.digests and transport.is_alive]
         if not busy:
             return False
-        half = self._rng.choice(busy) if self._rng else busy[0]
-        self._halves.remove(half)
-        self._perform(half)
-        if half.is_open or half.actions:
-            self._halves.append(half)  # the last in turn
+        chosen = self._rng.choice(busy) if self._rng else busy[0]
+        if isinstance(chosen, InprocTransport):
+            self._digest(chosen)
+        else:
+            self._advance(chosen)
         return True
 
     def deliver_all(self) -> None:
@@ -78,16 +82,22 @@ class InprocNetwork:
         while self.step():
             pass
 
-    def _perform(self, half: Half) -> None:
-        match half.actions.popleft():
+    def _advance(self, half: Half) -> None:
+        self._halves.remove(half)
+        if half.greetings:
+            self._perform(half, half.greetings.popleft())
+        elif stream := half.next_stream(self._rng):
+            self._advance_stream(half, stream)
+        else:
+            late = half.late.popleft()
+            self._deliver(half, late.data, late.digest)
+        if half.is_open or half.is_busy:
+            self._halves.append(half)  # the last in turn
+
+    def _perform(self, half: Half, greeting: Hello | Bye) -> None:
+        match greeting:
             case Hello():
                 self._greet(half)
-            case CopyPage(src, dst):
-                self._copy(half, src, dst)
-            case Finish(op, note):
-                self._finish(half, op, note)
-            case DeliverLate(note):
-                self._deliver(half, note)
             case Bye(reason):
                 if half.partner and half.partner.is_open:
                     self._transports[half.peer].close_half(half.partner, reason)
@@ -109,37 +119,70 @@ class InprocNetwork:
         self._transports[half.owner].inbox.push(LinkUp(half.peer))
         peer.inbox.push(LinkUp(half.owner))
 
-    def _copy(self, half: Half, src: int, dst: int) -> None:
+    def _advance_stream(self, half: Half, stream: Stream) -> None:
+        operation = stream.operations[0]
+        if stream.is_broken:
+            self._fail(half, stream, "an earlier operation of its stream failed")
+        elif self.now_s > operation.deadline_s:
+            self._fail(half, stream, "timed out")
+        elif operation.pages:
+            self._copy(half, operation)
+        elif self._strikes(self.faults.fail_op):
+            self._fail(half, stream, "injected fault")
+        else:
+            self._finish(half, stream, stream.operations.popleft())
+
+    def _fail(self, half: Half, stream: Stream, reason: str) -> None:
+        stream.is_broken = stream.name != 0
+        self._transports[half.owner].inbox.push(OpDone(stream.operations.popleft().name, reason))
+
+    def _copy(self, half: Half, operation: Operation) -> None:
         source, target = self._transports[half.owner].pool, self._transports[half.peer].pool
         assert source is not None
         assert target is not None
-        page_nbytes = source.layout.page_nbytes
-        page = bytearray(source.buffer[src * page_nbytes : (src + 1) * page_nbytes])
+        src, dst = operation.pages.popleft()
+        window, page_nbytes = operation.window, source.layout.page_nbytes
+        begin, at = src * page_nbytes + window.src, dst * target.layout.page_nbytes + window.dst
+        piece = bytearray(source.memory[begin : begin + window.nbytes])
+        if operation.digest is not None:
+            operation.digest = add_digests(operation.digest, digest_bytes(piece, at))
         if self._strikes(self.faults.corrupt_page):
-            page[self._chance.randrange(page_nbytes)] ^= 1 << self._chance.randrange(8)
-        target.buffer[dst * page_nbytes : (dst + 1) * page_nbytes] = page
-        half.bytes_sent += page_nbytes
+            piece[self._chance.randrange(window.nbytes)] ^= 1 << self._chance.randrange(8)
+        target.memory[at : at + window.nbytes] = piece
+        half.bytes_sent += window.nbytes
 
-    def _finish(self, half: Half, op: int, note: bytes) -> None:
-        half.ops.remove(op)
-        owner = self._transports[half.owner]
-        if self._strikes(self.faults.fail_op):
-            owner.inbox.push(OpDone(op, "injected fault"))
-            return
-        owner.inbox.push(OpDone(op, None))
-        if not note or self._strikes(self.faults.drop_note):
+    def _finish(self, half: Half, stream: Stream, operation: Operation) -> None:
+        self._transports[half.owner].inbox.push(OpDone(operation.name, None, operation.digest))
+        if operation.digest is not None:
+            stream.digest = add_digests(stream.digest or 0, operation.digest)
+        if operation.note:
+            digest = stream.digest if operation.note_digest is None else operation.note_digest
+            stream.digest = None
+            self._send(half, operation.note, digest)
+        half.forget_if_over(stream)
+
+    def _send(self, half: Half, note: bytes, digest: int | None) -> None:
+        if self._strikes(self.faults.drop_note):
             return
         if self._strikes(self.faults.delay_note):
-            half.actions.append(DeliverLate(note))
+            half.late.append(LateNote(note, digest))
             return
         for _ in range(2 if self._strikes(self.faults.duplicate_note) else 1):
-            self._deliver(half, note)
+            self._deliver(half, note, digest)
 
-    def _deliver(self, half: Half, note: bytes) -> None:
+    def _deliver(self, half: Half, note: bytes, digest: int | None) -> None:
         if half.partner and half.partner.is_open:
-            self._transports[half.peer].inbox.push(NoteReceived(half.owner, note))
+            self._transports[half.peer].inbox.push(NoteReceived(half.owner, note, digest))
         else:
             self.num_stale_messages += 1
+
+    def _digest(self, transport: InprocTransport) -> None:
+        operation, pages = transport.digests.popleft()
+        assert transport.pool is not None
+        memory, nbytes = transport.pool.memory, transport.pool.layout.page_nbytes
+        offsets = [page * nbytes for page in pages.tolist()]
+        digest = add_digests(*(digest_bytes(memory[at : at + nbytes], at) for at in offsets))
+        transport.inbox.push(OpDone(operation, None, digest))
 
     def _strikes(self, probability: float) -> bool:
         return probability > 0 and self._chance.random() < probability

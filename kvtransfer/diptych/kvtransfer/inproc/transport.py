@@ -3,76 +3,97 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
 from diptych.kvtransfer import metadata as codec
-from diptych.kvtransfer.errors import PeerUnreachable, TransferQueueFull
+from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.inproc.inbox import Inbox
-from diptych.kvtransfer.inproc.link import Bye, CopyPage, Finish, Half, Hello
+from diptych.kvtransfer.inproc.link import Bye, Half, Hello, Operation
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.pool import HostPool, check_pages
+from diptych.kvtransfer.pool import ByteWindow, HostPool, byte_window, check_pages, num_pages_to_allocate
 from diptych.kvtransfer.process import own_identity
-from diptych.kvtransfer.transport import InstanceId, LinkDown, LinkInfo, OpDone, PageIndices, TransportEvent
+from diptych.kvtransfer.transport import (
+    NO_FLOW,
+    Flow,
+    InstanceId,
+    LinkDown,
+    LinkInfo,
+    OpDone,
+    PageIndices,
+    PageWrite,
+    TransportEvent,
+)
 
 MAX_OPS: Final = 4096
+PATH: Final = "copy"
 
 
 class InprocTransport:
-    """Implements `Transport`. `open_half` hands a new half of a link to the network."""
+    """Implements `Transport`. `open_half` hands a new half of a link to the network, whose time `clock` tells."""
 
-    def __init__(self, instance_id: InstanceId, open_half: Callable[[Half], None]) -> None:
+    def __init__(self, instance_id: InstanceId, open_half: Callable[[Half], None], clock: Callable[[], float]) -> None:
         self.instance_id = instance_id
         self.pool: HostPool | None = None
         self.halves: dict[InstanceId, Half] = {}  # open ones
+        self.digests: deque[tuple[int, PageIndices]] = deque()  # to be computed: operation, pages
         self.inbox = Inbox()
         self.is_alive = True
         self._former: dict[InstanceId, Half] = {}  # the last closed half to each peer
         self._num_ops = 0  # outstanding
         self._op_ids = itertools.count(1)
         self._open_half = open_half
+        self._clock = clock
 
     def allocate_pool(self, layout: PoolLayout) -> HostPool:
         assert self.pool is None, "one pool a transport"
         layout.validate()
-        self.pool = HostPool(layout, memoryview(bytearray(layout.nbytes)))
+        self.pool = HostPool(layout, memoryview(bytearray(num_pages_to_allocate(layout) * layout.page_nbytes)))
         return self.pool
 
     def metadata(self) -> bytes:
-        assert self.pool is not None, "allocate the pool first"
         return codec.encode(
-            codec.EngineMetadata(own_identity(), self.pool.layout, 1, b"none", b"none", "in one process")
+            codec.EngineMetadata(own_identity(), self._own_pool().layout, 1, b"none", b"none", "in one process")
         )
 
     def connect(self, peer: InstanceId, metadata: bytes) -> None:
-        assert self.pool is not None, "allocate the pool first"
-        described = codec.decode(metadata, like=self.pool.layout)
+        described = codec.decode(metadata, like=self._own_pool().layout)
         if peer not in self.halves:
-            self.halves[peer] = Half(self.instance_id, peer, described.layout.num_pages)
-            self.halves[peer].actions.append(Hello())
+            self.halves[peer] = Half(self.instance_id, peer, num_pages_to_allocate(described.layout))
+            self.halves[peer].greetings.append(Hello())
             self._open_half(self.halves[peer])
 
     def disconnect(self, peer: InstanceId) -> None:
         half = self.halves.get(peer)
         if half is not None:
             self.close_half(half, "disconnected")
-            half.actions.append(Bye("the peer closed the link"))
+            half.greetings.append(Bye("the peer closed the link"))
 
-    def write_pages(self, peer: InstanceId, src: PageIndices, dst: PageIndices, note: bytes = b"") -> int:
-        half = self._linked_half(peer)
-        source, target = np.asarray(src), np.asarray(dst)
-        assert self.pool is not None
-        if source.shape != target.shape:
-            raise ValueError(f"{source.size} source pages but {target.size} target pages")
-        check_pages(source, self.pool.layout.num_pages)
+    def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
+        half, pool = self._linked_half(peer), self._own_pool()
+        source, target = np.asarray(write.src), np.asarray(write.dst)
+        window = byte_window(pool.layout, write)
+        check_pages(source, num_pages_to_allocate(pool.layout))
         check_pages(target, half.num_peer_pages)
-        half.actions.extend(CopyPage(*pair) for pair in zip(source.tolist(), target.tolist(), strict=True))
-        return self._finish(half, note)
+        pages = deque(zip(source.tolist(), target.tolist(), strict=True))
+        return self._append(
+            half, flow, Operation(0, pages, window, note, None, math.inf, 0 if flow.with_digest else None)
+        )
 
-    def send_note(self, peer: InstanceId, note: bytes) -> int:
-        return self._finish(self._linked_half(peer), note)
+    def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
+        nothing = Operation(0, deque(), ByteWindow(0, 0, 0), note, digest, math.inf, None)
+        return self._append(self._linked_half(peer), Flow(stream), nothing)
+
+    def digest_pages(self, pages: PageIndices) -> int:
+        self._check_queue()
+        check_pages(np.asarray(pages), num_pages_to_allocate(self._own_pool().layout))
+        operation = self._new_operation()
+        self.digests.append((operation, np.array(pages)))
+        return operation
 
     def poll(self) -> list[TransportEvent]:
         events = self.inbox.drain() if self.is_alive else []
@@ -83,7 +104,16 @@ class InprocTransport:
         return self.inbox.fileno()
 
     def describe(self, peer: InstanceId) -> LinkInfo:
-        return LinkInfo("inproc", "in one process", self._linked_half(peer).bytes_sent, 0.0)
+        half = self._linked_half(peer)
+        return LinkInfo("inproc", "in one process", half.bytes_sent, 0.0, PATH, 0.0, 0, half.queued_bytes)
+
+    def paths(self, peer: InstanceId) -> tuple[str, ...]:
+        self._linked_half(peer)
+        return (PATH,)
+
+    def use_path(self, peer: InstanceId, path: str) -> None:
+        if path not in self.paths(peer):
+            raise TransferError(f"no path {path!r} to {peer:016x}, only {PATH!r}")
 
     def writer_gone(self, peer: InstanceId) -> bool:
         former = self._former.get(peer)
@@ -96,11 +126,8 @@ class InprocTransport:
 
     def close_half(self, half: Half, reason: str) -> None:
         """Fail what the half has not done, then say that it is down. For the network."""
-        half.is_open = False
-        half.actions.clear()
-        for op in half.ops:
-            self.inbox.push(OpDone(op, reason))
-        half.ops.clear()
+        for operation in half.close():
+            self.inbox.push(OpDone(operation, reason))
         self.inbox.push(LinkDown(half.peer, reason))
         self._former[half.peer] = self.halves.pop(half.peer)
 
@@ -114,13 +141,24 @@ class InprocTransport:
         half = self.halves.get(peer)
         if half is None or half.partner is None:
             raise PeerUnreachable(f"no link to {peer:016x}")
-        if self._num_ops >= MAX_OPS:
-            raise TransferQueueFull(f"{MAX_OPS} operations are in flight")
+        self._check_queue()
         return half
 
-    def _finish(self, half: Half, note: bytes) -> int:
-        op = next(self._op_ids)
+    def _check_queue(self) -> None:
+        if self._num_ops >= MAX_OPS:
+            raise TransferQueueFull(f"{MAX_OPS} operations are in flight")
+
+    def _own_pool(self) -> HostPool:
+        assert self.pool is not None, "allocate the pool first"
+        return self.pool
+
+    def _new_operation(self) -> int:
         self._num_ops += 1
-        half.ops.append(op)
-        half.actions.append(Finish(op, note))
-        return op
+        return next(self._op_ids)
+
+    def _append(self, half: Half, flow: Flow, operation: Operation) -> int:
+        operation.name = self._new_operation()
+        if flow.timeout_s is not None:
+            operation.deadline_s = self._clock() + flow.timeout_s
+        half.append(flow.stream, flow.priority, operation)
+        return operation.name

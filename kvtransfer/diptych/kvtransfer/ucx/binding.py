@@ -29,8 +29,10 @@ NO_LINK: Final = -2
 OUT_OF_RANGE: Final = -3
 TOO_LONG: Final = -4
 OUT_OF_MEMORY: Final = -5
+NO_WAY: Final = -6
+BUSY: Final = -7
 
-PAGE_WAYS: Final = {"best": 0, "put": 1, "message": 2}
+PATHS: Final = ("copy", "put", "message")  # by KVT_WAY_*, best first
 
 LINK_UP: Final = 1
 LINK_DOWN: Final = 2
@@ -48,7 +50,6 @@ class Options(Structure):
         ("connect_timeout_s", c_double),
         ("max_operations", c_uint32),
         ("max_waiting_notes", c_uint32),
-        ("page_way", c_int32),
         ("settings", POINTER(c_char_p)),
     )
 
@@ -57,6 +58,8 @@ class Event(Structure):
     """`kvt_event`"""
 
     kind: int
+    has_digest: int
+    digest: int
     peer: int
     op: int
     text: bytes | None
@@ -64,6 +67,8 @@ class Event(Structure):
     data_len: int
     _fields_ = (
         ("kind", c_int32),
+        ("has_digest", c_int32),
+        ("digest", c_uint64),
         ("peer", c_uint64),
         ("op", c_uint64),
         ("text", c_char_p),
@@ -87,6 +92,28 @@ class Peer(Structure):
         ("key_len", c_uint64),
         ("pool_base", c_uint64),
         ("num_pages", c_uint64),
+        ("page_nbytes", c_uint64),
+    )
+
+
+class Operation(Structure):
+    """`kvt_operation`"""
+
+    _fields_ = (
+        ("num_pages", c_uint64),
+        ("src", c_void_p),
+        ("dst", c_void_p),
+        ("src_offset", c_uint64),
+        ("dst_offset", c_uint64),
+        ("nbytes", c_uint64),
+        ("note", c_char_p),
+        ("note_len", c_uint64),
+        ("stream", c_uint64),
+        ("priority", c_int32),
+        ("with_digest", c_int32),
+        ("has_digest", c_int32),
+        ("digest", c_uint64),
+        ("timeout_s", c_double),
     )
 
 
@@ -95,9 +122,25 @@ class LinkStatus(Structure):
 
     bytes_sent: int
     last_heard_s: float
+    rtt_s: float
+    in_flight_bytes: int
+    queued_bytes: int
+    ways: int
+    way: int
     lanes: bytes
-    _fields_ = (("bytes_sent", c_uint64), ("last_heard_s", c_double), ("lanes", c_char * 256))
+    _fields_ = (
+        ("bytes_sent", c_uint64),
+        ("last_heard_s", c_double),
+        ("rtt_s", c_double),
+        ("in_flight_bytes", c_uint64),
+        ("queued_bytes", c_uint64),
+        ("ways", c_uint32),
+        ("way", c_int32),
+        ("lanes", c_char * 256),
+    )
 
+
+_FLAGS: Final = ("-std=gnu11", "-pthread", "-march=native")
 
 _SIGNATURES: Final = {
     "kvt_create": (c_void_p, (POINTER(Options), c_char_p, c_size_t)),
@@ -106,7 +149,9 @@ _SIGNATURES: Final = {
     "kvt_connect": (c_void_p, (c_void_p, c_uint64, POINTER(Peer))),
     "kvt_disconnect": (None, (c_void_p,)),
     "kvt_release": (None, (c_void_p,)),
-    "kvt_submit": (c_int64, (c_void_p, c_uint64, c_void_p, c_void_p, c_char_p, c_uint64)),
+    "kvt_submit": (c_int64, (c_void_p, POINTER(Operation))),
+    "kvt_digest_pages": (c_int64, (c_void_p, c_uint64, c_void_p)),
+    "kvt_use_way": (c_int, (c_void_p, c_int32)),
     "kvt_poll": (c_int, (c_void_p, POINTER(Event), c_int)),
     "kvt_event_fd": (c_int, (c_void_p,)),
     "kvt_describe": (None, (c_void_p, POINTER(LinkStatus))),
@@ -129,4 +174,4 @@ def library() -> ctypes.CDLL:
 def build() -> Path:
     """Compile the shim, unless that was done before."""
     source = Path(__file__).with_name("shim.c")
-    return build_library(source, include_dirs=[loader.include_folder(loader.load())], flags=["-std=gnu11", "-pthread"])
+    return build_library(source, include_dirs=[loader.include_folder(loader.load())], flags=_FLAGS)

@@ -25,7 +25,6 @@ static kvt_engine *new_engine(const kvt_options *options)
     engine->connect_timeout_s = options->connect_timeout_s;
     engine->max_operations = options->max_operations;
     engine->max_waiting_notes = options->max_waiting_notes;
-    engine->page_way = options->page_way;
     engine->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     engine->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pthread_mutex_init(&engine->lock, NULL);
@@ -80,6 +79,7 @@ static ucs_status_t open_worker(kvt_engine *engine)
 
 static void free_engine(kvt_engine *engine)
 {
+    drop_digests(engine);
     if (engine->rkey_buffer != NULL)
         ucp_rkey_buffer_release(engine->rkey_buffer);
     if (engine->memory != NULL)

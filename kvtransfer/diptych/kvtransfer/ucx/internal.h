@@ -18,12 +18,13 @@
 #define MESSAGE_BYTES ((size_t)480 << 10) /* a piece that is sent as a message: fits one segment, see options.py ... */
 #define MESSAGE_RUNS 64                   /* ... and at most so many runs */
 #define MAX_PIECES 8                      /* in flight on a link: bounds what a heartbeat has to wait behind */
+#define QUANTUM_BYTES {(size_t)1 << 20, PIECE_BYTES, MESSAGE_BYTES} /* of a stream's turn, by way */
 #define MAX_EARLY 64                      /* messages that wait for their turn */
 #define MAX_NOTE_BYTES ((size_t)64 << 20) /* waiting to be polled; and as much again waiting to be sent */
 #define HELLO_RETRY_S 0.1                 /* while a link comes up */
 
 /* The header of every active message. Sessions number the links of a process: see link.h. */
-#define HEADER_VERSION 0x4b565401u
+#define HEADER_VERSION 0x4b565402u
 typedef enum { MESSAGE_HELLO = 1, MESSAGE_BYE = 2, MESSAGE_NOTE = 3, MESSAGE_PAGES = 4 } message_kind;
 typedef struct {
     uint32_t version;
@@ -34,7 +35,17 @@ typedef struct {
     uint64_t echo;    /* the target's session as far as the sender knows it, else 0 */
     uint64_t received; /* how many numbered messages of the target's session the sender has dealt with */
     uint64_t number;   /* of a note or page message, from 0 in each session */
-    uint64_t num_runs; /* of a page message */
+    union {
+        struct {
+            uint64_t num_runs;
+        } pages;
+        struct {
+            uint64_t has_digest, digest;
+        } note;
+        struct {
+            double sent_s, echo_s, held_s; /* the sender's clock; the target's as last heard; for how long since */
+        } hello;
+    };
 } message_header;
 
 /* An event in the queue. It is embedded in what it reports, so that reporting never fails for want of memory. */
@@ -48,12 +59,12 @@ typedef struct {
     event_node *head, *tail;
 } event_list;
 
-typedef enum { COMMAND_CONNECT, COMMAND_DISCONNECT, COMMAND_SUBMIT } command_kind;
+typedef enum { COMMAND_CONNECT, COMMAND_DISCONNECT, COMMAND_SUBMIT, COMMAND_DIGEST, COMMAND_USE_WAY } command_kind;
 typedef struct command {
     struct command *next;
     command_kind kind;
     kvt_link *link;
-    struct operation *op; /* of COMMAND_SUBMIT */
+    struct operation *op; /* of COMMAND_SUBMIT and COMMAND_DIGEST */
 } command;
 
 typedef struct {
@@ -66,18 +77,40 @@ typedef struct {
 
 typedef struct operation {
     struct operation *next;
-    kvt_link *link;
+    kvt_link *link;       /* NULL: it is a digest of our own pages */
+    struct stream *spare; /* for the first operation of a stream, so that memory can't fail it */
     command submit;
     event_node done;
+    uint64_t stream_id;
+    int32_t priority;
     uint64_t num_pages, num_posted;
-    uint64_t part_posted; /* bytes of the next page */
-    uint32_t num_pieces;  /* in flight */
-    bool note_sent;      /* completely: its buffer is ours again */
+    uint64_t src_offset, dst_offset, page_part; /* bytes of each page */
+    uint64_t part_posted;                       /* of the next one */
+    uint32_t num_pieces; /* in flight */
+    double deadline_s;   /* 0: none */
+    const char *error;
+    bool with_digest, has_note_digest;
+    uint64_t digest, note_digest;
+    bool note_sent; /* completely: its buffer is ours again */
     message_header header;
     uint64_t note_len;
     char *note;
     page_pair pages[]; /* and the note behind them */
 } operation;
+
+/* Operations that are done in order. A link's streams take turns: see turns.h. */
+typedef struct stream {
+    struct stream *next;
+    uint64_t id;
+    int32_t priority;
+    size_t credit;           /* bytes left of its turn */
+    operation *first, *last; /* all its operations, in order */
+    operation *posting;      /* first that has pages to post */
+    operation *noting;       /* first whose note was not handed to UCX */
+    bool is_broken;          /* an operation failed: all later ones do */
+    bool has_digest;
+    uint64_t digest; /* of what was written since the last note */
+} stream;
 
 typedef struct {
     uint64_t src, dst, len; /* bytes in the pools */
@@ -89,6 +122,7 @@ typedef struct {
 
 typedef struct {
     operation *op;     /* NULL: not in use */
+    uint64_t bytes;
     uint32_t num_left; /* requests and acknowledgements that have not come */
     /* of a piece that is sent as a message */
     bool is_unacknowledged;
@@ -106,19 +140,22 @@ typedef struct early_message {
     char data[];
 } early_message;
 
-typedef enum { WAY_COPY, WAY_PUT, WAY_MESSAGE } page_way; /* see pages.h */
+typedef enum { WAY_COPY = KVT_WAY_COPY, WAY_PUT = KVT_WAY_PUT, WAY_MESSAGE = KVT_WAY_MESSAGE } page_way;
 typedef enum { LINK_CONNECTING, LINK_UP, LINK_FAILED, LINK_CLOSING, LINK_DOWN } link_state;
 
 struct kvt_link {
     kvt_engine *engine;
     uint64_t peer;
     uint64_t session;
-    uint64_t pool_base, num_pages; /* the peer's */
-    command connect, disconnect;
+    uint64_t pool_base, num_pages, page_bytes; /* the peer's */
+    command connect, disconnect, use_way;
 
     /* lock */
     bool is_up, is_down; /* as the caller may know it; nothing is submitted to a link that is down */
     bool is_leaving;     /* kvt_disconnect was called */
+    size_t num_ops_open;
+    int32_t wanted_way;
+    bool is_way_due; /* use_way is in the queue */
 
     /* progress */
     kvt_link *next;
@@ -130,26 +167,26 @@ struct kvt_link {
     uint64_t num_sent, num_received; /* numbered messages */
     early_message *early;            /* by number */
     uint32_t num_early;
-    page_way way;
     char *mapped_pool; /* the peer's, of WAY_COPY */
     uint32_t num_requests; /* of any kind, that UCX has not completed */
-    operation *first, *last; /* all operations, in order */
-    operation *posting;      /* first that has pages to post */
-    operation *noting;       /* first whose note was not handed to UCX */
+    stream *streams; /* in order of their turns */
     piece pieces[MAX_PIECES];
     uint32_t num_pieces;
     message_header hello, bye;
     bool hello_in_flight, answer_due;
     bool is_cut; /* UCX reported the endpoint as failed */
     double hello_due_s, deadline_s;
+    double peer_clock_s, peer_clock_at_s; /* as of the peer's last hello; when it came */
     char *populate, *populate_end; /* of the mapped pool: page table entries still to make */
     event_node up, down;
     char reason[192];
-    char lanes[256]; /* written before KVT_LINK_UP */
+    char lanes[256]; /* this and the ways: written before KVT_LINK_UP */
+    uint32_t ways;
 
     /* both */
-    _Atomic uint64_t bytes_sent;
-    _Atomic double last_heard_s;
+    _Atomic page_way way;
+    _Atomic uint64_t bytes_sent, queued_bytes, in_flight_bytes;
+    _Atomic double last_heard_s, rtt_s;
 };
 
 struct kvt_engine {
@@ -157,7 +194,6 @@ struct kvt_engine {
     uint64_t instance_id;
     double heartbeat_s, silence_s, connect_timeout_s;
     size_t max_operations, max_waiting_notes;
-    int32_t page_way;
     ucp_context_h context;
     ucp_worker_h worker;
     ucp_mem_h memory;
@@ -185,6 +221,7 @@ struct kvt_engine {
 
     /* progress */
     kvt_link *links;
+    operation *digests, *last_digest; /* of our own pages, to be computed */
     double behind_since_s; /* when messages began to come faster than we look at them; 0: they do not */
 
     /* both */

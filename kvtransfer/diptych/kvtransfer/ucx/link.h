@@ -111,6 +111,9 @@ static void send_hello(kvt_link *link, double now)
         return; /* the last one has not left yet */
     link->answer_due = false;
     link->hello = make_header(link, MESSAGE_HELLO);
+    link->hello.hello.sent_s = now;
+    link->hello.hello.echo_s = link->peer_clock_s;
+    link->hello.hello.held_s = now - link->peer_clock_at_s;
     link->hello_in_flight = send_bytes(link, &link->hello, NULL, 0, on_hello_sent, link);
 }
 
@@ -149,11 +152,12 @@ static void drop_early(kvt_link *link)
 
 static void fail_operations(kvt_link *link)
 {
-    while (link->first != NULL) {
-        event_node *done = &pop_operation(link)->done;
-        done->event.text = link->reason;
-        append_event(link->engine, done);
-    }
+    for (stream *stream = link->streams; stream != NULL; stream = stream->next)
+        while (stream->first != NULL) {
+            event_node *done = &pop_operation(stream)->done;
+            done->event.text = link->reason;
+            append_event(link->engine, done);
+        }
 }
 
 /* Move what was submitted to this link, and not taken yet, to the link; drop its other commands. Needs the lock. */
@@ -209,6 +213,7 @@ static void check_times(kvt_link *link, double now)
         fail_link(link, "no answer within %.1f s", engine->connect_timeout_s);
     if (link->state == LINK_UP && silent_s > engine->silence_s)
         fail_link(link, "silent for %.1f s", silent_s);
+    check_deadlines(link, now);
     if (link->early != NULL && now > link->early->since_s + engine->silence_s)
         fail_link(link, "message %lu is missing", (unsigned long)link->num_received);
 }

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Transports = Literal["auto", "shm", "tcp"]
-PageWay = Literal["best", "put", "message"]
 
 _TLS: Final[Mapping[Transports, str]] = {"shm": "sysv,posix,self", "tcp": "tcp,self"}
 
@@ -29,7 +28,6 @@ class UcxOptions:
     connect_s: float = 3.0  # for a new link to come up
     max_operations: int = 4096  # open; more is refused until some complete
     max_waiting_notes: int = 8192  # received and not polled; beyond it nothing more is received
-    page_way: PageWay = "best"  # how pages travel; another one than the best only for tests and measurements
 
 
 def ucx_settings(transports: Transports, environment: Mapping[str, str]) -> dict[str, str]:

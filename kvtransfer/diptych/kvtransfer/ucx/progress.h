@@ -4,12 +4,21 @@
 
 #include <poll.h>
 
+#include "checksums.h"
 #include "receive.h"
 
 #define MAX_PROGRESS_CALLS 256 /* in a row, before links get their turn */
 #define CLOSE_TIMEOUT_S 2.0
 #define LONGEST_SLEEP_S 60.0
 #define CLOSING_TICK_S 0.002 /* UCX closes endpoints while it is called, without a wake-up for it */
+
+static void use_way(kvt_link *link)
+{
+    pthread_mutex_lock(&link->engine->lock);
+    link->way = (page_way)link->wanted_way;
+    link->is_way_due = false;
+    pthread_mutex_unlock(&link->engine->lock);
+}
 
 static void run_command(kvt_engine *engine, const command *command)
 {
@@ -22,6 +31,12 @@ static void run_command(kvt_engine *engine, const command *command)
         break;
     case COMMAND_SUBMIT:
         append_operation(command->link, command->op);
+        break;
+    case COMMAND_DIGEST:
+        append_digest(engine, command->op);
+        break;
+    case COMMAND_USE_WAY:
+        use_way(command->link);
         break;
     }
 }
@@ -79,7 +94,7 @@ static double link_due_s(const kvt_link *link, double now)
         return due; /* nobody's silence counts */
     if (link->state == LINK_CONNECTING)
         return earlier(due, link->deadline_s);
-    return earlier(due, atomic_load(&link->last_heard_s) + link->engine->silence_s);
+    return deadline_due_s(link, earlier(due, atomic_load(&link->last_heard_s) + link->engine->silence_s));
 }
 
 static double next_due_s(const kvt_engine *engine, double now)
@@ -128,7 +143,7 @@ static void turn(kvt_engine *engine, bool may_sleep)
     run_commands(engine);
     bool is_drained = progress_ucx(engine);
     bool paused = is_paused(engine);
-    bool busy = step_links(engine, has_listened(engine, is_drained, paused));
+    bool busy = step_links(engine, has_listened(engine, is_drained, paused)) | digest_some(engine);
     if (!busy && (is_drained || paused) && may_sleep)
         sleep_until_due(engine, paused);
 }

@@ -73,8 +73,11 @@ static bool notes_exceed(const kvt_engine *engine, size_t part)
 static void settle_event(kvt_engine *engine, const event_node *node)
 {
     if (node->event.kind == KVT_OP_DONE) {
+        const operation *op = node->memory;
         engine->num_ops_open--;
-        engine->note_bytes_open -= ((operation *)node->memory)->note_len;
+        engine->note_bytes_open -= op->note_len;
+        if (op->link != NULL)
+            op->link->num_ops_open--;
     } else if (node->event.kind == KVT_NOTE) {
         engine->num_notes_waiting--;
         engine->note_bytes_waiting -= node->event.data_len;

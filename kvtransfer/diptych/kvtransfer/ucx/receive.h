@@ -8,6 +8,8 @@
 
 #include "link.h"
 
+#define RTT_WEIGHT 0.25 /* of the last one, in their average */
+
 /* The link that a message belongs to; NULL when it is for a former instance, for a former link, or for none. */
 static kvt_link *find_link(kvt_engine *engine, const message_header *header)
 {
@@ -41,7 +43,19 @@ static bool meet(kvt_link *link, const message_header *header)
     return true;
 }
 
-static void take_note(kvt_link *link, const void *data, size_t len)
+/* Hellos carry the sender's clock, and ours as it last heard it: the time between is a round trip. */
+static void take_clocks(kvt_link *link, const message_header *header)
+{
+    double now = now_s(), known_s = link->rtt_s;
+    link->peer_clock_s = header->hello.sent_s;
+    link->peer_clock_at_s = now;
+    if (header->hello.echo_s == 0)
+        return;
+    double rtt_s = now - header->hello.echo_s - header->hello.held_s;
+    link->rtt_s = known_s == 0 ? rtt_s : known_s + (rtt_s - known_s) * RTT_WEIGHT;
+}
+
+static void take_note(kvt_link *link, const message_header *header, const void *data, size_t len)
 {
     kvt_engine *engine = link->engine;
     event_node *node = malloc(sizeof *node + len);
@@ -51,7 +65,12 @@ static void take_note(kvt_link *link, const void *data, size_t len)
     }
     char *copy = memcpy(node + 1, data, len);
     *node = (event_node){
-        .event = {.kind = KVT_NOTE, .peer = link->peer, .data = copy, .data_len = len},
+        .event = {.kind = KVT_NOTE,
+                  .has_digest = header->note.has_digest != 0,
+                  .digest = header->note.digest,
+                  .peer = link->peer,
+                  .data = copy,
+                  .data_len = len},
         .memory = node,
     };
     pthread_mutex_lock(&engine->lock);
@@ -85,9 +104,9 @@ static void take_message(kvt_link *link, const message_header *header, const voi
 {
     link->num_received++;
     if (header->kind == MESSAGE_NOTE)
-        take_note(link, data, len);
+        take_note(link, header, data, len);
     else
-        take_pages(link, header->num_runs, data, len);
+        take_pages(link, header->pages.num_runs, data, len);
 }
 
 /* Keep a message whose turn has not come, in order. */
@@ -136,6 +155,8 @@ static ucs_status_t on_message(void *arg, const void *header_bytes, size_t heade
         atomic_fetch_add(&engine->num_dropped_messages, link == NULL);
     else if (header.kind == MESSAGE_NOTE || header.kind == MESSAGE_PAGES)
         take_in_order(link, &header, data, len);
+    else if (header.kind == MESSAGE_HELLO)
+        take_clocks(link, &header);
     else if (header.kind == MESSAGE_BYE)
         fail_link(link, "the peer closed the link");
     return UCS_OK;

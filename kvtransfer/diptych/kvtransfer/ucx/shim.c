@@ -51,6 +51,7 @@ void kvt_self(kvt_engine *engine, kvt_peer *out)
         .rkey_len = engine->rkey_len,
         .pool_base = (uintptr_t)engine->pool,
         .num_pages = engine->num_pages,
+        .page_bytes = engine->page_bytes,
     };
 }
 
@@ -70,8 +71,10 @@ kvt_link *kvt_connect(kvt_engine *engine, uint64_t peer, const kvt_peer *info)
     link->session = ++engine->num_sessions;
     link->pool_base = info->pool_base;
     link->num_pages = info->num_pages;
+    link->page_bytes = info->page_bytes;
     link->connect = (command){.kind = COMMAND_CONNECT, .link = link};
     link->disconnect = (command){.kind = COMMAND_DISCONNECT, .link = link};
+    link->use_way = (command){.kind = COMMAND_USE_WAY, .link = link};
     link->up.event = (kvt_event){.kind = KVT_LINK_UP, .peer = peer};
     link->down.event = (kvt_event){.kind = KVT_LINK_DOWN, .peer = peer};
     link->address = copy_bytes(info->address, info->address_len);
@@ -100,6 +103,11 @@ void kvt_release(kvt_link *link)
 {
     free(link->address);
     free(link->rkey_buffer);
+    while (link->streams != NULL) {
+        stream *stream = link->streams;
+        link->streams = stream->next;
+        free(stream);
+    }
     free(link);
 }
 
@@ -111,63 +119,127 @@ static bool in_range(uint64_t num, const int64_t *pages, uint64_t num_pages)
     return true;
 }
 
-static operation *make_operation(kvt_link *link, uint64_t num_pages, const int64_t *src, const int64_t *dst,
-                                 const void *note, uint64_t note_len)
+/* Whether the bytes that are wanted of each page are in the pages of both sides. */
+static bool fits(const kvt_link *link, const kvt_operation *wanted)
 {
-    operation *op = calloc(1, sizeof *op + num_pages * sizeof op->pages[0] + note_len);
+    uint64_t ours = link->engine->page_bytes, theirs = link->page_bytes;
+    return wanted->num_pages == 0 ||
+           (wanted->bytes > 0 && (wanted->bytes | wanted->src_offset | wanted->dst_offset) % 8 == 0 &&
+            wanted->bytes <= ours && wanted->src_offset <= ours - wanted->bytes && wanted->bytes <= theirs &&
+            wanted->dst_offset <= theirs - wanted->bytes &&
+            in_range(wanted->num_pages, wanted->src, link->engine->num_pages) &&
+            in_range(wanted->num_pages, wanted->dst, link->num_pages));
+}
+
+static operation *make_operation(kvt_link *link, const kvt_operation *wanted)
+{
+    uint64_t pages_bytes = wanted->num_pages * sizeof(page_pair);
+    operation *op = calloc(1, sizeof *op + pages_bytes + wanted->note_len);
     if (op == NULL)
         return NULL;
     op->link = link;
-    op->num_pages = num_pages;
-    op->note_len = note_len;
-    op->note = (char *)&op->pages[num_pages];
-    op->submit = (command){.kind = COMMAND_SUBMIT, .link = link, .op = op};
+    op->submit = (command){.kind = link ? COMMAND_SUBMIT : COMMAND_DIGEST, .link = link, .op = op};
     op->done.memory = op;
-    for (uint64_t i = 0; i < num_pages; i++)
-        op->pages[i] = (page_pair){(uint32_t)src[i], (uint32_t)dst[i]};
-    if (note_len > 0)
-        memcpy(op->note, note, note_len);
+    op->stream_id = wanted->stream;
+    op->priority = wanted->priority;
+    op->num_pages = wanted->num_pages;
+    op->src_offset = wanted->src_offset;
+    op->dst_offset = wanted->dst_offset;
+    op->page_part = wanted->bytes;
+    op->deadline_s = wanted->timeout_s > 0 ? now_s() + wanted->timeout_s : 0;
+    op->with_digest = wanted->with_digest;
+    op->has_note_digest = wanted->has_digest;
+    op->note_digest = wanted->digest;
+    op->note_len = wanted->note_len;
+    op->note = (char *)&op->pages[wanted->num_pages];
+    for (uint64_t i = 0; i < wanted->num_pages; i++)
+        op->pages[i] = (page_pair){(uint32_t)wanted->src[i], (uint32_t)wanted->dst[i]};
+    if (wanted->note_len > 0)
+        memcpy(op->note, wanted->note, wanted->note_len);
     return op;
 }
 
 /* Count the operation in and hand it over, unless that would exceed a bound. */
-static int admit(kvt_engine *engine, kvt_link *link, operation *op)
+static int admit(kvt_engine *engine, operation *op)
 {
+    kvt_link *link = op->link;
     int verdict = KVT_OK;
     pthread_mutex_lock(&engine->lock);
-    if (!link->is_up || link->is_down || link->is_leaving)
+    if (link != NULL && (!link->is_up || link->is_down || link->is_leaving))
         verdict = KVT_NO_LINK;
     else if (engine->num_ops_open >= engine->max_operations || engine->note_bytes_open + op->note_len > MAX_NOTE_BYTES)
         verdict = KVT_FULL;
     if (verdict == KVT_OK) {
         engine->num_ops_open++;
         engine->note_bytes_open += op->note_len;
+        if (link != NULL) {
+            link->num_ops_open++;
+            atomic_fetch_add(&link->queued_bytes, op->num_pages * op->page_part);
+        }
         append_command(engine, &op->submit);
     }
     pthread_mutex_unlock(&engine->lock);
     return verdict;
 }
 
-int64_t kvt_submit(kvt_link *link, uint64_t num_pages, const int64_t *src, const int64_t *dst, const void *note,
-                   uint64_t note_len)
+static int64_t submit(kvt_engine *engine, operation *op)
 {
-    kvt_engine *engine = link->engine;
-    if (note_len > KVT_MAX_NOTE_BYTES)
-        return KVT_TOO_LONG;
-    if (!in_range(num_pages, src, engine->num_pages) || !in_range(num_pages, dst, link->num_pages))
-        return KVT_RANGE;
-    operation *op = make_operation(link, num_pages, src, dst, note, note_len);
-    if (op == NULL)
-        return KVT_MEMORY;
     int64_t id = (int64_t)(engine->num_ops + 1);
-    op->done.event = (kvt_event){.kind = KVT_OP_DONE, .peer = link->peer, .op = (uint64_t)id};
-    int verdict = admit(engine, link, op);
+    op->done.event = (kvt_event){.kind = KVT_OP_DONE, .peer = op->link ? op->link->peer : 0, .op = (uint64_t)id};
+    int verdict = admit(engine, op);
     if (verdict != KVT_OK) {
+        free(op->spare);
         free(op);
         return verdict;
     }
     engine->num_ops++;
     return id;
+}
+
+int64_t kvt_submit(kvt_link *link, const kvt_operation *wanted)
+{
+    if (wanted->note_len > KVT_MAX_NOTE_BYTES)
+        return KVT_TOO_LONG;
+    if (!fits(link, wanted))
+        return KVT_RANGE;
+    operation *op = make_operation(link, wanted);
+    if (op == NULL)
+        return KVT_MEMORY;
+    op->spare = calloc(1, sizeof *op->spare);
+    if (op->spare == NULL) {
+        free(op);
+        return KVT_MEMORY;
+    }
+    return submit(link->engine, op);
+}
+
+int64_t kvt_digest_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *pages)
+{
+    kvt_operation wanted = {.num_pages = num_pages, .src = pages, .dst = pages};
+    if (!in_range(num_pages, pages, engine->num_pages))
+        return KVT_RANGE;
+    operation *op = make_operation(NULL, &wanted);
+    return op == NULL ? KVT_MEMORY : submit(engine, op);
+}
+
+int kvt_use_way(kvt_link *link, int32_t way)
+{
+    int verdict = KVT_OK;
+    pthread_mutex_lock(&link->engine->lock);
+    if (!link->is_up || link->is_down || link->is_leaving)
+        verdict = KVT_NO_LINK;
+    else if (way < 0 || way > KVT_WAY_MESSAGE || !(link->ways >> way & 1))
+        verdict = KVT_NO_WAY;
+    else if (link->num_ops_open > 0)
+        verdict = KVT_BUSY;
+    if (verdict == KVT_OK) {
+        link->wanted_way = way;
+        if (!link->is_way_due)
+            append_command(link->engine, &link->use_way);
+        link->is_way_due = true;
+    }
+    pthread_mutex_unlock(&link->engine->lock);
+    return verdict;
 }
 
 int kvt_poll(kvt_engine *engine, kvt_event *events, int capacity)
@@ -200,10 +272,16 @@ void kvt_describe(kvt_link *link, kvt_link_info *out)
     *out = (kvt_link_info){
         .bytes_sent = atomic_load(&link->bytes_sent),
         .last_heard_s = now_s() - atomic_load(&link->last_heard_s),
+        .rtt_s = atomic_load(&link->rtt_s),
+        .in_flight_bytes = atomic_load(&link->in_flight_bytes),
+        .queued_bytes = atomic_load(&link->queued_bytes),
     };
-    pthread_mutex_lock(&link->engine->lock); /* lanes are written before is_up */
-    if (link->is_up)
+    pthread_mutex_lock(&link->engine->lock); /* lanes and ways are written before is_up */
+    if (link->is_up) {
+        out->ways = link->ways;
+        out->way = link->is_way_due ? link->wanted_way : (int32_t)link->way;
         memcpy(out->lanes, link->lanes, sizeof out->lanes);
+    }
     pthread_mutex_unlock(&link->engine->lock);
 }
 

@@ -3,8 +3,9 @@
  * Plain C, no Python: any language with a foreign function interface can use it. An engine owns one UCX worker and one
  * thread that drives it. All functions below are for one caller thread and none of them blocks, except where noted.
  *
- * Ordering, per link. Operations are performed in the order they were submitted: a note arrives after every page of its
- * own and of all earlier writes, and notes arrive in order. Each accepted operation ends in exactly one KVT_OP_DONE.
+ * Ordering, per link and stream. Operations are performed in the order they were submitted: a note arrives after every
+ * page of its own and of all earlier writes. When one failed, all later ones of its stream fail too, except in stream 0.
+ * Streams take turns by bytes, those of a higher priority first. Each accepted operation ends in exactly one KVT_OP_DONE.
  * KVT_LINK_DOWN is the last event of a link: all its operations have ended, and nothing of ours writes to the peer.
  *
  * Bounds. At most max_operations are open (submitted, and their KVT_OP_DONE not polled); more is KVT_FULL. When more than
@@ -28,19 +29,23 @@ enum {
     KVT_RANGE = -3,    /* a page that one of the pools does not have; nothing was written */
     KVT_TOO_LONG = -4, /* a note of more than KVT_MAX_NOTE_BYTES */
     KVT_MEMORY = -5,   /* out of memory */
+    KVT_NO_WAY = -6,   /* pages can't travel so on this link */
+    KVT_BUSY = -7,     /* operations of the link are open */
 };
 
 enum {
     KVT_LINK_UP = 1,   /* both directions were proven */
     KVT_LINK_DOWN = 2, /* `text` says why; the link handle is the caller's to release */
-    KVT_NOTE = 3,      /* `data`, `data_len` */
-    KVT_OP_DONE = 4,   /* `op`; `text` is the error, or NULL */
+    KVT_NOTE = 3,      /* `data`, `data_len`; `digest` of what its stream wrote */
+    KVT_OP_DONE = 4,   /* `op`; `text` is the error, or NULL; `digest` of what it wrote, or of the pages */
 };
 
-enum { KVT_WAY_BEST = 0, KVT_WAY_PUT = 1, KVT_WAY_MESSAGE = 2 }; /* how pages travel: see pages.h */
+enum { KVT_WAY_COPY = 0, KVT_WAY_PUT = 1, KVT_WAY_MESSAGE = 2 }; /* how pages travel: see pages.h */
 
 typedef struct {
     int32_t kind;
+    int32_t has_digest;
+    uint64_t digest;
     uint64_t peer;
     uint64_t op;
     const char *text; /* this and `data` live until the next kvt_poll */
@@ -55,7 +60,6 @@ typedef struct {
     double connect_timeout_s;    /* a link that is not up after this is down */
     uint32_t max_operations;
     uint32_t max_waiting_notes;
-    int32_t page_way;            /* KVT_WAY_BEST, or another one for tests and measurements */
     const char *const *settings; /* UCX settings as "NAME", "VALUE", ..., NULL */
 } kvt_options;
 
@@ -66,11 +70,32 @@ typedef struct {
     uint64_t rkey_len;
     uint64_t pool_base; /* in the peer's address space */
     uint64_t num_pages;
+    uint64_t page_bytes; /* a multiple of 8 */
 } kvt_peer;
+
+typedef struct {
+    uint64_t num_pages;
+    const int64_t *src, *dst;       /* page src[i] of our pool goes to page dst[i] of the peer's ... */
+    uint64_t src_offset, dst_offset; /* ... but of each only these bytes: multiples of 8 */
+    uint64_t bytes;
+    const void *note; /* sent when all of that was written */
+    uint64_t note_len;
+    uint64_t stream;
+    int32_t priority;
+    int32_t with_digest; /* of what is written; the stream's next note carries it */
+    int32_t has_digest;  /* the note carries `digest` in place of the stream's */
+    uint64_t digest;
+    double timeout_s; /* 0: none */
+} kvt_operation;
 
 typedef struct {
     uint64_t bytes_sent; /* of pages, handed to UCX */
     double last_heard_s; /* since the peer was last heard */
+    double rtt_s;        /* of a heartbeat; 0: not known yet */
+    uint64_t in_flight_bytes; /* of pages: handed to UCX, not complete */
+    uint64_t queued_bytes;    /* of pages: submitted, not handed to UCX */
+    uint32_t ways;       /* that pages can travel: bits 1 << KVT_WAY_... */
+    int32_t way;         /* that they do */
     char lanes[256];     /* "sysv/memory, tcp/lo" */
 } kvt_link_info;
 
@@ -90,11 +115,15 @@ void kvt_disconnect(kvt_link *link);
 /* Free a link handle, after its KVT_LINK_DOWN was polled. */
 void kvt_release(kvt_link *link);
 
-/* Write pages src[i] of our pool to pages dst[i] of the peer's, flush, then send the note if it is not empty.
- * Returns the operation (> 0), or KVT_FULL ... KVT_MEMORY. The arguments are copied; source pages must not change
- * until the operation is done. */
-int64_t kvt_submit(kvt_link *link, uint64_t num_pages, const int64_t *src, const int64_t *dst, const void *note,
-                   uint64_t note_len);
+/* Write pages, flush, then send the note if it is not empty. Returns the operation (> 0), or KVT_FULL ... KVT_MEMORY.
+ * The arguments are copied; source pages must not change until the operation is done. */
+int64_t kvt_submit(kvt_link *link, const kvt_operation *wanted);
+
+/* Compute the digest of pages of ours as they lie here, beside other work. Returns as kvt_submit does. */
+int64_t kvt_digest_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *pages);
+
+/* Let pages travel another way from the next operation on, while none is open. KVT_OK, KVT_NO_LINK, KVT_NO_WAY, KVT_BUSY. */
+int kvt_use_way(kvt_link *link, int32_t way);
 
 /* Take at most `capacity` events. */
 int kvt_poll(kvt_engine *engine, kvt_event *events, int capacity);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,9 +20,11 @@ from diptych.kvtransfer.errors import (
     TransferQueueFull,
 )
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.pool import HostPool
+from diptych.kvtransfer.pool import HostPool, byte_window, num_pages_to_allocate
 from diptych.kvtransfer.process import is_gone, is_visible, own_identity
 from diptych.kvtransfer.transport import (
+    NO_FLOW,
+    Flow,
     InstanceId,
     LinkDown,
     LinkInfo,
@@ -29,6 +32,7 @@ from diptych.kvtransfer.transport import (
     NoteReceived,
     OpDone,
     PageIndices,
+    PageWrite,
     TransportEvent,
 )
 from diptych.kvtransfer.ucx import binding, loader
@@ -39,6 +43,14 @@ logger = logging.getLogger(__name__)
 _POLL_BATCH: Final = 256
 _ERROR_NBYTES: Final = 512
 _SHARED_MEMORY: Final = ("sysv", "posix", "cma", "xpmem", "knem")  # lanes that outlive the endpoint at our end
+_REFUSALS: Final[Mapping[int, tuple[type[TransferError], str]]] = {
+    binding.NO_LINK: (PeerUnreachable, "no link: it is not up"),
+    binding.FULL: (TransferQueueFull, "too much is in flight"),
+    binding.OUT_OF_RANGE: (PageOutOfRange, "a page index is outside of the pool"),
+    binding.TOO_LONG: (NoteTooLong, "this note is longer than any may be"),
+    binding.NO_WAY: (TransferError, "pages can't travel that way on this link"),
+    binding.BUSY: (TransferError, "operations of this link are open"),
+}
 
 
 @dataclass(slots=True)
@@ -73,15 +85,16 @@ class UcxTransport:
     def allocate_pool(self, layout: PoolLayout) -> HostPool:
         assert self._pool is None, "one pool a transport"
         layout.validate()
+        num_pages = num_pages_to_allocate(layout)
         address, error = ctypes.c_void_p(), ctypes.create_string_buffer(_ERROR_NBYTES)
         status = self._shim.kvt_allocate(
-            self._engine, layout.page_nbytes, layout.num_pages, ctypes.byref(address), error, _ERROR_NBYTES
+            self._engine, layout.page_nbytes, num_pages, ctypes.byref(address), error, _ERROR_NBYTES
         )
         if status != 0:
             words = error.value.decode()
             raise TransferError(f"{words} ({layout.nbytes / 2**20:.0f} MiB; UCX_LOG_LEVEL=info shows more)")
         assert address.value is not None
-        memory = (ctypes.c_ubyte * layout.nbytes).from_address(address.value)
+        memory = (ctypes.c_ubyte * (num_pages * layout.page_nbytes)).from_address(address.value)
         self._pool = HostPool(layout, memoryview(memory).cast("B"))
         return self._pool
 
@@ -104,7 +117,8 @@ class UcxTransport:
             key=ctypes.cast(ctypes.c_char_p(key), ctypes.c_void_p),
             key_len=len(key),
             pool_base=described.pool_base,
-            num_pages=described.layout.num_pages,
+            num_pages=num_pages_to_allocate(described.layout),
+            page_nbytes=described.layout.page_nbytes,
         )
         handle = self._shim.kvt_connect(self._engine, peer, ctypes.byref(info))
         if handle is None:
@@ -115,14 +129,34 @@ class UcxTransport:
         if peer in self._links:
             self._shim.kvt_disconnect(self._links[peer].handle)
 
-    def write_pages(self, peer: InstanceId, src: PageIndices, dst: PageIndices, note: bytes = b"") -> int:
-        assert len(src) == len(dst), f"{len(src)} source pages, {len(dst)} target pages"
-        source, target = (np.ascontiguousarray(pages, dtype=np.int64) for pages in (src, dst))
-        return self._submit(peer, len(source), source.ctypes.data, target.ctypes.data, note)
+    def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
+        window = byte_window(self._own_layout(), write)
+        src, dst = (np.ascontiguousarray(pages, dtype=np.int64) for pages in (write.src, write.dst))
+        wanted = binding.Operation(
+            num_pages=len(src),
+            src=src.ctypes.data,
+            dst=dst.ctypes.data,
+            src_offset=window.src,
+            dst_offset=window.dst,
+            nbytes=window.nbytes,
+            note=note,
+            note_len=len(note),
+            stream=flow.stream,
+            priority=flow.priority,
+            with_digest=flow.with_digest,
+            timeout_s=flow.timeout_s or 0,
+        )
+        return self._submit(peer, wanted)
 
-    def send_note(self, peer: InstanceId, note: bytes) -> int:
+    def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
         assert note, "an empty note says nothing"
-        return self._submit(peer, 0, None, None, note)
+        wanted = binding.Operation(note=note, note_len=len(note), stream=stream)
+        wanted.has_digest, wanted.digest = digest is not None, digest or 0
+        return self._submit(peer, wanted)
+
+    def digest_pages(self, pages: PageIndices) -> int:
+        wanted = np.ascontiguousarray(pages, dtype=np.int64)
+        return _accepted(int(self._shim.kvt_digest_pages(self._engine, len(wanted), wanted.ctypes.data)))
 
     def poll(self) -> list[TransportEvent]:
         events: list[TransportEvent] = []
@@ -136,12 +170,27 @@ class UcxTransport:
         return self._descriptor
 
     def describe(self, peer: InstanceId) -> LinkInfo:
-        if peer not in self._links:
-            raise PeerUnreachable(f"no link to {peer:016x}")
-        status = binding.LinkStatus()
-        self._shim.kvt_describe(self._links[peer].handle, ctypes.byref(status))
-        lanes = ", ".join(dict.fromkeys(status.lanes.decode().split(", ")))
-        return LinkInfo(lanes, self._library, status.bytes_sent, status.last_heard_s)
+        status = self._status(peer)
+        return LinkInfo(
+            lanes=", ".join(dict.fromkeys(status.lanes.decode().split(", "))),
+            version=self._library,
+            bytes_sent=status.bytes_sent,
+            last_heard_s=status.last_heard_s,
+            path=binding.PATHS[status.way],
+            rtt_s=status.rtt_s or None,
+            in_flight_bytes=status.in_flight_bytes,
+            queued_bytes=status.queued_bytes,
+        )
+
+    def paths(self, peer: InstanceId) -> tuple[str, ...]:
+        ways = self._status(peer).ways
+        return tuple(path for way, path in enumerate(binding.PATHS) if ways >> way & 1)
+
+    def use_path(self, peer: InstanceId, path: str) -> None:
+        usable = self.paths(peer)
+        if path not in usable:
+            raise TransferError(f"no path {path!r} to {peer:016x}, only {', '.join(usable)}")
+        _accepted(int(self._shim.kvt_use_way(self._links[peer].handle, binding.PATHS.index(path))))
 
     def writer_gone(self, peer: InstanceId) -> bool:
         """Closing a link does not unmap shared memory: a stopped peer on this host may go on copying when it wakes."""
@@ -183,14 +232,18 @@ class UcxTransport:
         assert self._pool is not None, "allocate the pool first"
         return self._pool.layout
 
-    def _submit(self, peer: InstanceId, num_pages: int, src: int | None, dst: int | None, note: bytes) -> int:
+    def _submit(self, peer: InstanceId, wanted: binding.Operation) -> int:
         link = self._links.get(peer)
-        op = binding.NO_LINK
-        if link is not None:
-            op = int(self._shim.kvt_submit(link.handle, num_pages, src, dst, note, len(note)))
-        if op <= 0:
-            raise _refusal(op, peer)
-        return op
+        if link is None:
+            raise PeerUnreachable(f"no link to {peer:016x}")
+        return _accepted(int(self._shim.kvt_submit(link.handle, ctypes.byref(wanted))))
+
+    def _status(self, peer: InstanceId) -> binding.LinkStatus:
+        if peer not in self._links:
+            raise PeerUnreachable(f"no link to {peer:016x}")
+        status = binding.LinkStatus()
+        self._shim.kvt_describe(self._links[peer].handle, ctypes.byref(status))
+        return status
 
     def _take(self, event: binding.Event) -> TransportEvent:
         match event.kind:
@@ -200,9 +253,9 @@ class UcxTransport:
             case binding.LINK_DOWN:
                 return self._forget(event.peer, (event.text or b"").decode())
             case binding.OP_DONE:
-                return OpDone(event.op, event.text.decode() if event.text else None)
+                return OpDone(event.op, event.text.decode() if event.text else None, _digest(event))
             case _:
-                return NoteReceived(event.peer, ctypes.string_at(event.data, event.data_len))
+                return NoteReceived(event.peer, ctypes.string_at(event.data, event.data_len), _digest(event))
 
     def _forget(self, peer: InstanceId, reason: str) -> LinkDown:
         lanes = self.describe(peer).lanes
@@ -223,18 +276,19 @@ def _shim_options(instance_id: InstanceId, options: UcxOptions) -> binding.Optio
         connect_timeout_s=options.connect_s,
         max_operations=options.max_operations,
         max_waiting_notes=options.max_waiting_notes,
-        page_way=binding.PAGE_WAYS[options.page_way],
         settings=(ctypes.c_char_p * (len(words) + 1))(*words, None),
     )
 
 
-def _refusal(status: int, peer: InstanceId) -> Exception:
-    if status == binding.NO_LINK:
-        return PeerUnreachable(f"no link to {peer:016x}")
-    if status == binding.FULL:
-        return TransferQueueFull("too much is in flight")
-    if status == binding.OUT_OF_RANGE:
-        return PageOutOfRange("a page index is outside of the pool")
-    if status == binding.TOO_LONG:
-        return NoteTooLong("this note is longer than any may be")
-    return MemoryError("no memory for a transfer")
+def _digest(event: binding.Event) -> int | None:
+    return event.digest if event.has_digest else None
+
+
+def _accepted(status: int) -> int:
+    """Return what the shim returned, unless it refused."""
+    if status >= 0:
+        return status
+    if status == binding.OUT_OF_MEMORY:
+        raise MemoryError("no memory for a transfer")
+    refusal, words = _REFUSALS[status]
+    raise refusal(words)

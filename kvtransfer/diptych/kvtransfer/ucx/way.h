@@ -1,4 +1,4 @@
-/* Chooses how pages travel on a link that came up, and prepares it. See pages.h for the three ways. */
+/* Finds how pages can travel on a link that came up, takes the best, and prepares it. See pages.h for the three ways. */
 #ifndef KVT_WAY_H
 #define KVT_WAY_H
 
@@ -50,7 +50,7 @@ static void plan_populate(kvt_link *link)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     link->populate = (char *)((uintptr_t)link->mapped_pool & ~(page - 1));
-    link->populate_end = link->mapped_pool + link->num_pages * link->engine->page_bytes;
+    link->populate_end = link->mapped_pool + link->num_pages * link->page_bytes;
 }
 
 static bool populate_some(kvt_link *link)
@@ -69,11 +69,13 @@ static bool populate_some(kvt_link *link)
 static void choose_way(kvt_link *link)
 {
     void *mapped;
-    bool can_put = name_lanes(link);
-    int32_t wanted = link->engine->page_way;
-    link->way = wanted == KVT_WAY_PUT || (can_put && wanted == KVT_WAY_BEST) ? WAY_PUT : WAY_MESSAGE;
-    if (wanted == KVT_WAY_BEST && ucp_rkey_ptr(link->rkey, link->pool_base, &mapped) == UCS_OK) {
-        link->way = WAY_COPY;
+    bool can_put = name_lanes(link), can_copy = ucp_rkey_ptr(link->rkey, link->pool_base, &mapped) == UCS_OK;
+    link->ways = 1u << WAY_MESSAGE;
+    link->way = can_copy ? WAY_COPY : can_put ? WAY_PUT : WAY_MESSAGE;
+    if (can_put || can_copy) /* what is mapped can be put to as well, without emulation */
+        link->ways |= 1u << WAY_PUT;
+    if (can_copy) {
+        link->ways |= 1u << WAY_COPY;
         link->mapped_pool = mapped;
         plan_populate(link);
     }

@@ -1,12 +1,12 @@
-/* Performs the operations of a link, in order: pages first, then the note, when every page is in the peer's pool. */
+/* Performs the operations of a link's streams: pages first, then the note, when every page is in the peer's pool. */
 #ifndef KVT_WRITE_H
 #define KVT_WRITE_H
 
-#include "pages.h"
+#include "turns.h"
 
 static bool is_written(const operation *op)
 {
-    return op->num_posted == op->num_pages && op->num_pieces == 0;
+    return op->num_pieces == 0 && !has_pages_to_post(op);
 }
 
 static void on_note_sent(void *request, ucs_status_t status, void *user_data)
@@ -16,71 +16,101 @@ static void on_note_sent(void *request, ucs_status_t status, void *user_data)
     settle_request(op->link, request, status, "note");
 }
 
-static void send_note(kvt_link *link, operation *op)
+static void send_note(kvt_link *link, stream *stream, operation *op)
 {
     op->header = make_header(link, MESSAGE_NOTE);
     op->header.number = link->num_sent++;
+    op->header.note.has_digest = stream->has_digest || op->has_note_digest;
+    op->header.note.digest = op->has_note_digest ? op->note_digest : stream->digest;
+    stream->has_digest = false;
+    stream->digest = 0;
     op->note_sent = !send_bytes(link, &op->header, op->note, op->note_len, on_note_sent, op);
 }
 
-/* Take the first operation off the link. Its event is what the caller sees next of it. */
-static operation *pop_operation(kvt_link *link)
+/* The pages of the operation are written, or it failed and what it posted has ended. */
+static void conclude(kvt_link *link, stream *stream, operation *op)
 {
-    operation *op = link->first;
-    link->first = op->next;
-    return op;
+    if (op->error == NULL && op->with_digest) {
+        stream->has_digest = true;
+        stream->digest += op->digest;
+    }
+    if (op->error == NULL && op->note_len > 0)
+        send_note(link, stream, op);
+    else
+        op->note_sent = true;
 }
 
-static void append_operation(kvt_link *link, operation *op)
+static void report(kvt_link *link, operation *op)
 {
-    op->next = NULL;
-    if (link->first == NULL)
-        link->first = op;
-    else
-        link->last->next = op;
-    link->last = op;
-    if (link->posting == NULL)
-        link->posting = op;
-    if (link->noting == NULL)
-        link->noting = op;
+    op->done.event.text = op->error;
+    op->done.event.has_digest = op->with_digest && op->error == NULL;
+    op->done.event.digest = op->digest;
+    push_event(link->engine, &op->done);
+}
+
+static bool pump_stream(kvt_link *link, stream *stream)
+{
+    bool busy = false;
+    while (stream->noting != stream->posting && is_written(stream->noting) && link->state == LINK_UP) {
+        operation *op = stream->noting;
+        stream->noting = op->next;
+        conclude(link, stream, op);
+        busy = true;
+    }
+    while (stream->first != stream->noting && stream->first->note_sent && link->state == LINK_UP)
+        report(link, pop_operation(stream));
+    return busy;
 }
 
 static bool pump_pages(kvt_link *link)
 {
     size_t posted = 0;
-    bool busy = false;
-    while (link->posting != NULL && link->num_pieces < MAX_PIECES && posted < PIECE_BYTES && link->state == LINK_UP) {
-        if (link->posting->num_posted == link->posting->num_pages)
-            link->posting = link->posting->next;
-        else
-            posted += post_pages(link, link->posting);
-        busy = true;
-    }
-    return busy;
-}
-
-static bool pump_notes(kvt_link *link)
-{
-    bool busy = false;
-    while (link->noting != link->posting && is_written(link->noting) && link->state == LINK_UP) {
-        operation *op = link->noting;
-        link->noting = op->next;
-        if (op->note_len > 0)
-            send_note(link, op);
-        else
-            op->note_sent = true;
-        busy = true;
-    }
-    return busy;
+    stream *stream;
+    while (link->num_pieces < MAX_PIECES && posted < PIECE_BYTES && link->state == LINK_UP &&
+           (stream = whose_turn(link)) != NULL)
+        posted += take_turn(link, stream);
+    return posted > 0;
 }
 
 /* Do what can be done now. Returns whether that was anything: then there may be more. */
 static bool pump_operations(kvt_link *link)
 {
-    bool busy = pump_pages(link) | pump_notes(link);
-    while (link->first != link->noting && link->first->note_sent && link->state == LINK_UP)
-        push_event(link->engine, &pop_operation(link)->done);
+    bool busy = pump_pages(link);
+    for (stream *stream = link->streams; stream != NULL; stream = stream->next)
+        busy |= pump_stream(link, stream);
+    drop_streams_that_are_over(link);
     return busy;
+}
+
+static bool is_late(const operation *op, double now)
+{
+    return op != NULL && op->deadline_s > 0 && now > op->deadline_s;
+}
+
+/* Fail what took too long; and the link, when what was posted of it does not end. */
+static void check_deadlines(kvt_link *link, double now)
+{
+    for (stream *stream = link->streams; stream != NULL; stream = stream->next) {
+        operation *late = is_late(stream->noting, now) ? stream->noting : stream->posting;
+        if (is_late(late, now) && late->error == NULL)
+            fail_stream(stream, late, "timed out");
+        else if (is_late(late, now - link->engine->silence_s) && late->num_pieces > 0)
+            fail_link(link, "pages that were posted are not complete long after their deadline");
+    }
+}
+
+/* When check_deadlines has something to do, or `due`. */
+static double deadline_due_s(const kvt_link *link, double due)
+{
+    for (const stream *stream = link->streams; stream != NULL; stream = stream->next) {
+        const operation *ops[] = {stream->noting, stream->posting};
+        for (int i = 0; i < 2; i++)
+            if (ops[i] != NULL && ops[i]->deadline_s > 0) {
+                double late_s = ops[i]->error == NULL ? ops[i]->deadline_s : ops[i]->deadline_s + link->engine->silence_s;
+                due = late_s < due ? late_s : due;
+            }
+    }
+    return due;
 }
 
 #endif

@@ -11,7 +11,7 @@ from diptych.engine.events import Event, NoteArrived, SendNote, WriteDone, Write
 from diptych.engine.runtime.linking import Linking
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.errors import MalformedNote, TransferError, TransferQueueFull
-from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, Transport, TransportEvent
+from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, Transport, TransportEvent
 from diptych.v1 import worker_pb2
 
 logger = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ class Links:
             note = note_codec.encode(effect.note, sender=self._transport.instance_id, target=effect.peer)
         match effect:
             case WritePages():
-                op = self._transport.write_pages(effect.peer, effect.src, effect.dst, note)
+                op = self._transport.write_pages(effect.peer, PageWrite(effect.src, effect.dst), note)
                 self._rooms[op] = effect.room
                 self.num_pages_sent += len(effect.dst)
             case SendNote():

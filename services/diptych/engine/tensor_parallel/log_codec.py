@@ -1,10 +1,11 @@
-"""Forward steps to and from log entries."""
+"""Forward steps and page writes to and from log entries."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from diptych.engine.batch import I32, I64, ForwardBatch, ForwardMode, PromptRows
+from diptych.kvtransfer.transport import Flow, PageWrite
 from diptych.v1 import rank_pb2
 
 
@@ -37,6 +38,33 @@ def step_from_wire(wire: rank_pb2.Step) -> ForwardBatch:
         sample_rows=from_bytes(wire.sample_rows),
         prompt_rows=PromptRows(prompt_rows, prompt_rows, 0) if len(prompt_rows) else None,
     )
+
+
+def copy_to_wire(operation: int, peer: int, write: PageWrite, flow: Flow) -> rank_pb2.CopyPages:
+    first_layer, end_layer = write.layers or (0, 0)
+    return rank_pb2.CopyPages(
+        operation=operation,
+        peer=peer,
+        src=to_bytes(np.asarray(write.src, np.int64)),
+        dst=to_bytes(np.asarray(write.dst, np.int64)),
+        first_layer=first_layer,
+        end_layer=end_layer,
+        skip_tokens=write.skip_tokens,
+        stream=flow.stream,
+        priority=flow.priority,
+        timeout_s=flow.timeout_s,
+        with_digest=flow.with_digest,
+    )
+
+
+def write_from_wire(copy: rank_pb2.CopyPages) -> PageWrite:
+    layers = (copy.first_layer, copy.end_layer) if copy.end_layer else None
+    return PageWrite(from_bytes(copy.src), from_bytes(copy.dst), layers, copy.skip_tokens)
+
+
+def flow_from_wire(copy: rank_pb2.CopyPages) -> Flow:
+    timeout_s = copy.timeout_s if copy.HasField("timeout_s") else None
+    return Flow(copy.stream, copy.priority, timeout_s, copy.with_digest)
 
 
 def to_bytes(array: I64) -> bytes:

@@ -27,6 +27,14 @@ class TensorParallelPool:
     def buffer(self) -> memoryview:
         return self._pool.buffer
 
+    @property
+    def probe_pages(self) -> PageIndices:
+        return self._pool.probe_pages
+
+    @property
+    def probe_buffer(self) -> memoryview:
+        return self._pool.probe_buffer
+
     def digest(self, pages: PageIndices) -> int:
         """Return the hash of every rank's digest. The ranks compute at the same time."""
         question = rank_pb2.DigestPages(pages=to_bytes(np.asarray(pages, np.int64)))

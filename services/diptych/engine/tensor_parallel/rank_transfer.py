@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 
-from diptych.engine.tensor_parallel.log_codec import from_bytes
+from diptych.engine.tensor_parallel.log_codec import flow_from_wire, from_bytes, write_from_wire
 from diptych.kvtransfer.errors import TransferError, TransferQueueFull
-from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, Pool, Transport, TransportEvent
+from diptych.kvtransfer.transport import (
+    LinkDown,
+    LinkUp,
+    NoteReceived,
+    OpDone,
+    Pool,
+    Transport,
+    TransportEvent,
+)
 from diptych.v1 import rank_pb2
+
+logger = logging.getLogger(__name__)
 
 
 class RankTransfer:
@@ -17,7 +28,9 @@ class RankTransfer:
         self._transport = transport
         self._pool = pool
         self._names: dict[int, int] = {}  # our operation -> rank 0's name of it
-        self._waiting: deque[rank_pb2.CopyPages] = deque()  # until the transfer engine has room
+        self._waiting: deque[rank_pb2.CopyPages | rank_pb2.DigestOwnPages] = (
+            deque()
+        )  # until the transfer engine has room
         self._refused: list[rank_pb2.RankEvent] = []
 
     def fileno(self) -> int:
@@ -33,6 +46,11 @@ class RankTransfer:
             case "copy":
                 self._waiting.append(entry.copy)
                 self._post_waiting()
+            case "digest_pages":
+                self._waiting.append(entry.digest_pages)
+                self._post_waiting()
+            case "use_path":
+                self._use_path(entry.use_path)
             case "digest":
                 return rank_pb2.RankAnswer(digest=self._pool.digest(from_bytes(entry.digest.pages)))
             case "is_writer_gone":
@@ -52,18 +70,28 @@ class RankTransfer:
         except TransferError as error:
             self._refused.append(_unlinked(connect.peer, str(error)))
 
+    def _use_path(self, choice: rank_pb2.UsePath) -> None:
+        try:
+            self._transport.use_path(choice.peer, choice.path)
+        except TransferError as error:
+            logger.error("closing the link to %016x: %s", choice.peer, error)
+            self._transport.disconnect(choice.peer)
+
     def _post_waiting(self) -> None:
         while self._waiting:
-            copy = self._waiting[0]
+            wanted = self._waiting[0]
             try:
-                operation = self._transport.write_pages(copy.peer, from_bytes(copy.src), from_bytes(copy.dst))
+                self._names[self._post(wanted)] = wanted.operation
             except TransferQueueFull:
                 return  # completions make room, and bring us here again
             except TransferError as error:
-                self._refused.append(_ended(copy.operation, str(error)))
-            else:
-                self._names[operation] = copy.operation
+                self._refused.append(_ended(wanted.operation, str(error)))
             self._waiting.popleft()
+
+    def _post(self, wanted: rank_pb2.CopyPages | rank_pb2.DigestOwnPages) -> int:
+        if isinstance(wanted, rank_pb2.DigestOwnPages):
+            return self._transport.digest_pages(from_bytes(wanted.pages))
+        return self._transport.write_pages(wanted.peer, write_from_wire(wanted), flow=flow_from_wire(wanted))
 
     def _to_wire(self, event: TransportEvent) -> rank_pb2.RankEvent:
         match event:
@@ -71,8 +99,8 @@ class RankTransfer:
                 return rank_pb2.RankEvent(link_up=peer)
             case LinkDown(peer, reason):
                 return _unlinked(peer, reason)
-            case OpDone(operation, error):
-                return _ended(self._names.pop(operation), error or "")
+            case OpDone(operation, error, digest):
+                return _ended(self._names.pop(operation), error or "", digest)
             case NoteReceived():
                 raise AssertionError("notes go from rank 0 to rank 0")
 
@@ -81,5 +109,7 @@ def _unlinked(peer: int, reason: str) -> rank_pb2.RankEvent:
     return rank_pb2.RankEvent(link_down=rank_pb2.LinkEnd(peer=peer, reason=reason))
 
 
-def _ended(operation: int, error: str) -> rank_pb2.RankEvent:
-    return rank_pb2.RankEvent(operation_done=rank_pb2.OperationEnd(operation=operation, error=error))
+def _ended(operation: int, error: str, digest: int | None = None) -> rank_pb2.RankEvent:
+    return rank_pb2.RankEvent(
+        operation_done=rank_pb2.OperationEnd(operation=operation, error=error, digest=digest),
+    )

@@ -1,27 +1,27 @@
 """The transfer engines of all ranks as one: rank r of a peer is linked to our rank r, and each pair moves its own part.
 
 A link is up when it is up on every rank; when it fails on one, it is closed on all, and down when it is down on all.
-A write ends when every rank's part is remotely complete. Only then does its note leave, by rank 0's link.
+A write ends when every rank's part is remotely complete. Only then does its note leave, by rank 0's link, with the sum
+of the ranks' digests.
 """
 
 from __future__ import annotations
 
 import itertools
 import select
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
-from diptych.engine.tensor_parallel.log_codec import to_bytes
+from diptych.engine.tensor_parallel.log_codec import copy_to_wire, to_bytes
 from diptych.engine.tensor_parallel.pool import TensorParallelPool
 from diptych.engine.tensor_parallel.rank_log import RankLog
-from diptych.kvtransfer.errors import MalformedMetadata, PeerUnreachable, TransferError, TransferQueueFull
+from diptych.engine.tensor_parallel.ranked_link import VERSION, Operation, RankedLink, Stream, ranks_of
+from diptych.kvtransfer.digest import add_digests
+from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import (
+    NO_FLOW,
+    Flow,
     InstanceId,
     LinkDown,
     LinkInfo,
@@ -29,31 +29,11 @@ from diptych.kvtransfer.transport import (
     NoteReceived,
     OpDone,
     PageIndices,
+    PageWrite,
     Transport,
     TransportEvent,
 )
 from diptych.v1 import rank_pb2
-
-VERSION: Final = 1
-
-
-@dataclass(slots=True)
-class _Operation:
-    name: int
-    link: _Link
-    num_parts: int  # ranks that still move their pages
-    note: bytes  # still to be sent
-    error: str | None = None
-
-
-@dataclass(slots=True)
-class _Link:
-    up: set[int] = field(default_factory=set)  # ranks
-    down: set[int] = field(default_factory=set)  # ranks
-    reason: str | None = None  # why it is closing
-    moving: set[int] = field(default_factory=set)  # operations whose pages are on their way
-    early: list[NoteReceived] = field(default_factory=list)  # before the last rank was up
-    notes: deque[_Operation] = field(default_factory=deque)  # in the order in which they must leave
 
 
 class TensorParallelTransport:
@@ -63,8 +43,8 @@ class TensorParallelTransport:
         self.instance_id = transport.instance_id
         self._local = transport
         self._log = log
-        self._links: dict[InstanceId, _Link] = {}
-        self._operations: dict[int, _Operation] = {}
+        self._links: dict[InstanceId, RankedLink] = {}
+        self._operations: dict[int, Operation] = {}
         self._local_names: dict[int, int] = {}  # operation of rank 0's transport -> ours
         self._names = itertools.count(1)
         self._events: list[TransportEvent] = []
@@ -83,9 +63,9 @@ class TensorParallelTransport:
     def connect(self, peer: InstanceId, metadata: bytes) -> None:
         if peer in self._links:
             return
-        first, *others = _ranks_of(metadata, self._log.size)
+        first, *others = ranks_of(metadata, self._log.size)
         self._local.connect(peer, first)
-        self._links[peer] = _Link()
+        self._links[peer] = RankedLink()
         parts = [rank_pb2.ConnectPeer(peer=peer, metadata=each) for each in others]
         self._log.append_each([rank_pb2.RankEntry(connect=part) for part in parts])
 
@@ -93,24 +73,30 @@ class TensorParallelTransport:
         if peer in self._links:
             self._close(peer, "disconnected")
 
-    def write_pages(self, peer: InstanceId, src: PageIndices, dst: PageIndices, note: bytes = b"") -> int:
+    def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
         link = self._open_link(peer)
-        local = self._local.write_pages(peer, src, dst)  # may refuse; then nothing has happened
+        local = self._local.write_pages(peer, write, b"", flow)  # may refuse; then nothing has happened
         operation = self._new_operation(link, self._log.size, note)
         self._local_names[local] = operation.name
-        source, target = (to_bytes(np.asarray(pages, np.int64)) for pages in (src, dst))
-        copy = rank_pb2.CopyPages(operation=operation.name, peer=peer, src=source, dst=target)
-        self._log.append(rank_pb2.RankEntry(copy=copy))
+        self._log.append(rank_pb2.RankEntry(copy=copy_to_wire(operation.name, peer, write, flow)))
         link.moving.add(operation.name)
-        if note:
-            link.notes.append(operation)
+        self._append(link, flow.stream, operation)
         return operation.name
 
-    def send_note(self, peer: InstanceId, note: bytes) -> int:
+    def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
         link = self._open_link(peer)
         operation = self._new_operation(link, 0, note)
-        link.notes.append(operation)
-        self._send_due(peer, link)
+        operation.note_digest = digest
+        self._append(link, stream, operation)
+        self._advance(peer, link, stream)
+        return operation.name
+
+    def digest_pages(self, pages: PageIndices) -> int:
+        local = self._local.digest_pages(pages)
+        operation = self._new_operation(None, self._log.size)
+        self._local_names[local] = operation.name
+        wanted = rank_pb2.DigestOwnPages(operation=operation.name, pages=to_bytes(np.asarray(pages, np.int64)))
+        self._log.append(rank_pb2.RankEntry(digest_pages=wanted))
         return operation.name
 
     def poll(self) -> list[TransportEvent]:
@@ -119,7 +105,8 @@ class TensorParallelTransport:
         for said in self._log.events():
             self._take(said.rank, _from_wire(said))
         for peer, link in list(self._links.items()):
-            self._send_due(peer, link)
+            for stream in list(link.streams):
+                self._advance(peer, link, stream)
             self._forget_if_down(peer, link)
         events, self._events = self._events, []
         return events
@@ -129,6 +116,17 @@ class TensorParallelTransport:
 
     def describe(self, peer: InstanceId) -> LinkInfo:
         return self._local.describe(peer)
+
+    def paths(self, peer: InstanceId) -> tuple[str, ...]:
+        """Return those of rank 0. A rank that can't use the chosen one closes the link."""
+        return self._local.paths(peer)
+
+    def use_path(self, peer: InstanceId, path: str) -> None:
+        link = self._open_link(peer)
+        if link.moving:
+            raise TransferError("operations are open")
+        self._local.use_path(peer, path)
+        self._log.append(rank_pb2.RankEntry(use_path=rank_pb2.UsePath(peer=peer, path=path)))
 
     def writer_gone(self, peer: InstanceId) -> bool:
         answers = self._log.ask(rank_pb2.RankEntry(is_writer_gone=peer))
@@ -149,9 +147,8 @@ class TensorParallelTransport:
             case NoteReceived(peer):
                 link = self._links[peer]
                 (self._events if len(link.up) == self._log.size else link.early).append(event)
-            case OpDone(operation, error):
-                name = self._local_names.pop(operation) if rank == 0 else operation
-                self._take_part(self._operations[name], error)
+            case OpDone(name, error, digest):
+                self._take_part(self._local_names.pop(name) if rank == 0 else name, error, digest)
 
     def _take_up(self, rank: int, peer: InstanceId) -> None:
         link = self._links[peer]
@@ -163,39 +160,65 @@ class TensorParallelTransport:
         self._links[peer].down.add(rank)
         self._close(peer, f"rank {rank}: {reason}")
 
-    def _take_part(self, operation: _Operation, error: str | None) -> None:
-        """A rank has moved its pages, or rank 0 has delivered the note."""
+    def _take_part(self, name: int, error: str | None, digest: int | None) -> None:
+        """A rank has done its part, or rank 0 has delivered the note."""
+        operation = self._operations[name]
         operation.num_parts -= 1
         operation.error = operation.error or error
+        operation.digest = _sum(operation.digest, digest)
         if operation.num_parts > 0:
             return
-        operation.link.moving.discard(operation.name)
-        if operation.error or not operation.note:
-            self._end(operation, operation.error)
+        if operation.link is not None:
+            operation.link.moving.discard(name)
+        if not operation.is_queued:
+            self._end(operation)
 
     # what follows
 
-    def _send_due(self, peer: InstanceId, link: _Link) -> None:
-        """Send the notes whose pages have all arrived, in order."""
-        while link.notes and link.notes[0].num_parts <= 0:
-            operation = link.notes[0]
+    def _advance(self, peer: InstanceId, link: RankedLink, name: int) -> None:
+        """End the operations of a stream whose parts have all ended, and send their notes, in order."""
+        stream = link.streams[name]
+        while stream.queue and stream.queue[0].num_parts <= 0:
             try:
-                if operation.error is None:
-                    self._local_names[self._local.send_note(peer, operation.note)] = operation.name
-                    operation.note = b""  # what remains is its own end
+                self._complete(peer, name, stream, stream.queue[0])
             except TransferQueueFull:
                 return  # completions make room, and bring us here again
-            except TransferError as error:
-                self._end(operation, str(error))
-            link.notes.popleft()
+            stream.queue.popleft()
+        if stream.is_over:
+            del link.streams[name]
 
-    def _forget_if_down(self, peer: InstanceId, link: _Link) -> None:
+    def _complete(self, peer: InstanceId, name: int, stream: Stream, operation: Operation) -> None:
+        digest = _sum(stream.digest, operation.digest)
+        operation.error = operation.error or stream.error
+        if operation.error is None and operation.note:
+            self._send(peer, name, operation, digest)
+            stream.digest = None
+        else:
+            stream.digest = digest
+            stream.error = operation.error if name else None
+            self._end(operation)
+
+    def _send(self, peer: InstanceId, name: int, operation: Operation, digest: int | None) -> None:
+        carried = digest if operation.note_digest is None else operation.note_digest
+        try:
+            local = self._local.send_note(peer, operation.note, stream=name, digest=carried)
+        except TransferQueueFull:
+            raise
+        except TransferError as error:
+            operation.error = str(error)
+            self._end(operation)
+        else:
+            self._local_names[local] = operation.name
+            operation.is_queued = False
+
+    def _forget_if_down(self, peer: InstanceId, link: RankedLink) -> None:
         """A rank may refuse to move pages after its link went down: the last such answer is waited for."""
         if len(link.down) < self._log.size or link.moving:
             return
         assert link.reason is not None
-        for operation in link.notes:
-            self._end(operation, link.reason)
+        for operation in [operation for stream in link.streams.values() for operation in stream.queue]:
+            operation.error = operation.error or link.reason
+            self._end(operation)
         self._events.append(LinkDown(peer, link.reason))
         del self._links[peer]
 
@@ -207,31 +230,28 @@ class TensorParallelTransport:
             self._local.disconnect(peer)
             self._log.append(rank_pb2.RankEntry(disconnect=peer))
 
-    def _end(self, operation: _Operation, error: str | None) -> None:
+    def _end(self, operation: Operation) -> None:
         if self._operations.pop(operation.name, None) is not None:
-            self._events.append(OpDone(operation.name, error))
+            self._events.append(OpDone(operation.name, operation.error, None if operation.error else operation.digest))
 
-    def _open_link(self, peer: InstanceId) -> _Link:
+    def _open_link(self, peer: InstanceId) -> RankedLink:
         link = self._links.get(peer)
         if link is None or len(link.up) < self._log.size or link.reason is not None:
             raise PeerUnreachable(f"no link to {peer:016x}")
         return link
 
-    def _new_operation(self, link: _Link, num_parts: int, note: bytes) -> _Operation:
-        operation = _Operation(next(self._names), link, num_parts, note)
+    def _new_operation(self, link: RankedLink | None, num_parts: int, note: bytes = b"") -> Operation:
+        operation = Operation(next(self._names), link, num_parts, note)
         self._operations[operation.name] = operation
         return operation
 
+    def _append(self, link: RankedLink, stream: int, operation: Operation) -> None:
+        operation.is_queued = True
+        link.streams.setdefault(stream, Stream()).queue.append(operation)
 
-def _ranks_of(metadata: bytes, size: int) -> Sequence[bytes]:
-    try:
-        wire = rank_pb2.RankedEngineMetadata.FromString(metadata)
-    except DecodeError as error:
-        raise MalformedMetadata(f"not the transfer metadata of several ranks: {error}") from error
-    if wire.version != VERSION or len(wire.ranks) != size:
-        words = f"transfer metadata of version {wire.version} with {len(wire.ranks)} ranks"
-        raise MalformedMetadata(f"{words}; ours is of version {VERSION} with {size}")
-    return wire.ranks
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else add_digests(one, other)
 
 
 def _from_wire(event: rank_pb2.RankEvent) -> TransportEvent:
@@ -241,4 +261,5 @@ def _from_wire(event: rank_pb2.RankEvent) -> TransportEvent:
         case "link_down":
             return LinkDown(event.link_down.peer, event.link_down.reason)
         case _:
-            return OpDone(event.operation_done.operation, event.operation_done.error or None)
+            done = event.operation_done
+            return OpDone(done.operation, done.error or None, done.digest if done.HasField("digest") else None)
