@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
 import json
 import os
 import select
@@ -17,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from diptych.engine.tensor_parallel.rank_log import RankLog
 from diptych.engine.tensor_parallel.rank_transfer import RankTransfer
 from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
+from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.inproc.network import InprocNetwork
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import Flow, LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
@@ -61,8 +64,42 @@ class End:
     def wait_link(self, up: bool, timeout_s: float = 10.0) -> TransportEvent:
         return self.wait(lambda event: isinstance(event, LinkUp if up else LinkDown), timeout_s)
 
+    def wait_digest(self, pages: list[int]) -> int:
+        """Return the digest of pages of this end, as they lie there."""
+        done = self.wait_done(self.digest_pages(pages))
+        assert done.digest is not None
+        return done.digest
+
+    def reference(
+        self, seed: int, src: list[int], dst: list[int], layers: tuple[int, int] = (0, LAYOUT.num_layers)
+    ) -> int:
+        """Return the digest of pages `src` of an end that was filled with `seed`, as they lie at pages `dst`."""
+        return reference_digest(contents(seed, LAYOUT), src, dst, layers)
+
+    def digest_pages(self, pages: list[int]) -> int:
+        raise NotImplementedError
+
     def pump(self, timeout_s: float) -> None:
         raise NotImplementedError
+
+    def let_time_pass(self, seconds: float) -> None:
+        """It passes by itself where there is a clock."""
+
+
+def contents(seed: int, layout: PoolLayout) -> npt.NDArray[np.uint8]:
+    """Return what `fill` writes: `[num_pages, page_nbytes]`."""
+    return np.random.default_rng(seed).integers(0, 256, (layout.num_pages, layout.page_nbytes), dtype=np.uint8)
+
+
+def reference_digest(pages: npt.NDArray[np.uint8], src: list[int], dst: list[int], layers: tuple[int, int]) -> int:
+    begin, end = (layer * LAYOUT.layer_nbytes for layer in layers)
+    pairs = zip(src, dst, strict=True)
+    return add_digests(*(digest_bytes(pages[one, begin:end], other * pages.shape[1] + begin) for one, other in pairs))
+
+
+def page_hash(memory: memoryview, page_nbytes: int, pages: list[int]) -> str:
+    """Return a hash of the bytes of pages, in order."""
+    return hashlib.sha1(b"".join(memory[page * page_nbytes : (page + 1) * page_nbytes] for page in pages)).hexdigest()
 
 
 class InprocEnd(End):
@@ -84,10 +121,13 @@ class InprocEnd(End):
 
     def fill(self, seed: int) -> None:
         pages = np.frombuffer(self.pool.buffer, dtype=np.uint8).reshape(self.pool.layout.num_pages, -1)
-        pages[:] = np.random.default_rng(seed).integers(0, 256, pages.shape, dtype=np.uint8)
+        pages[:] = contents(seed, self.pool.layout)
 
-    def digest(self, pages: list[int]) -> int:
-        return self.pool.digest(np.array(pages))
+    def digest(self, pages: list[int]) -> str:
+        return page_hash(self.pool.buffer, self.pool.layout.page_nbytes, pages)
+
+    def flip(self, page: int, layer: int) -> None:
+        self.pool.buffer[page * self.pool.layout.page_nbytes + layer * self.pool.layout.layer_nbytes] ^= 1
 
     def write(
         self,
@@ -124,6 +164,9 @@ class InprocEnd(End):
 
     def writer_gone(self, peer: int) -> bool:
         return self.transport.writer_gone(peer)
+
+    def let_time_pass(self, seconds: float) -> None:
+        self.network.now_s += seconds
 
     def pump(self, timeout_s: float) -> None:
         self.network.deliver_all()
@@ -171,11 +214,20 @@ class RankedEnd(InprocEnd):
 
     def fill(self, seed: int) -> None:
         super().fill(seed)
-        pages = np.frombuffer(self.part.buffer, dtype=np.uint8)
-        pages[:] = np.random.default_rng(seed + 1).integers(0, 256, pages.shape, dtype=np.uint8)
+        pages = np.frombuffer(self.part.buffer, dtype=np.uint8).reshape(self.part.layout.num_pages, -1)
+        pages[:] = contents(seed + 1, self.part.layout)
 
-    def digest(self, pages: list[int]) -> int:
-        return int(self.asked(lambda: self.pool.digest(np.array(pages))))
+    def digest(self, pages: list[int]) -> str:
+        return super().digest(pages) + page_hash(self.part.buffer, self.part.layout.page_nbytes, pages)
+
+    def reference(
+        self, seed: int, src: list[int], dst: list[int], layers: tuple[int, int] = (0, LAYOUT.num_layers)
+    ) -> int:
+        return add_digests(*(super(RankedEnd, self).reference(seed + rank, src, dst, layers) for rank in range(2)))
+
+    def let_time_pass(self, seconds: float) -> None:
+        for network in self.networks:
+            network.now_s += seconds
 
     def writer_gone(self, peer: int) -> bool:
         return bool(self.asked(lambda: self.transport.writer_gone(peer)))
@@ -283,8 +335,11 @@ class ChildEnd(End):
     def fill(self, seed: int) -> None:
         self.ask("fill", seed=seed)
 
-    def digest(self, pages: list[int]) -> int:
-        return int(self.ask("digest", pages=pages))
+    def digest(self, pages: list[int]) -> str:
+        return str(self.ask("digest", pages=pages))
+
+    def flip(self, page: int, layer: int) -> None:
+        self.ask("flip", page=page, layer=layer)
 
     def write(
         self,

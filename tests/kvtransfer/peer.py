@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
 import json
 import os
 import select
@@ -59,8 +60,11 @@ class Peer:
     def fill(self, seed: int) -> None:
         self.pages[:] = np.random.default_rng(seed).integers(0, 256, self.pages.shape, dtype=np.uint8)
 
-    def digest(self, pages: list[int]) -> int:
-        return self.pool.digest(np.array(pages))
+    def digest(self, pages: list[int]) -> str:
+        return hashlib.sha1(self.pages[pages].tobytes()).hexdigest()
+
+    def flip(self, page: int, layer: int) -> None:
+        self.pages[page, layer * self.pool.layout.layer_nbytes] ^= 1
 
     def write(
         self, peer: int, src: list[int], dst: list[int], note: str, layers: list[int] | None, flow: dict[str, Any]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,11 +11,8 @@ import numpy as np
 
 from diptych.kvtransfer import metadata as codec
 from diptych.kvtransfer.errors import (
-    NoteTooLong,
-    PageOutOfRange,
     PeerUnreachable,
     TransferError,
-    TransferQueueFull,
 )
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.pool import HostPool, byte_window, num_pages_to_allocate
@@ -36,21 +31,21 @@ from diptych.kvtransfer.transport import (
     TransportEvent,
 )
 from diptych.kvtransfer.ucx import binding, loader
-from diptych.kvtransfer.ucx.options import UcxOptions, ucx_settings
+from diptych.kvtransfer.ucx.conversion import (
+    accepted,
+    digest_of,
+    link_info,
+    note_operation,
+    shim_options,
+    write_operation,
+)
+from diptych.kvtransfer.ucx.options import UcxOptions
 
 logger = logging.getLogger(__name__)
 
 _POLL_BATCH: Final = 256
 _ERROR_NBYTES: Final = 512
 _SHARED_MEMORY: Final = ("sysv", "posix", "cma", "xpmem", "knem")  # lanes that outlive the endpoint at our end
-_REFUSALS: Final[Mapping[int, tuple[type[TransferError], str]]] = {
-    binding.NO_LINK: (PeerUnreachable, "no link: it is not up"),
-    binding.FULL: (TransferQueueFull, "too much is in flight"),
-    binding.OUT_OF_RANGE: (PageOutOfRange, "a page index is outside of the pool"),
-    binding.TOO_LONG: (NoteTooLong, "this note is longer than any may be"),
-    binding.NO_WAY: (TransferError, "pages can't travel that way on this link"),
-    binding.BUSY: (TransferError, "operations of this link are open"),
-}
 
 
 @dataclass(slots=True)
@@ -130,33 +125,16 @@ class UcxTransport:
             self._shim.kvt_disconnect(self._links[peer].handle)
 
     def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
-        window = byte_window(self._own_layout(), write)
         src, dst = (np.ascontiguousarray(pages, dtype=np.int64) for pages in (write.src, write.dst))
-        wanted = binding.Operation(
-            num_pages=len(src),
-            src=src.ctypes.data,
-            dst=dst.ctypes.data,
-            src_offset=window.src,
-            dst_offset=window.dst,
-            nbytes=window.nbytes,
-            note=note,
-            note_len=len(note),
-            stream=flow.stream,
-            priority=flow.priority,
-            with_digest=flow.with_digest,
-            timeout_s=flow.timeout_s or 0,
-        )
-        return self._submit(peer, wanted)
+        return self._submit(peer, write_operation(src, dst, byte_window(self._own_layout(), write), note, flow))
 
     def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
         assert note, "an empty note says nothing"
-        wanted = binding.Operation(note=note, note_len=len(note), stream=stream)
-        wanted.has_digest, wanted.digest = digest is not None, digest or 0
-        return self._submit(peer, wanted)
+        return self._submit(peer, note_operation(note, stream, digest))
 
     def digest_pages(self, pages: PageIndices) -> int:
         wanted = np.ascontiguousarray(pages, dtype=np.int64)
-        return _accepted(int(self._shim.kvt_digest_pages(self._engine, len(wanted), wanted.ctypes.data)))
+        return accepted(int(self._shim.kvt_digest_pages(self._engine, len(wanted), wanted.ctypes.data)))
 
     def poll(self) -> list[TransportEvent]:
         events: list[TransportEvent] = []
@@ -170,17 +148,7 @@ class UcxTransport:
         return self._descriptor
 
     def describe(self, peer: InstanceId) -> LinkInfo:
-        status = self._status(peer)
-        return LinkInfo(
-            lanes=", ".join(dict.fromkeys(status.lanes.decode().split(", "))),
-            version=self._library,
-            bytes_sent=status.bytes_sent,
-            last_heard_s=status.last_heard_s,
-            path=binding.PATHS[status.way],
-            rtt_s=status.rtt_s or None,
-            in_flight_bytes=status.in_flight_bytes,
-            queued_bytes=status.queued_bytes,
-        )
+        return link_info(self._status(peer), self._library)
 
     def paths(self, peer: InstanceId) -> tuple[str, ...]:
         ways = self._status(peer).ways
@@ -190,7 +158,7 @@ class UcxTransport:
         usable = self.paths(peer)
         if path not in usable:
             raise TransferError(f"no path {path!r} to {peer:016x}, only {', '.join(usable)}")
-        _accepted(int(self._shim.kvt_use_way(self._links[peer].handle, binding.PATHS.index(path))))
+        accepted(int(self._shim.kvt_use_way(self._links[peer].handle, binding.PATHS.index(path))))
 
     def writer_gone(self, peer: InstanceId) -> bool:
         """Closing a link does not unmap shared memory: a stopped peer on this host may go on copying when it wakes."""
@@ -220,7 +188,7 @@ class UcxTransport:
 
     def _create(self, options: UcxOptions) -> int:
         error = ctypes.create_string_buffer(_ERROR_NBYTES)
-        wanted = _shim_options(self.instance_id, options)
+        wanted = shim_options(self.instance_id, options)
         engine = self._shim.kvt_create(ctypes.byref(wanted), error, _ERROR_NBYTES)
         if engine is None:
             raise TransferError(f"{error.value.decode()} (UCX_LOG_LEVEL=info shows more)")
@@ -236,7 +204,7 @@ class UcxTransport:
         link = self._links.get(peer)
         if link is None:
             raise PeerUnreachable(f"no link to {peer:016x}")
-        return _accepted(int(self._shim.kvt_submit(link.handle, ctypes.byref(wanted))))
+        return accepted(int(self._shim.kvt_submit(link.handle, ctypes.byref(wanted))))
 
     def _status(self, peer: InstanceId) -> binding.LinkStatus:
         if peer not in self._links:
@@ -253,9 +221,9 @@ class UcxTransport:
             case binding.LINK_DOWN:
                 return self._forget(event.peer, (event.text or b"").decode())
             case binding.OP_DONE:
-                return OpDone(event.op, event.text.decode() if event.text else None, _digest(event))
+                return OpDone(event.op, event.text.decode() if event.text else None, digest_of(event))
             case _:
-                return NoteReceived(event.peer, ctypes.string_at(event.data, event.data_len), _digest(event))
+                return NoteReceived(event.peer, ctypes.string_at(event.data, event.data_len), digest_of(event))
 
     def _forget(self, peer: InstanceId, reason: str) -> LinkDown:
         lanes = self.describe(peer).lanes
@@ -264,31 +232,3 @@ class UcxTransport:
             self._former[peer] = _FormerLink(link.metadata, lanes)
         self._shim.kvt_release(link.handle)
         return LinkDown(peer, reason)
-
-
-def _shim_options(instance_id: InstanceId, options: UcxOptions) -> binding.Options:
-    settings = ucx_settings(options.transports, os.environ)
-    words = [word.encode() for pair in settings.items() for word in pair]
-    return binding.Options(
-        instance_id=instance_id,
-        heartbeat_s=options.heartbeat_s,
-        heartbeat_misses=options.heartbeat_misses,
-        connect_timeout_s=options.connect_s,
-        max_operations=options.max_operations,
-        max_waiting_notes=options.max_waiting_notes,
-        settings=(ctypes.c_char_p * (len(words) + 1))(*words, None),
-    )
-
-
-def _digest(event: binding.Event) -> int | None:
-    return event.digest if event.has_digest else None
-
-
-def _accepted(status: int) -> int:
-    """Return what the shim returned, unless it refused."""
-    if status >= 0:
-        return status
-    if status == binding.OUT_OF_MEMORY:
-        raise MemoryError("no memory for a transfer")
-    refusal, words = _REFUSALS[status]
-    raise refusal(words)

@@ -10,7 +10,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from diptych.kvtransfer.errors import MalformedMetadata
-from diptych.kvtransfer.transport import NoteReceived
+from diptych.kvtransfer.transport import InstanceId, NoteReceived
 from diptych.v1 import rank_pb2
 
 VERSION: Final = 1
@@ -27,6 +27,7 @@ class Operation:
     note_digest: int | None = None  # in place of the stream's
     digest: int | None = None  # of the parts so far
     error: str | None = None
+    stream: int = 0
     is_queued: bool = False  # in its stream's queue
 
 
@@ -47,6 +48,7 @@ class Stream:
 class RankedLink:
     """A link from `connect` until it is down on every rank."""
 
+    peer: InstanceId
     up: set[int] = field(default_factory=set)  # ranks
     down: set[int] = field(default_factory=set)  # ranks
     reason: str | None = None  # why it is closing

@@ -65,7 +65,7 @@ class TensorParallelTransport:
             return
         first, *others = ranks_of(metadata, self._log.size)
         self._local.connect(peer, first)
-        self._links[peer] = RankedLink()
+        self._links[peer] = RankedLink(peer)
         parts = [rank_pb2.ConnectPeer(peer=peer, metadata=each) for each in others]
         self._log.append_each([rank_pb2.RankEntry(connect=part) for part in parts])
 
@@ -88,7 +88,7 @@ class TensorParallelTransport:
         operation = self._new_operation(link, 0, note)
         operation.note_digest = digest
         self._append(link, stream, operation)
-        self._advance(peer, link, stream)
+        self._advance(link, stream)
         return operation.name
 
     def digest_pages(self, pages: PageIndices) -> int:
@@ -106,7 +106,7 @@ class TensorParallelTransport:
             self._take(said.rank, _from_wire(said))
         for peer, link in list(self._links.items()):
             for stream in list(link.streams):
-                self._advance(peer, link, stream)
+                self._advance(link, stream)  # what was refused for want of room
             self._forget_if_down(peer, link)
         events, self._events = self._events, []
         return events
@@ -170,17 +170,19 @@ class TensorParallelTransport:
             return
         if operation.link is not None:
             operation.link.moving.discard(name)
-        if not operation.is_queued:
+        if operation.link is not None and operation.is_queued:
+            self._advance(operation.link, operation.stream)
+        else:
             self._end(operation)
 
     # what follows
 
-    def _advance(self, peer: InstanceId, link: RankedLink, name: int) -> None:
+    def _advance(self, link: RankedLink, name: int) -> None:
         """End the operations of a stream whose parts have all ended, and send their notes, in order."""
         stream = link.streams[name]
         while stream.queue and stream.queue[0].num_parts <= 0:
             try:
-                self._complete(peer, name, stream, stream.queue[0])
+                self._complete(link.peer, name, stream, stream.queue[0])
             except TransferQueueFull:
                 return  # completions make room, and bring us here again
             stream.queue.popleft()
@@ -246,7 +248,7 @@ class TensorParallelTransport:
         return operation
 
     def _append(self, link: RankedLink, stream: int, operation: Operation) -> None:
-        operation.is_queued = True
+        operation.stream, operation.is_queued = stream, True
         link.streams.setdefault(stream, Stream()).queue.append(operation)
 
 

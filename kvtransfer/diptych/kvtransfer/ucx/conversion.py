@@ -1,0 +1,99 @@
+"""Values of the transport to and from the C shim's structures."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from diptych.kvtransfer.errors import (
+    NoteTooLong,
+    PageOutOfRange,
+    PeerUnreachable,
+    TransferError,
+    TransferQueueFull,
+)
+from diptych.kvtransfer.pool import ByteWindow
+from diptych.kvtransfer.transport import Flow, InstanceId, LinkInfo
+from diptych.kvtransfer.ucx import binding
+from diptych.kvtransfer.ucx.options import UcxOptions, ucx_settings
+
+_REFUSALS: Final[Mapping[int, tuple[type[TransferError], str]]] = {
+    binding.NO_LINK: (PeerUnreachable, "no link: it is not up"),
+    binding.FULL: (TransferQueueFull, "too much is in flight"),
+    binding.OUT_OF_RANGE: (PageOutOfRange, "a page index is outside of the pool"),
+    binding.TOO_LONG: (NoteTooLong, "this note is longer than any may be"),
+    binding.NO_WAY: (TransferError, "pages can't travel that way on this link"),
+    binding.BUSY: (TransferError, "operations of this link are open"),
+}
+
+
+def write_operation(
+    src: npt.NDArray[np.int64], dst: npt.NDArray[np.int64], window: ByteWindow, note: bytes, flow: Flow
+) -> binding.Operation:
+    """Return an operation that is valid as long as its arguments are."""
+    return binding.Operation(
+        num_pages=len(src),
+        src=src.ctypes.data,
+        dst=dst.ctypes.data,
+        src_offset=window.src,
+        dst_offset=window.dst,
+        nbytes=window.nbytes,
+        note=note,
+        note_len=len(note),
+        stream=flow.stream,
+        priority=flow.priority,
+        with_digest=flow.with_digest,
+        timeout_s=flow.timeout_s or 0,
+    )
+
+
+def note_operation(note: bytes, stream: int, digest: int | None) -> binding.Operation:
+    return binding.Operation(
+        note=note, note_len=len(note), stream=stream, has_digest=digest is not None, digest=digest or 0
+    )
+
+
+def link_info(status: binding.LinkStatus, library: str) -> LinkInfo:
+    return LinkInfo(
+        lanes=", ".join(dict.fromkeys(status.lanes.decode().split(", "))),
+        version=library,
+        bytes_sent=status.bytes_sent,
+        last_heard_s=status.last_heard_s,
+        path=binding.PATHS[status.way],
+        rtt_s=status.rtt_s or None,
+        in_flight_bytes=status.in_flight_bytes,
+        queued_bytes=status.queued_bytes,
+    )
+
+
+def shim_options(instance_id: InstanceId, options: UcxOptions) -> binding.Options:
+    settings = ucx_settings(options.transports, os.environ)
+    words = [word.encode() for pair in settings.items() for word in pair]
+    return binding.Options(
+        instance_id=instance_id,
+        heartbeat_s=options.heartbeat_s,
+        heartbeat_misses=options.heartbeat_misses,
+        connect_timeout_s=options.connect_s,
+        max_operations=options.max_operations,
+        max_waiting_notes=options.max_waiting_notes,
+        settings=(ctypes.c_char_p * (len(words) + 1))(*words, None),
+    )
+
+
+def digest_of(event: binding.Event) -> int | None:
+    return event.digest if event.has_digest else None
+
+
+def accepted(status: int) -> int:
+    """Return what the shim returned, unless it refused."""
+    if status >= 0:
+        return status
+    if status == binding.OUT_OF_MEMORY:
+        raise MemoryError("no memory for a transfer")
+    refusal, words = _REFUSALS[status]
+    raise refusal(words)

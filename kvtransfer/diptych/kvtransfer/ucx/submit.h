@@ -1,0 +1,92 @@
+/* Turns what the caller wants into operations, and hands them to the progress thread. */
+#ifndef KVT_SUBMIT_H
+#define KVT_SUBMIT_H
+
+#include "queue.h"
+
+static bool in_range(uint64_t num, const int64_t *pages, uint64_t num_pages)
+{
+    for (uint64_t i = 0; i < num; i++)
+        if (pages[i] < 0 || (uint64_t)pages[i] >= num_pages)
+            return false;
+    return true;
+}
+
+/* Whether the bytes that are wanted of each page are in the pages of both sides. */
+static bool fits(const kvt_link *link, const kvt_operation *wanted)
+{
+    uint64_t ours = link->engine->page_bytes, theirs = link->page_bytes;
+    return wanted->num_pages == 0 ||
+           (wanted->bytes > 0 && (wanted->bytes | wanted->src_offset | wanted->dst_offset) % 8 == 0 &&
+            wanted->bytes <= ours && wanted->src_offset <= ours - wanted->bytes && wanted->bytes <= theirs &&
+            wanted->dst_offset <= theirs - wanted->bytes &&
+            in_range(wanted->num_pages, wanted->src, link->engine->num_pages) &&
+            in_range(wanted->num_pages, wanted->dst, link->num_pages));
+}
+
+static operation *make_operation(kvt_link *link, const kvt_operation *wanted)
+{
+    uint64_t pages_bytes = wanted->num_pages * sizeof(page_pair);
+    operation *op = calloc(1, sizeof *op + pages_bytes + wanted->note_len);
+    if (op == NULL)
+        return NULL;
+    op->link = link;
+    op->submit = (command){.kind = link ? COMMAND_SUBMIT : COMMAND_DIGEST, .link = link, .op = op};
+    op->done.memory = op;
+    op->stream_id = wanted->stream;
+    op->priority = wanted->priority;
+    op->num_pages = wanted->num_pages;
+    op->src_offset = wanted->src_offset;
+    op->dst_offset = wanted->dst_offset;
+    op->page_part = wanted->bytes;
+    op->deadline_s = wanted->timeout_s > 0 ? now_s() + wanted->timeout_s : 0;
+    op->with_digest = wanted->with_digest;
+    op->has_note_digest = wanted->has_digest;
+    op->note_digest = wanted->digest;
+    op->note_len = wanted->note_len;
+    op->note = (char *)&op->pages[wanted->num_pages];
+    for (uint64_t i = 0; i < wanted->num_pages; i++)
+        op->pages[i] = (page_pair){(uint32_t)wanted->src[i], (uint32_t)wanted->dst[i]};
+    if (wanted->note_len > 0)
+        memcpy(op->note, wanted->note, wanted->note_len);
+    return op;
+}
+
+/* Count the operation in and hand it over, unless that would exceed a bound. */
+static int admit(kvt_engine *engine, operation *op)
+{
+    kvt_link *link = op->link;
+    int verdict = KVT_OK;
+    pthread_mutex_lock(&engine->lock);
+    if (link != NULL && (!link->is_up || link->is_down || link->is_leaving))
+        verdict = KVT_NO_LINK;
+    else if (engine->num_ops_open >= engine->max_operations || engine->note_bytes_open + op->note_len > MAX_NOTE_BYTES)
+        verdict = KVT_FULL;
+    if (verdict == KVT_OK) {
+        engine->num_ops_open++;
+        engine->note_bytes_open += op->note_len;
+        if (link != NULL) {
+            link->num_ops_open++;
+            atomic_fetch_add(&link->queued_bytes, op->num_pages * op->page_part);
+        }
+        append_command(engine, &op->submit);
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return verdict;
+}
+
+static int64_t submit(kvt_engine *engine, operation *op)
+{
+    int64_t id = (int64_t)(engine->num_ops + 1);
+    op->done.event = (kvt_event){.kind = KVT_OP_DONE, .peer = op->link ? op->link->peer : 0, .op = (uint64_t)id};
+    int verdict = admit(engine, op);
+    if (verdict != KVT_OK) {
+        free(op->spare);
+        free(op);
+        return verdict;
+    }
+    engine->num_ops++;
+    return id;
+}
+
+#endif
