@@ -82,8 +82,8 @@ def test_an_operation_that_takes_too_long_fails_and_its_stream_with_it(ends: tup
     left.wait_done(behind)
     after = left.note(RIGHT, b"nor this", stream=1)
     said = left.note(RIGHT, b"it failed")
-    left.wait_done(after)
-    left.wait_done(said)
+    for op in (other, after, said):
+        left.wait_done(op)
     broken = "an earlier operation of its stream failed"
     assert errors(left) == {late: "timed out", behind: broken, other: None, after: broken, said: None}
     right.wait(lambda event: event == NoteReceived(LEFT, b"it failed"))
