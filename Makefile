@@ -15,7 +15,7 @@ comma := ,
 EXTRAS := demo$(if $(COMPILER),,$(comma)compiler)
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: serve test lint bench proto constraints clean
+.PHONY: serve test lint bench chaos proto constraints clean
 
 serve: .venv/serve.stamp
 	@$(BIN)/diptych up $(ARGS)
@@ -31,6 +31,10 @@ lint: .venv/dev.stamp
 
 bench: .venv/dev.stamp
 	@for file in $$(grep -l __main__ bench/*.py); do echo "== $$file"; $(BIN)/python $$file $(ARGS) || exit 1; done
+
+# A thousand requests, a fault every second. As root also with links that are cut.
+chaos: .venv/dev.stamp
+	$(BIN)/python bench/chaos.py $(ARGS)
 
 proto: .venv/dev.stamp
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/diptych/v1/*.proto

@@ -79,7 +79,8 @@ class Faults:
                 return
 
     async def _leave(self) -> bool:
-        return self._load.leave(self._rng.randint(1, 4)) > 0
+        await self._load.leave(self._rng.randint(1, 4))
+        return True
 
     async def _kill(self) -> bool:
         victim = await self._victim()
@@ -155,12 +156,12 @@ class Outcome:
 async def drill(cluster: Cluster, questions: list[Question], args: argparse.Namespace) -> Outcome:
     """Run load and faults; wait until all has settled; return what came of it."""
     rng = random.Random(args.seed)
-    load = Load(cluster.url, questions, random.Random(rng.random()))
+    load = Load(cluster.url, questions, random.Random(rng.random()), args.requests)
     await _until(lambda: _not_well(cluster), READY_TIMEOUT_S)
     began_s = time.monotonic()
     faults = Faults(cluster, load, rng)
     striking = asyncio.create_task(faults.run())
-    await load.run(args.requests, args.rate)
+    await load.run(args.rate)
     striking.cancel()
     await asyncio.wait([striking])
     struck_s = time.monotonic()
@@ -186,8 +187,8 @@ async def drill(cluster: Cluster, questions: list[Question], args: argparse.Name
 async def _aftermath(cluster: Cluster, questions: list[Question], outcome: Outcome) -> None:
     """With every worker back, all is as it was: answers are right, books balance."""
     await _until(lambda: _not_well(cluster), READY_TIMEOUT_S)
-    load = Load(cluster.url, questions, random.Random(0))
-    await load.run(20, 20.0)
+    load = Load(cluster.url, questions, random.Random(0), 20)
+    await load.run(20.0)
     if load.tally.answered != 20:
         outcome.problems.append(f"after the faults: {load.tally}")
     statuses = await cluster.statuses()

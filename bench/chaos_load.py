@@ -43,41 +43,43 @@ class Tally:
     digests_differ: int = 0
     slowest_s: float = 0.0  # from request to answer or error
 
-    @property
-    def num_ended(self) -> int:
-        return self.answered + self.left + self.failed.total() + len(self.wrong) + len(self.unanswered)
-
 
 class Load:
     """Offers `count` requests at an even pace."""
 
-    def __init__(self, url: str, questions: Sequence[Question], rng: random.Random) -> None:
+    def __init__(self, url: str, questions: Sequence[Question], rng: random.Random, count: int) -> None:
         self._url = f"{url}/v1/completions"
         self._questions = questions
         self._rng = rng
+        self._count = count
         self._running: dict[asyncio.Task[None], None] = {}  # in order of arrival
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._has_some = asyncio.Event()
         self.tally = Tally()
 
-    async def run(self, count: int, rate: float) -> None:
+    async def run(self, rate: float) -> None:
         """Offer requests; return when each has ended."""
         began_s = time.monotonic()
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=CLIENT_TIMEOUT_S, limits=limits) as client, asyncio.TaskGroup() as group:
-            for number in range(count):
+            for number in range(self._count):
                 await asyncio.sleep(began_s + number / rate - time.monotonic())
                 self.tally.offered += 1
                 task = group.create_task(self._ask(client, self._rng.choice(self._questions)))
                 self._running[task] = None
-                task.add_done_callback(self._running.pop)
+                self._has_some.set()
+                task.add_done_callback(self._end)
 
-    def leave(self, count: int) -> int:
-        """Have `count` clients of open requests disconnect; return how many there were."""
-        leaving = self._rng.sample(list(self._running), min(count, len(self._running)))
-        for task in leaving:
-            self._leaving.add(task)
+    def _end(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        if not self._running:
+            self._has_some.clear()
+        self.tally.left += task.cancelled()
+
+    async def leave(self, count: int) -> None:
+        """Have `count` clients of open requests disconnect, or the next one if there are none."""
+        await self._has_some.wait()
+        for task in self._rng.sample(list(self._running), min(count, len(self._running))):
             task.cancel()
-        return len(leaving)
 
     async def _ask(self, client: httpx.AsyncClient, question: Question) -> None:
         began_s, tally = time.monotonic(), self.tally
@@ -85,9 +87,6 @@ class Load:
         body |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "stream": self._rng.random() < 0.7}
         try:
             await self._exchange(client, body, question)
-        except asyncio.CancelledError:
-            tally.left += 1  # by `leave`: the connection is closed, this task ends well
-            return
         except (httpx.HTTPError, Unanswered) as error:
             tally.unanswered.append(f"{type(error).__name__}: {error}")
         tally.slowest_s = max(tally.slowest_s, time.monotonic() - began_s)

@@ -167,12 +167,13 @@ class WorkerGroup:
         try:
             while not reader.done():
                 take = asyncio.ensure_future(session.take())
-                await asyncio.wait((take, reader, self._death), return_when=asyncio.FIRST_COMPLETED)
+                try:
+                    await asyncio.wait((take, reader, self._death), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    take.cancel()  # does nothing once it is done
                 if take.done():
                     yield take.result()
-                    continue
-                take.cancel()
-                if self._death.done():
+                elif self._death.done():
                     raise self._death.result()
             await reader
         finally:
