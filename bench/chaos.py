@@ -28,9 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
 import httpx
-from chaos_cluster import Cluster, Network, Worker
+from chaos_cluster import Cluster, Network, NoAnswer, Worker
 from chaos_load import Load, Question, Tally
 
 from diptych.engine import Engine, EngineOptions, SamplingParams
@@ -38,6 +37,8 @@ from diptych.v1.worker_pb2 import WorkerStatus
 
 READY_TIMEOUT_S: Final = 90.0
 FAULT_EVERY_S: Final = 1.0
+FAULT_LENGTHS_S: Final = (0.3, 1.0, 2.0, 4.0)
+STALE_S: Final = 4.0  # until everybody knows what has happened: leases have run out
 SETTLED_S: Final = 5.0  # from the last fault until nothing is left of it
 NUM_QUESTIONS: Final = 100
 ANSWER_LENS: Final = (4, 60, 300)
@@ -53,8 +54,8 @@ class Faults:
         self._cluster = cluster
         self._load = load
         self._rng = rng
-        self._maimed: set[Worker] = set()
-        self._healing: dict[asyncio.Task[None], Callable[[], None]] = {}
+        self._maimed: dict[Worker, asyncio.Task[None]] = {}
+        self._healing: dict[Worker, Callable[[], None]] = {}
         self.counts: Counter[str] = Counter()
 
     async def run(self) -> None:
@@ -66,7 +67,6 @@ class Faults:
         try:
             for number in itertools.count(1):
                 await asyncio.sleep(began_s + number * FAULT_EVERY_S - time.monotonic())
-                self._cluster.restart_dead()
                 await self._strike(kinds)
         finally:
             self._heal_all()
@@ -87,6 +87,7 @@ class Faults:
         if victim is None:
             return False
         victim.kill_one(self._rng)
+        self._maim(victim, self._cluster.restart_dead)
         return True
 
     async def _stop(self) -> bool:
@@ -124,25 +125,22 @@ class Faults:
         return self._rng.choice(victims) if victims else None
 
     def _maim(self, victim: Worker, heal: Callable[[], None]) -> None:
-        self._maimed.add(victim)
-
-        def end() -> None:
-            self._maimed.discard(victim)
-            heal()
+        """Heal the victim some time later, and leave it alone until what is known of it is true again."""
 
         async def later() -> None:
-            await asyncio.sleep(self._rng.choice([0.3, 1.0, 2.0, 4.0]))
-            del self._healing[task]
-            end()
+            await asyncio.sleep(self._rng.choice(FAULT_LENGTHS_S))
+            self._healing.pop(victim)()
+            await asyncio.sleep(STALE_S)
+            del self._maimed[victim]
 
-        task = asyncio.ensure_future(later())
-        self._healing[task] = end
+        self._healing[victim] = heal
+        self._maimed[victim] = asyncio.create_task(later())
 
     def _heal_all(self) -> None:
-        while self._healing:
-            task, end = self._healing.popitem()
+        for task in self._maimed.values():
             task.cancel()
-            end()
+        for heal in self._healing.values():
+            heal()
 
 
 @dataclass(slots=True)
@@ -240,8 +238,8 @@ async def _unsettled(cluster: Cluster) -> str:
     """What is left of requests that have ended."""
     try:
         statuses = await cluster.statuses()
-    except grpc.aio.AioRpcError as error:
-        return f"a worker does not answer: {error.details()}"
+    except NoAnswer as error:
+        return str(error)
     return "; ".join(
         f"{status.instance.address} has {status.open_rooms} rooms and {_held(status)}"
         for status in statuses

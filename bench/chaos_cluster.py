@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -218,18 +217,27 @@ class Cluster:
         return {each.address for each in members if set(each.load.linked_instances) >= peers[each.role] != set()}
 
     async def statuses(self) -> list[worker_pb2.WorkerStatus]:
-        """What each listed worker says of itself. Raises `grpc.aio.AioRpcError`."""
-        async with AsyncExitStack() as stack:
-            statuses = []
-            for member in await self.members():
-                channel = await stack.enter_async_context(grpc.aio.insecure_channel(member.address))
-                request = worker_pb2.StatusRequest(instance_id=member.instance_id)
-                statuses.append(await worker_pb2_grpc.WorkerStub(channel).GetStatus(request, timeout=2))
-            return statuses
+        """What each listed worker that serves says of itself. Raises `NoAnswer`."""
+        starting = bootstrap_pb2.INSTANCE_STATE_STARTING
+        return [await _status(member) for member in await self.members() if member.state != starting]
 
     def close(self) -> None:
         for component in self._components:
             component.kill()
+
+
+class NoAnswer(Exception):
+    """A worker that is listed does not answer."""
+
+
+async def _status(member: bootstrap_pb2.Instance) -> worker_pb2.WorkerStatus:
+    request = worker_pb2.StatusRequest(instance_id=member.instance_id)
+    async with grpc.aio.insecure_channel(member.address) as channel:
+        try:
+            status: worker_pb2.WorkerStatus = await worker_pb2_grpc.WorkerStub(channel).GetStatus(request, timeout=2)
+        except grpc.aio.AioRpcError as error:
+            raise NoAnswer(f"{member.instance_id:016x} at {member.address}: {error.details()}") from None
+        return status
 
 
 def free_port() -> int:

@@ -25,8 +25,31 @@ class Question:
     answer: Sequence[int]
 
 
-class Unanswered(Exception):
-    """The exchange ended without an answer and without an error."""
+@dataclass(slots=True)
+class Reply:
+    """One exchange, as far as it came."""
+
+    status: int = 0
+    may_retry: bool = False  # it says when
+    tokens: list[int] = field(default_factory=list)
+    timings: dict[str, Any] = field(default_factory=dict)
+    is_complete: bool = False
+    error: str = ""
+    broken: str = ""  # why the exchange ended without an end
+
+    def take(self, line: str) -> None:
+        """Take an event of a stream, or the body of an answer that came as a whole."""
+        data = line.removeprefix("data: ")
+        if data == "[DONE]":
+            self.is_complete = True
+        elif data:
+            self._take(json.loads(data), is_event=data != line)
+
+    def _take(self, said: dict[str, Any], *, is_event: bool) -> None:
+        self.error = str(said.get("error", ""))
+        self.tokens += [token for choice in said.get("choices", ()) for token in choice.get("token_ids") or ()]
+        self.timings = said.get("diptych") or self.timings
+        self.is_complete = not is_event
 
 
 @dataclass(slots=True)
@@ -42,6 +65,24 @@ class Tally:
     pages_moved: int = 0
     digests_differ: int = 0
     slowest_s: float = 0.0  # from request to answer or error
+
+    def add(self, reply: Reply, question: Question, elapsed_s: float) -> None:
+        """Judge a reply. What was given out before an error must be right too."""
+        self.slowest_s = max(self.slowest_s, elapsed_s)
+        tokens, answer = reply.tokens, list(question.answer)
+        if tokens != (answer if reply.is_complete and not reply.error else answer[: len(tokens)]):
+            self.wrong.append(f"{tokens}, not {answer}; {reply.timings}")
+        elif reply.error and (reply.may_retry or reply.status not in RETRY_STATUSES):
+            self.failed[reply.status] += 1
+        elif reply.is_complete and not reply.error:
+            self._add_answer(reply)
+        else:
+            self.unanswered.append(f"status {reply.status} after {len(tokens)} tokens: {reply.broken or reply.error}")
+
+    def _add_answer(self, reply: Reply) -> None:
+        self.answered += 1
+        self.pages_moved += reply.timings["pages_moved"]
+        self.digests_differ += reply.timings["prefill_kv_digest"] != reply.timings["decode_kv_digest"]
 
 
 class Load:
@@ -82,60 +123,15 @@ class Load:
             task.cancel()
 
     async def _ask(self, client: httpx.AsyncClient, question: Question) -> None:
-        began_s, tally = time.monotonic(), self.tally
+        began_s = time.monotonic()
         body = {"model": "", "prompt": list(question.prompt), "max_tokens": len(question.answer)}
         body |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "stream": self._rng.random() < 0.7}
+        reply = Reply()
         try:
-            await self._exchange(client, body, question)
-        except (httpx.HTTPError, Unanswered) as error:
-            tally.unanswered.append(f"{type(error).__name__}: {error}")
-        tally.slowest_s = max(tally.slowest_s, time.monotonic() - began_s)
-
-    async def _exchange(self, client: httpx.AsyncClient, body: dict[str, Any], question: Question) -> None:
-        async with client.stream("POST", self._url, json=body, headers={"x-diptych-timings": "1"}) as response:
-            if response.status_code != 200:
-                await self._take_refusal(response)
-            elif body["stream"]:
-                await self._take_stream(response, question)
-            else:
-                answer = json.loads(await response.aread())
-                self._check(answer["choices"][0]["token_ids"], answer["diptych"], question)
-
-    async def _take_refusal(self, response: httpx.Response) -> None:
-        words = (await response.aread()).decode()
-        if response.status_code in RETRY_STATUSES and "retry-after" not in response.headers:
-            raise Unanswered(f"status {response.status_code} without Retry-After: {words}")
-        if "error" not in json.loads(words):
-            raise Unanswered(f"status {response.status_code} without an error: {words}")
-        self.tally.failed[response.status_code] += 1
-
-    async def _take_stream(self, response: httpx.Response, question: Question) -> None:
-        tokens: list[int] = []
-        timings: dict[str, Any] = {}
-        async for line in response.aiter_lines():
-            if line == "data: [DONE]":
-                self._check(tokens, timings, question)
-                return
-            if not line.startswith("data: "):
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            if "error" in event:
-                self.tally.failed[200] += 1
-                self._check_beginning(tokens, question)
-                return
-            tokens += [token for choice in event["choices"] for token in choice.get("token_ids") or ()]
-            timings = event.get("diptych") or timings
-        raise Unanswered(f"a stream ended after {len(tokens)} tokens without a word")
-
-    def _check(self, tokens: Sequence[int], timings: dict[str, Any], question: Question) -> None:
-        if list(tokens) != list(question.answer):
-            self.tally.wrong.append(f"{len(tokens)} tokens {tokens}, not {question.answer}; {timings}")
-            return
-        self.tally.answered += 1
-        self.tally.pages_moved += timings["pages_moved"]
-        self.tally.digests_differ += timings["prefill_kv_digest"] != timings["decode_kv_digest"]
-
-    def _check_beginning(self, tokens: Sequence[int], question: Question) -> None:
-        """What was given out before an error must be right too."""
-        if list(tokens) != list(question.answer[: len(tokens)]):
-            self.tally.wrong.append(f"before an error: {tokens}, not {question.answer}")
+            async with client.stream("POST", self._url, json=body, headers={"x-diptych-timings": "1"}) as response:
+                reply.status, reply.may_retry = response.status_code, "retry-after" in response.headers
+                async for line in response.aiter_lines():
+                    reply.take(line)
+        except httpx.HTTPError as error:
+            reply.broken = f"{type(error).__name__}: {error}"
+        self.tally.add(reply, question, time.monotonic() - began_s)
