@@ -27,6 +27,8 @@ class EngineMetadata:
     pool_key: bytes
     worker_address: bytes
     library: str  # transport library and version, for logs
+    device_kind: str = ""  # "": the pool is in host memory
+    device_handle: bytes = b""  # maps a device's pool in other processes of the host
 
 
 def encode(metadata: EngineMetadata) -> bytes:
@@ -41,6 +43,8 @@ def encode(metadata: EngineMetadata) -> bytes:
         pid=process.pid,
         process_started=process.start_ticks,
         ucx_version=metadata.library,
+        device_kind=metadata.device_kind,
+        device_handle=metadata.device_handle,
     ).SerializeToString()
 
 
@@ -52,7 +56,7 @@ def decode(data: bytes, *, like: PoolLayout) -> EngineMetadata:
         raise MalformedMetadata(f"not transfer metadata: {error}") from error
     if wire.version != VERSION:
         raise MalformedMetadata(f"transfer metadata of version {wire.version}, ours is {VERSION}")
-    if not wire.worker_address or not wire.pool_key or not wire.pool_base:
+    if not wire.worker_address or not wire.pool_base or not (wire.pool_key or wire.device_kind):
         raise MalformedMetadata("transfer metadata without an address or a pool")
     if not wire.process_scope or not wire.pid or not wire.process_started:
         raise MalformedMetadata("transfer metadata without a process")
@@ -60,7 +64,16 @@ def decode(data: bytes, *, like: PoolLayout) -> EngineMetadata:
     _check_layout(layout, like)
     host, _, namespace = wire.process_scope.partition("/")
     process = ProcessIdentity(host, namespace, wire.pid, wire.process_started)
-    return EngineMetadata(process, layout, wire.pool_base, wire.pool_key, wire.worker_address, wire.ucx_version)
+    return EngineMetadata(
+        process=process,
+        layout=layout,
+        pool_base=wire.pool_base,
+        pool_key=wire.pool_key,
+        worker_address=wire.worker_address,
+        library=wire.ucx_version,
+        device_kind=wire.device_kind,
+        device_handle=wire.device_handle,
+    )
 
 
 def _check_layout(theirs: PoolLayout, ours: PoolLayout) -> None:

@@ -118,7 +118,7 @@ class ProbeEnd(_message.Message):
     def __init__(self, path: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class EngineMetadata(_message.Message):
-    __slots__ = ("version", "worker_address", "pool_key", "pool_base", "layout", "process_scope", "pid", "process_started", "ucx_version")
+    __slots__ = ("version", "worker_address", "pool_key", "pool_base", "layout", "process_scope", "pid", "process_started", "ucx_version", "device_kind", "device_handle")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     POOL_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,8 @@ class EngineMetadata(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     PROCESS_STARTED_FIELD_NUMBER: _ClassVar[int]
     UCX_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_KIND_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_HANDLE_FIELD_NUMBER: _ClassVar[int]
     version: int
     worker_address: bytes
     pool_key: bytes
@@ -137,4 +139,6 @@ class EngineMetadata(_message.Message):
     pid: int
     process_started: int
     ucx_version: str
-    def __init__(self, version: _Optional[int] = ..., worker_address: _Optional[bytes] = ..., pool_key: _Optional[bytes] = ..., pool_base: _Optional[int] = ..., layout: _Optional[_Union[_bootstrap_pb2.KvLayout, _Mapping]] = ..., process_scope: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[int] = ..., ucx_version: _Optional[str] = ...) -> None: ...
+    device_kind: str
+    device_handle: bytes
+    def __init__(self, version: _Optional[int] = ..., worker_address: _Optional[bytes] = ..., pool_key: _Optional[bytes] = ..., pool_base: _Optional[int] = ..., layout: _Optional[_Union[_bootstrap_pb2.KvLayout, _Mapping]] = ..., process_scope: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[int] = ..., ucx_version: _Optional[str] = ..., device_kind: _Optional[str] = ..., device_handle: _Optional[bytes] = ...) -> None: ...

@@ -31,8 +31,12 @@ TOO_LONG: Final = -4
 OUT_OF_MEMORY: Final = -5
 NO_WAY: Final = -6
 BUSY: Final = -7
+DEVICE: Final = -8
 
-PATHS: Final = ("copy", "put", "message")  # by KVT_WAY_*, best first
+PATHS: Final = ("copy", "mover", "put", "message", "staged")  # by KVT_WAY_*, best first
+
+HANDLE_NBYTES: Final = 64
+DEVICE_KINDS: Final = {"cuda": 1, "emulated": 2}
 
 LINK_UP: Final = 1
 LINK_DOWN: Final = 2
@@ -85,6 +89,7 @@ class Peer(Structure):
     key: int
     key_len: int
     pool_base: int
+    device_handle: int | None
     _fields_ = (
         ("address", c_void_p),
         ("address_len", c_uint64),
@@ -93,7 +98,26 @@ class Peer(Structure):
         ("pool_base", c_uint64),
         ("num_pages", c_uint64),
         ("page_nbytes", c_uint64),
+        ("device_handle", c_void_p),
     )
+
+
+class Kernel(Structure):
+    """`kvt_kernel`"""
+
+    _fields_ = (
+        ("binary", c_char_p),
+        ("name", c_char_p),
+        ("num_warps", c_uint32),
+        ("shared_nbytes", c_uint32),
+        ("num_programs", c_uint32),
+    )
+
+
+class DeviceOptions(Structure):
+    """`kvt_device_options`"""
+
+    _fields_ = (("kind", c_int32), ("ordinal", c_int32), ("mover", Kernel), ("digester", Kernel))
 
 
 class Operation(Structure):
@@ -145,6 +169,12 @@ _FLAGS: Final = ("-std=gnu11", "-pthread", "-march=native")
 _SIGNATURES: Final = {
     "kvt_create": (c_void_p, (POINTER(Options), c_char_p, c_size_t)),
     "kvt_allocate": (c_int, (c_void_p, c_uint64, c_uint64, POINTER(c_void_p), c_char_p, c_size_t)),
+    "kvt_allocate_on_device": (
+        c_int,
+        (c_void_p, POINTER(DeviceOptions), c_uint64, c_uint64, POINTER(c_void_p), c_char_p, c_size_t),
+    ),
+    "kvt_follow": (c_int, (c_void_p, c_uint64)),
+    "kvt_copy_page": (c_int, (c_void_p, c_int64, c_void_p, c_int)),
     "kvt_self": (None, (c_void_p, POINTER(Peer))),
     "kvt_connect": (c_void_p, (c_void_p, c_uint64, POINTER(Peer))),
     "kvt_disconnect": (None, (c_void_p,)),

@@ -31,16 +31,51 @@ static void digest_slice(const kvt_engine *engine, operation *op)
     }
 }
 
+/* Let the device digest the next pages. */
+static const char *ask_device(kvt_engine *engine, operation *op)
+{
+    page_move pages = {
+        .src = engine->pool,
+        .pages = &op->pages[op->num_posted],
+        .num_pages = (uint32_t)smaller(op->num_pages - op->num_posted, MOVE_PAGES),
+        .src_page_bytes = engine->page_bytes,
+        .dst_page_bytes = engine->page_bytes,
+        .len = engine->page_bytes,
+    };
+    op->num_posted += pages.num_pages;
+    engine->is_digesting = true;
+    const char *trouble = engine->device->calls->digest(&engine->digest_queue, &pages, engine->digest_sum);
+    return trouble ? trouble : engine->device->calls->mark(&engine->digest_queue);
+}
+
+/* Take the device's last answer, and ask it for the next. Returns whether it has not answered yet. */
+static bool digest_on_device(kvt_engine *engine, operation *op)
+{
+    if (engine->is_digesting && !is_idle(&engine->digest_queue)) {
+        op->error = engine->device->calls->check(&engine->digest_queue);
+        return op->error == NULL;
+    }
+    op->digest += engine->is_digesting ? *engine->digest_sum : 0;
+    engine->is_digesting = false;
+    if (op->num_posted < op->num_pages)
+        op->error = ask_device(engine, op);
+    return engine->is_digesting && op->error == NULL;
+}
+
 /* Returns whether there was anything to do. */
 static bool digest_some(kvt_engine *engine)
 {
     operation *op = engine->digests;
     if (op == NULL)
         return false;
-    digest_slice(engine, op);
-    if (op->num_posted == op->num_pages) {
+    if (engine->device == NULL)
+        digest_slice(engine, op);
+    else if (digest_on_device(engine, op))
+        return false;
+    if (op->num_posted == op->num_pages || op->error != NULL) {
         engine->digests = op->next;
-        op->done.event.has_digest = true;
+        op->done.event.has_digest = op->error == NULL;
+        op->done.event.text = op->error;
         op->done.event.digest = op->digest;
         push_event(engine, &op->done);
     }

@@ -17,7 +17,8 @@ from diptych.kvtransfer.errors import (
     TransferError,
     TransferQueueFull,
 )
-from diptych.kvtransfer.pool import ByteWindow
+from diptych.kvtransfer.metadata import EngineMetadata
+from diptych.kvtransfer.pool import ByteWindow, num_pages_to_allocate
 from diptych.kvtransfer.transport import Flow, InstanceId, LinkInfo
 from diptych.kvtransfer.ucx import binding
 from diptych.kvtransfer.ucx.options import UcxOptions, ucx_settings
@@ -29,7 +30,29 @@ _REFUSALS: Final[Mapping[int, tuple[type[TransferError], str]]] = {
     binding.TOO_LONG: (NoteTooLong, "this note is longer than any may be"),
     binding.NO_WAY: (TransferError, "pages can't travel that way on this link"),
     binding.BUSY: (TransferError, "operations of this link are open"),
+    binding.DEVICE: (TransferError, "the device failed"),
 }
+
+
+def peer_description(metadata: EngineMetadata, *, is_mappable: bool) -> binding.Peer:
+    """Return what to connect to; valid as long as `metadata` is."""
+    address, key = metadata.worker_address, metadata.pool_key
+    handle = metadata.device_handle if is_mappable and metadata.device_handle else None
+    return binding.Peer(
+        address=ctypes.cast(ctypes.c_char_p(address), ctypes.c_void_p),
+        address_len=len(address),
+        key=ctypes.cast(ctypes.c_char_p(key), ctypes.c_void_p),
+        key_len=len(key),
+        pool_base=metadata.pool_base,
+        num_pages=num_pages_to_allocate(metadata.layout),
+        page_nbytes=metadata.layout.page_nbytes,
+        device_handle=ctypes.cast(ctypes.c_char_p(handle), ctypes.c_void_p),
+    )
+
+
+def device_handle(own: binding.Peer) -> bytes:
+    """Return what maps our pool in other processes; nothing if it can't be mapped as a device's memory."""
+    return ctypes.string_at(own.device_handle, binding.HANDLE_NBYTES) if own.device_handle else b""
 
 
 def write_operation(

@@ -5,6 +5,8 @@
 #include <signal.h>
 #include <stdio.h>
 
+#include "device_cuda.h"
+#include "device_emulated.h"
 #include "progress.h"
 
 static atomic_flag engine_exists = ATOMIC_FLAG_INIT; /* two UCX contexts in a process disturb each other */
@@ -77,6 +79,18 @@ static ucs_status_t open_worker(kvt_engine *engine)
     return status;
 }
 
+static void close_device(kvt_engine *engine)
+{
+    engine->device->calls->enter(engine->device);
+    engine->device->calls->close_queue(&engine->digest_queue);
+    engine->device->calls->close_queue(&engine->gate_queue);
+    if (engine->digest_sum != NULL)
+        engine->device->calls->unpin((char *)engine->digest_sum);
+    if (engine->pool != NULL)
+        engine->device->calls->release(engine->device, engine->pool);
+    engine->device->calls->close(engine->device);
+}
+
 static void free_engine(kvt_engine *engine)
 {
     drop_digests(engine);
@@ -84,6 +98,8 @@ static void free_engine(kvt_engine *engine)
         ucp_rkey_buffer_release(engine->rkey_buffer);
     if (engine->memory != NULL)
         ucp_mem_unmap(engine->context, engine->memory);
+    if (engine->device != NULL)
+        close_device(engine);
     if (engine->address != NULL)
         ucp_worker_release_address(engine->worker, engine->address);
     if (engine->worker != NULL)
@@ -115,6 +131,47 @@ static ucs_status_t map_pool(kvt_engine *engine, uint64_t bytes)
     if (status == UCS_OK)
         engine->pool = attributes.address;
     return status;
+}
+
+static const char *open_device(kvt_engine *engine, const kvt_device_options *options)
+{
+    const char *trouble = options->kind == KVT_CUDA ? open_cuda(options, &engine->device) : open_emulated(&engine->device);
+    if (trouble != NULL)
+        return trouble;
+    engine->digest_queue = engine->gate_queue = (device_queue){.device = engine->device, .wake_fd = engine->wake_fd};
+    engine->digest_sum = (uint64_t *)engine->device->calls->pin(sizeof *engine->digest_sum);
+    if (engine->digest_sum == NULL)
+        return "out of pinned memory";
+    trouble = engine->device->calls->open_queue(&engine->digest_queue);
+    return trouble ? trouble : engine->device->calls->open_queue(&engine->gate_queue);
+}
+
+/* Not every UCX can reach a device's memory. There are other ways than puts. */
+static void register_device_pool(kvt_engine *engine, uint64_t bytes)
+{
+    ucp_mem_map_params_t params = {
+        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                      UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
+        .address = engine->pool,
+        .length = bytes,
+        .memory_type = (ucs_memory_type_t)engine->device->memory_type,
+    };
+    if (ucp_mem_map(engine->context, &params, &engine->memory) != UCS_OK)
+        engine->memory = NULL;
+    else if (ucp_rkey_pack(engine->context, engine->memory, &engine->rkey_buffer, &engine->rkey_len) != UCS_OK)
+        engine->rkey_len = 0;
+}
+
+static const char *make_device_pool(kvt_engine *engine, const kvt_device_options *options, uint64_t bytes)
+{
+    const char *trouble = open_device(engine, options);
+    if (trouble == NULL)
+        trouble = engine->device->calls->allocate(engine->device, bytes, &engine->pool);
+    if (trouble != NULL)
+        return trouble;
+    engine->is_shared = engine->device->calls->share(engine->device, engine->pool, engine->pool_handle) == NULL;
+    register_device_pool(engine, bytes);
+    return NULL;
 }
 
 /* The thread takes no signals: they are the caller's. */

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <ucp/api/ucp.h>
 
+#include "device.h"
 #include "shim.h"
 
 #define PIECE_BYTES ((size_t)4 << 20) /* an operation is posted in pieces of at most this ... */
@@ -18,7 +19,9 @@
 #define MESSAGE_BYTES ((size_t)480 << 10) /* a piece that is sent as a message: fits one segment, see options.py ... */
 #define MESSAGE_RUNS 64                   /* ... and at most so many runs */
 #define MAX_PIECES 8                      /* in flight on a link: bounds what a heartbeat has to wait behind */
-#define QUANTUM_BYTES {(size_t)1 << 20, PIECE_BYTES, MESSAGE_BYTES} /* of a stream's turn, by way */
+#define MOVE_BYTES ((size_t)32 << 20)     /* a piece that a device works on */
+#define QUANTUM_BYTES {(size_t)1 << 20, MOVE_BYTES, PIECE_BYTES, MESSAGE_BYTES, MESSAGE_BYTES} /* of a turn, by way */
+#define NUM_QUEUES 2                      /* of the device, on each link */
 #define MAX_EARLY 64                      /* messages that wait for their turn */
 #define MAX_NOTE_BYTES ((size_t)64 << 20) /* waiting to be polled; and as much again waiting to be sent */
 #define HELLO_RETRY_S 0.1                 /* while a link comes up */
@@ -71,10 +74,6 @@ typedef struct {
     command *head, *tail;
 } command_list;
 
-typedef struct {
-    uint32_t src, dst;
-} page_pair;
-
 typedef struct operation {
     struct operation *next;
     kvt_link *link;       /* NULL: it is a digest of our own pages */
@@ -87,6 +86,7 @@ typedef struct operation {
     uint64_t src_offset, dst_offset, page_part; /* bytes of each page */
     uint64_t part_posted;                       /* of the next one */
     uint32_t num_pieces; /* in flight */
+    uint64_t gate;       /* of the engine's gate_queue: nothing is posted before it was reached */
     double deadline_s;   /* 0: none */
     const char *error;
     bool with_digest, has_note_digest;
@@ -124,6 +124,11 @@ typedef struct {
     operation *op;     /* NULL: not in use */
     uint64_t bytes;
     uint32_t num_left; /* requests and acknowledgements that have not come */
+    /* of a piece that a device works on */
+    device_queue *queue; /* NULL: it does not, or is done */
+    uint64_t mark;
+    uint64_t num_staged; /* targets of the message to send then */
+    bool has_sum;        /* its digest is known then */
     /* of a piece that is sent as a message */
     bool is_unacknowledged;
     message_header header;
@@ -140,7 +145,19 @@ typedef struct early_message {
     char data[];
 } early_message;
 
-typedef enum { WAY_COPY = KVT_WAY_COPY, WAY_PUT = KVT_WAY_PUT, WAY_MESSAGE = KVT_WAY_MESSAGE } page_way;
+/* A page message on its way from pinned memory to the device. */
+typedef struct {
+    uint64_t number, mark;
+} landing;
+
+/* See pages.h and device_pages.h. */
+typedef enum {
+    WAY_COPY = KVT_WAY_COPY,
+    WAY_MOVE = KVT_WAY_MOVE,
+    WAY_PUT = KVT_WAY_PUT,
+    WAY_MESSAGE = KVT_WAY_MESSAGE,
+    WAY_STAGE = KVT_WAY_STAGE,
+} page_way;
 typedef enum { LINK_CONNECTING, LINK_UP, LINK_FAILED, LINK_CLOSING, LINK_DOWN } link_state;
 
 struct kvt_link {
@@ -160,7 +177,9 @@ struct kvt_link {
     /* progress */
     kvt_link *next;
     link_state state;
-    void *address, *rkey_buffer; /* until the endpoint is made */
+    void *address, *rkey_buffer; /* until the endpoint is made; no key: nothing can be put into the peer's pool */
+    bool has_device_handle;
+    char device_handle[KVT_HANDLE_BYTES];
     ucp_ep_h ep;
     ucp_rkey_h rkey;
     uint64_t peer_session;
@@ -172,6 +191,14 @@ struct kvt_link {
     stream *streams; /* in order of their turns */
     piece pieces[MAX_PIECES];
     uint32_t num_pieces;
+    /* with a pool on a device: see device_pages.h */
+    device_queue queues[NUM_QUEUES], landing_queue;
+    int queue_turn;
+    char *device_pool; /* the peer's, as our device sees it, of WAY_MOVE */
+    char *pinned;      /* slots of pieces, slots of landings, sums of pieces */
+    landing landings[MAX_PIECES];
+    uint64_t num_landings, num_landed;
+    bool has_device_failed;
     message_header hello, bye;
     bool hello_in_flight, answer_due;
     bool is_cut; /* UCX reported the endpoint as failed */
@@ -201,7 +228,10 @@ struct kvt_engine {
     size_t address_len;
     void *rkey_buffer;
     size_t rkey_len;
-    char *pool;
+    device *device; /* NULL: the pool is in host memory */
+    char *pool;     /* on the device, if there is one */
+    bool is_shared; /* by its handle */
+    char pool_handle[KVT_HANDLE_BYTES];
     uint64_t page_bytes, num_pages;
     int worker_fd, wake_fd, event_fd;
     pthread_t thread;
@@ -218,15 +248,25 @@ struct kvt_engine {
     /* caller */
     event_node *spent; /* returned by the last poll */
     uint64_t num_sessions, num_ops;
+    uint64_t gate; /* mark of gate_queue that operations wait for */
 
     /* progress */
     kvt_link *links;
     operation *digests, *last_digest; /* of our own pages, to be computed */
+    device_queue digest_queue;        /* where, if the pool is on a device ... */
+    uint64_t *digest_sum;             /* ... and its answer: pinned */
+    bool is_digesting;
+    device_queue gate_queue; /* follows the program's own streams: see kvt_follow */
     double behind_since_s; /* when messages began to come faster than we look at them; 0: they do not */
 
     /* both */
     _Atomic uint64_t num_dropped_messages;
 };
+
+static uint64_t smaller(uint64_t one, uint64_t other)
+{
+    return one < other ? one : other;
+}
 
 static void fail_link(kvt_link *link, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -74,6 +74,8 @@ static void open_endpoint(kvt_link *link)
         fail_link(link, "no endpoint: %s", ucs_status_string(status));
         return;
     }
+    if (link->rkey_buffer == NULL)
+        return;
     status = ucp_ep_rkey_unpack(link->ep, link->rkey_buffer, &link->rkey);
     if (status != UCS_OK) {
         link->rkey = NULL;
@@ -87,6 +89,8 @@ static void open_link(kvt_engine *engine, kvt_link *link)
     engine->links = link;
     link->deadline_s = now_s() + engine->connect_timeout_s;
     open_endpoint(link);
+    if (engine->device != NULL)
+        open_on_device(link);
     free(link->address);
     free(link->rkey_buffer);
     link->address = link->rkey_buffer = NULL;
@@ -97,7 +101,7 @@ static void come_up(kvt_link *link)
     kvt_engine *engine = link->engine;
     link->state = LINK_UP;
     link->answer_due = true; /* the peer may not know yet that we heard it */
-    choose_way(link);
+    find_ways(link);
     pthread_mutex_lock(&engine->lock);
     link->is_up = true;
     append_event(engine, &link->up);
@@ -106,6 +110,7 @@ static void come_up(kvt_link *link)
 
 static void send_hello(kvt_link *link, double now)
 {
+    check_device(link);
     link->hello_due_s = now + (link->state == LINK_UP ? link->engine->heartbeat_s : HELLO_RETRY_S);
     if (link->hello_in_flight)
         return; /* the last one has not left yet */
@@ -188,6 +193,8 @@ static void bring_down(kvt_link *link)
     kvt_engine *engine = link->engine;
     if (link->rkey != NULL)
         ucp_rkey_destroy(link->rkey);
+    if (engine->device != NULL)
+        close_on_device(link);
     while (link->early != NULL)
         drop_early(link);
     for (kvt_link **at = &engine->links; *at != NULL; at = &(*at)->next)
@@ -221,18 +228,18 @@ static void check_times(kvt_link *link, double now)
 /* Do what is due. `has_listened`: silence is silence. Returns whether there is more to do at once. */
 static bool step_link(kvt_link *link, double now, bool has_listened)
 {
-    bool busy = false;
+    bool busy = settle_device(link);
     if (has_listened)
         check_times(link, now);
     if (link->state <= LINK_UP && (link->answer_due || now >= link->hello_due_s))
         send_hello(link, now);
     if (link->state == LINK_UP)
-        busy = pump_operations(link) | populate_some(link);
+        busy |= pump_operations(link) | populate_some(link);
     if (link->state == LINK_FAILED) {
         close_endpoint(link);
         busy = true;
     }
-    if (link->state == LINK_CLOSING && link->num_requests == 0)
+    if (link->state == LINK_CLOSING && link->num_requests == 0 && has_device_finished(link))
         bring_down(link);
     return busy;
 }

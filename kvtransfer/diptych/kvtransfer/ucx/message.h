@@ -6,6 +6,13 @@
 
 #define MESSAGE_ID 1
 
+/* How many numbered messages were dealt with, in order: the pages among them are in the pool. */
+static uint64_t num_dealt_with(const kvt_link *link)
+{
+    bool is_landing = link->num_landed < link->num_landings;
+    return is_landing ? link->landings[link->num_landed % MAX_PIECES].number : link->num_received;
+}
+
 static message_header make_header(const kvt_link *link, message_kind kind)
 {
     return (message_header){
@@ -15,7 +22,7 @@ static message_header make_header(const kvt_link *link, message_kind kind)
         .target = link->peer,
         .session = link->session,
         .echo = link->peer_session,
-        .received = link->num_received,
+        .received = num_dealt_with(link),
     };
 }
 

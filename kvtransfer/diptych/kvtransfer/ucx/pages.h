@@ -12,66 +12,9 @@
 #define KVT_PAGES_H
 
 #include "digest.h"
-#include "message.h"
+#include "device_pages.h"
 
 #define CACHED_BYTES ((size_t)64 << 10)
-
-static piece *take_piece(kvt_link *link, operation *op)
-{
-    piece *piece = link->pieces;
-    while (piece->op != NULL)
-        piece++;
-    piece->op = op;
-    piece->num_left = 1; /* ours, until everything was posted */
-    op->num_pieces++;
-    link->num_pieces++;
-    return piece;
-}
-
-static void count_piece(kvt_link *link, piece *piece, size_t bytes)
-{
-    piece->bytes = bytes;
-    atomic_fetch_add(&link->in_flight_bytes, bytes);
-}
-
-static void release_piece(kvt_link *link, piece *piece)
-{
-    if (--piece->num_left > 0)
-        return;
-    piece->op->num_pieces--;
-    piece->op = NULL;
-    atomic_fetch_sub(&link->in_flight_bytes, piece->bytes);
-    link->num_pieces--;
-}
-
-/* How many of the next pages are neighbours on both sides, and moved as a whole. */
-static uint64_t run_length(const operation *op, uint64_t max_pages)
-{
-    const page_pair *first = &op->pages[op->num_posted];
-    uint64_t left = op->num_pages - op->num_posted, length = 1;
-    if (op->page_part != op->link->engine->page_bytes || op->page_part != op->link->page_bytes)
-        return 1;
-    while (length < left && length < max_pages && first[length].src == first->src + length &&
-           first[length].dst == first->dst + length)
-        length++;
-    return length;
-}
-
-/* Take the next run of bytes off an operation, at most `max_bytes`; it may begin and end inside a page. */
-static byte_run next_run(operation *op, uint64_t max_bytes)
-{
-    page_pair first = op->pages[op->num_posted];
-    uint64_t left = run_length(op, max_bytes / op->page_part + 1) * op->page_part - op->part_posted;
-    byte_run run = {
-        .src = first.src * op->link->engine->page_bytes + op->src_offset + op->part_posted,
-        .dst = first.dst * op->link->page_bytes + op->dst_offset + op->part_posted,
-        .len = left < max_bytes ? left : max_bytes,
-    };
-    op->part_posted += run.len;
-    op->num_posted += op->part_posted / op->page_part;
-    op->part_posted %= op->page_part;
-    return run;
-}
 
 static void add_digest(operation *op, byte_run run)
 {
@@ -101,14 +44,6 @@ static size_t copy_pages(kvt_link *link, operation *op, size_t max_bytes)
     }
     atomic_thread_fence(memory_order_release); /* the note must not be seen before the pages */
     return copied;
-}
-
-static void on_piece_request(void *request, ucs_status_t status, void *user_data)
-{
-    piece *piece = user_data;
-    kvt_link *link = piece->op->link;
-    settle_request(link, request, status, "page write");
-    release_piece(link, piece);
 }
 
 static size_t put_pages(kvt_link *link, operation *op, size_t max_bytes)
@@ -145,15 +80,8 @@ static size_t send_pages(kvt_link *link, operation *op, size_t max_bytes)
         piece->iov[count] = (ucp_dt_iov_t){link->engine->pool + run.src, run.len};
         posted += run.len;
     }
-    piece->iov[0] = (ucp_dt_iov_t){piece->targets, count * sizeof piece->targets[0]};
-    piece->header = make_header(link, MESSAGE_PAGES);
-    piece->header.number = link->num_sent++;
-    piece->header.pages.num_runs = count;
-    piece->is_unacknowledged = true;
-    piece->num_left++; /* until the peer acknowledges it */
     count_piece(link, piece, posted);
-    piece->num_left += send_message(link, &piece->header, piece->iov, count + 1, ucp_dt_make_iov(),
-                                    on_piece_request, piece);
+    send_piece(link, piece, count, count);
     release_piece(link, piece);
     return posted;
 }
@@ -177,10 +105,16 @@ static size_t post_pages(kvt_link *link, operation *op, size_t max_bytes)
         posted = copy_pages(link, op, max_bytes);
         break;
     case WAY_PUT:
-        posted = put_pages(link, op, max_bytes);
+        posted = link->engine->device ? put_device_pages(link, op, max_bytes) : put_pages(link, op, max_bytes);
         break;
     case WAY_MESSAGE:
         posted = send_pages(link, op, max_bytes);
+        break;
+    case WAY_MOVE:
+        posted = move_pages(link, op, max_bytes);
+        break;
+    case WAY_STAGE:
+        posted = stage_pages(link, op, max_bytes);
         break;
     }
     atomic_fetch_add(&link->bytes_sent, posted);

@@ -152,6 +152,8 @@ static void *run_progress(void *arg)
 {
     kvt_engine *engine = arg;
     pthread_setname_np(pthread_self(), "kv-transfer");
+    if (engine->device != NULL)
+        engine->device->calls->enter(engine->device);
     while (!is_stopping(engine))
         turn(engine, true);
     run_commands(engine);

@@ -80,23 +80,41 @@ static void take_note(kvt_link *link, const message_header *header, const void *
     pthread_mutex_unlock(&engine->lock);
 }
 
-/* Copy the runs of a page message into our pool. The message is `num_runs` targets, then their bytes. */
-static void take_pages(kvt_link *link, uint64_t num_runs, const char *data, size_t len)
+/* Bring the runs of a page message into our pool. The message is `num_runs` targets, then their bytes. */
+static bool spread_pages(kvt_link *link, uint64_t num_runs, const char *data, size_t len, char *pinned)
 {
     uint64_t pool_bytes = link->engine->page_bytes * link->engine->num_pages;
-    const char *bytes = data + num_runs * sizeof(byte_target), *end = data + len;
-    bool fits = num_runs <= MESSAGE_RUNS && num_runs * sizeof(byte_target) <= len;
-    for (uint64_t i = 0; fits && i < num_runs; i++) {
+    const char *first = data + num_runs * sizeof(byte_target), *bytes = first, *end = data + len;
+    for (uint64_t i = 0; i < num_runs && link->state == LINK_UP; i++) {
         byte_target target;
         memcpy(&target, data + i * sizeof target, sizeof target);
-        fits = target.len <= (size_t)(end - bytes) && target.len <= pool_bytes && target.dst <= pool_bytes - target.len;
-        if (fits)
+        if (target.len > (size_t)(end - bytes) || target.len > pool_bytes || target.dst > pool_bytes - target.len)
+            return false;
+        if (pinned != NULL)
+            land_bytes(link, pinned + (bytes - first), target.dst, bytes, target.len);
+        else
             memcpy(link->engine->pool + target.dst, bytes, target.len);
         bytes += target.len;
     }
-    if (!fits)
+    return true;
+}
+
+static void take_pages(kvt_link *link, const message_header *header, const char *data, size_t len)
+{
+    uint64_t num_runs = header->pages.num_runs, targets_bytes = num_runs * sizeof(byte_target);
+    char *pinned = NULL;
+    if (num_runs > MESSAGE_RUNS || targets_bytes > len || len - targets_bytes > MESSAGE_BYTES) {
+        fail_link(link, "a page message that makes no sense");
+        return;
+    }
+    if (link->engine->device != NULL && (pinned = begin_landing(link, header->number)) == NULL)
+        return;
+    if (!spread_pages(link, num_runs, data, len, pinned))
         fail_link(link, "a page message that does not fit our pool");
-    link->answer_due = true; /* a hello acknowledges it */
+    if (pinned != NULL)
+        end_landing(link);
+    else
+        link->answer_due = true; /* a hello acknowledges it */
 }
 
 /* Deal with the next message in order. */
@@ -106,7 +124,7 @@ static void take_message(kvt_link *link, const message_header *header, const voi
     if (header->kind == MESSAGE_NOTE)
         take_note(link, header, data, len);
     else
-        take_pages(link, header->pages.num_runs, data, len);
+        take_pages(link, header, data, len);
 }
 
 /* Keep a message whose turn has not come, in order. */

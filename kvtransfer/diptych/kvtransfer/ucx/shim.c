@@ -26,6 +26,14 @@ kvt_engine *kvt_create(const kvt_options *options, char *error, size_t error_siz
     return NULL;
 }
 
+static int run_engine(kvt_engine *engine, char *error, size_t error_size)
+{
+    if (start_thread(engine) == 0)
+        return KVT_OK;
+    snprintf(error, error_size, "no thread for the transfer engine");
+    return KVT_MEMORY;
+}
+
 int kvt_allocate(kvt_engine *engine, uint64_t page_bytes, uint64_t num_pages, void **base, char *error, size_t error_size)
 {
     ucs_status_t status = map_pool(engine, page_bytes * num_pages);
@@ -37,11 +45,23 @@ int kvt_allocate(kvt_engine *engine, uint64_t page_bytes, uint64_t num_pages, vo
     engine->num_pages = num_pages;
     memset(engine->pool, 0, page_bytes * num_pages);
     *base = engine->pool;
-    if (start_thread(engine) == 0)
-        return KVT_OK;
-    snprintf(error, error_size, "no thread for the transfer engine");
-    return KVT_MEMORY;
+    return run_engine(engine, error, error_size);
 }
+
+int kvt_allocate_on_device(kvt_engine *engine, const kvt_device_options *options, uint64_t page_bytes, uint64_t num_pages,
+                           void **base, char *error, size_t error_size)
+{
+    const char *trouble = make_device_pool(engine, options, page_bytes * num_pages);
+    if (trouble != NULL) {
+        snprintf(error, error_size, "no page pool on the device: %s", trouble);
+        return KVT_MEMORY;
+    }
+    engine->page_bytes = page_bytes;
+    engine->num_pages = num_pages;
+    *base = engine->pool;
+    return run_engine(engine, error, error_size);
+}
+
 
 void kvt_self(kvt_engine *engine, kvt_peer *out)
 {
@@ -53,6 +73,7 @@ void kvt_self(kvt_engine *engine, kvt_peer *out)
         .pool_base = (uintptr_t)engine->pool,
         .num_pages = engine->num_pages,
         .page_bytes = engine->page_bytes,
+        .device_handle = engine->is_shared ? engine->pool_handle : NULL,
     };
 }
 
@@ -79,8 +100,11 @@ kvt_link *kvt_connect(kvt_engine *engine, uint64_t peer, const kvt_peer *info)
     link->up.event = (kvt_event){.kind = KVT_LINK_UP, .peer = peer};
     link->down.event = (kvt_event){.kind = KVT_LINK_DOWN, .peer = peer};
     link->address = copy_bytes(info->address, info->address_len);
-    link->rkey_buffer = copy_bytes(info->rkey, info->rkey_len);
-    if (link->address == NULL || link->rkey_buffer == NULL) {
+    link->rkey_buffer = info->rkey_len > 0 ? copy_bytes(info->rkey, info->rkey_len) : NULL;
+    link->has_device_handle = info->device_handle != NULL;
+    if (link->has_device_handle)
+        memcpy(link->device_handle, info->device_handle, sizeof link->device_handle);
+    if (link->address == NULL || (link->rkey_buffer == NULL && info->rkey_len > 0)) {
         kvt_release(link);
         return NULL;
     }
@@ -129,6 +153,39 @@ int64_t kvt_submit(kvt_link *link, const kvt_operation *wanted)
     return submit(link->engine, op);
 }
 
+int kvt_follow(kvt_engine *engine, uint64_t stream)
+{
+    device *device = engine->device;
+    if (device->calls->enter(device) != NULL || device->calls->follow(&engine->gate_queue, stream) != NULL ||
+        device->calls->mark(&engine->gate_queue) != NULL)
+        return KVT_DEVICE;
+    engine->gate = engine->gate_queue.num_marks;
+    return KVT_OK;
+}
+
+int kvt_copy_page(kvt_engine *engine, int64_t page, void *bytes, int to_device)
+{
+    const device_calls *calls = engine->device->calls;
+    device_queue queue = {.device = engine->device, .wake_fd = engine->wake_fd};
+    if (!in_range(1, &page, engine->num_pages))
+        return KVT_RANGE;
+    char *memory = engine->pool + (uint64_t)page * engine->page_bytes;
+    const char *trouble = calls->enter(engine->device);
+    char *pinned = trouble == NULL ? calls->pin(engine->page_bytes) : NULL;
+    if (pinned == NULL)
+        return KVT_DEVICE;
+    trouble = calls->open_queue(&queue);
+    if (trouble == NULL && to_device)
+        trouble = calls->copy_in(&queue, memory, memcpy(pinned, bytes, engine->page_bytes), engine->page_bytes);
+    else if (trouble == NULL)
+        trouble = calls->copy_out(&queue, pinned, memory, engine->page_bytes);
+    calls->close_queue(&queue); /* when it has ended */
+    if (trouble == NULL && !to_device)
+        memcpy(bytes, pinned, engine->page_bytes);
+    calls->unpin(pinned);
+    return trouble == NULL ? KVT_OK : KVT_DEVICE;
+}
+
 int64_t kvt_digest_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *pages)
 {
     kvt_operation wanted = {.num_pages = num_pages, .src = pages, .dst = pages};
@@ -144,7 +201,7 @@ int kvt_use_way(kvt_link *link, int32_t way)
     pthread_mutex_lock(&link->engine->lock);
     if (!link->is_up || link->is_down || link->is_leaving)
         verdict = KVT_NO_LINK;
-    else if (way < 0 || way > KVT_WAY_MESSAGE || !(link->ways >> way & 1))
+    else if (way < 0 || way > KVT_WAY_STAGE || !(link->ways >> way & 1))
         verdict = KVT_NO_WAY;
     else if (link->num_ops_open > 0)
         verdict = KVT_BUSY;

@@ -18,6 +18,7 @@
 #include <stdint.h>
 
 #define KVT_MAX_NOTE_BYTES (16 << 20)
+#define KVT_HANDLE_BYTES 64
 
 typedef struct kvt_engine kvt_engine;
 typedef struct kvt_link kvt_link;
@@ -31,6 +32,7 @@ enum {
     KVT_MEMORY = -5,   /* out of memory */
     KVT_NO_WAY = -6,   /* pages can't travel so on this link */
     KVT_BUSY = -7,     /* operations of the link are open */
+    KVT_DEVICE = -8,   /* the device failed */
 };
 
 enum {
@@ -40,7 +42,8 @@ enum {
     KVT_OP_DONE = 4,   /* `op`; `text` is the error, or NULL; `digest` of what it wrote, or of the pages */
 };
 
-enum { KVT_WAY_COPY = 0, KVT_WAY_PUT = 1, KVT_WAY_MESSAGE = 2 }; /* how pages travel: see pages.h */
+/* How pages travel, from the best to the worst: see pages.h and device_pages.h. */
+enum { KVT_WAY_COPY, KVT_WAY_MOVE, KVT_WAY_PUT, KVT_WAY_MESSAGE, KVT_WAY_STAGE };
 
 typedef struct {
     int32_t kind;
@@ -71,6 +74,7 @@ typedef struct {
     uint64_t pool_base; /* in the peer's address space */
     uint64_t num_pages;
     uint64_t page_bytes; /* a multiple of 8 */
+    const void *device_handle; /* KVT_HANDLE_BYTES; NULL: no device memory that we could map */
 } kvt_peer;
 
 typedef struct {
@@ -99,12 +103,37 @@ typedef struct {
     char lanes[256];     /* "sysv/memory, tcp/lo" */
 } kvt_link_info;
 
+/* A compiled kernel. */
+typedef struct {
+    const void *binary;
+    const char *name;
+    uint32_t num_warps, shared_bytes, num_programs;
+} kvt_kernel;
+
+enum { KVT_CUDA = 1, KVT_EMULATED = 2 }; /* the second is for tests on machines without a device */
+
+typedef struct {
+    int32_t kind;
+    int32_t ordinal; /* of the device, as the program sees them */
+    kvt_kernel mover, digester;
+} kvt_device_options;
+
 /* Open UCX. Returns NULL with a message in `error`. One engine a process: a second one is refused.
  * Unknown settings are listed in `error` when the engine is returned. */
 kvt_engine *kvt_create(const kvt_options *options, char *error, size_t error_size);
 
 /* Allocate and zero the page pool, and start the thread. Once; blocks until every page was touched. */
 int kvt_allocate(kvt_engine *engine, uint64_t page_bytes, uint64_t num_pages, void **base, char *error, size_t error_size);
+
+/* The same in the memory of a device; `base` is an address there. Pages, and what is moved of them, are multiples of 128. */
+int kvt_allocate_on_device(kvt_engine *engine, const kvt_device_options *options, uint64_t page_bytes, uint64_t num_pages,
+                           void **base, char *error, size_t error_size);
+
+/* Copy a page of ours from or to host memory: for tests and tools, it blocks. */
+int kvt_copy_page(kvt_engine *engine, int64_t page, void *bytes, int to_device);
+
+/* Let operations that are submitted after this wait for what `stream` of the program has been given so far. */
+int kvt_follow(kvt_engine *engine, uint64_t stream);
 
 /* What a peer needs to connect to us: valid after kvt_allocate, until kvt_destroy. */
 void kvt_self(kvt_engine *engine, kvt_peer *out);

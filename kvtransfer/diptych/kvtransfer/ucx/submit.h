@@ -15,9 +15,9 @@ static bool in_range(uint64_t num, const int64_t *pages, uint64_t num_pages)
 /* Whether the bytes that are wanted of each page are in the pages of both sides. */
 static bool fits(const kvt_link *link, const kvt_operation *wanted)
 {
-    uint64_t ours = link->engine->page_bytes, theirs = link->page_bytes;
+    uint64_t ours = link->engine->page_bytes, theirs = link->page_bytes, unit = link->engine->device ? LINE_BYTES : 8;
     return wanted->num_pages == 0 ||
-           (wanted->bytes > 0 && (wanted->bytes | wanted->src_offset | wanted->dst_offset) % 8 == 0 &&
+           (wanted->bytes > 0 && (wanted->bytes | wanted->src_offset | wanted->dst_offset) % unit == 0 &&
             wanted->bytes <= ours && wanted->src_offset <= ours - wanted->bytes && wanted->bytes <= theirs &&
             wanted->dst_offset <= theirs - wanted->bytes &&
             in_range(wanted->num_pages, wanted->src, link->engine->num_pages) &&
@@ -35,6 +35,7 @@ static operation *make_operation(kvt_link *link, const kvt_operation *wanted)
     op->done.memory = op;
     op->stream_id = wanted->stream;
     op->priority = wanted->priority;
+    op->gate = link ? link->engine->gate : 0;
     op->num_pages = wanted->num_pages;
     op->src_offset = wanted->src_offset;
     op->dst_offset = wanted->dst_offset;

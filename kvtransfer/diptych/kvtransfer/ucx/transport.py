@@ -10,12 +10,13 @@ from typing import Final
 import numpy as np
 
 from diptych.kvtransfer import metadata as codec
+from diptych.kvtransfer.device import Device, DevicePool
 from diptych.kvtransfer.errors import (
     PeerUnreachable,
     TransferError,
 )
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.pool import HostPool, byte_window, num_pages_to_allocate
+from diptych.kvtransfer.pool import HostPool, byte_window
 from diptych.kvtransfer.process import is_gone, is_visible, own_identity
 from diptych.kvtransfer.transport import (
     NO_FLOW,
@@ -31,11 +32,14 @@ from diptych.kvtransfer.transport import (
     TransportEvent,
 )
 from diptych.kvtransfer.ucx import binding, loader
+from diptych.kvtransfer.ucx.allocation import allocate_device_pool, allocate_host_pool
 from diptych.kvtransfer.ucx.conversion import (
     accepted,
+    device_handle,
     digest_of,
     link_info,
     note_operation,
+    peer_description,
     shim_options,
     write_operation,
 )
@@ -72,49 +76,40 @@ class UcxTransport:
         self._shim = binding.library()
         self._engine: int | None = self._create(options)
         self._descriptor = int(self._shim.kvt_event_fd(self._engine))
-        self._pool: HostPool | None = None
+        self._pool: HostPool | DevicePool | None = None
         self._links: dict[InstanceId, _Link] = {}
         self._former: dict[InstanceId, _FormerLink] = {}
         self._events = (binding.Event * _POLL_BATCH)()
 
     def allocate_pool(self, layout: PoolLayout) -> HostPool:
         assert self._pool is None, "one pool a transport"
-        layout.validate()
-        num_pages = num_pages_to_allocate(layout)
-        address, error = ctypes.c_void_p(), ctypes.create_string_buffer(_ERROR_NBYTES)
-        status = self._shim.kvt_allocate(
-            self._engine, layout.page_nbytes, num_pages, ctypes.byref(address), error, _ERROR_NBYTES
-        )
-        if status != 0:
-            words = error.value.decode()
-            raise TransferError(f"{words} ({layout.nbytes / 2**20:.0f} MiB; UCX_LOG_LEVEL=info shows more)")
-        assert address.value is not None
-        memory = (ctypes.c_ubyte * (num_pages * layout.page_nbytes)).from_address(address.value)
-        self._pool = HostPool(layout, memoryview(memory).cast("B"))
-        return self._pool
+        self._pool = pool = allocate_host_pool(self._open_engine(), layout)
+        return pool
+
+    def allocate_device_pool(self, layout: PoolLayout, device: Device) -> DevicePool:
+        """Allocate the pool in the memory of `device` in place of the host's. Raises `ConfigError`, `TransferError`."""
+        assert self._pool is None, "one pool a transport"
+        self._pool = pool = allocate_device_pool(self._open_engine(), layout, device)
+        return pool
 
     def metadata(self) -> bytes:
-        own, layout = binding.Peer(), self._own_layout()
+        own, pool = binding.Peer(), self._own_pool()
         self._shim.kvt_self(self._engine, ctypes.byref(own))
         key, address = ctypes.string_at(own.key, own.key_len), ctypes.string_at(own.address, own.address_len)
-        return codec.encode(codec.EngineMetadata(own_identity(), layout, own.pool_base, key, address, self._library))
+        device_kind, handle = pool.device.kind if isinstance(pool, DevicePool) else "", device_handle(own)
+        return codec.encode(
+            codec.EngineMetadata(
+                own_identity(), pool.layout, own.pool_base, key, address, self._library, device_kind, handle
+            )
+        )
 
     def connect(self, peer: InstanceId, metadata: bytes) -> None:
-        described = codec.decode(metadata, like=self._own_layout())
+        described = codec.decode(metadata, like=self._own_pool().layout)
         if peer in self._links:
             return
         if described.library != self._library:
             logger.warning("peer %016x runs %s, we run %s", peer, described.library, self._library)
-        address, key = described.worker_address, described.pool_key
-        info = binding.Peer(
-            address=ctypes.cast(ctypes.c_char_p(address), ctypes.c_void_p),
-            address_len=len(address),
-            key=ctypes.cast(ctypes.c_char_p(key), ctypes.c_void_p),
-            key_len=len(key),
-            pool_base=described.pool_base,
-            num_pages=num_pages_to_allocate(described.layout),
-            page_nbytes=described.layout.page_nbytes,
-        )
+        info = peer_description(described, is_mappable=self._is_mappable(described))
         handle = self._shim.kvt_connect(self._engine, peer, ctypes.byref(info))
         if handle is None:
             raise MemoryError("no memory for a link")
@@ -126,7 +121,7 @@ class UcxTransport:
 
     def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
         src, dst = (np.ascontiguousarray(pages, dtype=np.int64) for pages in (write.src, write.dst))
-        return self._submit(peer, write_operation(src, dst, byte_window(self._own_layout(), write), note, flow))
+        return self._submit(peer, write_operation(src, dst, byte_window(self._own_pool().layout, write), note, flow))
 
     def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
         assert note, "an empty note says nothing"
@@ -169,6 +164,8 @@ class UcxTransport:
             return True
         if is_visible(former.metadata.process):
             return is_gone(former.metadata.process)
+        if self._is_mappable(former.metadata):
+            return False
         return not any(lane.startswith(_SHARED_MEMORY) for lane in former.lanes.split(", "))
 
     @property
@@ -196,9 +193,19 @@ class UcxTransport:
             logger.warning("%s does not know %s", self._library, error.value.decode())
         return int(engine)
 
-    def _own_layout(self) -> PoolLayout:
+    def _own_pool(self) -> HostPool | DevicePool:
         assert self._pool is not None, "allocate the pool first"
-        return self._pool.layout
+        return self._pool
+
+    def _open_engine(self) -> int:
+        assert self._engine is not None, "the transport is closed"
+        return self._engine
+
+    def _is_mappable(self, peer: codec.EngineMetadata) -> bool:
+        """Whether the peer's pool is in the memory of a device of this host, as ours is."""
+        pool = self._own_pool()
+        is_alike = isinstance(pool, DevicePool) and pool.device.kind == peer.device_kind
+        return is_alike and peer.process.host == own_identity().host
 
     def _submit(self, peer: InstanceId, wanted: binding.Operation) -> int:
         link = self._links.get(peer)

@@ -15,6 +15,12 @@ static bool has_pages_to_post(const operation *op)
     return op->error == NULL && op->num_posted < op->num_pages;
 }
 
+/* What the program's own streams have to do before has been done. */
+static bool is_open(const operation *op)
+{
+    return op->gate == 0 || is_reached(&op->link->engine->gate_queue, op->gate);
+}
+
 static void skip_posted(stream *stream)
 {
     while (stream->posting != NULL && !has_pages_to_post(stream->posting))
@@ -98,7 +104,7 @@ static stream *whose_turn(const kvt_link *link)
 {
     stream *found = NULL;
     for (stream *stream = link->streams; stream != NULL; stream = stream->next)
-        if (stream->posting != NULL && (found == NULL || stream->priority > found->priority))
+        if (stream->posting != NULL && is_open(stream->posting) && (found == NULL || stream->priority > found->priority))
             found = stream;
     return found;
 }
@@ -122,7 +128,7 @@ static size_t take_turn(kvt_link *link, stream *stream)
     if (stream->credit == 0)
         stream->credit = quantum[link->way];
     size_t posted = post_pages(link, stream->posting, stream->credit);
-    stream->credit -= posted;
+    stream->credit -= smaller(stream->credit, posted); /* a device takes whole pages */
     skip_posted(stream);
     if (stream->posting == NULL)
         stream->credit = 0;

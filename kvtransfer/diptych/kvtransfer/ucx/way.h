@@ -1,4 +1,4 @@
-/* Finds how pages can travel on a link that came up, takes the best, and prepares it. See pages.h for the three ways. */
+/* Finds how pages can travel on a link that came up, takes the best, and prepares it. See pages.h and device_pages.h. */
 #ifndef KVT_WAY_H
 #define KVT_WAY_H
 
@@ -16,7 +16,7 @@
 
 static bool has_remote_memory_access(const char *transport)
 {
-    static const char *const without[] = {"tcp", "sysv", "posix", "cma", "self", "ud"};
+    static const char *const without[] = {"tcp", "sysv", "posix", "cma", "self", "ud", "cuda_copy", "gdr_copy"};
     for (size_t i = 0; i < sizeof without / sizeof without[0]; i++)
         if (strncmp(transport, without[i], strlen(without[i])) == 0)
             return false;
@@ -66,19 +66,30 @@ static bool populate_some(kvt_link *link)
     return true;
 }
 
-static void choose_way(kvt_link *link)
+/* The ways are numbered from the best to the worst. */
+static void take_best_way(kvt_link *link)
+{
+    int32_t way = 0;
+    while (!(link->ways >> way & 1))
+        way++;
+    link->way = (page_way)way;
+}
+
+static void find_ways(kvt_link *link)
 {
     void *mapped;
-    bool can_put = name_lanes(link), can_copy = ucp_rkey_ptr(link->rkey, link->pool_base, &mapped) == UCS_OK;
-    link->ways = 1u << WAY_MESSAGE;
-    link->way = can_copy ? WAY_COPY : can_put ? WAY_PUT : WAY_MESSAGE;
-    if (can_put || can_copy) /* what is mapped can be put to as well, without emulation */
-        link->ways |= 1u << WAY_PUT;
-    if (can_copy) {
+    bool has_key = link->rkey != NULL, can_put = name_lanes(link) && has_key, has_device = link->engine->device != NULL;
+    link->ways = 1u << (has_device ? WAY_STAGE : WAY_MESSAGE);
+    if (has_key && !has_device && ucp_rkey_ptr(link->rkey, link->pool_base, &mapped) == UCS_OK) {
         link->ways |= 1u << WAY_COPY;
         link->mapped_pool = mapped;
         plan_populate(link);
     }
+    if (can_put || link->mapped_pool != NULL) /* what is mapped can be put to as well, without emulation */
+        link->ways |= 1u << WAY_PUT;
+    if (link->device_pool != NULL)
+        link->ways |= 1u << WAY_MOVE;
+    take_best_way(link);
 }
 
 #endif

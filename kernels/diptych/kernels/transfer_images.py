@@ -1,0 +1,95 @@
+"""Compiles the kernels of the KV transfer engine ahead of time, for its thread to launch: no interpreter, no lock.
+
+The engine passes the arguments by position, so their order in `page_mover.py` and `page_digest.py` is an interface; and
+it promises that pools, pages and windows are multiples of 128 bytes, which is what makes the stores 16 bytes wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from diptych.kernels import page_digest, page_mover
+from diptych.kernels.image import KernelImage, TransferKernels
+
+_DIVISIBLE: Final = [["tt.divisibility", 16]]
+_MOVER: Final = {
+    "src": "i64",
+    "dst": "i64",
+    "src_pages": "*i64",
+    "dst_pages": "*i64",
+    "num_pages": "i32",
+    "page_words": "i32",
+    "num_words": "i32",
+    "done": "*i32",
+}
+_DIGESTER: Final = {
+    "total": "*i64",
+    "pool": "i64",
+    "pages": "*i64",
+    "offsets": "*i64",
+    "num_pages": "i32",
+    "page_words": "i32",
+    "num_words": "i32",
+}
+
+
+def transfer_kernels(capability: tuple[int, int], window_nbytes: int, *, num_programs: int = 64) -> TransferKernels:
+    """Compile for GPUs of `capability`. `window_nbytes`: the smallest part of a page that is moved, a layer."""
+    return TransferKernels(
+        _compile(
+            page_mover.move_pages_kernel,
+            _MOVER,
+            ("src", "dst", "page_words", "num_words"),
+            _tile(page_mover.TILE_WORDS, window_nbytes),
+            capability,
+            page_mover.NUM_WARPS,
+            num_programs,
+        ),
+        _compile(
+            page_digest.page_digest_kernel,
+            _DIGESTER,
+            ("pool", "page_words", "num_words"),
+            _tile(page_digest.TILE_WORDS, window_nbytes)
+            | {
+                "STEP": page_digest.KEY_STEP,
+                "START": page_digest.KEY_START,
+                "FACTOR_1": page_digest.MIX_1,
+                "FACTOR_2": page_digest.MIX_2,
+            },
+            capability,
+            4,
+            page_digest.NUM_PROGRAMS,
+        ),
+    )
+
+
+def _tile(tile_words: int, window_nbytes: int) -> dict[str, int]:
+    columns = min(tile_words, triton.next_power_of_2(window_nbytes // 8))
+    return {"ROWS": tile_words // columns, "COLUMNS": columns, "ALIGNMENT": 16}
+
+
+def _compile(
+    kernel: Any,
+    arguments: Mapping[str, str],
+    divisible: tuple[str, ...],
+    constants: Mapping[str, int],
+    capability: tuple[int, int],
+    num_warps: int,
+    num_programs: int,
+) -> KernelImage:
+    assert list(kernel.arg_names) == [*arguments, *constants], kernel.arg_names
+    source = ASTSource(
+        fn=kernel,
+        signature={**arguments, **dict.fromkeys(constants, "constexpr")},
+        constexprs=dict(constants),
+        attrs={(list(arguments).index(name),): _DIVISIBLE for name in divisible},
+    )
+    target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
+    compiled = triton.compile(source, target=target, options={"num_warps": num_warps})
+    metadata = compiled.metadata
+    return KernelImage(compiled.asm["cubin"], metadata.name, num_warps, metadata.shared, num_programs)
