@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import os
 import select
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from diptych.engine.tensor_parallel.rank_log import RankLog
 from diptych.engine.tensor_parallel.rank_transfer import RankTransfer
@@ -32,6 +34,13 @@ from diptych.kvtransfer.transport import Flow, LinkDown, LinkUp, NoteReceived, O
 from diptych.v1 import rank_pb2
 
 LAYOUT = PoolLayout(num_pages=64, num_layers=4, page_size=16, num_kv_heads=2, head_dim=64, dtype="float32")
+DEVICE_TRANSPORTS: dict[str, str] = {  # by device and path
+    "emulated-mover": "shm",
+    "emulated-staged": "tcp",
+    "cuda-mover": "auto",
+    "cuda-put": "auto",
+    "cuda-staged": "tcp",
+}
 FAST: dict[str, Any] = {"heartbeat_s": 0.1, "heartbeat_misses": 5, "connect_s": 2.0}
 
 
@@ -311,17 +320,20 @@ class Child:
 
 
 class ChildEnd(End):
-    """A UCX transport in a process of its own: one UCX a process."""
+    """A UCX transport in a process of its own: one UCX a process.
 
-    def __init__(
-        self, child: Child, transports: str, instance_id: int, layout: PoolLayout = LAYOUT, **options: Any
-    ) -> None:
+    `kind` is what UCX may use, or a device and the path from it: "emulated-staged".
+    """
+
+    def __init__(self, child: Child, kind: str, instance_id: int, layout: PoolLayout = LAYOUT, **options: Any) -> None:
         self.instance_id = instance_id
         self.events = []
         self.child = child
         self.process, self.ask = child.process, child.ask
+        device, self.path = kind.split("-") if kind in DEVICE_TRANSPORTS else ("", "")
+        transports = DEVICE_TRANSPORTS.get(kind, kind)
         options = {"transports": transports, **FAST, **options}
-        self.ask("open", instance_id=instance_id, layout=dataclasses.asdict(layout), options=options)
+        self.ask("open", instance_id=instance_id, layout=dataclasses.asdict(layout), device=device, options=options)
 
     def metadata(self) -> bytes:
         return base64.b64decode(self.ask("metadata"))
@@ -385,6 +397,8 @@ class ChildEnd(End):
             if "data" in event:
                 event["data"] = base64.b64decode(event["data"])
             self.events.append(kind(**event))
+            if self.path and kind is LinkUp:
+                self.use_path(event["peer"], self.path)
 
     def is_readable(self, timeout_s: float) -> bool:
         return bool(self.ask("is_readable", timeout_s=timeout_s))
@@ -508,7 +522,14 @@ def make_ranked_end(tmp_path: Path) -> Iterator[Make]:
         end.close()
 
 
-@pytest.fixture(params=["inproc", "ranked", "shm", "tcp"])
+def device_kinds() -> list[Any]:
+    """Parameters of the device's ends; those that need one are skipped where there are not two."""
+    missing = importlib.util.find_spec("triton") is None or torch.cuda.device_count() < 2
+    gpu = [pytest.mark.gpu, pytest.mark.skipif(missing, reason="needs two CUDA devices and Triton")]
+    return [pytest.param(kind, marks=gpu if kind.startswith("cuda") else []) for kind in DEVICE_TRANSPORTS]
+
+
+@pytest.fixture(params=["inproc", "ranked", "shm", "tcp", *device_kinds()])
 def make_end(request: pytest.FixtureRequest, make_child_end: Make, make_ranked_end: Make) -> Iterator[Make]:
     """Makes ends of one kind of transport."""
     network = InprocNetwork()

@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from diptych.kvtransfer.device import Device, DevicePool
 from diptych.kvtransfer.errors import TransferQueueFull
 from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.pool import HostPool
 from diptych.kvtransfer.transport import Flow, LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
 
@@ -35,15 +37,31 @@ def as_json(event: TransportEvent) -> dict[str, Any]:
             return {"kind": "OpDone", "op": op, "error": error, "digest": digest}
 
 
+def open_device(kind: str, number: int, layout: PoolLayout) -> Device:
+    """A device; where there are several, not always the same."""
+    if kind == "emulated":
+        return Device("emulated")
+    import torch
+
+    from diptych.kernels.transfer_images import transfer_kernels
+
+    ordinal = number % torch.cuda.device_count()
+    return Device("cuda", ordinal, transfer_kernels(ordinal, layout.layer_nbytes))
+
+
 class Peer:
     """Each public method is a command."""
 
     transport: UcxTransport
+    pool: HostPool | DevicePool
 
-    def open(self, instance_id: int, layout: dict[str, Any], options: dict[str, Any]) -> None:
+    def open(self, instance_id: int, layout: dict[str, Any], device: str, options: dict[str, Any]) -> None:
         self.transport = open_transport(instance_id, options=UcxOptions(**options))
-        self.pool = self.transport.allocate_pool(PoolLayout(**layout))
-        self.pages = np.frombuffer(self.pool.buffer, dtype=np.uint8).reshape(self.pool.layout.num_pages, -1)
+        pages = PoolLayout(**layout)
+        if device:
+            self.pool = self.transport.allocate_device_pool(pages, open_device(device, instance_id, pages))
+        else:
+            self.pool = self.transport.allocate_pool(pages)
 
     def close(self) -> None:
         self.transport.close()
@@ -58,13 +76,30 @@ class Peer:
         self.transport.disconnect(peer)
 
     def fill(self, seed: int) -> None:
-        self.pages[:] = np.random.default_rng(seed).integers(0, 256, self.pages.shape, dtype=np.uint8)
+        layout = self.pool.layout
+        pages = np.random.default_rng(seed).integers(0, 256, (layout.num_pages, layout.page_nbytes), dtype=np.uint8)
+        for page, data in enumerate(pages):
+            self._store(page, data.tobytes())
 
     def digest(self, pages: list[int]) -> str:
-        return hashlib.sha1(self.pages[pages].tobytes()).hexdigest()
+        return hashlib.sha1(b"".join(self._load(page) for page in pages)).hexdigest()
 
     def flip(self, page: int, layer: int) -> None:
-        self.pages[page, layer * self.pool.layout.layer_nbytes] ^= 1
+        data = bytearray(self._load(page))
+        data[layer * self.pool.layout.layer_nbytes] ^= 1
+        self._store(page, bytes(data))
+
+    def _load(self, page: int) -> bytes:
+        if isinstance(self.pool, DevicePool):
+            return self.pool.load(page)
+        nbytes = self.pool.layout.page_nbytes
+        return bytes(self.pool.buffer[page * nbytes : (page + 1) * nbytes])
+
+    def _store(self, page: int, data: bytes) -> None:
+        if isinstance(self.pool, DevicePool):
+            self.pool.store(page, data)
+        else:
+            self.pool.buffer[page * len(data) : (page + 1) * len(data)] = data
 
     def write(
         self, peer: int, src: list[int], dst: list[int], note: str, layers: list[int] | None, flow: dict[str, Any]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -16,6 +17,14 @@ from triton.compiler import ASTSource
 from diptych.kernels import page_digest, page_mover
 from diptych.kernels.image import KernelImage, TransferKernels
 
+MOVER_PROGRAMS: Final = 64  # half of the multiprocessors of an H100: more is hardly faster, and takes from the model
+DIGESTER_PROGRAMS: Final = 264
+_DIGEST_CONSTANTS: Final = {
+    "STEP": page_digest.KEY_STEP,
+    "START": page_digest.KEY_START,
+    "FACTOR_1": page_digest.MIX_1,
+    "FACTOR_2": page_digest.MIX_2,
+}
 _DIVISIBLE: Final = [["tt.divisibility", 16]]
 _MOVER: Final = {
     "src": "i64",
@@ -38,34 +47,32 @@ _DIGESTER: Final = {
 }
 
 
-def transfer_kernels(capability: tuple[int, int], window_nbytes: int, *, num_programs: int = 64) -> TransferKernels:
-    """Compile for GPUs of `capability`. `window_nbytes`: the smallest part of a page that is moved, a layer."""
-    return TransferKernels(
-        _compile(
-            page_mover.move_pages_kernel,
-            _MOVER,
-            ("src", "dst", "page_words", "num_words"),
-            _tile(page_mover.TILE_WORDS, window_nbytes),
-            capability,
-            page_mover.NUM_WARPS,
-            num_programs,
-        ),
-        _compile(
-            page_digest.page_digest_kernel,
-            _DIGESTER,
-            ("pool", "page_words", "num_words"),
-            _tile(page_digest.TILE_WORDS, window_nbytes)
-            | {
-                "STEP": page_digest.KEY_STEP,
-                "START": page_digest.KEY_START,
-                "FACTOR_1": page_digest.MIX_1,
-                "FACTOR_2": page_digest.MIX_2,
-            },
-            capability,
-            4,
-            page_digest.NUM_PROGRAMS,
-        ),
+def transfer_kernels(ordinal: int, window_nbytes: int) -> TransferKernels:
+    """Compile for a CUDA device. `window_nbytes`: the smallest part of a page that is moved, a layer."""
+    return compile_for(torch.cuda.get_device_capability(ordinal), window_nbytes)
+
+
+def compile_for(capability: tuple[int, int], window_nbytes: int) -> TransferKernels:
+    """The same for devices of a capability, whether there is one here or not."""
+    mover = _compile(
+        page_mover.move_pages_kernel,
+        _MOVER,
+        ("src", "dst", "page_words", "num_words"),
+        _tile(page_mover.TILE_WORDS, window_nbytes),
+        capability,
+        num_warps=page_mover.NUM_WARPS,
+        num_programs=MOVER_PROGRAMS,
     )
+    digester = _compile(
+        page_digest.page_digest_kernel,
+        _DIGESTER,
+        ("pool", "page_words", "num_words"),
+        _tile(page_digest.TILE_WORDS, window_nbytes) | _DIGEST_CONSTANTS,
+        capability,
+        num_warps=4,
+        num_programs=DIGESTER_PROGRAMS,
+    )
+    return TransferKernels(mover, digester)
 
 
 def _tile(tile_words: int, window_nbytes: int) -> dict[str, int]:
@@ -79,6 +86,7 @@ def _compile(
     divisible: tuple[str, ...],
     constants: Mapping[str, int],
     capability: tuple[int, int],
+    *,
     num_warps: int,
     num_programs: int,
 ) -> KernelImage:
