@@ -55,7 +55,7 @@ class Peer:
     transport: UcxTransport
     pool: HostPool | DevicePool
 
-    def open(self, instance_id: int, layout: dict[str, Any], device: str, options: dict[str, Any]) -> None:
+    def open(self, instance_id: int, layout: dict[str, Any], options: dict[str, Any], device: str = "") -> None:
         self.transport = open_transport(instance_id, options=UcxOptions(**options))
         pages = PoolLayout(**layout)
         if device:
