@@ -55,7 +55,8 @@ def test_the_digest_of_what_was_written_is_that_of_what_has_landed(
     left.write(RIGHT, src, dst, layers=(0, 4), stream=7, with_digest=True)
     first = left.write(RIGHT, src, dst, b"all", layers=layers, stream=8, with_digest=True)
     op = left.write(RIGHT, src, dst, b"again", stream=7)
-    right.wait(lambda event: isinstance(event, NoteReceived) and event.data == b"again")
+    for data in (b"all", b"again"):
+        right.wait(lambda event, data=data: isinstance(event, NoteReceived) and event.data == data)
     done = left.wait_done(first)
     left.wait_done(op)
     notes = {event.data: event.digest for event in right.events if isinstance(event, NoteReceived)}
