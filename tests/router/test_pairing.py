@@ -65,6 +65,10 @@ def test_a_pair_is_fresh_when_neither_side_is_blamed() -> None:
         ([replace(P1, session_open=False), D1], "1 ready but not connected to this router"),
         ([replace(P1, model_id="x"), D1], "none is registered (other workers serve x)"),
         ([P1, replace(D1, compat="x")], "differ in weights"),
+        (
+            [replace(P1, state=State.STARTING, not_ready="no link over shm"), D1],
+            "no prefill worker for m is usable: 1 not ready (no link over shm)",
+        ),
         ([replace(P1, linked=frozenset()), D1], "transfer links are not up yet"),
     ],
 )

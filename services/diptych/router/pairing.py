@@ -83,7 +83,7 @@ def _condition(worker: WorkerView) -> str:
         return "paused for an update"
     if worker.state is State.READY:
         return "ready but not connected to this router"
-    return worker.state.name.lower()
+    return f"not ready ({worker.not_ready})" if worker.not_ready else worker.state.name.lower()
 
 
 def _others(workers: Iterable[WorkerView], model_id: str) -> str:

@@ -122,6 +122,7 @@ class Session:
             self._linked,
             self.adapters,
             instance.paused,
+            instance.not_ready,
         )
 
     def load(self) -> WorkerLoad:

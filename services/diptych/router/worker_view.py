@@ -33,6 +33,7 @@ class WorkerView:
     linked: frozenset[int]  # peers to which it has a transfer endpoint
     adapters: Mapping[str, str] = field(default_factory=dict)  # loaded: name to fingerprint
     paused: bool = False  # takes no new legs for a moment
+    not_ready: str = ""  # why a worker that has loaded is not ready
 
 
 @dataclass(frozen=True, slots=True)

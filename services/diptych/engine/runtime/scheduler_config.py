@@ -15,6 +15,7 @@ from diptych.common.logging import LogFormat, LogLevel
 from diptych.engine.eviction import EvictionPolicy
 from diptych.engine.limits import Scheduling
 from diptych.engine.loader.load_format import LoadFormat
+from diptych.kvtransfer.lanes import Requirement
 
 Dtype = Literal["float32", "bfloat16"]
 AttentionBackend = Literal["auto", "cpu", "torch"]
@@ -22,6 +23,7 @@ Switch = Literal["on", "off"]
 KvCacheDtype = Literal["auto", "float32", "bfloat16", "fp8_e4m3"]
 Quantization = Literal["auto", "none"]
 Transports = Literal["auto", "shm", "tcp"]
+KvPath = Literal["auto", "copy", "put", "message", "mover", "staged"]
 Overlap = Literal["auto", "on", "off"]
 ScheduleMode = Literal["prefill-first", "mixed"]
 SchedulePolicy = Literal["fcfs", "lpm", "priority", "deadline"]
@@ -134,6 +136,8 @@ class SchedulerConfig:
     transports: Transports  # for workers with peers
     engine: EngineOptions
     rank: int = 0  # of this process among `engine.tp`; 0 schedules, the others follow
+    kv_path: KvPath = "auto"
+    kv_require: Requirement = "any"
 
     @property
     def name(self) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from diptych.common.config import option
 from diptych.common.logging import LogFormat, LogLevel
-from diptych.engine.runtime.scheduler_config import EngineOptions, Transports
+from diptych.engine.runtime.scheduler_config import EngineOptions, KvPath, Transports
+from diptych.kvtransfer.lanes import Requirement
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,10 @@ class WorkerConfig(EngineOptions):
     metrics_port: int = option(0, help="HTTP port of /metrics for Prometheus; 0: any free one, named in the log")
     advertise_host: str = option("", help="host that others reach this worker by; empty: the listening address")
     transports: Transports = option("auto", help="ways to move KV pages; auto: the fastest", group="transfer")
+    kv_path: KvPath = option("auto", help="how pages are brought to peers; auto: the fastest tested", group="transfer")
+    kv_require: Requirement = option(
+        "any", help="slowest kind of link to use; without one the worker is not ready", group="transfer"
+    )
     drain_s: int = option(20, help="seconds that running requests get to finish after SIGTERM")
     log_format: LogFormat = option("auto", help="auto, json or text", group="logging")
     log_level: LogLevel = option("info", help="debug, info, warning or error", group="logging")

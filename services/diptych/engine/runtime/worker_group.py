@@ -17,6 +17,7 @@ from diptych.common.membership_client import MembershipWatcher
 from diptych.engine.runtime.refusal import accepted
 from diptych.engine.runtime.scheduler_client import SchedulerClient, SchedulerDied
 from diptych.engine.runtime.sessions import Session, Sessions
+from diptych.kvtransfer.lanes import Requirement
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ class WorkerGroup:
 
     @property
     def is_loaded(self) -> bool:
-        return self._instance.state != bootstrap_pb2.INSTANCE_STATE_STARTING
+        return bool(self._instance.compat)
 
     def describe(self) -> bootstrap_pb2.Instance:
         """Return the membership record as it is now."""
@@ -77,16 +78,22 @@ class WorkerGroup:
     def listen_at(self, address: str, metrics_address: str) -> None:
         self._instance.address, self._instance.metrics_address = address, metrics_address
 
-    async def load(self) -> None:
-        """Wait until the model is loaded, then tell others how to reach us. Raises `SchedulerDied`."""
+    async def load(self, requirement: Requirement) -> None:
+        """Wait until the model is loaded, then tell others how to reach us. Raises `SchedulerDied`.
+
+        Where links must meet a requirement, the instance is ready once one does.
+        """
         ready = await self.scheduler.ready()
-        self._instance.state = bootstrap_pb2.INSTANCE_STATE_READY
         self._instance.compat = self._sessions.compat = ready.compat
         self._instance.context_len = ready.context_len
         self._instance.transfer.CopyFrom(ready.transfer)
         self._instance.loras.extend(ready.loras.adapters)
+        if requirement == "any":
+            self._instance.state = bootstrap_pb2.INSTANCE_STATE_READY
+        else:
+            self._instance.not_ready = f"no peer is linked yet, and --kv-require asks for {requirement}"
         self._on_news()
-        logger.info("serving as %s", self)
+        logger.info("serving as %s; %s", self, self._instance.not_ready or "ready")
 
     async def relay(self) -> None:
         """Pass on what the scheduler says, for ever. Raises `SchedulerDied`."""
@@ -118,7 +125,7 @@ class WorkerGroup:
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new, and give what runs time to finish."""
-        self._instance.state = bootstrap_pb2.INSTANCE_STATE_DRAINING
+        self._instance.state, self._instance.not_ready = bootstrap_pb2.INSTANCE_STATE_DRAINING, ""
         self._on_news()
         await self._finish_running(timeout_s)
 
@@ -226,6 +233,8 @@ class WorkerGroup:
         self._sessions.deliver(events.outputs)
         if events.HasField("load"):
             self._take_load(events.load)
+        if events.link_news.problem and self._instance.not_ready:
+            self._take_problem(events.link_news.problem)
         if events.HasField("kv_events"):
             self._sessions.tell_kv(events.kv_events)
         for query in events.status_answers:
@@ -240,7 +249,20 @@ class WorkerGroup:
         links_changed = load.linked_instances != self._sessions.load.linked_instances
         self._sessions.set_load(load)
         if links_changed:
+            self._take_links(load)
             self._on_news()
+
+    def _take_links(self, load: bootstrap_pb2.WorkerLoad) -> None:
+        """The scheduler uses no link below the requirement: the first one makes us ready."""
+        if self._instance.not_ready and load.linked_instances:
+            self._instance.not_ready = ""
+            self._instance.state = bootstrap_pb2.INSTANCE_STATE_READY
+            logger.info("%s is ready", self)
+
+    def _take_problem(self, problem: str) -> None:
+        logger.warning("%s is not ready: %s", self, problem)
+        self._instance.not_ready = problem
+        self._on_news()
 
     def _take_loras(self, loras: engine_pb2.LoraSet) -> None:
         del self._instance.loras[:]
@@ -252,9 +274,9 @@ class WorkerGroup:
             self._empty.set()
 
     def _is_peer(self, other: bootstrap_pb2.Instance) -> bool:
-        reachable = other.state in (bootstrap_pb2.INSTANCE_STATE_READY, bootstrap_pb2.INSTANCE_STATE_DRAINING)
         ours = self._instance
-        return reachable and other.role == _PEER_ROLE[ours.role] and other.compat == ours.compat
+        is_loaded = bool(other.compat) and other.state != bootstrap_pb2.INSTANCE_STATE_GONE
+        return is_loaded and other.role == _PEER_ROLE[ours.role] and other.compat == ours.compat
 
 
 def _answer(answers: dict[int, asyncio.Future[T]], query: int, value: T) -> None:

@@ -80,7 +80,7 @@ async def _serve(config: WorkerConfig, role: WorkerRole, stop: asyncio.Event) ->
             async with asyncio.TaskGroup() as lives:
                 for member in members:
                     member.group.listen_at(address, f"{config.advertised_host}:{scraped.port}")
-                    lives.create_task(_live(member, service, watcher, stop, config.drain_s))
+                    lives.create_task(_live(member, service, watcher, stop, config))
             scraped.stop()
             watching.cancel()
 
@@ -94,18 +94,18 @@ class _Member:
 
 
 async def _live(
-    member: _Member, service: WorkerService, watcher: MembershipWatcher, stop: asyncio.Event, drain_s: int
+    member: _Member, service: WorkerService, watcher: MembershipWatcher, stop: asyncio.Event, config: WorkerConfig
 ) -> None:
     """Serve one group until `stop`, or until it dies and others are left. Raises if it dies alone, or early."""
     group = member.group
     try:
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(member.registration.run())]
-            if await _until_stopped(group.load(), stop):
+            if await _until_stopped(group.load(config.kv_require), stop):
                 background.append(tasks.create_task(group.relay()))
                 background.append(tasks.create_task(group.follow_peers(watcher)))
                 await stop.wait()
-                await group.drain(drain_s)
+                await group.drain(config.drain_s)
             for task in background:
                 task.cancel()
     except* SchedulerDied as deaths:
@@ -179,6 +179,8 @@ def _scheduler_config(config: WorkerConfig, role: WorkerRole, instance_id: int, 
         parent_pid=os.getpid(),
         instance_id=instance_id,
         transports=config.transports,
+        kv_path=config.kv_path,
+        kv_require=config.kv_require,
         engine=config.engine_options,
     )
 
