@@ -71,10 +71,7 @@ class Medium:
 
     def do(self, owner: int, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, FillProbe):
-                self.sides[owner].fill = action.seed
-            else:
-                self.queues.setdefault((owner, action.peer), deque()).append(action)
+            self.queues.setdefault((owner, action.peer), deque()).append(action)
 
     def settle(self) -> None:
         while busy := [key for key, queue in self.queues.items() if queue and key[0] not in self.silent]:
@@ -86,6 +83,8 @@ class Medium:
         match action:
             case UsePath(_, path):
                 side.path = path
+            case FillProbe(_, seed):
+                side.fill = seed
             case Tell(_, note):
                 self.do(owner, side.tests.done(peer, Done(), self.now_s))
                 self.deliver(owner, peer, note)

@@ -22,8 +22,9 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class FillProbe:
-    """Fill our probe pages with the pattern of `seed`."""
+    """Fill our probe pages with the pattern of `seed`, to be written to the peer."""
 
+    peer: int
     seed: int
 
 

@@ -138,7 +138,7 @@ class WriterTests:
 
     def _verify(self, test: _Test, now_s: float) -> list[Action]:
         test.phase, test.written, test.found = _Phase.VERIFYING, None, None
-        path, fill = UsePath(test.peer, test.paths[0]), FillProbe(self._rng.getrandbits(64))
+        path, fill = UsePath(test.peer, test.paths[0]), FillProbe(test.peer, self._rng.getrandbits(64))
         return self._did(test, now_s, path, fill, Write(test.peer, test.pages, ProbeCheck()))
 
     def _measure(self, test: _Test, now_s: float) -> list[Action]:

@@ -16,6 +16,7 @@ from diptych.engine.eviction import EvictionPolicy
 from diptych.engine.limits import Scheduling
 from diptych.engine.loader.load_format import LoadFormat
 from diptych.kvtransfer.lanes import Requirement
+from diptych.kvtransfer.probe.choice import KvPath
 
 Dtype = Literal["float32", "bfloat16"]
 AttentionBackend = Literal["auto", "cpu", "torch"]
@@ -23,7 +24,6 @@ Switch = Literal["on", "off"]
 KvCacheDtype = Literal["auto", "float32", "bfloat16", "fp8_e4m3"]
 Quantization = Literal["auto", "none"]
 Transports = Literal["auto", "shm", "tcp"]
-KvPath = Literal["auto", "copy", "put", "message", "mover", "staged"]
 Overlap = Literal["auto", "on", "off"]
 ScheduleMode = Literal["prefill-first", "mixed"]
 SchedulePolicy = Literal["fcfs", "lpm", "priority", "deadline"]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from diptych.common.config import option
 from diptych.common.logging import LogFormat, LogLevel
-from diptych.engine.runtime.scheduler_config import EngineOptions, KvPath, Transports
+from diptych.engine.runtime.scheduler_config import EngineOptions, Transports
 from diptych.kvtransfer.lanes import Requirement
+from diptych.kvtransfer.probe.choice import KvPath
 
 
 @dataclass(frozen=True, slots=True)

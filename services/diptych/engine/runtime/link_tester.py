@@ -1,0 +1,191 @@
+"""Performs the tests of new links over a transport; `diptych.kvtransfer.probe` decides them.
+
+What a full transport refuses is tried again with the next event.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from diptych.engine.runtime.scheduler_config import SchedulerConfig
+from diptych.kvtransfer.errors import MalformedNote, TransferError, TransferQueueFull
+from diptych.kvtransfer.probe import codec
+from diptych.kvtransfer.probe.actions import (
+    Action,
+    Digest,
+    Done,
+    Failed,
+    FillProbe,
+    LinkTests,
+    Measure,
+    Passed,
+    Tell,
+    UsePath,
+    Write,
+)
+from diptych.kvtransfer.probe.choice import PathRule
+from diptych.kvtransfer.probe.notes import ProbeNote
+from diptych.kvtransfer.probe.reader import ReaderTests
+from diptych.kvtransfer.probe.writer import WriterTests
+from diptych.kvtransfer.transport import Flow, OpDone, PageIndices, PageWrite, Pool, Transport
+
+logger = logging.getLogger(__name__)
+
+SOURCE_STRIDE: Final = 7919  # measured pages lie far apart: what a cache holds would look too fast
+
+Verdict = Passed | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """Of a test, under way."""
+
+    peer: int
+    nbytes: int
+    began_s: float
+
+
+class LinkTester:
+    """Tests links; every call returns the verdicts that it led to."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        pool: Pool,
+        tests: LinkTests,
+        rule: PathRule,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._transport = transport
+        self._pool = pool
+        self._tests = tests
+        self._rule = rule
+        self._clock = clock
+        self._operations: dict[int, _Operation] = {}
+        self._queue: deque[Action] = deque()
+
+    def begin(self, peer: int) -> list[Verdict]:
+        """Test a link that came up."""
+        paths, lanes = self._transport.paths(peer), self._transport.describe(peer).lanes
+        allowed = self._rule.allowed(paths, lanes)
+        if not allowed:
+            return [Failed(peer, self._rule.refusal(paths, lanes))]
+        return self._perform(self._tests.begin(peer, allowed, self._clock()))
+
+    def hear(self, peer: int, data: bytes) -> list[Verdict]:
+        """Take a note of a link that is tested."""
+        try:
+            note = codec.decode(data, sender=peer, target=self._transport.instance_id)
+        except MalformedNote as error:
+            logger.error("dropped a note from %016x: %s", peer, error)
+            return []
+        return self._perform(self._tests.hear(peer, note, self._clock()))
+
+    def done(self, event: OpDone) -> list[Verdict] | None:
+        """Return None for an operation that is not a test's."""
+        operation = self._operations.pop(event.op, None)
+        if operation is None:
+            return None
+        seconds = self._clock() - operation.began_s
+        done = Done(event.error, event.digest, operation.nbytes, seconds)
+        return self._perform(self._tests.done(operation.peer, done, self._clock()))
+
+    def end(self, peer: int) -> list[Verdict]:
+        """The link is down."""
+        self._operations = {op: each for op, each in self._operations.items() if each.peer != peer}
+        self._drop_queued(peer)
+        return self._perform(self._tests.end(peer, self._clock()))
+
+    def expire(self) -> list[Verdict]:
+        """End what takes too long, and try again what was refused."""
+        return self._perform(self._tests.expire(self._clock()))
+
+    def next_deadline_s(self) -> float | None:
+        return self._tests.next_deadline_s()
+
+    def _perform(self, actions: Iterable[Action]) -> list[Verdict]:
+        self._queue.extend(actions)
+        verdicts: list[Verdict] = []
+        while self._queue:
+            action = self._queue[0]
+            try:
+                if isinstance(action, Passed | Failed):
+                    verdicts.append(self._checked(action))
+                else:
+                    self._start(action)
+            except TransferQueueFull:
+                break
+            except TransferError as error:
+                verdicts += self._refused(action, str(error))
+                continue
+            self._queue.popleft()
+        return verdicts
+
+    def _refused(self, action: Action, reason: str) -> list[Verdict]:
+        """What was to follow must not happen any more."""
+        has_verdict = any(isinstance(each, Passed | Failed) for each in self._queue if each.peer == action.peer)
+        self._drop_queued(action.peer)
+        if has_verdict:
+            return [Failed(action.peer, reason)]
+        self._queue.extend(self._tests.done(action.peer, Done(reason), self._clock()))
+        return []
+
+    def _checked(self, verdict: Verdict) -> Verdict:
+        """The reading side hears of the path only now."""
+        if isinstance(verdict, Passed):
+            lanes = self._transport.describe(verdict.peer).lanes
+            if not self._rule.allowed((verdict.path,), lanes):
+                return Failed(verdict.peer, self._rule.refusal((verdict.path,), lanes), verdict.results)
+        return verdict
+
+    def _start(self, action: Action) -> None:
+        transport = self._transport
+        match action:
+            case FillProbe(_, seed):
+                self._pool.fill_probe(seed)
+            case UsePath(peer, path):
+                transport.use_path(peer, path)
+            case Tell(peer, note):
+                self._expect(transport.send_note(peer, self._encoded(peer, note)), peer)
+            case Write(peer, pages, note):
+                write = PageWrite(self._pool.probe_pages[: len(pages)], np.array(pages))
+                encoded = self._encoded(peer, note)
+                self._expect(transport.write_pages(peer, write, encoded, Flow(with_digest=True)), peer)
+            case Measure(peer, pages, num_rounds):
+                write = PageWrite(self._any_pages(len(pages) * num_rounds), np.tile(np.array(pages), num_rounds))
+                nbytes = len(write.src) * self._pool.layout.page_nbytes
+                self._expect(transport.write_pages(peer, write), peer, nbytes)
+            case Digest(peer, pages):
+                self._expect(transport.digest_pages(np.array(pages)), peer)
+
+    def _expect(self, operation: int, peer: int, nbytes: int = 0) -> None:
+        self._operations[operation] = _Operation(peer, nbytes, self._clock())
+
+    def _encoded(self, peer: int, note: ProbeNote) -> bytes:
+        return codec.encode(note, sender=self._transport.instance_id, target=peer)
+
+    def _any_pages(self, count: int) -> PageIndices:
+        return np.arange(count) * SOURCE_STRIDE % self._pool.layout.num_pages
+
+    def _drop_queued(self, peer: int) -> None:
+        self._queue = deque(action for action in self._queue if action.peer != peer)
+
+
+def writer_tester(transport: Transport, pool: Pool, config: SchedulerConfig) -> LinkTester:
+    """For a worker that writes pages; it chooses the path."""
+    tests = WriterTests(random.Random())
+    return LinkTester(transport, pool, tests, PathRule(config.kv_path, config.kv_require))
+
+
+def reader_tester(transport: Transport, pool: Pool, config: SchedulerConfig) -> LinkTester:
+    """For a worker whose pages are written."""
+    tests = ReaderTests(pool.probe_pages.tolist())
+    return LinkTester(transport, pool, tests, PathRule("auto", config.kv_require))
