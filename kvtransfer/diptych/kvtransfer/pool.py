@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from diptych.kvtransfer.errors import PageOutOfRange, TransferError
@@ -15,6 +16,8 @@ from diptych.kvtransfer.transport import PageIndices, PageWrite
 PROBE_NBYTES: Final = 1 << 20  # what a link is tested with ...
 MIN_PROBE_PAGES: Final = 2
 MAX_PROBE_PAGES: Final = 64  # ... unless the pages are tiny
+
+_PATTERN_STEP: Final = np.uint64(0x9E37_79B9_7F4A_7C15)  # odd: no word comes twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,9 @@ class HostPool:
     def probe_pages(self) -> PageIndices:
         return np.arange(self.layout.num_pages, num_pages_to_allocate(self.layout), dtype=np.int32)
 
-    @property
-    def probe_buffer(self) -> memoryview:
-        return self.memory[self.layout.nbytes :]
+    def fill_probe(self, seed: int) -> None:
+        probe = np.frombuffer(self.memory[self.layout.nbytes :], dtype=np.uint8)
+        probe[:] = probe_pattern(seed, len(probe))
 
     def digest(self, pages: PageIndices) -> int:
         """Return the xxh3-64 of the bytes of `pages`, in order. Releases the GIL while it hashes."""
@@ -59,6 +62,12 @@ def num_pages_to_allocate(layout: PoolLayout) -> int:
     """Return the pages of the layout and the probe pages behind them."""
     enough = -(-PROBE_NBYTES // layout.page_nbytes)
     return layout.num_pages + min(max(enough, MIN_PROBE_PAGES), MAX_PROBE_PAGES)
+
+
+def probe_pattern(seed: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return bytes that follow from `seed` and differ everywhere from those of another one."""
+    words = np.arange(-(-nbytes // 8), dtype=np.uint64) * _PATTERN_STEP ^ np.uint64(seed)
+    return words.view(np.uint8)[:nbytes]
 
 
 def byte_window(layout: PoolLayout, write: PageWrite) -> ByteWindow:

@@ -115,9 +115,8 @@ class Pool(Protocol):
         """Pages behind those of the layout, never granted: peers may write to them to test a link."""
         ...
 
-    @property
-    def probe_buffer(self) -> memoryview:
-        """The probe pages, as writable bytes. Pools in host memory only."""
+    def fill_probe(self, seed: int) -> None:
+        """Fill the probe pages with bytes that follow from `seed`, 64 bits."""
         ...
 
     def digest(self, pages: PageIndices) -> int:

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RankEntry(_message.Message):
-    __slots__ = ("step", "connect", "disconnect", "copy", "digest", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path")
+    __slots__ = ("step", "connect", "disconnect", "copy", "digest", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     DISCONNECT_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class RankEntry(_message.Message):
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     DIGEST_PAGES_FIELD_NUMBER: _ClassVar[int]
     USE_PATH_FIELD_NUMBER: _ClassVar[int]
+    FILL_PROBE_FIELD_NUMBER: _ClassVar[int]
     step: Step
     connect: ConnectPeer
     disconnect: int
@@ -30,7 +31,8 @@ class RankEntry(_message.Message):
     restore: HostCopy
     digest_pages: DigestOwnPages
     use_path: UsePath
-    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., digest: _Optional[_Union[DigestPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ...) -> None: ...
+    fill_probe: int
+    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., digest: _Optional[_Union[DigestPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "sample_rows", "prompt_rows")

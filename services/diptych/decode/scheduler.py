@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 
 from diptych.decode.core import DecodeCore
+from diptych.engine.runtime.link_tester import reader_tester
 from diptych.engine.runtime.scheduler_config import SchedulerConfig
-from diptych.engine.runtime.scheduler_process import run_scheduler
+from diptych.engine.runtime.scheduler_process import Peering, run_scheduler
 from diptych.kvtransfer.transport import Transport
 from diptych.kvtransfer.ucx import UcxOptions, open_transport
 
@@ -15,7 +16,7 @@ def main() -> int:
     return run_scheduler(
         sys.argv,
         lambda cache, limits, digest, layout: DecodeCore(cache, limits, digest, layout.page_nbytes),
-        _open_transport,
+        Peering(_open_transport, reader_tester),
     )
 
 

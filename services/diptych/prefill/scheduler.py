@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from diptych.engine.runtime.link_tester import writer_tester
 from diptych.engine.runtime.scheduler_config import SchedulerConfig
-from diptych.engine.runtime.scheduler_process import run_scheduler
+from diptych.engine.runtime.scheduler_process import Peering, run_scheduler
 from diptych.kvtransfer.transport import Transport
 from diptych.kvtransfer.ucx import UcxOptions, open_transport
 from diptych.prefill.core import PrefillCore
@@ -15,7 +16,7 @@ def main() -> int:
     return run_scheduler(
         sys.argv,
         lambda cache, limits, digest, layout: PrefillCore(cache, limits, digest, layout.page_nbytes),
-        _open_transport,
+        Peering(_open_transport, writer_tester),
     )
 
 

@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
-from diptych.engine.events import NoteArrived, PeerDown, PeerUp, SendNote, WriteDone, WritePages, WriterGone
-from diptych.engine.runtime.linking import RECONNECT_S
+from diptych.engine.events import Event, NoteArrived, PeerDown, PeerUp, SendNote, WriteDone, WritePages, WriterGone
+from diptych.engine.runtime.link_tester import LinkTester
+from diptych.engine.runtime.linking import RECONNECT_S, RETEST_S
 from diptych.engine.runtime.links import Links
 from diptych.kvtransfer.inproc import InprocNetwork
+from diptych.kvtransfer.inproc.network import FaultPlan
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.notes import Ack, HandOff
+from diptych.kvtransfer.probe.actions import LinkTests
+from diptych.kvtransfer.probe.choice import PathRule
+from diptych.kvtransfer.probe.reader import ReaderTests
+from diptych.kvtransfer.probe.writer import TIMEOUT_S, WriterTests
+from diptych.v1 import worker_pb2
 
 LAYOUT = PoolLayout(num_pages=8, num_layers=1, page_size=4, num_kv_heads=1, head_dim=4, dtype="float32")
 HAND_OFF = HandOff(5, first_token=7, finish=None, num_pages=2, kv_digest=1, generations=(1, 1), cached_tokens=0)
@@ -21,8 +30,15 @@ class Two:
         self.network = InprocNetwork()
         self.transports = {number: self.network.transport(number) for number in (1, 2)}
         self.pools = {number: transport.allocate_pool(LAYOUT) for number, transport in self.transports.items()}
-        self.links = {number: Links(transport) for number, transport in self.transports.items()}
         self.now_s = 0.0
+        tests: dict[int, LinkTests] = {
+            1: WriterTests(random.Random(1)),
+            2: ReaderTests(self.pools[2].probe_pages.tolist()),
+        }
+        self.links = {number: Links(self.transports[number], self.tester(number, tests[number])) for number in (1, 2)}
+
+    def tester(self, number: int, tests: LinkTests) -> LinkTester:
+        return LinkTester(self.transports[number], self.pools[number], tests, PathRule(), lambda: self.now_s)
 
     def introduce(self) -> None:
         for number, other in ((1, 2), (2, 1)):
@@ -31,14 +47,21 @@ class Two:
     def settle(self) -> None:
         self.network.deliver_all()
 
+    def meet(self) -> dict[int, list[Event]]:
+        """Deliver and answer until nobody has anything to say; return what each side's scheduler heard."""
+        heard: dict[int, list[Event]] = {1: [], 2: []}
+        while self.network.step():
+            self.settle()
+            for number, links in self.links.items():
+                heard[number] += links.poll(set())
+        return heard
+
 
 @pytest.fixture
 def two() -> Two:
     two = Two()
     two.introduce()
-    two.settle()
-    assert two.links[1].poll(set()) == [PeerUp(2)]
-    assert two.links[2].poll(set()) == [PeerUp(1)]
+    assert two.meet() == {1: [PeerUp(2)], 2: [PeerUp(1)]}
     return two
 
 
@@ -101,8 +124,7 @@ def test_a_broken_link_to_a_member_is_opened_again(two: Two) -> None:
     two.now_s += RECONNECT_S
     for number in (1, 2):
         two.links[number].reconnect(two.now_s)
-    two.settle()
-    assert two.links[1].poll(set()) == [PeerUp(2)]
+    assert two.meet()[1] == [PeerUp(2)]
     assert two.links[1].next_retry_s() is None
 
 
@@ -110,8 +132,7 @@ def test_a_member_that_cannot_be_linked_does_not_stop_the_others() -> None:
     two = Two()
     two.links[1].set_peers({9: b"nonsense", 2: two.transports[2].metadata()}, 0.0)
     two.links[2].set_peers({1: two.transports[1].metadata()}, 0.0)
-    two.settle()
-    assert two.links[1].poll(set()) == [PeerUp(2)]
+    assert two.meet()[1] == [PeerUp(2)]
     assert two.links[1].next_retry_s() is None
 
 
@@ -128,3 +149,54 @@ def test_garbage_from_a_peer_is_dropped(two: Two) -> None:
     two.links[2].perform(SendNote(1, Ack(5)))
     two.settle()
     assert two.links[1].poll(set()) == [NoteArrived(2, Ack(5))]
+
+
+def states(two: Two) -> dict[int, str]:
+    return {n: worker_pb2.LinkState.Name(links.status()[0].state) for n, links in two.links.items()}
+
+
+def test_a_link_that_brings_wrong_bytes_is_never_used_and_tested_again_later() -> None:
+    two = Two()
+    two.network.faults = FaultPlan(corrupt_page=1.0)
+    two.introduce()
+    heard = two.meet()
+    assert [type(event) for event in (*heard[1], *heard[2])] == [PeerDown, PeerDown]
+    assert two.links[1].linked == two.links[2].linked == set()
+    for links in two.links.values():
+        assert "no path works: copy: its bytes arrived wrong" in links.problem
+        assert links.num_failures == 1
+        assert links.next_retry_s() == RETEST_S
+    (link,) = two.links[1].status()
+    assert [(test.path, test.error) for test in link.tests] == [("copy", "its bytes arrived wrong")]
+
+    two.network.faults = FaultPlan()
+    two.now_s = RETEST_S
+    for links in two.links.values():
+        links.reconnect(two.now_s)
+    assert two.meet() == {1: [PeerUp(2)], 2: [PeerUp(1)]}
+    assert two.links[1].problem == ""
+
+
+def test_a_link_is_not_used_before_its_test_has_ended() -> None:
+    two = Two()
+    two.introduce()
+    assert states(two) == {1: "LINK_STATE_CONNECTING", 2: "LINK_STATE_CONNECTING"}
+    two.settle()
+    assert two.links[1].poll(set()) == two.links[2].poll(set()) == []
+    assert states(two) == {1: "LINK_STATE_TESTING", 2: "LINK_STATE_TESTING"}
+    assert two.meet() == {1: [PeerUp(2)], 2: [PeerUp(1)]}
+    assert states(two) == {1: "LINK_STATE_UP", 2: "LINK_STATE_UP"}
+    assert [two.links[number].status()[0].path for number in (1, 2)] == ["copy", "copy"]
+
+
+def test_a_peer_that_does_not_answer_its_test_is_let_go_in_bounded_time() -> None:
+    two = Two()
+    two.introduce()
+    two.settle()
+    two.links[1].poll(set())  # the writer asks; the reader does nothing any more
+    assert two.links[1].next_retry_s() == TIMEOUT_S
+    two.now_s = TIMEOUT_S
+    two.links[1].reconnect(two.now_s)
+    two.settle()
+    assert [type(event) for event in two.links[1].poll(set())] == [PeerDown]
+    assert "no answer within 5 s" in two.links[1].problem

@@ -1,4 +1,4 @@
-"""Which of the paths to a peer an operator allows: `--kv-path` pins one, `--kv-require` excludes those that are slow."""
+"""Which paths to a peer an operator allows: `--kv-path` pins one, `--kv-require` excludes slow ones."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from diptych.engine.runtime.scheduler_config import SchedulerConfig
-from diptych.kvtransfer.errors import MalformedNote, TransferError, TransferQueueFull
+from diptych.kvtransfer.errors import MalformedNote, PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.probe import codec
 from diptych.kvtransfer.probe.actions import (
     Action,
@@ -74,10 +74,14 @@ class LinkTester:
 
     def begin(self, peer: int) -> list[Verdict]:
         """Test a link that came up."""
-        paths, lanes = self._transport.paths(peer), self._transport.describe(peer).lanes
-        allowed = self._rule.allowed(paths, lanes)
+        try:
+            paths, info = self._transport.paths(peer), self._transport.describe(peer)
+        except PeerUnreachable:
+            return []  # it is down already; that is the next event
+        logger.info("testing the link to %016x: %s; paths: %s", peer, info, ", ".join(paths))
+        allowed = self._rule.allowed(paths, info.lanes)
         if not allowed:
-            return [Failed(peer, self._rule.refusal(paths, lanes))]
+            return [Failed(peer, self._rule.refusal(paths, info.lanes))]
         return self._perform(self._tests.begin(peer, allowed, self._clock()))
 
     def hear(self, peer: int, data: bytes) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""Which peers a scheduler is linked to: follows the membership, and tries again what failed.
+"""Which peers a scheduler is linked to: follows the membership, tests each link, and tries again what failed.
 
 Membership is level-triggered: `set_peers` gives the whole set, and every link is brought towards it, so neither a
 lost update nor a broken link strands a peer that is still a member.
@@ -6,20 +6,24 @@ lost update nor a broken link strands a peer that is still a member.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from diptych.engine.events import Event, PeerDown, PeerUp
-from diptych.kvtransfer.errors import TransferError
-from diptych.kvtransfer.transport import LinkDown, LinkUp, Transport
+from diptych.engine.runtime.link_tester import LinkTester, Verdict
+from diptych.kvtransfer.errors import PeerUnreachable, TransferError
+from diptych.kvtransfer.probe.actions import Failed, Passed, PathResult
+from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, Transport, TransportEvent
 from diptych.v1 import worker_pb2
 
 logger = logging.getLogger(__name__)
 
 RECONNECT_S: Final = 0.5  # between attempts to reach a member whose link is down
+RETEST_S: Final = 5.0  # after a failed test
 
 
 class LinkState(enum.Enum):
@@ -27,11 +31,12 @@ class LinkState(enum.Enum):
 
     DOWN = "LINK_STATE_DOWN"  # failed; will be tried again
     CONNECTING = "LINK_STATE_CONNECTING"
+    TESTING = "LINK_STATE_TESTING"
     UP = "LINK_STATE_UP"
     REFUSED = "LINK_STATE_REFUSED"  # can't ever work
 
 
-_IS_OPEN: Final = frozenset({LinkState.CONNECTING, LinkState.UP})
+_IS_OPEN: Final = frozenset({LinkState.CONNECTING, LinkState.TESTING, LinkState.UP})
 
 
 @dataclass(slots=True)
@@ -41,18 +46,21 @@ class _Link:
     state: LinkState = LinkState.DOWN
     reason: str = ""  # why it is not up
     retry_s: float = 0.0  # DOWN: when to try again
+    verdict: Verdict | None = None  # of its last test
 
 
 class Linking:
     """Opens and closes the links of a transport."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, tester: LinkTester) -> None:
         self._transport = transport
+        self._tester = tester
         self._members: Mapping[int, bytes] = {}  # instance id -> transfer metadata
         self._links: dict[int, _Link] = {}
+        self._events: list[Event] = []
         self._now_s = 0.0
         self.up: set[int] = set()  # peers that may be used
-        self.num_failures = 0  # links that broke, since start
+        self.num_failures = 0  # links that broke or failed their test, since start
 
     @property
     def problem(self) -> str:
@@ -74,19 +82,40 @@ class Linking:
         self.reconnect(now_s)
 
     def reconnect(self, now_s: float) -> None:
-        """Link to members that have no link, again `RECONNECT_S` after each failure."""
+        """Link to members that have no link, again some time after each failure; end tests that take too long."""
         self._now_s = now_s
         for peer, link in self._links.items():
             if link.state is LinkState.DOWN and link.retry_s <= now_s:
                 self._connect(peer, link)
+        self._apply(self._tester.expire())
 
     def next_retry_s(self) -> float | None:
         """When `reconnect` has something to do; None when every member is linked or never can be."""
-        return min((link.retry_s for link in self._links.values() if link.state is LinkState.DOWN), default=None)
+        times = [link.retry_s for link in self._links.values() if link.state is LinkState.DOWN]
+        return min((at_s for at_s in (*times, self._tester.next_deadline_s()) if at_s is not None), default=None)
 
-    def take(self, event: LinkUp | LinkDown) -> list[Event]:
-        """Return what the scheduler hears of it."""
-        return self._take_up(event.peer) if isinstance(event, LinkUp) else self._take_down(event.peer, event.reason)
+    def take(self, event: TransportEvent) -> bool:
+        """Return whether the event was about links or their tests; nobody else need look at it then."""
+        match event:
+            case LinkUp(peer):
+                self._links[peer].state = LinkState.TESTING
+                self._apply(self._tester.begin(peer))
+            case LinkDown(peer, reason):
+                self._take_down(peer, reason)
+            case NoteReceived(peer, data) if peer not in self.up:
+                self._apply(self._tester.hear(peer, data))
+            case OpDone():
+                verdicts = self._tester.done(event)
+                self._apply(verdicts or ())
+                return verdicts is not None
+            case _:
+                return False
+        return True
+
+    def take_events(self) -> list[Event]:
+        """Return what the scheduler must hear."""
+        events, self._events = self._events, []
+        return events
 
     def status(self) -> list[worker_pb2.LinkStatus]:
         """Describe every link, for operators."""
@@ -101,25 +130,52 @@ class Linking:
         else:
             link.state = LinkState.CONNECTING
 
-    def _take_up(self, peer: int) -> list[Event]:
-        logger.info("linked to %016x: %s", peer, self._transport.describe(peer))
-        self._links[peer].state, self._links[peer].reason = LinkState.UP, ""
-        self.up.add(peer)
-        return [PeerUp(peer)]
+    def _apply(self, verdicts: Iterable[Verdict]) -> None:
+        for verdict in verdicts:
+            for result in verdict.results:
+                if result.error:
+                    logger.error("link to %016x: path %s is not used: %s", verdict.peer, result.path, result.error)
+            link = self._links[verdict.peer]
+            link.verdict = verdict
+            if isinstance(verdict, Passed):
+                self._set_up(verdict, link)
+            else:
+                logger.error("link to %016x is not used: %s", verdict.peer, verdict.reason)
+                self._transport.disconnect(verdict.peer)
 
-    def _take_down(self, peer: int, reason: str) -> list[Event]:
-        logger.warning("link to %016x is down: %s", peer, reason)
+    def _set_up(self, passed: Passed, link: _Link) -> None:
+        words = f"{passed.bytes_per_s / 1e9:.2f} GB/s" if passed.bytes_per_s else "not measured"
+        logger.info("linked to %016x: pages by %s, %s", passed.peer, passed.path, words)
+        link.state, link.reason = LinkState.UP, ""
+        self.up.add(passed.peer)
+        self._events.append(PeerUp(passed.peer))
+
+    def _take_down(self, peer: int, reason: str) -> None:
+        verdict = self._links.pop(peer).verdict
+        failed = verdict if isinstance(verdict, Failed) else None
+        if failed is None:
+            logger.warning("link to %016x is down: %s", peer, reason)
         self.up.discard(peer)
-        del self._links[peer]
         if peer in self._members:
             self.num_failures += 1
-            self._links[peer] = _Link(reason=reason, retry_s=self._now_s + RECONNECT_S)
-        return [PeerDown(peer, reason)]
+            retry_s = self._now_s + (RETEST_S if failed else RECONNECT_S)
+            self._links[peer] = _Link(reason=failed.reason if failed else reason, retry_s=retry_s, verdict=failed)
+        self._events.append(PeerDown(peer, reason))
+        self._apply(self._tester.end(peer))
 
     def _describe(self, peer: int, link: _Link) -> worker_pb2.LinkStatus:
         status = worker_pb2.LinkStatus(peer_instance_id=peer, state=link.state.value, reason=link.reason)
-        if link.state in _IS_OPEN:
+        if link.verdict is not None:
+            status.tests.extend(map(_result_to_wire, link.verdict.results))
+        with contextlib.suppress(PeerUnreachable):  # not connected yet, or not any more
             info = self._transport.describe(peer)
-            status.lanes, status.library = info.lanes, info.version
-            status.bytes_sent, status.last_heard_s = info.bytes_sent, info.last_heard_s
+            status.lanes, status.library, status.path = info.lanes, info.version, info.path
+            status.bytes_sent, status.last_heard_s, status.rtt_s = info.bytes_sent, info.last_heard_s, info.rtt_s or 0.0
+            status.in_flight_bytes, status.queued_bytes = info.in_flight_bytes, info.queued_bytes
+        if isinstance(link.verdict, Passed):
+            status.path, status.bytes_per_s = link.verdict.path, link.verdict.bytes_per_s
         return status
+
+
+def _result_to_wire(result: PathResult) -> worker_pb2.PathTest:
+    return worker_pb2.PathTest(path=result.path, bytes_per_s=result.bytes_per_s, error=result.error)

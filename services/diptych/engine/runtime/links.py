@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Final, Protocol
 
 from diptych.engine.events import Event, NoteArrived, SendNote, WriteDone, WritePages, WriterGone
+from diptych.engine.runtime.link_tester import LinkTester
 from diptych.engine.runtime.linking import Linking
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.errors import MalformedNote, TransferError, TransferQueueFull
-from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, Transport, TransportEvent
+from diptych.kvtransfer.transport import NoteReceived, OpDone, PageWrite, Transport, TransportEvent
 from diptych.v1 import worker_pb2
 
 logger = logging.getLogger(__name__)
@@ -101,9 +102,9 @@ class NoLinks:
 class Links:
     """Owns the transport of a scheduler process. All calls from the scheduler's thread."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, tester: LinkTester) -> None:
         self._transport = transport
-        self._linking = Linking(transport)
+        self._linking = Linking(transport, tester)
         self._rooms: dict[int, int] = {}  # operation -> room
         self._queue: deque[WritePages | SendNote] = deque()  # effects that wait for the transfer engine
         self._events: list[Event] = []
@@ -160,9 +161,10 @@ class Links:
         self._transport.close()
 
     def _take(self, event: TransportEvent) -> None:
+        if self._linking.take(event):
+            self._events += self._linking.take_events()
+            return
         match event:
-            case LinkUp() | LinkDown():
-                self._events += self._linking.take(event)
             case NoteReceived(peer, data):
                 self._take_note(peer, data)
             case OpDone(op, error):

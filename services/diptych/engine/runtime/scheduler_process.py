@@ -33,6 +33,7 @@ from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.runner.threads import configure_threads
 from diptych.engine.runtime.admin_thread import AdminThread
 from diptych.engine.runtime.grammar_thread import GrammarThread
+from diptych.engine.runtime.link_tester import LinkTester
 from diptych.engine.runtime.links import Links, NoLinks, PeerLinks
 from diptych.engine.runtime.loop import SchedulerLoop
 from diptych.engine.runtime.model_adapters import open_adapters
@@ -47,7 +48,7 @@ from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.layout_codec import layout_to_wire
 from diptych.kvtransfer.notes import PROTOCOL_VERSION
 from diptych.kvtransfer.ownership import Pages
-from diptych.kvtransfer.transport import Transport
+from diptych.kvtransfer.transport import Pool, Transport
 from diptych.v1 import bootstrap_pb2, engine_pb2
 
 if TYPE_CHECKING:  # need torch, whose threads are configured first
@@ -57,7 +58,14 @@ logger = logging.getLogger(__name__)
 
 Digest = Callable[[Pages], int]
 BuildCore = Callable[[KvCache, Limits, Digest, PoolLayout], SchedulerCore]
-OpenTransport = Callable[[SchedulerConfig], Transport]
+
+
+@dataclass(frozen=True, slots=True)
+class Peering:
+    """How the schedulers of a role reach their peers."""
+
+    open_transport: Callable[[SchedulerConfig], Transport]
+    link_tester: Callable[[Transport, Pool, SchedulerConfig], LinkTester]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +78,18 @@ class _Memory:
     transfer: bootstrap_pb2.TransferInfo | None
 
 
-def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTransport | None) -> int:
-    """Run a scheduler process to its end; `open_transport` is None for an engine without peers."""
+def run_scheduler(argv: list[str], build_core: BuildCore, peering: Peering | None) -> int:
+    """Run a scheduler process to its end; `peering` is None for an engine without peers."""
     config = SchedulerConfig.from_json(argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; our frontend says when to stop
     lifecycle.die_with_parent(signal.SIGKILL, parent_pid=config.parent_pid)
     setup(config.name, config.log_format, config.log_level)
     configure_threads(config.engine.num_threads)  # before anything imports torch
     if config.rank:
-        return _run_rank(config, open_transport)
+        return _run_rank(config, peering)
     channel = _connect(config.endpoint)
     try:
-        _serve(config, channel, build_core, open_transport)
+        _serve(config, channel, build_core, peering)
     except DiptychError as error:
         logger.error("%s", error)
         return _report_fatal(channel, error)
@@ -93,10 +101,10 @@ def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTr
     return 0
 
 
-def _run_rank(config: SchedulerConfig, open_transport: OpenTransport | None) -> int:
+def _run_rank(config: SchedulerConfig, peering: Peering | None) -> int:
     """Run a rank other than 0. Whoever started it notices when it ends."""
     try:
-        serve_rank(config, open_transport(config) if open_transport else None)
+        serve_rank(config, peering.open_transport(config) if peering else None)
     except DiptychError as error:
         logger.error("%s", error)
         return 1
@@ -110,7 +118,7 @@ def _serve(
     config: SchedulerConfig,
     channel: zmq.Socket[bytes],
     build_core: BuildCore,
-    open_transport: OpenTransport | None,
+    peering: Peering | None,
 ) -> None:
     import torch
 
@@ -125,7 +133,7 @@ def _serve(
     ranks = rank_group(config.endpoint, options.tp, torch.device("cpu"))
     part = ModelPart.of(source, ranks.communicator)
     layout = pool_layout(part.config, options, head_share(source.config, options, config.rank))
-    memory = _allocate(layout, ranks.lead_transport(open_transport(config)) if open_transport else None)
+    memory = _allocate(layout, ranks, peering, config)
     limits = _limits(source, options)
     grammars = GrammarThread(lambda: Compiler(source.tokenizer(), limits.vocab_size, limits.eos_ids))
     kv = kv_view(memory.buffer, layout)
@@ -194,12 +202,14 @@ def _stepping(options: EngineOptions, core: SchedulerCore, runner: OverlapRunner
     return OverlappedStepping(core, TpModelWorkerClient(runner), time.monotonic)
 
 
-def _allocate(layout: PoolLayout, transport: Transport | None) -> _Memory:
-    if transport is None:
+def _allocate(layout: PoolLayout, ranks: RankGroup, peering: Peering | None, config: SchedulerConfig) -> _Memory:
+    if peering is None:
         return _Memory(memoryview(bytearray(layout.nbytes)), lambda pages: 0, NoLinks(), None)
+    transport = ranks.lead_transport(peering.open_transport(config))
     pool = transport.allocate_pool(layout)
     info = bootstrap_pb2.TransferInfo(engine_metadata=transport.metadata(), layout=layout_to_wire(layout))
-    return _Memory(pool.buffer, pool.digest, Links(transport), info)
+    links = Links(transport, peering.link_tester(transport, pool, config))
+    return _Memory(pool.buffer, pool.digest, links, info)
 
 
 def _host_tier(num_slots: int, pool: memoryview, layout: PoolLayout, ranks: RankGroup) -> HostTier:

@@ -31,9 +31,10 @@ class TensorParallelPool:
     def probe_pages(self) -> PageIndices:
         return self._pool.probe_pages
 
-    @property
-    def probe_buffer(self) -> memoryview:
-        return self._pool.probe_buffer
+    def fill_probe(self, seed: int) -> None:
+        """Every rank fills its own, before anything that comes later."""
+        self._log.append(rank_pb2.RankEntry(fill_probe=seed))
+        self._pool.fill_probe(seed)
 
     def digest(self, pages: PageIndices) -> int:
         """Return the hash of every rank's digest. The ranks compute at the same time."""

@@ -51,6 +51,8 @@ class RankTransfer:
                 self._post_waiting()
             case "use_path":
                 self._use_path(entry.use_path)
+            case "fill_probe":
+                self._pool.fill_probe(entry.fill_probe)
             case "digest":
                 return rank_pb2.RankAnswer(digest=self._pool.digest(from_bytes(entry.digest.pages)))
             case "is_writer_gone":
