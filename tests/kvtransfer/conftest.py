@@ -145,9 +145,10 @@ class InprocEnd(End):
         dst: list[int],
         note: bytes = b"",
         layers: tuple[int, int] | None = None,
+        skip_tokens: int = 0,
         **flow: Any,
     ) -> int:
-        write = PageWrite(np.array(src, dtype=np.int32), np.array(dst, dtype=np.int32), layers)
+        write = PageWrite(np.array(src, dtype=np.int32), np.array(dst, dtype=np.int32), layers, skip_tokens)
         return self.transport.write_pages(peer, write, note, Flow(**flow))
 
     def note(self, peer: int, note: bytes, **options: Any) -> int:
@@ -155,6 +156,15 @@ class InprocEnd(End):
 
     def digest_pages(self, pages: list[int]) -> int:
         return self.transport.digest_pages(np.array(pages))
+
+    def read(self, pages: list[int]) -> bytes:
+        return np.frombuffer(self.pool.buffer, np.uint8).reshape(self.pool.layout.num_pages, -1)[pages].tobytes()
+
+    def unpack_pages(self, peer: int, pages: list[int]) -> int:
+        return self.transport.unpack_pages(peer, np.array(pages))
+
+    def lands_in_parts(self, peer: int) -> bool:
+        return self.transport.lands_in_parts(peer)
 
     def paths(self, peer: int) -> list[str]:
         return list(self.transport.paths(peer))
@@ -360,16 +370,26 @@ class ChildEnd(End):
         dst: list[int],
         note: bytes = b"",
         layers: tuple[int, int] | None = None,
+        skip_tokens: int = 0,
         **flow: Any,
     ) -> int:
-        data = base64.b64encode(note).decode()
-        return int(self.ask("write", peer=peer, src=src, dst=dst, note=data, layers=layers, flow=flow))
+        fields = {"src": src, "dst": dst, "layers": layers, "skip_tokens": skip_tokens, "flow": flow}
+        return int(self.ask("write", peer=peer, note=base64.b64encode(note).decode(), **fields))
 
     def note(self, peer: int, note: bytes, **options: Any) -> int:
         return int(self.ask("note", peer=peer, note=base64.b64encode(note).decode(), options=options))
 
     def digest_pages(self, pages: list[int]) -> int:
         return int(self.ask("digest_pages", pages=pages))
+
+    def read(self, pages: list[int]) -> bytes:
+        return base64.b64decode(self.ask("read", pages=pages))
+
+    def unpack_pages(self, peer: int, pages: list[int]) -> int:
+        return int(self.ask("unpack_pages", peer=peer, pages=pages))
+
+    def lands_in_parts(self, peer: int) -> bool:
+        return bool(self.ask("lands_in_parts", peer=peer))
 
     def paths(self, peer: int) -> list[str]:
         return list(self.ask("paths", peer=peer))
@@ -540,6 +560,20 @@ def make_end(request: pytest.FixtureRequest, make_child_end: Make, make_ranked_e
             return make_ranked_end(instance_id, layout)
         if request.param != "inproc":
             return make_child_end(request.param, instance_id, layout, **options)
+        made.append(InprocEnd(network, instance_id, layout))
+        return made[-1]
+
+    yield make
+    for end in made:
+        end.close()
+
+
+@pytest.fixture
+def make_inproc_end() -> Iterator[Make]:
+    """Makes ends in a network of the test's own."""
+    made: list[InprocEnd] = []
+
+    def make(network: InprocNetwork, instance_id: int, layout: PoolLayout = LAYOUT) -> InprocEnd:
         made.append(InprocEnd(network, instance_id, layout))
         return made[-1]
 

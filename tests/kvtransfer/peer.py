@@ -19,7 +19,7 @@ import numpy as np
 
 from diptych.kvtransfer.device import Device, DevicePool
 from diptych.kvtransfer.errors import TransferQueueFull
-from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.layout import HeadShare, PoolLayout
 from diptych.kvtransfer.pool import HostPool
 from diptych.kvtransfer.transport import Flow, LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
@@ -57,7 +57,8 @@ class Peer:
 
     def open(self, instance_id: int, layout: dict[str, Any], options: dict[str, Any], device: str = "") -> None:
         self.transport = open_transport(instance_id, options=UcxOptions(**options))
-        pages = PoolLayout(**layout)
+        share = HeadShare(**layout["share"]) if layout["share"] else None
+        pages = PoolLayout(**{**layout, "share": share})
         if device:
             self.pool = self.transport.allocate_device_pool(pages, open_device(device, instance_id, pages))
         else:
@@ -101,11 +102,27 @@ class Peer:
         else:
             self.pool.buffer[page * len(data) : (page + 1) * len(data)] = data
 
+    def read(self, pages: list[int]) -> str:
+        return base64.b64encode(b"".join(map(self._load, pages))).decode()
+
+    def unpack_pages(self, peer: int, pages: list[int]) -> int:
+        return self.transport.unpack_pages(peer, np.array(pages))
+
+    def lands_in_parts(self, peer: int) -> bool:
+        return self.transport.lands_in_parts(peer)
+
     def write(
-        self, peer: int, src: list[int], dst: list[int], note: str, layers: list[int] | None, flow: dict[str, Any]
+        self,
+        peer: int,
+        src: list[int],
+        dst: list[int],
+        note: str,
+        layers: list[int] | None,
+        skip_tokens: int,
+        flow: dict[str, Any],
     ) -> int:
         first_end = (layers[0], layers[1]) if layers else None
-        write = PageWrite(np.array(src, dtype=np.int32), np.array(dst, dtype=np.int32), first_end)
+        write = PageWrite(np.array(src, dtype=np.int32), np.array(dst, dtype=np.int32), first_end, skip_tokens)
         return self.transport.write_pages(peer, write, base64.b64decode(note), Flow(**flow))
 
     def note(self, peer: int, note: str, options: dict[str, Any]) -> int:

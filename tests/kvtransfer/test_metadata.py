@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from diptych.kvtransfer import metadata as codec
-from diptych.kvtransfer.errors import MalformedMetadata
+from diptych.kvtransfer.errors import LayoutMismatch, MalformedMetadata
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
 from diptych.kvtransfer.process import ProcessIdentity
 from diptych.v1 import transfer_pb2
@@ -25,8 +25,9 @@ METADATA = codec.EngineMetadata(
 
 @pytest.mark.parametrize("share", [None, HeadShare(rank=0, num_ranks=2, total_kv_heads=6)])
 def test_metadata_is_the_same_after_its_journey(share: HeadShare | None) -> None:
-    metadata = dataclasses.replace(METADATA, layout=dataclasses.replace(LAYOUT, share=share))
-    assert codec.decode(codec.encode(metadata), like=LAYOUT) == metadata
+    layout = dataclasses.replace(LAYOUT, share=share)
+    metadata = dataclasses.replace(METADATA, layout=layout)
+    assert codec.decode(codec.encode(metadata), like=layout) == metadata
 
 
 def test_a_pool_with_more_pages_is_no_other_pool() -> None:
@@ -37,14 +38,26 @@ def test_a_pool_with_more_pages_is_no_other_pool() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        dataclasses.replace(LAYOUT, page_size=32),
-        dataclasses.replace(LAYOUT, num_layers=15, page_size=32),  # as many bytes, otherwise arranged
-        dataclasses.replace(LAYOUT, dtype="float16"),
+        dataclasses.replace(LAYOUT, num_layers=15, page_size=32),  # as many bytes
+        dataclasses.replace(LAYOUT, num_kv_heads=6),
+        dataclasses.replace(LAYOUT, head_dim=128, page_size=8),
     ],
 )
-def test_other_pages_are_refused(other: PoolLayout) -> None:
-    with pytest.raises(MalformedMetadata, match="KV pages differ"):
+def test_pages_of_another_model_are_refused(other: PoolLayout) -> None:
+    with pytest.raises(LayoutMismatch, match="KV of another model"):
         codec.decode(codec.encode(METADATA), like=other)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        dataclasses.replace(LAYOUT, page_size=32),
+        dataclasses.replace(LAYOUT, dtype="fp8_e4m3"),
+        dataclasses.replace(LAYOUT, num_kv_heads=1, share=HeadShare(2, 3, 3)),
+    ],
+)
+def test_pages_that_can_be_converted_are_welcome(other: PoolLayout) -> None:
+    assert codec.decode(codec.encode(METADATA), like=other) == METADATA
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diptych.kernels.page_pack import CELLS, cast, pack_page, unpack_page
-from diptych.kvtransfer.errors import LayoutMismatch
+from diptych.kvtransfer.errors import LayoutMismatch, TransferError
 from diptych.kvtransfer.layout import DTYPE_NBYTES, HeadShare, PoolLayout
-from diptych.kvtransfer.plan import Shard, linked_ranks, part_heads, plan
+from diptych.kvtransfer.plan import ByteWindow, Shard, linked_ranks, part_heads, plan
+from diptych.kvtransfer.transport import PageWrite
 
 Array = np.ndarray[Any, Any]
 
@@ -112,13 +113,14 @@ def execute(case: Case, pages: Array, pools: list[Array], dst_pages: Array) -> E
         assert (copies is not None) <= (dst.rank in linked_ranks(src, case.dst.shards))
         if copies is None:
             continue
-        runs = copies.cut(src_pages, dst_pages, skip)
-        for i, page in enumerate(runs.dst_pages):
+        runs = copies.cut(PageWrite(src_pages, dst_pages, None, skip))
+        assert runs.window == ByteWindow(0, copies.offset, copies.nbytes)
+        for i, page in enumerate(runs.dst):
             pool = pools[src.rank]
             if copies.pack is None:
-                image = pool[runs.src_pages[i]]
+                image = pool[runs.src[i]]
             else:
-                image = pack_page(copies.pack, pool, runs.src_pages, int(runs.first_tokens[i]))
+                image = pack_page(copies.pack, pool, runs.src, int(runs.first_tokens[i]))
             assert len(image) == copies.nbytes
             done.pools[dst.rank][page, copies.offset : copies.offset + copies.nbytes] = image
             done.runs[dst.rank, int(page)] += 1
@@ -182,7 +184,7 @@ def test_ranks_with_the_same_heads_share_the_work_evenly(num_src: int, num_dst: 
     for one, other in itertools.product(src.shards, dst.shards):
         copies = plan(one, other)
         if copies:
-            sent[one.rank] += copies.nbytes * len(copies.cut(pages, pages, 0).dst_pages)
+            sent[one.rank] += copies.nbytes * len(copies.cut(PageWrite(pages, pages)).dst)
     assert set(sent.values()) == {32 * dst.layout.page_nbytes * num_dst // num_src}
     assert len(sent) == num_src
 
@@ -190,8 +192,8 @@ def test_ranks_with_the_same_heads_share_the_work_evenly(num_src: int, num_dst: 
 def test_a_grant_that_begins_inside_a_page_skips_its_first_tokens() -> None:
     copies = plan(side(1, page_size=64).shards[0], side(1).shards[0])
     assert copies is not None
-    runs = copies.cut(np.array([7, 9]), np.array([3, 4, 5]), 48)
-    assert [runs.src_pages.tolist(), runs.first_tokens.tolist(), runs.dst_pages.tolist()] == [
+    runs = copies.cut(PageWrite(np.array([7, 9]), np.array([3, 4, 5]), None, 48))
+    assert [runs.src.tolist(), runs.first_tokens.tolist(), runs.dst.tolist()] == [
         [7, 9],
         [48, 64, 80],
         [3, 4, 5],
@@ -227,3 +229,27 @@ def test_parts_that_are_no_whole_words_are_refused() -> None:
 def test_ranks_that_do_not_share_the_heads_evenly_are_refused(shard: Shard) -> None:
     with pytest.raises(LayoutMismatch, match="can't hold"):
         plan(shard, shard)
+
+
+def test_layers_are_a_window_of_each_part() -> None:
+    copies = plan(side(2, layers=4, page_size=2).shards[1], side(1, layers=4, page_size=8).shards[0])
+    assert copies is not None
+    assert copies.pack is not None
+    head_layer = 2 * 8 * 8 * 2  # bytes: K and V, tokens, head size, bfloat16
+    write = PageWrite(np.arange(4), np.array([1]), (1, 3))
+    assert copies.cut(write).window == ByteWindow(head_layer, 4 * head_layer + head_layer, 2 * head_layer)
+
+
+@pytest.mark.parametrize("layers", [(0, 0), (1, 3), (-1, 1)])
+def test_layers_that_pages_do_not_have_are_refused(layers: tuple[int, int]) -> None:
+    copies = plan(side(1).shards[0], side(1, page_size=8).shards[0])
+    assert copies is not None
+    with pytest.raises(TransferError, match="are not in pages of 2 layers"):
+        copies.cut(PageWrite(np.arange(1), np.arange(2), layers))
+
+
+def test_whole_pages_go_one_to_one() -> None:
+    copies = plan(side(1).shards[0], side(1).shards[0])
+    assert copies is not None
+    with pytest.raises(TransferError, match="2 source pages but 1 target pages"):
+        copies.cut(PageWrite(np.arange(2), np.arange(1)))

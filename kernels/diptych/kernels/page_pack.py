@@ -123,7 +123,8 @@ def _to_fp8(values: F32) -> U8:
     size = bits & 0x7FFFFFFF
     magnitude = size.view(np.float32)
     normal = (size - (120 << 23) + 0x7FFFF + (size >> 20 & 1)) >> 20
-    subnormal = (magnitude + np.float32(2**14)).view(np.int32) & 0x7F  # the last bit of such a sum is worth 2^-9
+    with np.errstate(invalid="ignore"):  # garbage behind the last token may be NaN
+        subnormal = (magnitude + np.float32(2**14)).view(np.int32) & 0x7F  # the last bit of such a sum is worth 2^-9
     rounded = np.where(magnitude < 2**-6, subnormal, normal)
     clamped = np.where(magnitude < 448, rounded, _FP8_LARGEST)
     codes: npt.NDArray[np.int32] = clamped | bits >> 24 & 0x80

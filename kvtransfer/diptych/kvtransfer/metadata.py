@@ -8,6 +8,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from diptych.common.errors import ConfigError
+from diptych.kvtransfer import plan
 from diptych.kvtransfer.errors import MalformedMetadata
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.layout_codec import layout_from_wire, layout_to_wire
@@ -49,7 +50,10 @@ def encode(metadata: EngineMetadata) -> bytes:
 
 
 def decode(data: bytes, *, like: PoolLayout) -> EngineMetadata:
-    """Return what `data` says. Raise `MalformedMetadata` unless it is whole, of our version, with pages `like` ours."""
+    """Return what `data` says. Raise `MalformedMetadata` unless it is whole and of our version.
+
+    Raise `LayoutMismatch` unless pages can be converted between that pool and one `like` ours.
+    """
     try:
         wire = transfer_pb2.EngineMetadata.FromString(data)
     except DecodeError as error:
@@ -61,7 +65,8 @@ def decode(data: bytes, *, like: PoolLayout) -> EngineMetadata:
     if not wire.process_scope or not wire.pid or not wire.process_started:
         raise MalformedMetadata("transfer metadata without a process")
     layout = layout_from_wire(wire.layout)
-    _check_layout(layout, like)
+    _check_layout(layout)
+    plan.check(plan.Shard.of(layout), plan.Shard.of(like))
     host, _, namespace = wire.process_scope.partition("/")
     process = ProcessIdentity(host, namespace, wire.pid, wire.process_started)
     return EngineMetadata(
@@ -76,14 +81,8 @@ def decode(data: bytes, *, like: PoolLayout) -> EngineMetadata:
     )
 
 
-def _check_layout(theirs: PoolLayout, ours: PoolLayout) -> None:
+def _check_layout(layout: PoolLayout) -> None:
     try:
-        theirs.validate()
+        layout.validate()
     except ConfigError as error:
         raise MalformedMetadata(f"transfer metadata with an impossible pool: {error}") from error
-    if _page(theirs) != _page(ours):
-        raise MalformedMetadata(f"KV pages differ: ours are {_page(ours)}, the metadata says {_page(theirs)}")
-
-
-def _page(layout: PoolLayout) -> tuple[tuple[int, ...], str]:
-    return layout.shape[1:], layout.dtype

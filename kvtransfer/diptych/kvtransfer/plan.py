@@ -14,17 +14,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from diptych.kernels.page_pack import PagePack
-from diptych.kvtransfer.errors import LayoutMismatch
+from diptych.kvtransfer.errors import LayoutMismatch, TransferError
 from diptych.kvtransfer.layout import DTYPE_NBYTES, PoolLayout
+from diptych.kvtransfer.transport import PageWrite
 
 I64 = npt.NDArray[np.int64]
-Indices = npt.NDArray[np.integer[Any]]
+
+NO_TOKENS: Final = np.zeros(0, np.int64)
 
 _WORD_NBYTES: Final = 8  # what digests are made of: a word belongs to one part
 
@@ -78,27 +80,72 @@ class Copies:
     """What one rank writes into the pages of another."""
 
     pack: PagePack | None  # how an image is made; None: pages move as they are
+    num_layers: int
     offset: int  # of the image in the target page, bytes
     nbytes: int  # of the image
-    turn: int  # this rank sends target page p where p % num_turns == turn
-    num_turns: int
+    turn: int = 0  # this rank sends target page p where p % num_turns == turn
+    num_turns: int = 1
 
-    def cut(self, src: Indices, dst: Indices, skip_tokens: int) -> Runs:
-        """Return what this rank sends of a write: `dst` takes the tokens of `src` from `skip_tokens` on, in order."""
-        places = np.flatnonzero(np.asarray(dst) % self.num_turns == self.turn)
-        dst_pages = np.asarray(dst, np.int64)[places]
+    def cut(self, write: PageWrite) -> Runs:
+        """Return what this rank sends of a write. Raises `TransferError` for one that is not of these pages."""
+        src, dst = (np.ascontiguousarray(pages, np.int64) for pages in (write.src, write.dst))
+        window = self._window(write.layers or (0, self.num_layers))
+        if self.pack is None and (len(src) != len(dst) or write.skip_tokens):
+            raise TransferError(f"{len(src)} source pages but {len(dst)} target pages, of one size")
+        if self.num_turns == 1:
+            places = np.arange(len(dst))
+        else:
+            places = np.flatnonzero(dst % self.num_turns == self.turn)
+            dst = dst[places]
         if self.pack is None:
-            return Runs(np.asarray(src, np.int64)[places], np.zeros(len(places), np.int64), dst_pages)
-        return Runs(np.asarray(src, np.int64), skip_tokens + places * self.pack.dst_page_size, dst_pages)
+            return Runs(src[places], NO_TOKENS, dst, window)
+        return Runs(src, write.skip_tokens + places * self.pack.dst_page_size, dst, window)
+
+    def _window(self, layers: tuple[int, int]) -> ByteWindow:
+        first, end = layers
+        if not 0 <= first < end <= self.num_layers:
+            raise TransferError(f"layers [{first}, {end}) are not in pages of {self.num_layers} layers")
+        layer_nbytes = self.nbytes // self.num_layers
+        begin = first * layer_nbytes
+        return ByteWindow(begin, self.offset + begin, (end - first) * layer_nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ByteWindow:
+    """The bytes that move of each page: at `src` of a page of ours, or of an image, and at `dst` of the peer's page."""
+
+    src: int
+    dst: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
     """The runs of bytes of one write, one a target page."""
 
-    src_pages: I64  # whole pages: `src_pages[i]` goes to `dst_pages[i]`; packed ones: all that the tokens are in
-    first_tokens: I64  # of each image, among those of `src_pages`; zero for whole pages
-    dst_pages: I64
+    src: I64  # whole pages: `src[i]` goes to `dst[i]`; packed ones: all that the tokens are in
+    first_tokens: I64  # of each image, among those of `src`; none for whole pages
+    dst: I64
+    window: ByteWindow
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """How pages go from a pool to that of a peer, and what comes from there."""
+
+    copies: Copies | None  # None: we send it nothing
+    part_heads: tuple[int, ...]  # of the parts that land in a page of ours; one: nothing to unpack
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether pages move as they are."""
+        return len(self.part_heads) == 1 and (self.copies is None or self.copies.pack is None)
+
+    @staticmethod
+    def between(own: PoolLayout, peer: PoolLayout) -> Conversion:
+        """Raises `LayoutMismatch`."""
+        one, other = Shard.of(own), Shard.of(peer)
+        return Conversion(plan(one, other), part_heads(other, one))
 
 
 def plan(src: Shard, dst: Shard) -> Copies | None:
@@ -110,7 +157,7 @@ def plan(src: Shard, dst: Shard) -> Copies | None:
         return None
     turn, num_turns = senders.index(src.copy), len(senders)
     if _page(src.layout) == _page(dst.layout) and src.first_head == dst.first_head:
-        return Copies(None, 0, dst.layout.page_nbytes, turn, num_turns)
+        return Copies(None, dst.layout.num_layers, 0, dst.layout.page_nbytes, turn, num_turns)
     pack = PagePack(
         num_layers=src.layout.num_layers,
         head_dim=src.layout.head_dim,
@@ -122,7 +169,8 @@ def plan(src: Shard, dst: Shard) -> Copies | None:
         dst_page_size=dst.layout.page_size,
         dst_dtype=dst.layout.dtype,
     )
-    return Copies(pack, (first - dst.first_head) * _head_nbytes(dst.layout), pack.image_nbytes, turn, num_turns)
+    offset = (first - dst.first_head) * _head_nbytes(dst.layout)
+    return Copies(pack, dst.layout.num_layers, offset, pack.image_nbytes, turn, num_turns)
 
 
 def part_heads(src: Shard, dst: Shard) -> tuple[int, ...]:

@@ -1,32 +1,22 @@
-"""Page memory of this process, and which bytes of it a write moves. The memory belongs to the transport."""
+"""Page memory of this process. It belongs to the transport that allocated it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from diptych.kvtransfer.errors import PageOutOfRange, TransferError
+from diptych.kvtransfer.errors import PageOutOfRange
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.transport import PageIndices, PageWrite
+from diptych.kvtransfer.transport import PageIndices
 
 PROBE_NBYTES: Final = 1 << 20  # what a link is tested with ...
 MIN_PROBE_PAGES: Final = 2
 MAX_PROBE_PAGES: Final = 64  # ... unless the pages are tiny
 
 _PATTERN_STEP: Final = np.uint64(0x9E37_79B9_7F4A_7C15)  # odd: no word comes twice
-
-
-@dataclass(frozen=True, slots=True)
-class ByteWindow:
-    """The bytes that a write moves of each page: as many at `src` of a page of ours as at `dst` of the peer's."""
-
-    src: int
-    dst: int
-    nbytes: int
 
 
 class HostPool:
@@ -68,18 +58,6 @@ def probe_pattern(seed: int, nbytes: int) -> npt.NDArray[np.uint8]:
     """Return bytes that follow from `seed` and differ everywhere from those of another one."""
     words = np.arange(-(-nbytes // 8), dtype=np.uint64) * _PATTERN_STEP ^ np.uint64(seed)
     return words.view(np.uint8)[:nbytes]
-
-
-def byte_window(layout: PoolLayout, write: PageWrite) -> ByteWindow:
-    """Return what `write` moves of each page. Raises `TransferError` for layers that the pages don't have."""
-    if len(write.src) != len(write.dst):
-        raise TransferError(f"{len(write.src)} source pages but {len(write.dst)} target pages")
-    if write.skip_tokens:
-        raise TransferError("skip_tokens is for pages of different sizes")
-    first, end = write.layers or (0, layout.num_layers)
-    if not 0 <= first < end <= layout.num_layers:
-        raise TransferError(f"layers [{first}, {end}) are not in pages of {layout.num_layers} layers")
-    return ByteWindow(first * layout.layer_nbytes, first * layout.layer_nbytes, (end - first) * layout.layer_nbytes)
 
 
 def check_pages(pages: PageIndices, num_pages: int) -> None:

@@ -25,7 +25,7 @@ PageIndices = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageWrite:
-    """Pages to move: `dst[i]` receives `src[i]`."""
+    """Pages to move: `dst[i]` receives `src[i]`. Where the page sizes differ, `dst` receives the tokens of `src`."""
 
     src: PageIndices  # of our pool
     dst: PageIndices  # of the peer's
@@ -139,7 +139,10 @@ class Transport(Protocol):
         ...
 
     def connect(self, peer: InstanceId, metadata: bytes) -> None:
-        """Start to link; `LinkUp` or `LinkDown` follows. Raises `MalformedMetadata`. An open link stays as it is."""
+        """Start to link; `LinkUp` or `LinkDown` follows. An open link stays as it is.
+
+        Raises `MalformedMetadata`, and `LayoutMismatch` where pages can't be converted.
+        """
         ...
 
     def disconnect(self, peer: InstanceId) -> None:
@@ -165,6 +168,18 @@ class Transport(Protocol):
         """Compute the digest of pages of ours, as they lie here, beside other work; its `OpDone` has it.
 
         Raises `PageOutOfRange` and `TransferQueueFull`.
+        """
+        ...
+
+    def lands_in_parts(self, peer: InstanceId) -> bool:
+        """Whether pages that the peer writes land as parts that `unpack_pages` has to put together."""
+        ...
+
+    def unpack_pages(self, peer: InstanceId, pages: PageIndices) -> int:
+        """Put together the parts of pages that the peer wrote, in place and beside other work; return the operation.
+
+        Not before they were verified, and once: a digest asked for before is that of the pages as they landed. Raises
+        as `digest_pages` does, and `PeerUnreachable` for a peer that was never linked.
         """
         ...
 

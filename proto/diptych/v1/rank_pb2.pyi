@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RankEntry(_message.Message):
-    __slots__ = ("step", "connect", "disconnect", "copy", "digest", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe")
+    __slots__ = ("step", "connect", "disconnect", "copy", "digest", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     DISCONNECT_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class RankEntry(_message.Message):
     DIGEST_PAGES_FIELD_NUMBER: _ClassVar[int]
     USE_PATH_FIELD_NUMBER: _ClassVar[int]
     FILL_PROBE_FIELD_NUMBER: _ClassVar[int]
+    UNPACK_FIELD_NUMBER: _ClassVar[int]
     step: Step
     connect: ConnectPeer
     disconnect: int
@@ -32,7 +33,8 @@ class RankEntry(_message.Message):
     digest_pages: DigestOwnPages
     use_path: UsePath
     fill_probe: int
-    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., digest: _Optional[_Union[DigestPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ...) -> None: ...
+    unpack: UnpackPages
+    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., digest: _Optional[_Union[DigestPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "sample_rows", "prompt_rows")
@@ -97,6 +99,16 @@ class DigestOwnPages(_message.Message):
     operation: int
     pages: bytes
     def __init__(self, operation: _Optional[int] = ..., pages: _Optional[bytes] = ...) -> None: ...
+
+class UnpackPages(_message.Message):
+    __slots__ = ("operation", "peer", "pages")
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    operation: int
+    peer: int
+    pages: bytes
+    def __init__(self, operation: _Optional[int] = ..., peer: _Optional[int] = ..., pages: _Optional[bytes] = ...) -> None: ...
 
 class UsePath(_message.Message):
     __slots__ = ("peer", "path")

@@ -29,15 +29,20 @@ def cache_dir() -> Path:
     return Path(os.environ.get("DIPTYCH_CACHE_DIR") or Path.home() / ".cache" / "diptych")
 
 
-def build_library(source: Path, *, include_dirs: Sequence[Path] = (), flags: Sequence[str] = ()) -> Path:
+def build_library(
+    source: Path, *, header_dirs: Sequence[Path] = (), include_dirs: Sequence[Path] = (), flags: Sequence[str] = ()
+) -> Path:
     """Return the shared library built from `source`, compiling it if the cache has none.
+
+    `header_dirs` hold headers of ours, that may change; `include_dirs` those of others.
 
     Safe against concurrent callers: each builds into a file of its own and renames it into place. Raises
     `ConfigError` with the compiler's words when there is no compiler or the build fails.
     """
     compiler = _compiler()
-    options = ["-shared", "-fPIC", "-O3", *flags, *(f"-I{path}" for path in include_dirs)]
-    target = cache_dir() / "native" / f"{source.stem}-{_key(source, compiler, options)}.so"
+    options = ["-shared", "-fPIC", "-O3", *flags, *(f"-I{path}" for path in (*header_dirs, *include_dirs))]
+    sources = [source, *(header for path in (source.parent, *header_dirs) for header in sorted(path.glob("*.h")))]
+    target = cache_dir() / "native" / f"{source.stem}-{_key(sources, compiler, options)}.so"
     if not target.exists():
         _compile(compiler, source, options, target)
     return target
@@ -54,10 +59,10 @@ def _compiler() -> list[str]:
     raise ConfigError("no C compiler found: install one (cc, gcc or clang), or `pip install ziglang`, or set CC")
 
 
-def _key(source: Path, compiler: Sequence[str], options: Sequence[str]) -> str:
-    digest = hashlib.sha256(source.read_bytes())
-    for header in sorted(source.parent.glob("*.h")):
-        digest.update(header.read_bytes())
+def _key(sources: Sequence[Path], compiler: Sequence[str], options: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(source.read_bytes())
     digest.update("\0".join([*compiler, *options, platform.machine(), _cpu_model()]).encode())
     return digest.hexdigest()[:16]
 

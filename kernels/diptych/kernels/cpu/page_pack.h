@@ -83,7 +83,7 @@ static char *pack_tokens(const struct page_pack *pack, const char *from, int64_t
     return to;
 }
 
-static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t fewer(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Writes the rows [first_row, first_row + num_rows) of the image whose first token is number `first_token` of the
  * source. Tokens that the source does not have are zero. */
@@ -94,13 +94,13 @@ static void pack_rows(const struct page_pack *pack, const struct source_pages *s
     for (int64_t row = first_row, end = first_row + num_rows, count; row < end; row += count) {
         const int64_t plane = row / pack->dst_page_size, place = row % pack->dst_page_size;
         const int64_t token = first_token + place, page = token / size, offset = token % size;
-        count = smaller(end - row, pack->dst_page_size - place);
+        count = fewer(end - row, pack->dst_page_size - place);
         if (page >= source->num_pages) {
             memset(out, 0, count * packed_row_bytes(pack));
             out += count * packed_row_bytes(pack);
             continue;
         }
-        count = smaller(count, size - offset);
+        count = fewer(count, size - offset);
         const int64_t plane_of_pool = source->pages[page] * pack->num_layers * 2 + plane;
         const char *from = source->pool + (plane_of_pool * size + offset) * token_bytes;
         out = pack_tokens(pack, from + pack->first_head * pack->head_dim * cell, count, out);
@@ -113,13 +113,18 @@ struct page_parts { /* that land one after the other in a page; mirrored in page
     const int64_t *part_heads;
 };
 
+static inline uint64_t parts_bytes(const struct page_parts *parts) {
+    int64_t num_heads = 0;
+    for (int64_t part = 0; part < parts->num_parts; part++) num_heads += parts->part_heads[part];
+    return (uint64_t)(parts->num_layers * 2 * parts->page_size * num_heads * parts->head_bytes);
+}
+
 /* Puts the heads of each token side by side, in place; `scratch` is as large as the page. */
 static void unpack_page(const struct page_parts *parts, char *page, char *scratch) {
-    const int64_t num_rows = parts->num_layers * 2 * parts->page_size;
-    int64_t num_heads = 0, first_head = 0;
-    for (int64_t part = 0; part < parts->num_parts; part++) num_heads += parts->part_heads[part];
-    const int64_t token_bytes = num_heads * parts->head_bytes;
-    const char *from = memcpy(scratch, page, num_rows * token_bytes);
+    const int64_t num_rows = parts->num_layers * 2 * parts->page_size, num_bytes = (int64_t)parts_bytes(parts);
+    const int64_t token_bytes = num_bytes / num_rows;
+    const char *from = memcpy(scratch, page, num_bytes);
+    int64_t first_head = 0;
     for (int64_t part = 0; part < parts->num_parts; first_head += parts->part_heads[part++]) {
         const int64_t row_bytes = parts->part_heads[part] * parts->head_bytes;
         char *to = page + first_head * parts->head_bytes;

@@ -6,8 +6,9 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from diptych.kvtransfer.pool import ByteWindow
-from diptych.kvtransfer.transport import InstanceId
+from diptych.kernels.page_pack import PagePack
+from diptych.kvtransfer.plan import ByteWindow, Copies
+from diptych.kvtransfer.transport import InstanceId, PageIndices
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,23 @@ class Operation:
     """Pages to copy, then a note to deliver if there is one."""
 
     name: int
-    pages: deque[tuple[int, int]]  # (ours, the peer's), still to be copied
+    pages: deque[tuple[int, int]]  # (ours, the peer's), still to be copied; packed: (first token, the peer's)
     window: ByteWindow
     note: bytes
     note_digest: int | None  # in place of the stream's
     deadline_s: float
     digest: int | None  # of what was copied; None: not wanted
+    pack: PagePack | None = None
+    source: PageIndices | None = None  # packed: the pages that the tokens are in
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnWork:
+    """A digest of our own pages, or putting together the parts that landed in them."""
+
+    name: int
+    pages: PageIndices
+    part_heads: tuple[int, ...]  # none: a digest
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +73,7 @@ class Half:
     owner: InstanceId
     peer: InstanceId
     num_peer_pages: int
+    copies: Copies | None  # what the owner writes to the peer
     is_open: bool = True
     partner: Half | None = None
     greetings: deque[Hello | Bye] = field(default_factory=deque)

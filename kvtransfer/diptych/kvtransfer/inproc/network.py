@@ -10,10 +10,15 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+import numpy as np
+
+from diptych.kernels.page_pack import U8, pack_page, unpack_page
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.inproc.link import Bye, Half, Hello, LateNote, Operation, Stream
 from diptych.kvtransfer.inproc.transport import InprocTransport
-from diptych.kvtransfer.transport import InstanceId, LinkUp, NoteReceived, OpDone
+from diptych.kvtransfer.layout import DTYPE_NBYTES
+from diptych.kvtransfer.pool import HostPool
+from diptych.kvtransfer.transport import InstanceId, LinkUp, NoteReceived, OpDone, PageIndices
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +72,12 @@ class InprocNetwork:
     def step(self) -> bool:
         """Perform one action. Return False when there is none."""
         busy: list[Half | InprocTransport] = [half for half in self._halves if half.is_busy]
-        busy += [transport for transport in self._transports.values() if transport.digests and transport.is_alive]
+        busy += [transport for transport in self._transports.values() if transport.own_work and transport.is_alive]
         if not busy:
             return False
         chosen = self._rng.choice(busy) if self._rng else busy[0]
         if isinstance(chosen, InprocTransport):
-            self._digest(chosen)
+            self._do_own_work(chosen)
         else:
             self._advance(chosen)
         return True
@@ -141,9 +146,8 @@ class InprocNetwork:
         assert source is not None
         assert target is not None
         src, dst = operation.pages.popleft()
-        window, page_nbytes = operation.window, source.layout.page_nbytes
-        begin, at = src * page_nbytes + window.src, dst * target.layout.page_nbytes + window.dst
-        piece = bytearray(source.memory[begin : begin + window.nbytes])
+        window, at = operation.window, dst * target.layout.page_nbytes + operation.window.dst
+        piece = bytearray(_page(operation, source, src)[window.src : window.src + window.nbytes])
         if operation.digest is not None:
             operation.digest = add_digests(operation.digest, digest_bytes(piece, at))
         if self._strikes(self.faults.corrupt_page):
@@ -176,13 +180,41 @@ class InprocNetwork:
         else:
             self.num_stale_messages += 1
 
-    def _digest(self, transport: InprocTransport) -> None:
-        operation, pages = transport.digests.popleft()
-        assert transport.pool is not None
-        memory, nbytes = transport.pool.memory, transport.pool.layout.page_nbytes
-        offsets = [page * nbytes for page in pages.tolist()]
-        digest = add_digests(*(digest_bytes(memory[at : at + nbytes], at) for at in offsets))
-        transport.inbox.push(OpDone(operation, None, digest))
+    def _do_own_work(self, transport: InprocTransport) -> None:
+        work, pool = transport.own_work.popleft(), transport.pool
+        assert pool is not None
+        digest = None if work.part_heads else _digest(pool, work.pages)
+        if work.part_heads:
+            _unpack(pool, work.pages, work.part_heads)
+        transport.inbox.push(OpDone(work.name, None, digest))
 
     def _strikes(self, probability: float) -> bool:
         return probability > 0 and self._chance.random() < probability
+
+
+def _page(operation: Operation, source: HostPool, src: int) -> memoryview:
+    """The bytes of a page as they leave: what `src` is, `Operation.pages` says."""
+    if operation.pack is None:
+        return source.memory[src * source.layout.page_nbytes :][: source.layout.page_nbytes]
+    assert operation.source is not None
+    return pack_page(operation.pack, _rows(source), operation.source, src).data
+
+
+def _digest(pool: HostPool, pages: PageIndices) -> int:
+    nbytes = pool.layout.page_nbytes
+    offsets = [page * nbytes for page in pages.tolist()]
+    return add_digests(*(digest_bytes(pool.memory[at : at + nbytes], at) for at in offsets))
+
+
+def _unpack(pool: HostPool, pages: PageIndices, part_heads: tuple[int, ...]) -> None:
+    layout, rows = pool.layout, _rows(pool)
+    head_nbytes = layout.head_dim * DTYPE_NBYTES[layout.dtype]
+    for page in pages.tolist():
+        unpack_page(
+            rows[page], part_heads, num_layers=layout.num_layers, page_size=layout.page_size, head_nbytes=head_nbytes
+        )
+
+
+def _rows(pool: HostPool) -> U8:
+    """All pages, `[num_pages, page_nbytes]`."""
+    return np.frombuffer(pool.memory, np.uint8).reshape(-1, pool.layout.page_nbytes)

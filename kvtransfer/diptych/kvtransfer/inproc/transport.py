@@ -13,9 +13,10 @@ import numpy as np
 from diptych.kvtransfer import metadata as codec
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.inproc.inbox import Inbox
-from diptych.kvtransfer.inproc.link import Bye, Half, Hello, Operation
+from diptych.kvtransfer.inproc.link import Bye, Half, Hello, Operation, OwnWork
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.pool import ByteWindow, HostPool, byte_window, check_pages, num_pages_to_allocate
+from diptych.kvtransfer.plan import ByteWindow, Conversion
+from diptych.kvtransfer.pool import HostPool, check_pages, num_pages_to_allocate
 from diptych.kvtransfer.process import own_identity
 from diptych.kvtransfer.transport import (
     NO_FLOW,
@@ -40,7 +41,8 @@ class InprocTransport:
         self.instance_id = instance_id
         self.pool: HostPool | None = None
         self.halves: dict[InstanceId, Half] = {}  # open ones
-        self.digests: deque[tuple[int, PageIndices]] = deque()  # to be computed: operation, pages
+        self.own_work: deque[OwnWork] = deque()
+        self._part_heads: dict[InstanceId, tuple[int, ...]] = {}  # of what each peer wrote, or will
         self.inbox = Inbox()
         self.is_alive = True
         self._former: dict[InstanceId, Half] = {}  # the last closed half to each peer
@@ -63,7 +65,10 @@ class InprocTransport:
     def connect(self, peer: InstanceId, metadata: bytes) -> None:
         described = codec.decode(metadata, like=self._own_pool().layout)
         if peer not in self.halves:
-            self.halves[peer] = Half(self.instance_id, peer, num_pages_to_allocate(described.layout))
+            conversion = Conversion.between(self._own_pool().layout, described.layout)
+            num_pages = num_pages_to_allocate(described.layout)
+            self.halves[peer] = Half(self.instance_id, peer, num_pages, conversion.copies)
+            self._part_heads[peer] = conversion.part_heads
             self.halves[peer].greetings.append(Hello())
             self._open_half(self.halves[peer])
 
@@ -75,14 +80,15 @@ class InprocTransport:
 
     def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
         half, pool = self._linked_half(peer), self._own_pool()
-        source, target = np.asarray(write.src), np.asarray(write.dst)
-        window = byte_window(pool.layout, write)
-        check_pages(source, num_pages_to_allocate(pool.layout))
-        check_pages(target, half.num_peer_pages)
-        pages = deque(zip(source.tolist(), target.tolist(), strict=True))
-        return self._append(
-            half, flow, Operation(0, pages, window, note, None, math.inf, 0 if flow.with_digest else None)
-        )
+        if half.copies is None:
+            raise TransferError(f"nothing that this rank has belongs into the pages of {peer:016x}")
+        runs, pack = half.copies.cut(write), half.copies.pack
+        check_pages(runs.src, num_pages_to_allocate(pool.layout))
+        check_pages(runs.dst, half.num_peer_pages)
+        pages = deque(zip((runs.first_tokens if pack else runs.src).tolist(), runs.dst.tolist(), strict=True))
+        digest = 0 if flow.with_digest else None
+        operation = Operation(0, pages, runs.window, note, None, math.inf, digest, pack, runs.src)
+        return self._append(half, flow, operation)
 
     def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
         nothing = Operation(0, deque(), ByteWindow(0, 0, 0), note, digest, math.inf, None)
@@ -90,10 +96,16 @@ class InprocTransport:
 
     def digest_pages(self, pages: PageIndices) -> int:
         self._check_queue()
-        check_pages(np.asarray(pages), num_pages_to_allocate(self._own_pool().layout))
-        operation = self._new_operation()
-        self.digests.append((operation, np.array(pages)))
-        return operation
+        return self._work(np.array(pages), ())
+
+    def lands_in_parts(self, peer: InstanceId) -> bool:
+        return len(self._part_heads.get(peer, ())) > 1
+
+    def unpack_pages(self, peer: InstanceId, pages: PageIndices) -> int:
+        if peer not in self._part_heads:
+            raise PeerUnreachable(f"no link to {peer:016x}")
+        self._check_queue()
+        return self._work(np.array(pages), self._part_heads[peer])
 
     def poll(self) -> list[TransportEvent]:
         events = self.inbox.drain() if self.is_alive else []
@@ -155,6 +167,11 @@ class InprocTransport:
     def _new_operation(self) -> int:
         self._num_ops += 1
         return next(self._op_ids)
+
+    def _work(self, pages: PageIndices, part_heads: tuple[int, ...]) -> int:
+        check_pages(pages, num_pages_to_allocate(self._own_pool().layout))
+        self.own_work.append(OwnWork(self._new_operation(), pages, part_heads))
+        return self.own_work[-1].name
 
     def _append(self, half: Half, flow: Flow, operation: Operation) -> int:
         operation.name = self._new_operation()

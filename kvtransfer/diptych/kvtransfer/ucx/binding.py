@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from diptych.common.native import build_library
+from diptych.kernels.page_pack_structs import INCLUDE_FOLDER, PackStruct, PartsStruct
 from diptych.kvtransfer.ucx import loader
 
 FULL: Final = -1
@@ -130,6 +131,9 @@ class Operation(Structure):
         ("src_offset", c_uint64),
         ("dst_offset", c_uint64),
         ("nbytes", c_uint64),
+        ("pack", POINTER(PackStruct)),
+        ("first_tokens", c_void_p),
+        ("num_src", c_uint64),
         ("note", c_char_p),
         ("note_len", c_uint64),
         ("stream", c_uint64),
@@ -164,7 +168,7 @@ class LinkStatus(Structure):
     )
 
 
-_FLAGS: Final = ("-std=gnu11", "-pthread", "-march=native")
+_FLAGS: Final = ("-std=gnu11", "-pthread", "-march=native", "-ffp-contract=off")
 
 _SIGNATURES: Final = {
     "kvt_create": (c_void_p, (POINTER(Options), c_char_p, c_size_t)),
@@ -181,6 +185,7 @@ _SIGNATURES: Final = {
     "kvt_release": (None, (c_void_p,)),
     "kvt_submit": (c_int64, (c_void_p, POINTER(Operation))),
     "kvt_digest_pages": (c_int64, (c_void_p, c_uint64, c_void_p)),
+    "kvt_unpack_pages": (c_int64, (c_void_p, c_uint64, c_void_p, POINTER(PartsStruct))),
     "kvt_use_way": (c_int, (c_void_p, c_int32)),
     "kvt_poll": (c_int, (c_void_p, POINTER(Event), c_int)),
     "kvt_event_fd": (c_int, (c_void_p,)),
@@ -204,4 +209,5 @@ def library() -> ctypes.CDLL:
 def build() -> Path:
     """Compile the shim, unless that was done before."""
     source = Path(__file__).with_name("shim.c")
-    return build_library(source, include_dirs=[loader.include_folder(loader.load())], flags=_FLAGS)
+    ucx = loader.include_folder(loader.load())
+    return build_library(source, header_dirs=[INCLUDE_FOLDER], include_dirs=[ucx], flags=_FLAGS)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
+from diptych.kernels.page_pack import PagePack
+from diptych.kernels.page_pack_structs import PartsStruct, pack_struct, parts_struct
 from diptych.kvtransfer.errors import (
     NoteTooLong,
     PageOutOfRange,
@@ -17,8 +16,10 @@ from diptych.kvtransfer.errors import (
     TransferError,
     TransferQueueFull,
 )
+from diptych.kvtransfer.layout import DTYPE_NBYTES, PoolLayout
 from diptych.kvtransfer.metadata import EngineMetadata
-from diptych.kvtransfer.pool import ByteWindow, num_pages_to_allocate
+from diptych.kvtransfer.plan import Runs
+from diptych.kvtransfer.pool import num_pages_to_allocate
 from diptych.kvtransfer.transport import Flow, InstanceId, LinkInfo
 from diptych.kvtransfer.ucx import binding
 from diptych.kvtransfer.ucx.options import UcxOptions, ucx_settings
@@ -55,23 +56,35 @@ def device_handle(own: binding.Peer) -> bytes:
     return ctypes.string_at(own.device_handle, binding.HANDLE_NBYTES) if own.device_handle else b""
 
 
-def write_operation(
-    src: npt.NDArray[np.int64], dst: npt.NDArray[np.int64], window: ByteWindow, note: bytes, flow: Flow
-) -> binding.Operation:
+def write_operation(runs: Runs, pack: PagePack | None, note: bytes, flow: Flow) -> binding.Operation:
     """Return an operation that is valid as long as its arguments are."""
-    return binding.Operation(
-        num_pages=len(src),
-        src=src.ctypes.data,
-        dst=dst.ctypes.data,
-        src_offset=window.src,
-        dst_offset=window.dst,
-        nbytes=window.nbytes,
+    wanted = binding.Operation(
+        num_pages=len(runs.dst),
+        src=runs.src.ctypes.data,
+        dst=runs.dst.ctypes.data,
+        src_offset=runs.window.src,
+        dst_offset=runs.window.dst,
+        nbytes=runs.window.nbytes,
         note=note,
         note_len=len(note),
         stream=flow.stream,
         priority=flow.priority,
         with_digest=flow.with_digest,
         timeout_s=flow.timeout_s or 0,
+    )
+    if pack is not None:
+        wanted.pack = ctypes.pointer(pack_struct(pack))
+        wanted.first_tokens, wanted.num_src = runs.first_tokens.ctypes.data, len(runs.src)
+    return wanted
+
+
+def page_parts(part_heads: Sequence[int], layout: PoolLayout) -> PartsStruct:
+    """Return how parts with so many heads each lie in a page."""
+    return parts_struct(
+        part_heads,
+        num_layers=layout.num_layers,
+        page_size=layout.page_size,
+        head_nbytes=layout.head_dim * DTYPE_NBYTES[layout.dtype],
     )
 
 

@@ -93,7 +93,7 @@ static void close_device(kvt_engine *engine)
 
 static void free_engine(kvt_engine *engine)
 {
-    drop_digests(engine);
+    drop_own_work(engine);
     if (engine->rkey_buffer != NULL)
         ucp_rkey_buffer_release(engine->rkey_buffer);
     if (engine->memory != NULL)

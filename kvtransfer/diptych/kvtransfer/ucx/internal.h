@@ -62,12 +62,12 @@ typedef struct {
     event_node *head, *tail;
 } event_list;
 
-typedef enum { COMMAND_CONNECT, COMMAND_DISCONNECT, COMMAND_SUBMIT, COMMAND_DIGEST, COMMAND_USE_WAY } command_kind;
+typedef enum { COMMAND_CONNECT, COMMAND_DISCONNECT, COMMAND_SUBMIT, COMMAND_OWN_WORK, COMMAND_USE_WAY } command_kind;
 typedef struct command {
     struct command *next;
     command_kind kind;
     kvt_link *link;
-    struct operation *op; /* of COMMAND_SUBMIT and COMMAND_DIGEST */
+    struct operation *op; /* of COMMAND_SUBMIT and COMMAND_OWN_WORK */
 } command;
 
 typedef struct {
@@ -76,7 +76,7 @@ typedef struct {
 
 typedef struct operation {
     struct operation *next;
-    kvt_link *link;       /* NULL: it is a digest of our own pages */
+    kvt_link *link;       /* NULL: it is work on our own pages */
     struct stream *spare; /* for the first operation of a stream, so that memory can't fail it */
     command submit;
     event_node done;
@@ -85,6 +85,9 @@ typedef struct operation {
     uint64_t num_pages, num_posted;
     uint64_t src_offset, dst_offset, page_part; /* bytes of each page */
     uint64_t part_posted;                       /* of the next one */
+    uint64_t unit;                 /* bytes of each run are a multiple of it */
+    struct packing *packing;       /* NULL: pages move as they are */
+    struct unpacking *unpacking;   /* of work on our own pages; NULL: a digest */
     uint32_t num_pieces; /* in flight */
     uint64_t gate;       /* of the engine's gate_queue: nothing is posted before it was reached */
     double deadline_s;   /* 0: none */
@@ -95,7 +98,8 @@ typedef struct operation {
     message_header header;
     uint64_t note_len;
     char *note;
-    page_pair pages[]; /* and the note behind them */
+    void *extra;       /* memory of packing and unpacking */
+    page_pair pages[]; /* and behind them what `extra` and `note` point to */
 } operation;
 
 /* Operations that are done in order. A link's streams take turns: see turns.h. */
@@ -113,7 +117,8 @@ typedef struct stream {
 } stream;
 
 typedef struct {
-    uint64_t src, dst, len; /* bytes in the pools */
+    uint64_t src, dst, len; /* bytes in the pools; packed: `src` in the image ... */
+    uint64_t page;          /* ... of this page of the operation */
 } byte_run;
 
 typedef struct {
@@ -123,6 +128,8 @@ typedef struct {
 typedef struct {
     operation *op;     /* NULL: not in use */
     uint64_t bytes;
+    char *room; /* for runs that are packed, or NULL; kept for the next piece */
+    uint64_t room_bytes;
     uint32_t num_left; /* requests and acknowledgements that have not come */
     /* of a piece that a device works on */
     device_queue *queue; /* NULL: it does not, or is done */
@@ -252,7 +259,7 @@ struct kvt_engine {
 
     /* progress */
     kvt_link *links;
-    operation *digests, *last_digest; /* of our own pages, to be computed */
+    operation *own_work, *last_own_work; /* see own_pages.h */
     device_queue digest_queue;        /* where, if the pool is on a device ... */
     uint64_t *digest_sum;             /* ... and its answer: pinned */
     bool is_digesting;

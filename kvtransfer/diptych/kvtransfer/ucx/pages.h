@@ -13,23 +13,44 @@
 
 #include "digest.h"
 #include "device_pages.h"
+#include "packing.h"
 
 #define CACHED_BYTES ((size_t)64 << 10)
 
-static void add_digest(operation *op, byte_run run)
+/* A piece, and room in it for what is packed. NULL: the link failed for want of memory. */
+static piece *take_roomy_piece(kvt_link *link, operation *op, size_t bytes)
 {
-    if (op->with_digest)
-        op->digest += digest_bytes(op->link->engine->pool + run.src, run.dst, run.len);
+    piece *piece = take_piece(link, op);
+    if (op->packing == NULL || piece->room_bytes >= bytes)
+        return piece;
+    free(piece->room);
+    piece->room = malloc(bytes);
+    piece->room_bytes = piece->room ? bytes : 0;
+    if (piece->room != NULL)
+        return piece;
+    fail_link(link, "out of memory for %zu bytes of packed pages", bytes);
+    piece->bytes = 0;
+    release_piece(link, piece);
+    return NULL;
 }
 
-/* In blocks that stay in the processor's cache between the digest and the copy. */
+static void add_digest(operation *op, byte_run run, const char *bytes)
+{
+    if (op->with_digest)
+        op->digest += digest_bytes(bytes, run.dst, run.len);
+}
+
+/* In blocks that stay in the processor's cache between the digest and the copy. What is packed is packed right there. */
 static void copy_run(kvt_link *link, operation *op, byte_run run)
 {
-    uint64_t step = op->with_digest ? CACHED_BYTES : run.len;
+    uint64_t step = op->with_digest ? whole_units(op, CACHED_BYTES) : run.len;
     for (uint64_t at = 0; at < run.len; at += step) {
-        byte_run block = {run.src + at, run.dst + at, run.len - at < step ? run.len - at : step};
-        add_digest(op, block);
-        memcpy(link->mapped_pool + block.dst, link->engine->pool + block.src, block.len);
+        byte_run block = {run.src + at, run.dst + at, run.len - at < step ? run.len - at : step, run.page};
+        char *to = link->mapped_pool + block.dst;
+        const char *bytes = run_bytes(op, block, to);
+        add_digest(op, block, bytes);
+        if (bytes != to)
+            memcpy(to, bytes, block.len);
     }
 }
 
@@ -48,7 +69,9 @@ static size_t copy_pages(kvt_link *link, operation *op, size_t max_bytes)
 
 static size_t put_pages(kvt_link *link, operation *op, size_t max_bytes)
 {
-    piece *piece = take_piece(link, op);
+    piece *piece = take_roomy_piece(link, op, max_bytes);
+    if (piece == NULL)
+        return 0;
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
         .cb.send = on_piece_request,
@@ -57,9 +80,9 @@ static size_t put_pages(kvt_link *link, operation *op, size_t max_bytes)
     size_t posted = 0;
     for (int puts = 0; puts < PIECE_PUTS && posted < max_bytes && op->num_posted < op->num_pages; puts++) {
         byte_run run = next_run(op, max_bytes - posted);
-        add_digest(op, run);
-        ucs_status_ptr_t put = ucp_put_nbx(link->ep, link->engine->pool + run.src, run.len, link->pool_base + run.dst,
-                                           link->rkey, &param);
+        const char *bytes = run_bytes(op, run, piece->room + posted);
+        add_digest(op, run, bytes);
+        ucs_status_ptr_t put = ucp_put_nbx(link->ep, bytes, run.len, link->pool_base + run.dst, link->rkey, &param);
         piece->num_left += is_pending(link, put, "page write");
         posted += run.len;
     }
@@ -71,13 +94,16 @@ static size_t put_pages(kvt_link *link, operation *op, size_t max_bytes)
 
 static size_t send_pages(kvt_link *link, operation *op, size_t max_bytes)
 {
-    piece *piece = take_piece(link, op);
+    piece *piece = take_roomy_piece(link, op, max_bytes);
+    if (piece == NULL)
+        return 0;
     uint64_t count = 0, posted = 0;
     while (count < MESSAGE_RUNS && posted < max_bytes && op->num_posted < op->num_pages) {
         byte_run run = next_run(op, max_bytes - posted);
-        add_digest(op, run);
+        const char *bytes = run_bytes(op, run, piece->room + posted);
+        add_digest(op, run, bytes);
         piece->targets[count++] = (byte_target){run.dst, run.len};
-        piece->iov[count] = (ucp_dt_iov_t){link->engine->pool + run.src, run.len};
+        piece->iov[count] = (ucp_dt_iov_t){(void *)bytes, run.len};
         posted += run.len;
     }
     count_piece(link, piece, posted);
@@ -96,10 +122,11 @@ static void take_acknowledgement(kvt_link *link, uint64_t received)
         }
 }
 
-/* Post one piece of the operation, of at most `max_bytes`. Returns its bytes. */
+/* Post one piece of the operation, of about `max_bytes` at most. Returns its bytes. */
 static size_t post_pages(kvt_link *link, operation *op, size_t max_bytes)
 {
     size_t posted = 0;
+    max_bytes = whole_units(op, max_bytes);
     switch (link->way) {
     case WAY_COPY:
         posted = copy_pages(link, op, max_bytes);

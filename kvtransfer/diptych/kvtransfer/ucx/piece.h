@@ -40,7 +40,7 @@ static uint64_t run_length(const operation *op, uint64_t max_pages)
 {
     const page_pair *first = &op->pages[op->num_posted];
     uint64_t left = op->num_pages - op->num_posted, length = 1;
-    if (op->page_part != op->link->engine->page_bytes || op->page_part != op->link->page_bytes)
+    if (op->packing != NULL || op->page_part != op->link->engine->page_bytes || op->page_part != op->link->page_bytes)
         return 1;
     while (length < left && length < max_pages && first[length].src == first->src + length &&
            first[length].dst == first->dst + length)
@@ -53,10 +53,12 @@ static byte_run next_run(operation *op, uint64_t max_bytes)
 {
     page_pair first = op->pages[op->num_posted];
     uint64_t left = run_length(op, max_bytes / op->page_part + 1) * op->page_part - op->part_posted;
+    uint64_t begin = op->packing ? 0 : first.src * op->link->engine->page_bytes;
     byte_run run = {
-        .src = first.src * op->link->engine->page_bytes + op->src_offset + op->part_posted,
+        .src = begin + op->src_offset + op->part_posted,
         .dst = first.dst * op->link->page_bytes + op->dst_offset + op->part_posted,
         .len = left < max_bytes ? left : max_bytes,
+        .page = op->num_posted,
     };
     op->part_posted += run.len;
     op->num_posted += op->part_posted / op->page_part;

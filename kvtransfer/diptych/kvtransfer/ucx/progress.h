@@ -4,7 +4,7 @@
 
 #include <poll.h>
 
-#include "checksums.h"
+#include "own_pages.h"
 #include "receive.h"
 
 #define MAX_PROGRESS_CALLS 256 /* in a row, before links get their turn */
@@ -32,8 +32,8 @@ static void run_command(kvt_engine *engine, const command *command)
     case COMMAND_SUBMIT:
         append_operation(command->link, command->op);
         break;
-    case COMMAND_DIGEST:
-        append_digest(engine, command->op);
+    case COMMAND_OWN_WORK:
+        append_own_work(engine, command->op);
         break;
     case COMMAND_USE_WAY:
         use_way(command->link);
@@ -143,7 +143,7 @@ static void turn(kvt_engine *engine, bool may_sleep)
     run_commands(engine);
     bool is_drained = progress_ucx(engine);
     bool paused = is_paused(engine);
-    bool busy = step_links(engine, has_listened(engine, is_drained, paused)) | digest_some(engine);
+    bool busy = step_links(engine, has_listened(engine, is_drained, paused)) | do_some_own_work(engine);
     if (!busy && (is_drained || paused) && may_sleep)
         sleep_until_due(engine, paused);
 }

@@ -128,6 +128,8 @@ void kvt_release(kvt_link *link)
 {
     free(link->address);
     free(link->rkey_buffer);
+    for (int i = 0; i < MAX_PIECES; i++)
+        free(link->pieces[i].room);
     while (link->streams != NULL) {
         stream *stream = link->streams;
         link->streams = stream->next;
@@ -142,7 +144,7 @@ int64_t kvt_submit(kvt_link *link, const kvt_operation *wanted)
         return KVT_TOO_LONG;
     if (!fits(link, wanted))
         return KVT_RANGE;
-    operation *op = make_operation(link, wanted);
+    operation *op = make_operation(link, wanted, packing_bytes(wanted));
     if (op == NULL)
         return KVT_MEMORY;
     op->spare = calloc(1, sizeof *op->spare);
@@ -191,8 +193,24 @@ int64_t kvt_digest_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *
     kvt_operation wanted = {.num_pages = num_pages, .src = pages, .dst = pages};
     if (!in_range(num_pages, pages, engine->num_pages))
         return KVT_RANGE;
-    operation *op = make_operation(NULL, &wanted);
+    operation *op = make_operation(NULL, &wanted, 0);
     return op == NULL ? KVT_MEMORY : submit(engine, op);
+}
+
+int64_t kvt_unpack_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *pages, const struct page_parts *parts)
+{
+    kvt_operation wanted = {.num_pages = num_pages, .src = pages, .dst = pages};
+    size_t heads_bytes = (size_t)parts->num_parts * sizeof(int64_t);
+    if (!in_range(num_pages, pages, engine->num_pages) || parts_bytes(parts) != engine->page_bytes)
+        return KVT_RANGE;
+    operation *op = make_operation(NULL, &wanted, sizeof(unpacking) + heads_bytes + engine->page_bytes);
+    if (op == NULL)
+        return KVT_MEMORY;
+    op->unpacking = op->extra;
+    op->unpacking->parts = *parts;
+    op->unpacking->parts.part_heads = memcpy(op->unpacking->part_heads, parts->part_heads, heads_bytes);
+    op->unpacking->scratch = (char *)op->unpacking->part_heads + heads_bytes;
+    return submit(engine, op);
 }
 
 int kvt_use_way(kvt_link *link, int32_t way)

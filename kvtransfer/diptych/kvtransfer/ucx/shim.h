@@ -22,6 +22,8 @@
 
 typedef struct kvt_engine kvt_engine;
 typedef struct kvt_link kvt_link;
+struct page_pack; /* and page_parts: of page_pack.h, of the CPU kernels */
+struct page_parts;
 
 enum {
     KVT_OK = 0,
@@ -82,6 +84,9 @@ typedef struct {
     const int64_t *src, *dst;       /* page src[i] of our pool goes to page dst[i] of the peer's ... */
     uint64_t src_offset, dst_offset; /* ... but of each only these bytes: multiples of 8 */
     uint64_t bytes;
+    const struct page_pack *pack; /* NULL, or: dst[i] receives the image that begins with token number first_tokens[i] ... */
+    const int64_t *first_tokens;  /* ... of those in the `num_src` pages `src`; bytes and offset of it in whole rows */
+    uint64_t num_src;
     const void *note; /* sent when all of that was written */
     uint64_t note_len;
     uint64_t stream;
@@ -150,6 +155,10 @@ int64_t kvt_submit(kvt_link *link, const kvt_operation *wanted);
 
 /* Compute the digest of pages of ours as they lie here, beside other work. Returns as kvt_submit does. */
 int64_t kvt_digest_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *pages);
+
+/* Put what landed in our pages as parts side by side, beside other work and after the digests asked for before. The parts
+ * of a page must be as large as the page. Returns as kvt_submit does. */
+int64_t kvt_unpack_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *pages, const struct page_parts *parts);
 
 /* Let pages travel another way from the next operation on, while none is open. KVT_OK, KVT_NO_LINK, KVT_NO_WAY, KVT_BUSY. */
 int kvt_use_way(kvt_link *link, int32_t way);

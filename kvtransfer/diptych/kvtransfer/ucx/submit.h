@@ -2,6 +2,7 @@
 #ifndef KVT_SUBMIT_H
 #define KVT_SUBMIT_H
 
+#include "packing.h"
 #include "queue.h"
 
 static bool in_range(uint64_t num, const int64_t *pages, uint64_t num_pages)
@@ -12,26 +13,31 @@ static bool in_range(uint64_t num, const int64_t *pages, uint64_t num_pages)
     return true;
 }
 
-/* Whether the bytes that are wanted of each page are in the pages of both sides. */
+/* Whether the bytes that are wanted of each page are in the pages, or images, of both sides. */
 static bool fits(const kvt_link *link, const kvt_operation *wanted)
 {
-    uint64_t ours = link->engine->page_bytes, theirs = link->page_bytes, unit = link->engine->device ? LINE_BYTES : 8;
+    const struct page_pack *pack = wanted->pack;
+    uint64_t ours = pack ? image_bytes(pack) : link->engine->page_bytes, theirs = link->page_bytes;
+    uint64_t unit = pack ? packed_unit(pack) : link->engine->device ? LINE_BYTES : 8;
+    uint64_t num_src = pack ? wanted->num_src : wanted->num_pages;
     return wanted->num_pages == 0 ||
-           (wanted->bytes > 0 && (wanted->bytes | wanted->src_offset | wanted->dst_offset) % unit == 0 &&
-            wanted->bytes <= ours && wanted->src_offset <= ours - wanted->bytes && wanted->bytes <= theirs &&
-            wanted->dst_offset <= theirs - wanted->bytes &&
-            in_range(wanted->num_pages, wanted->src, link->engine->num_pages) &&
-            in_range(wanted->num_pages, wanted->dst, link->num_pages));
+           (wanted->bytes > 0 && wanted->bytes % unit == 0 && wanted->src_offset % unit == 0 &&
+            wanted->dst_offset % (pack ? 8 : unit) == 0 && wanted->bytes <= ours && wanted->src_offset <= ours - wanted->bytes &&
+            wanted->bytes <= theirs && wanted->dst_offset <= theirs - wanted->bytes &&
+            in_range(num_src, wanted->src, link->engine->num_pages) &&
+            in_range(wanted->num_pages, wanted->dst, link->num_pages) &&
+            (!pack || in_range(wanted->num_pages, wanted->first_tokens, UINT32_MAX)));
 }
 
-static operation *make_operation(kvt_link *link, const kvt_operation *wanted)
+static operation *make_operation(kvt_link *link, const kvt_operation *wanted, uint64_t extra_bytes)
 {
+    const int64_t *src = wanted->pack ? wanted->first_tokens : wanted->src;
     uint64_t pages_bytes = wanted->num_pages * sizeof(page_pair);
-    operation *op = calloc(1, sizeof *op + pages_bytes + wanted->note_len);
+    operation *op = calloc(1, sizeof *op + pages_bytes + extra_bytes + wanted->note_len);
     if (op == NULL)
         return NULL;
     op->link = link;
-    op->submit = (command){.kind = link ? COMMAND_SUBMIT : COMMAND_DIGEST, .link = link, .op = op};
+    op->submit = (command){.kind = link ? COMMAND_SUBMIT : COMMAND_OWN_WORK, .link = link, .op = op};
     op->done.memory = op;
     op->stream_id = wanted->stream;
     op->priority = wanted->priority;
@@ -45,9 +51,13 @@ static operation *make_operation(kvt_link *link, const kvt_operation *wanted)
     op->has_note_digest = wanted->has_digest;
     op->note_digest = wanted->digest;
     op->note_len = wanted->note_len;
-    op->note = (char *)&op->pages[wanted->num_pages];
+    op->unit = 8;
+    op->extra = &op->pages[wanted->num_pages];
+    op->note = (char *)op->extra + extra_bytes;
     for (uint64_t i = 0; i < wanted->num_pages; i++)
-        op->pages[i] = (page_pair){(uint32_t)wanted->src[i], (uint32_t)wanted->dst[i]};
+        op->pages[i] = (page_pair){(uint32_t)src[i], (uint32_t)wanted->dst[i]};
+    if (wanted->pack != NULL)
+        set_packing(op, wanted);
     if (wanted->note_len > 0)
         memcpy(op->note, wanted->note, wanted->note_len);
     return op;

@@ -12,11 +12,13 @@ import numpy as np
 from diptych.kvtransfer import metadata as codec
 from diptych.kvtransfer.device import Device, DevicePool
 from diptych.kvtransfer.errors import (
+    LayoutMismatch,
     PeerUnreachable,
     TransferError,
 )
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.pool import HostPool, byte_window
+from diptych.kvtransfer.plan import Conversion, Copies
+from diptych.kvtransfer.pool import HostPool
 from diptych.kvtransfer.process import is_gone, is_visible, own_identity
 from diptych.kvtransfer.transport import (
     NO_FLOW,
@@ -39,6 +41,7 @@ from diptych.kvtransfer.ucx.conversion import (
     digest_of,
     link_info,
     note_operation,
+    page_parts,
     peer_description,
     shim_options,
     write_operation,
@@ -58,6 +61,7 @@ class _Link:
 
     handle: int
     metadata: codec.EngineMetadata
+    copies: Copies | None  # what we write to the peer
     is_up: bool = False
 
 
@@ -79,6 +83,7 @@ class UcxTransport:
         self._pool: HostPool | DevicePool | None = None
         self._links: dict[InstanceId, _Link] = {}
         self._former: dict[InstanceId, _FormerLink] = {}
+        self._part_heads: dict[InstanceId, tuple[int, ...]] = {}  # of what each peer wrote, or will
         self._events = (binding.Event * _POLL_BATCH)()
 
     def allocate_pool(self, layout: PoolLayout) -> HostPool:
@@ -107,21 +112,24 @@ class UcxTransport:
         described = codec.decode(metadata, like=self._own_pool().layout)
         if peer in self._links:
             return
+        conversion = self._conversion(described)
         if described.library != self._library:
             logger.warning("peer %016x runs %s, we run %s", peer, described.library, self._library)
         info = peer_description(described, is_mappable=self._is_mappable(described))
         handle = self._shim.kvt_connect(self._engine, peer, ctypes.byref(info))
         if handle is None:
             raise MemoryError("no memory for a link")
-        self._links[peer] = _Link(handle, described)
+        self._links[peer] = _Link(handle, described, conversion.copies)
+        self._part_heads[peer] = conversion.part_heads
 
     def disconnect(self, peer: InstanceId) -> None:
         if peer in self._links:
             self._shim.kvt_disconnect(self._links[peer].handle)
 
     def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
-        src, dst = (np.ascontiguousarray(pages, dtype=np.int64) for pages in (write.src, write.dst))
-        return self._submit(peer, write_operation(src, dst, byte_window(self._own_pool().layout, write), note, flow))
+        copies = self._copies(peer)
+        runs = copies.cut(write)
+        return self._submit(peer, write_operation(runs, copies.pack, note, flow))
 
     def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
         assert note, "an empty note says nothing"
@@ -130,6 +138,16 @@ class UcxTransport:
     def digest_pages(self, pages: PageIndices) -> int:
         wanted = np.ascontiguousarray(pages, dtype=np.int64)
         return accepted(int(self._shim.kvt_digest_pages(self._engine, len(wanted), wanted.ctypes.data)))
+
+    def lands_in_parts(self, peer: InstanceId) -> bool:
+        return len(self._part_heads.get(peer, ())) > 1
+
+    def unpack_pages(self, peer: InstanceId, pages: PageIndices) -> int:
+        if peer not in self._part_heads:
+            raise PeerUnreachable(f"no link to {peer:016x}")
+        wanted = np.ascontiguousarray(pages, dtype=np.int64)
+        parts = ctypes.byref(page_parts(self._part_heads[peer], self._own_pool().layout))
+        return accepted(int(self._shim.kvt_unpack_pages(self._engine, len(wanted), wanted.ctypes.data, parts)))
 
     def poll(self) -> list[TransportEvent]:
         events: list[TransportEvent] = []
@@ -206,6 +224,22 @@ class UcxTransport:
         pool = self._own_pool()
         is_alike = isinstance(pool, DevicePool) and pool.device.kind == peer.device_kind
         return is_alike and peer.process.host == own_identity().host
+
+    def _conversion(self, peer: codec.EngineMetadata) -> Conversion:
+        """Raises `LayoutMismatch`: only pages in host memory are converted."""
+        pool = self._own_pool()
+        conversion = Conversion.between(pool.layout, peer.layout)
+        if not conversion.is_trivial and (peer.device_kind or isinstance(pool, DevicePool)):
+            raise LayoutMismatch("pools in device memory exchange pages of equal layouts only")
+        return conversion
+
+    def _copies(self, peer: InstanceId) -> Copies:
+        link = self._links.get(peer)
+        if link is None:
+            raise PeerUnreachable(f"no link to {peer:016x}")
+        if link.copies is None:
+            raise TransferError(f"nothing that this rank has belongs into the pages of {peer:016x}")
+        return link.copies
 
     def _submit(self, peer: InstanceId, wanted: binding.Operation) -> int:
         link = self._links.get(peer)

@@ -128,7 +128,7 @@ static size_t take_turn(kvt_link *link, stream *stream)
     if (stream->credit == 0)
         stream->credit = quantum[link->way];
     size_t posted = post_pages(link, stream->posting, stream->credit);
-    stream->credit -= smaller(stream->credit, posted); /* a device takes whole pages */
+    stream->credit -= smaller(stream->credit, posted); /* a device takes whole pages, and what is packed comes in whole units */
     skip_posted(stream);
     if (stream->posting == NULL)
         stream->credit = 0;

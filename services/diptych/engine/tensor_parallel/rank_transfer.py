@@ -20,6 +20,8 @@ from diptych.v1 import rank_pb2
 
 logger = logging.getLogger(__name__)
 
+Posted = rank_pb2.CopyPages | rank_pb2.DigestOwnPages | rank_pb2.UnpackPages
+
 
 class RankTransfer:
     """Applies the entries that concern transfers, and tells what became of them."""
@@ -28,9 +30,7 @@ class RankTransfer:
         self._transport = transport
         self._pool = pool
         self._names: dict[int, int] = {}  # our operation -> rank 0's name of it
-        self._waiting: deque[rank_pb2.CopyPages | rank_pb2.DigestOwnPages] = (
-            deque()
-        )  # until the transfer engine has room
+        self._waiting: deque[Posted] = deque()  # until the transfer engine has room
         self._refused: list[rank_pb2.RankEvent] = []
 
     def fileno(self) -> int:
@@ -48,6 +48,9 @@ class RankTransfer:
                 self._post_waiting()
             case "digest_pages":
                 self._waiting.append(entry.digest_pages)
+                self._post_waiting()
+            case "unpack":
+                self._waiting.append(entry.unpack)
                 self._post_waiting()
             case "use_path":
                 self._use_path(entry.use_path)
@@ -90,7 +93,9 @@ class RankTransfer:
                 self._refused.append(_ended(wanted.operation, str(error)))
             self._waiting.popleft()
 
-    def _post(self, wanted: rank_pb2.CopyPages | rank_pb2.DigestOwnPages) -> int:
+    def _post(self, wanted: Posted) -> int:
+        if isinstance(wanted, rank_pb2.UnpackPages):
+            return self._transport.unpack_pages(wanted.peer, from_bytes(wanted.pages))
         if isinstance(wanted, rank_pb2.DigestOwnPages):
             return self._transport.digest_pages(from_bytes(wanted.pages))
         return self._transport.write_pages(wanted.peer, write_from_wire(wanted), flow=flow_from_wire(wanted))

@@ -99,6 +99,18 @@ class TensorParallelTransport:
         self._log.append(rank_pb2.RankEntry(digest_pages=wanted))
         return operation.name
 
+    def lands_in_parts(self, peer: InstanceId) -> bool:
+        return self._local.lands_in_parts(peer)
+
+    def unpack_pages(self, peer: InstanceId, pages: PageIndices) -> int:
+        local = self._local.unpack_pages(peer, pages)
+        operation = self._new_operation(None, self._log.size)
+        self._local_names[local] = operation.name
+        own = to_bytes(np.asarray(pages, np.int64))
+        wanted = rank_pb2.UnpackPages(operation=operation.name, peer=peer, pages=own)
+        self._log.append(rank_pb2.RankEntry(unpack=wanted))
+        return operation.name
+
     def poll(self) -> list[TransportEvent]:
         for event in self._local.poll():
             self._take(0, event)

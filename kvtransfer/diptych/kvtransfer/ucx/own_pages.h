@@ -1,20 +1,29 @@
-/* Digests of our own pages: computed by the progress thread, a slice at a time between other work. */
-#ifndef KVT_CHECKSUMS_H
-#define KVT_CHECKSUMS_H
+/* Work on our own pages: digests, and unpacking. The progress thread does it, a slice at a time between other work, in
+ * the order in which it was asked for. */
+#ifndef KVT_OWN_PAGES_H
+#define KVT_OWN_PAGES_H
 
 #include "digest.h"
+#include "page_pack.h"
 #include "queue.h"
 
 #define SLICE_BYTES ((size_t)4 << 20)
 
-static void append_digest(kvt_engine *engine, operation *op)
+/* How pages are unpacked; `scratch` is as large as a page. */
+typedef struct unpacking {
+    struct page_parts parts;
+    char *scratch;
+    int64_t part_heads[];
+} unpacking;
+
+static void append_own_work(kvt_engine *engine, operation *op)
 {
     op->next = NULL;
-    if (engine->digests == NULL)
-        engine->digests = op;
+    if (engine->own_work == NULL)
+        engine->own_work = op;
     else
-        engine->last_digest->next = op;
-    engine->last_digest = op;
+        engine->last_own_work->next = op;
+    engine->last_own_work = op;
 }
 
 static void digest_slice(const kvt_engine *engine, operation *op)
@@ -28,6 +37,14 @@ static void digest_slice(const kvt_engine *engine, operation *op)
         op->num_posted += op->part_posted / engine->page_bytes;
         op->part_posted %= engine->page_bytes;
         left -= len;
+    }
+}
+
+static void unpack_slice(const kvt_engine *engine, operation *op)
+{
+    for (size_t done = 0; done < SLICE_BYTES && op->num_posted < op->num_pages; done += engine->page_bytes) {
+        char *page = engine->pool + op->pages[op->num_posted++].src * engine->page_bytes;
+        unpack_page(&op->unpacking->parts, page, op->unpacking->scratch);
     }
 }
 
@@ -63,18 +80,20 @@ static bool digest_on_device(kvt_engine *engine, operation *op)
 }
 
 /* Returns whether there was anything to do. */
-static bool digest_some(kvt_engine *engine)
+static bool do_some_own_work(kvt_engine *engine)
 {
-    operation *op = engine->digests;
+    operation *op = engine->own_work;
     if (op == NULL)
         return false;
-    if (engine->device == NULL)
+    if (op->unpacking != NULL)
+        unpack_slice(engine, op);
+    else if (engine->device == NULL)
         digest_slice(engine, op);
     else if (digest_on_device(engine, op))
         return false;
     if (op->num_posted == op->num_pages || op->error != NULL) {
-        engine->digests = op->next;
-        op->done.event.has_digest = op->error == NULL;
+        engine->own_work = op->next;
+        op->done.event.has_digest = op->error == NULL && op->unpacking == NULL;
         op->done.event.text = op->error;
         op->done.event.digest = op->digest;
         push_event(engine, &op->done);
@@ -82,11 +101,11 @@ static bool digest_some(kvt_engine *engine)
     return true;
 }
 
-static void drop_digests(kvt_engine *engine)
+static void drop_own_work(kvt_engine *engine)
 {
-    while (engine->digests != NULL) {
-        operation *op = engine->digests;
-        engine->digests = op->next;
+    while (engine->own_work != NULL) {
+        operation *op = engine->own_work;
+        engine->own_work = op->next;
         free(op);
     }
 }
