@@ -143,7 +143,8 @@ def test_probe_pages_carry_a_megabyte_and_no_page_of_the_layout(ends: tuple[Any,
     assert probes == list(range(NUM_PAGES, NUM_PAGES + (1 << 20) // PAGE_NBYTES))
     untouched = right.digest(list(range(NUM_PAGES)))
     left.write(RIGHT, [3] * len(probes), probes, b"probe", with_digest=True)
-    assert right.wait_digest(probes) == right.wait_note().digest == left.reference(1, [3] * len(probes), probes)
+    note = right.wait_note()
+    assert right.wait_digest(probes) == note.digest == left.reference(1, [3] * len(probes), probes)
     assert right.digest(list(range(NUM_PAGES))) == untouched
     right.write(LEFT, probes, [0] * len(probes), b"and back")
     left.wait_note()
