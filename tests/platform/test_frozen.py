@@ -1,0 +1,100 @@
+"""Workers that freeze, as a whole or in part: others take over, and when they wake they have written nothing wrong."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.v1 import bootstrap_pb2
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+
+Platform = Any
+NUM_TOKENS = 200
+PROMPTS = [[first, *range(100)] for first in range(8)]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_folder: Path) -> list[tuple[int, ...]]:
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+    with Engine(str(tiny_folder), EngineOptions(kv_cache_mib=8)) as engine:
+        return [each.token_ids for each in engine.generate_batch(PROMPTS, params)]
+
+
+@pytest.fixture
+def platform(start_platform: Callable[..., Platform], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Platform:
+    monkeypatch.setenv("DIPTYCH_KV_CACHE_MIB", "8")
+    monkeypatch.setenv("DIPTYCH_MAX_STEP_TOKENS", "16")  # a prompt takes several steps: it is caught half written
+    return start_platform(prefill=2, decode=2, options=("--model", str(tiny_folder), "--threads", "1"))
+
+
+class Clients:
+    """Ask the same questions again and again; every answer must be right."""
+
+    def __init__(self, platform: Platform, expected: list[tuple[int, ...]]) -> None:
+        self._platform = platform
+        self._expected = expected
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(len(PROMPTS))]
+        self.num_right = 0
+        self.slowest_s = 0.0
+        self.wrong: list[Any] = []
+
+    def __enter__(self) -> Clients:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, number: int) -> None:
+        body = {"model": "", "prompt": PROMPTS[number], "max_tokens": NUM_TOKENS, "temperature": 0}
+        body |= {"ignore_eos": True, "return_token_ids": True}
+        while not self._stop.is_set():
+            began_s = time.monotonic()
+            status, answer = self._platform.post("/v1/completions", {**body, "cache_salt": str(began_s)})
+            self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
+            if status == 200 and tuple(answer["choices"][0]["token_ids"]) == self._expected[number]:
+                self.num_right += 1
+            else:
+                self.wrong.append(answer)
+
+
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+def test_a_frozen_worker_costs_no_request_and_harms_nothing_when_it_wakes(
+    platform: Platform, expected: list[tuple[int, ...]], victim: str, wait_until: Callable[..., Any]
+) -> None:
+    worker = platform.components(victim)[0]
+    frozen = [worker, *worker.children(recursive=True)]
+    with Clients(platform, expected) as clients:
+        wait_until(lambda: clients.num_right >= 16, 60.0, "sixteen answers")
+        for process in frozen:
+            process.send_signal(signal.SIGSTOP)
+        try:
+            wait_until(lambda: len(workers(platform)) == 3, 10.0, "the frozen worker's lease is over")
+            num_right = clients.num_right
+            wait_until(lambda: clients.num_right >= num_right + 16, 60.0, "sixteen more answers")
+        finally:
+            for process in frozen:
+                process.send_signal(signal.SIGCONT)
+        wait_until(lambda: len(workers(platform)) == 4, 20.0, "it has come back")
+        num_right = clients.num_right
+        wait_until(lambda: clients.num_right >= num_right + 16, 60.0, "sixteen more answers")
+    assert clients.wrong == []
+    assert clients.slowest_s < 15.0
+    platform.assert_clean()
+
+
+def workers(platform: Platform) -> list[bootstrap_pb2.Instance]:
+    return [each for each in platform.instances() if each.role != bootstrap_pb2.ROLE_ROUTER]
