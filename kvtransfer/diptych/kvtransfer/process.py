@@ -46,6 +46,12 @@ def is_gone(process: ProcessIdentity) -> bool:
     return all(_is_dead(thread) for thread in _threads(folder))
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, and waits to be continued."""
+    stat = _read_stat(PROC / str(pid))
+    return stat is not None and stat[0] == "T"
+
+
 def _threads(folder: Path) -> list[Path]:
     try:
         return list((folder / "task").iterdir())

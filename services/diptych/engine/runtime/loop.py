@@ -158,6 +158,8 @@ class SchedulerLoop:
         if commands.status_query:
             self._events.status_answers.append(commands.status_query)
             self._events.status.CopyFrom(self._status())
+        if commands.ping:
+            self._events.pong = commands.ping
         for command in commands.admin:
             self._admin.submit(command)
         self._stopping = self._stopping or commands.shutdown

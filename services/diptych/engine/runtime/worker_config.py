@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 
 from diptych.common.config import option
+from diptych.common.errors import ConfigError
 from diptych.common.logging import LogFormat, LogLevel
 from diptych.engine.runtime.scheduler_config import EngineOptions, Transports
 from diptych.kvtransfer.lanes import Requirement
@@ -28,8 +29,14 @@ class WorkerConfig(EngineOptions):
         "any", help="slowest kind of link to use; without one the worker is not ready", group="transfer"
     )
     drain_s: int = option(20, help="seconds that running requests get to finish after SIGTERM")
+    stall_s: float = option(60.0, help="seconds without an answer after which a scheduler counts as hung")
     log_format: LogFormat = option("auto", help="auto, json or text", group="logging")
     log_level: LogLevel = option("info", help="debug, info, warning or error", group="logging")
+
+    def validate(self) -> None:
+        EngineOptions.validate(self)
+        if self.stall_s <= 0:
+            raise ConfigError(f"--stall-s must be positive, not {self.stall_s}")
 
     @property
     def engine_options(self) -> EngineOptions:

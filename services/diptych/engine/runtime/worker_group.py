@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Final, TypeVar
 
 from diptych.common.membership_client import MembershipWatcher
+from diptych.engine.runtime.pulse import Pulse
 from diptych.engine.runtime.refusal import accepted
 from diptych.engine.runtime.scheduler_client import SchedulerClient, SchedulerDied
 from diptych.engine.runtime.sessions import Session, Sessions
@@ -41,8 +42,10 @@ class WorkerGroup:
         instance: bootstrap_pb2.Instance,
         sessions: Sessions,
         on_news: Callable[[], None],
+        stall_s: float,
     ) -> None:
         self.scheduler = scheduler
+        self.pulse = Pulse(scheduler, stall_s)
         self._instance = instance
         self._on_news = on_news  # called when others should hear of the record at once
         self._sessions = sessions
@@ -168,20 +171,23 @@ class WorkerGroup:
     async def session(
         self, batches: AsyncIterator[worker_pb2.RouterBatch]
     ) -> AsyncGenerator[worker_pb2.WorkerBatch, None]:
-        """Serve one router until its stream ends. Raises `SchedulerDied`."""
+        """Serve one router until its stream ends. Raises `SchedulerDied` and `SchedulerSilent`."""
         session = self._sessions.open()
         reader = asyncio.create_task(self._read(session, batches))
         try:
             while not reader.done():
                 take = asyncio.ensure_future(session.take())
                 try:
-                    await asyncio.wait((take, reader, self._death), return_when=asyncio.FIRST_COMPLETED)
+                    ends = (take, reader, self._death, self.pulse.silence)
+                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     take.cancel()  # does nothing once it is done
                 if take.done():
                     yield take.result()
                 elif self._death.done():
                     raise self._death.result()
+                elif self.pulse.silence.done():
+                    raise self.pulse.silence.result()
             await reader
         finally:
             reader.cancel()
@@ -231,6 +237,8 @@ class WorkerGroup:
 
     def _take(self, events: engine_pb2.SchedulerEvents) -> None:
         self._sessions.deliver(events.outputs)
+        if events.pong:
+            self.pulse.take(events.pong)
         if events.HasField("load"):
             self._take_load(events.load)
         if events.link_news.problem and self._instance.not_ready:

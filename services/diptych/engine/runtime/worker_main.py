@@ -103,6 +103,7 @@ async def _live(
             background = [tasks.create_task(member.registration.run())]
             if await _until_stopped(group.load(config.kv_require), stop):
                 background.append(tasks.create_task(group.relay()))
+                background.append(tasks.create_task(group.pulse.run()))
                 background.append(tasks.create_task(group.follow_peers(watcher)))
                 await stop.wait()
                 await group.drain(config.drain_s)
@@ -136,7 +137,7 @@ async def _member(config: WorkerConfig, role: WorkerRole, rank: int, metrics: Wo
     scheduler = await start_scheduler(role.scheduler_module, scheduler_config, folder)
     registration = Registration(config.bootstrap, lambda: group.describe())
     sessions = Sessions(KvFeeds() if config.kv_events == "on" else None, metrics.leg_ended)
-    group = WorkerGroup(scheduler, instance, sessions, registration.nudge)
+    group = WorkerGroup(scheduler, instance, sessions, registration.nudge, config.stall_s)
     try:
         yield _Member(group, registration)
     finally:

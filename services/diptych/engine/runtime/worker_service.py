@@ -10,6 +10,7 @@ from typing import Final, NoReturn, TypeAlias
 import grpc
 from google.protobuf.message import Message
 
+from diptych.engine.runtime.pulse import SchedulerSilent
 from diptych.engine.runtime.scheduler_client import SchedulerDied
 from diptych.engine.runtime.worker_group import WorkerGroup
 from diptych.v1 import worker_pb2, worker_pb2_grpc
@@ -42,8 +43,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             async with aclosing(group.session(request_iterator)) as batches:
                 async for batch in batches:
                     yield batch
-        except SchedulerDied as death:
-            await refuse(context, grpc.StatusCode.UNAVAILABLE, str(death))
+        except (SchedulerDied, SchedulerSilent) as end:
+            await refuse(context, grpc.StatusCode.UNAVAILABLE, str(end))
 
     async def GetStatus(self, request: worker_pb2.StatusRequest, context: Context) -> worker_pb2.WorkerStatus:
         group = await self.find(name_of(request.instance_id), context)
