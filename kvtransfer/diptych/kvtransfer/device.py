@@ -16,7 +16,7 @@ import numpy as np
 from diptych.common.errors import ConfigError
 from diptych.kernels.image import TransferKernels
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.pool import num_pages_to_allocate
+from diptych.kvtransfer.pool import num_pages_to_allocate, probe_pattern
 from diptych.kvtransfer.transport import PageIndices
 
 LINE_NBYTES: Final = 128  # what devices copy in
@@ -67,6 +67,12 @@ class DevicePool:
     @property
     def probe_pages(self) -> PageIndices:
         return np.arange(self.layout.num_pages, self.num_pages, dtype=np.int32)
+
+    def fill_probe(self, seed: int) -> None:
+        """Fill the probe pages with the pattern of `seed`, and return when the device has done it."""
+        pattern = probe_pattern(seed, len(self.probe_pages) * self.layout.page_nbytes)
+        for page, data in zip(self.probe_pages, pattern.reshape(-1, self.layout.page_nbytes), strict=True):
+            self.store(int(page), data.tobytes())
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ after it nothing of ours writes to that peer. A transport belongs to one thread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -77,6 +77,7 @@ class OpDone:
     op: int
     error: str | None
     digest: int | None = None  # of what it wrote, if that was wanted; of the pages, of `digest_pages`
+    seconds: float = field(default=0.0, compare=False)  # from its submission to its end; 0: not measured
 
 
 TransportEvent = LinkUp | LinkDown | NoteReceived | OpDone

@@ -70,6 +70,7 @@ class Event(Structure):
     text: bytes | None
     data: int
     data_len: int
+    seconds: float
     _fields_ = (
         ("kind", c_int32),
         ("has_digest", c_int32),
@@ -79,6 +80,7 @@ class Event(Structure):
         ("text", c_char_p),
         ("data", c_void_p),
         ("data_len", c_uint64),
+        ("seconds", c_double),
     )
 
 

@@ -90,6 +90,7 @@ typedef struct operation {
     struct unpacking *unpacking;   /* of work on our own pages; NULL: a digest */
     uint32_t num_pieces; /* in flight */
     uint64_t gate;       /* of the engine's gate_queue: nothing is posted before it was reached */
+    double began_s;      /* when it was submitted */
     double deadline_s;   /* 0: none */
     const char *error;
     bool with_digest, has_note_digest;

@@ -56,6 +56,7 @@ typedef struct {
     const char *text; /* this and `data` live until the next kvt_poll */
     const void *data;
     uint64_t data_len;
+    double seconds; /* of KVT_OP_DONE: from its submission to its end */
 } kvt_event;
 
 typedef struct {

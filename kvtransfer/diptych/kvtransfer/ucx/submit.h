@@ -46,7 +46,8 @@ static operation *make_operation(kvt_link *link, const kvt_operation *wanted, ui
     op->src_offset = wanted->src_offset;
     op->dst_offset = wanted->dst_offset;
     op->page_part = wanted->bytes;
-    op->deadline_s = wanted->timeout_s > 0 ? now_s() + wanted->timeout_s : 0;
+    op->began_s = now_s();
+    op->deadline_s = wanted->timeout_s > 0 ? op->began_s + wanted->timeout_s : 0;
     op->with_digest = wanted->with_digest;
     op->has_note_digest = wanted->has_digest;
     op->note_digest = wanted->digest;

@@ -262,7 +262,7 @@ class UcxTransport:
             case binding.LINK_DOWN:
                 return self._forget(event.peer, (event.text or b"").decode())
             case binding.OP_DONE:
-                return OpDone(event.op, event.text.decode() if event.text else None, digest_of(event))
+                return OpDone(event.op, event.text.decode() if event.text else None, digest_of(event), event.seconds)
             case _:
                 return NoteReceived(event.peer, ctypes.string_at(event.data, event.data_len), digest_of(event))
 

@@ -45,6 +45,7 @@ static void report(kvt_link *link, operation *op)
     op->done.event.text = op->error;
     op->done.event.has_digest = op->with_digest && op->error == NULL;
     op->done.event.digest = op->digest;
+    op->done.event.seconds = now_s() - op->began_s;
     push_event(link->engine, &op->done);
 }
 
