@@ -179,6 +179,12 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
 
 
 @pytest.fixture(scope="session")
+def find_port() -> Callable[[], int]:
+    """Return a port that nobody listens on."""
+    return free_port
+
+
+@pytest.fixture(scope="session")
 def platform_class() -> type[Platform]:
     """For tests that share a platform of their own kind."""
     return Platform

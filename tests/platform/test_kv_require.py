@@ -1,0 +1,91 @@
+"""A worker whose links are slower than `--kv-require` is not ready and says why; others are not affected."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(200)]
+
+
+class Parts:
+    """Components that are started one by one."""
+
+    def __init__(self, folder: Path, model: Path, http_port: int, bootstrap_port: int) -> None:
+        self.folder, self.model = folder, model
+        self.url, self.bootstrap = f"http://127.0.0.1:{http_port}", f"127.0.0.1:{bootstrap_port}"
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._start("bootstrap", "--port", str(bootstrap_port))
+        ports = ("--http-port", str(http_port), "--grpc-port", "0", "--pair-wait-s", "0.2")
+        self._start("router", *ports, "--bootstrap", self.bootstrap, "--model", str(model))
+
+    def worker(self, role: str, *options: str) -> Path:
+        """Start a worker; return its log."""
+        return self._start(role, "--model", str(self.model), "--bootstrap", self.bootstrap, *options)
+
+    def _start(self, component: str, *options: str) -> Path:
+        log = self.folder / f"{component}{len(self.processes)}"
+        with log.open("wb") as output:
+            command = [sys.executable, "-m", "diptych.cli", component, *options]
+            self.processes.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT))
+        return log
+
+    def complete(self) -> tuple[int, str]:
+        """Return the status and the body of a short completion; 0 while no router answers."""
+        body = json.dumps({"prompt": [1, 2, 3], "max_tokens": 2}).encode()
+        request = urllib.request.Request(f"{self.url}/v1/completions", body, {"content-type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def links(self) -> list[dict[str, Any]]:
+        command = [sys.executable, "-m", "diptych.cli", "links", "--bootstrap", self.bootstrap, "--json"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return list(json.loads(answer.stdout))
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def parts(tmp_path: Path, tiny_folder: Path, find_port: Callable[[], int]) -> Iterator[Parts]:
+    running = Parts(tmp_path, tiny_folder, find_port(), find_port())
+    yield running
+    running.stop()
+
+
+def test_a_worker_on_slow_links_is_not_ready_and_the_others_serve(parts: Parts, wait_for: Callable[..., Any]) -> None:
+    small = ("--kv-cache-mib", "8")
+    parts.worker("decode", *small)
+    log = parts.worker("prefill", *small, "--transports", "tcp", "--kv-require", "shm")
+    reason = "and --kv-require asks for shm"
+    wait_for(lambda: "its pages go over tcp/" in parts.complete()[1], 60.0, "the refusal names the lanes")
+    status, words = parts.complete()
+    assert status == 503
+    assert "1 not ready (" in words
+    assert reason in words
+    assert reason in log.read_text()
+    decode, prefill = sorted(parts.links(), key=lambda worker: str(worker["role"]))
+    assert (decode["state"], prefill["state"]) == ("ready", "starting")
+    assert reason in prefill["not_ready"]
+    assert reason in prefill["links"][0]["reason"]
+
+    parts.worker("prefill", *small, "--kv-require", "shm")
+    wait_for(lambda: parts.complete()[0] == 200, 60.0, "the worker with a fast link serves")
+    states = sorted((worker["role"], worker["state"]) for worker in parts.links())
+    assert states == [("decode", "ready"), ("prefill", "ready"), ("prefill", "starting")]
