@@ -9,22 +9,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-import xxhash
 
 from diptych.decode.core import DecodeCore
 from diptych.engine.batch import Runner
 from diptych.engine.events import (
     AbortRoom,
     CompileGrammar,
+    DigestPages,
     Effect,
     Emit,
     EmitTokens,
     NoteArrived,
+    PagesDigested,
     PeerDown,
     PeerUp,
     SchedulerCore,
     SendNote,
     Start,
+    StreamPages,
+    Transfer,
     WriteDone,
     WritePages,
 )
@@ -38,7 +41,9 @@ from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.runtime.model_worker import TpModelWorkerClient
 from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
 from diptych.engine.sampling_params import SamplingParams
+from diptych.engine.transfer_rules import TransferRules
 from diptych.kvtransfer import note_codec
+from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.ownership import Pages
 from diptych.prefill.core import PrefillCore
 
@@ -46,6 +51,7 @@ VOCAB = 1000
 PAGE = 4
 CONTEXT = 256
 PREFILL, DECODE = 11, 22
+RULES = TransferRules(integrity="always")
 KvArray = np.ndarray[Any, np.dtype[Any]]
 NewModel = Callable[[int], tuple[KvArray, Runner]]  # by the number of pages
 
@@ -65,17 +71,20 @@ class Side:
         num_pages: int,
         model: NewModel,
         limits: Limits,
+        *rules: TransferRules,
     ) -> None:
         self.kv, self.runner = model(num_pages)
         cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=16, max_tokens_per_request=limits.context_len)
         self.cache = cache
-        self.core = build(cache, limits, self.digest, PAGE * 8)
-        self.outbox: deque[WritePages | SendNote] = deque()
+        self.core = build(cache, limits, *rules, PAGE * 8)
+        self.outbox: deque[Transfer] = deque()
+        self.digests: dict[int, int] = {}  # of what each room has written since its last note
         self.compiling: deque[CompileGrammar] = deque()
         self.outputs: dict[int, list[Output]] = defaultdict(list)
 
     def digest(self, pages: Pages) -> int:
-        return xxhash.xxh3_64_intdigest(self.kv[pages].tobytes())
+        page_nbytes = self.kv[0].nbytes
+        return add_digests(*(digest_bytes(self.kv[page].tobytes(), page * page_nbytes) for page in pages.tolist()))
 
     def collect(self) -> None:
         for effect in self.core.take_effects():
@@ -142,10 +151,11 @@ class Pair:
         overlap: bool = False,
         check_every: int = 1,
         eos_ids: frozenset[int] = frozenset(),
+        rules: TransferRules = RULES,
         vocab_size: int = VOCAB,
     ) -> None:
         limits = Limits(context_len, vocab_size, eos_ids, max_step_tokens, 16, scheduling or Scheduling())
-        self.prefill = Side(PrefillCore, prefill_pages, model, limits)
+        self.prefill = Side(PrefillCore, prefill_pages, model, limits, rules)
         self.decode = Side(DecodeCore, decode_pages, model, limits)
         self._overlapped = self._overlap_decode() if overlap else None
         self._check_every = check_every
@@ -217,8 +227,8 @@ class Pair:
     def link_down(self, side: Side) -> None:
         """One side loses the link: what it has not sent yet fails, then it hears of the loss."""
         peer = DECODE if side is self.prefill else PREFILL
-        lost = [effect for effect in side.outbox if isinstance(effect, WritePages)]
-        side.outbox.clear()
+        lost = [effect for effect in side.outbox if isinstance(effect, WritePages | StreamPages)]
+        side.outbox = deque(effect for effect in side.outbox if isinstance(effect, DigestPages))
         for effect in lost:
             side.core.handle(WriteDone(effect.room, "link lost"), self.now_s)
         side.core.handle(PeerDown(peer, "test"), self.now_s)
@@ -234,20 +244,24 @@ class Pair:
         self._check_at_times()
         return busy
 
+    def expire(self) -> None:
+        """Let time be noticed, and memory that others gave back."""
+        for side in (self.prefill, self.decode):
+            side.core.expire(self.now_s)
+        self._collect()
+
     def deliver(self, side: Side) -> bool:
-        """Perform the oldest effect of `side` at the other side."""
+        """Perform the oldest effect of `side`."""
         if not side.outbox:
             return False
-        other, me = (self.decode, PREFILL) if side is self.prefill else (self.prefill, DECODE)
-        effect = side.outbox.popleft()
-        if isinstance(effect, WritePages):
-            self._write(side, other, effect)
-        if effect.note is not None:
-            wire = note_codec.encode(effect.note, sender=me, target=effect.peer)
-            note = note_codec.decode(wire, sender=me, target=effect.peer)
-            other.core.handle(NoteArrived(me, note), self.now_s)
-        if isinstance(effect, WritePages):
-            side.core.handle(WriteDone(effect.room, None), self.now_s)
+        other = self.decode if side is self.prefill else self.prefill
+        match side.outbox.popleft():
+            case WritePages() | StreamPages() as effect:
+                side.core.handle(WriteDone(effect.room, None, self._write(side, other, effect)), self.now_s)
+            case SendNote() as effect:
+                self._send(side, other, effect)
+            case DigestPages(room, pages):
+                side.core.handle(PagesDigested(room, side.digest(pages)), self.now_s)
         self._collect()
         self._check_at_times()
         return True
@@ -300,11 +314,26 @@ class Pair:
         side.core.handle(Start(request, peer), self.now_s)
         side.collect()
 
-    def _write(self, side: Side, other: Side, effect: WritePages) -> None:
-        other.kv[effect.dst] = side.kv[effect.src]
-        self.num_written += len(effect.src)
+    def _send(self, side: Side, other: Side, effect: SendNote) -> None:
+        me = PREFILL if side is self.prefill else DECODE
+        wire = note_codec.encode(effect.note, sender=me, target=effect.peer)
+        note = note_codec.decode(wire, sender=me, target=effect.peer)
+        digest = side.digests.pop(effect.stream, effect.digest)
+        other.core.handle(NoteArrived(me, note, digest), self.now_s)
+
+    def _write(self, side: Side, other: Side, effect: WritePages | StreamPages) -> int | None:
+        write = effect.write
+        other.kv[write.dst] = side.kv[write.src]
+        self.num_written += len(write.src)
+        digest = other.digest(write.dst) if effect.flow.with_digest else None
+        if digest is not None:
+            side.digests[effect.room] = add_digests(side.digests.get(effect.room, 0), digest)
+        self._damage(other, write.dst)
+        return digest
+
+    def _damage(self, other: Side, pages: Pages) -> None:
         if self.corrupt_next_write:
-            other.kv[effect.dst[0], 0] ^= np.uint64(1)
+            other.kv[pages[0], 0] ^= np.uint64(1)
             self.corrupt_next_write = False
 
     def _collect(self) -> None:

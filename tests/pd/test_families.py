@@ -84,6 +84,7 @@ def test_a_pair_reports_the_log_probabilities_of_transformers(
 
 def move(pair: Any) -> bool:
     """Let everybody do one thing; False when nobody can."""
+    pair.expire()
     return any([pair.deliver(pair.decode), pair.step(pair.prefill), pair.deliver(pair.prefill), pair.step(pair.decode)])
 
 

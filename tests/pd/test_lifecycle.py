@@ -170,7 +170,9 @@ def test_source_pages_stay_pinned_until_decode_acknowledges(pair: Pair) -> None:
     pair.start(1, [1, 2, 3])
     pair.deliver(pair.decode)
     pair.step(pair.prefill)
-    pair.deliver(pair.prefill)
+    pair.deliver(pair.prefill)  # the pages
+    pair.deliver(pair.prefill)  # the hand-off
+    pair.deliver(pair.decode)  # the digest
     assert pair.prefill.core.page_counts()["exporting"] == 1
     pair.deliver(pair.decode)
     assert pair.prefill.core.page_counts()["exporting"] == 0
@@ -383,9 +385,13 @@ def test_a_duplicate_note_changes_nothing(pair: Pair) -> None:
     pair.deliver(pair.decode)
     pair.deliver(pair.decode)
     pair.step(pair.prefill)
+    pair.deliver(pair.prefill)
     hand_off = pair.prefill.outbox[0]
     assert isinstance(hand_off.note, HandOff)
+    pair.prefill.outbox.append(hand_off)
     pair.deliver(pair.prefill)
+    pair.deliver(pair.prefill)  # while the first is verified
+    pair.deliver(pair.decode)
     pair.decode.outbox.append(pair.decode.outbox[0])  # a second Ack
     pair.run()
     assert pair.tokens(1) == expected_output([1, 2, 3], 3, VOCAB)

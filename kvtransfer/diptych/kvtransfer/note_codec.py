@@ -31,7 +31,6 @@ def encode(note: Note, *, sender: int, target: int) -> bytes:
             wire.hand_off.first_token = note.first_token
             wire.hand_off.finish_reason = _FINISH_TO_WIRE[note.finish]
             wire.hand_off.num_pages = note.num_pages
-            wire.hand_off.kv_digest = note.kv_digest
             wire.hand_off.generations.extend(note.generations)
             wire.hand_off.cached_tokens = note.cached_tokens
         case Ack():
@@ -91,9 +90,7 @@ def _body(wire: transfer_pb2.TransferNote) -> Note:
                 raise MalformedNote(f"finish reason {note.finish_reason} in a hand-off")
             finish = _FINISH_FROM_WIRE[note.finish_reason]
             generations = tuple(note.generations)
-            return HandOff(
-                room, note.first_token, finish, note.num_pages, note.kv_digest, generations, note.cached_tokens
-            )
+            return HandOff(room, note.first_token, finish, note.num_pages, generations, note.cached_tokens)
         case "ack":
             return Ack(room)
         case "abort":

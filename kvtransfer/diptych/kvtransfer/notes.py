@@ -31,7 +31,6 @@ class HandOff:
     first_token: int
     finish: str | None  # "stop" or "length" when the first token ended the request
     num_pages: int
-    kv_digest: int
     generations: tuple[int, ...]  # echo of the grant
     cached_tokens: int
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from diptych.decode.grants import Grants
-from diptych.decode.imports import Digest, Imports
+from diptych.decode.imports import Imports
 from diptych.decode.phases import Phase
 from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import JOINED, Rooms
@@ -21,6 +21,7 @@ from diptych.engine.events import (
     GrammarReady,
     Load,
     NoteArrived,
+    PagesDigested,
     PeerDown,
     PeerUp,
     SendNote,
@@ -46,7 +47,7 @@ class DecodeCore:
 
     can_overlap = True
 
-    def __init__(self, cache: KvCache, limits: Limits, digest: Digest, page_nbytes: int) -> None:
+    def __init__(self, cache: KvCache, limits: Limits, page_nbytes: int) -> None:
         self._cache = cache
         self._limits = limits
         self._max_tokens = min(limits.context_len, cache.max_request_tokens)
@@ -61,7 +62,6 @@ class DecodeCore:
             self._running,
             self._rooms,
             self._effects,
-            digest=digest,
             page_nbytes=page_nbytes,
             eos_ids=limits.eos_ids,
         )
@@ -73,8 +73,10 @@ class DecodeCore:
         match event:
             case Start():
                 self._start(event, now_s)
-            case NoteArrived(peer, note):
-                self._handle_note(peer, note, now_s)
+            case NoteArrived(peer, note, digest):
+                self._handle_note(peer, note, digest, now_s)
+            case PagesDigested(room_id, digest):
+                self._imports.take_digest(self._rooms[room_id], digest, now_s)
             case AbortRoom(room_id, reason) if room_id in self._rooms:
                 self._rooms.fail(self._rooms[room_id], Failure(FailureCode.ABORTED, reason))
             case PeerUp(peer):
@@ -111,10 +113,10 @@ class DecodeCore:
 
     def _take_matcher(self, room: DecodeRoom, matcher: Matcher, now_s: float) -> None:
         room.request.matcher = matcher
-        if room.early_hand_off is not None and room.phase is Phase.IMPORTING:
-            self._imports.take(room, room.early_hand_off, now_s)
+        if room.phase is Phase.IMPORTING:
+            self._imports.resume(room, now_s)
 
-    def _handle_note(self, peer: int, note: Note, now_s: float) -> None:
+    def _handle_note(self, peer: int, note: Note, digest: int | None, now_s: float) -> None:
         room = self._rooms.shared_with(peer, note.room)
         if room is None:
             self._handle_late_note(peer, note)
@@ -122,12 +124,10 @@ class DecodeCore:
         match note:
             case HandOff() if room.phase in JOINED:
                 self._effects.append(SendNote(peer, Ack(note.room)))
-            case HandOff() if room.phase is Phase.IMPORTING and not room.request.is_ready:
-                room.early_hand_off = note
             case HandOff() if room.phase is Phase.IMPORTING:
-                self._imports.take(room, note, now_s)
-            case Abort(_, code, message) if room.phase not in JOINED:
-                self._rooms.give_up(room, Failure(FailureCode(code or FailureCode.ABORTED.value), message))
+                self._imports.take(room, note, digest, now_s)
+            case Abort(_, code, message):
+                self._rooms.prefill_gave_up(room, Failure(FailureCode(code or FailureCode.ABORTED.value), message))
             case AbortAck() if room.phase is Phase.CLOSING:
                 self._rooms.writer_stopped(room)
             case _:
@@ -181,7 +181,7 @@ class DecodeCore:
         index = request.num_output_tokens
         request.append(token_id)
         if index == 1:
-            room.stats.join_s = now_s - room.handed_off_s
+            room.stats.join_s = now_s - room.verified_s
         finish = finish_of(request, token_id, self._limits.eos_ids)
         if finish is None:
             self._effects.append(Emit(Output(request.room, index, (token_id,), logprobs=logprobs)))
@@ -208,7 +208,7 @@ class DecodeCore:
 
     def load(self) -> Load:
         return Load(
-            num_waiting=len(self._rooms) - len(self._running) - len(self._rooms.closing),
+            num_waiting=len(self._rooms) - len(self._running) - self._rooms.num_given_up,
             num_running=len(self._running),
             free_pages=self._cache.num_available,
             total_pages=self._cache.pool.capacity,
@@ -250,6 +250,6 @@ class DecodeCore:
             by_phase[room.phase].append(room)
         return self._cache.check(
             [*(room.request for room in by_phase[Phase.RUNNING]), *self._running.leaving],
-            importing=[room.request for room in by_phase[Phase.IMPORTING]],
-            quarantined=[room.granted for room in by_phase[Phase.CLOSING]],
+            importing=[room.request for room in (*by_phase[Phase.IMPORTING], *by_phase[Phase.VERIFYING])],
+            quarantined=[room.granted for room in (*by_phase[Phase.CLOSING], *by_phase[Phase.DISCARDING])],
         )

@@ -1,25 +1,21 @@
 """Takes what prefill handed off: a room joins the running batch only when its pages are verified.
 
-Every import ends here or in quarantine. After a `HandOff` that answers our grant prefill writes no more.
+Every import ends here or in quarantine. After a `HandOff` that answers our grant prefill writes no more. Its digest is
+that of all that prefill wrote for the room; that of what lies in our pages is computed on the transfer engine's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from diptych.decode.phases import Signal
+from diptych.decode.phases import Phase, Signal
 from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import Rooms
-from diptych.engine.events import Effect, SendNote
+from diptych.engine.events import DigestPages, Effect, SendNote
 from diptych.engine.finish import Finish
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.output import Failure, FailureCode, Output
 from diptych.engine.running import Running
 from diptych.engine.sampled import finish_of, refuse_token
 from diptych.kvtransfer.notes import Abort, Ack, HandOff
-from diptych.kvtransfer.ownership import Pages
-
-Digest = Callable[[Pages], int]
 
 
 class Imports:
@@ -32,7 +28,6 @@ class Imports:
         rooms: Rooms,
         effects: list[Effect],
         *,
-        digest: Digest,
         page_nbytes: int,
         eos_ids: frozenset[int],
     ) -> None:
@@ -40,47 +35,71 @@ class Imports:
         self._running = running
         self._rooms = rooms
         self._effects = effects
-        self._digest = digest  # of the bytes in our pages
         self._page_nbytes = page_nbytes
         self._eos_ids = eos_ids
-        self.num_pages_received = 0  # and verified, since start
+        self.num_pages_received = 0  # and accepted, since start
         self.num_integrity_failures = 0
 
-    def take(self, room: DecodeRoom, note: HandOff, now_s: float) -> None:
-        problem = room.refuse_hand_off(note)
+    def take(self, room: DecodeRoom, note: HandOff, digest: int | None, now_s: float) -> None:
+        """Take a hand-off; one whose request waits for its grammar is kept until `resume`."""
+        room.hand_off, room.digest = note, digest
+        if room.request.is_ready:
+            self.resume(room, now_s)
+
+    def resume(self, room: DecodeRoom, now_s: float) -> None:
+        """Verify the pages, if prefill has handed them off and wants so."""
+        if room.hand_off is None:
+            return
+        problem = room.refuse_hand_off(room.hand_off)
         if problem:  # not an answer to our grant, so it doesn't prove that the writing has ended
             self._rooms.fail(room, Failure(FailureCode.TRANSFER_FAILED, problem))
             return
-        self._cache.finish_import(room.request)
-        if self._is_damaged(room, note):
-            self._reject_damage(room)
-            return
         room.on(Signal.HANDED_OFF)
-        self._measure(room, note, now_s)
+        room.handed_off_s = now_s
+        if room.digest is None:
+            self._accept(room, now_s)
+        else:
+            self._effects.append(DigestPages(room.request.room, room.granted))
+
+    def take_digest(self, room: DecodeRoom, digest: int | None, now_s: float) -> None:
+        """Compare what arrived with what was sent."""
+        if room.phase is Phase.DISCARDING:
+            self._rooms.discard(room)
+        elif digest == room.digest:
+            self._accept(room, now_s)
+        elif digest is None:
+            self._reject(room, "the KV pages that arrived could not be read to be verified")
+        else:
+            self.num_integrity_failures += 1
+            self._reject(room, "KV pages arrived damaged: their digest is not prefill's")
+
+    def _accept(self, room: DecodeRoom, now_s: float) -> None:
+        room.on(Signal.VERIFIED)
+        self._cache.finish_import(room.request)
+        self._measure(room, now_s)
         self._effects.append(SendNote(room.peer, Ack(room.request.room)))
-        self._join(room, note)
+        self._join(room)
 
-    def _is_damaged(self, room: DecodeRoom, note: HandOff) -> bool:
-        return self._digest(room.granted) != note.kv_digest
-
-    def _reject_damage(self, room: DecodeRoom) -> None:
-        self.num_integrity_failures += 1
-        failure = Failure(FailureCode.TRANSFER_FAILED, "KV pages arrived damaged: their digest is not prefill's")
+    def _reject(self, room: DecodeRoom, reason: str) -> None:
+        self._cache.finish_import(room.request)
+        failure = Failure(FailureCode.TRANSFER_FAILED, reason)
         self._effects.append(SendNote(room.peer, Abort(room.request.room, failure.code.value, failure.message)))
         self._rooms.end(room, Output(room.request.room, failure=failure))
 
-    def _measure(self, room: DecodeRoom, note: HandOff, now_s: float) -> None:
-        room.handed_off_s = now_s
-        room.stats.transfer_s = now_s - room.granted_s
+    def _measure(self, room: DecodeRoom, now_s: float) -> None:
+        room.verified_s = now_s
+        room.stats.transfer_s = room.handed_off_s - room.granted_s
+        room.stats.verify_s = now_s - room.handed_off_s
         room.stats.pages_moved = len(room.granted)
         room.stats.bytes_moved = len(room.granted) * self._page_nbytes
-        room.stats.kv_digest = note.kv_digest
+        room.stats.kv_digest = room.digest or 0
         room.stats.cached_tokens = room.request.cached_len
         self.num_pages_received += len(room.granted)
 
-    def _join(self, room: DecodeRoom, note: HandOff) -> None:
+    def _join(self, room: DecodeRoom) -> None:
         """Join the running batch; no forward pass is needed, the KV is here."""
-        request = room.request
+        request, note = room.request, room.hand_off
+        assert note is not None
         request.computed_len = request.prompt_len
         request.append(note.first_token)
         self._running.join(request)

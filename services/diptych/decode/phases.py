@@ -1,14 +1,17 @@
 """Where a request is in a decode worker, as a table. Nothing but `DecodeRoom.on` assigns a phase.
 
-    PREALLOCATING --granted--> IMPORTING --handed off--> RUNNING --ended--> DONE
-          |                        |                        ^ |retracted
-          |                        |                 resumed| v
-          |                        |                     RETRACTED --ended--> DONE
-          |                        +--given up--> CLOSING --writer stopped--> DONE
-          +--ended--> DONE         +--ended (the writer has stopped already)--> DONE
+    PREALLOCATING --granted--> IMPORTING --handed off--> VERIFYING --verified--> RUNNING --ended--> DONE
+          |                      | |                      |  |                      ^ |retracted
+          |                      | |                      |  |               resumed| v
+          |                      | |                      |  |                   RETRACTED --ended--> DONE
+          |                      | |                      |  +--given up--> DISCARDING --verified--> DONE
+          |                      | +--given up--> CLOSING |            (whatever came out)
+          |                      |                   |    +--ended (damaged)--> DONE
+          |                      |                   +--writer stopped--> DONE
+          +--ended--> DONE       +--ended (the writer has stopped already)--> DONE
 
-CLOSING: the client has its answer already; the pages are in quarantine until prefill says "no more writes" or
-provably can't write any more.
+A hand-off without a digest is verified at once. CLOSING and DISCARDING: the client has its answer already. The
+pages are in quarantine until prefill says "no more writes" or provably can't write, or until we have read them.
 """
 
 from __future__ import annotations
@@ -25,9 +28,11 @@ class Phase(enum.Enum):
 
     PREALLOCATING = "preallocating"  # waits for pages
     IMPORTING = "importing"  # has granted its pages to prefill
+    VERIFYING = "verifying"  # prefill has written everything; the digest of it is being computed
     RUNNING = "running"  # its KV is here and verified; part of the running batch
     RETRACTED = "retracted"  # its KV had to give way; waits for memory, to go on here
     CLOSING = "closing"  # given up while prefill may still write; pages in quarantine
+    DISCARDING = "discarding"  # given up while the digest is being computed; pages in quarantine
     DONE = "done"  # holds nothing
 
 
@@ -35,10 +40,11 @@ class Signal(enum.Enum):
     """What moves a request along."""
 
     GRANTED = "granted"
-    HANDED_OFF = "handed off"  # every page landed and was verified
+    HANDED_OFF = "handed off"  # every page has landed
+    VERIFIED = "verified"  # the digest is known, or not wanted
     RETRACTED = "retracted"
     RESUMED = "resumed"  # it has pages again
-    GIVEN_UP = "given up"  # abort, deadline or lost link while prefill may write
+    GIVEN_UP = "given up"  # abort, deadline or lost link while somebody uses the pages
     WRITER_STOPPED = "writer stopped"  # prefill said so, or is provably gone
     ENDED = "ended"  # finished or failed, and nobody can write into its pages
 
@@ -46,14 +52,18 @@ class Signal(enum.Enum):
 TRANSITIONS: Final[Mapping[tuple[Phase, Signal], Phase]] = {
     (Phase.PREALLOCATING, Signal.GRANTED): Phase.IMPORTING,
     (Phase.PREALLOCATING, Signal.ENDED): Phase.DONE,
-    (Phase.IMPORTING, Signal.HANDED_OFF): Phase.RUNNING,
+    (Phase.IMPORTING, Signal.HANDED_OFF): Phase.VERIFYING,
     (Phase.IMPORTING, Signal.GIVEN_UP): Phase.CLOSING,
     (Phase.IMPORTING, Signal.ENDED): Phase.DONE,
+    (Phase.VERIFYING, Signal.VERIFIED): Phase.RUNNING,
+    (Phase.VERIFYING, Signal.GIVEN_UP): Phase.DISCARDING,
+    (Phase.VERIFYING, Signal.ENDED): Phase.DONE,
     (Phase.RUNNING, Signal.RETRACTED): Phase.RETRACTED,
     (Phase.RUNNING, Signal.ENDED): Phase.DONE,
     (Phase.RETRACTED, Signal.RESUMED): Phase.RUNNING,
     (Phase.RETRACTED, Signal.ENDED): Phase.DONE,
     (Phase.CLOSING, Signal.WRITER_STOPPED): Phase.DONE,
+    (Phase.DISCARDING, Signal.VERIFIED): Phase.DONE,
 }
 
 

@@ -21,9 +21,11 @@ class DecodeRoom:
     phase: Phase = Phase.PREALLOCATING
     granted: Pages = field(default_factory=lambda: NO_PAGES)  # that prefill writes, in order
     generations: tuple[int, ...] = ()  # of the granted pages
-    early_hand_off: HandOff | None = None  # it waits until the request's grammar is compiled
+    hand_off: HandOff | None = None
+    digest: int | None = None  # of what prefill wrote; None: not to be verified
     granted_s: float = 0.0
     handed_off_s: float = 0.0
+    verified_s: float = 0.0
     retracted_s: float = 0.0
     given_up_s: float | None = None  # CLOSING: since when
     asked_s: float | None = None  # CLOSING: when prefill was last asked to stop

@@ -1,7 +1,7 @@
 """The open rooms of a decode worker and how they end: once each, with one answer to the router.
 
-A room given up before its hand-off is verified leaves its pages in quarantine until prefill has said "no more writes"
-(`Abort` or `AbortAck`) or provably can't write: never earlier.
+A room given up before its hand-off is verified leaves its pages in quarantine: until prefill has said "no more writes"
+(`HandOff`, `Abort` or `AbortAck`) or provably can't write, and our transfer engine does not read them. Never earlier.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from diptych.engine.waiting_queue import WaitingQueue
 from diptych.kvtransfer.notes import Abort
 
 JOINED = (Phase.RUNNING, Phase.RETRACTED)
-UNJOINED = (Phase.PREALLOCATING, Phase.IMPORTING)  # prefill has to do with them
+_UNJOINED = (Phase.PREALLOCATING, Phase.IMPORTING, Phase.VERIFYING)  # prefill waits for word of them
+_GIVEN_UP = (Phase.CLOSING, Phase.DISCARDING)
 
 
 class Rooms:
@@ -36,6 +37,7 @@ class Rooms:
         self._deadlines = Deadlines()
         self.retracted = RetractedRooms()
         self.closing = ClosingRooms()
+        self.num_given_up = 0  # rooms in quarantine
         self.linked: set[int] = set()  # peers
 
     def __len__(self) -> int:
@@ -84,34 +86,52 @@ class Rooms:
 
     def fail(self, room: DecodeRoom, failure: Failure) -> None:
         """Answer the router now, tell prefill, and quarantine what prefill may still write."""
-        if room.phase is Phase.CLOSING:
+        if room.phase in _GIVEN_UP:
             return
-        if room.peer in self.linked and room.phase in UNJOINED:
+        if room.peer in self.linked and room.phase in _UNJOINED:
             note = Abort(room.request.room, failure.code.value, failure.message)
             self._effects.append(SendNote(room.peer, note))
-        output = Output(room.request.room, failure=failure)
-        if room.phase is not Phase.IMPORTING:
-            self.end(room, output)
-            return
-        room.on(Signal.GIVEN_UP)
-        room.request.has_ended = True
-        self.closing.add(room)
-        self._cache.quarantine(room.request)
-        self._effects.append(Emit(output))
+        if room.phase in (Phase.IMPORTING, Phase.VERIFYING):
+            self._quarantine(room, failure)
+        else:
+            self.end(room, Output(room.request.room, failure=failure))
 
-    def give_up(self, room: DecodeRoom, failure: Failure) -> None:
-        """Prefill gave the room up: no write will come any more."""
-        if room.phase is Phase.CLOSING:
-            self.writer_stopped(room)
-            return
-        if room.phase is Phase.IMPORTING:
-            self._cache.finish_import(room.request)
-        self.end(room, Output(room.request.room, failure=failure))
+    def prefill_gave_up(self, room: DecodeRoom, failure: Failure) -> None:
+        """No write will come any more."""
+        match room.phase:
+            case Phase.CLOSING:
+                self.writer_stopped(room)
+            case Phase.VERIFYING:
+                self._quarantine(room, failure)
+            case Phase.IMPORTING:
+                self._cache.finish_import(room.request)
+                self.end(room, Output(room.request.room, failure=failure))
+            case Phase.PREALLOCATING:
+                self.end(room, Output(room.request.room, failure=failure))
+            case _:
+                pass  # the hand-off was accepted, or the room has ended for the client
 
     def writer_stopped(self, room: DecodeRoom) -> None:
-        room.on(Signal.WRITER_STOPPED)
-        self._cache.pool.release_quarantine(room.granted)
         self.closing.remove(room)
+        self._release(room, Signal.WRITER_STOPPED)
+
+    def discard(self, room: DecodeRoom) -> None:
+        """The pages of a room that was given up while it was verified are not read any more."""
+        self._release(room, Signal.VERIFIED)
+
+    def _quarantine(self, room: DecodeRoom, failure: Failure) -> None:
+        room.on(Signal.GIVEN_UP)
+        room.request.has_ended = True
+        if room.phase is Phase.CLOSING:
+            self.closing.add(room)
+        self.num_given_up += 1
+        self._cache.quarantine(room.request)
+        self._effects.append(Emit(Output(room.request.room, failure=failure)))
+
+    def _release(self, room: DecodeRoom, signal: Signal) -> None:
+        room.on(signal)
+        self.num_given_up -= 1
+        self._cache.pool.release_quarantine(room.granted)
         del self._rooms[room.request.room]
 
     def _forget(self, room: DecodeRoom, output: Output) -> None:
@@ -131,8 +151,9 @@ class Rooms:
     def peer_down(self, peer: int, reason: str) -> None:
         self.linked.discard(peer)
         failure = Failure(FailureCode.PEER_LOST, f"lost the link to the prefill worker: {reason}")
-        for room in [room for room in self if room.peer == peer and room.phase in UNJOINED]:
-            self.fail(room, failure)
+        for room in [room for room in self if room.peer == peer]:
+            if room.phase in (Phase.PREALLOCATING, Phase.IMPORTING):  # of the others we have all there is
+                self.fail(room, failure)
 
     def writer_gone(self, peer: int) -> None:
         """The peer can't write any more."""

@@ -13,8 +13,9 @@ from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.grammar.grammar import Grammar, Matcher
 from diptych.engine.output import Output
 from diptych.engine.request import Request
-from diptych.kvtransfer.notes import HandOff, Note
+from diptych.kvtransfer.notes import Note
 from diptych.kvtransfer.ownership import Pages
+from diptych.kvtransfer.transport import Flow, PageWrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,24 @@ class NoteArrived:
 
     peer: int
     note: Note
+    digest: int | None = None  # of the pages that the peer wrote for the room; None: they are not to be verified
 
 
 @dataclass(frozen=True, slots=True)
 class WriteDone:
-    """A `WritePages` ended: every page of it is remotely complete, or `error` says why not."""
+    """A `WritePages` or `StreamPages` ended: every page is remotely complete, or `error` says why not."""
 
     room: int
     error: str | None
+    digest: int | None = None  # of what it wrote, if its flow is `with_digest`
+
+
+@dataclass(frozen=True, slots=True)
+class PagesDigested:
+    """A `DigestPages` ended."""
+
+    room: int
+    digest: int | None  # None: it could not be computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +98,18 @@ class GrammarFailed:
     message: str
 
 
-Event = Start | AbortRoom | NoteArrived | WriteDone | PeerUp | PeerDown | WriterGone | GrammarReady | GrammarFailed
+Event = (
+    Start
+    | AbortRoom
+    | NoteArrived
+    | WriteDone
+    | PagesDigested
+    | PeerUp
+    | PeerDown
+    | WriterGone
+    | GrammarReady
+    | GrammarFailed
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +135,40 @@ class EmitTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WritePages:
-    """Fill the peer's pages `dst` from our pages `src`, then send `note`, if any. Answered by one `WriteDone`."""
+    """Fill pages of the peer from ours. Answered by one `WriteDone`."""
 
     room: int
     peer: int
-    src: Pages
-    dst: Pages
-    note: HandOff | None
-    skip_tokens: int = 0  # of the first of `src`
+    write: PageWrite
+    flow: Flow
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamPages:
+    """The same, of pages that the next step completes: each layer leaves once the step has computed it."""
+
+    room: int
+    peer: int
+    write: PageWrite
+    flow: Flow
 
 
 @dataclass(frozen=True, slots=True)
 class SendNote:
-    """Send a note to a peer. Not answered; lost only together with the link."""
+    """Send a note to a peer. Not answered; lost only together with the link, or with a write before it."""
 
     peer: int
     note: Note
+    stream: int = 0  # it comes after all that was written on this stream, with the digest of that
+    digest: int | None = None  # of what was written before, when the note is sent again
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DigestPages:
+    """Compute the digest of pages of ours, on another thread. Answered by one `PagesDigested`."""
+
+    room: int
+    pages: Pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +187,8 @@ def compile_grammar(request: Request) -> CompileGrammar:
     return CompileGrammar(request.room, request.params.grammar, tuple(prior.tolist()))
 
 
-Effect = Emit | EmitTokens | WritePages | SendNote | CompileGrammar
+Transfer = WritePages | StreamPages | SendNote | DigestPages
+Effect = Emit | EmitTokens | Transfer | CompileGrammar
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class Stats:
     queue_s: float = 0.0
     compute_s: float = 0.0
     transfer_s: float = 0.0
+    verify_s: float = 0.0
     join_s: float = 0.0
 
 

@@ -18,6 +18,7 @@ from diptych.engine.events import (
     GrammarReady,
     Load,
     NoteArrived,
+    PagesDigested,
     PeerDown,
     PeerUp,
     SendNote,
@@ -27,6 +28,7 @@ from diptych.engine.events import (
     compile_grammar,
 )
 from diptych.engine.extend_queue import ExtendQueue
+from diptych.engine.finish import Finish
 from diptych.engine.grammar.grammar import Matcher
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
@@ -36,9 +38,10 @@ from diptych.engine.sampled import Sampled, collect_prompt_logprobs, refuse_toke
 from diptych.engine.sampling_builder import build_sampling
 from diptych.engine.step import new_step
 from diptych.engine.stop import token_finish
+from diptych.engine.transfer_rules import TransferRules
 from diptych.engine.waiting_queue import new_waiting_queue
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, Note, PagesReady
-from diptych.prefill.hand_off import Digest, HandOffs, first_output
+from diptych.prefill.hand_off import first_output, hand_off_note
 from diptych.prefill.phases import Phase, Signal
 from diptych.prefill.rendezvous import Rendezvous
 from diptych.prefill.room import PrefillRoom
@@ -52,16 +55,16 @@ class PrefillCore:
     can_overlap = False
     num_retracted = 0  # a prompt keeps its pages until they have left
 
-    def __init__(self, cache: KvCache, limits: Limits, digest: Digest, page_nbytes: int) -> None:
+    def __init__(self, cache: KvCache, limits: Limits, rules: TransferRules, page_nbytes: int) -> None:
         self._cache = cache
         self._limits = limits
-        self._hand_offs = HandOffs(cache, digest, page_nbytes)
+        self._token_nbytes = page_nbytes // cache.page_size
         self._max_tokens = min(limits.context_len, cache.max_request_tokens)
         self._waiting = new_waiting_queue(cache, limits.scheduling)
         self._queue = ExtendQueue(cache, self._waiting, max_batch_size=limits.max_requests)
         self._effects: list[Effect] = []
-        self._sender = Sender(cache, self._effects)
-        self._rooms = Rooms(cache, self._queue, self._sender, self._effects)
+        self._sender = Sender(cache, rules, self._effects)
+        self._rooms = Rooms(cache, self._queue, self._sender, self._effects, rules.timeout_s)
         self._rendezvous = Rendezvous()
         self._step = new_step((), ())
 
@@ -75,8 +78,8 @@ class PrefillCore:
                 self._handle_note(peer, note, now_s)
             case AbortRoom(room_id, reason) if room_id in self._rooms:
                 self._rooms.fail(self._rooms[room_id], Failure(FailureCode.ABORTED, reason))
-            case WriteDone(room_id, error) if room_id in self._rooms:
-                self._rooms.write_done(self._rooms[room_id], error)
+            case WriteDone(room_id, error, digest) if room_id in self._rooms:
+                self._rooms.write_done(self._rooms[room_id], error, digest)
             case PeerDown(peer, reason):
                 self._rendezvous.forget(peer)
                 self._rooms.lose(peer, reason)
@@ -87,8 +90,8 @@ class PrefillCore:
             case GrammarReady() | GrammarFailed():
                 pass  # the room has ended
             case AbortRoom() | WriteDone():
-                pass  # the room has ended: an Ack can overtake our own news that the write is complete
-            case PeerUp() | WriterGone():
+                pass  # the room has ended
+            case PeerUp() | WriterGone() | PagesDigested():
                 pass  # nobody writes into a prefill pool
 
     def _start(self, event: Start, now_s: float) -> None:
@@ -120,7 +123,7 @@ class PrefillCore:
             case PagesReady() if room.phase is Phase.BOOTSTRAPPING:
                 self._take_grant(room, note)
             case Ack() if room.phase is Phase.TRANSFERRING:
-                self._rooms.finish(room, now_s)
+                self._rooms.acknowledge(room, now_s)
             case Abort(_, code, message):
                 room.abort_ack_wanted = True
                 self._rooms.fail(room, Failure(FailureCode(code or FailureCode.ABORTED.value), message))
@@ -148,7 +151,9 @@ class PrefillCore:
                 room.on(Signal.ADMITTED)
                 room.first_step_s = now_s
                 room.stats.cached_tokens = chunk.request.cached_len
-                self._sender.move_complete_pages(room)
+                self._sender.move_complete_pages(room, now_s)
+            if chunk.is_last:
+                self._sender.follow_last_chunk(room, now_s)
         if not chunks:
             return None
         self._step = new_step((), chunks)
@@ -164,7 +169,7 @@ class PrefillCore:
         collect_prompt_logprobs(self._step.chunks, result)
         for chunk in self._step.chunks:
             if not chunk.is_last:
-                self._sender.move_complete_pages(self._rooms[chunk.request.room])
+                self._sender.move_complete_pages(self._rooms[chunk.request.room], now_s)
         for row in sampled(self._step.sampled, result, range(len(self._step.sampled))):
             self._hand_off(row, now_s)
 
@@ -177,9 +182,9 @@ class PrefillCore:
             self._rooms.fail(room, failure)
             return
         finish = request.grammar_finish or token_finish(token_id, 1, request.params, self._limits.eos_ids)
-        note = self._hand_offs.note(room, token_id, finish)
-        self._effects.append(Emit(first_output(room, row, now_s)))
-        self._sender.hand_off(room, note, now_s)
+        room.finish = finish or Finish.STOP
+        self._effects.append(Emit(first_output(room, row, now_s, self._token_nbytes)))
+        self._sender.hand_off(room, hand_off_note(room, token_id, finish), now_s)
 
     # what a room waits for
 

@@ -1,8 +1,9 @@
 """Where a request is in a prefill worker, as a table. Nothing but `PrefillRoom.on` assigns a phase.
 
-    BOOTSTRAPPING --pages ready--> WAITING --admitted--> RUNNING --extended--> TRANSFERRING --acked--> DONE
-          |                           |                     |                       |
-          +--------- any failure -----+---------------------+-----------------------+--> CLOSING --drained--> DONE
+    BOOTSTRAPPING --pages ready--> WAITING --admitted--> RUNNING --extended--> TRANSFERRING --acked--> SETTLING
+          |                           |                     |                       |                     |drained
+          +--------- any failure -----+---------------------+-----------------------+--> CLOSING          v
+                                                                                            +--drained--> DONE
 
 CLOSING: the client has its answer already; our page writes still in flight keep the pages, and only when they have
 ended may the peer hear "no more writes".
@@ -24,6 +25,7 @@ class Phase(enum.Enum):
     WAITING = "waiting"  # has a grant; waits for pages of our own and a place in a batch
     RUNNING = "running"  # has pages; chunks are computed, and moved as they complete
     TRANSFERRING = "transferring"  # computed; the last pages and the hand-off are on the wire
+    SETTLING = "settling"  # decode has everything, so it can't fail; our own news of the last writes is on its way
     CLOSING = "closing"  # failed; waits for its writes in flight
     DONE = "done"  # holds nothing
 
@@ -46,8 +48,9 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Signal], Phase]] = {
     (Phase.WAITING, Signal.FAILED): Phase.CLOSING,
     (Phase.RUNNING, Signal.EXTENDED): Phase.TRANSFERRING,
     (Phase.RUNNING, Signal.FAILED): Phase.CLOSING,
-    (Phase.TRANSFERRING, Signal.ACKED): Phase.DONE,
+    (Phase.TRANSFERRING, Signal.ACKED): Phase.SETTLING,
     (Phase.TRANSFERRING, Signal.FAILED): Phase.CLOSING,
+    (Phase.SETTLING, Signal.DRAINED): Phase.DONE,
     (Phase.CLOSING, Signal.DRAINED): Phase.DONE,
 }
 

@@ -11,6 +11,7 @@ from diptych.engine.batch import I64
 from diptych.engine.finish import Finish
 from diptych.engine.output import Failure, Stats
 from diptych.engine.request import Request
+from diptych.kvtransfer.digest import add_digests
 from diptych.kvtransfer.notes import Abort, AbortAck, HandOff, Note, PagesReady
 from diptych.kvtransfer.ownership import Pages
 from diptych.prefill.phases import Phase, Signal, next_phase
@@ -30,7 +31,9 @@ class PrefillRoom:
     writes_in_flight: int = 0
     pinned: list[Pages] = field(default_factory=list)
     hand_off: HandOff | None = None
-    asked_s: float = 0.0  # when the hand-off was last sent
+    hand_off_s: float = 0.0  # when it was first sent
+    asked_s: float = 0.0  # and last
+    digest: int | None = None  # of what has been written; None: it is not verified
     finish: Finish | None = None
     failure: Failure | None = None
     abort_ack_wanted: bool = False  # decode waits for AbortAck before it reuses its pages
@@ -42,6 +45,12 @@ class PrefillRoom:
 
     def on(self, signal: Signal) -> None:
         self.phase = next_phase(self.phase, signal)
+
+    def count_write(self, digest: int | None) -> None:
+        """A write has ended."""
+        self.writes_in_flight -= 1
+        if digest is not None:
+            self.digest = add_digests(self.digest or 0, digest)
 
     @property
     def waits_for_ack(self) -> bool:

@@ -1,7 +1,7 @@
 """The open rooms of a prefill worker and how they end.
 
-Our pages stay pinned until decode's `Ack`, or until no write of the room is in flight; only then does decode hear
-"no more writes", and the room is forgotten.
+Our pages stay pinned until no write of the room is in flight, and decode has sent its `Ack` or the room has failed.
+Only then does decode hear "no more writes", and the room is forgotten. A room that decode has acknowledged can't fail.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ RETRY_S: Final = 1.0  # before a note that got no answer is sent again
 class Rooms:
     """Rooms by id. What ends here is answered here, in `effects`."""
 
-    def __init__(self, cache: KvCache, queue: ExtendQueue, sender: Sender, effects: list[Effect]) -> None:
+    def __init__(
+        self, cache: KvCache, queue: ExtendQueue, sender: Sender, effects: list[Effect], ack_timeout_s: float
+    ) -> None:
         self._cache = cache
         self._queue = queue
         self._sender = sender
+        self._ack_timeout_s = ack_timeout_s
         self._effects = effects
         self._rooms: dict[int, PrefillRoom] = {}
 
@@ -52,17 +55,16 @@ class Rooms:
 
     # ends
 
-    def finish(self, room: PrefillRoom, now_s: float) -> None:
-        """Decode has everything: keep the prompt's KV as a cached prefix and forget the room."""
+    def acknowledge(self, room: PrefillRoom, now_s: float) -> None:
+        """Decode has verified everything, perhaps before we hear that our last write is complete."""
         room.on(Signal.ACKED)
         room.stats.transfer_s = now_s - room.first_token_s
-        self._sender.release(room)
-        self._cache.retire(room.request)
-        del self._rooms[room.request.room]
-        self._effects.append(Emit(Output(room.request.room, 1, finish=room.finish, stats=room.stats)))
+        self._settle_if_drained(room)
 
     def fail(self, room: PrefillRoom, failure: Failure) -> None:
         """Answer the router now; give the pages back when no write is in flight."""
+        if room.phase is Phase.SETTLING:
+            return
         if room.phase is not Phase.CLOSING:
             if room.phase in (Phase.WAITING, Phase.RUNNING) and room.request.is_ready:
                 self._queue.remove(room.request)
@@ -77,12 +79,25 @@ class Rooms:
             room.peer_is_gone = True
             self.fail(room, Failure(FailureCode.PEER_LOST, f"lost the link to the decode worker: {reason}"))
 
-    def write_done(self, room: PrefillRoom, error: str | None) -> None:
-        room.writes_in_flight -= 1
-        if error is not None:
+    def write_done(self, room: PrefillRoom, error: str | None, digest: int | None) -> None:
+        room.count_write(digest)
+        if room.phase is Phase.SETTLING:
+            self._settle_if_drained(room)
+        elif error is not None:
             self.fail(room, Failure(FailureCode.TRANSFER_FAILED, f"writing KV pages failed: {error}"))
         elif room.phase is Phase.CLOSING:
             self._close_if_drained(room)
+
+    def _settle_if_drained(self, room: PrefillRoom) -> None:
+        """Keep the prompt's KV as a cached prefix and forget the room."""
+        if room.writes_in_flight > 0:
+            return
+        room.on(Signal.DRAINED)
+        room.stats.kv_digest = room.digest or 0
+        self._sender.release(room)
+        self._cache.retire(room.request)
+        del self._rooms[room.request.room]
+        self._effects.append(Emit(Output(room.request.room, 1, finish=room.finish, stats=room.stats)))
 
     def _close_if_drained(self, room: PrefillRoom) -> None:
         if room.writes_in_flight > 0:
@@ -100,15 +115,24 @@ class Rooms:
 
     def expire(self, now_s: float) -> None:
         """End rooms whose deadline has passed; ask again where decode owes an answer."""
-        for room in list(self):
+        for room in [room for room in self if room.phase not in _ENDED]:
             deadline_s = room.request.deadline_s
-            if room.phase is not Phase.CLOSING and deadline_s is not None and deadline_s <= now_s:
+            if deadline_s is not None and deadline_s <= now_s:
                 self.fail(room, Failure(FailureCode.DEADLINE, "the request's deadline passed"))
+            elif room.waits_for_ack and room.hand_off_s + self._ack_timeout_s <= now_s:
+                words = f"decode did not acknowledge the KV within {self._ack_timeout_s:g} s"
+                self.fail(room, Failure(FailureCode.TRANSFER_FAILED, words))
             elif room.waits_for_ack and room.asked_s + RETRY_S <= now_s:
                 self._sender.ask_again(room, now_s)
 
     def next_s(self) -> float | None:
         """Return when `expire` has something to do."""
-        waiting = [room for room in self if room.phase is not Phase.CLOSING]
-        deadlines = [room.request.deadline_s for room in waiting if room.request.deadline_s is not None]
-        return min([*deadlines, *(room.asked_s + RETRY_S for room in waiting if room.waits_for_ack)], default=None)
+        waiting = [room for room in self if room.phase not in _ENDED]
+        times = [room.request.deadline_s for room in waiting if room.request.deadline_s is not None]
+        for room in waiting:
+            if room.waits_for_ack:
+                times += [room.asked_s + RETRY_S, room.hand_off_s + self._ack_timeout_s]
+        return min(times, default=None)
+
+
+_ENDED = (Phase.SETTLING, Phase.CLOSING)  # for the client

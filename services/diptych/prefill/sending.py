@@ -3,48 +3,60 @@
 It counts in decode's pages, whose size may be another than ours: a write names those that it fills, and all of ours
 that have tokens of them.
 
-Order of what the peer sees of a room: page writes, and then the `HandOff`, with the last of them.
+Order of what the peer sees of a room: page writes, and when all have landed the `HandOff`. What a chunk completes moves
+while the next one is computed; what the last one completes moves layer by layer behind the forward pass.
 """
 
 from __future__ import annotations
 
-from diptych.engine.events import Effect, SendNote, WritePages
+from diptych.engine.events import Effect, SendNote, StreamPages, WritePages
 from diptych.engine.kv_cache import KvCache
+from diptych.engine.transfer_rules import TransferRules
 from diptych.kvtransfer.notes import HandOff
+from diptych.kvtransfer.transport import PageWrite
 from diptych.prefill.room import PrefillRoom
 
 
 class Sender:
     """Says what is to be written, in `effects`."""
 
-    def __init__(self, cache: KvCache, effects: list[Effect]) -> None:
+    def __init__(self, cache: KvCache, rules: TransferRules, effects: list[Effect]) -> None:
         self._cache = cache
+        self._rules = rules
         self._effects = effects
 
-    def move_complete_pages(self, room: PrefillRoom) -> None:
-        """Move the full pages that decode lacks; the rest follows with the hand-off. Not while a step runs."""
-        end_page = room.request.computed_len // room.page_size
-        if end_page > room.next_page:
-            self._write(room, end_page, None)
+    def move_complete_pages(self, room: PrefillRoom, now_s: float) -> None:
+        """Move the full pages that decode lacks. Not while a step runs."""
+        self._write(room, room.request.computed_len // room.page_size, WritePages, now_s)
+
+    def follow_last_chunk(self, room: PrefillRoom, now_s: float) -> None:
+        """Move the rest behind the step that computes it, which runs next; if not so, it moves with the hand-off."""
+        if self._rules.by_layers:
+            self._write(room, _num_pages(room), StreamPages, now_s)
 
     def hand_off(self, room: PrefillRoom, note: HandOff, now_s: float) -> None:
         """Move what is left, and then tell decode so."""
-        room.hand_off, room.asked_s = note, now_s
-        self._write(room, -(-room.request.prompt_len // room.page_size), note)
+        self._write(room, _num_pages(room), WritePages, now_s)
+        room.hand_off, room.hand_off_s, room.asked_s = note, now_s, now_s
+        self._effects.append(SendNote(room.peer, note, stream=room.request.room))
 
     def ask_again(self, room: PrefillRoom, now_s: float) -> None:
         """The Ack may have been lost with a link that broke at decode's end only; decode answers as often as asked."""
         assert room.hand_off is not None
         room.asked_s = now_s
-        self._effects.append(SendNote(room.peer, room.hand_off))
+        self._effects.append(SendNote(room.peer, room.hand_off, digest=room.digest))
 
     def release(self, room: PrefillRoom) -> None:
         """Nobody reads the room's pages any more."""
         for pages in room.pinned:
             self._cache.pool.unpin(pages)
 
-    def _write(self, room: PrefillRoom, end_page: int, note: HandOff | None) -> None:
-        """Write what fills decode's pages `[room.next_page, end_page)` of the request, and then `note`."""
+    def _write(
+        self, room: PrefillRoom, end_page: int, effect: type[WritePages] | type[StreamPages], now_s: float
+    ) -> None:
+        """Fill decode's pages `[room.next_page, end_page)` of the request."""
+        if end_page <= room.next_page:
+            return
         size = self._cache.page_size
         end_token = min(end_page * room.page_size, room.request.prompt_len)
         first, skip_tokens = divmod(room.next_page * room.page_size, size)
@@ -54,4 +66,10 @@ class Sender:
         room.pinned.append(src)
         room.writes_in_flight += 1
         room.next_page = end_page
-        self._effects.append(WritePages(room.request.room, room.peer, src, dst, note, skip_tokens))
+        write = PageWrite(src, dst, skip_tokens=skip_tokens)
+        self._effects.append(effect(room.request.room, room.peer, write, self._rules.flow(room.request, now_s)))
+
+
+def _num_pages(room: PrefillRoom) -> int:
+    """Of decode's that the whole prompt takes."""
+    return -(-room.request.prompt_len // room.page_size)
