@@ -15,7 +15,7 @@ from diptych.kvtransfer.ucx import UcxOptions, open_transport
 def main() -> int:
     return run_scheduler(
         sys.argv,
-        lambda cache, limits, digest, layout: DecodeCore(cache, limits, digest, layout.page_nbytes),
+        lambda cache, limits, rules, layout: DecodeCore(cache, limits, layout.page_nbytes),
         Peering(_open_transport, reader_tester),
     )
 

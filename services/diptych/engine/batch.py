@@ -7,6 +7,7 @@ a scheduler that idles, or takes over KV that prefill computed, launches no step
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -112,6 +113,9 @@ class StepResult:
     token_ids: I64  # [num_samples]; NO_TOKEN where the logits hold no largest number, or the mask allows nothing
     logprobs: LogprobsBatch | None = None  # of `token_ids`, if a row wants them
     prompt_logprobs: LogprobsBatch | None = None  # of the batch's `prompt_rows`
+
+
+OnLayer = Callable[[int], None]  # hears of each layer of a step, in order, once its KV is in the pool
 
 
 class Runner(Protocol):

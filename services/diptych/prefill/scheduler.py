@@ -15,7 +15,7 @@ from diptych.prefill.core import PrefillCore
 def main() -> int:
     return run_scheduler(
         sys.argv,
-        lambda cache, limits, digest, layout: PrefillCore(cache, limits, digest, layout.page_nbytes),
+        lambda cache, limits, rules, layout: PrefillCore(cache, limits, rules, layout.page_nbytes),
         Peering(_open_transport, writer_tester),
     )
 

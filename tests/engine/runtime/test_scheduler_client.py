@@ -22,6 +22,7 @@ async def start(model: Path) -> SchedulerClient:
         parent_pid=os.getpid(),
         instance_id=1,
         transports="auto",
+        transfer=TransferRules(),
         engine=EngineOptions(model=str(model), kv_cache_mib=4),
     )
     return await start_scheduler("diptych.engine.runtime.scheduler_process", config, folder)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from diptych.engine.attention.backend import AttentionBackend
+from diptych.engine.batch import OnLayer
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.models.layers.attention import AttentionBlock
 from diptych.engine.models.layers.buffers import Buffers
@@ -43,7 +44,9 @@ class Decoder:
         self._input_norm = weights.norm("0.input_norm")
         self._layers = [_layer(config, weights, ops, index) for index in range(config.num_layers)]
 
-    def forward(self, input_ids: Tensor, logits_rows: Tensor, attention: AttentionBackend) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, logits_rows: Tensor, attention: AttentionBackend, on_layer: OnLayer | None = None
+    ) -> Tensor:
         """Run `[num_tokens]` new tokens; return the logits `[num_rows, vocab_size]` of the tokens `logits_rows`.
 
         `attention` was told of the batch before. After the last attention only `logits_rows` are computed.
@@ -51,8 +54,10 @@ class Decoder:
         x = self._embedded(input_ids)
         buffers = Buffers.allocate(self._config, len(x), self._dtype)
         self._ops.rms_norm(x, self._input_norm, self._config.rms_norm_eps, buffers.normed)
-        for layer in self._layers:
+        for index, layer in enumerate(self._layers):
             layer.attention.attend(buffers, attention)
+            if on_layer is not None:
+                on_layer(index)
             if layer is self._layers[-1]:
                 attended, x = buffers.attended[logits_rows], x[logits_rows]
                 buffers = Buffers.allocate(self._config, len(x), self._dtype)

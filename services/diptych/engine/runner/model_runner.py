@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.registry import choose
-from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.batch import ForwardBatch, OnLayer, SamplingBatch, StepResult
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.source import ModelSource
 from diptych.engine.models.decoder import Decoder
@@ -36,8 +38,12 @@ class ModelRunner:
         num_threads: int = 1,
         max_loras: int = 0,
         communicator: Communicator | None = None,
+        layer_listener: Callable[[], OnLayer | None] = lambda: None,
     ) -> None:
-        """With a `communicator` load one rank's part; `kv` is then the pool of that part."""
+        """With a `communicator` load one rank's part; `kv` is then the pool of that part.
+
+        `layer_listener` is asked before each step who is to hear of its layers.
+        """
         if dtype not in DTYPES:
             raise ConfigError(f"dtype {dtype!r} is not supported; {' and '.join(DTYPES)} are")
         torch.set_num_threads(num_threads)
@@ -47,6 +53,7 @@ class ModelRunner:
             ops = part.wrap(backend.ops)
             tensors = part.tensors if quantization == "auto" else expanded(part.tensors)
             weights = load(part.config, part.placement, tensors, ops, DTYPES[dtype])
+            self._layer_listener = layer_listener
             self._attention, self._sampler = backend.attention, backend.sampler
             self.loras = Loras(part.config.num_layers, max_loras, backend.low_rank, DTYPES[dtype])
             self._model = Decoder(part.config, weights.wrapped(self.loras.wrap), ops, DTYPES[dtype])
@@ -75,7 +82,8 @@ class ModelRunner:
             if batch.prompt_rows is not None:
                 rows = np.concatenate([rows, batch.prompt_rows.token_rows])
             self.loras.begin(batch.adapters, batch.extend_lens, rows)
-            return self._model.forward(torch.from_numpy(batch.input_ids), torch.from_numpy(rows), self._attention)
+            input_ids, logits_rows = torch.from_numpy(batch.input_ids), torch.from_numpy(rows)
+            return self._model.forward(input_ids, logits_rows, self._attention, self._layer_listener())
 
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> StepResult:
         """Choose the batch's next tokens by its logits, which may be overwritten."""

@@ -241,6 +241,7 @@ async def _start_group(options: EngineOptions) -> SchedulerClient:
         parent_pid=os.getpid(),
         instance_id=1,
         transports="auto",
+        transfer=TransferRules(),
         engine=options,
     )
     return await start_scheduler("diptych.engine.runtime.scheduler_process", config, folder)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from typing import Final, Protocol
 
-from diptych.engine.events import Event, NoteArrived, SendNote, WriteDone, WritePages, WriterGone
+from diptych.engine.batch import OnLayer
+from diptych.engine.events import Event, NoteArrived, Transfer, WriterGone
 from diptych.engine.runtime.link_tester import LinkTester
 from diptych.engine.runtime.linking import Linking
+from diptych.engine.runtime.posting import Posting
+from diptych.engine.transfer_rules import Window
 from diptych.kvtransfer import note_codec
-from diptych.kvtransfer.errors import MalformedNote, TransferError, TransferQueueFull
-from diptych.kvtransfer.transport import NoteReceived, OpDone, PageWrite, Transport, TransportEvent
+from diptych.kvtransfer.errors import MalformedNote
+from diptych.kvtransfer.transport import LinkDown, NoteReceived, OpDone, Transport, TransportEvent
 from diptych.v1 import worker_pb2
 
 logger = logging.getLogger(__name__)
@@ -54,7 +56,11 @@ class PeerLinks(Protocol):
 
     def next_retry_s(self) -> float | None: ...
 
-    def perform(self, effect: WritePages | SendNote) -> None: ...
+    def perform(self, effect: Transfer) -> None: ...
+
+    def layer_listener(self) -> OnLayer | None:
+        """Return who is to hear of each layer of the next step."""
+        ...
 
     def poll(self, suspects: set[int]) -> list[Event]: ...
 
@@ -86,8 +92,11 @@ class NoLinks:
     def next_retry_s(self) -> float | None:
         return None
 
-    def perform(self, effect: WritePages | SendNote) -> None:
+    def perform(self, effect: Transfer) -> None:
         raise AssertionError(f"an aggregated engine has no peers, yet its core wants {effect}")
+
+    def layer_listener(self) -> OnLayer | None:
+        return None
 
     def poll(self, suspects: set[int]) -> list[Event]:
         return []
@@ -102,13 +111,12 @@ class NoLinks:
 class Links:
     """Owns the transport of a scheduler process. All calls from the scheduler's thread."""
 
-    def __init__(self, transport: Transport, tester: LinkTester) -> None:
+    def __init__(self, transport: Transport, tester: LinkTester, windows: Sequence[Window]) -> None:
+        """Pages that follow a step go by these windows of layers."""
         self._transport = transport
         self._linking = Linking(transport, tester)
-        self._rooms: dict[int, int] = {}  # operation -> room
-        self._queue: deque[WritePages | SendNote] = deque()  # effects that wait for the transfer engine
         self._events: list[Event] = []
-        self.num_pages_sent = 0
+        self._posting = Posting(transport, windows, self._events)
 
     @property
     def linked(self) -> Set[int]:
@@ -121,6 +129,10 @@ class Links:
     @property
     def num_failures(self) -> int:
         return self._linking.num_failures
+
+    @property
+    def num_pages_sent(self) -> int:
+        return self._posting.num_pages_sent
 
     @property
     def has_events(self) -> bool:
@@ -141,17 +153,20 @@ class Links:
         """When `reconnect` has something to do."""
         return self._linking.next_retry_s()
 
-    def perform(self, effect: WritePages | SendNote) -> None:
-        self._queue.append(effect)
-        self._post_queued()
+    def perform(self, effect: Transfer) -> None:
+        self._posting.perform(effect)
+
+    def layer_listener(self) -> OnLayer | None:
+        return self._posting.layer_listener()
 
     def poll(self, suspects: set[int]) -> list[Event]:
         """Return what happened since the last call, without waiting."""
         for event in self._transport.poll():
             self._take(event)
-        self._post_queued()
+        self._posting.post()
         self._events.extend(WriterGone(peer) for peer in suspects if self._transport.writer_gone(peer))
-        events, self._events = self._events, []
+        events = self._events.copy()
+        self._events.clear()
         return events
 
     def status(self) -> list[worker_pb2.LinkStatus]:
@@ -161,49 +176,21 @@ class Links:
         self._transport.close()
 
     def _take(self, event: TransportEvent) -> None:
+        if isinstance(event, LinkDown):
+            self._posting.refuse_all(event.peer, event.reason)
         if self._linking.take(event):
             self._events += self._linking.take_events()
             return
         match event:
-            case NoteReceived(peer, data):
-                self._take_note(peer, data)
-            case OpDone(op, error):
-                room = self._rooms.pop(op, None)
-                if room is not None:
-                    self._events.append(WriteDone(room, error))
+            case NoteReceived(peer, data, digest):
+                self._take_note(peer, data, digest)
+            case OpDone():
+                self._posting.take(event)
 
-    def _take_note(self, peer: int, data: bytes) -> None:
+    def _take_note(self, peer: int, data: bytes, digest: int | None) -> None:
         try:
             note = note_codec.decode(data, sender=peer, target=self._transport.instance_id)
         except MalformedNote as error:
             logger.error("dropped a note from %016x: %s", peer, error)
             return
-        self._events.append(NoteArrived(peer, note))
-
-    def _post_queued(self) -> None:
-        while self._queue:
-            try:
-                self._post(self._queue[0])
-            except TransferQueueFull:
-                return  # completions make room, and bring us here again
-            except TransferError as error:
-                self._refuse(self._queue[0], str(error))
-            self._queue.popleft()
-
-    def _post(self, effect: WritePages | SendNote) -> None:
-        note = b""
-        if effect.note is not None:
-            note = note_codec.encode(effect.note, sender=self._transport.instance_id, target=effect.peer)
-        match effect:
-            case WritePages():
-                op = self._transport.write_pages(effect.peer, PageWrite(effect.src, effect.dst), note)
-                self._rooms[op] = effect.room
-                self.num_pages_sent += len(effect.dst)
-            case SendNote():
-                self._transport.send_note(effect.peer, note)
-
-    def _refuse(self, effect: WritePages | SendNote, reason: str) -> None:
-        if isinstance(effect, WritePages):
-            self._events.append(WriteDone(effect.room, reason))
-        else:
-            logger.info("note to %016x not sent: %s", effect.peer, reason)
+        self._events.append(NoteArrived(peer, note, digest))

@@ -15,6 +15,7 @@ from diptych.common.logging import LogFormat, LogLevel
 from diptych.engine.eviction import EvictionPolicy
 from diptych.engine.limits import Scheduling
 from diptych.engine.loader.load_format import LoadFormat
+from diptych.engine.transfer_rules import TransferRules
 from diptych.kvtransfer.lanes import Requirement
 from diptych.kvtransfer.probe.choice import KvPath
 
@@ -134,6 +135,7 @@ class SchedulerConfig:
     parent_pid: int  # the scheduler ends with this process
     instance_id: int
     transports: Transports  # for workers with peers
+    transfer: TransferRules  # for workers with peers
     engine: EngineOptions
     rank: int = 0  # of this process among `engine.tp`; 0 schedules, the others follow
     kv_path: KvPath = "auto"
@@ -150,7 +152,8 @@ class SchedulerConfig:
     @classmethod
     def from_json(cls, text: str) -> SchedulerConfig:
         fields = json.loads(text)
-        return cls(**{**fields, "engine": EngineOptions(**fields["engine"])})
+        parts = {"engine": EngineOptions(**fields["engine"]), "transfer": TransferRules(**fields["transfer"])}
+        return cls(**{**fields, **parts})
 
 
 def _lora(text: str) -> tuple[str, Path]:

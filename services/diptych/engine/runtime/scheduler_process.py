@@ -11,8 +11,8 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import zmq
@@ -44,10 +44,10 @@ from diptych.engine.runtime.scheduler_config import EngineOptions, SchedulerConf
 from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
 from diptych.engine.runtime.weights import Host, Weights
 from diptych.engine.tensor_parallel.shard import check_divides
+from diptych.engine.transfer_rules import TransferRules, Window, layer_windows
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.layout_codec import layout_to_wire
 from diptych.kvtransfer.notes import PROTOCOL_VERSION
-from diptych.kvtransfer.ownership import Pages
 from diptych.kvtransfer.transport import Pool, Transport
 from diptych.v1 import bootstrap_pb2, engine_pb2
 
@@ -56,8 +56,7 @@ if TYPE_CHECKING:  # need torch, whose threads are configured first
 
 logger = logging.getLogger(__name__)
 
-Digest = Callable[[Pages], int]
-BuildCore = Callable[[KvCache, Limits, Digest, PoolLayout], SchedulerCore]
+BuildCore = Callable[[KvCache, Limits, TransferRules, PoolLayout], SchedulerCore]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,6 @@ class _Memory:
     """The KV pool and the way to peers, if there is one."""
 
     buffer: memoryview
-    digest: Digest
     links: PeerLinks
     transfer: bootstrap_pb2.TransferInfo | None
 
@@ -133,12 +131,13 @@ def _serve(
     ranks = rank_group(config.endpoint, options.tp, torch.device("cpu"))
     part = ModelPart.of(source, ranks.communicator)
     layout = pool_layout(part.config, options, head_share(source.config, options, config.rank))
-    memory = _allocate(layout, ranks, peering, config)
+    windows = layer_windows(layout.num_layers, config.transfer.num_windows, layout.page_nbytes)
+    memory = _allocate(layout, windows, ranks, peering, config)
     limits = _limits(source, options)
     grammars = GrammarThread(lambda: Compiler(source.tokenizer(), limits.vocab_size, limits.eos_ids))
     kv = kv_view(memory.buffer, layout)
     cache = _cache(options, limits, layout, memory.buffer, ranks)
-    core = build_core(cache, limits, memory.digest, layout)
+    core = build_core(cache, limits, replace(config.transfer, num_windows=len(windows)), layout)
     registry = LoraRegistry(options.num_lora_slots, source.config.model_id)
     host = Host(
         open=lambda model: open_model(model, options.load_format),
@@ -151,6 +150,7 @@ def _serve(
             num_threads=options.num_threads,
             max_loras=options.num_lora_slots,
             communicator=ranks.communicator,
+            layer_listener=memory.links.layer_listener,
         ),
         compat=lambda source: _compat(source, layout, options.tp),
         is_idle=lambda: core.num_open_rooms == 0,
@@ -202,14 +202,16 @@ def _stepping(options: EngineOptions, core: SchedulerCore, runner: OverlapRunner
     return OverlappedStepping(core, TpModelWorkerClient(runner), time.monotonic)
 
 
-def _allocate(layout: PoolLayout, ranks: RankGroup, peering: Peering | None, config: SchedulerConfig) -> _Memory:
+def _allocate(
+    layout: PoolLayout, windows: Sequence[Window], ranks: RankGroup, peering: Peering | None, config: SchedulerConfig
+) -> _Memory:
     if peering is None:
-        return _Memory(memoryview(bytearray(layout.nbytes)), lambda pages: 0, NoLinks(), None)
+        return _Memory(memoryview(bytearray(layout.nbytes)), NoLinks(), None)
     transport = ranks.lead_transport(peering.open_transport(config))
     pool = transport.allocate_pool(layout)
     info = bootstrap_pb2.TransferInfo(engine_metadata=transport.metadata(), layout=layout_to_wire(layout))
-    links = Links(transport, peering.link_tester(transport, pool, config))
-    return _Memory(pool.buffer, pool.digest, links, info)
+    links = Links(transport, peering.link_tester(transport, pool, config), windows)
+    return _Memory(pool.buffer, links, info)
 
 
 def _host_tier(num_slots: int, pool: memoryview, layout: PoolLayout, ranks: RankGroup) -> HostTier:
@@ -262,7 +264,7 @@ def main() -> int:
     """The scheduler of an embedded engine."""
     from diptych.engine.aggregated import AggregatedCore
 
-    return run_scheduler(sys.argv, lambda cache, limits, digest, layout: AggregatedCore(cache, limits), None)
+    return run_scheduler(sys.argv, lambda cache, limits, rules, layout: AggregatedCore(cache, limits), None)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.logging import LogFormat, LogLevel
 from diptych.engine.runtime.scheduler_config import EngineOptions, Transports
+from diptych.engine.transfer_rules import Integrity, TransferRules
 from diptych.kvtransfer.lanes import Requirement
 from diptych.kvtransfer.probe.choice import KvPath
 
@@ -28,6 +29,13 @@ class WorkerConfig(EngineOptions):
     kv_require: Requirement = option(
         "any", help="slowest kind of link to use; without one the worker is not ready", group="transfer"
     )
+    kv_integrity: Integrity = option(
+        "sampled", help="which KV is verified when it arrives: off, sampled (1 in 16), always", group="transfer"
+    )
+    kv_transfer_timeout_s: float = option(30.0, help="seconds that a request's KV may be on its way", group="transfer")
+    kv_layer_windows: int = option(
+        4, help="pieces in which KV follows the last step of a prompt, by layers; 1: after the step", group="transfer"
+    )
     drain_s: int = option(20, help="seconds that running requests get to finish after SIGTERM")
     stall_s: float = option(60.0, help="seconds without an answer after which a scheduler counts as hung")
     log_format: LogFormat = option("auto", help="auto, json or text", group="logging")
@@ -37,6 +45,11 @@ class WorkerConfig(EngineOptions):
         EngineOptions.validate(self)
         if self.stall_s <= 0:
             raise ConfigError(f"--stall-s must be positive, not {self.stall_s}")
+        self.transfer_rules.validate()
+
+    @property
+    def transfer_rules(self) -> TransferRules:
+        return TransferRules(self.kv_integrity, self.kv_transfer_timeout_s, self.kv_layer_windows)
 
     @property
     def engine_options(self) -> EngineOptions:

@@ -182,6 +182,7 @@ def _scheduler_config(config: WorkerConfig, role: WorkerRole, instance_id: int, 
         transports=config.transports,
         kv_path=config.kv_path,
         kv_require=config.kv_require,
+        transfer=config.transfer_rules,
         engine=config.engine_options,
     )
 
