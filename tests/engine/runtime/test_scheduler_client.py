@@ -7,6 +7,7 @@ from pathlib import Path
 from diptych.engine import EngineOptions
 from diptych.engine.runtime.scheduler_client import SchedulerClient, ipc_endpoint, new_folder, start_scheduler
 from diptych.engine.runtime.scheduler_config import SchedulerConfig
+from diptych.engine.transfer_rules import TransferRules
 from diptych.v1 import engine_pb2
 
 TIMEOUT_S = 60.0

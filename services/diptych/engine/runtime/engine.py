@@ -32,6 +32,7 @@ from diptych.engine.runtime.scheduler_client import SchedulerClient, ipc_endpoin
 from diptych.engine.runtime.scheduler_config import EngineOptions, SchedulerConfig
 from diptych.engine.runtime.tokenizer_manager import Scheduler, TokenizerManager
 from diptych.engine.sampling_params import SamplingParams
+from diptych.engine.transfer_rules import TransferRules
 from diptych.v1 import admin_pb2, inference_pb2, worker_pb2
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
 """Hands what a scheduler's core wants moved to the transfer engine: in order, as far as that has room, never waiting.
 
-Pages that follow the forward pass go by windows of layers, each when the step has computed it. The core hears of the end
-of the whole: of its last piece, with the first error.
+Pages that follow the forward pass go by windows of layers, each when the step has computed it. The core hears of one
+end of the whole: that of its last piece, with the first error.
 """
 
 from __future__ import annotations
