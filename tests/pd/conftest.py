@@ -44,7 +44,7 @@ from diptych.engine.sampling_params import SamplingParams
 from diptych.engine.transfer_rules import TransferRules
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.digest import add_digests, digest_bytes
-from diptych.kvtransfer.ownership import Pages
+from diptych.kvtransfer.transport import PageIndices
 from diptych.prefill.core import PrefillCore
 
 VOCAB = 1000
@@ -82,7 +82,7 @@ class Side:
         self.compiling: deque[CompileGrammar] = deque()
         self.outputs: dict[int, list[Output]] = defaultdict(list)
 
-    def digest(self, pages: Pages) -> int:
+    def digest(self, pages: PageIndices) -> int:
         page_nbytes = self.kv[0].nbytes
         return add_digests(*(digest_bytes(self.kv[page].tobytes(), page * page_nbytes) for page in pages.tolist()))
 
@@ -331,7 +331,7 @@ class Pair:
         self._damage(other, write.dst)
         return digest
 
-    def _damage(self, other: Side, pages: Pages) -> None:
+    def _damage(self, other: Side, pages: PageIndices) -> None:
         if self.corrupt_next_write:
             other.kv[pages[0], 0] ^= np.uint64(1)
             self.corrupt_next_write = False

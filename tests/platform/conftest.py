@@ -52,7 +52,9 @@ class Platform:
         sizes = ("--prefill", prefill, "--decode", decode)
         command = [sys.executable, "-m", "diptych.cli", "up", *map(str, (*ports, *sizes)), *options]
         with log.open("wb") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, env={"DIPTYCH_KV_INTEGRITY": "always", **os.environ}
+            )
         try:
             wait_for(self._is_up, START_TIMEOUT_S, "the platform is routable")
         except AssertionError:

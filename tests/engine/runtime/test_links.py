@@ -5,10 +5,23 @@ import random
 import numpy as np
 import pytest
 
-from diptych.engine.events import Event, NoteArrived, PeerDown, PeerUp, SendNote, WriteDone, WritePages, WriterGone
+from diptych.engine.events import (
+    DigestPages,
+    Event,
+    NoteArrived,
+    PagesDigested,
+    PeerDown,
+    PeerUp,
+    SendNote,
+    StreamPages,
+    WriteDone,
+    WritePages,
+    WriterGone,
+)
 from diptych.engine.runtime.link_tester import LinkTester
 from diptych.engine.runtime.linking import RECONNECT_S, RETEST_S
 from diptych.engine.runtime.links import Links
+from diptych.kvtransfer.digest import add_digests
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.inproc.network import FaultPlan
 from diptych.kvtransfer.layout import PoolLayout
@@ -17,10 +30,13 @@ from diptych.kvtransfer.probe.actions import LinkTests
 from diptych.kvtransfer.probe.choice import PathRule
 from diptych.kvtransfer.probe.reader import ReaderTests
 from diptych.kvtransfer.probe.writer import TIMEOUT_S, WriterTests
+from diptych.kvtransfer.transport import Flow, PageWrite, Pool
 from diptych.v1 import worker_pb2
 
-LAYOUT = PoolLayout(num_pages=8, num_layers=1, page_size=4, num_kv_heads=1, head_dim=4, dtype="float32")
-HAND_OFF = HandOff(5, first_token=7, finish=None, num_pages=2, kv_digest=1, generations=(1, 1), cached_tokens=0)
+LAYOUT = PoolLayout(num_pages=8, num_layers=3, page_size=4, num_kv_heads=1, head_dim=4, dtype="float32")
+WINDOWS = ((0, 2), (2, 3))
+FLOW = Flow(stream=5)
+HAND_OFF = HandOff(5, first_token=7, finish=None, num_pages=2, generations=(1, 1), cached_tokens=0)
 
 
 class Two:
@@ -35,7 +51,9 @@ class Two:
             1: WriterTests(random.Random(1)),
             2: ReaderTests(self.pools[2].probe_pages.tolist()),
         }
-        self.links = {number: Links(self.transports[number], self.tester(number, tests[number])) for number in (1, 2)}
+        self.links = {
+            number: Links(self.transports[number], self.tester(number, tests[number]), WINDOWS) for number in (1, 2)
+        }
 
     def tester(self, number: int, tests: LinkTests) -> LinkTester:
         return LinkTester(self.transports[number], self.pools[number], tests, PathRule(), lambda: self.now_s)
@@ -69,14 +87,74 @@ def pages(*indices: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.array(indices, dtype=np.int32)
 
 
+def fill(pool: Pool) -> None:
+    pool.buffer[:] = bytes(index % 255 + 1 for index in range(len(pool.buffer)))
+
+
+def layers(pool: Pool, *indices: int) -> list[bytes]:
+    """What pages hold, by layer."""
+    by_layer = np.frombuffer(pool.buffer, np.uint8).reshape(LAYOUT.num_pages, LAYOUT.num_layers, -1)
+    return [by_layer[list(indices), layer].tobytes() for layer in range(LAYOUT.num_layers)]
+
+
 def test_pages_and_their_note_arrive_and_the_write_is_reported(two: Two) -> None:
-    two.pools[1].buffer[:] = bytes(range(256)) * 4
-    two.links[1].perform(WritePages(5, 2, pages(1, 2), pages(3, 4), HAND_OFF))
+    fill(two.pools[1])
+    two.links[1].perform(WritePages(5, 2, PageWrite(pages(1, 2), pages(3, 4)), FLOW))
+    two.links[1].perform(SendNote(2, HAND_OFF, stream=5))
     two.settle()
     assert two.links[2].poll(set()) == [NoteArrived(1, HAND_OFF)]
     assert two.links[1].poll(set()) == [WriteDone(5, None)]
-    assert two.pools[2].digest(pages(3, 4)) == two.pools[1].digest(pages(1, 2))
+    assert layers(two.pools[2], 3, 4) == layers(two.pools[1], 1, 2)
     assert two.links[1].num_pages_sent == 2
+
+
+def test_a_digest_that_is_wanted_travels_with_the_note_and_is_what_the_receiver_computes(two: Two) -> None:
+    fill(two.pools[1])
+    flow = Flow(stream=5, with_digest=True)
+    two.links[1].perform(WritePages(5, 2, PageWrite(pages(1), pages(3)), flow))
+    two.links[1].perform(WritePages(5, 2, PageWrite(pages(2), pages(4)), flow))
+    two.links[1].perform(SendNote(2, HAND_OFF, stream=5))
+    two.settle()
+    two.links[2].perform(DigestPages(5, pages(3, 4)))
+    two.settle()
+    ends = [event for event in two.links[1].poll(set()) if isinstance(event, WriteDone)]
+    digest = add_digests(*(end.digest or 0 for end in ends))
+    assert two.links[2].poll(set()) == [NoteArrived(1, HAND_OFF, digest), PagesDigested(5, digest)]
+
+
+def test_pages_that_follow_a_step_leave_by_windows_of_layers_and_end_once(two: Two) -> None:
+    fill(two.pools[1])
+    assert two.links[1].layer_listener() is None
+    two.links[1].perform(StreamPages(5, 2, PageWrite(pages(1, 2), pages(3, 4)), FLOW))
+    listen = two.links[1].layer_listener()
+    assert listen is not None
+    arrived = []
+    for layer in range(3):
+        listen(layer)
+        two.settle()
+        arrived.append([index for index, data in enumerate(layers(two.pools[2], 3, 4)) if any(data)])
+    assert arrived == [[], [0, 1], [0, 1, 2]]
+    assert two.links[1].layer_listener() is None
+    two.links[1].perform(SendNote(2, HAND_OFF, stream=5))
+    two.settle()
+    assert layers(two.pools[2], 3, 4) == layers(two.pools[1], 1, 2)
+    assert two.links[2].poll(set()) == [NoteArrived(1, HAND_OFF)]
+    assert two.links[1].poll(set()) == [WriteDone(5, None)]
+
+
+def test_a_link_lost_within_a_step_ends_what_followed_it_with_one_error(two: Two) -> None:
+    two.links[1].perform(StreamPages(5, 2, PageWrite(pages(1, 2), pages(3, 4)), FLOW))
+    listen = two.links[1].layer_listener()
+    assert listen is not None
+    listen(0)
+    listen(1)
+    two.network.cut(1, 2)
+    listen(2)
+    two.settle()
+    done, down = two.links[1].poll(set())
+    assert isinstance(done, WriteDone)
+    assert done.error
+    assert isinstance(down, PeerDown)
 
 
 def test_a_note_alone_is_not_reported(two: Two) -> None:
@@ -104,7 +182,7 @@ def test_writing_without_a_link_is_reported_as_a_failed_write(two: Two) -> None:
     two.links[1].set_peers({}, two.now_s)
     two.settle()
     two.links[1].poll(set())
-    two.links[1].perform(WritePages(5, 2, pages(1), pages(1), None))
+    two.links[1].perform(WritePages(5, 2, PageWrite(pages(1), pages(1)), FLOW))
     two.links[1].perform(SendNote(2, Ack(5)))
     assert two.links[1].has_events
     (event,) = two.links[1].poll(set())
