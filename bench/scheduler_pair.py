@@ -68,7 +68,6 @@ class Scheduler:
     async def send(self, commands: engine_pb2.SchedulerCommands) -> None:
         await self._client.send(commands)
 
-
     async def wait_for(self, room: int) -> Leg:
         """Wait until a room has ended here."""
         async with asyncio.timeout(TIMEOUT_S):
