@@ -10,18 +10,22 @@ PIP_ARGS ?=
 
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+NIXL := nixl-cu13==1.5.1
 COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 comma := ,
 EXTRAS := demo$(if $(COMPILER),,$(comma)compiler)
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: serve test lint bench chaos proto constraints clean
+.PHONY: serve test nixl lint bench chaos proto constraints clean
 
 serve: .venv/serve.stamp
 	@$(BIN)/diptych up $(ARGS)
 
-test: lint
+test: lint .nixl/stamp
 	$(BIN)/python -m pytest $(ARGS)
+
+# NIXL beside .venv, not in it: the UCX that it brings would be preferred to the one that the tests run on.
+nixl: .nixl/stamp
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check
@@ -47,7 +51,7 @@ constraints: .venv/dev.stamp
 	mv .venv/constraints.txt constraints.txt
 
 clean:
-	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .nixl dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find bench kernels kvtransfer proto services tests -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/serve.stamp: .venv/bin/python $(INPUTS)
@@ -61,6 +65,10 @@ clean:
 	@$(INSTALL) -e ".[$(EXTRAS),dev]"
 	@$(BIN)/diptych build
 	@touch $@ .venv/serve.stamp
+
+.nixl/stamp: Makefile .venv/bin/python
+	@$(INSTALL) --quiet --no-deps --upgrade --target .nixl $(NIXL) || echo "No NIXL here: its tests are skipped."
+	@mkdir -p .nixl && touch $@
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -43,6 +43,9 @@ DEVICE_TRANSPORTS: dict[str, str] = {  # by device and path
 }
 FAST: dict[str, Any] = {"heartbeat_s": 0.1, "heartbeat_misses": 5, "connect_s": 2.0}
 
+NIXL_VARIABLE = "DIPTYCH_NIXL_PATH"
+NIXL_FOLDER = Path(os.environ.get(NIXL_VARIABLE, Path(__file__).parents[2] / ".nixl"))
+
 
 class End:
     """What a test does with one end. `events` collects all that came so far."""
@@ -302,9 +305,12 @@ class ChildError(Exception):
 class Child:
     """A process that runs `peer.py`, under `prefix` if there is one."""
 
-    def __init__(self, *prefix: str) -> None:
+    def __init__(self, *prefix: str, backend: str = "ucx") -> None:
         command = [*prefix, sys.executable, str(Path(__file__).with_name("peer.py"))]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        environment = {**os.environ, NIXL_VARIABLE: str(NIXL_FOLDER)} if backend == "nixl" else None
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+        self.backend = backend
 
     def ask(self, do: str, **fields: Any) -> Any:
         assert self.process.stdin is not None
@@ -343,6 +349,9 @@ class ChildEnd(End):
         device, self.path = kind.split("-") if kind in DEVICE_TRANSPORTS else ("", "")
         transports = DEVICE_TRANSPORTS.get(kind, kind)
         options = {"transports": transports, **FAST, **options}
+        self._open(instance_id, layout, options, device)
+
+    def _open(self, instance_id: int, layout: PoolLayout, options: dict[str, Any], device: str) -> None:
         self.ask("open", instance_id=instance_id, layout=dataclasses.asdict(layout), device=device, options=options)
 
     def metadata(self) -> bytes:
@@ -439,6 +448,13 @@ class ChildEnd(End):
             self.ask("close")
 
 
+class NixlEnd(ChildEnd):
+    """A NIXL transport: its process has another UCX."""
+
+    def _open(self, instance_id: int, layout: PoolLayout, options: dict[str, Any], device: str) -> None:
+        self.ask("open_nixl", instance_id=instance_id, layout=dataclasses.asdict(layout), options=options)
+
+
 Make = Callable[..., Any]
 
 
@@ -456,8 +472,14 @@ def make_child_end(children: list[Child]) -> Iterator[Make]:
     """Makes ends in processes; those that are left run the next test's."""
     made: list[ChildEnd] = []
 
-    def make(transports: str, instance_id: int, layout: PoolLayout = LAYOUT, **options: Any) -> ChildEnd:
-        made.append(ChildEnd(children.pop() if children else Child(), transports, instance_id, layout, **options))
+    def make(kind: str, instance_id: int, layout: PoolLayout = LAYOUT, **options: Any) -> ChildEnd:
+        backend, end = ("nixl", NixlEnd) if kind.startswith("nixl-") else ("ucx", ChildEnd)
+        child = next((child for child in children if child.backend == backend), None)
+        if child is None:
+            child = Child(backend=backend)
+        else:
+            children.remove(child)
+        made.append(end(child, kind.removeprefix("nixl-"), instance_id, layout, **options))
         return made[-1]
 
     yield make
@@ -549,7 +571,21 @@ def device_kinds() -> list[Any]:
     return [pytest.param(kind, marks=gpu if kind.startswith("cuda") else []) for kind in DEVICE_TRANSPORTS]
 
 
-@pytest.fixture(params=["inproc", "ranked", "shm", "tcp", *device_kinds()])
+HAS_NIXL = (NIXL_FOLDER / "nixl_cu13").is_dir() or importlib.util.find_spec("nixl_cu13") is not None
+
+
+@pytest.fixture
+def has_nixl() -> None:
+    if not HAS_NIXL:
+        pytest.skip("no NIXL: `make nixl`")
+
+
+def nixl(transports: str) -> Any:
+    """A parameter for NIXL's transport, skipped where there is none."""
+    return pytest.param(f"nixl-{transports}", marks=pytest.mark.skipif(not HAS_NIXL, reason="no NIXL: `make nixl`"))
+
+
+@pytest.fixture(params=["inproc", "ranked", "shm", "tcp", *device_kinds(), nixl("shm"), nixl("tcp")])
 def make_end(request: pytest.FixtureRequest, make_child_end: Make, make_ranked_end: Make) -> Iterator[Make]:
     """Makes ends of one kind of transport."""
     network = InprocNetwork()
@@ -582,9 +618,15 @@ def make_inproc_end() -> Iterator[Make]:
         end.close()
 
 
+@pytest.fixture(params=["shm", "tcp", nixl("shm"), nixl("tcp")])
+def make_process_end(request: pytest.FixtureRequest, make_child_end: Make) -> Make:
+    """The same, of processes only."""
+    return lambda instance_id, **options: make_child_end(request.param, instance_id, **options)
+
+
 @pytest.fixture(params=["shm", "tcp"])
 def make_ucx_end(request: pytest.FixtureRequest, make_child_end: Make) -> Make:
-    """The same, of processes only."""
+    """The same, of UCX only."""
     return lambda instance_id, **options: make_child_end(request.param, instance_id, **options)
 
 

@@ -1,4 +1,4 @@
-"""A process with one UCX transport at a time that obeys lines of JSON on stdin and answers each with one on stdout.
+"""A process with one UCX or NIXL transport at a time: obeys lines of JSON on stdin, answers each with one on stdout.
 
 Loading UCX takes half a second, so a test session uses such a process for many tests.
 """
@@ -20,6 +20,8 @@ import numpy as np
 from diptych.kvtransfer.device import Device, DevicePool
 from diptych.kvtransfer.errors import TransferQueueFull
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
+from diptych.kvtransfer.nixl import NixlOptions, NixlTransport
+from diptych.kvtransfer.nixl import open_transport as open_nixl
 from diptych.kvtransfer.pool import HostPool
 from diptych.kvtransfer.transport import Flow, LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
@@ -49,16 +51,24 @@ def open_device(kind: str, number: int, layout: PoolLayout) -> Device:
     return Device("cuda", ordinal, transfer_kernels(ordinal, layout.layer_nbytes))
 
 
+def pages_of(layout: dict[str, Any]) -> PoolLayout:
+    share = HeadShare(**layout["share"]) if layout["share"] else None
+    return PoolLayout(**{**layout, "share": share})
+
+
 class Peer:
     """Each public method is a command."""
 
-    transport: UcxTransport
+    transport: UcxTransport | NixlTransport
     pool: HostPool | DevicePool
+
+    def open_nixl(self, instance_id: int, layout: dict[str, Any], options: dict[str, Any]) -> None:
+        self.transport = open_nixl(instance_id, options=NixlOptions(**options))
+        self.pool = self.transport.allocate_pool(pages_of(layout))
 
     def open(self, instance_id: int, layout: dict[str, Any], options: dict[str, Any], device: str = "") -> None:
         self.transport = open_transport(instance_id, options=UcxOptions(**options))
-        share = HeadShare(**layout["share"]) if layout["share"] else None
-        pages = PoolLayout(**{**layout, "share": share})
+        pages = pages_of(layout)
         if device:
             self.pool = self.transport.allocate_device_pool(pages, open_device(device, instance_id, pages))
         else:

@@ -1,4 +1,5 @@
-"""What every transport promises, tried on all of them: inproc, two ranks as one, UCX over shared memory and TCP."""
+"""What every transport promises, tried on all of them: inproc, two ranks as one, UCX and NIXL over shared memory
+and TCP."""
 
 from __future__ import annotations
 
@@ -200,8 +201,8 @@ def test_three_ends_do_not_mix(make_end: Make, link: Link) -> None:
     third.wait(lambda event: event == NoteReceived(2, b"from 2"))
 
 
-def test_a_stopped_peer_is_given_up_and_is_still_a_possible_writer(make_ucx_end: Make, link: Link) -> None:
-    left, right = make_ucx_end(LEFT), make_ucx_end(RIGHT)
+def test_a_stopped_peer_is_given_up_and_is_still_a_possible_writer(make_process_end: Make, link: Link) -> None:
+    left, right = make_process_end(LEFT), make_process_end(RIGHT)
     link(left, right)
     right.process.send_signal(signal.SIGSTOP)
     try:
@@ -217,8 +218,8 @@ def test_a_stopped_peer_is_given_up_and_is_still_a_possible_writer(make_ucx_end:
     assert left.writer_gone(RIGHT)
 
 
-def test_a_writer_that_was_stopped_stops_writing_soon_after_it_wakes(make_ucx_end: Make, link: Link) -> None:
-    left, right = make_ucx_end(LEFT, heartbeat_misses=1000), make_ucx_end(RIGHT)
+def test_a_writer_that_was_stopped_stops_writing_soon_after_it_wakes(make_process_end: Make, link: Link) -> None:
+    left, right = make_process_end(LEFT, heartbeat_misses=1000), make_process_end(RIGHT)
     link(left, right)
     everything = list(range(NUM_PAGES)) * 50
     ops = [left.write(RIGHT, everything, everything) for _ in range(20)]
@@ -234,8 +235,8 @@ def test_a_writer_that_was_stopped_stops_writing_soon_after_it_wakes(make_ucx_en
     assert not right.writer_gone(LEFT)
 
 
-def test_notes_that_nobody_polls_hold_the_sender_back_and_not_the_link(make_ucx_end: Make, link: Link) -> None:
-    left, right = make_ucx_end(LEFT), make_ucx_end(RIGHT, max_waiting_notes=100)
+def test_notes_that_nobody_polls_hold_the_sender_back_and_not_the_link(make_process_end: Make, link: Link) -> None:
+    left, right = make_process_end(LEFT), make_process_end(RIGHT, max_waiting_notes=100)
     link(left, right)
     left.ask("notes", peer=RIGHT, count=3000, size=5000)
     while left.is_readable(1.0):  # until nothing happened for twice the time that silence may last
@@ -257,15 +258,15 @@ def link_again(left: Any, right: Any) -> None:
     right.wait_link(up=True)
 
 
-def test_a_peer_that_never_connects_back_is_given_up(make_ucx_end: Make) -> None:
-    left, right = make_ucx_end(LEFT, connect_s=0.5), make_ucx_end(RIGHT)
+def test_a_peer_that_never_connects_back_is_given_up(make_process_end: Make) -> None:
+    left, right = make_process_end(LEFT, connect_s=0.5), make_process_end(RIGHT)
     left.connect(RIGHT, right.metadata())
     left.wait_link(up=False, timeout_s=3.0)
     assert not any(isinstance(event, LinkUp) for event in left.events)
 
 
-def test_a_message_for_a_former_instance_is_dropped_and_counted(make_ucx_end: Make) -> None:
-    left, right = make_ucx_end(LEFT, connect_s=0.5), make_ucx_end(RIGHT)
+def test_a_message_for_a_former_instance_is_dropped_and_counted(make_process_end: Make) -> None:
+    left, right = make_process_end(LEFT, connect_s=0.5), make_process_end(RIGHT)
     left.connect(999, right.metadata())
     right.connect(LEFT, left.metadata())
     left.wait_link(up=False, timeout_s=3.0)
@@ -281,16 +282,16 @@ def test_the_lanes_are_the_ones_asked_for(make_ucx_end: Make, link: Link, reques
     assert ("tcp" in lanes) == ("tcp" in request.node.callspec.id)
 
 
-def test_twenty_thousand_one_page_writes_lose_no_event(make_ucx_end: Make, link: Link) -> None:
-    left, right = make_ucx_end(LEFT, max_operations=1000), make_ucx_end(RIGHT)
+def test_twenty_thousand_one_page_writes_lose_no_event(make_process_end: Make, link: Link) -> None:
+    left, right = make_process_end(LEFT, max_operations=1000), make_process_end(RIGHT)
     link(left, right)
     ends = left.ask("write_many", peer=RIGHT, count=20_000)
     assert ends.pop("refused") > 0
     assert ends == {"ops": 20_000, "events": 20_000, "failed": 0}
 
 
-def test_a_full_queue_is_refused_and_empties(make_ucx_end: Make, link: Link) -> None:
-    left, right = make_ucx_end(LEFT, max_operations=4), make_ucx_end(RIGHT)
+def test_a_full_queue_is_refused_and_empties(make_process_end: Make, link: Link) -> None:
+    left, right = make_process_end(LEFT, max_operations=4), make_process_end(RIGHT)
     link(left, right)
     right.process.send_signal(signal.SIGSTOP)
     everything = list(range(NUM_PAGES)) * 20
@@ -334,8 +335,8 @@ def test_a_killed_target_ends_every_operation_whichever_way_it_takes(
     assert [event.op for event in left.events if isinstance(event, OpDone)] == ops
 
 
-def test_a_dead_peers_metadata_leads_to_nothing_soon(make_ucx_end: Make) -> None:
-    left, right = make_ucx_end(LEFT, connect_s=0.5), make_ucx_end(RIGHT)
+def test_a_dead_peers_metadata_leads_to_nothing_soon(make_process_end: Make) -> None:
+    left, right = make_process_end(LEFT, connect_s=0.5), make_process_end(RIGHT)
     metadata = right.metadata()
     right.kill()
     left.connect(RIGHT, metadata)
@@ -343,8 +344,8 @@ def test_a_dead_peers_metadata_leads_to_nothing_soon(make_ucx_end: Make) -> None
     assert [type(event) for event in left.events] == [LinkDown]
 
 
-def test_a_note_that_is_too_long_is_refused(make_ucx_end: Make, link: Link) -> None:
-    left, right = make_ucx_end(LEFT), make_ucx_end(RIGHT)
+def test_a_note_that_is_too_long_is_refused(make_process_end: Make, link: Link) -> None:
+    left, right = make_process_end(LEFT), make_process_end(RIGHT)
     link(left, right)
     with pytest.raises(Exception, match="NoteTooLong"):
         left.ask("notes", peer=RIGHT, count=1, size=(16 << 20) + 1)
@@ -358,8 +359,8 @@ def test_a_process_has_one_engine_at_a_time(make_child_end: Make) -> None:
         left.ask("open", instance_id=3, layout={}, options={})
 
 
-def test_an_idle_link_costs_next_to_nothing(make_ucx_end: Make, link: Link) -> None:
-    left, right = (make_ucx_end(instance, heartbeat_s=0.5) for instance in (LEFT, RIGHT))
+def test_an_idle_link_costs_next_to_nothing(make_process_end: Make, link: Link) -> None:
+    left, right = (make_process_end(instance, heartbeat_s=0.5) for instance in (LEFT, RIGHT))
     link(left, right)
     began, cpu_s = time.monotonic(), left.ask("cpu_s")
     assert not left.is_readable(1.5)

@@ -120,8 +120,8 @@ def test_a_killed_peer_ends_the_operations_of_every_stream(ends: tuple[Any, Any]
     assert isinstance(left.events[-1], LinkDown)
 
 
-def test_a_link_says_what_is_queued_and_how_far_the_peer_is(make_ucx_end: Make, link: Link) -> None:
-    left, right = make_ucx_end(LEFT), make_ucx_end(RIGHT)
+def test_a_link_says_what_is_queued_and_how_far_the_peer_is(make_process_end: Make, link: Link) -> None:
+    left, right = make_process_end(LEFT), make_process_end(RIGHT)
     link(left, right)
     op = left.write(RIGHT, BIG * 4, BIG * 4)
     assert left.describe(RIGHT)["queued_bytes"] > 0

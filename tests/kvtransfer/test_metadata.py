@@ -79,6 +79,13 @@ def test_metadata_that_lacks_something_is_refused(change: dict[str, int | bytes]
         codec.decode(wire.SerializeToString(), like=LAYOUT)
 
 
+def test_metadata_of_another_backend_is_refused_with_what_to_change() -> None:
+    data = codec.encode(dataclasses.replace(METADATA, backend="nixl"))
+    assert codec.decode(data, like=LAYOUT, backend="nixl").backend == "nixl"
+    with pytest.raises(MalformedMetadata, match="metadata of nixl, but we use ucx"):
+        codec.decode(data, like=LAYOUT)
+
+
 @pytest.mark.parametrize("change", [dict(num_pages=0), dict(dtype="int3")])
 def test_an_impossible_pool_is_refused(change: dict[str, int | str]) -> None:
     wire = transfer_pb2.EngineMetadata.FromString(codec.encode(METADATA))

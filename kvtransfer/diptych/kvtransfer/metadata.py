@@ -16,6 +16,7 @@ from diptych.kvtransfer.process import ProcessIdentity
 from diptych.v1 import transfer_pb2
 
 VERSION: Final = 1
+UCX: Final = "ucx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class EngineMetadata:
     library: str  # transport library and version, for logs
     device_kind: str = ""  # "": the pool is in host memory
     device_handle: bytes = b""  # maps a device's pool in other processes of the host
+    backend: str = UCX  # the library that moves pages; the same at both ends
 
 
 def encode(metadata: EngineMetadata) -> bytes:
@@ -46,10 +48,11 @@ def encode(metadata: EngineMetadata) -> bytes:
         ucx_version=metadata.library,
         device_kind=metadata.device_kind,
         device_handle=metadata.device_handle,
+        backend="" if metadata.backend == UCX else metadata.backend,
     ).SerializeToString()
 
 
-def decode(data: bytes, *, like: PoolLayout) -> EngineMetadata:
+def decode(data: bytes, *, like: PoolLayout, backend: str = UCX) -> EngineMetadata:
     """Return what `data` says. Raise `MalformedMetadata` unless it is whole and of our version.
 
     Raise `LayoutMismatch` unless pages can be converted between that pool and one `like` ours.
@@ -60,6 +63,9 @@ def decode(data: bytes, *, like: PoolLayout) -> EngineMetadata:
         raise MalformedMetadata(f"not transfer metadata: {error}") from error
     if wire.version != VERSION:
         raise MalformedMetadata(f"transfer metadata of version {wire.version}, ours is {VERSION}")
+    theirs = wire.backend or UCX
+    if theirs != backend:
+        raise MalformedMetadata(f"metadata of {theirs}, but we use {backend}: start both with the same --kv-backend")
     if not wire.worker_address or not wire.pool_base or not (wire.pool_key or wire.device_kind):
         raise MalformedMetadata("transfer metadata without an address or a pool")
     if not wire.process_scope or not wire.pid or not wire.process_started:
@@ -76,6 +82,7 @@ def decode(data: bytes, *, like: PoolLayout) -> EngineMetadata:
         pool_key=wire.pool_key,
         worker_address=wire.worker_address,
         library=wire.ucx_version,
+        backend=theirs,
         device_kind=wire.device_kind,
         device_handle=wire.device_handle,
     )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from diptych.engine.runtime.kv_backends import open_transport
 from diptych.engine.runtime.link_tester import writer_tester
-from diptych.engine.runtime.scheduler_config import SchedulerConfig
 from diptych.engine.runtime.scheduler_process import Peering, run_scheduler
-from diptych.kvtransfer.transport import Transport
-from diptych.kvtransfer.ucx import UcxOptions, open_transport
 from diptych.prefill.core import PrefillCore
 
 
@@ -16,12 +14,8 @@ def main() -> int:
     return run_scheduler(
         sys.argv,
         lambda cache, limits, rules, layout: PrefillCore(cache, limits, rules, layout.page_nbytes),
-        Peering(_open_transport, writer_tester),
+        Peering(open_transport, writer_tester),
     )
-
-
-def _open_transport(config: SchedulerConfig) -> Transport:
-    return open_transport(config.instance_id, options=UcxOptions(transports=config.transports))
 
 
 if __name__ == "__main__":

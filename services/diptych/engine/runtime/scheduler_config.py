@@ -25,6 +25,7 @@ Switch = Literal["on", "off"]
 KvCacheDtype = Literal["auto", "float32", "bfloat16", "fp8_e4m3"]
 Quantization = Literal["auto", "none"]
 Transports = Literal["auto", "shm", "tcp"]
+KvBackend = Literal["ucx", "nixl"]
 Overlap = Literal["auto", "on", "off"]
 ScheduleMode = Literal["prefill-first", "mixed"]
 SchedulePolicy = Literal["fcfs", "lpm", "priority", "deadline"]
@@ -137,6 +138,7 @@ class SchedulerConfig:
     transports: Transports  # for workers with peers
     transfer: TransferRules  # for workers with peers
     engine: EngineOptions
+    kv_backend: KvBackend = "ucx"
     rank: int = 0  # of this process among `engine.tp`; 0 schedules, the others follow
     kv_path: KvPath = "auto"
     kv_require: Requirement = "any"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.logging import LogFormat, LogLevel
-from diptych.engine.runtime.scheduler_config import EngineOptions, Transports
+from diptych.engine.runtime.scheduler_config import EngineOptions, KvBackend, Transports
 from diptych.engine.transfer_rules import Integrity, TransferRules
 from diptych.kvtransfer.lanes import Requirement
 from diptych.kvtransfer.probe.choice import KvPath
@@ -24,6 +24,7 @@ class WorkerConfig(EngineOptions):
     port: int = option(0, help="gRPC port; 0: any free one, peers learn it from bootstrap")
     metrics_port: int = option(0, help="HTTP port of /metrics for Prometheus; 0: any free one, named in the log")
     advertise_host: str = option("", help="host that others reach this worker by; empty: the listening address")
+    kv_backend: KvBackend = option("ucx", help="library that moves KV pages; peers need the same", group="transfer")
     transports: Transports = option("auto", help="ways to move KV pages; auto: the fastest", group="transfer")
     kv_path: KvPath = option("auto", help="how pages are brought to peers; auto: the fastest tested", group="transfer")
     kv_require: Requirement = option(

@@ -1,0 +1,153 @@
+"""One link on the engine's thread: what it posts, completes and says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from diptych.kvtransfer.digest import add_digests, digest_bytes
+from diptych.kvtransfer.errors import TransferError
+from diptych.kvtransfer.metadata import EngineMetadata
+from diptych.kvtransfer.nixl.agent import Agent
+from diptych.kvtransfer.nixl.conversation import Conversation
+from diptych.kvtransfer.nixl.frames import Frame, encode
+from diptych.kvtransfer.nixl.memory import Memory
+from diptych.kvtransfer.nixl.streams import Operation, Piece, Streams
+from diptych.kvtransfer.pool import num_pages_to_allocate
+from diptych.kvtransfer.transport import InstanceId, OpDone
+
+MAX_IN_FLIGHT_NBYTES: Final = 8 << 20  # NIXL can't cancel what was posted
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """From `connect` to its `LinkDown`. `submitted` is filled by the user's thread, under the engine's lock."""
+
+    peer: InstanceId
+    metadata: EngineMetadata
+    conversation: Conversation
+    agent: Agent
+    memory: Memory
+    name: str  # of the peer's agent
+    began_ns: int
+    finish: Callable[[OpDone], None]
+    streams: Streams = field(default_factory=Streams)
+    submitted: deque[Operation] = field(default_factory=deque)
+    is_accepting: bool = False
+    in_flight: deque[tuple[Any, Piece]] = field(default_factory=deque)
+    in_flight_bytes: int = 0
+    bytes_sent: int = 0
+    next_beat_ns: int = 0
+    closing: str | None = None  # why; posts nothing more
+    closing_since_ns: int = 0
+    is_removed: bool = False  # the connection is closed
+    _remote: dict[tuple[int, int], Any] = field(default_factory=dict)  # handles, by offset and size of a window
+
+    @property
+    def queued_bytes(self) -> int:
+        """Any thread."""
+        return self.streams.queued_bytes + sum(operation.queued_bytes for operation in list(self.submitted))
+
+    def send(self, frame: Frame) -> None:
+        self.agent.send(self.name, encode(frame))
+
+    def advance(self, now_s: float) -> bool:
+        """Take, complete, post and say what can be now; return whether there was anything. Raises `TransferError`."""
+        before = len(self.submitted), len(self.in_flight), self.bytes_sent
+        while self.submitted:
+            self.streams.add(self.submitted.popleft())
+        if not self.streams:
+            return False
+        self.streams.expire(now_s)
+        self._complete()
+        self._end_written()
+        self._post()
+        return before != (len(self.submitted), len(self.in_flight), self.bytes_sent)
+
+    def note_polled(self) -> None:
+        """Any one thread."""
+        self.conversation.num_polled += 1
+
+    def remove(self) -> None:
+        """Close the connection."""
+        self.is_removed = True
+        with contextlib.suppress(TransferError):  # NIXL may have closed it before us
+            self.agent.remove(self.name)
+
+    def drop(self) -> bool:
+        """Release what was posted and has ended; return whether that is everything."""
+        for _ in range(len(self.in_flight)):
+            handle, piece = self.in_flight.popleft()
+            if not self._has_ended(handle):
+                self.in_flight.append((handle, piece))
+        return not self.in_flight
+
+    def release(self) -> None:
+        for handle in self._remote.values():
+            self.agent.release(handle)
+        self._remote.clear()
+
+    def _complete(self) -> None:
+        for _ in range(len(self.in_flight)):
+            handle, piece = self.in_flight.popleft()
+            if not self.agent.is_complete(handle):
+                self.in_flight.append((handle, piece))
+                continue
+            self.agent.release(handle)
+            self.in_flight_bytes -= piece.nbytes
+            self.bytes_sent += piece.nbytes
+            piece.operation.num_in_flight -= 1
+
+    def _end_written(self) -> None:
+        for operation in self.streams.written():
+            if operation.error is None and not self._say(operation):
+                continue
+            self.streams.end(operation)
+            self.finish(OpDone(operation.name, operation.error, operation.digest if operation.error is None else None))
+
+    def _say(self, operation: Operation) -> bool:
+        """Send the note as far as the peer has room; return whether that was all of it."""
+        parts = operation.note_parts
+        while parts and self.conversation.has_room:
+            digest = self.streams.digest_of(operation) if len(parts) == 1 else None
+            self.send(self.conversation.say(parts.popleft(), is_last=not parts, digest=digest))
+        return not parts
+
+    def _post(self) -> None:
+        while self.in_flight_bytes < MAX_IN_FLIGHT_NBYTES and (piece := self.streams.next_piece()) is not None:
+            if piece.operation.digest is not None:
+                piece.operation.digest = add_digests(piece.operation.digest, self._digest(piece))
+            window = piece.operation.window
+            ours = self.memory.prepared(window.src, window.nbytes)
+            handle = self.agent.write(ours, piece.src, self._prepared(window.dst, window.nbytes), piece.dst)
+            self.in_flight.append((handle, piece))
+            self.in_flight_bytes += piece.nbytes
+
+    def _prepared(self, offset: int, nbytes: int) -> Any:
+        """The peer's pages, or a window of each."""
+        if (offset, nbytes) not in self._remote:
+            layout = self.metadata.layout
+            base, count = self.metadata.pool_base + offset, num_pages_to_allocate(layout)
+            self._remote[offset, nbytes] = self.agent.prepare(self.name, base, nbytes, layout.page_nbytes, count)
+        return self._remote[offset, nbytes]
+
+    def _digest(self, piece: Piece) -> int:
+        window, page_nbytes = piece.operation.window, self.metadata.layout.page_nbytes
+        return add_digests(
+            *(
+                digest_bytes(self.memory.window(src, window.src, window.nbytes), dst * page_nbytes + window.dst)
+                for src, dst in zip(piece.src.tolist(), piece.dst.tolist(), strict=True)
+            )
+        )
+
+    def _has_ended(self, handle: Any) -> bool:
+        try:
+            if not self.agent.is_complete(handle):
+                return False
+        except TransferError:
+            pass  # failed is ended, too
+        self.agent.release(handle)
+        return True

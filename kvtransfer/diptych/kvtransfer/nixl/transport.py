@@ -1,0 +1,235 @@
+"""The NIXL transport: a face on the engine's thread."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from diptych.kvtransfer import metadata as codec
+from diptych.kvtransfer.errors import LayoutMismatch, NoteTooLong, PeerUnreachable, TransferError, TransferQueueFull
+from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.nixl.agent import Agent
+from diptych.kvtransfer.nixl.conversation import parts_of
+from diptych.kvtransfer.nixl.digesting import Digesting
+from diptych.kvtransfer.nixl.engine import Engine
+from diptych.kvtransfer.nixl.event_queue import EventQueue
+from diptych.kvtransfer.nixl.link import Link
+from diptych.kvtransfer.nixl.memory import Memory
+from diptych.kvtransfer.nixl.options import NixlOptions
+from diptych.kvtransfer.nixl.streams import Operation
+from diptych.kvtransfer.plan import ByteWindow, Conversion, Copies
+from diptych.kvtransfer.pool import HostPool, check_pages, num_pages_to_allocate
+from diptych.kvtransfer.process import is_gone, is_visible, own_identity
+from diptych.kvtransfer.transport import (
+    NO_FLOW,
+    Flow,
+    InstanceId,
+    LinkDown,
+    LinkInfo,
+    LinkUp,
+    OpDone,
+    PageIndices,
+    PageWrite,
+    TransportEvent,
+)
+
+BACKEND: Final = "nixl"
+PATH: Final = "put"
+MAX_NOTE_NBYTES: Final = 16 << 20
+_NO_PAGES: Final = np.empty(0, np.int32)
+_NO_WINDOW: Final = ByteWindow(0, 0, 1)
+
+
+@dataclass(slots=True)
+class _Linked:
+    """A link from `connect` until its `LinkDown` was polled."""
+
+    metadata: codec.EngineMetadata
+    copies: Copies | None  # what we write to the peer
+    link: Link | None = None  # once the engine has begun it
+    is_up: bool = False
+
+
+class NixlTransport:
+    """Implements `Transport` over NIXL. One a process, and no other UCX in it. Pools are in host memory."""
+
+    def __init__(self, instance_id: InstanceId, options: NixlOptions) -> None:
+        self.instance_id = instance_id
+        self._options = options
+        self._agent = Agent(f"{instance_id:016x}", options.transports)
+        self._events = EventQueue()
+        self._memory: Memory | None = None
+        self._engine: Engine | None = None
+        self._metadata = b""
+        self._links: dict[InstanceId, _Linked] = {}
+        self._former: dict[InstanceId, codec.EngineMetadata] = {}
+        self._op_ids = itertools.count(1)
+        self._num_ops = 0  # submitted and not polled as ended
+
+    def allocate_pool(self, layout: PoolLayout) -> HostPool:
+        assert self._memory is None, "one pool a transport"
+        layout.validate()
+        self._memory = Memory(self._agent, layout)
+        address, version = self._agent.metadata(), self._agent.version
+        self._metadata = codec.encode(
+            codec.EngineMetadata(own_identity(), layout, self._memory.base, b"nixl", address, version, backend=BACKEND)
+        )
+        self._engine = Engine(self.instance_id, self._agent, self._memory, self._options, self._events)
+        return self._memory.pool
+
+    def metadata(self) -> bytes:
+        assert self._metadata, "allocate the pool first"
+        return self._metadata
+
+    def connect(self, peer: InstanceId, metadata: bytes) -> None:
+        described = codec.decode(metadata, like=self._pool().layout, backend=BACKEND)
+        conversion = Conversion.between(self._pool().layout, described.layout)
+        if not conversion.is_trivial:
+            raise LayoutMismatch("NIXL moves pages as they are: give both workers the same pages, or --kv-backend ucx")
+        if peer not in self._links:
+            self._links[peer] = linked = _Linked(described, conversion.copies)
+            self._running().perform(partial(self._running().open, peer, described, partial(setattr, linked, "link")))
+
+    def disconnect(self, peer: InstanceId) -> None:
+        self._running().perform(partial(self._running().close, peer, "disconnected"))
+
+    def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
+        link, linked = self._link(peer), self._links[peer]
+        if linked.copies is None:
+            raise TransferError(f"nothing that this rank has belongs into the pages of {peer:016x}")
+        runs = linked.copies.cut(write)
+        check_pages(runs.src, num_pages_to_allocate(self._pool().layout))
+        check_pages(runs.dst, num_pages_to_allocate(linked.metadata.layout))
+        src, dst = runs.src.astype(np.int32), runs.dst.astype(np.int32)
+        return self._submit(link, flow, src, dst, runs.window, note, None)
+
+    def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
+        assert note, "an empty note says nothing"
+        return self._submit(self._link(peer), Flow(stream), _NO_PAGES, _NO_PAGES, _NO_WINDOW, note, digest)
+
+    def digest_pages(self, pages: PageIndices) -> int:
+        check_pages(np.asarray(pages), num_pages_to_allocate(self._pool().layout))
+        operation = self._new_operation()
+        self._running().perform(partial(self._running().digest, Digesting(operation, np.asarray(pages).tolist())))
+        return operation
+
+    def lands_in_parts(self, peer: InstanceId) -> bool:
+        return False
+
+    def unpack_pages(self, peer: InstanceId, pages: PageIndices) -> int:
+        raise TransferError("pages that come over NIXL are in no parts")
+
+    def poll(self) -> list[TransportEvent]:
+        events = self._events.drain() if self._engine is not None else []
+        for event in events:
+            match event:
+                case OpDone():
+                    self._num_ops -= 1
+                case LinkUp(peer):
+                    self._links[peer].is_up = True
+                case LinkDown(peer):
+                    self._former[peer] = self._links.pop(peer).metadata
+        return events
+
+    def fileno(self) -> int:
+        return self._events.fileno()
+
+    def describe(self, peer: InstanceId) -> LinkInfo:
+        link = self._link(peer)
+        heard_s = (time.monotonic_ns() - link.conversation.heard_ns) / 1e9
+        return LinkInfo(
+            lanes="UCX, chosen by NIXL",
+            version=self._agent.version,
+            bytes_sent=link.bytes_sent,
+            last_heard_s=heard_s,
+            path=PATH,
+            rtt_s=link.conversation.rtt_s,
+            in_flight_bytes=link.in_flight_bytes,
+            queued_bytes=link.queued_bytes,
+        )
+
+    def paths(self, peer: InstanceId) -> tuple[str, ...]:
+        self._link(peer)
+        return (PATH,)
+
+    def use_path(self, peer: InstanceId, path: str) -> None:
+        if path not in self.paths(peer):
+            raise TransferError(f"no path {path!r}: NIXL chooses how pages travel, and that is {PATH!r} here")
+
+    def writer_gone(self, peer: InstanceId) -> bool:
+        """NIXL can't revoke what a peer may do: it may write until its process is gone, wherever it runs."""
+        if peer in self._links and self._links[peer].is_up:
+            return True  # a peer begins a new link only when its part of the former one has ended
+        former = self._former.get(peer)
+        return former is None or (is_visible(former.process) and is_gone(former.process))
+
+    @property
+    def num_dropped_messages(self) -> int:
+        """Messages that belonged to no link."""
+        return self._engine.num_dropped if self._engine is not None else 0
+
+    def close(self) -> None:
+        """Close every link and stop the thread. Idempotent."""
+        if self._engine is None:
+            return
+        self._engine.stop()
+        self._engine = None
+        self._events.close()
+        self._links.clear()
+
+    def _submit(
+        self,
+        link: Link,
+        flow: Flow,
+        src: PageIndices,
+        dst: PageIndices,
+        window: ByteWindow,
+        note: bytes,
+        note_digest: int | None,
+    ) -> int:
+        if len(note) > MAX_NOTE_NBYTES:
+            raise NoteTooLong(f"a note of {len(note)} bytes; {MAX_NOTE_NBYTES} are possible")
+        deadline_s = math.inf if flow.timeout_s is None else time.monotonic() + flow.timeout_s
+        engine = self._running()
+        with engine.lock:
+            if not link.is_accepting:
+                raise PeerUnreachable(f"no link to {link.peer:016x}")
+            name, parts = self._new_operation(), deque(parts_of(note))
+            digest = 0 if flow.with_digest else None
+            link.submitted.append(
+                Operation(name, flow.stream, flow.priority, deadline_s, src, dst, window, parts, note_digest, digest)
+            )
+        engine.wake()
+        return name
+
+    def _new_operation(self) -> int:
+        if self._num_ops >= self._options.max_operations:
+            raise TransferQueueFull(f"{self._num_ops} operations are open")
+        self._num_ops += 1
+        return next(self._op_ids)
+
+    def _link(self, peer: InstanceId) -> Link:
+        linked = self._links.get(peer)
+        if linked is None or linked.link is None:
+            raise PeerUnreachable(f"no link to {peer:016x}")
+        return linked.link
+
+    def _pool(self) -> HostPool:
+        assert self._memory is not None, "allocate the pool first"
+        return self._memory.pool
+
+    def _running(self) -> Engine:
+        assert self._engine is not None, "allocate the pool first"
+        return self._engine
+
+
+def open_transport(instance_id: InstanceId, *, options: NixlOptions) -> NixlTransport:
+    """Open this process's transport. Raises `ConfigError` without NIXL."""
+    return NixlTransport(instance_id, options)

@@ -1,0 +1,26 @@
+"""The libraries that move KV between workers. Loaded when chosen: one UCX fits into a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from diptych.engine.runtime.scheduler_config import KvBackend, SchedulerConfig
+from diptych.kvtransfer import nixl, ucx
+from diptych.kvtransfer.transport import Transport
+
+
+def open_transport(config: SchedulerConfig) -> Transport:
+    """Open the transport of a scheduler process. Raises `ConfigError` where its library is missing."""
+    return _BACKENDS[config.kv_backend](config)
+
+
+def _open_ucx(config: SchedulerConfig) -> Transport:
+    return ucx.open_transport(config.instance_id, options=ucx.UcxOptions(transports=config.transports))
+
+
+def _open_nixl(config: SchedulerConfig) -> Transport:
+    return nixl.open_transport(config.instance_id, options=nixl.NixlOptions(transports=config.transports))
+
+
+_BACKENDS: Final[dict[KvBackend, Callable[[SchedulerConfig], Transport]]] = {"ucx": _open_ucx, "nixl": _open_nixl}
