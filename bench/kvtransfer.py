@@ -14,7 +14,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +24,7 @@ from report import Report, arguments
 
 from diptych.common.native import build_library
 from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.scatter import Scatter, scatter
 from diptych.kvtransfer.transport import LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
 from diptych.kvtransfer.ucx import UcxOptions, open_transport
 
@@ -34,26 +34,6 @@ OP_NBYTES: Final = 16 << 20  # of one write_pages: what a chunk of a long prompt
 CPU_WINDOW_S: Final = 1.0
 CPU_BUDGET_PERCENT: Final = 10.0
 NOTE: Final = b"x" * 64
-
-Pages = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Scatter:
-    """Every byte of a pool once, as pieces in random order on both sides."""
-
-    piece_nbytes: int
-    src: Pages  # pages; a piece is a run of neighbours
-    dst: Pages
-
-
-def scatter(pool_nbytes: int, piece_nbytes: int) -> Scatter:
-    random = np.random.default_rng(piece_nbytes)
-    run = np.arange(piece_nbytes // PAGE_NBYTES)
-    src, dst = (
-        (random.permutation(pool_nbytes // piece_nbytes)[:, None] * len(run) + run).reshape(-1) for _ in range(2)
-    )
-    return Scatter(piece_nbytes, src, dst)
 
 
 class Initiator:
@@ -129,7 +109,7 @@ def measure_writes(
 ) -> None:
     """One row a piece size; the case and its limit take turns, and the best of each counts."""
     for piece_kib in PIECE_KIB:
-        pieces = scatter(one.bytes.nbytes, piece_kib << 10)
+        pieces = scatter(one.bytes.nbytes // PAGE_NBYTES, PAGE_NBYTES, piece_kib << 10)
         times = [(one.write(pieces), run(pieces)) for _ in range(rounds)]
         one.verify(pieces)
         speed, limit_speed = (one.bytes.nbytes / min(column) / 1e9 for column in zip(*times, strict=True))
@@ -138,7 +118,7 @@ def measure_writes(
 
 def measure_cpu(report: Report, name: str, one: Initiator) -> None:
     """CPU of the target process while it is written to without pause."""
-    pieces = scatter(one.bytes.nbytes, 64 << 10)
+    pieces = scatter(one.bytes.nbytes // PAGE_NBYTES, PAGE_NBYTES, 64 << 10)
     began, cpu_s = time.perf_counter(), one.target.cpu_s()
     while time.perf_counter() - began < CPU_WINDOW_S:
         one.write(pieces)
@@ -155,7 +135,7 @@ def measure_round_trip(report: Report, name: str, one: Initiator, rounds: int) -
 def measure(report: Report, name: str, pool_nbytes: int, rounds: int) -> None:
     one = Initiator(name, pool_nbytes)
     print(f"{name}: {one.transport.describe(2)}", file=sys.stderr)
-    one.write(scatter(pool_nbytes, PAGE_NBYTES))  # warm
+    one.write(scatter(pool_nbytes // PAGE_NBYTES, PAGE_NBYTES, PAGE_NBYTES))  # warm
     if name == "shm":
         measure_writes(report, name, one, rounds, "memcpy, same run", Memcpy(one.bytes).copy)
     else:

@@ -41,6 +41,7 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
             "give running workers other weights", "diptych.cli.update_weights", "UpdateWeightsConfig"
         ),
         "links": Command("show the KV links between running workers", "diptych.cli.links", "LinksConfig"),
+        "bench": Command("measure KV transfers: diptych bench kv", "diptych.cli.bench", "BenchConfig"),
         "build": Command("compile the C parts now, not at their first use", "diptych.cli.build", "BuildConfig"),
         "version": Command("print the version", "diptych.cli.version", "VersionConfig"),
     }

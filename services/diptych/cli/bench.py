@@ -1,0 +1,61 @@
+"""`diptych bench kv`: measures KV page writes between this process and a peer, over every path that there is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+from diptych.common.config import REQUIRED, argument, option
+from diptych.common.errors import ConfigError
+
+Transports = Literal["auto", "shm", "tcp"]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchConfig:
+    """Measure how fast KV pages reach another process, on this host or on another one.
+
+    Start `diptych bench kv --serve` on one host and `diptych bench kv --peer HOST:PORT` on the other. Every path is
+    tried with every piece size, and what arrived is verified; beside it stands the speed of a local memory copy.
+    """
+
+    what: Literal["kv"] = argument(REQUIRED, help="what to measure: kv")
+    serve: bool = option(False, help="be the end that is written to, until Ctrl-C")
+    peer: str = option("", help="address of the end that is written to")
+    host: str = option("127.0.0.1", help="address to listen on, with --serve")
+    port: int = option(7070, help="port to listen on, with --serve; 0: any free one")
+    pool_mib: int = option(256, help="memory that is written from, or to with --serve, MiB")
+    piece_kib: tuple[int, ...] = option((16, 64, 256, 1024, 2048), help="sizes of the scattered pieces, KiB")
+    rounds: int = option(5, help="times that all pieces are written; the best counts")
+    transports: Transports = option("auto", help="ways to move KV pages; auto: the fastest")
+    json: bool = option(False, help="print JSON, for programs")
+
+    def validate(self) -> None:
+        """Raise `ConfigError` for values that cannot work."""
+        if self.serve == bool(self.peer):
+            raise ConfigError("give either --serve, or --peer with the address of a process that serves")
+        if self.pool_mib < 1 or self.rounds < 1:
+            raise ConfigError("--pool-mib and --rounds must be at least 1")
+        for size in self.piece_kib:
+            if size < 16 or size % 16 or size > self.pool_mib * 1024:
+                raise ConfigError(f"--piece-kib takes multiples of 16, at most --pool-mib, not {size}")
+        if not self.piece_kib:
+            raise ConfigError("--piece-kib needs at least one size")
+
+
+def main(config: BenchConfig) -> int:
+    """Serve, or measure and print; return the exit code."""
+    if config.serve:
+        from diptych.cli.bench_server import serve
+
+        asyncio.run(serve(config.host, config.port, config.pool_mib, config.transports))
+        return 0
+    from diptych.cli.bench_client import as_text, measure
+
+    report = measure(config.peer, config.pool_mib, config.piece_kib, config.rounds, config.transports)
+    print(json.dumps(report.as_json(), indent=2) if config.json else as_text(report))
+    sys.stdout.flush()
+    return 0 if report.is_intact else 1
