@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from diptych.engine.events import WriterGone
+from diptych.engine.events import DigestPages, PagesDigested, WriteDone, WritePages, WriterGone
 from diptych.engine.finish import Finish
 from diptych.engine.null_runner import expected_output
 from diptych.engine.output import FailureCode
+from diptych.engine.transfer_rules import TransferRules
 from diptych.kvtransfer.notes import AbortAck, HandOff, PagesReady
+from diptych.kvtransfer.transport import Flow
 
 VOCAB = 1000
 PAGE = 4
@@ -121,6 +123,116 @@ def test_a_flipped_byte_is_caught_and_both_sides_end(pair: Pair) -> None:
     assert pair.prefill.ended(1).failure.code is FailureCode.TRANSFER_FAILED
     assert pair.decode.tokens(1) == {}
     assert pair.decode.core.num_integrity_failures == 1
+    pair.assert_clean()
+
+
+def play_until_verifying(pair: Pair, **fields: Any) -> None:
+    """The hand-off is at decode; its digest is not computed yet."""
+    pair.start(1, [1, 2, 3], max_tokens=9, **fields)
+    pair.deliver(pair.decode)
+    pair.step(pair.prefill)
+    pair.deliver(pair.prefill)
+    pair.deliver(pair.prefill)
+    assert pair.decode.core.page_counts()["importing"] == 1
+
+
+@pytest.mark.parametrize("who", ["decode", "prefill", "deadline"])
+def test_a_request_given_up_while_it_is_verified_frees_its_pages_when_nobody_reads_them(pair: Pair, who: str) -> None:
+    play_until_verifying(pair, deadline_s=5.0)
+    match who:
+        case "decode":
+            pair.abort(pair.decode, 1)
+        case "prefill":
+            pair.abort(pair.prefill, 1)
+            pair.deliver(pair.prefill)
+        case "deadline":
+            pair.now_s = 6.0
+            pair.expire()
+    assert pair.decode.ended(1).failure is not None
+    assert pair.decode.core.page_counts()["quarantined"] == 1
+    assert isinstance(pair.decode.outbox[0], DigestPages)
+    pair.deliver(pair.decode)
+    assert pair.decode.core.page_counts()["quarantined"] == 0
+    pair.run()
+    assert pair.prefill.ended(1).failure is not None
+    pair.assert_clean()
+
+
+def test_a_lost_prefill_does_not_touch_what_is_verified(pair: Pair) -> None:
+    play_until_verifying(pair)
+    pair.link_down(pair.decode)
+    pair.run()
+    assert pair.decode.ended(1).finish is Finish.LENGTH
+    assert len(pair.decode.tokens(1)) == 8
+    assert pair.decode.core.check() == []
+
+
+def test_pages_that_could_not_be_read_fail_their_request(pair: Pair) -> None:
+    play_until_verifying(pair)
+    pair.decode.outbox.clear()
+    pair.decode.core.handle(PagesDigested(1, None), pair.now_s)
+    pair.decode.collect()
+    pair.run()
+    assert "could not be read" in pair.decode.ended(1).failure.message
+    assert pair.decode.core.num_integrity_failures == 0
+    pair.assert_clean()
+
+
+@pytest.mark.parametrize(("integrity", "verified"), [("off", []), ("sampled", [16]), ("always", [1, 16, 17])])
+def test_hand_offs_are_verified_as_the_rules_say(make_pair: type[Pair], integrity: Any, verified: list[int]) -> None:
+    pair = make_pair(rules=TransferRules(integrity=integrity))
+    for room in (1, 16, 17):
+        pair.start(room, [room, 2, 3])
+    pair.run()
+    assert [room for room in (1, 16, 17) if pair.decode.ended(room).stats.kv_digest] == verified
+    pair.assert_clean()
+
+
+def test_a_write_may_take_as_long_as_the_rules_and_the_requests_deadline_allow(make_pair: type[Pair]) -> None:
+    pair = make_pair(rules=TransferRules(timeout_s=7.0))
+    pair.start(1, [1, 2, 3])
+    pair.start(2, [1, 2, 3], deadline_s=4.0, priority=3)
+    pair.deliver(pair.decode)
+    pair.deliver(pair.decode)
+    pair.now_s = 1.0
+    pair.step(pair.prefill)
+    flows = [effect.flow for effect in pair.prefill.outbox if isinstance(effect, WritePages)]
+    assert flows == [Flow(1, 0, 7.0, with_digest=False), Flow(2, 3, 3.0, with_digest=False)]
+
+
+def test_decode_that_never_acknowledges_fails_the_request_in_time(make_pair: type[Pair]) -> None:
+    pair = make_pair(rules=TransferRules(integrity="always", timeout_s=7.0))
+    play_until_verifying(pair)
+    pair.decode.outbox.clear()  # the digest is never computed
+    pair.now_s = 6.9
+    pair.expire()
+    assert pair.prefill.ended(1) is None
+    pair.now_s = 7.0
+    pair.expire()
+    failure = pair.prefill.ended(1).failure
+    assert (failure.code, failure.message) == (
+        FailureCode.TRANSFER_FAILED,
+        "decode did not acknowledge the KV within 7 s",
+    )
+    assert pair.prefill.core.page_counts()["exporting"] == 0
+    pair.run()
+    assert pair.decode.ended(1).failure.code is FailureCode.TRANSFER_FAILED
+
+
+def test_an_ack_that_overtakes_the_news_of_the_last_write_ends_the_room_with_it(pair: Pair) -> None:
+    pair.start(1, [1, 2, 3], max_tokens=9)
+    pair.deliver(pair.decode)
+    pair.step(pair.prefill)
+    write = pair.prefill.outbox.popleft().write
+    pair.decode.kv[write.dst] = pair.prefill.kv[write.src]
+    pair.run()
+    assert pair.decode.ended(1).finish is Finish.LENGTH
+    assert pair.prefill.core.page_counts()["exporting"] == 1
+    pair.abort(pair.prefill, 1)  # decode has everything: too late
+    assert pair.prefill.ended(1) is None
+    pair.prefill.core.handle(WriteDone(1, "the link broke"), pair.now_s)
+    pair.prefill.collect()
+    assert pair.prefill.ended(1).finish is Finish.STOP
     pair.assert_clean()
 
 
@@ -281,7 +393,9 @@ def moves(pair: Pair) -> list[Any]:
         lambda: pair.step(pair.prefill),
         lambda: pair.deliver(pair.prefill),
         lambda: pair.deliver(pair.prefill),
-        lambda: pair.deliver(pair.decode),
+        lambda: pair.deliver(pair.prefill),  # the hand-off
+        lambda: pair.deliver(pair.decode),  # the digest
+        lambda: pair.deliver(pair.decode),  # the Ack
         lambda: pair.step(pair.decode),
         lambda: pair.step(pair.decode),
     ]
@@ -290,7 +404,7 @@ def moves(pair: Pair) -> list[Any]:
 CUTS = ["abort prefill", "abort decode", "abort both", "deadline", "both lose link", "decode loses link"]
 
 
-@pytest.mark.parametrize(("num_moves", "cut"), list(itertools.product(range(11), CUTS)))
+@pytest.mark.parametrize(("num_moves", "cut"), list(itertools.product(range(13), CUTS)))
 def test_a_request_cut_short_at_any_point_ends_once_on_both_sides(pair: Pair, num_moves: int, cut: str) -> None:
     pair.start(1, list(range(40)), max_tokens=30, deadline_s=5.0)
     for move in moves(pair)[:num_moves]:
@@ -360,7 +474,7 @@ def test_random_interleavings_with_aborts_keep_every_book_clean(make_pair: type[
     pair.assert_clean()
 
 
-@pytest.mark.parametrize("num_moves", range(11))
+@pytest.mark.parametrize("num_moves", range(13))
 def test_a_link_lost_at_prefills_end_only_is_settled_by_the_routers_abort(pair: Pair, num_moves: int) -> None:
     pair.start(1, list(range(40)), max_tokens=30)
     for move in moves(pair)[:num_moves]:

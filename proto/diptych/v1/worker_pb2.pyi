@@ -92,7 +92,7 @@ class LegError(_message.Message):
     def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class LegStats(_message.Message):
-    __slots__ = ("cached_tokens", "pages_moved", "bytes_moved", "kv_digest", "queue_us", "compute_us", "transfer_us", "join_us")
+    __slots__ = ("cached_tokens", "pages_moved", "bytes_moved", "kv_digest", "queue_us", "compute_us", "transfer_us", "join_us", "verify_us", "added_ttft_us")
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAGES_MOVED_FIELD_NUMBER: _ClassVar[int]
     BYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,8 @@ class LegStats(_message.Message):
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_US_FIELD_NUMBER: _ClassVar[int]
     JOIN_US_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_US_FIELD_NUMBER: _ClassVar[int]
+    ADDED_TTFT_US_FIELD_NUMBER: _ClassVar[int]
     cached_tokens: int
     pages_moved: int
     bytes_moved: int
@@ -109,7 +111,9 @@ class LegStats(_message.Message):
     compute_us: int
     transfer_us: int
     join_us: int
-    def __init__(self, cached_tokens: _Optional[int] = ..., pages_moved: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., kv_digest: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., join_us: _Optional[int] = ...) -> None: ...
+    verify_us: int
+    added_ttft_us: int
+    def __init__(self, cached_tokens: _Optional[int] = ..., pages_moved: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., kv_digest: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., join_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., added_ttft_us: _Optional[int] = ...) -> None: ...
 
 class LegOutput(_message.Message):
     __slots__ = ("room", "first_index", "token_ids", "finish_reason", "error", "stats", "logprobs", "prompt_logprobs")

@@ -42,6 +42,7 @@ class Stats:
     compute_s: float = 0.0
     transfer_s: float = 0.0
     verify_s: float = 0.0
+    added_ttft_s: float = 0.0
     join_s: float = 0.0
 
 

@@ -58,7 +58,7 @@ class Rooms:
     def acknowledge(self, room: PrefillRoom, now_s: float) -> None:
         """Decode has verified everything, perhaps before we hear that our last write is complete."""
         room.on(Signal.ACKED)
-        room.stats.transfer_s = now_s - room.first_token_s
+        room.stats.transfer_s = room.stats.added_ttft_s = now_s - room.first_token_s
         self._settle_if_drained(room)
 
     def fail(self, room: PrefillRoom, failure: Failure) -> None:

@@ -5,6 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from diptych.engine.runtime.worker_metrics import Statuses, WorkerMetrics
 from diptych.v1 import bootstrap_pb2, worker_pb2
 
+TIMES = ("diptych_kv_transfer_seconds", "diptych_kv_transfer_added_ttft_seconds")
 LAYOUT = bootstrap_pb2.KvLayout(
     num_pages=8, num_layers=2, page_size=16, num_kv_heads=2, head_dim=16, dtype="bfloat16"
 )  # pages of 4096 bytes
@@ -46,7 +47,7 @@ def samples(metrics: WorkerMetrics, statuses: Statuses) -> dict[str, float]:
 
 def test_what_a_scheduler_says_becomes_samples_of_its_rank_and_its_links() -> None:
     found = samples(WorkerMetrics(), {1: STATUS})
-    assert {name: value for name, value in found.items() if not name.startswith("diptych_kv_transfer_seconds")} == {
+    assert {name: value for name, value in found.items() if not name.startswith(TIMES)} == {
         "diptych_worker_up,1": 1,
         "diptych_kv_integrity_failures_total,1": 4,
         "diptych_kv_link_failures_total,1": 6,
@@ -69,14 +70,16 @@ def test_what_a_scheduler_says_becomes_samples_of_its_rank_and_its_links() -> No
 
 def test_a_scheduler_that_does_not_answer_is_down_and_says_nothing_else() -> None:
     found = samples(WorkerMetrics(), {0: None})
-    assert [name for name in found if not name.startswith("diptych_kv_transfer_seconds")] == ["diptych_worker_up,0"]
+    assert [name for name in found if not name.startswith(TIMES)] == ["diptych_worker_up,0"]
     assert found["diptych_worker_up,0"] == 0
 
 
 def test_transfers_of_legs_that_moved_pages_are_counted_and_timed() -> None:
     metrics = WorkerMetrics()
-    metrics.leg_ended(worker_pb2.LegStats(pages_moved=2, transfer_us=2_000))
+    metrics.leg_ended(worker_pb2.LegStats(pages_moved=2, transfer_us=2_000, added_ttft_us=3_000))
     metrics.leg_ended(worker_pb2.LegStats(pages_moved=0, transfer_us=9_000))
     found = samples(metrics, {})
     assert found["diptych_kv_transfer_seconds_count"] == 1
     assert found["diptych_kv_transfer_seconds_sum"] == 0.002
+    assert found["diptych_kv_transfer_added_ttft_seconds_count"] == 1
+    assert found["diptych_kv_transfer_added_ttft_seconds_sum"] == 0.003

@@ -163,6 +163,8 @@ def _stats_to_wire(stats: Stats) -> worker_pb2.LegStats:
         queue_us=round(stats.queue_s * 1e6),
         compute_us=round(stats.compute_s * 1e6),
         transfer_us=round(stats.transfer_s * 1e6),
+        verify_us=round(stats.verify_s * 1e6),
+        added_ttft_us=round(stats.added_ttft_s * 1e6),
         join_us=round(stats.join_s * 1e6),
     )
 

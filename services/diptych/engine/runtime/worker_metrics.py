@@ -33,11 +33,19 @@ class WorkerMetrics:
             buckets=TRANSFER_BUCKETS,
             registry=self._registry,
         )
+        self._added_ttft = Histogram(
+            "diptych_kv_transfer_added_ttft_seconds",
+            "What handing over its KV adds to a request: first token computed to decode's acknowledgement (prefill)",
+            buckets=TRANSFER_BUCKETS,
+            registry=self._registry,
+        )
 
     def leg_ended(self, stats: LegStats) -> None:
         """Take what a worker measured for a leg that ended well."""
         if stats.pages_moved:
             self._transfer.observe(stats.transfer_us / 1e6)
+        if stats.added_ttft_us:
+            self._added_ttft.observe(stats.added_ttft_us / 1e6)
 
     def exposition(self, statuses: Statuses) -> bytes:
         """Return everything in Prometheus' text format."""

@@ -24,6 +24,7 @@ def timings(report: Report) -> dict[str, Any]:
         "prefill_transfer_us": prefill.transfer_us,
         "decode_queue_us": decode.queue_us,
         "decode_transfer_us": decode.transfer_us,
+        "decode_verify_us": decode.verify_us,
         "decode_join_us": decode.join_us,
         "pages_moved": decode.pages_moved,
         "bytes_moved": decode.bytes_moved,
