@@ -1,4 +1,5 @@
-/* UCX's own round trip of a small active message between two processes that sleep on its event descriptor. */
+/* UCX's own round trip of a small active message between two processes that sleep on its event descriptor: played by C
+ * from end to end, or a call at a time for a caller that waits by itself. */
 #include <poll.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -6,8 +7,6 @@
 #include <time.h>
 #include <ucp/api/ucp.h>
 #include <unistd.h>
-
-#define PAUSE_US 1000 /* the other process is asleep by then */
 
 static volatile uint64_t num_received;
 
@@ -77,12 +76,6 @@ static void send_message(ucp_worker_h worker, ucp_ep_h ep, const void *data, siz
         ucp_request_free(request);
 }
 
-static int compare(const void *one, const void *other)
-{
-    double difference = *(const double *)one - *(const double *)other;
-    return (difference > 0) - (difference < 0);
-}
-
 static double now_s(void)
 {
     struct timespec now;
@@ -90,30 +83,52 @@ static double now_s(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* Play `rounds` round trips of `len` bytes with the process at the other end of the socket. Returns their median. */
-double ucx_ping(const char *transports, int socket, int begins, int rounds, uint64_t len)
+typedef struct {
+    ucp_worker_h worker;
+    ucp_ep_h ep;
+} player;
+
+player *ping_open(const char *transports, int socket, int *descriptor)
 {
-    ucp_worker_h worker = open_worker(transports);
-    ucp_ep_h ep = connect_through(worker, socket);
-    char *data = calloc(1, len);
-    double *times = calloc((size_t)rounds, sizeof *times);
-    for (int i = 0; i < rounds; i++) {
-        if (begins)
-            usleep(PAUSE_US);
-        double began = now_s();
-        if (begins)
-            send_message(worker, ep, data, len);
-        wait_for(worker, (uint64_t)i + 1);
-        if (!begins)
-            send_message(worker, ep, data, len);
-        times[i] = now_s() - began;
+    player *player = malloc(sizeof *player);
+    player->worker = open_worker(transports);
+    player->ep = connect_through(player->worker, socket);
+    if (ucp_worker_get_efd(player->worker, descriptor))
+        abort();
+    return player;
+}
+
+void ping_send(player *player, const void *data, size_t len)
+{
+    send_message(player->worker, player->ep, data, len);
+}
+
+/* How many messages have come so far; 0: none new, and the descriptor will be readable when there are. */
+uint64_t ping_take(player *player)
+{
+    uint64_t before = num_received;
+    while (num_received == before)
+        if (ucp_worker_progress(player->worker) == 0 && num_received == before &&
+            ucp_worker_arm(player->worker) == UCS_OK)
+            return 0;
+    return num_received;
+}
+
+/* Answer every message, for ever. */
+void ping_answer(player *player, const void *data, size_t len)
+{
+    for (uint64_t count = 1;; count++) {
+        wait_for(player->worker, count);
+        send_message(player->worker, player->ep, data, len);
     }
-    if (!begins) /* the last message is on its way until the other process hangs up */
-        while (read(socket, data, 1) > 0)
-            ucp_worker_progress(worker);
-    qsort(times, (size_t)rounds, sizeof *times, compare);
-    double median = times[rounds / 2];
-    free(times);
-    free(data);
-    return median;
+}
+
+/* Return the seconds of one round trip. */
+double ping_once(player *player, const void *data, size_t len)
+{
+    double began = now_s();
+    uint64_t before = num_received;
+    send_message(player->worker, player->ep, data, len);
+    wait_for(player->worker, before + 1);
+    return now_s() - began;
 }

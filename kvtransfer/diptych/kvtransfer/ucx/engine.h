@@ -30,6 +30,7 @@ static kvt_engine *new_engine(const kvt_options *options)
     engine->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     engine->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pthread_mutex_init(&engine->lock, NULL);
+    pthread_mutex_init(&engine->progress_lock, NULL);
     if (engine->wake_fd >= 0 && engine->event_fd >= 0)
         return engine;
     close(engine->wake_fd);
@@ -108,6 +109,7 @@ static void free_engine(kvt_engine *engine)
         ucp_cleanup(engine->context);
     close(engine->wake_fd);
     close(engine->event_fd);
+    pthread_mutex_destroy(&engine->progress_lock);
     pthread_mutex_destroy(&engine->lock);
     free(engine);
     atomic_flag_clear(&engine_exists);

@@ -245,7 +245,8 @@ struct kvt_engine {
     pthread_t thread;
     bool has_thread;
 
-    pthread_mutex_t lock;
+    pthread_mutex_t progress_lock; /* held by the progress thread unless it sleeps: see shortcut.h */
+    pthread_mutex_t lock;          /* the inner one of the two */
     event_list events;
     command_list commands;
     size_t num_ops_open, note_bytes_open;

@@ -112,7 +112,9 @@ static void sleep_until_due(kvt_engine *engine, bool paused)
         return; /* something came in meanwhile */
     double now = now_s(), wait_s = next_due_s(engine, now) - now;
     struct pollfd fds[2] = {{engine->wake_fd, POLLIN, 0}, {engine->worker_fd, POLLIN, 0}};
+    pthread_mutex_unlock(&engine->progress_lock);
     poll(fds, paused ? 1 : 2, wait_s > 0 ? (int)(wait_s * 1000) + 1 : 0);
+    pthread_mutex_lock(&engine->progress_lock);
     if (fds[0].revents)
         clear_fd(engine->wake_fd);
 }
@@ -152,6 +154,7 @@ static void *run_progress(void *arg)
 {
     kvt_engine *engine = arg;
     pthread_setname_np(pthread_self(), "kv-transfer");
+    pthread_mutex_lock(&engine->progress_lock);
     if (engine->device != NULL)
         engine->device->calls->enter(engine->device);
     while (!is_stopping(engine))
@@ -162,6 +165,7 @@ static void *run_progress(void *arg)
     double give_up_s = now_s() + CLOSE_TIMEOUT_S;
     while (engine->links != NULL && now_s() < give_up_s)
         turn(engine, false);
+    pthread_mutex_unlock(&engine->progress_lock);
     return NULL;
 }
 

@@ -84,17 +84,24 @@ static void settle_event(kvt_engine *engine, const event_node *node)
     }
 }
 
+/* Returns whether it is the only one. Needs the lock. */
+static bool append_command_quietly(kvt_engine *engine, command *command)
+{
+    bool is_first = engine->commands.head == NULL;
+    command->next = NULL;
+    if (is_first)
+        engine->commands.head = command;
+    else
+        engine->commands.tail->next = command;
+    engine->commands.tail = command;
+    return is_first;
+}
+
 /* Needs the lock. */
 static void append_command(kvt_engine *engine, command *command)
 {
-    command->next = NULL;
-    if (engine->commands.head == NULL) {
-        engine->commands.head = command;
+    if (append_command_quietly(engine, command))
         set_fd(engine->wake_fd);
-    } else {
-        engine->commands.tail->next = command;
-    }
-    engine->commands.tail = command;
 }
 
 static command *take_commands(kvt_engine *engine)

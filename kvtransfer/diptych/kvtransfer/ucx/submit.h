@@ -3,7 +3,7 @@
 #define KVT_SUBMIT_H
 
 #include "packing.h"
-#include "queue.h"
+#include "shortcut.h"
 
 static bool in_range(uint64_t num, const int64_t *pages, uint64_t num_pages)
 {
@@ -65,7 +65,7 @@ static operation *make_operation(kvt_link *link, const kvt_operation *wanted, ui
 }
 
 /* Count the operation in and hand it over, unless that would exceed a bound. */
-static int admit(kvt_engine *engine, operation *op)
+static int admit(kvt_engine *engine, operation *op, bool *is_first)
 {
     kvt_link *link = op->link;
     int verdict = KVT_OK;
@@ -81,7 +81,7 @@ static int admit(kvt_engine *engine, operation *op)
             link->num_ops_open++;
             atomic_fetch_add(&link->queued_bytes, op->num_pages * op->page_part);
         }
-        append_command(engine, &op->submit);
+        *is_first = append_command_quietly(engine, &op->submit);
     }
     pthread_mutex_unlock(&engine->lock);
     return verdict;
@@ -89,15 +89,19 @@ static int admit(kvt_engine *engine, operation *op)
 
 static int64_t submit(kvt_engine *engine, operation *op)
 {
+    kvt_link *link = op->link; /* the operation may be over and gone once it was admitted */
     int64_t id = (int64_t)(engine->num_ops + 1);
     op->done.event = (kvt_event){.kind = KVT_OP_DONE, .peer = op->link ? op->link->peer : 0, .op = (uint64_t)id};
-    int verdict = admit(engine, op);
+    bool is_first = false, is_note = op->link != NULL && op->num_pages == 0;
+    int verdict = admit(engine, op, &is_first);
     if (verdict != KVT_OK) {
         free(op->spare);
         free(op);
         return verdict;
     }
     engine->num_ops++;
+    if (is_first && !(is_note && take_shortcut(engine, link)))
+        set_fd(engine->wake_fd);
     return id;
 }
 
