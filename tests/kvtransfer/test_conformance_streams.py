@@ -45,8 +45,8 @@ def test_a_short_transfer_ends_while_a_long_one_of_another_stream_still_moves(en
 def test_long_transfers_share_the_link(ends: tuple[Any, Any]) -> None:
     """Each moves at half of the speed, so the shorter one ends first though it began last."""
     left, _ = ends
-    first = left.write(RIGHT, BIG, BIG, stream=1)
-    second = left.write(RIGHT, BIG[: len(BIG) // 2], BIG[: len(BIG) // 2], stream=2)
+    first = left.write(RIGHT, BIG * 2, BIG * 2, stream=1)
+    second = left.write(RIGHT, BIG[:1600], BIG[:1600], stream=2)
     left.wait_done(first)
     assert ended(left) == [second, first]
 
