@@ -1,0 +1,129 @@
+"""One of two processes that hand KV of a Llama-3-8B to each other, in GPU or host memory; `Target` starts the other.
+
+The target obeys lines of JSON on stdin and answers each with one on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from diptych.kvtransfer.device import Device, DevicePool
+from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.transport import LinkUp, TransportEvent
+from diptych.kvtransfer.ucx import UcxOptions, open_transport
+
+WAIT_S: Final = 20.0
+
+
+def layout_8b(pool_nbytes: int, page_size: int) -> PoolLayout:
+    """32 layers, 8 KV heads of 128, bfloat16: 128 KiB a token."""
+    one = PoolLayout(1, 32, page_size, 8, 128, "bfloat16")
+    return PoolLayout(pool_nbytes // one.page_nbytes, 32, page_size, 8, 128, "bfloat16")
+
+
+class End:
+    """A transport with a pool: on GPU `number - 1`, or in host memory."""
+
+    def __init__(self, number: int, memory: str, transports: str, layout: PoolLayout) -> None:
+        self.transport = open_transport(number, options=UcxOptions(transports=transports, connect_s=15.0))  # type: ignore[arg-type]
+        if memory == "cuda":
+            from diptych.kernels.transfer_images import transfer_kernels
+
+            kernels = transfer_kernels(number - 1, layout.layer_nbytes)
+            self.pool: Any = self.transport.allocate_device_pool(layout, Device("cuda", number - 1, kernels))
+        else:
+            self.pool = self.transport.allocate_pool(layout)
+
+    def fill(self) -> None:
+        """Random bytes in every page."""
+        if isinstance(self.pool, DevicePool):
+            import torch
+
+            torch.as_tensor(self.pool, device=f"cuda:{self.pool.device.ordinal}").view(torch.int64).random_()
+            torch.cuda.synchronize()
+        else:
+            words = np.frombuffer(self.pool.buffer, dtype=np.uint64)
+            words[:] = np.arange(len(words), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+    def wait(self, wanted: Callable[[TransportEvent], bool]) -> TransportEvent:
+        """Sleep until an event is wanted; the ones before it are dropped."""
+        poller = select.poll()
+        poller.register(self.transport.fileno(), select.POLLIN)
+        while True:
+            for event in self.transport.poll():
+                if wanted(event):
+                    return event
+            if not poller.poll(WAIT_S * 1000):
+                raise TimeoutError(f"no event within {WAIT_S} s")
+
+    def digest(self, pages: npt.NDArray[np.int64]) -> int | None:
+        """Of our own pages."""
+        op = self.transport.digest_pages(pages)
+        return self.wait(lambda event: getattr(event, "op", None) == op).digest  # type: ignore[union-attr]
+
+
+class Target:
+    """The other process."""
+
+    def __init__(self, memory: str, transports: str, layout: PoolLayout) -> None:
+        shape = [layout.nbytes, layout.page_size]
+        command = [sys.executable, __file__, json.dumps([memory, transports, *shape])]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.metadata = bytes.fromhex(self._answer())
+
+    def connect(self, peer: int, metadata: bytes) -> None:
+        self._ask("connect", peer, metadata.hex())
+
+    def digest(self, pages: npt.NDArray[np.int64]) -> int:
+        return int(self._ask("digest", pages.tolist()))
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait(10)
+
+    def _ask(self, *command: Any) -> Any:
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout
+        return json.loads(self._process.stdout.readline())
+
+
+def linked_pair(memory: str, transports: str, layout: PoolLayout) -> tuple[End, Target]:
+    """Return this process's end, filled, and the target's, linked."""
+    end, target = End(1, memory, transports, layout), Target(memory, transports, layout)
+    end.fill()
+    target.connect(1, end.transport.metadata())
+    end.transport.connect(2, target.metadata)
+    end.wait(lambda event: event == LinkUp(2))
+    return end, target
+
+
+def serve(memory: str, transports: str, pool_nbytes: int, page_size: int) -> None:
+    """Be the target until stdin ends."""
+    end = End(2, memory, transports, layout_8b(pool_nbytes, page_size))
+    print(json.dumps(end.transport.metadata().hex()), flush=True)
+    for line in sys.stdin:
+        match json.loads(line):
+            case ["connect", int(peer), str(metadata)]:
+                end.transport.connect(peer, bytes.fromhex(metadata))
+                print("null", flush=True)
+            case ["digest", list(pages)]:
+                print(json.dumps(end.digest(np.array(pages, dtype=np.int64))), flush=True)
+    end.transport.close()
+
+
+if __name__ == "__main__":
+    serve(*json.loads(sys.argv[1]))

@@ -1,0 +1,197 @@
+"""Hands the KV of whole requests from one GPU to another of the same host, between two processes, by every path.
+
+Pages are scattered on both sides. Time is from `write_pages` with a note until its `OpDone`: every byte is there. The
+limit is a device-to-device copy, measured in the same run; of staging, what the same link reaches between pools in host
+memory. Beside it NIXL's Python API, where it is installed. Needs two GPUs: `bench/gpu/run_kv.sh`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from kv_end import End, Target, layout_8b, linked_pair
+from report import Report, arguments
+
+from diptych.kvtransfer.transport import Flow, OpDone, PageWrite
+
+MB: Final = 1 << 20
+REQUESTS_MB: Final = (20, 64, 512, 4096)
+STAGED_MB: Final = (20, 512)
+ROUNDS: Final = 7
+CASE_TIMEOUT_S: Final = 150
+
+
+def emit(case: str, gigabytes_a_second: float) -> None:
+    print(json.dumps([case, gigabytes_a_second]), flush=True)
+
+
+class Pair:
+    """Two linked ends, and requests between them."""
+
+    def __init__(self, memory: str, transports: str, pool_mb: int, page_size: int) -> None:
+        self.layout = layout_8b(pool_mb * MB, page_size)
+        self.end: End
+        self.target: Target
+        self.end, self.target = linked_pair(memory, transports, self.layout)
+        print(self.end.transport.describe(2), self.end.transport.paths(2), file=sys.stderr, flush=True)
+
+    def request(self, megabytes: int, seed: int, **options: Any) -> PageWrite:
+        random, count = np.random.default_rng(seed), max(1, megabytes * MB // self.layout.page_nbytes)
+        src, dst = (random.permutation(self.layout.num_pages)[:count] for _ in range(2))
+        return PageWrite(src, dst, **options)
+
+    def hand_off(self, write: PageWrite, flow: Flow = Flow()) -> tuple[float, int | None]:  # noqa: B008
+        """Return the seconds, and the digest if one was wanted."""
+        began = time.perf_counter()
+        op = self.end.transport.write_pages(2, write, b"done", flow)
+        done = self.end.wait(lambda event: isinstance(event, OpDone) and event.op == op)
+        seconds = time.perf_counter() - began
+        assert isinstance(done, OpDone)
+        assert done.error is None, done.error
+        return seconds, done.digest
+
+    def verify(self, megabytes: int) -> None:
+        write = self.request(megabytes, 99)
+        _, digest = self.hand_off(write, Flow(with_digest=True))
+        if digest is None or digest != self.target.digest(np.asarray(write.dst, dtype=np.int64)):
+            raise RuntimeError("the target's pages differ from ours")
+
+    def measure(self, case: str, path: str, sizes: tuple[int, ...]) -> None:
+        self.end.transport.use_path(2, path)
+        self.hand_off(self.request(sizes[0], 0))  # warm
+        for megabytes in sizes:
+            write = self.request(megabytes, megabytes)
+            nbytes = len(write.src) * self.layout.page_nbytes
+            times = [self.hand_off(write)[0] for _ in range(ROUNDS)]
+            emit(f"{case}/{self.layout.page_size} tokens/{megabytes} MiB", nbytes / statistics.median(times) / 1e9)
+        self.verify(min(256, sizes[-1]))
+
+    def close(self) -> None:
+        self.target.close()
+        self.end.transport.close()
+
+
+def measure_limit() -> None:
+    import torch
+
+    source, target = (torch.empty(1 << 30, dtype=torch.uint8, device=f"cuda:{n}").random_() for n in range(2))
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    target.copy_(source)
+    events[0].record()
+    for _ in range(8):
+        target.copy_(source)
+    events[1].record()
+    torch.cuda.synchronize()
+    emit("limit", 8 * source.nbytes / 1e6 / events[0].elapsed_time(events[1]))
+
+
+def measure_device() -> None:
+    for page_size in (16, 64):
+        pair = Pair("cuda", "auto", 5120, page_size)
+        for path in ("mover", "put"):
+            pair.measure(path, path, REQUESTS_MB)
+        pair.close()
+
+
+def measure_layers() -> None:
+    """A quarter of the layers at a time, as behind a forward pass; and one hand-off after another without a pause."""
+    pair = Pair("cuda", "auto", 5120, 16)
+    for path in ("mover", "put"):
+        pair.end.transport.use_path(2, path)
+        write = pair.request(512, 1, layers=(8, 16))
+        seconds = statistics.median(pair.hand_off(write)[0] for _ in range(ROUNDS))
+        emit(f"{path}/16 tokens, 8 of 32 layers/128 MiB", len(write.src) * pair.layout.page_nbytes / 4 / seconds / 1e9)
+    pair.end.transport.use_path(2, "mover")
+    writes, began = [pair.request(64, seed) for seed in range(64)], time.perf_counter()
+    ops = {pair.end.transport.write_pages(2, write, b"", Flow(stream=n)) for n, write in enumerate(writes)}
+    while ops:
+        done = pair.end.wait(lambda event: isinstance(event, OpDone))
+        ops.discard(getattr(done, "op", 0))
+    emit("mover/16 tokens/64 requests of 64 MiB at once", 64 * 64 * MB / (time.perf_counter() - began) / 1e9)
+    pair.close()
+
+
+def measure_staged() -> None:
+    for page_size in (16, 64):
+        pair = Pair("cuda", "tcp", 1024, page_size)
+        pair.measure("staged", "staged", STAGED_MB)
+        pair.close()
+
+
+def measure_host() -> None:
+    for page_size in (16, 64):
+        pair = Pair("host", "tcp", 1024, page_size)
+        pair.measure("host memory", "message", STAGED_MB)
+        pair.close()
+
+
+def measure_nixl() -> None:
+    import kv_nixl
+
+    for page_size in (16, 64):
+        for megabytes, speed in kv_nixl.measure(layout_8b(5120 * MB, page_size), REQUESTS_MB, ROUNDS):
+            emit(f"nixl/{page_size} tokens/{megabytes} MiB", speed)
+
+
+CASES: Final = {
+    "limit": measure_limit,
+    "device": measure_device,
+    "layers": measure_layers,
+    "staged": measure_staged,
+    "host": measure_host,
+    "nixl": measure_nixl,
+}
+
+
+def run_case(name: str) -> dict[str, float]:
+    """Measure in a process of its own, so that trouble of one case costs no other."""
+    command = [sys.executable, str(Path(__file__)), "--case", name]
+    try:
+        out = subprocess.run(command, stdout=subprocess.PIPE, timeout=CASE_TIMEOUT_S, check=False).stdout
+    except subprocess.TimeoutExpired as late:
+        out = late.stdout or b""
+        print(f"{name}: not within {CASE_TIMEOUT_S} s", file=sys.stderr)
+    lines = [line for line in out.decode().splitlines() if line.startswith("[")]
+    return dict(json.loads(line) for line in lines)
+
+
+def write_table(report: Report, speeds: dict[str, float]) -> None:
+    copy = speeds.pop("limit")
+    nixl = {case.removeprefix("nixl/"): speed for case, speed in speeds.items() if case.startswith("nixl/")}
+    host = {case.removeprefix("host memory/"): speed for case, speed in speeds.items() if case.startswith("host")}
+    for case, speed in speeds.items():
+        path, _, what = case.partition("/")
+        if path == "staged" and what in host:
+            report.row("gpu/kv", case, speed, "GB/s", host[what], "host memory, same link", speed / host[what])
+        elif path in ("mover", "put"):
+            peers = {"nixl": nixl[what]} if what in nixl else {}
+            report.row("gpu/kv", case, speed, "GB/s", copy, "device-to-device copy", speed / copy, peers)
+        else:
+            report.row("gpu/kv", case, speed, "GB/s")
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--case", choices=CASES, help="measure one case in this process, as lines of JSON")
+    options = parser.parse_args()
+    if options.case:
+        CASES[options.case]()
+        sys.stdout.flush()
+        os._exit(0)  # NIXL ends in a segmentation fault otherwise
+    speeds: dict[str, float] = {}
+    for name in CASES:
+        speeds |= run_case(name)
+    with Report(as_json=options.json) as report:
+        write_table(report, speeds)
+
+
+if __name__ == "__main__":
+    main()
