@@ -16,7 +16,7 @@
 #include "shim.h"
 
 #define MOVE_PAGES 8192 /* in one move or digest */
-#define MOVE_SLOTS 8    /* moves and digests in a queue before the oldest must have been reached */
+#define MOVE_SLOTS 16   /* moves and digests in a queue before the oldest must have been reached */
 
 typedef struct {
     uint32_t src, dst;

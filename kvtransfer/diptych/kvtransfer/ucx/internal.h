@@ -19,7 +19,7 @@
 #define MESSAGE_BYTES ((size_t)480 << 10) /* a piece that is sent as a message: fits one segment, see options.py ... */
 #define MESSAGE_RUNS 64                   /* ... and at most so many runs */
 #define MAX_PIECES 8                      /* in flight on a link: bounds what a heartbeat has to wait behind */
-#define MOVE_BYTES ((size_t)32 << 20)     /* a piece that a device works on */
+#define MOVE_BYTES ((size_t)32 << 20)     /* a piece from one device to another */
 #define QUANTUM_BYTES {(size_t)1 << 20, MOVE_BYTES, PIECE_BYTES, MESSAGE_BYTES, MESSAGE_BYTES} /* of a turn, by way */
 #define NUM_QUEUES 2                      /* of the device, on each link */
 #define MAX_EARLY 64                      /* messages that wait for their turn */
@@ -265,6 +265,7 @@ struct kvt_engine {
     device_queue digest_queue;        /* where, if the pool is on a device ... */
     uint64_t *digest_sum;             /* ... and its answer: pinned */
     bool is_digesting;
+    double hot_until_s;      /* see device_pages.h */
     device_queue gate_queue; /* follows the program's own streams: see kvt_follow */
     double behind_since_s; /* when messages began to come faster than we look at them; 0: they do not */
 

@@ -119,6 +119,15 @@ static void sleep_until_due(kvt_engine *engine, bool paused)
         clear_fd(engine->wake_fd);
 }
 
+/* Whether a device will have ended a piece soon. */
+static bool is_hot(const kvt_engine *engine)
+{
+    bool has_pieces = false;
+    for (const kvt_link *link = engine->links; link != NULL && engine->device != NULL; link = link->next)
+        has_pieces |= link->num_pieces > 0;
+    return has_pieces && now_s() < engine->hot_until_s;
+}
+
 static bool is_stopping(kvt_engine *engine)
 {
     pthread_mutex_lock(&engine->lock);
@@ -146,7 +155,7 @@ static void turn(kvt_engine *engine, bool may_sleep)
     bool is_drained = progress_ucx(engine);
     bool paused = is_paused(engine);
     bool busy = step_links(engine, has_listened(engine, is_drained, paused)) | do_some_own_work(engine);
-    if (!busy && (is_drained || paused) && may_sleep)
+    if (!busy && (is_drained || paused) && may_sleep && !is_hot(engine))
         sleep_until_due(engine, paused);
 }
 

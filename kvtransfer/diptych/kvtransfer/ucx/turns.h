@@ -126,7 +126,7 @@ static size_t take_turn(kvt_link *link, stream *stream)
 {
     static const size_t quantum[] = QUANTUM_BYTES;
     if (stream->credit == 0)
-        stream->credit = quantum[link->way];
+        stream->credit = link->engine->device && link->way == WAY_PUT ? MOVE_BYTES : quantum[link->way];
     size_t posted = post_pages(link, stream->posting, stream->credit);
     stream->credit -= smaller(stream->credit, posted); /* a device takes whole pages, and what is packed comes in whole units */
     skip_posted(stream);
