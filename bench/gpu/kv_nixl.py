@@ -38,7 +38,7 @@ def measure(layout: PoolLayout, sizes_mb: tuple[int, ...], rounds: int) -> Itera
     target = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert target.stdin
     assert target.stdout
-    metadata, address = target.stdout.readline().split()
+    metadata, address = next(line.split()[1:] for line in target.stdout if line.startswith("ready"))
     name = agent.add_remote_agent(bytes.fromhex(metadata))
     ours = agent.prep_xfer_dlist("NIXL_INIT_AGENT", pages_of(pool.data_ptr(), layout, 0), "VRAM")
     theirs = agent.prep_xfer_dlist(name, pages_of(int(address), layout, 1), "VRAM")
@@ -68,7 +68,7 @@ def serve(nbytes: int) -> None:
     import os
 
     agent, pool = open_agent("other", 1, nbytes)
-    print(agent.get_agent_metadata().hex(), pool.data_ptr(), flush=True)
+    print("ready", agent.get_agent_metadata().hex(), pool.data_ptr(), flush=True)
     while sys.stdin.read(1):
         pass
     os._exit(0)  # NIXL ends in a segmentation fault otherwise

@@ -39,6 +39,7 @@ typedef struct {
     void *work;             /* the device's own */
     int wake_fd;            /* written to when a mark is reached */
     uint64_t num_marks;     /* the caller's thread */
+    uint64_t num_seen;      /* marks that a look found reached; the caller's thread too */
     _Atomic uint64_t num_reached;
 } device_queue;
 
@@ -60,6 +61,7 @@ typedef struct {
     const char *(*move)(device_queue *, const page_move *);
     const char *(*digest)(device_queue *, const page_move *, uint64_t *pinned_sum); /* of what the move would write */
     const char *(*mark)(device_queue *);
+    void (*look)(device_queue *); /* for marks that were reached: sooner than their wake-up comes */
     const char *(*check)(device_queue *); /* whether the device still works */
 } device_calls;
 
@@ -70,7 +72,7 @@ struct device {
 
 static bool is_reached(device_queue *queue, uint64_t mark)
 {
-    return atomic_load_explicit(&queue->num_reached, memory_order_acquire) >= mark;
+    return queue->num_seen >= mark || atomic_load_explicit(&queue->num_reached, memory_order_acquire) >= mark;
 }
 
 static bool is_idle(device_queue *queue)

@@ -49,6 +49,7 @@ typedef struct {
     X(cuStreamWaitEvent, follow_event, (cu_object, cu_object, unsigned))                                               \
     X(cuLaunchHostFunc, call_host, (cu_object, void (*)(void *), void *))                                              \
     X(cuEventCreate, make_event, (cu_object *, unsigned))                                                              \
+    X(cuEventQuery, query_event, (cu_object))                                                                          \
     X(cuEventRecord, record_event, (cu_object, cu_object))                                                             \
     X(cuEventDestroy_v2, drop_event, (cu_object))                                                                      \
     X(cuMemcpyDtoHAsync_v2, copy_out, (void *, cu_address, size_t, cu_object))                                         \
@@ -84,10 +85,13 @@ typedef struct {
     int64_t places[2 * MOVE_PAGES];
 } cuda_page_list;
 
+#define NUM_EVENTS 32
+
 /* Work goes to `stream`; marks are told from `telling`, which follows it, so that telling does not hold up work. */
 typedef struct {
     cu_object stream, telling;
     cuda_page_list *lists;
+    cu_object events[NUM_EVENTS]; /* of the last marks */
     cu_address device_lists, sums;
     uint64_t num_lists;
 } cuda_queue;
@@ -193,6 +197,8 @@ static const char *cuda_open_queue(device_queue *queue)
     cu_result result = cuda.open_stream(&work->stream, CU_STREAM_NON_BLOCKING, device->first_priority);
     if (result == CU_SUCCESS)
         result = cuda.open_stream(&work->telling, CU_STREAM_NON_BLOCKING, device->first_priority);
+    for (int i = 0; i < NUM_EVENTS && result == CU_SUCCESS; i++)
+        result = cuda.make_event(&work->events[i], CU_EVENT_DISABLE_TIMING);
     return cuda_words(result);
 }
 
@@ -208,6 +214,9 @@ static void cuda_close_queue(device_queue *queue)
             cuda.close_stream(stream);
         }
     }
+    for (int i = 0; i < NUM_EVENTS; i++)
+        if (work->events[i] != NULL)
+            cuda.drop_event(work->events[i]);
     if (work->lists != NULL)
         cuda.unpin(work->lists);
     if (work->device_lists != 0)
@@ -217,22 +226,21 @@ static void cuda_close_queue(device_queue *queue)
 }
 
 /* Let `later` go on only after all that `earlier` has been given so far. */
-static cu_result cuda_order(cu_object earlier, cu_object later)
+static cu_result cuda_order(cu_object earlier, cu_object later, cu_object event)
 {
-    cu_object event;
-    cu_result result = cuda.make_event(&event, CU_EVENT_DISABLE_TIMING);
-    if (result != CU_SUCCESS)
-        return result;
-    result = cuda.record_event(event, earlier);
-    if (result == CU_SUCCESS)
-        result = cuda.follow_event(later, event, 0);
-    cuda.drop_event(event); /* it is gone when it is over */
-    return result;
+    cu_result result = cuda.record_event(event, earlier);
+    return result == CU_SUCCESS ? cuda.follow_event(later, event, 0) : result;
 }
 
 static const char *cuda_follow(device_queue *queue, uint64_t stream)
 {
-    return cuda_words(cuda_order((cu_object)(uintptr_t)stream, ((cuda_queue *)queue->work)->stream));
+    cu_object event;
+    cu_result result = cuda.make_event(&event, CU_EVENT_DISABLE_TIMING);
+    if (result != CU_SUCCESS)
+        return cuda_words(result);
+    result = cuda_order((cu_object)(uintptr_t)stream, ((cuda_queue *)queue->work)->stream, event);
+    cuda.drop_event(event); /* it is gone when it is over */
+    return cuda_words(result);
 }
 
 static const char *cuda_copy_out(device_queue *queue, char *pinned, const char *memory, size_t bytes)
@@ -257,11 +265,19 @@ static void cuda_tell(void *arg)
 static const char *cuda_mark(device_queue *queue)
 {
     cuda_queue *work = queue->work;
-    queue->num_marks++;
-    cu_result result = cuda_order(work->stream, work->telling);
+    cu_object event = work->events[queue->num_marks++ % NUM_EVENTS];
+    cu_result result = cuda_order(work->stream, work->telling, event);
     if (result == CU_SUCCESS)
         result = cuda.call_host(work->telling, cuda_tell, queue);
     return cuda_words(result);
+}
+
+/* An event that was used again since is reached later than its first mark: no harm. */
+static void cuda_look(device_queue *queue)
+{
+    const cuda_queue *work = queue->work;
+    while (queue->num_seen < queue->num_marks && cuda.query_event(work->events[queue->num_seen % NUM_EVENTS]) == CU_SUCCESS)
+        queue->num_seen++;
 }
 
 static const char *cuda_check(device_queue *queue)
@@ -357,6 +373,7 @@ static const device_calls CUDA_DEVICE = {
     .move = cuda_move,
     .digest = cuda_digest,
     .mark = cuda_mark,
+    .look = cuda_look,
     .check = cuda_check,
 };
 

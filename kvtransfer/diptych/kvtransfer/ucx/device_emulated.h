@@ -243,6 +243,11 @@ static const char *emulated_mark(device_queue *queue)
     return give_work(queue->device, (emulated_work){.kind = WORK_MARK, .queue = queue}, NULL, 0);
 }
 
+static void emulated_look(device_queue *queue)
+{
+    (void)queue; /* the wake-up is quick enough */
+}
+
 static const char *emulated_check(device_queue *queue)
 {
     (void)queue;
@@ -267,6 +272,7 @@ static const device_calls EMULATED_DEVICE = {
     .move = emulated_move,
     .digest = emulated_digest,
     .mark = emulated_mark,
+    .look = emulated_look,
     .check = emulated_check,
 };
 

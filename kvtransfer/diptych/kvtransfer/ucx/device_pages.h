@@ -16,7 +16,6 @@
 #include "piece.h"
 
 #define SLOTS_BYTES (MAX_PIECES * MESSAGE_BYTES)
-#define HOT_S 200e-6 /* for so long after a piece was posted or ended the thread does not sleep: see is_hot */
 
 _Static_assert(MOVE_SLOTS >= 2 * MAX_PIECES, "a piece may have a digest and a move in its queue");
 
@@ -105,13 +104,6 @@ static void await_device(kvt_link *link, piece *piece, device_queue *queue)
     piece->num_left++;
 }
 
-/* A device ends a piece within HOT_S, and waking from a sleep takes as long as moving tens of MB. So while a device works
- * on pieces the thread looks, and does not sleep; when it takes longer, it does. */
-static void keep_hot(kvt_link *link)
-{
-    link->engine->hot_until_s = now_s() + HOT_S;
-}
-
 static uint64_t *sum_of(const kvt_link *link, const piece *piece)
 {
     return (uint64_t *)(link->pinned + 2 * SLOTS_BYTES) + (piece - link->pieces);
@@ -148,7 +140,6 @@ static size_t move_pages(kvt_link *link, operation *op, size_t max_bytes)
     if (device_did(link, calls_of(link)->move(queue, &move)))
         await_device(link, piece, queue);
     op->num_posted += move.num_pages;
-    keep_hot(link);
     count_piece(link, piece, move.num_pages * move.len);
     release_piece(link, piece);
     return move.num_pages * move.len;
@@ -175,7 +166,6 @@ static size_t put_device_pages(kvt_link *link, operation *op, size_t max_bytes)
     }
     param.op_attr_mask &= ~(uint32_t)UCP_OP_ATTR_FIELD_MEMH;
     piece->num_left += is_pending(link, ucp_ep_flush_nbx(link->ep, &param), "flush");
-    keep_hot(link);
     count_piece(link, piece, move.num_pages * move.len);
     release_piece(link, piece);
     return move.num_pages * move.len;
@@ -200,7 +190,6 @@ static size_t stage_pages(kvt_link *link, operation *op, size_t max_bytes)
     }
     piece->iov[1] = (ucp_dt_iov_t){slot_of(link, piece), staged};
     await_device(link, piece, queue);
-    keep_hot(link);
     count_piece(link, piece, staged);
     release_piece(link, piece);
     return staged;
@@ -220,7 +209,6 @@ static void send_staged(kvt_link *link, piece *piece)
 static void continue_piece(kvt_link *link, piece *piece)
 {
     piece->queue = NULL;
-    keep_hot(link);
     if (piece->has_sum)
         piece->op->digest += *sum_of(link, piece);
     if (piece->num_staged > 0 && link->state == LINK_UP)
@@ -263,11 +251,21 @@ static bool settle_landings(kvt_link *link)
     return link->num_landed != before;
 }
 
+static void look_at_queues(kvt_link *link)
+{
+    for (int i = 0; i < NUM_QUEUES; i++)
+        if (!is_idle(&link->queues[i]))
+            calls_of(link)->look(&link->queues[i]);
+    if (!is_idle(&link->landing_queue))
+        calls_of(link)->look(&link->landing_queue);
+}
+
 /* Go on with what the device has done. Returns whether that was anything. */
 static bool settle_device(kvt_link *link)
 {
     if (link->engine->device == NULL)
         return false;
+    look_at_queues(link);
     bool busy = settle_landings(link);
     for (piece *piece = link->pieces; piece < link->pieces + MAX_PIECES; piece++)
         if (piece->op != NULL && piece->queue != NULL && is_reached(piece->queue, piece->mark)) {

@@ -265,7 +265,7 @@ struct kvt_engine {
     device_queue digest_queue;        /* where, if the pool is on a device ... */
     uint64_t *digest_sum;             /* ... and its answer: pinned */
     bool is_digesting;
-    double hot_until_s;      /* see device_pages.h */
+    double hot_until_s;      /* see piece.h */
     device_queue gate_queue; /* follows the program's own streams: see kvt_follow */
     double behind_since_s; /* when messages began to come faster than we look at them; 0: they do not */
 

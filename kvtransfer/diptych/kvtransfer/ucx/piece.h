@@ -4,6 +4,16 @@
 
 #include "message.h"
 
+#define HOT_S 200e-6
+
+/* A device ends a piece within HOT_S, and waking from a sleep takes as long as moving tens of MB. So while a device has
+ * pieces the thread looks instead of sleeping; when one takes longer, it sleeps. */
+static void keep_hot(kvt_link *link)
+{
+    if (link->engine->device != NULL)
+        link->engine->hot_until_s = now_s() + HOT_S;
+}
+
 static piece *take_piece(kvt_link *link, operation *op)
 {
     piece *piece = link->pieces;
@@ -21,6 +31,7 @@ static piece *take_piece(kvt_link *link, operation *op)
 
 static void count_piece(kvt_link *link, piece *piece, size_t bytes)
 {
+    keep_hot(link);
     piece->bytes = bytes;
     atomic_fetch_add(&link->in_flight_bytes, bytes);
 }
@@ -29,6 +40,7 @@ static void release_piece(kvt_link *link, piece *piece)
 {
     if (--piece->num_left > 0)
         return;
+    keep_hot(link);
     piece->op->num_pieces--;
     piece->op = NULL;
     atomic_fetch_sub(&link->in_flight_bytes, piece->bytes);
