@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from diptych.engine.events import DigestPages, PagesDigested, WriteDone, WritePages, WriterGone
+from diptych.engine.events import AbortRoom, DigestPages, PagesDigested, WriteDone, WritePages, WriterGone
 from diptych.engine.finish import Finish
 from diptych.engine.null_runner import expected_output
 from diptych.engine.output import FailureCode
@@ -510,3 +510,23 @@ def test_a_duplicate_note_changes_nothing(pair: Pair) -> None:
     pair.run()
     assert pair.tokens(1) == expected_output([1, 2, 3], 3, VOCAB)
     pair.assert_clean()
+
+
+def test_decode_advertises_no_credit_while_a_request_waits_for_pages(make_pair: type[Pair]) -> None:
+    pair = make_pair(decode_pages=9)
+    assert pair.decode.core.load().grantable_pages == 8
+    pair.start_decode(1, list(range(20)))
+    assert pair.decode.core.load().grantable_pages == 3
+    pair.start_decode(2, list(range(100, 120)))
+    assert pair.decode.core.load().grantable_pages == 0
+    pair.decode.core.handle(AbortRoom(2, "enough"), pair.now_s)
+    assert pair.decode.core.load().grantable_pages == 3
+
+
+def test_the_age_of_the_oldest_page_in_quarantine_is_known(pair: Pair) -> None:
+    assert pair.decode.core.quarantined_since_s() is None
+    pair.start_decode(1, list(range(20)))
+    pair.decode.core.handle(AbortRoom(1, "enough"), 5.0)
+    pair.decode.core.expire(5.0)
+    pair.decode.core.expire(7.0)
+    assert pair.decode.core.quarantined_since_s() == 5.0

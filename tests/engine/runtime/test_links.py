@@ -168,7 +168,7 @@ def test_a_peer_that_leaves_the_membership_is_let_go(two: Two) -> None:
     two.links[1].set_peers({}, two.now_s)
     two.settle()
     assert [type(event) for event in two.links[1].poll(set())] == [PeerDown]
-    assert two.links[1].linked == set()
+    assert linked(two, 1) == []
 
 
 def test_nobody_tries_again_to_reach_a_peer_that_left_the_membership(two: Two) -> None:
@@ -229,6 +229,19 @@ def test_garbage_from_a_peer_is_dropped(two: Two) -> None:
     assert two.links[1].poll(set()) == [NoteArrived(2, Ack(5))]
 
 
+def linked(two: Two, number: int) -> list[int]:
+    return list(two.links[number].load.linked_instances)
+
+
+def test_routers_hear_of_links_their_speeds_and_of_what_is_on_its_way(two: Two) -> None:
+    assert [linked(two, number) for number in (1, 2)] == [[2], [1]]
+    two.links[1].perform(WritePages(5, 2, PageWrite(pages(1, 2), pages(3, 4)), FLOW))
+    assert two.links[1].load.queued_transfer_bytes == 2 * LAYOUT.page_nbytes
+    two.settle()
+    two.links[1].poll(set())
+    assert two.links[1].load.queued_transfer_bytes == 0
+
+
 def states(two: Two) -> dict[int, str]:
     return {n: worker_pb2.LinkState.Name(links.status()[0].state) for n, links in two.links.items()}
 
@@ -239,7 +252,7 @@ def test_a_link_that_brings_wrong_bytes_is_never_used_and_tested_again_later() -
     two.introduce()
     heard = two.meet()
     assert [type(event) for event in (*heard[1], *heard[2])] == [PeerDown, PeerDown]
-    assert two.links[1].linked == two.links[2].linked == set()
+    assert linked(two, 1) == linked(two, 2) == []
     for links in two.links.values():
         assert "no path works: copy: its bytes arrived wrong" in links.problem
         assert links.num_failures == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
 
 import numpy as np
 
@@ -183,13 +182,15 @@ def kv_message_to_wire(message: KvMessage) -> worker_pb2.KvEvents:
     return wire
 
 
-def load_to_wire(load: Load, linked: Set[int]) -> bootstrap_pb2.WorkerLoad:
-    return bootstrap_pb2.WorkerLoad(
+def load_to_wire(load: Load, links: bootstrap_pb2.WorkerLoad) -> bootstrap_pb2.WorkerLoad:
+    """`links` has the fields that are about links."""
+    wire = bootstrap_pb2.WorkerLoad(
         num_waiting=load.num_waiting,
         num_running=load.num_running,
         free_pages=load.free_pages,
         total_pages=load.total_pages,
         waiting_tokens=load.waiting_tokens,
-        linked_instances=sorted(linked),
         grantable_pages=load.grantable_pages,
     )
+    wire.MergeFrom(links)
+    return wire

@@ -72,6 +72,10 @@ class LinkTester:
         self._operations: dict[int, _Operation] = {}
         self._queue: deque[Action] = deque()
 
+    @property
+    def page_nbytes(self) -> int:
+        return self._pool.layout.page_nbytes
+
     def begin(self, peer: int) -> list[Verdict]:
         """Test a link that came up."""
         try:

@@ -18,7 +18,7 @@ from diptych.engine.runtime.link_tester import LinkTester, Verdict
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError
 from diptych.kvtransfer.probe.actions import Failed, Passed, PathResult
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, Transport, TransportEvent
-from diptych.v1 import worker_pb2
+from diptych.v1 import bootstrap_pb2, worker_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class Linking:
         self._events: list[Event] = []
         self._now_s = 0.0
         self.up: set[int] = set()  # peers that may be used
+        self.announced = bootstrap_pb2.WorkerLoad()  # what routers hear of them
         self.num_failures = 0  # links that broke or failed their test, since start
 
     @property
@@ -148,6 +149,7 @@ class Linking:
         logger.info("linked to %016x: pages by %s, %s", passed.peer, passed.path, words)
         link.state, link.reason = LinkState.UP, ""
         self.up.add(passed.peer)
+        self._announce()
         self._events.append(PeerUp(passed.peer))
 
     def _take_down(self, peer: int, reason: str) -> None:
@@ -156,12 +158,21 @@ class Linking:
         if failed is None:
             logger.warning("link to %016x is down: %s", peer, reason)
         self.up.discard(peer)
+        self._announce()
         if peer in self._members:
             self.num_failures += 1
             retry_s = self._now_s + (RETEST_S if failed else RECONNECT_S)
             self._links[peer] = _Link(reason=failed.reason if failed else reason, retry_s=retry_s, verdict=failed)
         self._events.append(PeerDown(peer, reason))
         self._apply(self._tester.end(peer))
+
+    def _announce(self) -> None:
+        """Done when links change, so that it costs a step nothing."""
+        self.announced = bootstrap_pb2.WorkerLoad(linked_instances=sorted(self.up))
+        for peer in sorted(self.up):
+            verdict = self._links[peer].verdict
+            if isinstance(verdict, Passed) and verdict.bytes_per_s:
+                self.announced.link_speeds.add(peer_instance_id=peer, bytes_per_s=verdict.bytes_per_s)
 
     def _describe(self, peer: int, link: _Link) -> worker_pb2.LinkStatus:
         status = worker_pb2.LinkStatus(peer_instance_id=peer, state=link.state.value, reason=link.reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from diptych.engine.batch import OnLayer
@@ -15,7 +15,7 @@ from diptych.engine.transfer_rules import Window
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.errors import MalformedNote
 from diptych.kvtransfer.transport import LinkDown, NoteReceived, OpDone, Transport, TransportEvent
-from diptych.v1 import worker_pb2
+from diptych.v1 import bootstrap_pb2, worker_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,9 @@ class PeerLinks(Protocol):
     """What the scheduler's loop needs of its links."""
 
     @property
-    def linked(self) -> Set[int]: ...
+    def load(self) -> bootstrap_pb2.WorkerLoad:
+        """What routers hear of links and transfers."""
+        ...
 
     @property
     def problem(self) -> str:
@@ -74,7 +76,7 @@ class PeerLinks(Protocol):
 class NoLinks:
     """The links of an engine that has no peers."""
 
-    linked: Set[int] = frozenset()
+    load = bootstrap_pb2.WorkerLoad()
     problem = ""
     num_pages_sent = 0
     num_failures = 0
@@ -115,12 +117,15 @@ class Links:
         """Pages that follow a step go by these windows of layers."""
         self._transport = transport
         self._linking = Linking(transport, tester)
+        self._page_nbytes = tester.page_nbytes
         self._events: list[Event] = []
         self._posting = Posting(transport, windows, self._events)
 
     @property
-    def linked(self) -> Set[int]:
-        return self._linking.up
+    def load(self) -> bootstrap_pb2.WorkerLoad:
+        load = self._linking.announced
+        load.queued_transfer_bytes = self._posting.num_pages_open * self._page_nbytes
+        return load
 
     @property
     def problem(self) -> str:

@@ -193,7 +193,7 @@ class SchedulerLoop:
         self._events.outputs.append(codec.output_to_wire(output))
 
     def _flush(self) -> None:
-        load = codec.load_to_wire(self._core.load(), self._links.linked)
+        load = codec.load_to_wire(self._core.load(), self._links.load)
         if load != self._last_load:
             self._last_load = load
             self._events.load.CopyFrom(load)

@@ -72,6 +72,7 @@ class Posting:
         self._digests: dict[int, int] = {}  # operation -> room
         self._streams: list[_Write] = []  # of the step that runs
         self.num_pages_sent = 0
+        self.num_pages_open = 0  # of writes that have not ended
 
     def perform(self, effect: Transfer) -> None:
         match effect:
@@ -83,6 +84,7 @@ class Posting:
                 self._queue.append(effect)
         if not isinstance(effect, SendNote | DigestPages):
             self.num_pages_sent += len(effect.write.dst)
+            self.num_pages_open += len(effect.write.dst)
         self.post()
 
     def layer_listener(self) -> OnLayer | None:
@@ -152,5 +154,6 @@ class Posting:
         if digest is not None:
             write.digest = add_digests(write.digest or 0, digest)
         if write.num_left == 0:
+            self.num_pages_open -= len(write.effect.write.dst)
             digest = None if write.error else write.digest
             self._events.append(WriteDone(write.effect.room, write.error, digest))
