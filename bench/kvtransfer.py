@@ -2,11 +2,13 @@
 
 The limits are measured in the same run, in turns with the cases: memcpy of the same pieces into another shared mapping,
 and a raw TCP stream of as many bytes between two processes. Also: the target's CPU while it is written to, and the
-round trip of a small note. Runs alone: `python bench/kvtransfer.py`.
+round trip of a small note. Runs alone: `python bench/kvtransfer.py`; `--nixl PYTHON` and `--mooncake PYTHON` name
+interpreters that have those libraries, to measure them in turns with ours.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import mmap
 import select
@@ -17,8 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import kvtransfer_rivals
 import numpy as np
 import numpy.typing as npt
+from kvtransfer_rivals import Rival
 from kvtransfer_target import Target
 from report import Report, arguments
 
@@ -105,15 +109,26 @@ class Memcpy:
 
 
 def measure_writes(
-    report: Report, name: str, one: Initiator, rounds: int, limit: str, run: Callable[[Scatter], float]
+    report: Report,
+    name: str,
+    one: Initiator,
+    rivals: list[Rival],
+    rounds: int,
+    limit: str,
+    run: Callable[[Scatter], float],
 ) -> None:
-    """One row a piece size; the case and its limit take turns, and the best of each counts."""
+    """One row a piece size; the case, its limit and rivals take turns, and the best of each counts."""
     for piece_kib in PIECE_KIB:
         pieces = scatter(one.bytes.nbytes // PAGE_NBYTES, PAGE_NBYTES, piece_kib << 10)
-        times = [(one.write(pieces), run(pieces)) for _ in range(rounds)]
+        size = pieces.piece_nbytes
+        times = [(one.write(pieces), run(pieces), *(rival.write(size) for rival in rivals)) for _ in range(rounds)]
         one.verify(pieces)
-        speed, limit_speed = (one.bytes.nbytes / min(column) / 1e9 for column in zip(*times, strict=True))
-        report.row("kvtransfer", f"{name}/{piece_kib}KiB", speed, "GB/s", limit_speed, limit, speed / limit_speed)
+        for rival in rivals:
+            rival.verify(size)
+        speed, limit_speed, *others = (one.bytes.nbytes / min(column) / 1e9 for column in zip(*times, strict=True))
+        peers = {rival.name: other for rival, other in zip(rivals, others, strict=True)}
+        case, ratio = f"{name}/{piece_kib}KiB", speed / limit_speed
+        report.row("kvtransfer", case, speed, "GB/s", limit_speed, limit, ratio, peers)
 
 
 def measure_cpu(report: Report, name: str, one: Initiator) -> None:
@@ -132,26 +147,32 @@ def measure_round_trip(report: Report, name: str, one: Initiator, rounds: int) -
     report.row("kvtransfer", f"{name}/note round trip", note_us, "us", raw_us, "raw TCP, same run", raw_us / note_us)
 
 
-def measure(report: Report, name: str, pool_nbytes: int, rounds: int) -> None:
+def measure(report: Report, name: str, pool_nbytes: int, rounds: int, options: argparse.Namespace) -> None:
     one = Initiator(name, pool_nbytes)
+    rivals = kvtransfer_rivals.start(options, name, pool_nbytes)
     print(f"{name}: {one.transport.describe(2)}", file=sys.stderr)
     one.write(scatter(pool_nbytes // PAGE_NBYTES, PAGE_NBYTES, PAGE_NBYTES))  # warm
     if name == "shm":
-        measure_writes(report, name, one, rounds, "memcpy, same run", Memcpy(one.bytes).copy)
+        measure_writes(report, name, one, rivals, rounds, "memcpy, same run", Memcpy(one.bytes).copy)
     else:
         stream = one.target.raw_stream
-        measure_writes(report, name, one, rounds, "raw TCP stream, same run", lambda _: stream(one.bytes.nbytes))
+        limit = "raw TCP stream, same run"
+        measure_writes(report, name, one, rivals, rounds, limit, lambda _: stream(one.bytes.nbytes))
+    for rival in rivals:
+        rival.close()
     measure_cpu(report, name, one)
     measure_round_trip(report, name, one, 100 * rounds)
     one.close()
 
 
 def main() -> None:
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    kvtransfer_rivals.add_options(parser)
+    options = parser.parse_args()
     pool_nbytes, rounds = (128 << 20, 5) if options.quick else (512 << 20, 15)
     with Report(as_json=options.json) as report:
         for name in ("shm", "tcp"):
-            measure(report, name, pool_nbytes, rounds)
+            measure(report, name, pool_nbytes, rounds, options)
 
 
 if __name__ == "__main__":
