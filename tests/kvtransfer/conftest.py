@@ -23,13 +23,15 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from diptych.engine.tensor_parallel.fan_out import FanOut
+from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.tensor_parallel.rank_log import RankLog
 from diptych.engine.tensor_parallel.rank_transfer import RankTransfer
 from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.inproc.network import InprocNetwork
-from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.layout import HeadShare, PoolLayout
 from diptych.kvtransfer.transport import Flow, LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
 from diptych.v1 import rank_pb2
 
@@ -220,13 +222,17 @@ class RankedEnd(InprocEnd):
         self.writing: set[int] = set()
         self.networks = networks
         log = RankLog(endpoint, 2)
-        first, second = (network.transport(instance_id) for network in networks)
+        ids = [rank_id(instance_id, rank) for rank in range(2)]
+        first, second = (network.transport(name) for network, name in zip(networks, ids, strict=True))
+        shares = [HeadShare(rank, 2, 2 * layout.num_kv_heads) for rank in range(2)]
+        parts = [dataclasses.replace(layout, share=share) for share in shares]
+        links = FanOut(second)
         self.transport = TensorParallelTransport(first, log)  # type: ignore[assignment]
-        self.pool = self.transport.allocate_pool(layout)
-        self.part = second.allocate_pool(layout)
+        self.pool = self.transport.allocate_pool(parts[0])  # type: ignore[assignment]
+        self.part = links.allocate_pool(parts[1])
         self.rank = TpModelWorker(endpoint, 1)
         self.rank.answer(rank_pb2.RankAnswer(engine_metadata=second.metadata()))
-        self.transfer = RankTransfer(second, self.part)
+        self.transfer = RankTransfer(links, self.part)
         self.known_metadata = self.transport.metadata()
         self.log = log
         self.events = []
@@ -289,8 +295,8 @@ class RankedEnd(InprocEnd):
         return super().is_readable(timeout_s)
 
     def kill(self) -> None:
-        for network in self.networks:
-            network.kill(self.instance_id)
+        for rank, network in enumerate(self.networks):
+            network.kill(rank_id(self.instance_id, rank))
 
     def close(self) -> None:
         super().close()

@@ -16,11 +16,11 @@ def open_transport(config: SchedulerConfig) -> Transport:
 
 
 def _open_ucx(config: SchedulerConfig) -> Transport:
-    return ucx.open_transport(config.instance_id, options=ucx.UcxOptions(transports=config.transports))
+    return ucx.open_transport(config.transfer_id, options=ucx.UcxOptions(transports=config.transports))
 
 
 def _open_nixl(config: SchedulerConfig) -> Transport:
-    return nixl.open_transport(config.instance_id, options=nixl.NixlOptions(transports=config.transports))
+    return nixl.open_transport(config.transfer_id, options=nixl.NixlOptions(transports=config.transports))
 
 
 _BACKENDS: Final[dict[KvBackend, Callable[[SchedulerConfig], Transport]]] = {"ucx": _open_ucx, "nixl": _open_nixl}

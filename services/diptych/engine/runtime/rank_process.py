@@ -6,6 +6,7 @@ from diptych.engine.loader.source import open_model
 from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.runtime.pool_size import head_share, num_host_slots, pool_layout
 from diptych.engine.runtime.scheduler_config import SchedulerConfig
+from diptych.engine.tensor_parallel.fan_out import FanOut
 from diptych.engine.tensor_parallel.rank_log import store_path
 from diptych.engine.tensor_parallel.rank_transfer import RankTransfer
 from diptych.engine.tensor_parallel.shard import check_divides
@@ -53,5 +54,6 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
 def _allocate(layout: PoolLayout, transport: Transport | None) -> tuple[memoryview, RankTransfer | None]:
     if transport is None:
         return memoryview(bytearray(layout.nbytes)), None
-    pool = transport.allocate_pool(layout)
-    return pool.buffer, RankTransfer(transport, pool)
+    links = FanOut(transport)
+    pool = links.allocate_pool(layout)
+    return pool.buffer, RankTransfer(links, pool)

@@ -15,6 +15,7 @@ from diptych.common.logging import LogFormat, LogLevel
 from diptych.engine.eviction import EvictionPolicy
 from diptych.engine.limits import Scheduling
 from diptych.engine.loader.load_format import LoadFormat
+from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.transfer_rules import TransferRules
 from diptych.kvtransfer.lanes import Requirement
 from diptych.kvtransfer.probe.choice import KvPath
@@ -147,6 +148,11 @@ class SchedulerConfig:
     def name(self) -> str:
         """Of this process, in log lines."""
         return f"{self.component} rank {self.rank}" if self.rank else self.component
+
+    @property
+    def transfer_id(self) -> int:
+        """What this rank's transfer engine is known by."""
+        return rank_id(self.instance_id, self.rank)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

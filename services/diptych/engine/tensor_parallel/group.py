@@ -13,7 +13,7 @@ from diptych.engine.batch import OverlapRunner
 from diptych.engine.host_tier import PageCopier
 from diptych.engine.tensor_parallel.communicator import Communicator, TorchCommunicator
 from diptych.engine.tensor_parallel.copier import TensorParallelCopier
-from diptych.engine.tensor_parallel.rank_log import RankLog, store_path
+from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog, store_path
 from diptych.engine.tensor_parallel.runner import TensorParallelRunner
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.kvtransfer.transport import Transport
@@ -39,12 +39,12 @@ class RankGroup(Protocol):
 
 
 class Alone:
-    """Implements `RankGroup` for one rank: at no cost."""
+    """Implements `RankGroup` for one rank."""
 
     communicator = None
 
     def lead_transport(self, transport: Transport) -> Transport:
-        return transport
+        return TensorParallelTransport(transport, NoRanks())  # a peer may have several
 
     def lead_copier(self, copier: PageCopier) -> PageCopier:
         return copier

@@ -36,12 +36,6 @@ class RankLog:
             for channel in self._channels:
                 channel.send(data)
 
-    def append_each(self, entries: Sequence[rank_pb2.RankEntry]) -> None:
-        """Append what differs by rank: `entries` are those of rank 1, rank 2, ..."""
-        with self._lock:
-            for channel, entry in zip(self._channels, entries, strict=True):
-                channel.send(entry.SerializeToString())
-
     def ask(self, entry: rank_pb2.RankEntry) -> list[rank_pb2.RankAnswer]:
         """Append an entry that is answered; wait for each rank's answer, in order of rank."""
         self.append(entry)
@@ -60,9 +54,9 @@ class RankLog:
             except zmq.Again:
                 return events
 
-    def fileno(self) -> int:
-        """Return a descriptor that becomes readable with news; `events` must then be called until it has none."""
-        return int(self._events.getsockopt(zmq.FD))
+    def descriptors(self) -> Sequence[int]:
+        """Return what becomes readable with news; `events` must then be called until it has none."""
+        return (int(self._events.getsockopt(zmq.FD)),)
 
     def close(self) -> None:
         """End the log, for the ranks that are still there."""
@@ -71,6 +65,27 @@ class RankLog:
                 channel.send(rank_pb2.RankEntry(shutdown=True).SerializeToString(), zmq.NOBLOCK)
             channel.close(linger=1000)
         self._events.close(linger=0)
+
+
+class NoRanks:
+    """The log of a scheduler without other ranks."""
+
+    size = 1
+
+    def append(self, entry: rank_pb2.RankEntry) -> None:
+        pass
+
+    def ask(self, entry: rank_pb2.RankEntry) -> list[rank_pb2.RankAnswer]:
+        return []
+
+    def answers(self) -> list[rank_pb2.RankAnswer]:
+        return []
+
+    def events(self) -> list[rank_pb2.RankEvent]:
+        return []
+
+    def descriptors(self) -> Sequence[int]:
+        return ()
 
 
 def rank_endpoint(endpoint: str, rank: int) -> str:

@@ -9,11 +9,12 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from diptych.kvtransfer.digest import add_digests
 from diptych.kvtransfer.errors import MalformedMetadata
 from diptych.kvtransfer.transport import InstanceId, NoteReceived
 from diptych.v1 import rank_pb2
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -57,13 +58,18 @@ class RankedLink:
     streams: dict[int, Stream] = field(default_factory=dict)
 
 
-def ranks_of(metadata: bytes, size: int) -> Sequence[bytes]:
-    """Return the metadata of each rank of a peer. Raises `MalformedMetadata` unless there are `size`."""
+def ranks_of(metadata: bytes) -> Sequence[bytes]:
+    """Return the metadata of each rank of a peer, in order. Raises `MalformedMetadata`."""
     try:
         wire = rank_pb2.RankedEngineMetadata.FromString(metadata)
     except DecodeError as error:
-        raise MalformedMetadata(f"not the transfer metadata of several ranks: {error}") from error
-    if wire.version != VERSION or len(wire.ranks) != size:
+        raise MalformedMetadata(f"not the transfer metadata of an instance: {error}") from error
+    if wire.version != VERSION or not wire.ranks:
         words = f"transfer metadata of version {wire.version} with {len(wire.ranks)} ranks"
-        raise MalformedMetadata(f"{words}; ours is of version {VERSION} with {size}")
+        raise MalformedMetadata(f"{words}; ours is of version {VERSION}")
     return wire.ranks
+
+
+def sum_digests(one: int | None, other: int | None) -> int | None:
+    """Return the digest of what both are digests of; None where none was computed."""
+    return other if one is None else one if other is None else add_digests(one, other)

@@ -1,4 +1,4 @@
-"""The transfer engines of all ranks as one: rank r of a peer is linked to our rank r, and each pair moves its own part.
+"""The transfer engines of all ranks of an instance as one; each rank links to those of the peer that its pages concern.
 
 A link is up when it is up on every rank; when it fails on one, it is closed on all, and down when it is down on all.
 A write ends when every rank's part is remotely complete. Only then does its note leave, by rank 0's link, with the sum
@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import itertools
 import select
+from typing import Final
 
 import numpy as np
 
+from diptych.engine.tensor_parallel.fan_out import FanOut
 from diptych.engine.tensor_parallel.log_codec import copy_to_wire, to_bytes
 from diptych.engine.tensor_parallel.pool import TensorParallelPool
-from diptych.engine.tensor_parallel.rank_log import RankLog
-from diptych.engine.tensor_parallel.ranked_link import VERSION, Operation, RankedLink, Stream, ranks_of
-from diptych.kvtransfer.digest import add_digests
+from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog
+from diptych.engine.tensor_parallel.ranked_link import VERSION, Operation, RankedLink, Stream, sum_digests
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import (
@@ -30,30 +31,34 @@ from diptych.kvtransfer.transport import (
     OpDone,
     PageIndices,
     PageWrite,
+    Pool,
     Transport,
     TransportEvent,
 )
 from diptych.v1 import rank_pb2
 
+_FIRST_NAME: Final = 1 << 62  # of our operations: those of links without other ranks are the transport's own
+
 
 class TensorParallelTransport:
     """Implements `Transport` on rank 0, over its own transport and those of the other ranks."""
 
-    def __init__(self, transport: Transport, log: RankLog) -> None:
+    def __init__(self, transport: Transport, log: RankLog | NoRanks) -> None:
         self.instance_id = transport.instance_id
-        self._local = transport
+        self._local = FanOut(transport)
         self._log = log
         self._links: dict[InstanceId, RankedLink] = {}
         self._operations: dict[int, Operation] = {}
         self._local_names: dict[int, int] = {}  # operation of rank 0's transport -> ours
-        self._names = itertools.count(1)
+        self._names = itertools.count(_FIRST_NAME)
         self._events: list[TransportEvent] = []
         self._epoll = select.epoll()
-        for descriptor in (transport.fileno(), log.fileno()):
+        for descriptor in (transport.fileno(), *log.descriptors()):
             self._epoll.register(descriptor, select.EPOLLIN)
 
-    def allocate_pool(self, layout: PoolLayout) -> TensorParallelPool:
-        return TensorParallelPool(self._local.allocate_pool(layout), self._log)
+    def allocate_pool(self, layout: PoolLayout) -> Pool:
+        pool = self._local.allocate_pool(layout)
+        return pool if isinstance(self._log, NoRanks) else TensorParallelPool(pool, self._log)
 
     def metadata(self) -> bytes:
         """Collect the metadata of every rank, once."""
@@ -63,11 +68,9 @@ class TensorParallelTransport:
     def connect(self, peer: InstanceId, metadata: bytes) -> None:
         if peer in self._links:
             return
-        first, *others = ranks_of(metadata, self._log.size)
-        self._local.connect(peer, first)
+        self._local.connect(peer, metadata)
         self._links[peer] = RankedLink(peer)
-        parts = [rank_pb2.ConnectPeer(peer=peer, metadata=each) for each in others]
-        self._log.append_each([rank_pb2.RankEntry(connect=part) for part in parts])
+        self._log.append(rank_pb2.RankEntry(connect=rank_pb2.ConnectPeer(peer=peer, metadata=metadata)))
 
     def disconnect(self, peer: InstanceId) -> None:
         if peer in self._links:
@@ -75,6 +78,8 @@ class TensorParallelTransport:
 
     def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
         link = self._open_link(peer)
+        if self._is_direct(peer):
+            return self._local.write_pages(peer, write, note, flow)
         local = self._local.write_pages(peer, write, b"", flow)  # may refuse; then nothing has happened
         operation = self._new_operation(link, self._log.size, note)
         self._local_names[local] = operation.name
@@ -85,6 +90,8 @@ class TensorParallelTransport:
 
     def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
         link = self._open_link(peer)
+        if self._is_direct(peer):
+            return self._local.send_note(peer, note, stream=stream, digest=digest)
         operation = self._new_operation(link, 0, note)
         operation.note_digest = digest
         self._append(link, stream, operation)
@@ -159,6 +166,8 @@ class TensorParallelTransport:
             case NoteReceived(peer):
                 link = self._links[peer]
                 (self._events if len(link.up) == self._log.size else link.early).append(event)
+            case OpDone(name) if rank == 0 and name not in self._local_names:
+                self._events.append(event)  # of a link without other ranks
             case OpDone(name, error, digest):
                 self._take_part(self._local_names.pop(name) if rank == 0 else name, error, digest)
 
@@ -177,7 +186,7 @@ class TensorParallelTransport:
         operation = self._operations[name]
         operation.num_parts -= 1
         operation.error = operation.error or error
-        operation.digest = _sum(operation.digest, digest)
+        operation.digest = sum_digests(operation.digest, digest)
         if operation.num_parts > 0:
             return
         if operation.link is not None:
@@ -202,7 +211,7 @@ class TensorParallelTransport:
             del link.streams[name]
 
     def _complete(self, peer: InstanceId, name: int, stream: Stream, operation: Operation) -> None:
-        digest = _sum(stream.digest, operation.digest)
+        digest = sum_digests(stream.digest, operation.digest)
         operation.error = operation.error or stream.error
         if operation.error is None and operation.note:
             self._send(peer, name, operation, digest)
@@ -248,6 +257,10 @@ class TensorParallelTransport:
         if self._operations.pop(operation.name, None) is not None:
             self._events.append(OpDone(operation.name, operation.error, None if operation.error else operation.digest))
 
+    def _is_direct(self, peer: InstanceId) -> bool:
+        """Whether one rank is at either end: nobody has to be waited for, and operations go as they are."""
+        return self._log.size == 1 and self._local.is_single(peer)
+
     def _open_link(self, peer: InstanceId) -> RankedLink:
         link = self._links.get(peer)
         if link is None or len(link.up) < self._log.size or link.reason is not None:
@@ -262,10 +275,6 @@ class TensorParallelTransport:
     def _append(self, link: RankedLink, stream: int, operation: Operation) -> None:
         operation.stream, operation.is_queued = stream, True
         link.streams.setdefault(stream, Stream()).queue.append(operation)
-
-
-def _sum(one: int | None, other: int | None) -> int | None:
-    return other if one is None else one if other is None else add_digests(one, other)
 
 
 def _from_wire(event: rank_pb2.RankEvent) -> TransportEvent:
