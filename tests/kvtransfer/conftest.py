@@ -228,7 +228,7 @@ class RankedEnd(InprocEnd):
         parts = [dataclasses.replace(layout, share=share) for share in shares]
         links = FanOut(second)
         self.transport = TensorParallelTransport(first, log)  # type: ignore[assignment]
-        self.pool = self.transport.allocate_pool(parts[0])  # type: ignore[assignment]
+        self.pool = self.transport.allocate_pool(parts[0])
         self.part = links.allocate_pool(parts[1])
         self.rank = TpModelWorker(endpoint, 1)
         self.rank.answer(rank_pb2.RankAnswer(engine_metadata=second.metadata()))

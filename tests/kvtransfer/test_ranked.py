@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.kvtransfer.errors import MalformedMetadata
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone
 from diptych.v1 import rank_pb2
@@ -71,7 +72,7 @@ def test_the_digest_covers_every_rank(ends: tuple[Any, Any]) -> None:
 def test_a_link_that_breaks_on_one_rank_ends_on_both_after_its_operations(ends: tuple[Any, Any], rank: int) -> None:
     left, right = ends
     op = left.write(RIGHT, [1, 2], [3, 4], b"never to come")
-    left.networks[rank].cut(LEFT, RIGHT)
+    left.networks[rank].cut(rank_id(LEFT, rank), rank_id(RIGHT, rank))
     left.wait_link(up=False)
     right.wait_link(up=False)
     assert [type(event) for event in left.events] == [OpDone, LinkDown]
@@ -86,7 +87,7 @@ def test_a_link_that_breaks_on_one_rank_ends_on_both_after_its_operations(ends: 
 def test_what_a_rank_still_has_in_its_log_is_answered_before_the_link_is_down(ends: tuple[Any, Any]) -> None:
     """Rank 1 hears of the write when its link is gone."""
     left, _ = ends
-    left.networks[1].cut(LEFT, RIGHT)
+    left.networks[1].cut(rank_id(LEFT, 1), rank_id(RIGHT, 1))
     left.rank.report(left.transfer)
     op = left.write(RIGHT, [1], [2], b"never to come")
     poll_rank_0(left)
@@ -105,9 +106,9 @@ def test_a_writer_is_gone_when_it_is_gone_on_both_ranks(ends: tuple[Any, Any]) -
     assert left.writer_gone(RIGHT)
 
 
-def test_another_number_of_ranks_is_refused(ends: tuple[Any, Any]) -> None:
+def test_metadata_of_no_rank_or_of_another_version_is_refused(ends: tuple[Any, Any]) -> None:
     left, right = ends
     ranks = rank_pb2.RankedEngineMetadata.FromString(right.metadata()).ranks
-    three = rank_pb2.RankedEngineMetadata(version=1, ranks=[*ranks, ranks[0]])
-    with pytest.raises(MalformedMetadata, match="with 3 ranks; ours is of version 1 with 2"):
-        left.connect(99, three.SerializeToString())
+    for wrong in (rank_pb2.RankedEngineMetadata(version=2), rank_pb2.RankedEngineMetadata(version=1, ranks=ranks)):
+        with pytest.raises(MalformedMetadata, match=r"version [12] with [02] ranks; ours is of version 2"):
+            left.connect(99, wrong.SerializeToString())
