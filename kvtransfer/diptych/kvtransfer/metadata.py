@@ -57,12 +57,7 @@ def decode(data: bytes, *, like: PoolLayout, backend: str = UCX) -> EngineMetada
 
     Raise `LayoutMismatch` unless pages can be converted between that pool and one `like` ours.
     """
-    try:
-        wire = transfer_pb2.EngineMetadata.FromString(data)
-    except DecodeError as error:
-        raise MalformedMetadata(f"not transfer metadata: {error}") from error
-    if wire.version != VERSION:
-        raise MalformedMetadata(f"transfer metadata of version {wire.version}, ours is {VERSION}")
+    wire = _parse(data)
     theirs = wire.backend or UCX
     if theirs != backend:
         raise MalformedMetadata(f"metadata of {theirs}, but we use {backend}: start both with the same --kv-backend")
@@ -70,8 +65,7 @@ def decode(data: bytes, *, like: PoolLayout, backend: str = UCX) -> EngineMetada
         raise MalformedMetadata("transfer metadata without an address or a pool")
     if not wire.process_scope or not wire.pid or not wire.process_started:
         raise MalformedMetadata("transfer metadata without a process")
-    layout = layout_from_wire(wire.layout)
-    _check_layout(layout)
+    layout = _layout(wire)
     plan.check(plan.Shard.of(layout), plan.Shard.of(like))
     host, _, namespace = wire.process_scope.partition("/")
     process = ProcessIdentity(host, namespace, wire.pid, wire.process_started)
@@ -88,8 +82,25 @@ def decode(data: bytes, *, like: PoolLayout, backend: str = UCX) -> EngineMetada
     )
 
 
-def _check_layout(layout: PoolLayout) -> None:
+def decode_layout(data: bytes) -> PoolLayout:
+    """Return what `data` says of the pool alone. Raise `MalformedMetadata` unless it is of our version."""
+    return _layout(_parse(data))
+
+
+def _parse(data: bytes) -> transfer_pb2.EngineMetadata:
+    try:
+        wire = transfer_pb2.EngineMetadata.FromString(data)
+    except DecodeError as error:
+        raise MalformedMetadata(f"not transfer metadata: {error}") from error
+    if wire.version != VERSION:
+        raise MalformedMetadata(f"transfer metadata of version {wire.version}, ours is {VERSION}")
+    return wire
+
+
+def _layout(wire: transfer_pb2.EngineMetadata) -> PoolLayout:
+    layout = layout_from_wire(wire.layout)
     try:
         layout.validate()
     except ConfigError as error:
         raise MalformedMetadata(f"transfer metadata with an impossible pool: {error}") from error
+    return layout

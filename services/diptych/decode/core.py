@@ -22,6 +22,7 @@ from diptych.engine.events import (
     Load,
     NoteArrived,
     PagesDigested,
+    PagesUnpacked,
     PeerDown,
     PeerUp,
     SendNote,
@@ -77,11 +78,15 @@ class DecodeCore:
                 self._handle_note(peer, note, digest, now_s)
             case PagesDigested(room_id, digest):
                 self._imports.take_digest(self._rooms[room_id], digest, now_s)
+            case PagesUnpacked(room_id, error):
+                self._imports.take_unpacked(self._rooms[room_id], error, now_s)
             case AbortRoom(room_id, reason) if room_id in self._rooms:
                 self._rooms.fail(self._rooms[room_id], Failure(FailureCode.ABORTED, reason))
-            case PeerUp(peer):
+            case PeerUp(peer, in_parts):
                 self._rooms.peer_up(peer)
+                self._imports.peers_in_parts |= {peer} if in_parts else set()
             case PeerDown(peer, reason):
+                self._imports.peers_in_parts.discard(peer)
                 self._rooms.peer_down(peer, reason)
             case WriterGone(peer):
                 self._rooms.writer_gone(peer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from diptych.decode.phases import Phase, Signal
 from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import Rooms
-from diptych.engine.events import DigestPages, Effect, SendNote
+from diptych.engine.events import DigestPages, Effect, SendNote, UnpackPages
 from diptych.engine.finish import Finish
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.output import Failure, FailureCode, Output
@@ -37,12 +37,14 @@ class Imports:
         self._effects = effects
         self._page_nbytes = page_nbytes
         self._eos_ids = eos_ids
+        self.peers_in_parts: set[int] = set()  # linked ones whose pages land in parts
         self.num_pages_received = 0  # and accepted, since start
         self.num_integrity_failures = 0
 
     def take(self, room: DecodeRoom, note: HandOff, digest: int | None, now_s: float) -> None:
         """Take a hand-off; one whose request waits for its grammar is kept until `resume`."""
         room.hand_off, room.digest = note, digest
+        room.is_in_parts = room.peer in self.peers_in_parts
         if room.request.is_ready:
             self.resume(room, now_s)
 
@@ -57,7 +59,7 @@ class Imports:
         room.on(Signal.HANDED_OFF)
         room.handed_off_s = now_s
         if room.digest is None:
-            self._accept(room, now_s)
+            self._put_together(room, now_s)
         else:
             self._effects.append(DigestPages(room.request.room, room.granted))
 
@@ -66,12 +68,27 @@ class Imports:
         if room.phase is Phase.DISCARDING:
             self._rooms.discard(room)
         elif digest == room.digest:
-            self._accept(room, now_s)
+            self._put_together(room, now_s)
         elif digest is None:
             self._reject(room, "the KV pages that arrived could not be read to be verified")
         else:
             self.num_integrity_failures += 1
             self._reject(room, "KV pages arrived damaged: their digest is not prefill's")
+
+    def take_unpacked(self, room: DecodeRoom, error: str | None, now_s: float) -> None:
+        if room.phase is Phase.DISCARDING:
+            self._rooms.discard(room)
+        elif error is None:
+            self._accept(room, now_s)
+        else:
+            self._reject(room, f"the KV pages that arrived could not be put together: {error}")
+
+    def _put_together(self, room: DecodeRoom, now_s: float) -> None:
+        """The pages are as prefill sent them: several of its ranks may each have sent a part."""
+        if room.is_in_parts and len(room.granted):
+            self._effects.append(UnpackPages(room.request.room, room.peer, room.granted))
+        else:
+            self._accept(room, now_s)
 
     def _accept(self, room: DecodeRoom, now_s: float) -> None:
         room.on(Signal.VERIFIED)

@@ -28,11 +28,11 @@ class Phase(enum.Enum):
 
     PREALLOCATING = "preallocating"  # waits for pages
     IMPORTING = "importing"  # has granted its pages to prefill
-    VERIFYING = "verifying"  # prefill has written everything; the digest of it is being computed
+    VERIFYING = "verifying"  # prefill has written everything; it is being verified, and put together
     RUNNING = "running"  # its KV is here and verified; part of the running batch
     RETRACTED = "retracted"  # its KV had to give way; waits for memory, to go on here
     CLOSING = "closing"  # given up while prefill may still write; pages in quarantine
-    DISCARDING = "discarding"  # given up while the digest is being computed; pages in quarantine
+    DISCARDING = "discarding"  # given up while that is done; pages in quarantine
     DONE = "done"  # holds nothing
 
 
@@ -41,7 +41,7 @@ class Signal(enum.Enum):
 
     GRANTED = "granted"
     HANDED_OFF = "handed off"  # every page has landed
-    VERIFIED = "verified"  # the digest is known, or not wanted
+    VERIFIED = "verified"  # or that is not wanted; the pages are whole
     RETRACTED = "retracted"
     RESUMED = "resumed"  # it has pages again
     GIVEN_UP = "given up"  # abort, deadline or lost link while somebody uses the pages

@@ -23,6 +23,7 @@ class DecodeRoom:
     generations: tuple[int, ...] = ()  # of the granted pages
     hand_off: HandOff | None = None
     digest: int | None = None  # of what prefill wrote; None: not to be verified
+    is_in_parts: bool = False  # what prefill wrote: to be put together
     granted_s: float = 0.0
     handed_off_s: float = 0.0
     verified_s: float = 0.0

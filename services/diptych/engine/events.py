@@ -61,10 +61,19 @@ class PagesDigested:
 
 
 @dataclass(frozen=True, slots=True)
+class PagesUnpacked:
+    """An `UnpackPages` ended; `error` says why not."""
+
+    room: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class PeerUp:
     """A link to the peer works in both directions."""
 
     peer: int
+    lands_in_parts: bool = False  # what it writes into our pages: it has other ranks than we
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +113,7 @@ Event = (
     | NoteArrived
     | WriteDone
     | PagesDigested
+    | PagesUnpacked
     | PeerUp
     | PeerDown
     | WriterGone
@@ -171,6 +181,15 @@ class DigestPages:
     pages: Pages
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class UnpackPages:
+    """Put together the parts of pages that a peer wrote, on another thread. Answered by one `PagesUnpacked`."""
+
+    room: int
+    peer: int
+    pages: Pages
+
+
 @dataclass(frozen=True, slots=True)
 class CompileGrammar:
     """Compile a request's grammar. Answered by `GrammarReady` or `GrammarFailed`."""
@@ -187,7 +206,7 @@ def compile_grammar(request: Request) -> CompileGrammar:
     return CompileGrammar(request.room, request.params.grammar, tuple(prior.tolist()))
 
 
-Transfer = WritePages | StreamPages | SendNote | DigestPages
+Transfer = WritePages | StreamPages | SendNote | DigestPages | UnpackPages
 Effect = Emit | EmitTokens | Transfer | CompileGrammar
 
 

@@ -19,6 +19,7 @@ from diptych.engine.events import (
     Load,
     NoteArrived,
     PagesDigested,
+    PagesUnpacked,
     PeerDown,
     PeerUp,
     SendNote,
@@ -91,7 +92,7 @@ class PrefillCore:
                 pass  # the room has ended
             case AbortRoom() | WriteDone():
                 pass  # the room has ended
-            case PeerUp() | WriterGone() | PagesDigested():
+            case PeerUp() | WriterGone() | PagesDigested() | PagesUnpacked():
                 pass  # nobody writes into a prefill pool
 
     def _start(self, event: Start, now_s: float) -> None:

@@ -57,7 +57,7 @@ def explain(workers: Collection[WorkerView], model_id: str) -> str:
             return f"no {role.value} worker for {model_id} is usable: {_describe(group)}{_others(workers, model_id)}"
     usable = [worker for worker in serving if _is_usable(worker, model_id)]
     if len({worker.compat for worker in usable}) > 1:
-        return "prefill and decode workers differ in weights, dtype, KV layout, tokenizer or protocol version"
+        return "prefill and decode workers differ in weights, vocabulary, KV shape of the model or protocol version"
     return "prefill and decode workers are ready, but their transfer links are not up yet"
 
 

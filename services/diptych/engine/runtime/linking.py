@@ -150,7 +150,7 @@ class Linking:
         link.state, link.reason = LinkState.UP, ""
         self.up.add(passed.peer)
         self._announce()
-        self._events.append(PeerUp(passed.peer))
+        self._events.append(PeerUp(passed.peer, self._transport.lands_in_parts(passed.peer)))
 
     def _take_down(self, peer: int, reason: str) -> None:
         verdict = self._links.pop(peer).verdict

@@ -16,9 +16,11 @@ from diptych.engine.events import (
     DigestPages,
     Event,
     PagesDigested,
+    PagesUnpacked,
     SendNote,
     StreamPages,
     Transfer,
+    UnpackPages,
     WriteDone,
     WritePages,
 )
@@ -57,7 +59,8 @@ class _Piece:
         return self.write.peer
 
 
-_Job = _Piece | SendNote | DigestPages
+_Job = _Piece | SendNote | DigestPages | UnpackPages
+_ON_OWN_PAGES = DigestPages | UnpackPages
 
 
 class Posting:
@@ -70,6 +73,7 @@ class Posting:
         self._queue: deque[_Job] = deque()
         self._writes: dict[int, _Write] = {}  # by operation
         self._digests: dict[int, int] = {}  # operation -> room
+        self._unpackings: dict[int, int] = {}  # operation -> room
         self._streams: list[_Write] = []  # of the step that runs
         self.num_pages_sent = 0
         self.num_pages_open = 0  # of writes that have not ended
@@ -80,9 +84,9 @@ class Posting:
                 self._queue.append(_Piece(_Write(effect, 1), effect.write))
             case StreamPages():
                 self._streams.append(_Write(effect, len(self._windows)))
-            case SendNote() | DigestPages():
+            case SendNote() | DigestPages() | UnpackPages():
                 self._queue.append(effect)
-        if not isinstance(effect, SendNote | DigestPages):
+        if isinstance(effect, WritePages | StreamPages):
             self.num_pages_sent += len(effect.write.dst)
             self.num_pages_open += len(effect.write.dst)
         self.post()
@@ -97,6 +101,8 @@ class Posting:
             self._end_piece(write, done.error, done.digest)
         elif (room := self._digests.pop(done.op, None)) is not None:
             self._events.append(PagesDigested(room, done.digest))
+        elif (room := self._unpackings.pop(done.op, None)) is not None:
+            self._events.append(PagesUnpacked(room, done.error))
 
     def post(self) -> None:
         """Hand over what waits, as far as there is room: completions make some."""
@@ -113,7 +119,7 @@ class Posting:
         """Give up what still waits to be handed over for a peer."""
         jobs, self._queue = self._queue, deque()
         for job in jobs:
-            if isinstance(job, DigestPages) or job.peer != peer:
+            if isinstance(job, _ON_OWN_PAGES) or job.peer != peer:
                 self._queue.append(job)
             else:
                 self._refuse(job, reason)
@@ -138,6 +144,8 @@ class Posting:
                 self._transport.send_note(peer, data, stream=stream, digest=digest)
             case DigestPages(room, granted):
                 self._digests[self._transport.digest_pages(granted)] = room
+            case UnpackPages(room, peer, granted):
+                self._unpackings[self._transport.unpack_pages(peer, granted)] = room
 
     def _refuse(self, job: _Job, reason: str) -> None:
         match job:
@@ -147,6 +155,8 @@ class Posting:
                 logger.info("note to %016x not sent: %s", peer, reason)
             case DigestPages(room, _):
                 self._events.append(PagesDigested(room, None))
+            case UnpackPages(room, _, _):
+                self._events.append(PagesUnpacked(room, reason))
 
     def _end_piece(self, write: _Write, error: str | None, digest: int | None) -> None:
         write.num_left -= 1

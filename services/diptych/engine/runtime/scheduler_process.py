@@ -40,7 +40,7 @@ from diptych.engine.runtime.model_adapters import open_adapters
 from diptych.engine.runtime.model_worker import TpModelWorkerClient
 from diptych.engine.runtime.pool_size import head_share, num_host_slots, pool_layout
 from diptych.engine.runtime.rank_process import serve_rank
-from diptych.engine.runtime.scheduler_config import EngineOptions, KvBackend, SchedulerConfig
+from diptych.engine.runtime.scheduler_config import EngineOptions, SchedulerConfig
 from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
 from diptych.engine.runtime.weights import Host, Weights
 from diptych.engine.tensor_parallel.shard import check_divides
@@ -152,7 +152,7 @@ def _serve(
             communicator=ranks.communicator,
             layer_listener=memory.links.layer_listener,
         ),
-        compat=lambda source: _compat(source, layout, options.tp, config.kv_backend),
+        compat=lambda source: _compat(source, config.kv_backend),
         is_idle=lambda: core.num_open_rooms == 0,
         clear_cache=cache.clear,
         obstacle=lambda: _obstacle(options, registry),
@@ -161,7 +161,7 @@ def _serve(
     adapters = open_adapters(source, options.loras(), registry, lambda: weights.runner.loras)
     admin = AdminThread({**adapters.handlers, **weights.handlers})
     max_tokens = min(limits.context_len, cache.max_request_tokens)
-    compat = _compat(source, layout, options.tp, config.kv_backend)
+    compat = _compat(source, config.kv_backend)
     step_runner = ranks.lead_runner(weights)
     grammars.wait_until_open()
     ready = engine_pb2.SchedulerReady(transfer=memory.transfer, compat=compat, context_len=max_tokens)
@@ -240,10 +240,11 @@ def _limits(source: ModelSource, options: EngineOptions) -> Limits:
     )
 
 
-def _compat(source: ModelSource, layout: PoolLayout, tp: int, kv_backend: KvBackend) -> str:
-    """Hash of what two workers must share to exchange KV."""
-    shape = (layout.num_layers, layout.page_size, layout.num_kv_heads, layout.head_dim, layout.dtype)
-    text = repr((source.weights_id, source.config.vocab_size, shape, tp, kv_backend, PROTOCOL_VERSION))
+def _compat(source: ModelSource, kv_backend: str) -> str:
+    """Hash of what two workers must share to exchange KV. Page size, ranks and type of the KV may differ."""
+    model = source.config
+    shape = (model.num_layers, model.num_kv_heads, model.head_dim)
+    text = repr((source.weights_id, model.vocab_size, shape, PROTOCOL_VERSION, kv_backend))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

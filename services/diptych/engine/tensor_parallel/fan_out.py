@@ -98,7 +98,7 @@ class FanOut:
         assert self._layout is not None, "allocate the pool first"
         parts = ranks_of(metadata)
         own = Shard.of(self._layout)
-        shards = [Shard.of(codec.decode(part, like=self._layout).layout) for part in parts]
+        shards = [Shard.of(codec.decode_layout(part)) for part in parts]
         ids = {rank: rank_id(peer, rank) for rank in linked_ranks(own, shards)}
         targets = tuple(ids[shard.rank] for shard in shards if plan(own, shard))
         for rank, name in ids.items():
