@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+NO_OPTIONS: Final[Mapping[str, Sequence[str]]] = {}
 DRAIN_S: Final = 5  # running requests get this long at the end; less than the supervisor's patience
 
 
@@ -56,12 +57,19 @@ def threads_each(num_threads: int, num_workers: int, num_cores: int) -> int:
     return num_threads or max(1, num_cores // max(1, num_workers))
 
 
-def components(model: Model, site: Site, num_prefill: int, num_decode: int, num_threads: int) -> tuple[Component, ...]:
-    """Return the processes of a platform, in the order in which to start them."""
+def components(
+    model: Model,
+    site: Site,
+    num_prefill: int,
+    num_decode: int,
+    num_threads: int,
+    options: Mapping[str, Sequence[str]] = NO_OPTIONS,
+) -> tuple[Component, ...]:
+    """Return the processes of a platform, in the order in which to start them. `options`: further ones, by role."""
     return (
         _component("bootstrap", "bootstrap", {"host": "127.0.0.1", "port": site.bootstrap_port}),
-        *_workers("prefill", num_prefill, model, site, num_threads),
-        *_workers("decode", num_decode, model, site, num_threads),
+        *_workers("prefill", num_prefill, model, site, num_threads, options.get("prefill", ())),
+        *_workers("decode", num_decode, model, site, num_threads, options.get("decode", ())),
         _component(
             "router",
             "router",
@@ -76,7 +84,9 @@ def components(model: Model, site: Site, num_prefill: int, num_decode: int, num_
     )
 
 
-def _workers(role: str, count: int, model: Model, site: Site, num_threads: int) -> Iterable[Component]:
+def _workers(
+    role: str, count: int, model: Model, site: Site, num_threads: int, more: Sequence[str]
+) -> Iterable[Component]:
     options = {
         **model.options,
         "bootstrap": site.bootstrap,
@@ -86,7 +96,8 @@ def _workers(role: str, count: int, model: Model, site: Site, num_threads: int) 
         "drain-s": DRAIN_S,
     }
     for number in range(1, count + 1):
-        yield _component(f"{role}#{number}", role, options, num_threads)
+        component = _component(f"{role}#{number}", role, options, num_threads)
+        yield replace(component, arguments=(*component.arguments, *more))
 
 
 def _component(name: str, command: str, options: Mapping[str, object], num_threads: int = 1) -> Component:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,8 @@ class UpConfig:
     load_format: LoadFormat = option("auto", help="of the weights; dummy: random ones, for benchmarks")
     prefill: int = option(1, help="number of prefill workers")
     decode: int = option(1, help="number of decode workers")
+    prefill_options: str = option("", help="further options of prefill workers, as in '--tp 2 --page-size 64'")
+    decode_options: str = option("", help="further options of decode workers")
     threads: int = option(0, help="CPU threads a worker; 0: an equal share of the cores")
     host: str = option("127.0.0.1", help="address that the APIs listen on", group="network")
     http_port: int = option(8000, help="port of the OpenAI-compatible HTTP API; 0: any free one", group="network")
@@ -60,7 +63,8 @@ def main(config: UpConfig) -> int:
     model_id = _fetch(config.model, config.load_format)
     num_threads = threads_each(config.threads, config.prefill + config.decode, os.cpu_count() or 1)
     model = Model(config.model, config.load_format)
-    planned = components(model, site, config.prefill, config.decode, num_threads)
+    options = {"prefill": shlex.split(config.prefill_options), "decode": shlex.split(config.decode_options)}
+    planned = components(model, site, config.prefill, config.decode, num_threads, options)
     view = LogView(sys.stdout, tuple(component.name for component in planned), colours_wanted(sys.stdout))
     view.say(f"starting {', '.join(component.name for component in planned)}; {num_threads} threads a worker")
     supervisor = Supervisor(planned, view, partial(_wait_until_ready, site, view))

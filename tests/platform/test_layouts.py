@@ -1,0 +1,93 @@
+"""Prefill and decode whose KV lies differently, on a tiny model: other numbers of ranks, page sizes and number types.
+
+Decode computes with what prefill's pages were converted to, so tokens are those of one engine wherever no number is
+rounded on the way; where it is, they are those of an engine that rounds the same prompt's KV once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diptych.engine import Engine, EngineOptions, SamplingParams
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+
+Platform = Any
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+PROMPTS = [[first, *range(20 * first)] for first in range(12)]
+
+CASES = {
+    "two ranks to one": ("--tp 2", "--tp 1", 16),
+    "one rank to two": ("--tp 1", "--tp 2", 16),
+    "pages of 16 to 64": ("--page-size 16", "--page-size 64", 64),
+    "pages of 64 to 16": ("--page-size 64", "--page-size 16", 16),
+    "two ranks and small pages to one and large": ("--tp 2 --page-size 8", "--tp 1 --page-size 32", 32),
+}
+
+
+@pytest.fixture
+def start(start_platform: Callable[..., Platform], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("DIPTYCH_KV_CACHE_MIB", "4")
+    monkeypatch.setenv("DIPTYCH_MAX_STEP_TOKENS", "64")
+
+    def start(prefill: str, decode: str) -> Platform:
+        worker_options = ("--prefill-options", prefill, "--decode-options", decode)
+        return start_platform(options=("--model", str(tiny_folder), "--threads", "1", *worker_options))
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_folder: Path) -> list[tuple[int, ...]]:
+    """One process, one rank."""
+    with Engine(str(tiny_folder), EngineOptions(kv_cache_mib=8)) as engine:
+        return [each.token_ids for each in engine.generate_batch(PROMPTS, GREEDY)]
+
+
+def complete_all(platform: Platform) -> list[Any]:
+    def complete(prompt: list[int]) -> Any:
+        return platform.complete(prompt, GREEDY.max_tokens, ignore_eos=True, return_token_ids=True)
+
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(complete, PROMPTS))
+
+
+def output_ids(answer: Any) -> tuple[int, ...]:
+    return tuple(answer["choices"][0]["token_ids"])
+
+
+@pytest.mark.parametrize(("prefill", "decode", "page_size"), CASES.values(), ids=CASES)
+def test_tokens_are_those_of_one_engine_and_every_page_was_moved_and_verified(
+    start: Any, expected: list[tuple[int, ...]], prefill: str, decode: str, page_size: int
+) -> None:
+    platform = start(prefill, decode)
+    moved = 0
+    for _ in range(2):  # the second time the prompts are cached on both sides, each in pages of its own size
+        answers = complete_all(platform)
+        assert [output_ids(answer) for answer in answers] == expected
+        for prompt, answer in zip(PROMPTS, answers, strict=True):
+            seen = answer["diptych"]
+            wanted = -(-len(prompt) // page_size) - seen["decode_cached_tokens"] // page_size
+            assert seen["prefill_pages_moved"] == seen["pages_moved"] == wanted >= 1
+            assert seen["prefill_kv_digest"] == seen["decode_kv_digest"] != "0" * 16
+            moved += wanted
+    platform.assert_clean()
+    statuses = platform.statuses()
+    assert (sum(s.pages_sent for s in statuses), sum(s.pages_received for s in statuses)) == (moved, moved)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_kv_is_narrowed_on_its_way(start: Any, expected: list[tuple[int, ...]], dtype: str) -> None:
+    platform = start(f"--kv-cache-dtype {dtype}", "--kv-cache-dtype fp8_e4m3")
+    answers = complete_all(platform)
+    for answer in answers:
+        seen = answer["diptych"]
+        assert seen["prefill_kv_digest"] == seen["decode_kv_digest"] != "0" * 16
+    if dtype == "float32":  # the first token is prefill's
+        assert [output_ids(answer)[0] for answer in answers] == [tokens[0] for tokens in expected]
+    platform.assert_clean()
