@@ -82,8 +82,8 @@ def notice(left: Any, right: Any, other: Any, strike: Callable[[Any], None]) -> 
 
 
 @pytest.fixture
-def three(make_ucx_end: Make, link: Link) -> tuple[Any, Any, Any]:
-    return linked(make_ucx_end, link)
+def three(make_process_end: Make, link: Link) -> tuple[Any, Any, Any]:
+    return linked(make_process_end, link)
 
 
 def linked(make: Make, link: Link) -> tuple[Any, Any, Any]:
@@ -124,15 +124,15 @@ def test_a_cut_network_is_noticed_in_time(
     assert elapsed_s <= NOTICED_S
 
 
-def test_a_successor_is_not_taken_for_the_one_it_replaced(make_ucx_end: Make, link: Link) -> None:
-    left, right = make_ucx_end(LEFT, connect_s=0.5), make_ucx_end(RIGHT)
+def test_a_successor_is_not_taken_for_the_one_it_replaced(make_process_end: Make, link: Link) -> None:
+    left, right = make_process_end(LEFT, connect_s=0.5), make_process_end(RIGHT)
     link(left, right)
     left.fill(1)
     ops = start_long_writes(left, RIGHT)
     with woken(left):
         stop(left)  # in the middle of writing: it does not see what happens now
         kill(right)
-        successor = make_ucx_end(SUCCESSOR, connect_s=0.5)
+        successor = make_process_end(SUCCESSOR, connect_s=0.5)
         successor.fill(2)
         before = successor.digest(EVERYTHING)
     left.wait_link(up=False)
@@ -157,8 +157,8 @@ def start_long_writes(end: Any, peer: int) -> list[int]:
     return [end.write(peer, EVERYTHING * 50, EVERYTHING * 50) for _ in range(20)]
 
 
-def test_pages_that_were_reused_are_safe_from_a_frozen_writer_that_wakes(make_ucx_end: Make, link: Link) -> None:
-    left, right = make_ucx_end(LEFT), make_ucx_end(RIGHT, heartbeat_misses=1000)  # right finds nothing wrong by itself
+def test_pages_that_were_reused_are_safe_from_a_frozen_writer_that_wakes(make_process_end: Make, link: Link) -> None:
+    left, right = make_process_end(LEFT), make_process_end(RIGHT, heartbeat_misses=1000)  # right finds nothing wrong by itself
     link(left, right)
     right.fill(7)
     ops = start_long_writes(right, LEFT)
