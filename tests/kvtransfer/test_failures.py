@@ -158,7 +158,10 @@ def start_long_writes(end: Any, peer: int) -> list[int]:
 
 
 def test_pages_that_were_reused_are_safe_from_a_frozen_writer_that_wakes(make_process_end: Make, link: Link) -> None:
-    left, right = make_process_end(LEFT), make_process_end(RIGHT, heartbeat_misses=1000)  # right finds nothing wrong by itself
+    left, right = (
+        make_process_end(LEFT),
+        make_process_end(RIGHT, heartbeat_misses=1000),
+    )  # right finds nothing wrong by itself
     link(left, right)
     right.fill(7)
     ops = start_long_writes(right, LEFT)
