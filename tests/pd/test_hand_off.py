@@ -49,9 +49,8 @@ class Worker:
         self.layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
         self.transport = network.transport(number)
         self.pool = self.transport.allocate_pool(self.layout)
-        tests: LinkTests = (
-            WriterTests(random.Random(1)) if number == PREFILL else ReaderTests(self.pool.probe_pages.tolist())
-        )
+        reading = ReaderTests(self.pool.probe_pages.tolist(), self.layout.page_size)
+        tests: LinkTests = WriterTests(random.Random(1)) if number == PREFILL else reading
         self.links = Links(
             self.transport, LinkTester(self.transport, self.pool, tests, PathRule(), lambda: 0.0), WINDOWS
         )

@@ -90,10 +90,12 @@ class ProbeAsk(_message.Message):
     def __init__(self) -> None: ...
 
 class ProbeOffer(_message.Message):
-    __slots__ = ("pages",)
+    __slots__ = ("pages", "page_size")
     PAGES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     pages: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, pages: _Optional[_Iterable[int]] = ...) -> None: ...
+    page_size: int
+    def __init__(self, pages: _Optional[_Iterable[int]] = ..., page_size: _Optional[int] = ...) -> None: ...
 
 class ProbeCheck(_message.Message):
     __slots__ = ()

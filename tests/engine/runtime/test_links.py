@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,14 +44,15 @@ HAND_OFF = HandOff(5, first_token=7, finish=None, num_pages=2, generations=(1, 1
 class Two:
     """Two links over one network; `settle` delivers everything."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader_layout: PoolLayout = LAYOUT) -> None:
         self.network = InprocNetwork()
         self.transports = {number: self.network.transport(number) for number in (1, 2)}
-        self.pools = {number: transport.allocate_pool(LAYOUT) for number, transport in self.transports.items()}
+        layouts = {1: LAYOUT, 2: reader_layout}
+        self.pools = {number: each.allocate_pool(layouts[number]) for number, each in self.transports.items()}
         self.now_s = 0.0
         tests: dict[int, LinkTests] = {
             1: WriterTests(random.Random(1)),
-            2: ReaderTests(self.pools[2].probe_pages.tolist()),
+            2: ReaderTests(self.pools[2].probe_pages.tolist(), reader_layout.page_size),
         }
         self.links = {
             number: Links(self.transports[number], self.tester(number, tests[number]), WINDOWS) for number in (1, 2)
@@ -266,6 +269,17 @@ def test_a_link_that_brings_wrong_bytes_is_never_used_and_tested_again_later() -
         links.reconnect(two.now_s)
     assert two.meet() == {1: [PeerUp(2)], 2: [PeerUp(1)]}
     assert two.links[1].problem == ""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"page_size": 8}, {"page_size": 2}, {"dtype": "bfloat16"}, {"page_size": 8, "dtype": "bfloat16"}],
+    ids=str,
+)
+def test_a_link_between_pools_of_different_layouts_is_tested_as_it_will_be_used(changes: dict[str, Any]) -> None:
+    two = Two(replace(LAYOUT, **changes))
+    two.introduce()
+    assert two.meet() == {1: [PeerUp(2)], 2: [PeerUp(1)]}
 
 
 def test_a_link_is_not_used_before_its_test_has_ended() -> None:

@@ -10,7 +10,7 @@ from diptych.kvtransfer.probe.notes import ProbeAsk, ProbeCheck, ProbeEnd, Probe
 
 NOTES = [
     ProbeAsk(),
-    ProbeOffer((5, 6)),
+    ProbeOffer((5, 6), 16),
     ProbeCheck(),
     ProbeFound(2**64 - 1),
     ProbeEnd("copy", 4.5e9),

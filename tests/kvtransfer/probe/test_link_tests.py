@@ -29,6 +29,7 @@ from diptych.kvtransfer.probe.writer import MAX_ROUNDS, TIMEOUT_S, WriterTests, 
 
 READER = 100
 PAGE_NBYTES = 1 << 20
+PAGE_SIZE = 16
 G = float(1 << 30)  # powers of two: no rounding
 
 
@@ -62,7 +63,7 @@ class Medium:
         self.now_s = 0.0
         self.silent: set[int] = set()  # processes that do nothing any more
         self.sides = {writer: Side(WriterTests(random.Random(writer))) for writer in range(1, num_writers + 1)}
-        self.sides[READER] = Side(ReaderTests(probe_pages))
+        self.sides[READER] = Side(ReaderTests(probe_pages, PAGE_SIZE))
         self.queues: dict[tuple[int, int], deque[Action]] = {}
         self.num_lent = 0  # at most, at once
         for writer in range(1, num_writers + 1):
@@ -88,10 +89,10 @@ class Medium:
             case Tell(_, note):
                 self.do(owner, side.tests.done(peer, Done(), self.now_s))
                 self.deliver(owner, peer, note)
-            case Write(_, pages, note):
-                self.write(owner, peer, pages, note)
-            case Measure(_, pages, num_rounds):
-                used, nbytes = self.paths[side.path], len(pages) * num_rounds * PAGE_NBYTES
+            case Write(_, offer, note):
+                self.write(owner, peer, offer.pages, note)
+            case Measure(_, offer, num_rounds):
+                used, nbytes = self.paths[side.path], len(offer.pages) * num_rounds * PAGE_NBYTES
                 done = Done(used.error, None, nbytes, nbytes / used.bytes_per_s if used.bytes_per_s else 0.0)
                 self.do(owner, side.tests.done(peer, done, self.now_s))
             case Digest(_, pages):
@@ -164,19 +165,22 @@ def test_many_writers_test_at_once_and_do_not_disturb_each_other() -> None:
 
 
 def test_loans_never_overlap_and_come_back() -> None:
-    reader = ReaderTests(range(8, 16))
+    reader = ReaderTests(range(8, 16), PAGE_SIZE)
     offers = []
     for peer in range(1, 7):
         reader.begin(peer, (), 0.0)
         offers += reader.hear(peer, ProbeAsk(), 0.0)
     assert [offer.note for offer in offers if isinstance(offer, Tell)] == [
-        ProbeOffer((8, 9)),
-        ProbeOffer((10, 11)),
-        ProbeOffer((12, 13)),
-        ProbeOffer((14, 15)),
+        ProbeOffer((8, 9), PAGE_SIZE),
+        ProbeOffer((10, 11), PAGE_SIZE),
+        ProbeOffer((12, 13), PAGE_SIZE),
+        ProbeOffer((14, 15), PAGE_SIZE),
     ]
-    assert reader.hear(2, ProbeEnd("copy", 1.0), 0.0) == [Passed(2, "copy", 1.0), Tell(5, ProbeOffer((10, 11)))]
-    assert reader.end(1, 0.0) == [Tell(6, ProbeOffer((8, 9)))]
+    assert reader.hear(2, ProbeEnd("copy", 1.0), 0.0) == [
+        Passed(2, "copy", 1.0),
+        Tell(5, ProbeOffer((10, 11), PAGE_SIZE)),
+    ]
+    assert reader.end(1, 0.0) == [Tell(6, ProbeOffer((8, 9), PAGE_SIZE))]
 
 
 def test_a_writer_tests_one_link_at_a_time() -> None:
@@ -190,10 +194,10 @@ def test_a_writer_tests_one_link_at_a_time() -> None:
 def test_a_path_is_changed_only_when_nothing_is_in_flight() -> None:
     writer = WriterTests(random.Random(0))
     writer.begin(1, ("copy",), 0.0)
-    assert writer.hear(1, ProbeOffer((3,)), 0.0) == []
+    assert writer.hear(1, ProbeOffer((3,), PAGE_SIZE), 0.0) == []
     actions = writer.done(1, Done(), 0.0)
     assert [type(action) for action in actions] == [UsePath, FillProbe, Write]
-    assert actions[-1] == Write(1, (3,), ProbeCheck())
+    assert actions[-1] == Write(1, ProbeOffer((3,), PAGE_SIZE), ProbeCheck())
 
 
 def test_every_test_has_a_pattern_of_its_own() -> None:
@@ -212,7 +216,7 @@ def test_a_short_measurement_is_repeated_with_more_rounds() -> None:
     writer = WriterTests(random.Random(0))
     writer.begin(1, ("copy",), 0.0)
     writer.done(1, Done(), 0.0)
-    writer.hear(1, ProbeOffer((3,)), 0.0)
+    writer.hear(1, ProbeOffer((3,), PAGE_SIZE), 0.0)
     writer.done(1, Done(digest=5), 0.0)
     (first,) = writer.hear(1, ProbeFound(5), 0.0)
     assert isinstance(first, Measure)
@@ -254,7 +258,7 @@ def test_a_silent_peer_does_not_keep_others_from_their_tests() -> None:
 def test_what_comes_after_the_end_is_ignored() -> None:
     medium = Medium(1, GOOD)
     medium.settle()
-    for note in (ProbeAsk(), ProbeOffer((1,)), ProbeCheck(), ProbeFound(1), ProbeEnd("copy")):
+    for note in (ProbeAsk(), ProbeOffer((1,), PAGE_SIZE), ProbeCheck(), ProbeFound(1), ProbeEnd("copy")):
         assert medium.sides[1].tests.hear(READER, note, 0.0) == []
         assert medium.sides[READER].tests.hear(1, note, 0.0) == []
     assert medium.sides[1].tests.done(READER, Done(), 0.0) == []

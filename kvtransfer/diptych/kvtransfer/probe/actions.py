@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from diptych.kvtransfer.probe.notes import ProbeNote
+from diptych.kvtransfer.probe.notes import ProbeNote, ProbeOffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,19 @@ class UsePath:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write our probe pages to as many of the peer's with a digest, then send `note`."""
+    """Fill the offered pages from our probe pages, with a digest, then send `note`."""
 
     peer: int
-    pages: tuple[int, ...]  # of the peer
+    offer: ProbeOffer
     note: ProbeNote
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Write any pages of ours to the peer's probe pages, over and over: `num_rounds` times all of `pages`."""
+    """Fill the offered pages from any pages of ours, `num_rounds` times."""
 
     peer: int
-    pages: tuple[int, ...]
+    offer: ProbeOffer
     num_rounds: int
 
 

@@ -15,8 +15,8 @@ def encode(note: ProbeNote, *, sender: int, target: int) -> bytes:
     match note:
         case ProbeAsk():
             wire.probe_ask.SetInParent()
-        case ProbeOffer(pages):
-            wire.probe_offer.CopyFrom(transfer_pb2.ProbeOffer(pages=pages))
+        case ProbeOffer(pages, page_size):
+            wire.probe_offer.CopyFrom(transfer_pb2.ProbeOffer(pages=pages, page_size=page_size))
         case ProbeCheck():
             wire.probe_check.SetInParent()
         case ProbeFound(digest):
@@ -33,7 +33,7 @@ def decode(data: bytes, *, sender: int, target: int) -> ProbeNote:
         case "probe_ask":
             return ProbeAsk()
         case "probe_offer":
-            return ProbeOffer(tuple(wire.probe_offer.pages))
+            return ProbeOffer(tuple(wire.probe_offer.pages), wire.probe_offer.page_size)
         case "probe_check":
             return ProbeCheck()
         case "probe_found":

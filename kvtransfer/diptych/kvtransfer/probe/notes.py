@@ -15,6 +15,7 @@ class ProbeOffer:
     """Reader to writer: yes, into these pages of mine."""
 
     pages: tuple[int, ...]
+    page_size: int  # tokens of each
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ class _Test:
 class ReaderTests:
     """Implements `LinkTests` for workers whose pages peers write."""
 
-    def __init__(self, probe_pages: Sequence[int]) -> None:
+    def __init__(self, probe_pages: Sequence[int], page_size: int) -> None:
+        self._page_size = page_size
         num_loans = min(MAX_LOANS, len(probe_pages))
         size = len(probe_pages) // num_loans
         pages = list(probe_pages)
@@ -79,7 +80,7 @@ class ReaderTests:
         while self._asking and self._free:
             peer = self._asking.popleft()
             self._tests[peer].loan = self._free.popleft()
-            offers.append(Tell(peer, ProbeOffer(self._tests[peer].loan)))
+            offers.append(Tell(peer, ProbeOffer(self._tests[peer].loan, self._page_size)))
         return offers
 
     def _forget(self, peer: int) -> list[Action]:

@@ -48,7 +48,7 @@ class _Test:
     paths: tuple[str, ...]  # that are still to be tested; the first is being tested
     phase: _Phase = _Phase.ASKING
     deadline_s: float = 0.0
-    pages: tuple[int, ...] = ()  # of the peer
+    offer: ProbeOffer | None = None
     num_pending: int = 0  # actions that have not ended
     written: int | None = None  # digest
     found: int | None = None  # digest
@@ -73,8 +73,8 @@ class WriterTests:
         if test is None:
             return []
         match note:
-            case ProbeOffer(pages) if pages:
-                test.pages = pages
+            case ProbeOffer(pages, page_size) if pages and page_size:
+                test.offer = note
             case ProbeFound(digest):
                 test.found = digest
         return self._advance(test, now_s)
@@ -125,7 +125,7 @@ class WriterTests:
         if test.num_pending:
             return []
         match test.phase:
-            case _Phase.ASKING if test.pages:
+            case _Phase.ASKING if test.offer is not None:
                 return self._verify(test, now_s)
             case _Phase.VERIFYING if test.found is not None and test.found == test.written:
                 test.num_rounds = FIRST_ROUNDS
@@ -138,12 +138,14 @@ class WriterTests:
 
     def _verify(self, test: _Test, now_s: float) -> list[Action]:
         test.phase, test.written, test.found = _Phase.VERIFYING, None, None
+        assert test.offer is not None
         path, fill = UsePath(test.peer, test.paths[0]), FillProbe(test.peer, self._rng.getrandbits(64))
-        return self._did(test, now_s, path, fill, Write(test.peer, test.pages, ProbeCheck()))
+        return self._did(test, now_s, path, fill, Write(test.peer, test.offer, ProbeCheck()))
 
     def _measure(self, test: _Test, now_s: float) -> list[Action]:
+        assert test.offer is not None
         test.phase = _Phase.MEASURING
-        return self._did(test, now_s, Measure(test.peer, test.pages, test.num_rounds))
+        return self._did(test, now_s, Measure(test.peer, test.offer, test.num_rounds))
 
     def _measured(self, test: _Test, done: Done, now_s: float) -> list[Action]:
         if 0 < done.seconds < MIN_MEASURE_S and test.num_rounds < MAX_ROUNDS:

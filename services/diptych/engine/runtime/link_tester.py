@@ -32,7 +32,7 @@ from diptych.kvtransfer.probe.actions import (
     Write,
 )
 from diptych.kvtransfer.probe.choice import PathRule
-from diptych.kvtransfer.probe.notes import ProbeNote
+from diptych.kvtransfer.probe.notes import ProbeNote, ProbeOffer
 from diptych.kvtransfer.probe.reader import ReaderTests
 from diptych.kvtransfer.probe.writer import WriterTests
 from diptych.kvtransfer.transport import Flow, OpDone, PageIndices, PageWrite, Pool, Transport
@@ -163,14 +163,15 @@ class LinkTester:
                 transport.use_path(peer, path)
             case Tell(peer, note):
                 self._expect(transport.send_note(peer, self._encoded(peer, note)), peer)
-            case Write(peer, pages, note):
-                write = PageWrite(self._pool.probe_pages[: len(pages)], np.array(pages))
-                encoded = self._encoded(peer, note)
-                self._expect(transport.write_pages(peer, write, encoded, Flow(with_digest=True)), peer)
-            case Measure(peer, pages, num_rounds):
-                write = PageWrite(self._any_pages(len(pages) * num_rounds), np.tile(np.array(pages), num_rounds))
-                nbytes = len(write.src) * self._pool.layout.page_nbytes
-                self._expect(transport.write_pages(peer, write), peer, nbytes)
+            case Write(peer, offer, note):
+                probe = self._pool.probe_pages
+                src = probe[np.arange(self._num_sources(offer, 1)) % len(probe)]
+                write, flow = PageWrite(src, np.array(offer.pages)), Flow(with_digest=True)
+                self._expect(transport.write_pages(peer, write, self._encoded(peer, note), flow), peer)
+            case Measure(peer, offer, num_rounds):
+                src = self._any_pages(self._num_sources(offer, num_rounds))
+                write = PageWrite(src, np.tile(np.array(offer.pages), num_rounds))
+                self._expect(transport.write_pages(peer, write), peer, len(src) * self.page_nbytes)
             case Digest(peer, pages):
                 self._expect(transport.digest_pages(np.array(pages)), peer)
 
@@ -179,6 +180,10 @@ class LinkTester:
 
     def _encoded(self, peer: int, note: ProbeNote) -> bytes:
         return codec.encode(note, sender=self._transport.instance_id, target=peer)
+
+    def _num_sources(self, offer: ProbeOffer, num_rounds: int) -> int:
+        """Return how many pages of ours hold as many tokens as the offered ones."""
+        return -(-len(offer.pages) * num_rounds * offer.page_size // self._pool.layout.page_size)
 
     def _any_pages(self, count: int) -> PageIndices:
         return np.arange(count) * SOURCE_STRIDE % self._pool.layout.num_pages
@@ -195,5 +200,5 @@ def writer_tester(transport: Transport, pool: Pool, config: SchedulerConfig) -> 
 
 def reader_tester(transport: Transport, pool: Pool, config: SchedulerConfig) -> LinkTester:
     """For a worker whose pages are written."""
-    tests = ReaderTests(pool.probe_pages.tolist())
+    tests = ReaderTests(pool.probe_pages.tolist(), pool.layout.page_size)
     return LinkTester(transport, pool, tests, PathRule("auto", config.kv_require))
