@@ -18,7 +18,6 @@ import json
 import os
 import random
 import re
-import signal
 import sys
 import tempfile
 import time
@@ -94,8 +93,8 @@ class Faults:
         victim = await self._victim()
         if victim is None:
             return False
-        victim.send(signal.SIGSTOP)
-        self._maim(victim, lambda: victim.send(signal.SIGCONT))
+        victim.stop(self._rng)
+        self._maim(victim, victim.wake)
         return True
 
     async def _isolate(self) -> bool:

@@ -138,19 +138,28 @@ class Component:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def send(self, number: signal.Signals) -> None:
-        """Signal all of its processes."""
-        if self.is_running:
-            os.killpg(self._process.pid, number)
-
     def kill_one(self, rng: random.Random) -> None:
         """kill -9 its frontend or a scheduler; the rest has to notice and to end."""
         process = psutil.Process(self._process.pid)
         rng.choice([process, *process.children()]).kill()
 
+    def stop(self, rng: random.Random) -> None:
+        """SIGSTOP all of it, or only its schedulers."""
+        process = psutil.Process(self._process.pid)
+        schedulers = process.children()
+        for each in rng.choice([schedulers, [process, *schedulers]]):
+            each.suspend()
+
+    def wake(self) -> None:
+        self._send(signal.SIGCONT)
+
     def kill(self) -> None:
-        self.send(signal.SIGKILL)
+        self._send(signal.SIGKILL)
         self._process.wait()
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.is_running:
+            os.killpg(self._process.pid, number)
 
 
 class Worker(Component):

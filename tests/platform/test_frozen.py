@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import signal
 import threading
 import time
@@ -43,7 +44,7 @@ class Clients:
         self._expected = expected
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(len(PROMPTS))]
-        self.num_right = 0
+        self.num_right = [0] * len(PROMPTS)
         self.slowest_s = 0.0
         self.wrong: list[Any] = []
 
@@ -58,9 +59,9 @@ class Clients:
             thread.join()
 
     def wait_for_more(self, wait_until: Callable[..., Any]) -> None:
-        """Wait for two more rounds of answers, so that none is left from before."""
-        wanted = self.num_right + 2 * len(PROMPTS)
-        wait_until(lambda: self.num_right >= wanted or self.wrong, 60.0, "right answers")
+        """Wait for two more answers to each: the first may have been under way before."""
+        wanted = [each + 2 for each in self.num_right]
+        wait_until(lambda: self.wrong or all(map(operator.ge, self.num_right, wanted)), 30.0, "an answer to everybody")
 
     def _run(self, number: int) -> None:
         body = {"model": "", "prompt": PROMPTS[number], "max_tokens": NUM_TOKENS, "temperature": 0}
@@ -70,7 +71,7 @@ class Clients:
             status, answer = self._platform.post("/v1/completions", {**body, "cache_salt": str(began_s)})
             self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
             if status == 200 and tuple(answer["choices"][0]["token_ids"]) == self._expected[number]:
-                self.num_right += 1
+                self.num_right[number] += 1
             else:
                 self.wrong.append(answer)
 
