@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import logging
 import os
 import random
 import re
@@ -34,6 +35,8 @@ from chaos_load import Load, Question, Tally
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.v1.worker_pb2 import WorkerStatus
 
+logger = logging.getLogger("chaos")
+
 READY_TIMEOUT_S: Final = 90.0
 FAULT_EVERY_S: Final = 1.0
 FAULT_LENGTHS_S: Final = (0.3, 1.0, 2.0, 4.0)
@@ -43,7 +46,7 @@ NUM_QUESTIONS: Final = 100
 ANSWER_LENS: Final = (4, 60, 300)
 ISOLATED_VARIABLE: Final = "DIPTYCH_CHAOS_ISOLATED"
 
-Strike = Callable[[], Awaitable[bool]]  # False: it can't be done now
+Strike = Callable[[], Awaitable[str]]  # says whom it hit; nobody: it can't be done now
 
 
 class Faults:
@@ -73,48 +76,51 @@ class Faults:
     async def _strike(self, kinds: Sequence[Strike]) -> None:
         """Do the first of them that can be done now, in random order."""
         for kind in self._rng.sample(kinds, len(kinds)):
-            if await kind():
-                self.counts[kind.__name__.removeprefix("_")] += 1
+            if victim := await kind():
+                name = kind.__name__.removeprefix("_")
+                self.counts[name] += 1
+                logger.info("%s %s", name, victim)
                 return
 
-    async def _leave(self) -> bool:
-        await self._load.leave(self._rng.randint(1, 4))
-        return True
+    async def _leave(self) -> str:
+        count = self._rng.randint(1, 4)
+        await self._load.leave(count)
+        return f"{count} clients"
 
-    async def _kill(self) -> bool:
+    async def _kill(self) -> str:
         victim = await self._victim()
         if victim is None:
-            return False
+            return ""
         victim.kill_one(self._rng)
         self._maim(victim, self._cluster.restart_dead)
-        return True
+        return str(victim)
 
-    async def _stop(self) -> bool:
+    async def _stop(self) -> str:
         victim = await self._victim()
         if victim is None:
-            return False
+            return ""
         victim.stop(self._rng)
         self._maim(victim, victim.wake)
-        return True
+        return str(victim)
 
-    async def _isolate(self) -> bool:
+    async def _isolate(self) -> str:
         victim, network = await self._victim(), self._cluster.network
         if victim is None or network is None:
-            return False
+            return ""
         network.isolate(victim.host)
         self._maim(victim, lambda: network.rejoin(victim.host))
-        return True
+        return str(victim)
 
-    async def _cut(self) -> bool:
+    async def _cut(self) -> str:
         """Between one prefill and one decode worker: each still reaches everybody else."""
         victim, network = await self._victim(), self._cluster.network
         if victim is None or network is None:
-            return False
+            return ""
         role = {"prefill": "decode", "decode": "prefill"}[victim.role]
         peer = self._rng.choice(self._cluster.of_role(role))
         network.cut(victim.host, peer.host)
         self._maim(victim, lambda: network.mend(victim.host, peer.host))
-        return True
+        return f"{victim} and {peer}"
 
     async def _victim(self) -> Worker | None:
         """A worker whose role has another one that is well and linked."""
@@ -129,6 +135,7 @@ class Faults:
         async def later() -> None:
             await asyncio.sleep(self._rng.choice(FAULT_LENGTHS_S))
             self._healing.pop(victim)()
+            logger.info("healed %s", victim)
             await asyncio.sleep(STALE_S)
             del self._maimed[victim]
 
@@ -288,11 +295,12 @@ def main() -> int:
     parser.add_argument("--transports", choices=("auto", "shm", "tcp"), default="tcp", help="of the workers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="the counts as one JSON object")
-    parser.add_argument("--logs", type=Path, help="folder for the logs of all components")
+    parser.add_argument("--logs", type=Path, help="folder for the logs of all components and of the faults")
     args = parser.parse_args()
     isolate()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.logs or Path(temporary)
+        logging.basicConfig(filename=folder / "faults", level=logging.INFO, format="%(asctime)s %(message)s")
         cluster = Cluster(folder, num_prefill=2, num_decode=2, transports=args.transports)
         try:
             questions = make_questions(cluster.model, random.Random(args.seed))

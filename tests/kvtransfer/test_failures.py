@@ -61,6 +61,7 @@ def submit(end: Any, peer: int, count: int) -> list[int]:
 
 def notice(left: Any, right: Any, other: Any, strike: Callable[[Any], None]) -> float:
     """Have `right` struck while pages are on their way to it; return after how many seconds its link is down."""
+    is_acknowledged = "tcp" in left.lanes(RIGHT)  # by the peer; a write into shared memory needs nobody's help
     ops = submit(left, RIGHT, 20)
     strike(right)
     began_s = time.monotonic()
@@ -74,6 +75,7 @@ def notice(left: Any, right: Any, other: Any, strike: Callable[[Any], None]) -> 
     assert [event.op for event in story[:-1]] == ops
     assert isinstance(story[-1], LinkDown)
     assert story[-1].peer == RIGHT
+    assert not is_acknowledged or story[-2].error is not None
     with pytest.raises(Exception, match="no link"):
         left.note(RIGHT, b"hello")
     left.note(OTHER, b"still here")
