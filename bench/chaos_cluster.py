@@ -44,6 +44,7 @@ MODEL: Final = {
 WORKER_OPTIONS: Final = {
     "load-format": "dummy",
     "kv-cache-mib": 8,  # 512 pages: pages in quarantine hurt
+    "kv-integrity": "always",
     "max-step-tokens": 64,  # a prompt takes several steps: faults find it half written
     "log-format": "json",
 }
