@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
+import contextlib
 import json
 import logging
 import os
@@ -22,131 +22,24 @@ import re
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
-from chaos_cluster import Cluster, Network, NoAnswer, Worker
+from chaos_cluster import Cluster, Network, NoAnswer
+from chaos_faults import Faults
 from chaos_load import Load, Question, Tally
 
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.v1.worker_pb2 import WorkerStatus
 
-logger = logging.getLogger("chaos")
-
 READY_TIMEOUT_S: Final = 90.0
-FAULT_EVERY_S: Final = 1.0
-FAULT_LENGTHS_S: Final = (0.3, 1.0, 2.0, 4.0)
-STALE_S: Final = 4.0  # until everybody knows what has happened: leases have run out
 SETTLED_S: Final = 5.0  # from the last fault until nothing is left of it
 NUM_QUESTIONS: Final = 100
 ANSWER_LENS: Final = (4, 60, 300)
 ISOLATED_VARIABLE: Final = "DIPTYCH_CHAOS_ISOLATED"
-
-Strike = Callable[[], Awaitable[str]]  # says whom it hit; nobody: it can't be done now
-
-
-class Faults:
-    """Strikes once a second. One worker of each role is always left alone, so that requests can be answered."""
-
-    def __init__(self, cluster: Cluster, load: Load, rng: random.Random) -> None:
-        self._cluster = cluster
-        self._load = load
-        self._rng = rng
-        self._maimed: dict[Worker, asyncio.Task[None]] = {}
-        self._healing: dict[Worker, Callable[[], None]] = {}
-        self.counts: Counter[str] = Counter()
-
-    async def run(self) -> None:
-        """Strike until cancelled; then undo what can be undone, at once."""
-        kinds: list[Strike] = [self._kill, self._stop, self._leave]
-        if self._cluster.network:
-            kinds += [self._cut, self._isolate]
-        began_s = time.monotonic()
-        try:
-            for number in itertools.count(1):
-                await asyncio.sleep(began_s + number * FAULT_EVERY_S - time.monotonic())
-                await self._strike(kinds)
-        finally:
-            self._heal_all()
-
-    async def _strike(self, kinds: Sequence[Strike]) -> None:
-        """Do the first of them that can be done now, in random order."""
-        for kind in self._rng.sample(kinds, len(kinds)):
-            if victim := await kind():
-                name = kind.__name__.removeprefix("_")
-                self.counts[name] += 1
-                logger.info("%s %s", name, victim)
-                return
-
-    async def _leave(self) -> str:
-        count = self._rng.randint(1, 4)
-        await self._load.leave(count)
-        return f"{count} clients"
-
-    async def _kill(self) -> str:
-        victim = await self._victim()
-        if victim is None:
-            return ""
-        victim.kill_one(self._rng)
-        self._maim(victim, self._cluster.restart_dead)
-        return str(victim)
-
-    async def _stop(self) -> str:
-        victim = await self._victim()
-        if victim is None:
-            return ""
-        victim.stop(self._rng)
-        self._maim(victim, victim.wake)
-        return str(victim)
-
-    async def _isolate(self) -> str:
-        victim, network = await self._victim(), self._cluster.network
-        if victim is None or network is None:
-            return ""
-        network.isolate(victim.host)
-        self._maim(victim, lambda: network.rejoin(victim.host))
-        return str(victim)
-
-    async def _cut(self) -> str:
-        """Between one prefill and one decode worker: each still reaches everybody else."""
-        victim, network = await self._victim(), self._cluster.network
-        if victim is None or network is None:
-            return ""
-        role = {"prefill": "decode", "decode": "prefill"}[victim.role]
-        peer = self._rng.choice(self._cluster.of_role(role))
-        network.cut(victim.host, peer.host)
-        self._maim(victim, lambda: network.mend(victim.host, peer.host))
-        return f"{victim} and {peer}"
-
-    async def _victim(self) -> Worker | None:
-        """A worker whose role has another one that is well and linked."""
-        well = await self._cluster.well()
-        fit = [each for each in self._cluster.workers if each.address in well and each not in self._maimed]
-        victims = [each for each in fit if sum(other.role == each.role for other in fit) > 1]
-        return self._rng.choice(victims) if victims else None
-
-    def _maim(self, victim: Worker, heal: Callable[[], None]) -> None:
-        """Heal the victim some time later, and leave it alone until what is known of it is true again."""
-
-        async def later() -> None:
-            await asyncio.sleep(self._rng.choice(FAULT_LENGTHS_S))
-            self._healing.pop(victim)()
-            logger.info("healed %s", victim)
-            await asyncio.sleep(STALE_S)
-            del self._maimed[victim]
-
-        self._healing[victim] = heal
-        self._maimed[victim] = asyncio.create_task(later())
-
-    def _heal_all(self) -> None:
-        for task in self._maimed.values():
-            task.cancel()
-        for heal in self._healing.values():
-            heal()
 
 
 @dataclass(slots=True)
@@ -167,7 +60,8 @@ async def drill(cluster: Cluster, questions: list[Question], args: argparse.Name
     striking = asyncio.create_task(faults.run())
     await load.run(args.rate)
     striking.cancel()
-    await asyncio.wait([striking])
+    with contextlib.suppress(asyncio.CancelledError):
+        await striking
     struck_s = time.monotonic()
     outcome = Outcome()
     try:
