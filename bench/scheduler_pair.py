@@ -48,7 +48,7 @@ class Scheduler:
         config = SchedulerConfig(
             component=self.role,
             log_format="text",
-            log_level="warning",
+            log_level="error",
             endpoint=ipc_endpoint(folder),
             parent_pid=os.getpid(),
             instance_id=self.instance_id,
