@@ -45,3 +45,9 @@ def test_workers_share_the_cores(num_threads: int, num_workers: int, num_cores: 
 def test_clients_of_a_wildcard_address_use_loopback() -> None:
     assert SITE.client_host == "127.0.0.1"
     assert Site("10.0.0.5", 1, 2, 3).client_host == "10.0.0.5"
+
+
+def test_a_role_gets_its_further_options_after_all_others() -> None:
+    options = {"prefill": ["--tp", "2"], "decode": ["--page-size", "64"]}
+    _, prefill, decode, _ = components(Model("smollm2"), SITE, 1, 1, 3, options)
+    assert (prefill.arguments[-2:], decode.arguments[-2:]) == (("--tp", "2"), ("--page-size", "64"))

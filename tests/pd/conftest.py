@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from diptych.engine.events import (
     EmitTokens,
     NoteArrived,
     PagesDigested,
+    PagesUnpacked,
     PeerDown,
     PeerUp,
     SchedulerCore,
@@ -28,6 +30,7 @@ from diptych.engine.events import (
     Start,
     StreamPages,
     Transfer,
+    UnpackPages,
     WriteDone,
     WritePages,
 )
@@ -44,7 +47,7 @@ from diptych.engine.sampling_params import SamplingParams
 from diptych.engine.transfer_rules import TransferRules
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.digest import add_digests, digest_bytes
-from diptych.kvtransfer.transport import PageIndices
+from diptych.kvtransfer.transport import PageIndices, PageWrite
 from diptych.prefill.core import PrefillCore
 
 VOCAB = 1000
@@ -52,13 +55,14 @@ PAGE = 4
 CONTEXT = 256
 PREFILL, DECODE = 11, 22
 RULES = TransferRules(integrity="always")
+PARTS = np.uint64(0x5A5A_5A5A_5A5A_5A5A)  # what parts of pages look like, before they are put together
 KvArray = np.ndarray[Any, np.dtype[Any]]
 NewModel = Callable[[int], tuple[KvArray, Runner]]  # by the number of pages
 
 
-def null_model(num_pages: int) -> tuple[KvArray, Runner]:
+def null_model(num_pages: int, page_size: int = PAGE) -> tuple[KvArray, Runner]:
     """A pool of pages and what computes on it."""
-    kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
+    kv = np.zeros((num_pages, page_size), dtype=np.uint64)
     return kv, NullRunner(kv, VOCAB)
 
 
@@ -72,11 +76,14 @@ class Side:
         model: NewModel,
         limits: Limits,
         *rules: TransferRules,
+        page_size: int = PAGE,
     ) -> None:
         self.kv, self.runner = model(num_pages)
-        cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=16, max_tokens_per_request=limits.context_len)
+        cache = KvCache(
+            num_pages=num_pages, page_size=page_size, max_requests=16, max_tokens_per_request=limits.context_len
+        )
         self.cache = cache
-        self.core = build(cache, limits, *rules, PAGE * 8)
+        self.core = build(cache, limits, *rules, page_size * 8)
         self.outbox: deque[Transfer] = deque()
         self.digests: dict[int, int] = {}  # of what each room has written since its last note
         self.compiling: deque[CompileGrammar] = deque()
@@ -153,10 +160,17 @@ class Pair:
         eos_ids: frozenset[int] = frozenset(),
         rules: TransferRules = RULES,
         vocab_size: int = VOCAB,
+        page_sizes: tuple[int, int] | None = None,
+        in_parts: bool = False,
     ) -> None:
+        """Other `page_sizes` are for the null model. `in_parts`: what lands is nonsense until it is unpacked."""
         limits = Limits(context_len, vocab_size, eos_ids, max_step_tokens, 16, scheduling or Scheduling())
-        self.prefill = Side(PrefillCore, prefill_pages, model, limits, rules)
-        self.decode = Side(DecodeCore, decode_pages, model, limits)
+        models = [partial(null_model, page_size=size) for size in page_sizes] if page_sizes else [model, model]
+        sizes = page_sizes or (PAGE, PAGE)
+        self.prefill = Side(PrefillCore, prefill_pages, models[0], limits, rules, page_size=sizes[0])
+        self.decode = Side(DecodeCore, decode_pages, models[1], limits, page_size=sizes[1])
+        self.in_parts = in_parts
+        self.fail_next_unpacking = False
         self._overlapped = self._overlap_decode() if overlap else None
         self._check_every = check_every
         self._num_moves = 0
@@ -221,14 +235,14 @@ class Pair:
 
     def link_up(self) -> None:
         self.prefill.core.handle(PeerUp(DECODE), self.now_s)
-        self.decode.core.handle(PeerUp(PREFILL), self.now_s)
+        self.decode.core.handle(PeerUp(PREFILL, self.in_parts), self.now_s)
         self._collect()
 
     def link_down(self, side: Side) -> None:
         """One side loses the link: what it has not sent yet fails, then it hears of the loss."""
         peer = DECODE if side is self.prefill else PREFILL
         lost = [effect for effect in side.outbox if isinstance(effect, WritePages | StreamPages)]
-        side.outbox = deque(effect for effect in side.outbox if isinstance(effect, DigestPages))
+        side.outbox = deque(effect for effect in side.outbox if isinstance(effect, DigestPages | UnpackPages))
         for effect in lost:
             side.core.handle(WriteDone(effect.room, "link lost"), self.now_s)
         side.core.handle(PeerDown(peer, "test"), self.now_s)
@@ -262,6 +276,8 @@ class Pair:
                 self._send(side, other, effect)
             case DigestPages(room, pages):
                 side.core.handle(PagesDigested(room, side.digest(pages)), self.now_s)
+            case UnpackPages(room, _, pages):
+                side.core.handle(PagesUnpacked(room, self._unpack(side, pages)), self.now_s)
         self._collect()
         self._check_at_times()
         return True
@@ -323,13 +339,31 @@ class Pair:
 
     def _write(self, side: Side, other: Side, effect: WritePages | StreamPages) -> int | None:
         write = effect.write
-        other.kv[write.dst] = side.kv[write.src]
-        self.num_written += len(write.src)
+        self._copy(side, other, write)
+        if self.in_parts:
+            other.kv[write.dst] ^= PARTS
+        self.num_written += len(write.dst)
         digest = other.digest(write.dst) if effect.flow.with_digest else None
         if digest is not None:
             side.digests[effect.room] = add_digests(side.digests.get(effect.room, 0), digest)
         self._damage(other, write.dst)
         return digest
+
+    def _copy(self, side: Side, other: Side, write: PageWrite) -> None:
+        if side.kv.shape[1:] == other.kv.shape[1:]:
+            other.kv[write.dst] = side.kv[write.src]
+            return
+        tokens = side.kv[write.src].ravel()[write.skip_tokens :]
+        pages = np.zeros((len(write.dst), other.kv.shape[1]), other.kv.dtype)
+        pages.ravel()[: len(tokens)] = tokens[: pages.size]
+        other.kv[write.dst] = pages
+
+    def _unpack(self, side: Side, pages: PageIndices) -> str | None:
+        if self.fail_next_unpacking:
+            self.fail_next_unpacking = False
+            return "test"
+        side.kv[pages] ^= PARTS
+        return None
 
     def _damage(self, other: Side, pages: PageIndices) -> None:
         if self.corrupt_next_write:

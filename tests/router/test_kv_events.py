@@ -26,7 +26,7 @@ def test_a_router_follows_the_cached_pages_of_a_worker(cluster: Cluster) -> None
     cluster.report_kv(cluster.prefill(), KvEvents(sequence=2, stored=[12, 13], removed=[11]))
     cluster.wait_until(lambda: known(cluster) == (3, 1))
     prefill_id = cluster.prefill().instance.instance_id
-    assert cluster.router.fleet.prefix_index.holders([10, 12, 11]) == {prefill_id: 2}
+    assert cluster.router.fleet.prefix_index.holders({1: [10, 12, 11]}) == {prefill_id: 2}
 
 
 def test_after_a_gap_the_worker_is_asked_once_for_everything(cluster: Cluster) -> None:

@@ -19,27 +19,27 @@ def test_the_longest_prefix_of_each_holder_is_found() -> None:
     index.apply(1, KvNews(1, cleared=True, stored=(10, 11, 12)))
     index.apply(2, KvNews(1, cleared=True, stored=(10, 20)))
     index.apply(3, KvNews(1, cleared=True, stored=(30,)))
-    assert index.holders([10, 11, 12, 13]) == {1: 3, 2: 1}
-    assert index.holders([40]) == {}
-    assert index.holders([]) == {}
+    assert index.holders({1: [10, 11, 12, 13]}) == {1: 3, 2: 1}
+    assert index.holders({1: [40]}) == {}
+    assert index.holders({1: []}) == {}
 
 
 def test_a_change_in_order_is_applied() -> None:
     index = PrefixIndex()
     assert index.apply(1, KvNews(1, cleared=True, stored=(10, 11)))
     assert index.apply(1, KvNews(2, removed=(11,), stored=(12,)))
-    assert (index.num_pages(1), index.holders([10, 11]), index.is_in_sync(1)) == (2, {1: 1}, True)
+    assert (index.num_pages(1), index.holders({1: [10, 11]}), index.is_in_sync(1)) == (2, {1: 1}, True)
 
 
 def test_after_a_gap_nothing_is_believed_until_the_worker_starts_again() -> None:
     index = PrefixIndex()
     index.apply(1, KvNews(1, cleared=True, stored=(10,)))
     assert not index.apply(1, KvNews(3, stored=(11,)))
-    assert (index.holders([10]), index.num_pages(1), index.is_in_sync(1)) == ({}, 0, False)
+    assert (index.holders({1: [10]}), index.num_pages(1), index.is_in_sync(1)) == ({}, 0, False)
     assert index.apply(1, KvNews(4, stored=(12,)))  # was on its way when we asked
     assert index.num_pages(1) == 0
     assert index.apply(1, KvNews(5, cleared=True, stored=(10, 11)))
-    assert (index.holders([10, 11]), index.is_in_sync(1)) == ({1: 2}, True)
+    assert (index.holders({1: [10, 11]}), index.is_in_sync(1)) == ({1: 2}, True)
 
 
 def test_a_second_gap_is_asked_about_again() -> None:
@@ -57,9 +57,9 @@ def test_a_worker_that_does_not_begin_with_everything_is_asked() -> None:
 def test_a_set_that_is_not_complete_is_not_used() -> None:
     index = PrefixIndex()
     index.apply(1, KvNews(1, cleared=True, stored=(10,), more=True))
-    assert (index.holders([10]), index.is_in_sync(1)) == ({}, False)
+    assert (index.holders({1: [10]}), index.is_in_sync(1)) == ({}, False)
     index.apply(1, KvNews(2, stored=(11,)))
-    assert (index.holders([10, 11]), index.is_in_sync(1)) == ({1: 2}, True)
+    assert (index.holders({1: [10, 11]}), index.is_in_sync(1)) == ({1: 2}, True)
 
 
 def test_a_worker_that_is_gone_holds_nothing() -> None:
@@ -67,7 +67,7 @@ def test_a_worker_that_is_gone_holds_nothing() -> None:
     index.apply(1, KvNews(1, cleared=True, stored=(10,)))
     index.forget(1)
     index.forget(2)
-    assert (index.holders([10]), index.num_pages(1), index.is_in_sync(1)) == ({}, 0, False)
+    assert (index.holders({1: [10]}), index.num_pages(1), index.is_in_sync(1)) == ({}, 0, False)
 
 
 WORKER = 1
@@ -153,8 +153,17 @@ class TreeAndRouter(RuleBasedStateMachine):
         assert self.index._holders[WORKER].pages == set(self.tree.hashes())
         prompt = np.array(text, np.int64)
         num_pages = self.tree.peek(prompt)
-        assert self.index.holders(page_hashes(prompt, 1).tolist()) == ({WORKER: num_pages} if num_pages else {})
+        assert self.index.holders({1: page_hashes(prompt, 1).tolist()}) == ({WORKER: num_pages} if num_pages else {})
 
 
 TestTreeAndRouter = TreeAndRouter.TestCase
 TestTreeAndRouter.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_workers_with_other_page_sizes_are_compared_in_tokens() -> None:
+    prompt, index = np.arange(100), PrefixIndex()
+    chains = {page_size: page_hashes(prompt, page_size).tolist() for page_size in (16, 64)}
+    index.apply(1, KvNews(1, cleared=True, stored=chains[16][:5]))
+    index.apply(2, KvNews(1, cleared=True, stored=chains[64]))
+    assert index.holders(chains) == {1: 80, 2: 64}
+    assert index.holders({16: chains[16]}) == {1: 80}

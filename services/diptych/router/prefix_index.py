@@ -63,10 +63,14 @@ class PrefixIndex:
         """The worker, or the stream of its news, is gone."""
         self._holders.pop(instance_id, None)
 
-    def holders(self, hashes: Sequence[int]) -> Mapping[int, int]:
-        """Return how many leading pages of a prompt each holder has; who has none is left out."""
-        found = {key: _prefix_len(hashes, holder.pages) for key, holder in self._holders.items() if holder.in_sync}
-        return {instance_id: num_pages for instance_id, num_pages in found.items() if num_pages}
+    def holders(self, chains: Mapping[int, Sequence[int]]) -> Mapping[int, int]:
+        """Return how many leading tokens of a prompt each holder has; who has none is left out.
+
+        `chains`: the hashes of the prompt's pages, by page size. Workers need not agree on one, and a page's hash is
+        in the chain of its own size only.
+        """
+        found = {key: _cached_len(chains, holder.pages) for key, holder in self._holders.items() if holder.in_sync}
+        return {instance_id: num_tokens for instance_id, num_tokens in found.items() if num_tokens}
 
     def num_pages(self, instance_id: int) -> int:
         """Pages that the worker is known to hold."""
@@ -77,6 +81,10 @@ class PrefixIndex:
         """Whether this is the worker's whole set, as of its last message."""
         holder = self._holders.get(instance_id)
         return holder is not None and holder.in_sync
+
+
+def _cached_len(chains: Mapping[int, Sequence[int]], pages: set[int]) -> int:
+    return max((page_size * _prefix_len(hashes, pages) for page_size, hashes in chains.items()), default=0)
 
 
 def _prefix_len(hashes: Sequence[int], pages: set[int]) -> int:
