@@ -19,7 +19,7 @@ def test_two_and_one_workers_between_bootstrap_and_router() -> None:
 def test_a_worker_is_told_model_bootstrap_and_threads() -> None:
     _, prefill, _, _ = components(Model("smollm2"), SITE, num_prefill=1, num_decode=1, num_threads=3)
     model = "--model smollm2 --load-format auto"
-    flags = f"{model} --bootstrap 127.0.0.1:7000 --host 127.0.0.1 --port 0 --num-threads 3 --drain-s 5"
+    flags = f"{model} --bootstrap 127.0.0.1:7000 --host 127.0.0.1 --port 0 --metrics-port 0 --num-threads 3 --drain-s 5"
     assert prefill == Component("prefill#1", ("prefill", *flags.split()), num_threads=3)
 
 

@@ -85,7 +85,10 @@ def test_a_worker_on_slow_links_is_not_ready_and_the_others_serve(parts: Parts, 
     assert reason in prefill["not_ready"]
     assert reason in prefill["links"][0]["reason"]
 
-    parts.worker("prefill", *small, "--kv-require", "shm")
+    parts.worker("prefill", *small, "--kv-require", "shm", "--kv-path", "message")
     wait_for(lambda: parts.complete()[0] == 200, 60.0, "the worker with a fast link serves")
-    states = sorted((worker["role"], worker["state"]) for worker in parts.links())
+    workers = sorted(parts.links(), key=lambda worker: (str(worker["role"]), str(worker["state"])))
+    states = [(worker["role"], worker["state"]) for worker in workers]
     assert states == [("decode", "ready"), ("prefill", "ready"), ("prefill", "starting")]
+    (link,) = workers[1]["links"]
+    assert (link["state"], link["path"], [test["path"] for test in link["tests"]]) == ("up", "message", ["message"])

@@ -92,6 +92,7 @@ def _workers(
         "bootstrap": site.bootstrap,
         "host": "127.0.0.1",
         "port": 0,
+        "metrics-port": 0,
         "num-threads": num_threads,
         "drain-s": DRAIN_S,
     }

@@ -46,6 +46,8 @@ class WorkerConfig(EngineOptions):
         EngineOptions.validate(self)
         if self.stall_s <= 0:
             raise ConfigError(f"--stall-s must be positive, not {self.stall_s}")
+        if self.kv_backend == "nixl" and self.kv_require != "any":
+            raise ConfigError(f"--kv-require {self.kv_require} needs --kv-backend ucx: NIXL does not tell its lanes")
         self.transfer_rules.validate()
 
     @property

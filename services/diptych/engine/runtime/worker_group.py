@@ -96,7 +96,9 @@ class WorkerGroup:
         else:
             self._instance.not_ready = f"no peer is linked yet, and --kv-require asks for {requirement}"
         self._on_news()
-        logger.info("serving as %s; %s", self, self._instance.not_ready or "ready")
+        logger.info("serving as %s, metrics at %s", self, self._instance.metrics_address)
+        if self._instance.not_ready:
+            logger.warning("not ready: %s", self._instance.not_ready)
 
     async def relay(self) -> None:
         """Pass on what the scheduler says, for ever. Raises `SchedulerDied`."""
