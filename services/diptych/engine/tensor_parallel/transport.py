@@ -119,14 +119,13 @@ class TensorParallelTransport:
         return operation.name
 
     def poll(self) -> list[TransportEvent]:
-        for event in self._local.poll():
+        own, said = self._local.poll(), self._log.events()
+        for event in own:
             self._take(0, event)
-        for said in self._log.events():
-            self._take(said.rank, _from_wire(said))
-        for peer, link in list(self._links.items()):
-            for stream in list(link.streams):
-                self._advance(link, stream)  # what was refused for want of room
-            self._forget_if_down(peer, link)
+        for other in said:
+            self._take(other.rank, _from_wire(other))
+        if own or said:
+            self._settle()
         events, self._events = self._events, []
         return events
 
@@ -197,6 +196,13 @@ class TensorParallelTransport:
             self._end(operation)
 
     # what follows
+
+    def _settle(self) -> None:
+        """Try again what was refused for want of room, and forget links that are down."""
+        for peer, link in list(self._links.items()):
+            for stream in list(link.streams):
+                self._advance(link, stream)
+            self._forget_if_down(peer, link)
 
     def _advance(self, link: RankedLink, name: int) -> None:
         """End the operations of a stream whose parts have all ended, and send their notes, in order."""

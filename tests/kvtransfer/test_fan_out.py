@@ -1,0 +1,224 @@
+"""Workers with other numbers of ranks, as their schedulers see them: one link, whose pages and notes come whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diptych.engine.tensor_parallel.fan_out import FanOut
+from diptych.engine.tensor_parallel.rank_id import rank_id
+from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog
+from diptych.engine.tensor_parallel.rank_transfer import RankTransfer
+from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
+from diptych.engine.tensor_parallel.transport import TensorParallelTransport
+from diptych.kvtransfer.errors import LayoutMismatch, PeerUnreachable
+from diptych.kvtransfer.inproc import InprocNetwork
+from diptych.kvtransfer.layout import HeadShare, PoolLayout
+from diptych.kvtransfer.plan import Shard
+from diptych.kvtransfer.transport import Flow, LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
+from diptych.v1 import rank_pb2
+
+HEADS, LAYERS, DIM, NUM_PAGES = 4, 2, 16, 16
+LEFT, RIGHT, ROOM = 1, 2, 77
+Array = np.ndarray[Any, Any]
+
+
+class Worker:
+    """All ranks of an instance."""
+
+    def __init__(
+        self, network: InprocNetwork, instance_id: int, num_ranks: int, endpoint: str, page_size: int, heads: int
+    ) -> None:
+        self.instance_id = instance_id
+        shares = [HeadShare(rank, num_ranks, heads) if num_ranks > 1 else None for rank in range(num_ranks)]
+        own = max(1, heads // num_ranks)
+        self.layouts = [PoolLayout(NUM_PAGES, LAYERS, page_size, own, DIM, "float32", share) for share in shares]
+        self.log = RankLog(endpoint, num_ranks) if num_ranks > 1 else NoRanks()
+        first, *others = [network.transport(rank_id(instance_id, rank)) for rank in range(num_ranks)]
+        self.transport = TensorParallelTransport(first, self.log)
+        self.pools = [self.transport.allocate_pool(self.layouts[0])]
+        self.ranks: list[tuple[TpModelWorker, RankTransfer]] = []
+        for rank, transport in enumerate(others, 1):
+            links, channel = FanOut(transport), TpModelWorker(endpoint, rank)
+            self.pools.append(links.allocate_pool(self.layouts[rank]))
+            channel.answer(rank_pb2.RankAnswer(engine_metadata=links.metadata()))
+            self.ranks.append((channel, RankTransfer(links, self.pools[rank])))
+        self.metadata = self.transport.metadata()
+        self.events: list[TransportEvent] = []
+
+    def step(self) -> None:
+        for channel, transfer in self.ranks:
+            channel.apply_due(None, transfer, None)  # type: ignore[arg-type]
+            channel.report(transfer)
+
+    def poll(self) -> None:
+        self.events += self.transport.poll()
+
+    def fill(self, kv: Array) -> None:
+        """Give every rank its part of `[num_pages, layers, 2, page_size, heads, dim]`."""
+        for pool, layout in zip(self.pools, self.layouts, strict=True):
+            shard = Shard.of(layout)
+            self._view(pool, layout)[:] = kv[..., shard.first_head : shard.end_head, :]
+
+    def assert_holds(self, kv: Array, pages: list[int]) -> None:
+        for pool, layout in zip(self.pools, self.layouts, strict=True):
+            shard = Shard.of(layout)
+            found = self._view(pool, layout)[pages]
+            assert np.array_equal(found, kv[..., shard.first_head : shard.end_head, :])
+
+    def _view(self, pool: Any, layout: PoolLayout) -> Array:
+        return np.frombuffer(pool.buffer, np.float32).reshape(layout.shape)
+
+    def close(self) -> None:
+        self.transport.close()
+        for channel, _ in self.ranks:
+            channel.close()
+        if isinstance(self.log, RankLog):
+            self.log.close()
+
+
+class Both:
+    """Two workers and what is between them."""
+
+    def __init__(self, endpoint: str, num_left: int, num_right: int, page_sizes: tuple[int, int], heads: int) -> None:
+        self.network = InprocNetwork()
+        sizes = ((LEFT, num_left, page_sizes[0]), (RIGHT, num_right, page_sizes[1]))
+        self.left, self.right = (
+            Worker(self.network, name, ranks, f"{endpoint}{name}", size, heads) for name, ranks, size in sizes
+        )
+
+    def link(self) -> None:
+        self.left.transport.connect(RIGHT, self.right.metadata)
+        self.right.transport.connect(LEFT, self.left.metadata)
+        self.play(lambda: LinkUp(RIGHT) in self.left.events and LinkUp(LEFT) in self.right.events)
+        self.left.events.clear()
+        self.right.events.clear()
+
+    def play(self, until: Callable[[], bool]) -> None:
+        for _ in range(2000):
+            for worker in (self.left, self.right):
+                worker.step()
+                worker.poll()
+            if until():
+                return
+            self.network.step()
+        raise AssertionError(f"never; {self.left.events}, {self.right.events}")
+
+    def write(self, src: list[int], dst: list[int], note: bytes = b"", **flow: Any) -> int:
+        write = PageWrite(np.array(src), np.array(dst))
+        return self.left.transport.write_pages(RIGHT, write, note, Flow(ROOM, with_digest=True, **flow))
+
+    def done(self, worker: Worker, op: int) -> OpDone:
+        self.play(lambda: any(isinstance(event, OpDone) and event.op == op for event in worker.events))
+        return next(event for event in worker.events if isinstance(event, OpDone) and event.op == op)
+
+    def close(self) -> None:
+        self.left.close()
+        self.right.close()
+
+
+Make = Callable[..., Both]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[Both] = []
+
+    def make(left: int, right: int, page_sizes: tuple[int, int] = (8, 8), heads: int = HEADS) -> Both:
+        made.append(Both(f"ipc://{tmp_path}/{len(made)}-", left, right, page_sizes, heads))
+        made[-1].link()
+        return made[-1]
+
+    yield make
+    for both in made:
+        both.close()
+
+
+def some_kv(num_pages: int, page_size: int, heads: int = HEADS) -> Array:
+    shape = (num_pages, LAYERS, 2, page_size, heads, DIM)
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "heads"),
+    [(1, 1, 4), (2, 1, 4), (1, 2, 4), (4, 2, 4), (2, 4, 4), (4, 1, 4), (3, 2, 6), (4, 2, 2), (4, 1, 1), (1, 4, 2)],
+)
+def test_a_note_comes_after_every_part_and_carries_the_digest_of_them_all(
+    make: Make, left: int, right: int, heads: int
+) -> None:
+    both = make(left, right, heads=heads)
+    kv = some_kv(NUM_PAGES, 8, heads)
+    both.left.fill(kv)
+    src, dst = [3, 9, 4], [7, 1, 2]
+    op = both.write(src, dst, b"all is there")
+    both.play(lambda: any(isinstance(event, NoteReceived) for event in both.right.events))
+    (note,) = [event for event in both.right.events if isinstance(event, NoteReceived)]
+    landed = both.done(both.right, both.right.transport.digest_pages(np.array(dst))).digest
+    assert note == NoteReceived(LEFT, b"all is there", landed)
+    if both.right.transport.lands_in_parts(LEFT):
+        unpacked = both.right.transport.unpack_pages(LEFT, np.array(dst))
+        assert both.done(both.right, unpacked).error is None
+    both.right.assert_holds(kv[src], dst)
+    assert both.done(both.left, op) == OpDone(op, None, landed)
+
+
+def test_pages_of_another_size_come_from_several_ranks(make: Make) -> None:
+    both = make(2, 1, (4, 8))
+    kv = some_kv(NUM_PAGES, 4)
+    both.left.fill(kv)
+    assert both.done(both.left, both.write([5, 6, 8, 2], [9, 3])).error is None
+    both.done(both.right, both.right.transport.unpack_pages(LEFT, np.array([9, 3])))
+    wanted = np.stack([np.concatenate([kv[a], kv[b]], axis=2) for a, b in ((5, 6), (8, 2))])
+    both.right.assert_holds(wanted, [9, 3])
+
+
+def test_what_follows_on_a_stream_waits_for_the_slowest_part(make: Make) -> None:
+    both = make(1, 2)
+    ops = [both.write([1], [2]), both.left.transport.send_note(RIGHT, b"first", stream=ROOM), both.write([3], [4])]
+    last = both.left.transport.send_note(RIGHT, b"second", stream=ROOM)
+    assert {both.done(both.left, op).error for op in (*ops, last)} == {None}
+    both.play(lambda: len(both.right.events) == 2)
+    assert [event.data for event in both.right.events if isinstance(event, NoteReceived)] == [b"first", b"second"]
+
+
+@pytest.mark.parametrize(("left", "right"), [(1, 2), (2, 1), (4, 2)])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_link_that_breaks_between_two_ranks_is_down_as_a_whole(make: Make, left: int, right: int, last: bool) -> None:
+    both = make(left, right)
+    op = both.write([1, 2], [3, 4], b"never to come")
+    ends = (rank_id(LEFT, left - 1), rank_id(RIGHT, right - 1)) if last else (LEFT, RIGHT)
+    both.network.cut(*ends)
+    both.play(lambda: any(isinstance(event, LinkDown) for event in both.left.events))
+    both.play(lambda: any(isinstance(event, LinkDown) for event in both.right.events))
+    assert [type(event) for event in both.left.events] == [OpDone, LinkDown]
+    assert both.done(both.left, op).error
+    assert [type(event) for event in both.right.events] == [LinkDown]
+    with pytest.raises(PeerUnreachable):
+        both.write([1], [2])
+    both.left.events.clear()
+    both.right.events.clear()
+    both.link()
+    assert both.done(both.left, both.write([1], [2])).error is None
+
+
+def test_a_writer_is_gone_when_all_of_its_ranks_are(make: Make) -> None:
+    both = make(2, 1)
+    both.network.kill(rank_id(LEFT, 1))
+    both.right.poll()
+    assert LinkDown not in map(type, both.right.events)  # rank 0 has not heard of it
+    assert not both.right.transport.writer_gone(LEFT)
+    both.network.kill(LEFT)
+    both.right.poll()
+    assert both.right.transport.writer_gone(LEFT)
+
+
+def test_another_model_is_refused_by_the_first_rank(make: Make, tmp_path: Path) -> None:
+    both = make(2, 1)
+    other = Worker(both.network, 3, 1, f"ipc://{tmp_path}/other", 8, heads=8)
+    with pytest.raises(LayoutMismatch, match="another model"):
+        both.left.transport.connect(3, other.metadata)
+    other.close()
