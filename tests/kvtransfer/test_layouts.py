@@ -173,9 +173,18 @@ def test_ucx_packs_the_same_on_every_path(make_child_end: Make, link: Link, path
     workers.assert_arrived()
 
 
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_nixl_sends_the_same(make_child_end: Make, link: Link, has_nixl: None, case: Case) -> None:
+    workers = Workers(case, lambda instance, layout: make_child_end("nixl-shm", instance, layout), link)
+    workers.write()
+    assert workers.digests() == workers.landed()
+    workers.unpack()
+    workers.assert_arrived()
+
+
 @pytest.mark.parametrize("name", ["two ranks to one", "ranks, pages and type"])
-def test_layers_that_are_sent_in_groups_make_the_same_pages(make_ucx_end: Make, link: Link, name: str) -> None:
-    workers = Workers(CASES[name], lambda instance, layout: make_ucx_end(instance, layout=layout), link)
+def test_layers_that_are_sent_in_groups_make_the_same_pages(make_process_end: Make, link: Link, name: str) -> None:
+    workers = Workers(CASES[name], lambda instance, layout: make_process_end(instance, layout=layout), link)
     total = 0
     for layers in ((0, 1), (1, 3), (3, 4)):
         workers.write(layers)
@@ -185,8 +194,8 @@ def test_layers_that_are_sent_in_groups_make_the_same_pages(make_ucx_end: Make, 
     workers.assert_arrived()
 
 
-def test_a_note_carries_the_digest_of_the_pages_as_they_landed(make_ucx_end: Make, link: Link) -> None:
-    workers = Workers(CASES["larger pages"], lambda instance, layout: make_ucx_end(instance, layout=layout), link)
+def test_a_note_carries_the_digest_of_the_pages_as_they_landed(make_process_end: Make, link: Link) -> None:
+    workers = Workers(CASES["larger pages"], lambda instance, layout: make_process_end(instance, layout=layout), link)
     (sender,), (receiver,) = workers.senders, workers.receivers
     workers.write(stream=5)
     sender.note(receiver.instance_id, b"handed off", stream=5)
@@ -206,8 +215,10 @@ def test_a_page_goes_as_one_run_of_the_targets_bytes(make_child_end: Make, link:
     assert sent == len(workers.case.dst_pages) * workers.case.dst[0].page_nbytes
 
 
-def test_pages_of_a_peer_can_be_unpacked_when_its_link_is_gone(make_ucx_end: Make, link: Link) -> None:
-    workers = Workers(CASES["two ranks to one"], lambda instance, layout: make_ucx_end(instance, layout=layout), link)
+def test_pages_of_a_peer_can_be_unpacked_when_its_link_is_gone(make_process_end: Make, link: Link) -> None:
+    workers = Workers(
+        CASES["two ranks to one"], lambda instance, layout: make_process_end(instance, layout=layout), link
+    )
     workers.write()
     workers.digests()
     (receiver,) = workers.receivers

@@ -14,16 +14,17 @@ from collections.abc import Callable
 from threading import Event, Lock, Thread
 from typing import Final
 
+from diptych.kernels.page_pack import PagePack
 from diptych.kvtransfer.errors import MalformedNote, TransferError
 from diptych.kvtransfer.metadata import EngineMetadata
 from diptych.kvtransfer.nixl.agent import Agent
 from diptych.kvtransfer.nixl.conversation import Conversation, Down, Heard, Note, Up
-from diptych.kvtransfer.nixl.digesting import Digesting
 from diptych.kvtransfer.nixl.event_queue import EventQueue
 from diptych.kvtransfer.nixl.frames import Frame, decode
 from diptych.kvtransfer.nixl.link import Link
-from diptych.kvtransfer.nixl.memory import Memory
+from diptych.kvtransfer.nixl.memory import Memory, Staging
 from diptych.kvtransfer.nixl.options import NixlOptions
+from diptych.kvtransfer.nixl.own_work import OwnWork
 from diptych.kvtransfer.transport import InstanceId, LinkDown, LinkUp, NoteReceived, OpDone
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,8 @@ class Engine:
         self._sessions: dict[InstanceId, int] = {}  # of peers, in their last link
         self._num_sessions = 0
         self._tasks: deque[Callable[[], None]] = deque()
-        self._digests: deque[Digesting] = deque()
+        self._stagings: dict[PagePack, Staging] = {}  # shared by links to pools of one layout
+        self._own_work: deque[OwnWork] = deque()
         self._woken = Event()
         self._is_stopping = False
         self._thread = Thread(target=self._run, name="nixl", daemon=True)
@@ -72,7 +74,9 @@ class Engine:
         self._woken.set()
         self._thread.join()
 
-    def open(self, peer: InstanceId, metadata: EngineMetadata, opened: Callable[[Link], None]) -> None:
+    def open(
+        self, peer: InstanceId, metadata: EngineMetadata, pack: PagePack | None, opened: Callable[[Link], None]
+    ) -> None:
         """Begin a link. On the thread."""
         now_ns = time.monotonic_ns()
         self._num_sessions += 1
@@ -88,14 +92,20 @@ class Engine:
         self._links[peer] = link
         opened(link)
         try:
+            link.staging = self._staging(pack) if pack is not None else None
             link.name = self._agent.add(metadata.worker_address)
         except TransferError as error:
             link.is_removed = True
             self._begin_to_close(link, str(error), now_ns)
 
-    def digest(self, digesting: Digesting) -> None:
-        """Compute a digest, between other work. On the thread."""
-        self._digests.append(digesting)
+    def _staging(self, pack: PagePack) -> Staging:
+        if pack not in self._stagings:
+            self._stagings[pack] = Staging(self._agent, self._memory, pack)
+        return self._stagings[pack]
+
+    def begin(self, work: OwnWork) -> None:
+        """Do something with our pages, between other work. On the thread."""
+        self._own_work.append(work)
 
     def close(self, peer: InstanceId, reason: str) -> None:
         """End a link. On the thread."""
@@ -126,14 +136,14 @@ class Engine:
         now_ns = time.monotonic_ns()
         for link in list(self._links.values()):
             busy |= self._advance(link, now_ns)
-        if self._digests:
-            self._go_on_digesting(self._digests[0])
-        return busy or bool(self._digests)
+        if self._own_work:
+            self._go_on(self._own_work[0])
+        return busy or bool(self._own_work)
 
-    def _go_on_digesting(self, digesting: Digesting) -> None:
-        if digesting.go_on(self._memory):
-            self._digests.popleft()
-            self._events.push(OpDone(digesting.operation, None, digesting.digest))
+    def _go_on(self, work: OwnWork) -> None:
+        if work.go_on(self._memory):
+            self._own_work.popleft()
+            self._events.push(OpDone(work.operation, None, work.digest))
 
     def _receive(self) -> bool:
         received = self._agent.receive()

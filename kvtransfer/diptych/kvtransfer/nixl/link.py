@@ -14,12 +14,21 @@ from diptych.kvtransfer.metadata import EngineMetadata
 from diptych.kvtransfer.nixl.agent import Agent
 from diptych.kvtransfer.nixl.conversation import Conversation
 from diptych.kvtransfer.nixl.frames import Frame, encode
-from diptych.kvtransfer.nixl.memory import Memory
-from diptych.kvtransfer.nixl.streams import Operation, Piece, Streams
+from diptych.kvtransfer.nixl.memory import Memory, Region, Staging
+from diptych.kvtransfer.nixl.streams import Operation, Pages, Piece, Streams
 from diptych.kvtransfer.pool import num_pages_to_allocate
 from diptych.kvtransfer.transport import InstanceId, OpDone
 
 MAX_IN_FLIGHT_NBYTES: Final = 8 << 20  # NIXL can't cancel what was posted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InFlight:
+    """A piece on its way."""
+
+    handle: Any
+    piece: Piece
+    places: Pages  # of its bytes in the region that they are sent from
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +46,8 @@ class Link:
     streams: Streams = field(default_factory=Streams)
     submitted: deque[Operation] = field(default_factory=deque)
     is_accepting: bool = False
-    in_flight: deque[tuple[Any, Piece]] = field(default_factory=deque)
+    staging: Staging | None = None  # where the peer's pages have another layout
+    in_flight: deque[InFlight] = field(default_factory=deque)
     in_flight_bytes: int = 0
     bytes_sent: int = 0
     next_beat_ns: int = 0
@@ -58,7 +68,10 @@ class Link:
         """Take, complete, post and say what can be now; return whether there was anything. Raises `TransferError`."""
         before = len(self.submitted), len(self.in_flight), self.bytes_sent
         while self.submitted:
-            self.streams.add(self.submitted.popleft())
+            operation = self.submitted.popleft()
+            if self.staging is not None:
+                operation.max_pages = self.staging.max_pages
+            self.streams.add(operation)
         if not self.streams:
             return False
         self.streams.expire(now_s)
@@ -79,10 +92,10 @@ class Link:
 
     def drop(self) -> bool:
         """Release what was posted and has ended; return whether that is everything."""
-        for _ in range(len(self.in_flight)):
-            handle, piece = self.in_flight.popleft()
-            if not self._has_ended(handle):
-                self.in_flight.append((handle, piece))
+        ended = [each for each in self.in_flight if self._has_ended(each.handle)]
+        for each in ended:
+            self.in_flight.remove(each)
+            self._free(each)
         return not self.in_flight
 
     def release(self) -> None:
@@ -92,14 +105,15 @@ class Link:
 
     def _complete(self) -> None:
         for _ in range(len(self.in_flight)):
-            handle, piece = self.in_flight.popleft()
-            if not self.agent.is_complete(handle):
-                self.in_flight.append((handle, piece))
+            each = self.in_flight.popleft()
+            if not self.agent.is_complete(each.handle):
+                self.in_flight.append(each)
                 continue
-            self.agent.release(handle)
-            self.in_flight_bytes -= piece.nbytes
-            self.bytes_sent += piece.nbytes
-            piece.operation.num_in_flight -= 1
+            self.agent.release(each.handle)
+            self.in_flight_bytes -= each.piece.nbytes
+            self.bytes_sent += each.piece.nbytes
+            each.piece.operation.num_in_flight -= 1
+            self._free(each)
 
     def _end_written(self) -> None:
         for operation in self.streams.written():
@@ -117,14 +131,27 @@ class Link:
         return not parts
 
     def _post(self) -> None:
-        while self.in_flight_bytes < MAX_IN_FLIGHT_NBYTES and (piece := self.streams.next_piece()) is not None:
+        while self._has_room and (piece := self.streams.next_piece()) is not None:
+            region, places = self._loaded(piece)
             if piece.operation.digest is not None:
-                piece.operation.digest = add_digests(piece.operation.digest, self._digest(piece))
+                piece.operation.digest = add_digests(piece.operation.digest, self._digest(piece, region, places))
             window = piece.operation.window
-            ours = self.memory.prepared(window.src, window.nbytes)
-            handle = self.agent.write(ours, piece.src, self._prepared(window.dst, window.nbytes), piece.dst)
-            self.in_flight.append((handle, piece))
+            ours = region.prepared(window.src, window.nbytes)
+            handle = self.agent.write(ours, places, self._prepared(window.dst, window.nbytes), piece.dst)
+            self.in_flight.append(InFlight(handle, piece, places))
             self.in_flight_bytes += piece.nbytes
+
+    @property
+    def _has_room(self) -> bool:
+        return self.in_flight_bytes < MAX_IN_FLIGHT_NBYTES and (self.staging is None or self.staging.has_room)
+
+    def _loaded(self, piece: Piece) -> tuple[Region, Pages]:
+        """Where the bytes of a piece are sent from."""
+        if self.staging is None:
+            return self.memory.region, piece.src
+        source = piece.operation.source
+        assert source is not None, "a peer's pages have one layout"
+        return self.staging.region, self.staging.fill(source, piece.src)
 
     def _prepared(self, offset: int, nbytes: int) -> Any:
         """The peer's pages, or a window of each."""
@@ -134,14 +161,18 @@ class Link:
             self._remote[offset, nbytes] = self.agent.prepare(self.name, base, nbytes, layout.page_nbytes, count)
         return self._remote[offset, nbytes]
 
-    def _digest(self, piece: Piece) -> int:
+    def _digest(self, piece: Piece, region: Region, places: Pages) -> int:
         window, page_nbytes = piece.operation.window, self.metadata.layout.page_nbytes
         return add_digests(
             *(
-                digest_bytes(self.memory.window(src, window.src, window.nbytes), dst * page_nbytes + window.dst)
-                for src, dst in zip(piece.src.tolist(), piece.dst.tolist(), strict=True)
+                digest_bytes(region.window(place, window.src, window.nbytes), dst * page_nbytes + window.dst)
+                for place, dst in zip(places.tolist(), piece.dst.tolist(), strict=True)
             )
         )
+
+    def _free(self, ended: InFlight) -> None:
+        if self.staging is not None:
+            self.staging.free(ended.places)
 
     def _has_ended(self, handle: Any) -> bool:
         try:

@@ -7,6 +7,7 @@ the same pages; when one fails, so do all later ones, except on stream 0.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ class Operation:
     num_posted: int = 0  # pages
     num_in_flight: int = 0  # pieces
     error: str | None = None
+    source: Pages | None = None  # pages whose tokens are packed; then `src` are the first tokens of each image
+    max_pages: int = sys.maxsize  # of a piece
     has_note: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -168,6 +171,7 @@ class Streams:
 
 def _cut(operation: Operation) -> Piece:
     first = operation.num_posted
-    end = min(first + max(1, PIECE_NBYTES // operation.window.nbytes), len(operation.src))
+    count = min(max(1, PIECE_NBYTES // operation.window.nbytes), operation.max_pages)
+    end = min(first + count, len(operation.src))
     operation.num_posted, operation.num_in_flight = end, operation.num_in_flight + 1
     return Piece(operation, operation.src[first:end], operation.dst[first:end])

@@ -13,18 +13,18 @@ from typing import Final
 import numpy as np
 
 from diptych.kvtransfer import metadata as codec
-from diptych.kvtransfer.errors import LayoutMismatch, NoteTooLong, PeerUnreachable, TransferError, TransferQueueFull
+from diptych.kvtransfer.errors import NoteTooLong, PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.nixl.agent import Agent
 from diptych.kvtransfer.nixl.conversation import parts_of
-from diptych.kvtransfer.nixl.digesting import Digesting
 from diptych.kvtransfer.nixl.engine import Engine
 from diptych.kvtransfer.nixl.event_queue import EventQueue
 from diptych.kvtransfer.nixl.link import Link
 from diptych.kvtransfer.nixl.memory import Memory
 from diptych.kvtransfer.nixl.options import NixlOptions
+from diptych.kvtransfer.nixl.own_work import OwnWork
 from diptych.kvtransfer.nixl.streams import Operation
-from diptych.kvtransfer.plan import ByteWindow, Conversion, Copies
+from diptych.kvtransfer.plan import ByteWindow, Conversion, Copies, Runs
 from diptych.kvtransfer.pool import HostPool, check_pages, num_pages_to_allocate
 from diptych.kvtransfer.process import is_gone, is_visible, own_identity
 from diptych.kvtransfer.transport import (
@@ -43,8 +43,8 @@ from diptych.kvtransfer.transport import (
 BACKEND: Final = "nixl"
 PATH: Final = "put"
 MAX_NOTE_NBYTES: Final = 16 << 20
-_NO_PAGES: Final = np.empty(0, np.int32)
-_NO_WINDOW: Final = ByteWindow(0, 0, 1)
+_NO_PAGES: Final = np.empty(0, np.int64)
+_NO_RUNS: Final = Runs(_NO_PAGES, _NO_PAGES, _NO_PAGES, ByteWindow(0, 0, 1))
 
 
 @dataclass(slots=True)
@@ -69,6 +69,7 @@ class NixlTransport:
         self._engine: Engine | None = None
         self._metadata = b""
         self._links: dict[InstanceId, _Linked] = {}
+        self._part_heads: dict[InstanceId, tuple[int, ...]] = {}  # of what each peer wrote, or will
         self._former: dict[InstanceId, codec.EngineMetadata] = {}
         self._op_ids = itertools.count(1)
         self._num_ops = 0  # submitted and not polled as ended
@@ -79,7 +80,9 @@ class NixlTransport:
         self._memory = Memory(self._agent, layout)
         address, version = self._agent.metadata(), self._agent.version
         self._metadata = codec.encode(
-            codec.EngineMetadata(own_identity(), layout, self._memory.base, b"nixl", address, version, backend=BACKEND)
+            codec.EngineMetadata(
+                own_identity(), layout, self._memory.region.base, b"nixl", address, version, backend=BACKEND
+            )
         )
         self._engine = Engine(self.instance_id, self._agent, self._memory, self._options, self._events)
         return self._memory.pool
@@ -91,11 +94,12 @@ class NixlTransport:
     def connect(self, peer: InstanceId, metadata: bytes) -> None:
         described = codec.decode(metadata, like=self._pool().layout, backend=BACKEND)
         conversion = Conversion.between(self._pool().layout, described.layout)
-        if not conversion.is_trivial:
-            raise LayoutMismatch("NIXL moves pages as they are: give both workers the same pages, or --kv-backend ucx")
         if peer not in self._links:
             self._links[peer] = linked = _Linked(described, conversion.copies)
-            self._running().perform(partial(self._running().open, peer, described, partial(setattr, linked, "link")))
+            self._part_heads[peer] = conversion.part_heads
+            pack = conversion.copies.pack if conversion.copies is not None else None
+            opened = partial(setattr, linked, "link")
+            self._running().perform(partial(self._running().open, peer, described, pack, opened))
 
     def disconnect(self, peer: InstanceId) -> None:
         self._running().perform(partial(self._running().close, peer, "disconnected"))
@@ -107,24 +111,22 @@ class NixlTransport:
         runs = linked.copies.cut(write)
         check_pages(runs.src, num_pages_to_allocate(self._pool().layout))
         check_pages(runs.dst, num_pages_to_allocate(linked.metadata.layout))
-        src, dst = runs.src.astype(np.int32), runs.dst.astype(np.int32)
-        return self._submit(link, flow, src, dst, runs.window, note, None)
+        return self._submit(link, flow, runs, note, None)
 
     def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
         assert note, "an empty note says nothing"
-        return self._submit(self._link(peer), Flow(stream), _NO_PAGES, _NO_PAGES, _NO_WINDOW, note, digest)
+        return self._submit(self._link(peer), Flow(stream), _NO_RUNS, note, digest)
 
     def digest_pages(self, pages: PageIndices) -> int:
-        check_pages(np.asarray(pages), num_pages_to_allocate(self._pool().layout))
-        operation = self._new_operation()
-        self._running().perform(partial(self._running().digest, Digesting(operation, np.asarray(pages).tolist())))
-        return operation
+        return self._begin(pages, ())
 
     def lands_in_parts(self, peer: InstanceId) -> bool:
-        return False
+        return len(self._part_heads.get(peer, ())) > 1
 
     def unpack_pages(self, peer: InstanceId, pages: PageIndices) -> int:
-        raise TransferError("pages that come over NIXL are in no parts")
+        if peer not in self._part_heads:
+            raise PeerUnreachable(f"no link to {peer:016x}")
+        return self._begin(pages, self._part_heads[peer])
 
     def poll(self) -> list[TransportEvent]:
         events = self._events.drain() if self._engine is not None else []
@@ -184,16 +186,7 @@ class NixlTransport:
         self._events.close()
         self._links.clear()
 
-    def _submit(
-        self,
-        link: Link,
-        flow: Flow,
-        src: PageIndices,
-        dst: PageIndices,
-        window: ByteWindow,
-        note: bytes,
-        note_digest: int | None,
-    ) -> int:
+    def _submit(self, link: Link, flow: Flow, runs: Runs, note: bytes, note_digest: int | None) -> int:
         if len(note) > MAX_NOTE_NBYTES:
             raise NoteTooLong(f"a note of {len(note)} bytes; {MAX_NOTE_NBYTES} are possible")
         deadline_s = math.inf if flow.timeout_s is None else time.monotonic() + flow.timeout_s
@@ -201,13 +194,27 @@ class NixlTransport:
         with engine.lock:
             if not link.is_accepting:
                 raise PeerUnreachable(f"no link to {link.peer:016x}")
-            name, parts = self._new_operation(), deque(parts_of(note))
-            digest = 0 if flow.with_digest else None
-            link.submitted.append(
-                Operation(name, flow.stream, flow.priority, deadline_s, src, dst, window, parts, note_digest, digest)
+            operation = Operation(
+                self._new_operation(),
+                flow.stream,
+                flow.priority,
+                deadline_s,
+                *_copied(runs),
+                runs.window,
+                deque(parts_of(note)),
+                note_digest,
+                0 if flow.with_digest else None,
             )
+            operation.source = runs.src.copy() if len(runs.first_tokens) else None
+            link.submitted.append(operation)
         engine.wake()
-        return name
+        return operation.name
+
+    def _begin(self, pages: PageIndices, part_heads: tuple[int, ...]) -> int:
+        check_pages(np.asarray(pages), num_pages_to_allocate(self._pool().layout))
+        work = OwnWork(self._new_operation(), np.asarray(pages).tolist(), part_heads)
+        self._running().perform(partial(self._running().begin, work))
+        return work.operation
 
     def _new_operation(self) -> int:
         if self._num_ops >= self._options.max_operations:
@@ -228,6 +235,11 @@ class NixlTransport:
     def _running(self) -> Engine:
         assert self._engine is not None, "allocate the pool first"
         return self._engine
+
+
+def _copied(runs: Runs) -> tuple[PageIndices, PageIndices]:
+    """What the caller's arrays say now: `src` and `dst` of an operation."""
+    return (runs.first_tokens if len(runs.first_tokens) else runs.src.copy()), runs.dst.copy()
 
 
 def open_transport(instance_id: InstanceId, *, options: NixlOptions) -> NixlTransport:
