@@ -162,6 +162,10 @@ class PagePool:
         current = self._generation[pages] == generations
         return bool((current & (self._state[pages] != PageState.FREE)).all())
 
+    def states(self, pages: Pages) -> npt.NDArray[np.int8]:
+        """Return the `PageState` of each page."""
+        return self._state[self._checked(pages)]
+
     def counts(self) -> dict[str, int]:
         """Return the number of pages in each state; `exporting` pages are also counted in theirs."""
         free, owned, cached, importing, quarantined = np.bincount(self._state[1:], minlength=len(PageState)).tolist()

@@ -209,6 +209,7 @@ class PrefillCore:
         self._rooms.expire(now_s)
         for peer, room_id in self._rendezvous.expire(now_s):
             reason = Abort(room_id, FailureCode.ABORTED.value, "the router never sent this room to prefill")
+            self._rendezvous.park(peer, reason, now_s)  # decode takes its pages back: they must not be written any more
             self._effects.append(SendNote(peer, reason))
 
     def next_deadline_s(self) -> float | None:

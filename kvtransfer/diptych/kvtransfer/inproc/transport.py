@@ -153,7 +153,6 @@ class InprocTransport:
         half = self.halves.get(peer)
         if half is None or half.partner is None:
             raise PeerUnreachable(f"no link to {peer:016x}")
-        self._check_queue()
         return half
 
     def _check_queue(self) -> None:
@@ -174,6 +173,7 @@ class InprocTransport:
         return self.own_work[-1].name
 
     def _append(self, half: Half, flow: Flow, operation: Operation) -> int:
+        self._check_queue()
         operation.name = self._new_operation()
         if flow.timeout_s is not None:
             operation.deadline_s = self._clock() + flow.timeout_s

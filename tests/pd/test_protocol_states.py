@@ -1,0 +1,48 @@
+"""Every state that one or two rooms can reach: all interleavings, with each thing that can go wrong at every moment.
+
+In each state the rules hold, and from each one it can come to a state where everything has ended and nothing is held.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from simulation.explore import explore
+from simulation.two_sides import Budget, TwoSides
+
+DEEP = pytest.mark.skipif(not os.environ.get("DIPTYCH_DEEP_CHECKS"), reason="takes a minute")
+SINGLE = ((1, 2, 3),)  # a room of one page
+CHUNKED = ((1, 2, 3, 1, 2, 3),)  # a room of two pages, computed in two steps
+SHARING = ((1, 2, 3), (4, 5, 6))  # two rooms of a page each
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [Budget(losses=1), Budget(crashes=1), Budget(aborts=1, failures=1), Budget(aborts=1, damages=1)],
+    ids=str,
+)
+def test_a_chunked_room_is_right_in_every_state(budget: Budget) -> None:
+    graph = explore(TwoSides(CHUNKED, budget, prefill_pages=3, decode_pages=4))
+    assert len(graph.came_from) > 300
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [
+        Budget(aborts=1, doubled=1),
+        Budget(doubled=1, hurries=1),
+        pytest.param(Budget(aborts=1, losses=1), marks=DEEP),
+        pytest.param(Budget(aborts=1, crashes=1), marks=DEEP),
+        pytest.param(Budget(aborts=1, doubled=1, hurries=1), marks=DEEP),
+    ],
+    ids=str,
+)
+def test_a_room_is_right_in_every_state_when_two_things_go_wrong(budget: Budget) -> None:
+    graph = explore(TwoSides(SINGLE, budget, prefill_pages=3, decode_pages=3))
+    assert len(graph.came_from) > 80
+
+
+def test_two_rooms_that_share_a_page_are_right_in_every_state() -> None:
+    graph = explore(TwoSides(SHARING, Budget(), prefill_pages=3, decode_pages=2))
+    assert len(graph.came_from) > 500

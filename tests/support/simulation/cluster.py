@@ -1,0 +1,317 @@
+"""A cluster of prefill and decode workers, a router, and the faults that befall them, a small step at a time.
+
+Every method that does something says whether anything happened. The router does what the real one does: it starts both
+legs, and a leg that fails or is lost has the other one aborted. It never gives up by itself: stuck rooms show.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from diptych.engine.events import AbortRoom, Start
+from diptych.engine.transfer_rules import TransferRules
+from diptych.kvtransfer.inproc import FaultPlan
+from simulation.network import WatchedNetwork
+from simulation.requests import Attempt, Leg, new_attempt, random_prompt
+from simulation.rules import Rules
+from simulation.worker import Members, Worker
+
+RULES = TransferRules(integrity="always")
+SETTLE_S = 5.0  # after the last fault a room may stay open that long
+EXPLAINED_S = 3.0  # after a link broke and came back, rooms may still fail by it
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a cluster is made of."""
+
+    num_prefill: int = 2
+    num_decode: int = 2
+    prefill_pages: int = 24
+    decode_pages: int = 24
+    max_step_tokens: int = 8
+    overlap: bool = False
+    max_ops: int = 4096  # of a transport
+    rules: TransferRules = RULES
+    is_lossy: bool = False  # notes may be lost, doubled and late while their link is up
+
+
+class Cluster:
+    """Workers by place: a restarted one has a new instance id at the same place."""
+
+    def __init__(self, shape: Shape, rng: random.Random) -> None:
+        self.shape = shape
+        self.rng = rng
+        self.now_s = 0.0
+        self.workers: dict[int, Worker] = {}  # all that ever lived, by instance id
+        self.attempts: dict[int, Attempt] = {}
+        self.open_rooms: list[int] = []
+        self.places: list[int] = []  # instance ids that live
+        self.rules = Rules(self.workers, self.attempts, is_lossy=shape.is_lossy)
+        self.network = WatchedNetwork(rng, self.rules)
+        self.late_starts: list[tuple[Leg, int]] = []  # (leg, peer), still with the router
+        self._disturbed_s: dict[frozenset[int], float] = {}
+        roles = ["prefill"] * shape.num_prefill + ["decode"] * shape.num_decode
+        for role in roles:
+            self.places.append(self._new_worker(role))
+        self._tell_members()
+
+    # requests
+
+    def start(self, deadline_s: float | None, hold_back: bool) -> bool:
+        """Start an attempt on a random pair; with `hold_back` one leg comes later."""
+        prefill, decode = self.rng.choice(self._alive("prefill")), self.rng.choice(self._alive("decode"))
+        room = len(self.attempts) + 1
+        attempt = new_attempt(
+            room,
+            random_prompt(self.rng),
+            self.rng.choice([1, 2, 3, 8, 20]),
+            prefill=prefill,
+            decode=decode,
+            deadline_s=deadline_s and self.now_s + deadline_s,
+        )
+        self.attempts[room] = attempt
+        self.open_rooms.append(room)
+        attempt.excuses |= {"deadline"} if deadline_s else set()
+        attempt.excuses |= {"operation failed"} if self.network.faults.fail_op else set()
+        attempt.excuses |= {"slow"} if self.shape.rules.timeout_s < 1.0 else set()
+        attempt.excuses |= {"corrupted"} if self.network.faults.corrupt_page else set()
+        attempt.excuses |= {"link"} if self._is_disturbed(prefill, decode) else set()
+        legs = [(attempt.prefill, decode), (attempt.decode, prefill)]
+        self.rng.shuffle(legs)
+        if hold_back:
+            self.late_starts.append(legs.pop())
+            attempt.excuses.add("abort")  # a grant that waits too long
+        for leg, peer in legs:
+            self._send_start(leg, peer)
+        return True
+
+    def start_late(self) -> bool:
+        """The router gets round to a leg that it held back."""
+        if not self.late_starts:
+            return False
+        leg, peer = self.late_starts.pop(self.rng.randrange(len(self.late_starts)))
+        if leg.was_aborted:
+            leg.end = "never started"
+            self._settle(self.attempts[leg.request.room])
+        else:
+            self._send_start(leg, peer)
+        return True
+
+    def abort(self) -> bool:
+        """A client leaves."""
+        if not self.open_rooms:
+            return False
+        attempt = self.attempts[self.rng.choice(self.open_rooms)]
+        for leg in self.rng.sample(attempt.legs, 2):
+            self._abort(attempt, leg)
+        return True
+
+    def route(self, worker: Worker) -> bool:
+        """The router hears one output of a worker."""
+        if not worker.outputs:
+            return False
+        output = worker.outputs.popleft()
+        attempt = self.attempts[output.room]
+        leg = attempt.prefill if worker.role == "prefill" else attempt.decode
+        self.rules.answered(attempt, leg, output)
+        leg.outputs.append(output)
+        if output.finish or output.failure:
+            leg.end = output
+            self._settle(attempt)
+        return True
+
+    # workers
+
+    def receive(self, worker: Worker) -> bool:
+        return not worker.is_frozen and worker.receive(self.rng.randrange(4))
+
+    def step(self, worker: Worker) -> bool:
+        return not worker.is_frozen and worker.step()
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.network.now_s = self.now_s
+
+    def living(self) -> Iterator[Worker]:
+        return (self.workers[instance] for instance in self.places)
+
+    # faults
+
+    def cut(self) -> bool:
+        """Both ends lose the link, at once."""
+        prefill, decode = self._any_pair()
+        self._disturb(prefill, decode)
+        self.network.cut(prefill, decode)
+        return True
+
+    def lose_one_end(self) -> bool:
+        pair = self._any_pair()
+        self._disturb(*pair)
+        return self.network.lose_one_end(*self.rng.sample(pair, 2))
+
+    def freeze(self) -> bool:
+        """Stop a worker: its loop and its transport."""
+        worker = self.workers[self.rng.choice(self.places)]
+        worker.is_frozen = True
+        self.network.frozen.add(worker.instance_id)
+        self._disturb_all(worker.instance_id)
+        return True
+
+    def thaw(self) -> bool:
+        """Everybody goes on."""
+        frozen = [worker for worker in self.living() if worker.is_frozen]
+        for worker in frozen:
+            worker.is_frozen = False
+            self._disturb_all(worker.instance_id)
+        self.network.frozen.clear()
+        return bool(frozen)
+
+    def restart(self) -> bool:
+        """Kill a worker and start another at its place; what it said last may or may not be heard."""
+        place = self.rng.randrange(len(self.places))
+        instance = self.places[place]
+        victim = self.workers[instance]
+        self._disturb_all(instance)
+        self.network.kill(instance)
+        self.network.frozen.discard(instance)
+        victim.outputs = deque(list(victim.outputs)[: self.rng.randrange(len(victim.outputs) + 1)])
+        while self.route(victim):
+            pass
+        self.places[place] = self._new_worker(victim.role)
+        self._tell_members()
+        self._lose_legs(instance)
+        return True
+
+    def forget_member(self) -> bool:
+        """Membership loses a worker at one place only, for a moment: its links there are closed and come back."""
+        worker = self.workers[self.rng.choice(self.places)]
+        peer = self.rng.choice(self._peers_of(worker))
+        self._disturb(worker.instance_id, peer)
+        metadata = self._metadata(self._peers_of(worker))
+        worker.commands += [Members({key: metadata[key] for key in metadata if key != peer}), Members(metadata)]
+        return True
+
+    def set_faults(self, faults: FaultPlan) -> None:
+        self.network.faults = faults
+
+    # rest
+
+    def settle(self) -> None:
+        """Let everything come to its end without further faults; every room must, and every page must come back."""
+        self.set_faults(FaultPlan())
+        self.thaw()
+        while self.start_late():
+            pass
+        until_s = self.now_s + SETTLE_S
+        while self._advance_all() or self._pass_time(until_s):
+            pass
+        self.rules.check_all_ended([self.attempts[room] for room in self.open_rooms])
+        for worker in self.living():
+            self.rules.check_clean(worker)
+
+    # private
+
+    def _advance_all(self) -> bool:
+        moved = False
+        for worker in self.living():
+            moved |= worker.receive(len(worker.commands))
+            moved |= worker.step()
+            while self.route(worker):
+                moved = True
+        while self.network.step():
+            moved = True
+        return moved
+
+    def _pass_time(self, until_s: float) -> bool:
+        times = [at_s for worker in self.living() if (at_s := worker.next_due_s()) is not None]
+        times += [self.now_s + 0.2] if any(worker.core.suspects() for worker in self.living()) else []
+        if not times or self.now_s >= until_s:
+            return False
+        self.pass_time(min(max(self.now_s, *times), until_s) - self.now_s)
+        return True
+
+    def _settle(self, attempt: Attempt) -> None:
+        """What the router does when a leg has ended."""
+        if attempt.has_ended:
+            self.open_rooms.remove(attempt.room)
+            self.rules.ended(attempt)
+        elif any(leg.end is not None and not leg.has_finished for leg in attempt.legs):
+            for leg in attempt.legs:
+                self._abort(attempt, leg)
+
+    def _abort(self, attempt: Attempt, leg: Leg) -> None:
+        attempt.excuses.add("abort")
+        if leg.end is None and not leg.was_aborted:
+            leg.was_aborted = True
+            if (leg, attempt.other(leg).worker) not in self.late_starts:
+                self.workers[leg.worker].commands.append(AbortRoom(attempt.room, "the router"))
+
+    def _send_start(self, leg: Leg, peer: int) -> None:
+        if leg.worker in self.places:
+            self.workers[leg.worker].commands.append(Start(leg.request, peer))
+        else:
+            leg.end = "its worker died"
+            self._settle(self.attempts[leg.request.room])
+
+    def _lose_legs(self, instance: int) -> None:
+        for attempt in [self.attempts[room] for room in self.open_rooms]:
+            held_back = [leg for leg, _ in self.late_starts]
+            for leg in attempt.legs:
+                if leg.worker == instance and leg.end is None and leg not in held_back:
+                    leg.end = "its worker died"
+                    self._settle(attempt)
+
+    def _new_worker(self, role: str) -> int:
+        instance = len(self.workers) + 1
+        shape = self.shape
+        self.workers[instance] = Worker(
+            role,
+            instance,
+            self.network,
+            self.rules,
+            lambda: self.now_s,
+            num_pages=shape.prefill_pages if role == "prefill" else shape.decode_pages,
+            max_step_tokens=shape.max_step_tokens,
+            overlap=shape.overlap,
+            max_ops=shape.max_ops,
+            rules=shape.rules,
+        )
+        return instance
+
+    def _tell_members(self) -> None:
+        for worker in self.living():
+            worker.commands.append(Members(self._metadata(self._peers_of(worker))))
+            self._disturb_all(worker.instance_id)
+
+    def _metadata(self, instances: list[int]) -> dict[int, bytes]:
+        return {instance: self.workers[instance].transport.metadata() for instance in instances}
+
+    def _alive(self, role: str) -> list[int]:
+        return [worker.instance_id for worker in self.living() if worker.role == role]
+
+    def _peers_of(self, worker: Worker) -> list[int]:
+        return self._alive("decode" if worker.role == "prefill" else "prefill")
+
+    def _any_pair(self) -> tuple[int, int]:
+        return self.rng.choice(self._alive("prefill")), self.rng.choice(self._alive("decode"))
+
+    def _disturb(self, one: int, other: int) -> None:
+        """Remember that rooms of this pair may fail now."""
+        self._disturbed_s[frozenset((one, other))] = self.now_s
+        for attempt in [self.attempts[room] for room in self.open_rooms]:
+            if {one, other} == {leg.worker for leg in attempt.legs}:
+                attempt.excuses.add("link")
+
+    def _disturb_all(self, instance: int) -> None:
+        for peer in self.workers:
+            self._disturb(instance, peer)
+
+    def _is_disturbed(self, prefill: int, decode: int) -> bool:
+        at_s = self._disturbed_s.get(frozenset((prefill, decode)))
+        is_frozen = any(self.workers[instance].is_frozen for instance in (prefill, decode))
+        is_up = self.rules.is_up(prefill, decode)
+        return is_frozen or not is_up or (at_s is not None and self.now_s < at_s + EXPLAINED_S)

@@ -1,0 +1,35 @@
+"""The null runner over pages of several layers: it tells when each layer is computed, and attends to all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from diptych.engine.batch import U64, ForwardBatch, OnLayer
+from diptych.engine.null_runner import NullRunner, entries, next_token
+from simulation.requests import LAYERS, PAGE, VOCAB
+
+
+class LayeredRunner(NullRunner):
+    """Over `[num_pages, LAYERS, PAGE]`. Layer `i` of a token's KV is its entry plus `i`."""
+
+    def __init__(self, kv: U64, layer_listener: Callable[[], OnLayer | None] = lambda: None) -> None:
+        super().__init__(kv[:, 0], VOCAB)
+        self._kv = kv
+        self._layer_listener = layer_listener
+
+    def logits(self, batch: ForwardBatch) -> list[int]:
+        pages, offsets = np.divmod(batch.out_slots, PAGE)
+        fresh, on_layer = entries(batch.input_ids, batch.positions), self._layer_listener()
+        for layer in range(LAYERS):
+            self._kv[pages, layer, offsets] = fresh + np.uint64(layer)
+            if on_layer is not None:
+                on_layer(layer)
+        return [self._next_token(batch.page_table[row], int(batch.seq_lens[row])) for row in batch.sample_rows]
+
+    def _next_token(self, pages: np.ndarray[tuple[int], np.dtype[np.int32]], seq_len: int) -> int:
+        positions = np.arange(seq_len)
+        kv = self._kv[pages[positions // PAGE], :, positions % PAGE]
+        wrong = (kv - kv[:, :1] - np.arange(LAYERS, dtype=np.uint64)).sum(axis=1, dtype=np.uint64)
+        return next_token(kv[:, 0] + wrong, VOCAB)

@@ -1,0 +1,175 @@
+"""Random moves from a seed: the same seed plays the same game."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from diptych.engine.transfer_rules import Integrity, TransferRules
+from diptych.kvtransfer.inproc import FaultPlan
+from diptych.kvtransfer.inproc.network import NO_FAULTS
+from simulation.cluster import Cluster, Shape
+from simulation.requests import LAYERS
+from simulation.rules import RuleBroken
+from simulation.worker import Worker
+
+CHECK_EVERY = 25  # moves
+SETTLE_EVERY = 700
+NUM_TOLD = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Mood:
+    """How rough a game is: how often, of a thousand moves, each fault strikes."""
+
+    name: str
+    faults: FaultPlan = NO_FAULTS
+    aborts: float = 2.0
+    deadlines: float = 0.0  # share of requests
+    cuts: float = 0.0
+    half_cuts: float = 0.0
+    freezes: float = 0.0
+    restarts: float = 0.0
+    flaps: float = 0.0  # of membership
+    late_legs: float = 0.05  # share of requests
+    slow: bool = False  # writes and answers may take longer than they are allowed
+    is_lossy: bool = False
+
+
+LOSSY = FaultPlan(drop_note=0.03, duplicate_note=0.1, delay_note=0.1)
+MOODS: Sequence[Mood] = (
+    Mood("calm", aborts=0.0),
+    Mood("aborted", aborts=10.0, deadlines=0.2, late_legs=0.2),
+    Mood("cut", cuts=0.7, half_cuts=0.7, flaps=0.3),
+    Mood("dying", restarts=1.0, cuts=0.5),
+    Mood("stopped", freezes=4.0, half_cuts=3.0, restarts=0.5),
+    Mood("failing", faults=FaultPlan(fail_op=0.02, corrupt_page=0.01), cuts=0.5),
+    Mood("slow", freezes=1.0, aborts=5.0, slow=True),
+    Mood("lossy", faults=LOSSY, deadlines=1.0, is_lossy=True),
+    Mood(
+        "everything",
+        FaultPlan(0.01, 0.05, 0.05, 0.005, 0.005),
+        aborts=5.0,
+        deadlines=1.0,
+        cuts=0.4,
+        half_cuts=0.4,
+        freezes=1.0,
+        restarts=0.3,
+        flaps=0.2,
+        slow=True,
+        is_lossy=True,
+    ),
+)
+
+
+def seeded(seed: int) -> Game:
+    """Return the game of a seed, which also chooses the mood."""
+    return Game(random.Random(seed), MOODS[seed % len(MOODS)], f"seed {seed}")
+
+
+class Game:
+    """One cluster in one mood. `name` says how to play it again."""
+
+    def __init__(self, rng: random.Random, mood: Mood, name: str) -> None:
+        self.rng = rng
+        self.mood = mood
+        self.name = name
+        self.shape = Shape(
+            num_prefill=rng.choice([1, 2]),
+            num_decode=rng.choice([1, 2]),
+            prefill_pages=rng.choice([14, 24, 40]),
+            decode_pages=rng.choice([14, 24, 40]),
+            max_step_tokens=rng.choice([4, 8, 64]),
+            overlap=rng.random() < 0.5,
+            max_ops=rng.choice([2, 4096]),
+            is_lossy=mood.is_lossy,
+            rules=self._rules(),
+        )
+        self.cluster = Cluster(self.shape, rng)
+        self.num_moves = 0
+        self._told: list[str] = []
+        self._moves, self._weights = self._all_moves()
+
+    def run(self, num_moves: int) -> None:
+        """Play; raise `RuleBroken` with the story."""
+        try:
+            while self.num_moves < num_moves:
+                self._round(min(SETTLE_EVERY, num_moves - self.num_moves))
+        except Exception as error:
+            story = "\n  ".join(self._told[-NUM_TOLD:])
+            raise RuleBroken(
+                f"{error!r}\n{self.name}: {self.mood.name}, {self.shape}, move {self.num_moves}:\n  {story}"
+            ) from error
+
+    def _rules(self) -> TransferRules:
+        modes: list[Integrity] = ["always"] if self.mood.faults.corrupt_page else ["always", "always", "sampled", "off"]
+        timeout_s = self.rng.choice([0.5, 30.0]) if self.mood.slow else 30.0
+        return TransferRules(self.rng.choice(modes), timeout_s, num_windows=self.rng.choice([1, LAYERS]))
+
+    def _round(self, num_moves: int) -> None:
+        """Moves until the next rest."""
+        self.cluster.set_faults(self.mood.faults)
+        end = self.num_moves + num_moves
+        while self.num_moves < end:
+            self._move()
+            if self.num_moves % CHECK_EVERY == 0:
+                self.cluster.rules.check_books(self.rng.choice(list(self.cluster.living())))
+        self._told.append("settle")
+        self.cluster.settle()
+
+    def _move(self) -> None:
+        self.cluster.pass_time(0.001)
+        (name,) = self.rng.choices(self._moves, self._weights)
+        worker = self.cluster.workers[self.rng.choice(self.cluster.places)]
+        self._told.append(f"{name} {worker.role} {worker.instance_id}" if name in _OF_WORKERS else name)
+        del self._told[:-NUM_TOLD]
+        if self._play(name, worker):
+            self.num_moves += 1
+        else:
+            self._told.pop()
+
+    def _all_moves(self) -> tuple[list[str], list[float]]:
+        mood = self.mood
+        weights = {
+            "network": 400.0,
+            "receive": 250.0,
+            "step": 200.0,
+            "route": 100.0,
+            "start": 30.0,
+            "start_late": 10.0 * mood.late_legs,
+            "wait": 2.0,
+            "abort": mood.aborts,
+            "cut": mood.cuts,
+            "lose_one_end": mood.half_cuts,
+            "freeze": mood.freezes,
+            "thaw": 5.0 * mood.freezes,
+            "restart": mood.restarts,
+            "forget_member": mood.flaps,
+        }
+        names = [name for name, weight in weights.items() if weight]
+        return names, [weights[name] for name in names]
+
+    def _play(self, name: str, worker: Worker) -> bool:
+        cluster, rng = self.cluster, self.rng
+        match name:
+            case "network":
+                return cluster.network.step()
+            case "receive":
+                return cluster.receive(worker)
+            case "step":
+                return cluster.step(worker)
+            case "route":
+                return cluster.route(worker)
+            case "start":
+                deadline_s = rng.choice([0.05, 1.0, 3.0]) if rng.random() < self.mood.deadlines else None
+                return cluster.start(deadline_s, hold_back=rng.random() < self.mood.late_legs)
+            case "wait":
+                cluster.pass_time(rng.choice([0.1, 0.5, 1.0]))
+                return True
+            case _:
+                move: Callable[[], bool] = getattr(cluster, name)
+                return move()
+
+
+_OF_WORKERS = frozenset({"receive", "step", "route"})

@@ -1,0 +1,89 @@
+"""What the simulated clients ask, and what the only right answer and the only right KV is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from diptych.engine.batch import U64
+from diptych.engine.null_runner import entries, expected_output
+from diptych.engine.output import Failure, Output
+from diptych.engine.request import Request, new_request
+from diptych.engine.sampling_params import SamplingParams
+
+VOCAB = 1 << 31  # a wrong byte of KV gives another token
+PAGE = 4
+LAYERS = 2
+
+
+@dataclass(slots=True, eq=False)
+class Leg:
+    """One worker's half of an attempt, as the router sees it."""
+
+    worker: int  # instance id
+    request: Request
+    outputs: list[Output] = field(default_factory=list)
+    end: Output | str | None = None  # its last output, or how it was lost
+    was_started: bool = False
+    was_aborted: bool = False  # by the router
+
+    @property
+    def failure(self) -> Failure | None:
+        return self.end.failure if isinstance(self.end, Output) else None
+
+    @property
+    def has_finished(self) -> bool:
+        return isinstance(self.end, Output) and self.end.failure is None
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One room."""
+
+    room: int
+    prompt: Sequence[int]
+    output: Sequence[int]  # what any correct pair generates
+    entries: U64  # [num_tokens, LAYERS]: the KV of prompt and output
+    prefill: Leg
+    decode: Leg
+    is_given_up: bool = False  # by the client
+    excuses: set[str] = field(default_factory=set)  # faults that it may fail by
+
+    @property
+    def legs(self) -> tuple[Leg, Leg]:
+        return self.prefill, self.decode
+
+    @property
+    def has_ended(self) -> bool:
+        return self.prefill.end is not None and self.decode.end is not None
+
+    def other(self, leg: Leg) -> Leg:
+        return self.decode if leg is self.prefill else self.prefill
+
+
+def new_attempt(
+    room: int,
+    prompt: Sequence[int],
+    num_output_tokens: int,
+    *,
+    prefill: int,
+    decode: int,
+    deadline_s: float | None = None,
+) -> Attempt:
+    output = expected_output(list(prompt), num_output_tokens, VOCAB)
+    tokens = np.array([*prompt, *output], dtype=np.int64)
+    params = SamplingParams(max_tokens=len(output), temperature=0.0, ignore_eos=True)
+
+    def leg(worker: int) -> Leg:
+        return Leg(worker, new_request(room, tokens[: len(prompt)], params, deadline_s=deadline_s))
+
+    kv = (entries(tokens, np.arange(len(tokens)))[:, None] + np.arange(LAYERS, dtype=np.uint64)).astype(np.uint64)
+    return Attempt(room, prompt, output, kv, leg(prefill), leg(decode))
+
+
+def random_prompt(rng: random.Random) -> list[int]:
+    """Many share a prefix."""
+    return [7] * rng.choice([0, 0, 4, 9]) + [rng.randrange(4) for _ in range(rng.randrange(1, 16))]

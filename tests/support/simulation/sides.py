@@ -1,0 +1,91 @@
+"""A worker of the smallest world: a real core with its memory, and its end of a link that is data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from diptych.decode.core import DecodeCore
+from diptych.engine.batch import U64
+from diptych.engine.events import DigestPages, Event, SendNote, StreamPages, WriteDone, WritePages
+from diptych.engine.kv_cache import KvCache
+from diptych.engine.limits import Limits
+from diptych.engine.transfer_rules import TransferRules
+from diptych.kvtransfer.digest import add_digests, digest_bytes
+from diptych.kvtransfer.transport import PageIndices
+from diptych.prefill.core import PrefillCore
+from simulation.requests import LAYERS, PAGE, VOCAB
+
+PREFILL, DECODE = 1, 2  # instance ids
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """An effect on its way to the other side."""
+
+    effect: WritePages | StreamPages | SendNote
+    has_landed: bool = False  # its pages
+    digest: int | None = None  # of them
+
+    @property
+    def stream(self) -> int:
+        return self.effect.stream if isinstance(self.effect, SendNote) else self.effect.flow.stream
+
+    def __str__(self) -> str:
+        effect = self.effect
+        if isinstance(effect, SendNote):
+            return f"{type(effect.note).__name__} of room {effect.note.room}"
+        return f"pages {effect.write.dst.tolist()} of room {effect.room}"
+
+
+@dataclass(slots=True, eq=False)
+class Side:
+    """What a process and its transport know."""
+
+    role: str
+    instance_id: int
+    kv: U64
+    cache: KvCache
+    core: PrefillCore | DecodeCore
+    linked: frozenset[int] = frozenset()  # not asked for here
+    is_alive: bool = True
+    is_linked: bool = False  # as its transport knows; the core hears of it later
+    wire: list[Operation] = field(default_factory=list)
+    digests: dict[int, int] = field(default_factory=dict)  # stream -> of what was written since its last note
+    broken: set[int] = field(default_factory=set)  # streams of which a write failed
+    following: list[StreamPages] = field(default_factory=list)  # the step that runs next
+    reading: list[DigestPages] = field(default_factory=list)
+    completed: list[WriteDone] = field(default_factory=list)  # not heard yet
+    news: list[Event] = field(default_factory=list)  # of the link, not heard yet
+
+    def digest(self, pages: PageIndices) -> int:
+        nbytes = self.kv[0].nbytes
+        return add_digests(*(digest_bytes(self.kv[page].tobytes(), page * nbytes) for page in pages.tolist()))
+
+    def is_clean(self) -> bool:
+        """Nothing is open and no page is held."""
+        counts = self.core.page_counts()
+        held = [count for state, count in counts.items() if state not in ("free", "cached")]
+        return self.core.num_open_rooms == 0 and not any(held)
+
+    def lose_link(self, event: Event) -> None:
+        """What was not done ends with an error; then the core hears `event`."""
+        writes = [operation.effect for operation in self.wire if not isinstance(operation.effect, SendNote)]
+        self.news += [*self.completed, *(WriteDone(write.room, "lost") for write in writes), event]
+        self.completed, self.wire, self.digests, self.broken = [], [], {}, set()
+        self.is_linked = False
+
+    def die(self) -> None:
+        self.is_alive = self.is_linked = False
+        self.wire, self.completed, self.news, self.reading = [], [], [], []
+
+
+def new_side(role: str, instance_id: int, num_pages: int, rules: TransferRules) -> Side:
+    kv = np.zeros((num_pages, LAYERS, PAGE), dtype=np.uint64)
+    cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=2, max_tokens_per_request=16)
+    limits = Limits(16, VOCAB, frozenset(), max_step_tokens=4, max_requests=2)
+    page_nbytes = kv[0].nbytes
+    if role == "prefill":
+        return Side(role, instance_id, kv, cache, PrefillCore(cache, limits, rules, page_nbytes))
+    return Side(role, instance_id, kv, cache, DecodeCore(cache, limits, page_nbytes))

@@ -1,0 +1,174 @@
+"""One worker process: the real core, links and in-process transport; the loop around them as in the real one.
+
+What it wants performed is shown to a `Watcher` first, so that rules can look at every write, note and output.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from diptych.decode.core import DecodeCore
+from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.events import AbortRoom, CompileGrammar, Emit, EmitTokens, SchedulerCore, Start, Transfer
+from diptych.engine.kv_cache import KvCache
+from diptych.engine.limits import Limits
+from diptych.engine.output import Output
+from diptych.engine.runtime.link_tester import LinkTester
+from diptych.engine.runtime.links import Links
+from diptych.engine.runtime.model_worker import fill_in
+from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.transfer_rules import TransferRules
+from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.probe.actions import LinkTests
+from diptych.kvtransfer.probe.choice import PathRule
+from diptych.kvtransfer.probe.reader import ReaderTests
+from diptych.kvtransfer.probe.writer import WriterTests
+from diptych.prefill.core import PrefillCore
+from simulation.layered_runner import LayeredRunner
+from simulation.network import WatchedNetwork
+from simulation.requests import LAYERS, PAGE, VOCAB
+from simulation.rules import Watched
+
+CONTEXT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The peers that membership knows: instance id -> metadata."""
+
+    metadata: Mapping[int, bytes]
+
+
+Command = Start | AbortRoom | Members
+
+
+class Watcher(Protocol):
+    """Sees what a worker is about to do."""
+
+    def wants(self, worker: Watched, effect: Transfer) -> None: ...
+
+
+class LateModelWorker:
+    """Runs steps as late as an overlapping scheduler allows. Stands for `TpModelWorkerClient`, without its thread."""
+
+    def __init__(self, runner: LayeredRunner) -> None:
+        self._runner = runner
+        self._jobs: deque[ForwardBatch | SamplingBatch] = deque()
+        self._newest = np.empty(0, dtype=np.int64)
+
+    def forward(self, batch: ForwardBatch) -> None:
+        self._jobs.append(batch)
+
+    def sample(self, sampling: SamplingBatch) -> None:
+        self._jobs.append(sampling)
+
+    def result(self) -> StepResult:
+        batch, sampling = self._jobs.popleft(), self._jobs.popleft()
+        assert isinstance(batch, ForwardBatch)
+        assert isinstance(sampling, SamplingBatch)
+        result = self._runner.execute(fill_in(batch, self._newest), sampling)
+        self._newest = result.token_ids
+        return result
+
+    def close(self) -> None:
+        pass
+
+
+class Worker:
+    """A process that somebody else schedules: `receive`, `step`."""
+
+    def __init__(
+        self,
+        role: str,
+        instance_id: int,
+        network: WatchedNetwork,
+        watcher: Watcher,
+        clock: Callable[[], float],
+        *,
+        num_pages: int,
+        max_step_tokens: int,
+        overlap: bool,
+        max_ops: int,
+        rules: TransferRules,
+    ) -> None:
+        self.role = role
+        self.instance_id = instance_id
+        layout = PoolLayout(num_pages, LAYERS, PAGE, 1, 1, "float32")  # 8 bytes a token and layer: one KV entry
+        self.transport = network.new_transport(instance_id, max_ops)
+        pool = self.transport.allocate_pool(layout)
+        self.kv = np.frombuffer(pool.buffer, dtype=np.uint64).reshape(-1, LAYERS, PAGE)
+        limits = Limits(CONTEXT, VOCAB, frozenset(), max_step_tokens, max_requests=6)
+        self.cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=6, max_tokens_per_request=CONTEXT)
+        self.core: SchedulerCore = (
+            PrefillCore(self.cache, limits, rules, layout.page_nbytes)
+            if role == "prefill"
+            else DecodeCore(self.cache, limits, layout.page_nbytes)
+        )
+        windows = [(layer, layer + 1) for layer in range(LAYERS)] if rules.by_layers else [(0, LAYERS)]
+        writes = WriterTests(random.Random(instance_id))
+        tests: LinkTests = writes if role == "prefill" else ReaderTests(pool.probe_pages[:2].tolist())
+        self.links = Links(self.transport, LinkTester(self.transport, pool, tests, PathRule(), clock), windows)
+        self.commands: deque[Command] = deque()
+        self.outputs: deque[Output] = deque()
+        self.is_frozen = False
+        self._watcher = watcher
+        self._clock = clock
+        runner = LayeredRunner(self.kv, self.links.layer_listener)
+        self._stepping = self._new_stepping(runner, overlap and role == "decode")
+
+    def _new_stepping(self, runner: LayeredRunner, overlap: bool) -> Stepping:
+        late_worker: Any = LateModelWorker(runner)
+        if overlap:
+            return OverlappedStepping(self.core, late_worker, self._clock)
+        return SynchronousStepping(self.core, runner, self._clock)
+
+    @property
+    def linked(self) -> Set[int]:
+        return self.links.linked
+
+    def receive(self, num_commands: int) -> bool:
+        """What the loop does before a step, with the first few commands only: others are still on their way."""
+        now_s = self._clock()
+        moved = bool(self.commands)
+        for _ in range(min(num_commands, len(self.commands))):
+            self._take(self.commands.popleft(), now_s)
+        self.links.reconnect(now_s)
+        for event in self.links.poll(self.core.suspects()):
+            self.core.handle(event, now_s)
+            moved = True
+        self.core.expire(now_s)
+        self._perform()
+        return moved
+
+    def step(self) -> bool:
+        """Compute."""
+        return self._stepping.advance(self._perform)
+
+    def _take(self, command: Command, now_s: float) -> None:
+        if isinstance(command, Members):
+            self.links.set_peers(command.metadata, now_s)
+        else:
+            self.core.handle(command, now_s)
+
+    def _perform(self) -> None:
+        effects = self.core.take_effects()
+        for effect in effects:
+            if isinstance(effect, Emit):
+                self.outputs.append(effect.output)
+            elif isinstance(effect, EmitTokens):
+                self.outputs.extend(effect.outputs())
+            else:
+                assert not isinstance(effect, CompileGrammar)
+                self._watcher.wants(self, effect)
+                self.links.perform(effect)
+
+    def next_due_s(self) -> float | None:
+        """When something happens by itself."""
+        times = [self.core.next_deadline_s(), self.links.next_retry_s()]
+        return min((at_s for at_s in times if at_s is not None), default=None)
