@@ -326,7 +326,7 @@ class TwoSides:
                 side.reading.append(effect)
             case StreamPages():
                 side.following.append(effect)
-            case _:
+            case WritePages() | SendNote():
                 self._post(side, effect)
 
     def _post(self, side: Side, effect: WritePages | StreamPages | SendNote) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,18 @@ import numpy as np
 
 from diptych.decode.core import DecodeCore
 from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
-from diptych.engine.events import AbortRoom, CompileGrammar, Emit, EmitTokens, SchedulerCore, Start, Transfer
+from diptych.engine.events import (
+    AbortRoom,
+    CompileGrammar,
+    Emit,
+    EmitTokens,
+    Event,
+    PeerDown,
+    PeerUp,
+    SchedulerCore,
+    Start,
+    Transfer,
+)
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.output import Output
@@ -112,8 +123,9 @@ class Worker:
         )
         windows = [(layer, layer + 1) for layer in range(LAYERS)] if rules.by_layers else [(0, LAYERS)]
         writes = WriterTests(random.Random(instance_id))
-        tests: LinkTests = writes if role == "prefill" else ReaderTests(pool.probe_pages[:2].tolist())
+        tests: LinkTests = writes if role == "prefill" else ReaderTests(pool.probe_pages[:2].tolist(), PAGE)
         self.links = Links(self.transport, LinkTester(self.transport, pool, tests, PathRule(), clock), windows)
+        self.linked: set[int] = set()  # peers that its core may use
         self.commands: deque[Command] = deque()
         self.outputs: deque[Output] = deque()
         self.is_frozen = False
@@ -128,10 +140,6 @@ class Worker:
             return OverlappedStepping(self.core, late_worker, self._clock)
         return SynchronousStepping(self.core, runner, self._clock)
 
-    @property
-    def linked(self) -> Set[int]:
-        return self.links.linked
-
     def receive(self, num_commands: int) -> bool:
         """What the loop does before a step, with the first few commands only: others are still on their way."""
         now_s = self._clock()
@@ -140,6 +148,7 @@ class Worker:
             self._take(self.commands.popleft(), now_s)
         self.links.reconnect(now_s)
         for event in self.links.poll(self.core.suspects()):
+            self._note_link(event)
             self.core.handle(event, now_s)
             moved = True
         self.core.expire(now_s)
@@ -149,6 +158,13 @@ class Worker:
     def step(self) -> bool:
         """Compute."""
         return self._stepping.advance(self._perform)
+
+    def _note_link(self, event: Event) -> None:
+        match event:
+            case PeerUp(peer):
+                self.linked.add(peer)
+            case PeerDown(peer):
+                self.linked.discard(peer)
 
     def _take(self, command: Command, now_s: float) -> None:
         if isinstance(command, Members):
