@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import time
 from collections import Counter
@@ -13,7 +14,11 @@ from typing import Any, Final
 
 import httpx
 
+logger = logging.getLogger("chaos")
+
+SLOW_S: Final = 3.0  # worth a line in the log
 CLIENT_TIMEOUT_S: Final = 30.0  # a request that takes longer hangs
+UNTOLD: Final = "0" * 16  # a digest of a leg that was lost after it had done its part
 RETRY_STATUSES: Final = (429, 503)  # which must say when to try again
 
 
@@ -82,7 +87,10 @@ class Tally:
     def _add_answer(self, reply: Reply) -> None:
         self.answered += 1
         self.pages_moved += reply.timings["pages_moved"]
-        self.digests_differ += reply.timings["prefill_kv_digest"] != reply.timings["decode_kv_digest"]
+        digests = {reply.timings["prefill_kv_digest"], reply.timings["decode_kv_digest"]}
+        if len(digests) > 1:
+            logger.info("digests: %s", reply.timings)
+            self.digests_differ += UNTOLD not in digests
 
 
 class Load:
@@ -134,4 +142,9 @@ class Load:
                     reply.take(line)
         except httpx.HTTPError as error:
             reply.broken = f"{type(error).__name__}: {error}"
-        self.tally.add(reply, question, time.monotonic() - began_s)
+        elapsed_s = time.monotonic() - began_s
+        if elapsed_s > SLOW_S:
+            logger.info(
+                "slow: %.1f s, status %d, %d tokens %s", elapsed_s, reply.status, len(reply.tokens), reply.timings
+            )
+        self.tally.add(reply, question, elapsed_s)
