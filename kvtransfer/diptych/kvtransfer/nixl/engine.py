@@ -60,7 +60,9 @@ class Engine:
         self._thread.start()
 
     def perform(self, task: Callable[[], None]) -> None:
-        """Have the thread do something soon. Any thread."""
+        """Have the thread do something soon. Any thread. Raises `TransferError` when it has failed."""
+        if self._is_stopping:
+            raise TransferError("the NIXL engine has ended; its log says why")
         self._tasks.append(task)
         self._woken.set()
 
@@ -114,6 +116,15 @@ class Engine:
             self._begin_to_close(link, reason, time.monotonic_ns())
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            logger.exception("the NIXL engine failed")
+            self._is_stopping = True
+            for link in list(self._links.values()):
+                self._report(link, f"the NIXL engine failed: {error}")
+
+    def _serve(self) -> None:
         pause_s = MIN_PAUSE_S
         while not self._is_stopping:
             was_busy = self._turn()
@@ -224,10 +235,16 @@ class Engine:
         if not link.is_removed or not has_ended:
             return False
         link.release()
+        assert link.closing is not None
+        self._report(link, link.closing)
+        return True
+
+    def _report(self, link: Link, reason: str) -> None:
+        """Say that a link and all of its operations have ended."""
+        with self.lock:
+            link.is_accepting = False
         del self._links[link.peer]
         self._sessions[link.peer] = max(link.conversation.peer_session, self._sessions.get(link.peer, 0))
-        assert link.closing is not None
         for operation in (*link.streams.all(), *link.submitted):
-            self._events.push(OpDone(operation.name, link.closing))
-        self._events.push(LinkDown(link.peer, link.closing))
-        return True
+            self._events.push(OpDone(operation.name, reason))
+        self._events.push(LinkDown(link.peer, reason))

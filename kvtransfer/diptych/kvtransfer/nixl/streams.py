@@ -7,6 +7,7 @@ the same pages; when one fails, so do all later ones, except on stream 0.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -91,6 +92,7 @@ class Streams:
     def __init__(self) -> None:
         self._streams: dict[int, _Stream] = {}
         self._served = 0  # how far the stream is that had the last turn
+        self._next_deadline_s = math.inf
 
     def __bool__(self) -> bool:
         return any(stream.operations for stream in self._streams.values())
@@ -104,6 +106,7 @@ class Streams:
         if not stream.operations:
             stream.served = max(stream.served, self._served)
         stream.priority = operation.priority
+        self._next_deadline_s = min(self._next_deadline_s, operation.deadline_s)
         stream.operations.append(operation)
         if stream.is_broken:
             operation.fail("an earlier operation of its stream failed")
@@ -121,10 +124,13 @@ class Streams:
 
     def expire(self, now_s: float) -> None:
         """Fail operations whose time is over."""
-        for stream in self._streams.values():
-            for operation in stream.operations:
-                if now_s > operation.deadline_s:
-                    operation.fail("timed out")
+        if now_s <= self._next_deadline_s:
+            return
+        operations = self.all()
+        for operation in operations:
+            if now_s > operation.deadline_s:
+                operation.fail("timed out")
+        self._next_deadline_s = min((each.deadline_s for each in operations if each.error is None), default=math.inf)
 
     def written(self) -> Iterator[Operation]:
         """Yield operations that may end, each when those before it did: all of their pages are written, or they failed.
