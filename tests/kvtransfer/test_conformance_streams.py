@@ -34,7 +34,7 @@ def errors(end: Any) -> dict[int, str | None]:
 
 def test_a_short_transfer_ends_while_a_long_one_of_another_stream_still_moves(ends: tuple[Any, Any]) -> None:
     left, right = ends
-    long = left.write(RIGHT, BIG, BIG, b"long", stream=1)
+    long = left.write(RIGHT, BIG * 2, BIG * 2, b"long", stream=1)
     short = left.write(RIGHT, [1, 2], [3, 4], b"short", stream=2)
     left.wait_done(long)
     assert ended(left) == [short, long]
@@ -65,9 +65,9 @@ def test_a_stream_keeps_its_order_whatever_others_do(ends: tuple[Any, Any]) -> N
 
 def test_a_higher_priority_goes_first(ends: tuple[Any, Any]) -> None:
     left, _ = ends
-    low = left.write(RIGHT, BIG, BIG, stream=1)
-    high = left.write(RIGHT, BIG[:3200], BIG[:3200], stream=2, priority=1)
-    same = left.write(RIGHT, BIG[:3200], BIG[:3200], stream=3)
+    low = left.write(RIGHT, BIG * 2, BIG * 2, stream=1)
+    high = left.write(RIGHT, BIG[:1600], BIG[:1600], stream=2, priority=1)
+    same = left.write(RIGHT, BIG[:1600], BIG[:1600], stream=3)
     left.wait_done(low)
     assert ended(left) == [high, same, low]
 
