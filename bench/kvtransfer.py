@@ -1,8 +1,8 @@
 """Scattered KV page writes between two processes, over shared memory and over TCP, against what the machine can do.
 
 The limits are measured in the same run, in turns with the cases: memcpy of the same pieces into another shared mapping,
-and a raw TCP stream of as many bytes between two processes. Also: the target's CPU while it is written to, and the
-round trip of a small note. Runs alone: `python bench/kvtransfer.py`; `--nixl PYTHON` and `--mooncake PYTHON` name
+and a raw TCP stream of as many bytes between two processes. Also: the target's CPU while it is written to. What is short
+and shares the link with what is long is measured by `kv_flow.py`. Runs alone: `python bench/kvtransfer.py`; `--nixl PYTHON` and `--mooncake PYTHON` name
 interpreters that have those libraries, to measure them in turns with ours.
 """
 
@@ -12,7 +12,6 @@ import argparse
 import ctypes
 import mmap
 import select
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -27,9 +26,10 @@ from kvtransfer_target import Target
 from report import Report, arguments
 
 from diptych.common.native import build_library
+from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.scatter import Scatter, scatter
-from diptych.kvtransfer.transport import LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
+from diptych.kvtransfer.transport import NO_FLOW, Flow, LinkUp, OpDone, PageWrite, TransportEvent
 from diptych.kvtransfer.ucx import UcxOptions, open_transport
 
 PAGE_NBYTES: Final = 16 << 10
@@ -37,7 +37,6 @@ PIECE_KIB: Final = (16, 64, 256, 1024, 2048)
 OP_NBYTES: Final = 16 << 20  # of one write_pages: what a chunk of a long prompt may be
 CPU_WINDOW_S: Final = 1.0
 CPU_BUDGET_PERCENT: Final = 10.0
-NOTE: Final = b"x" * 64
 
 
 class Initiator:
@@ -61,27 +60,24 @@ class Initiator:
             if not poller.poll(10_000):
                 raise TimeoutError("no event within 10 s")
 
-    def write(self, pieces: Scatter) -> float:
+    def write(self, pieces: Scatter, flow: Flow = NO_FLOW) -> float:
         """Write every piece; return the seconds until all of them were complete at the target."""
         pages = OP_NBYTES // PAGE_NBYTES
         began = time.perf_counter()
         for first in range(0, len(pieces.src), pages):
             part = slice(first, first + pages)
-            op = self.transport.write_pages(2, PageWrite(pieces.src[part], pieces.dst[part]))
+            op = self.transport.write_pages(2, PageWrite(pieces.src[part], pieces.dst[part]), flow=flow)
         self.wait(lambda event: isinstance(event, OpDone) and event.op == op)
         return time.perf_counter() - began
 
     def verify(self, pieces: Scatter) -> None:
         """Raise unless the target holds what was written."""
-        if self.target.digest(pieces.dst) != self.pool.digest(pieces.src):
+        page_nbytes = self.pool.layout.page_nbytes
+        pages = self.bytes.reshape(-1, page_nbytes)
+        pairs = zip(pieces.src.tolist(), pieces.dst.tolist(), strict=True)
+        expected = add_digests(*(digest_bytes(pages[src], dst * page_nbytes) for src, dst in pairs))
+        if self.target.digest(pieces.dst) != expected:
             raise RuntimeError("the target's pages differ from ours")
-
-    def ping(self) -> float:
-        """Return the seconds of one note there and back."""
-        began = time.perf_counter()
-        self.transport.send_note(2, NOTE)
-        self.wait(lambda event: isinstance(event, NoteReceived))
-        return time.perf_counter() - began
 
     def close(self) -> None:
         self.target.close()
@@ -142,11 +138,6 @@ def measure_cpu(report: Report, name: str, one: Initiator) -> None:
     report.row("kvtransfer", f"{name}/target CPU", percent, "% of a core", *limits)
 
 
-def measure_round_trip(report: Report, name: str, one: Initiator, rounds: int) -> None:
-    note_us, raw_us = (statistics.median(run() for _ in range(rounds)) * 1e6 for run in (one.ping, one.target.raw_ping))
-    report.row("kvtransfer", f"{name}/note round trip", note_us, "us", raw_us, "raw TCP, same run", raw_us / note_us)
-
-
 def measure(report: Report, name: str, pool_nbytes: int, rounds: int, options: argparse.Namespace) -> None:
     one = Initiator(name, pool_nbytes)
     rivals = kvtransfer_rivals.start(options, name, pool_nbytes)
@@ -161,7 +152,6 @@ def measure(report: Report, name: str, pool_nbytes: int, rounds: int, options: a
     for rival in rivals:
         rival.close()
     measure_cpu(report, name, one)
-    measure_round_trip(report, name, one, 100 * rounds)
     one.close()
 
 

@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.transport import NoteReceived
+from diptych.kvtransfer.transport import NoteReceived, OpDone
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
 
 STREAM_CHUNK = 256 << 10
+COMMAND_NBYTES = 64 << 10  # of a command read at once
 
 
 class Target:
@@ -103,7 +104,7 @@ class Server:
                 if fd == self._transport.fileno():
                     self._echo_notes()
                     continue
-                data = self._socket.recv(STREAM_CHUNK)
+                data = self._socket.recv(COMMAND_NBYTES)
                 if not data:
                     return self._transport.close()
                 line += data
@@ -123,11 +124,21 @@ class Server:
             case "cpu":
                 self._answer(time.process_time())
             case "digest":
-                self._answer(self._pool.digest(np.array(command["pages"])))
+                self._answer(self._digest(np.array(command["pages"])))
             case "stream":
                 self._answer(None)
                 self._receive(command["nbytes"])
                 self._answer(None)
+
+    def _digest(self, pages: npt.NDArray[np.int64]) -> int | None:
+        operation = self._transport.digest_pages(pages)
+        poller = select.poll()
+        poller.register(self._transport.fileno(), select.POLLIN)
+        while True:
+            poller.poll()
+            for event in self._transport.poll():
+                if isinstance(event, OpDone) and event.op == operation:
+                    return event.digest
 
     def _receive(self, nbytes: int) -> None:
         taken = 0

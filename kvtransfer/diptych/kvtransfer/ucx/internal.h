@@ -20,6 +20,7 @@
 #define MESSAGE_RUNS 64                   /* ... and at most so many runs */
 #define MAX_PIECES 8                      /* in flight on a link: bounds what a heartbeat has to wait behind */
 #define MOVE_BYTES ((size_t)32 << 20)     /* a piece from one device to another */
+#define TURN_BYTES ((size_t)1 << 20)      /* a link's, before whatever else there is to do */
 #define QUANTUM_BYTES {(size_t)1 << 20, MOVE_BYTES, PIECE_BYTES, MESSAGE_BYTES, MESSAGE_BYTES} /* of a turn, by way */
 #define NUM_QUEUES 2                      /* of the device, on each link */
 #define MAX_EARLY 64                      /* messages that wait for their turn */
