@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,7 @@ PIECE_KIB: Final = (16, 64, 2048)
 LONG_TOKENS: Final = 128 << 10
 SHORT_TOKENS: Final = 200
 TOKENS_PER_PAGE: Final = 16
+DIGESTED: Final = Flow(stream=1, with_digest=True)
 PAUSE_S: Final = 0.001  # before each round trip: the other process is asleep by then
 NOTE: Final = b"x" * 64
 
@@ -36,37 +38,22 @@ def digest_own(one: Initiator) -> float:
 
 
 def measure_digests(report: Report, one: Initiator, rounds: int) -> None:
-    memcpy, nbytes = Memcpy(one.bytes), one.bytes.nbytes
-    whole = scatter(nbytes // PAGE_NBYTES, PAGE_NBYTES, 2 << 20)
-    digest_s, copy_s = (
-        min(column) for column in zip(*((digest_own(one), memcpy.copy(whole)) for _ in range(rounds)), strict=True)
-    )
-    report.row(
-        "kv_flow",
-        "digest of own pages",
-        nbytes / digest_s / 1e9,
-        "GB/s",
-        nbytes / copy_s / 1e9,
-        "memcpy, same run",
-        copy_s / digest_s,
-    )
+    memcpy, nbytes, limit = Memcpy(one.bytes), one.bytes.nbytes, "memcpy, same run"
+    pieces = scatter(nbytes // PAGE_NBYTES, PAGE_NBYTES, 2 << 20)
+    digest, copy = best_speeds(nbytes, [(digest_own(one), memcpy.copy(pieces)) for _ in range(rounds)])
+    report.row("kv_flow", "digest of own pages", digest, "GB/s", copy, limit, digest / copy)
     for piece_kib in PIECE_KIB:
         pieces = scatter(nbytes // PAGE_NBYTES, PAGE_NBYTES, piece_kib << 10)
-        flow = Flow(stream=1, with_digest=True)
-        times = [(one.write(pieces, flow), one.write(pieces), memcpy.copy(pieces)) for _ in range(rounds)]
+        times = [(one.write(pieces, DIGESTED), one.write(pieces), memcpy.copy(pieces)) for _ in range(rounds)]
         one.verify(pieces)
-        with_digest, without, limit = (nbytes / min(column) / 1e9 for column in zip(*times, strict=True))
-        peers = {"without digest": without}
-        report.row(
-            "kv_flow",
-            f"shm/{piece_kib}KiB with digest",
-            with_digest,
-            "GB/s",
-            limit,
-            "memcpy, same run",
-            with_digest / limit,
-            peers,
-        )
+        digested, plain, copy = best_speeds(nbytes, times)
+        case, peers = f"shm/{piece_kib}KiB with digest", {"without digest": plain}
+        report.row("kv_flow", case, digested, "GB/s", copy, limit, digested / copy, peers)
+
+
+def best_speeds(nbytes: int, times: Sequence[tuple[float, ...]]) -> list[float]:
+    """Return GB/s of the best of each column."""
+    return [nbytes / min(column) / 1e9 for column in zip(*times, strict=True)]
 
 
 def short_transfer(one: Initiator) -> float:

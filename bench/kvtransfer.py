@@ -1,9 +1,9 @@
 """Scattered KV page writes between two processes, over shared memory and over TCP, against what the machine can do.
 
 The limits are measured in the same run, in turns with the cases: memcpy of the same pieces into another shared mapping,
-and a raw TCP stream of as many bytes between two processes. Also: the target's CPU while it is written to. What is short
-and shares the link with what is long is measured by `kv_flow.py`. Runs alone: `python bench/kvtransfer.py`; `--nixl PYTHON` and `--mooncake PYTHON` name
-interpreters that have those libraries, to measure them in turns with ours.
+and a raw TCP stream of as many bytes between two processes. Also: the target's CPU while it is written to. Digests,
+short transfers beside long ones and small notes are measured by `kv_flow.py`. Runs alone: `python bench/kvtransfer.py`;
+`--nixl PYTHON` and `--mooncake PYTHON` name interpreters that have those libraries, to measure them in turns with ours.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ def notes(events: list[TransportEvent]) -> list[bytes]:
 def pages_that_arrived(one: InprocTransport, two: InprocTransport) -> int:
     assert one.pool
     assert two.pool
-    return sum(one.pool.digest(ALL[[page]]) == two.pool.digest(ALL[[page]]) for page in ALL)
+    parts = [slice(page * LAYOUT.page_nbytes, (page + 1) * LAYOUT.page_nbytes) for page in ALL]
+    return sum(one.pool.buffer[part] == two.pool.buffer[part] for part in parts)
 
 
 def test_nothing_happens_without_a_step() -> None:

@@ -63,9 +63,9 @@ def test_a_note_waits_for_the_slower_rank(ends: tuple[Any, Any]) -> None:
 
 def test_the_digest_covers_every_rank(ends: tuple[Any, Any]) -> None:
     left, _ = ends
-    before = left.digest([7])
+    before = left.wait_digest([7])
     left.part.buffer[7 * left.part.layout.page_nbytes] ^= 1
-    assert left.digest([7]) != before
+    assert left.wait_digest([7]) != before
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -6,7 +6,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from diptych.kvtransfer.errors import PageOutOfRange
 from diptych.kvtransfer.layout import PoolLayout
@@ -37,15 +36,6 @@ class HostPool:
     def fill_probe(self, seed: int) -> None:
         probe = np.frombuffer(self.memory[self.layout.nbytes :], dtype=np.uint8)
         probe[:] = probe_pattern(seed, len(probe))
-
-    def digest(self, pages: PageIndices) -> int:
-        """Return the xxh3-64 of the bytes of `pages`, in order. Releases the GIL while it hashes."""
-        check_pages(pages, self.layout.num_pages)
-        page_nbytes = self.layout.page_nbytes
-        digest = xxhash.xxh3_64()
-        for page in pages.tolist():
-            digest.update(self.buffer[page * page_nbytes : (page + 1) * page_nbytes])
-        return digest.intdigest()
 
 
 def num_pages_to_allocate(layout: PoolLayout) -> int:

@@ -120,10 +120,6 @@ class Pool(Protocol):
         """Fill the probe pages with bytes that follow from `seed`, 64 bits."""
         ...
 
-    def digest(self, pages: PageIndices) -> int:
-        """Return a 64-bit hash of the bytes of `pages`, in order."""
-        ...
-
 
 class Transport(Protocol):
     """One a process."""

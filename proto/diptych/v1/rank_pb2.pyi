@@ -7,12 +7,11 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RankEntry(_message.Message):
-    __slots__ = ("step", "connect", "disconnect", "copy", "digest", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack")
+    __slots__ = ("step", "connect", "disconnect", "copy", "is_writer_gone", "shutdown", "save", "restore", "digest_pages", "use_path", "fill_probe", "unpack")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     DISCONNECT_FIELD_NUMBER: _ClassVar[int]
     COPY_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
     IS_WRITER_GONE_FIELD_NUMBER: _ClassVar[int]
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
@@ -25,7 +24,6 @@ class RankEntry(_message.Message):
     connect: ConnectPeer
     disconnect: int
     copy: CopyPages
-    digest: DigestPages
     is_writer_gone: int
     shutdown: bool
     save: HostCopy
@@ -34,7 +32,7 @@ class RankEntry(_message.Message):
     use_path: UsePath
     fill_probe: int
     unpack: UnpackPages
-    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., digest: _Optional[_Union[DigestPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ...) -> None: ...
+    def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "sample_rows", "prompt_rows")
@@ -126,25 +124,17 @@ class HostCopy(_message.Message):
     slots: bytes
     def __init__(self, pages: _Optional[bytes] = ..., slots: _Optional[bytes] = ...) -> None: ...
 
-class DigestPages(_message.Message):
-    __slots__ = ("pages",)
-    PAGES_FIELD_NUMBER: _ClassVar[int]
-    pages: bytes
-    def __init__(self, pages: _Optional[bytes] = ...) -> None: ...
-
 class RankAnswer(_message.Message):
-    __slots__ = ("engine_metadata", "is_loaded", "digest", "is_writer_gone", "is_saved")
+    __slots__ = ("engine_metadata", "is_loaded", "is_writer_gone", "is_saved")
     ENGINE_METADATA_FIELD_NUMBER: _ClassVar[int]
     IS_LOADED_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
     IS_WRITER_GONE_FIELD_NUMBER: _ClassVar[int]
     IS_SAVED_FIELD_NUMBER: _ClassVar[int]
     engine_metadata: bytes
     is_loaded: bool
-    digest: int
     is_writer_gone: bool
     is_saved: bool
-    def __init__(self, engine_metadata: _Optional[bytes] = ..., is_loaded: _Optional[bool] = ..., digest: _Optional[int] = ..., is_writer_gone: _Optional[bool] = ..., is_saved: _Optional[bool] = ...) -> None: ...
+    def __init__(self, engine_metadata: _Optional[bytes] = ..., is_loaded: _Optional[bool] = ..., is_writer_gone: _Optional[bool] = ..., is_saved: _Optional[bool] = ...) -> None: ...
 
 class RankEvent(_message.Message):
     __slots__ = ("rank", "link_up", "link_down", "operation_done")

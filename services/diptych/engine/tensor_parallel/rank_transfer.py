@@ -56,8 +56,6 @@ class RankTransfer:
                 self._use_path(entry.use_path)
             case "fill_probe":
                 self._pool.fill_probe(entry.fill_probe)
-            case "digest":
-                return rank_pb2.RankAnswer(digest=self._pool.digest(from_bytes(entry.digest.pages)))
             case "is_writer_gone":
                 return rank_pb2.RankAnswer(is_writer_gone=self._transport.writer_gone(entry.is_writer_gone))
         return None
