@@ -243,6 +243,7 @@ class Pair:
         peer = DECODE if side is self.prefill else PREFILL
         lost = [effect for effect in side.outbox if isinstance(effect, WritePages | StreamPages)]
         side.outbox = deque(effect for effect in side.outbox if isinstance(effect, DigestPages | UnpackPages))
+        side.digests.clear()
         for effect in lost:
             side.core.handle(WriteDone(effect.room, "link lost"), self.now_s)
         side.core.handle(PeerDown(peer, "test"), self.now_s)
@@ -315,6 +316,7 @@ class Pair:
         for side in (self.prefill, self.decode):
             counts = side.core.page_counts()
             assert side.core.num_open_rooms == 0
+            assert side.digests == {}  # no stream of a room outlives it
             assert {state: counts[state] for state in counts if state not in ("free", "cached")} == {
                 "owned": 0,
                 "importing": 0,

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from diptych.engine.batch import I64
+from diptych.engine.events import SendNote
 from diptych.engine.finish import Finish
 from diptych.engine.output import Failure, Stats
 from diptych.engine.request import Request
 from diptych.kvtransfer.digest import add_digests
-from diptych.kvtransfer.notes import Abort, AbortAck, HandOff, Note, PagesReady
+from diptych.kvtransfer.notes import Abort, AbortAck, HandOff, PagesReady
 from diptych.kvtransfer.ownership import Pages
 from diptych.prefill.phases import Phase, Signal, next_phase
 
@@ -29,6 +30,7 @@ class PrefillRoom:
     first_page: int = 0  # of the request, in decode's pages, that decode lacks
     next_page: int = 0  # of the request, in decode's pages, not yet posted
     writes_in_flight: int = 0
+    is_broken: bool = False  # a write failed: nothing more can go by the room's stream
     pinned: list[Pages] = field(default_factory=list)
     hand_off: HandOff | None = None
     hand_off_s: float = 0.0  # when it was first sent
@@ -46,9 +48,10 @@ class PrefillRoom:
     def on(self, signal: Signal) -> None:
         self.phase = next_phase(self.phase, signal)
 
-    def count_write(self, digest: int | None) -> None:
+    def count_write(self, error: str | None, digest: int | None) -> None:
         """A write has ended."""
         self.writes_in_flight -= 1
+        self.is_broken = self.is_broken or error is not None
         if digest is not None:
             self.digest = add_digests(self.digest or 0, digest)
 
@@ -90,11 +93,15 @@ class PrefillRoom:
         span = self.grant.pages[start_page - self.first_page : end_page - self.first_page]
         return np.array(span, dtype=np.int32)
 
-    def farewell(self) -> Note | None:
-        """What decode must hear when a failed room has drained: that no more writes will come."""
+    def farewell(self) -> SendNote | None:
+        """What decode must hear when a failed room has drained: that no more writes will come.
+
+        It goes by the room's own stream where that works, and so ends it: a digest there waits for a note.
+        """
         assert self.failure is not None
         if self.peer_is_gone or self.abort_ack_sent:
             return None
-        if self.abort_ack_wanted:
-            return AbortAck(self.request.room)
-        return Abort(self.request.room, self.failure.code.value, self.failure.message)
+        room = self.request.room
+        gave_up = Abort(room, self.failure.code.value, self.failure.message)
+        note = AbortAck(room) if self.abort_ack_wanted else gave_up
+        return SendNote(self.peer, note, stream=0 if self.is_broken else room)

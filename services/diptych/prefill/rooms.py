@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from diptych.engine.events import Effect, Emit, SendNote
+from diptych.engine.events import Effect, Emit
 from diptych.engine.extend_queue import ExtendQueue
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.output import Failure, FailureCode, Output
@@ -80,7 +80,7 @@ class Rooms:
             self.fail(room, Failure(FailureCode.PEER_LOST, f"lost the link to the decode worker: {reason}"))
 
     def write_done(self, room: PrefillRoom, error: str | None, digest: int | None) -> None:
-        room.count_write(digest)
+        room.count_write(error, digest)
         if room.phase is Phase.SETTLING:
             self._settle_if_drained(room)
         elif error is not None:
@@ -109,7 +109,7 @@ class Rooms:
         del self._rooms[room.request.room]
         note = room.farewell()
         if note is not None:
-            self._effects.append(SendNote(room.peer, note))
+            self._effects.append(note)
 
     # time
 
