@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -120,7 +121,8 @@ class Link:
             if operation.error is None and not self._say(operation):
                 continue
             self.streams.end(operation)
-            self.finish(OpDone(operation.name, operation.error, operation.digest if operation.error is None else None))
+            digest = operation.digest if operation.error is None else None
+            self.finish(OpDone(operation.name, operation.error, digest, time.monotonic() - operation.began_s))
 
     def _say(self, operation: Operation) -> bool:
         """Send the note as far as the peer has room; return whether that was all of it."""

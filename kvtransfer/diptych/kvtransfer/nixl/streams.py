@@ -42,6 +42,7 @@ class Operation:
     num_posted: int = 0  # pages
     num_in_flight: int = 0  # pieces
     error: str | None = None
+    began_s: float = 0.0
     source: Pages | None = None  # pages whose tokens are packed; then `src` are the first tokens of each image
     max_pages: int = sys.maxsize  # of a piece
     has_note: bool = field(init=False)

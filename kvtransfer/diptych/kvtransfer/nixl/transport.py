@@ -189,7 +189,8 @@ class NixlTransport:
     def _submit(self, link: Link, flow: Flow, runs: Runs, note: bytes, note_digest: int | None) -> int:
         if len(note) > MAX_NOTE_NBYTES:
             raise NoteTooLong(f"a note of {len(note)} bytes; {MAX_NOTE_NBYTES} are possible")
-        deadline_s = math.inf if flow.timeout_s is None else time.monotonic() + flow.timeout_s
+        now_s = time.monotonic()
+        deadline_s = math.inf if flow.timeout_s is None else now_s + flow.timeout_s
         engine = self._running()
         with engine.lock:
             if not link.is_accepting:
@@ -205,6 +206,7 @@ class NixlTransport:
                 note_digest,
                 0 if flow.with_digest else None,
             )
+            operation.began_s = now_s
             operation.source = runs.src.copy() if len(runs.first_tokens) else None
             link.submitted.append(operation)
         engine.wake()
