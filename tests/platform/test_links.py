@@ -75,3 +75,21 @@ def test_workers_serve_their_transfer_metrics(platform: Platform) -> None:
     assert received == sum(each["diptych_kv_transfer_bytes_total,sent,0"] for each in sent) > 0
     assert decode["diptych_kv_pages,0,quarantined"] == 0
     assert sum(value for name, value in decode.items() if name.startswith("diptych_kv_link_up")) == 2
+
+
+def test_a_scheduler_that_does_not_answer_is_down_in_metrics_and_named_by_links(
+    platform: Platform, wait_for: Any
+) -> None:
+    (decode,) = [each for each in platform.instances() if each.role == 2]
+    (worker,) = platform.components("decode")
+    (scheduler,) = [child for child in worker.children() if "diptych.decode.scheduler" in child.cmdline()]
+    scheduler.suspend()
+    try:
+        assert scrape(decode.metrics_address)["diptych_worker_up,0"] == 0
+        answer = links(platform, "--timeout-s", "1")
+        assert answer.returncode == 1
+        assert "does not answer" in answer.stdout
+    finally:
+        scheduler.resume()
+    wait_for(lambda: scrape(decode.metrics_address)["diptych_worker_up,0"] == 1, 20.0, "it answers again")
+    wait_for(lambda: links(platform).returncode == 0, 30.0, "every link is up again")

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from typing import Final, TypeVar
+from typing import Final
 
 from diptych.common.membership_client import MembershipWatcher
 from diptych.engine.runtime.pulse import Pulse
-from diptych.engine.runtime.refusal import accepted
+from diptych.engine.runtime.questions import Questions
 from diptych.engine.runtime.scheduler_client import SchedulerClient, SchedulerDied
 from diptych.engine.runtime.sessions import Session, Sessions
 from diptych.kvtransfer.lanes import Requirement
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -49,14 +46,12 @@ class WorkerGroup:
         self._instance = instance
         self._on_news = on_news  # called when others should hear of the record at once
         self._sessions = sessions
-        self._queries = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[worker_pb2.WorkerStatus]] = {}
-        self._admin_answers: dict[int, asyncio.Future[admin_pb2.AdminAnswer]] = {}
         self._peers_changed = asyncio.Event()
         self.updating = asyncio.Lock()  # held while the weights are replaced
         self._empty = asyncio.Event()
         self._empty.set()
         self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
+        self._questions = Questions(scheduler, self._death)
 
     def __str__(self) -> str:
         return f"{self._instance.instance_id:016x} at {self._instance.address}#{self._instance.dp_rank}"
@@ -166,9 +161,7 @@ class WorkerGroup:
 
     async def administer(self, command: admin_pb2.AdminCommand) -> admin_pb2.AdminAnswer:
         """Have the scheduler execute a command. Raises its refusal, a `DiptychError`; then nothing has changed."""
-        command.query = next(self._queries)
-        commands = engine_pb2.SchedulerCommands(admin=[command])
-        return accepted(await self._ask(self._admin_answers, command.query, commands))
+        return await self._questions.administer(command)
 
     async def session(
         self, batches: AsyncIterator[worker_pb2.RouterBatch]
@@ -197,25 +190,9 @@ class WorkerGroup:
 
     async def status(self) -> worker_pb2.WorkerStatus:
         """Ask the scheduler. Raises `SchedulerDied`."""
-        query = next(self._queries)
-        status = await self._ask(self._answers, query, engine_pb2.SchedulerCommands(status_query=query))
+        status = await self._questions.status()
         status.instance.CopyFrom(self.describe())
         return status
-
-    async def _ask(
-        self, answers: dict[int, asyncio.Future[T]], query: int, commands: engine_pb2.SchedulerCommands
-    ) -> T:
-        """Send a query and wait for its answer, which `_take` puts into `answers`. Raises `SchedulerDied`."""
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        answers[query] = answer
-        try:
-            await self.scheduler.send(commands)
-            await asyncio.wait((answer, self._death), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            answers.pop(query, None)
-        if not answer.done():
-            raise self._death.result()
-        return answer.result()
 
     async def _read(self, session: Session, batches: AsyncIterator[worker_pb2.RouterBatch]) -> None:
         async for batch in batches:
@@ -247,12 +224,9 @@ class WorkerGroup:
             self._take_problem(events.link_news.problem)
         if events.HasField("kv_events"):
             self._sessions.tell_kv(events.kv_events)
-        for query in events.status_answers:
-            _answer(self._answers, query, events.status)
+        self._questions.take(events)
         if events.HasField("loras"):
             self._take_loras(events.loras)
-        for admin_answer in events.admin_answers:
-            _answer(self._admin_answers, admin_answer.query, admin_answer)
         self._note_empty()
 
     def _take_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
@@ -287,9 +261,3 @@ class WorkerGroup:
         ours = self._instance
         is_loaded = bool(other.compat) and other.state != bootstrap_pb2.INSTANCE_STATE_GONE
         return is_loaded and other.role == _PEER_ROLE[ours.role] and other.compat == ours.compat
-
-
-def _answer(answers: dict[int, asyncio.Future[T]], query: int, value: T) -> None:
-    answer = answers.pop(query, None)
-    if answer is not None and not answer.done():
-        answer.set_result(value)
