@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from diptych.engine.events import AbortRoom, DigestPages, PagesDigested, WriteDone, WritePages, WriterGone
+from diptych.engine.events import AbortRoom, DigestPages, PagesDigested, StreamPages, WriteDone, WritePages, WriterGone
 from diptych.engine.finish import Finish
 from diptych.engine.null_runner import expected_output
 from diptych.engine.output import FailureCode
@@ -62,6 +62,20 @@ def test_chunks_move_while_the_next_is_computed(pair: Pair) -> None:
     assert pair.num_written == 16 // PAGE
     pair.run()
     assert pair.num_written == 60 // PAGE
+
+
+def test_what_prefill_has_cached_moves_before_the_first_step_and_the_rest_behind_it(make_pair: type[Pair]) -> None:
+    pair = make_pair(rules=TransferRules("always", num_windows=2))
+    prompt = list(range(20))
+    pair.start(1, prompt)
+    pair.run()
+    pair.decode.cache.clear()
+    pair.start(2, [*prompt, 900, 901], max_tokens=5)
+    pair.deliver(pair.decode)
+    assert pair.prefill.core.plan(pair.now_s) is not None
+    cached, rest = pair.prefill.core.take_effects()
+    assert (type(cached), len(cached.write.dst)) == (WritePages, 20 // PAGE)
+    assert (type(rest), len(rest.write.dst)) == (StreamPages, 1)
 
 
 def test_decode_asks_only_for_the_pages_it_lacks(pair: Pair) -> None:

@@ -124,7 +124,8 @@ class DecodeCore:
     def _handle_note(self, peer: int, note: Note, digest: int | None, now_s: float) -> None:
         room = self._rooms.shared_with(peer, note.room)
         if room is None:
-            self._handle_late_note(peer, note)
+            if isinstance(note, HandOff):  # its room has ended here, and prefill may have missed our last word
+                self._effects.append(SendNote(peer, Ack(note.room)))
             return
         match note:
             case HandOff() if room.phase in JOINED:
@@ -137,11 +138,6 @@ class DecodeCore:
                 self._rooms.writer_stopped(room)
             case _:
                 pass  # a duplicate, or a hand-off that crossed our abort: its AbortAck follows
-
-    def _handle_late_note(self, peer: int, note: Note) -> None:
-        """A note for a room that has ended here: prefill may have missed our last word."""
-        if isinstance(note, HandOff):
-            self._effects.append(SendNote(peer, Ack(note.room)))  # nobody needs prefill's pages any more
 
     # steps
 
@@ -250,11 +246,4 @@ class DecodeCore:
         return self._cache.pool.counts()
 
     def check(self) -> list[str]:
-        by_phase: dict[Phase, list[DecodeRoom]] = {phase: [] for phase in Phase}
-        for room in self._rooms:
-            by_phase[room.phase].append(room)
-        return self._cache.check(
-            [*(room.request for room in by_phase[Phase.RUNNING]), *self._running.leaving],
-            importing=[room.request for room in (*by_phase[Phase.IMPORTING], *by_phase[Phase.VERIFYING])],
-            quarantined=[room.granted for room in (*by_phase[Phase.CLOSING], *by_phase[Phase.DISCARDING])],
-        )
+        return self._rooms.check()

@@ -172,3 +172,15 @@ class Rooms:
         """Return when `expire` has something to do."""
         times = (self._deadlines.next_s(), self.closing.next_s(self.linked), self.retracted.next_s())
         return min((at_s for at_s in times if at_s is not None), default=None)
+
+    def check(self) -> list[str]:
+        """Compare the books of all pages with what the rooms claim."""
+
+        def those(*phases: Phase) -> list[DecodeRoom]:
+            return [room for room in self if room.phase in phases]
+
+        return self._cache.check(
+            [*(room.request for room in those(Phase.RUNNING)), *self._running.leaving],
+            importing=[room.request for room in those(Phase.IMPORTING, Phase.VERIFYING)],
+            quarantined=[room.granted for room in those(*_GIVEN_UP)],
+        )

@@ -41,7 +41,7 @@ from diptych.engine.step import new_step
 from diptych.engine.stop import token_finish
 from diptych.engine.transfer_rules import TransferRules
 from diptych.engine.waiting_queue import new_waiting_queue
-from diptych.kvtransfer.notes import Abort, AbortAck, Ack, Note, PagesReady
+from diptych.kvtransfer.notes import Abort, Ack, Note, PagesReady
 from diptych.prefill.hand_off import first_output, hand_off_note
 from diptych.prefill.phases import Phase, Signal
 from diptych.prefill.rendezvous import Rendezvous
@@ -88,9 +88,7 @@ class PrefillCore:
                 self._take_matcher(self._rooms[room_id], matcher)
             case GrammarFailed(room_id, message) if room_id in self._rooms:
                 self._rooms.fail(self._rooms[room_id], Failure(FailureCode.INVALID, message))
-            case GrammarReady() | GrammarFailed():
-                pass  # the room has ended
-            case AbortRoom() | WriteDone():
+            case GrammarReady() | GrammarFailed() | AbortRoom() | WriteDone():
                 pass  # the room has ended
             case PeerUp() | WriterGone() | PagesDigested() | PagesUnpacked():
                 pass  # nobody writes into a prefill pool
@@ -118,7 +116,7 @@ class PrefillCore:
     def _handle_note(self, peer: int, note: Note, now_s: float) -> None:
         room = self._rooms.shared_with(peer, note.room)
         if room is None:
-            self._handle_early_note(peer, note, now_s)
+            self._effects += self._rendezvous.hear(peer, note, now_s)
             return
         match note:
             case PagesReady() if room.phase is Phase.BOOTSTRAPPING:
@@ -130,17 +128,6 @@ class PrefillCore:
                 self._rooms.fail(room, Failure(FailureCode(code or FailureCode.ABORTED.value), message))
             case _:
                 pass  # a duplicate, or an answer to a room that is closing: its end is on the way
-
-    def _handle_early_note(self, peer: int, note: Note, now_s: float) -> None:
-        """A note for a room that we don't have: its Start comes later, or it has ended."""
-        match note:
-            case PagesReady():
-                self._rendezvous.park(peer, note, now_s)
-            case Abort():
-                self._rendezvous.park(peer, note, now_s)
-                self._effects.append(SendNote(peer, AbortAck(note.room)))
-            case _:
-                pass  # an Ack or AbortAck that crossed our own end of the room
 
     # steps
 

@@ -6,7 +6,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.kvtransfer.notes import Abort, PagesReady
+from diptych.engine.events import SendNote
+from diptych.kvtransfer.notes import Abort, AbortAck, Note, PagesReady
 
 EarlyNote = PagesReady | Abort
 
@@ -24,6 +25,18 @@ class Rendezvous:
 
     def __init__(self) -> None:
         self._parked: OrderedDict[tuple[int, int], _Parked] = OrderedDict()  # in order of expiry
+
+    def hear(self, peer: int, note: Note, now_s: float) -> list[SendNote]:
+        """Take a note for a room that we don't have: its Start comes later, or it has ended. Return the answer."""
+        match note:
+            case PagesReady():
+                self.park(peer, note, now_s)
+            case Abort(room, _, _):
+                self.park(peer, note, now_s)
+                return [SendNote(peer, AbortAck(room))]
+            case _:
+                pass  # an Ack or AbortAck that crossed our own end of the room
+        return []
 
     def park(self, peer: int, note: EarlyNote, now_s: float) -> None:
         """Keep `note` until its room starts. A grant after the abort of its room stays aborted."""
