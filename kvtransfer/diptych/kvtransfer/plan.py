@@ -90,16 +90,14 @@ class Copies:
         """Return what this rank sends of a write. Raises `TransferError` for one that is not of these pages."""
         src, dst = (np.ascontiguousarray(pages, np.int64) for pages in (write.src, write.dst))
         window = self._window(write.layers or (0, self.num_layers))
-        if self.pack is None and (len(src) != len(dst) or write.skip_tokens):
-            raise TransferError(f"{len(src)} source pages but {len(dst)} target pages, of one size")
-        if self.num_turns == 1:
-            places = np.arange(len(dst))
-        else:
-            places = np.flatnonzero(dst % self.num_turns == self.turn)
-            dst = dst[places]
         if self.pack is None:
-            return Runs(src[places], NO_TOKENS, dst, window)
-        return Runs(src, write.skip_tokens + places * self.pack.dst_page_size, dst, window)
+            if len(src) != len(dst) or write.skip_tokens:
+                raise TransferError(f"{len(src)} source pages but {len(dst)} target pages, of one size")
+            if self.num_turns > 1:
+                src, dst = (pages[dst % self.num_turns == self.turn] for pages in (src, dst))
+            return Runs(src, NO_TOKENS, dst, window)
+        places = np.flatnonzero(dst % self.num_turns == self.turn)
+        return Runs(src, write.skip_tokens + places * self.pack.dst_page_size, dst[places], window)
 
     def _window(self, layers: tuple[int, int]) -> ByteWindow:
         first, end = layers

@@ -12,10 +12,12 @@ from diptych.engine.events import (
     Event,
     NoteArrived,
     PagesDigested,
+    PagesUnpacked,
     PeerDown,
     PeerUp,
     SendNote,
     StreamPages,
+    UnpackPages,
     WriteDone,
     WritePages,
     WriterGone,
@@ -305,3 +307,26 @@ def test_a_peer_that_does_not_answer_its_test_is_let_go_in_bounded_time() -> Non
     two.settle()
     assert [type(event) for event in two.links[1].poll(set())] == [PeerDown]
     assert "no answer within 5 s" in two.links[1].problem
+
+
+def test_pages_in_parts_are_put_together_when_the_core_wants_it() -> None:
+    two = Two()
+    two.introduce()
+    two.meet()
+    for peer, room in ((1, 5), (99, 6)):
+        two.links[2].perform(UnpackPages(room, peer, np.array([1, 2], np.int32)))
+    two.settle()
+    unpacked = two.links[2].poll(set())
+    assert PagesUnpacked(5, None) in unpacked
+    assert PagesUnpacked(6, f"no link to {99:016x}") in unpacked
+
+
+def test_a_peer_whose_pages_can_not_be_converted_is_refused_with_the_reason() -> None:
+    two = Two(replace(LAYOUT, num_layers=2))
+    two.introduce()
+    two.meet()
+    for links in two.links.values():
+        (status,) = links.status()
+        assert status.state == worker_pb2.LINK_STATE_REFUSED
+        assert "KV of another model" in status.reason
+        assert "KV of another model" in links.problem
