@@ -1,0 +1,299 @@
+"""Bugs that are planted in the hand-off, one rule removed at a time: the checks of `simulation` catch each of them.
+
+What removing a rule breaks is written beside it. A test that can't fail proves nothing; these show that ours can.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from simulation.explore import explore
+from simulation.play import MOODS, Game
+from simulation.rules import RuleBroken
+from simulation.two_sides import Budget, TwoSides
+
+from diptych.decode.core import DecodeCore
+from diptych.decode.imports import Imports
+from diptych.decode.phases import Phase
+from diptych.decode.rooms import Rooms as DecodeRooms
+from diptych.engine.events import NoteArrived, SendNote
+from diptych.kvtransfer.inproc import InprocNetwork, InprocTransport
+from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, PagesReady
+from diptych.kvtransfer.ownership import PagePool
+from diptych.prefill.core import PrefillCore
+from diptych.prefill.rendezvous import Rendezvous
+from diptych.prefill.room import PrefillRoom
+from diptych.prefill.rooms import Rooms as PrefillRooms
+from diptych.prefill.sending import Sender
+
+MAX_GAMES = 12
+MOVES = 1400
+SINGLE = ((1, 2, 3),)
+CHUNKED = ((1, 2, 3, 1, 2, 3),)
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def playing(mood: str) -> Callable[[], None]:
+    """Play games in a mood."""
+    (chosen,) = [each for each in MOODS if each.name == mood]
+
+    def play() -> None:
+        for seed in range(MAX_GAMES):
+            Game(random.Random(seed), chosen, f"seed {seed}").run(MOVES)
+
+    return play
+
+
+def exploring(budget: Budget, prompts: tuple[tuple[int, ...], ...] = SINGLE) -> Callable[[], None]:
+    """Visit every state."""
+    return lambda: explore(TwoSides(prompts, budget, prefill_pages=3, decode_pages=4)) and None
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Stands for a rule that was removed."""
+
+
+# what is planted
+
+
+def no_pins(patch: pytest.MonkeyPatch) -> None:
+    """Source pages may be freed and granted again while they are read."""
+    patch.setattr(PagePool, "pin", nothing)
+    patch.setattr(PagePool, "unpin", nothing)
+
+
+def no_wait_for_own_writes(patch: pytest.MonkeyPatch) -> None:
+    """Prefill says "no more writes" while some are in flight."""
+    original = PrefillRooms._close_if_drained
+
+    def close(self: PrefillRooms, room: PrefillRoom) -> None:
+        room.writes_in_flight = 0
+        original(self, room)
+
+    patch.setattr(PrefillRooms, "_close_if_drained", close)
+
+
+def an_abort_is_answered_at_once(patch: pytest.MonkeyPatch) -> None:
+    """The same, only to decode's question."""
+    original = PrefillCore.handle
+
+    def handle(self: PrefillCore, event: Any, now_s: float) -> None:
+        original(self, event, now_s)
+        match event:
+            case NoteArrived(peer, Abort(room)):
+                self._effects.append(SendNote(peer, AbortAck(room)))
+
+    patch.setattr(PrefillCore, "handle", handle)
+
+
+def no_quarantine(patch: pytest.MonkeyPatch) -> None:
+    """Decode takes pages back as soon as it gives a room up."""
+    original = DecodeRooms._quarantine
+
+    def quarantine(self: DecodeRooms, room: Any, failure: Any) -> None:
+        original(self, room, failure)
+        if room.phase is Phase.CLOSING:
+            self.writer_stopped(room)
+
+    patch.setattr(DecodeRooms, "_quarantine", quarantine)
+
+
+def pages_are_free_while_they_are_read(patch: pytest.MonkeyPatch) -> None:
+    """Decode takes pages back while their digest is being computed."""
+    original = DecodeRooms._quarantine
+
+    def quarantine(self: DecodeRooms, room: Any, failure: Any) -> None:
+        original(self, room, failure)
+        if room.phase is Phase.DISCARDING:
+            self._cache.pool.release_quarantine(room.granted)
+            room.granted = room.granted[:0]
+
+    patch.setattr(DecodeRooms, "_quarantine", quarantine)
+
+
+def ack_before_verification(patch: pytest.MonkeyPatch) -> None:
+    """Prefill succeeds with what decode refuses."""
+    original = Imports.resume
+
+    def resume(self: Imports, room: Any, now_s: float) -> None:
+        self._effects.append(SendNote(room.peer, Ack(room.request.room)))
+        original(self, room, now_s)
+
+    patch.setattr(Imports, "resume", resume)
+
+
+def no_comparison_of_digests(patch: pytest.MonkeyPatch) -> None:
+    """Damaged pages are attended to."""
+    original = Imports.take_digest
+    patch.setattr(Imports, "take_digest", lambda self, room, _, now_s: original(self, room, room.digest, now_s))
+
+
+def a_hand_off_is_taken_twice(patch: pytest.MonkeyPatch) -> None:
+    """A note that comes twice starts a second verification."""
+    original = DecodeCore._handle_note
+
+    def handle_note(self: DecodeCore, peer: int, note: Any, digest: int | None, now_s: float) -> None:
+        room = self._rooms.shared_with(peer, note.room)
+        if room is not None and isinstance(note, HandOff):
+            self._imports.take(room, note, digest, now_s)
+        else:
+            original(self, peer, note, digest, now_s)
+
+    patch.setattr(DecodeCore, "_handle_note", handle_note)
+
+
+def no_tombstones(patch: pytest.MonkeyPatch) -> None:
+    """A grant that was taken back is still written when its room starts late."""
+    original = Rendezvous.park
+
+    def park(self: Rendezvous, peer: int, note: Any, now_s: float) -> None:
+        if isinstance(note, PagesReady):
+            original(self, peer, note, now_s)
+
+    patch.setattr(Rendezvous, "park", park)
+
+
+def grants_outlive_their_link(patch: pytest.MonkeyPatch) -> None:
+    """The same, after the link broke and came back."""
+    patch.setattr(Rendezvous, "forget", nothing)
+
+
+def writers_are_believed_gone(patch: pytest.MonkeyPatch) -> None:
+    """Decode takes pages back although their writer only stopped for a while."""
+    patch.setattr(InprocTransport, "writer_gone", lambda self, peer: True)
+
+
+def prefill_goes_on_without_its_link(patch: pytest.MonkeyPatch) -> None:
+    """Prefill writes into the next link what was granted on the former one."""
+    patch.setattr(PrefillRooms, "lose", nothing)
+
+
+def no_farewell(patch: pytest.MonkeyPatch) -> None:
+    """Decode is never told that no more writes come."""
+    patch.setattr(PrefillRoom, "farewell", nothing)
+
+
+def a_failed_write_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    """Prefill waits for the Ack of a hand-off that was never sent."""
+    original = PrefillRooms.write_done
+    patch.setattr(PrefillRooms, "write_done", lambda self, room, _, digest: original(self, room, None, digest))
+
+
+def the_farewell_follows_a_failed_write(patch: pytest.MonkeyPatch) -> None:
+    """It goes on the room's stream, which is broken, so decode never hears it."""
+    original = PrefillRooms._close_if_drained
+
+    def close(self: PrefillRooms, room: PrefillRoom) -> None:
+        original(self, room)
+        match self._effects[-1:]:
+            case [SendNote(_, Abort() | AbortAck()) as effect]:
+                self._effects[-1] = replace(effect, stream=room.request.room)
+
+    patch.setattr(PrefillRooms, "_close_if_drained", close)
+
+
+def the_hand_off_overtakes_its_pages(patch: pytest.MonkeyPatch) -> None:
+    """It goes on another stream than they do."""
+    original = Sender.hand_off
+
+    def hand_off(self: Sender, room: PrefillRoom, note: HandOff, now_s: float) -> None:
+        original(self, room, note, now_s)
+        effect = self._effects[-1]
+        assert isinstance(effect, SendNote)
+        self._effects[-1] = replace(effect, stream=0)
+
+    patch.setattr(Sender, "hand_off", hand_off)
+
+
+def a_stream_goes_on_after_a_failure(patch: pytest.MonkeyPatch) -> None:
+    """The hand-off arrives although a write before it has failed."""
+    original = InprocNetwork._fail
+
+    def fail(self: InprocNetwork, half: Any, stream: Any, reason: str) -> None:
+        original(self, half, stream, reason)
+        stream.is_broken = False
+
+    patch.setattr(InprocNetwork, "_fail", fail)
+
+
+def pages_go_where_their_neighbours_belong(patch: pytest.MonkeyPatch) -> None:
+    """The destination is one page off."""
+    original = PrefillRoom.destination
+    patch.setattr(PrefillRoom, "destination", lambda self, start, end: original(self, start, end)[::-1].copy())
+
+
+def the_last_chunk_leaves_before_it_is_computed(patch: pytest.MonkeyPatch) -> None:
+    """Its pages are written, not streamed behind the step."""
+    patch.setattr(Sender, "follow_last_chunk", lambda self, room, now_s: self.hand_off_pages(room, now_s))
+    patch.setattr(
+        Sender,
+        "hand_off_pages",
+        lambda self, room, now_s: _write_all(self, room, now_s),
+        raising=False,
+    )
+
+
+def _write_all(sender: Any, room: PrefillRoom, now_s: float) -> None:
+    from diptych.engine.events import WritePages
+    from diptych.prefill.sending import _num_pages
+
+    sender._write(room, _num_pages(room), WritePages, now_s)
+
+
+def hand_offs_are_not_repeated(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sender, "ask_again", nothing)
+
+
+def late_hand_offs_are_not_answered(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DecodeCore, "_handle_late_note", nothing)
+
+
+def quarantine_is_not_asked_for_again(patch: pytest.MonkeyPatch) -> None:
+    from diptych.decode.closing import ClosingRooms
+
+    patch.setattr(ClosingRooms, "ask_again", lambda self, linked, now_s: [])
+
+
+def generations_are_not_compared(patch: pytest.MonkeyPatch) -> None:
+    from diptych.decode.room import DecodeRoom
+
+    patch.setattr(DecodeRoom, "refuse_hand_off", nothing)
+
+
+CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
+    (no_pins, playing("calm")),
+    (no_wait_for_own_writes, exploring(Budget(aborts=1), CHUNKED)),
+    (an_abort_is_answered_at_once, exploring(Budget(aborts=1), CHUNKED)),
+    (no_quarantine, exploring(Budget(aborts=1))),
+    (pages_are_free_while_they_are_read, exploring(Budget(aborts=1))),
+    (ack_before_verification, exploring(Budget(damages=1))),
+    (no_comparison_of_digests, exploring(Budget(damages=1))),
+    (a_hand_off_is_taken_twice, exploring(Budget(doubled=1))),
+    (no_tombstones, exploring(Budget(aborts=1))),
+    (grants_outlive_their_link, exploring(Budget(losses=1))),
+    (writers_are_believed_gone, playing("stopped")),
+    (prefill_goes_on_without_its_link, exploring(Budget(losses=1))),
+    (no_farewell, exploring(Budget(aborts=1))),
+    (a_failed_write_is_ignored, playing("failing")),
+    (the_farewell_follows_a_failed_write, exploring(Budget(failures=1))),
+    (the_hand_off_overtakes_its_pages, exploring(Budget())),
+    (a_stream_goes_on_after_a_failure, playing("slow")),
+    (pages_go_where_their_neighbours_belong, exploring(Budget(), CHUNKED)),
+    (the_last_chunk_leaves_before_it_is_computed, playing("calm")),
+    (hand_offs_are_not_repeated, playing("lossy")),
+    (late_hand_offs_are_not_answered, playing("lossy")),
+    (quarantine_is_not_asked_for_again, playing("lossy")),
+    (generations_are_not_compared, playing("lossy")),
+]
+
+
+@pytest.mark.parametrize(("plant", "check"), CAUGHT, ids=[plant.__name__ for plant, _ in CAUGHT])
+def test_a_planted_bug_is_caught(plant: Plant, check: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(RuleBroken):
+        check()
