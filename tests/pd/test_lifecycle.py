@@ -266,6 +266,21 @@ def test_a_grant_whose_room_never_starts_is_answered(pair: Pair) -> None:
     pair.assert_clean()
 
 
+def test_a_grant_that_waited_too_long_stays_void_even_if_it_comes_again(pair: Pair) -> None:
+    pair.start_decode(1, [1, 2])
+    grant = pair.decode.outbox[0]
+    pair.run()
+    pair.now_s = pair.prefill.core.next_deadline_s()
+    pair.run()
+    pair.decode.outbox.append(grant)
+    pair.run()
+    pair.start_prefill(1, [1, 2])
+    pair.run()
+    assert pair.prefill.ended(1).failure.code is FailureCode.ABORTED
+    assert pair.num_written == 0
+    pair.assert_clean()
+
+
 def test_an_aborted_room_that_starts_late_on_prefill_fails_at_once(pair: Pair) -> None:
     pair.start_decode(1, [1, 2])
     pair.abort(pair.decode, 1)

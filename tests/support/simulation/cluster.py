@@ -274,6 +274,7 @@ class Cluster:
             self.network,
             self.rules,
             lambda: self.now_s,
+            meanwhile=self._meanwhile,
             num_pages=shape.prefill_pages if role == "prefill" else shape.decode_pages,
             max_step_tokens=shape.max_step_tokens,
             overlap=shape.overlap,
@@ -281,6 +282,11 @@ class Cluster:
             rules=shape.rules,
         )
         return instance
+
+    def _meanwhile(self) -> None:
+        """Transports work while a step runs."""
+        for _ in range(self.rng.randrange(3)):
+            self.network.step()
 
     def _tell_members(self) -> None:
         for worker in self.living():

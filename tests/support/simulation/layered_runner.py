@@ -12,10 +12,19 @@ from simulation.requests import LAYERS, PAGE, VOCAB
 
 
 class LayeredRunner(NullRunner):
-    """Over `[num_pages, LAYERS, PAGE]`. Layer `i` of a token's KV is its entry plus `i`."""
+    """Over `[num_pages, LAYERS, PAGE]`. Layer `i` of a token's KV is its entry plus `i`.
 
-    def __init__(self, kv: U64, layer_listener: Callable[[], OnLayer | None] = lambda: None) -> None:
+    `meanwhile` is called before each layer: what others do while a step runs.
+    """
+
+    def __init__(
+        self,
+        kv: U64,
+        layer_listener: Callable[[], OnLayer | None] = lambda: None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(kv[:, 0], VOCAB)
+        self._meanwhile = meanwhile
         self._kv = kv
         self._layer_listener = layer_listener
 
@@ -23,6 +32,7 @@ class LayeredRunner(NullRunner):
         pages, offsets = np.divmod(batch.out_slots, PAGE)
         fresh, on_layer = entries(batch.input_ids, batch.positions), self._layer_listener()
         for layer in range(LAYERS):
+            self._meanwhile()
             self._kv[pages, layer, offsets] = fresh + np.uint64(layer)
             if on_layer is not None:
                 on_layer(layer)

@@ -102,6 +102,7 @@ class Worker:
         watcher: Watcher,
         clock: Callable[[], float],
         *,
+        meanwhile: Callable[[], None],
         num_pages: int,
         max_step_tokens: int,
         overlap: bool,
@@ -131,7 +132,7 @@ class Worker:
         self.is_frozen = False
         self._watcher = watcher
         self._clock = clock
-        runner = LayeredRunner(self.kv, self.links.layer_listener)
+        runner = LayeredRunner(self.kv, self.links.layer_listener, meanwhile)
         self._stepping = self._new_stepping(runner, overlap and role == "decode")
 
     def _new_stepping(self, runner: LayeredRunner, overlap: bool) -> Stepping:
