@@ -25,7 +25,8 @@ from diptych.kvtransfer.transport import Flow, OpDone, PageWrite
 MB: Final = 1 << 20
 REQUESTS_MB: Final = (20, 64, 512, 4096)
 STAGED_MB: Final = (20, 512)
-ROUNDS: Final = 7
+ROUNDS: Final = 15
+WARM_S: Final = 0.3
 CASE_TIMEOUT_S: Final = 150
 
 
@@ -64,9 +65,15 @@ class Pair:
         if digest is None or digest != self.target.digest(np.asarray(write.dst, dtype=np.int64)):
             raise RuntimeError("the target's pages differ from ours")
 
+    def warm_up(self) -> None:
+        """GPUs and their links wake up slowly."""
+        began, write = time.perf_counter(), self.request(256, 0)
+        while time.perf_counter() < began + WARM_S:
+            self.hand_off(write)
+
     def measure(self, case: str, path: str, sizes: tuple[int, ...]) -> None:
         self.end.transport.use_path(2, path)
-        self.hand_off(self.request(sizes[0], 0))  # warm
+        self.warm_up()
         for megabytes in sizes:
             write = self.request(megabytes, megabytes)
             nbytes = len(write.src) * self.layout.page_nbytes
@@ -106,6 +113,7 @@ def measure_layers() -> None:
     pair = Pair("cuda", "auto", 5120, 16)
     for path in ("mover", "put"):
         pair.end.transport.use_path(2, path)
+        pair.warm_up()
         write = pair.request(512, 1, layers=(8, 16))
         seconds = statistics.median(pair.hand_off(write)[0] for _ in range(ROUNDS))
         emit(f"{path}/16 tokens, 8 of 32 layers/128 MiB", len(write.src) * pair.layout.page_nbytes / 4 / seconds / 1e9)

@@ -30,7 +30,6 @@ typedef struct {
     X(cuInit, init, (unsigned))                                                                                        \
     X(cuDeviceGet, get_device, (cu_device *, int))                                                                     \
     X(cuDevicePrimaryCtxRetain, retain_context, (cu_object *, cu_device))                                              \
-    X(cuDevicePrimaryCtxRelease_v2, release_context, (cu_device))                                                      \
     X(cuCtxSetCurrent, set_context, (cu_object))                                                                       \
     X(cuCtxGetStreamPriorityRange, priorities, (int *, int *))                                                         \
     X(cuGetErrorString, error_string, (cu_result, const char **))                                                      \
@@ -133,7 +132,6 @@ static void cuda_close(device *base)
         cuda.unload_module(device->mover.module);
     if (device->digester.module != NULL)
         cuda.unload_module(device->digester.module);
-    cuda.release_context(device->ordinal);
     free(device);
 }
 
@@ -388,7 +386,7 @@ static const char *load_kernel(cuda_kernel *kernel, const kvt_kernel *image)
     return cuda_words(result);
 }
 
-/* The memory is of the primary context, which PyTorch and everybody else uses too. */
+/* The memory is of the primary context, which PyTorch and everybody else uses too: so it is never released. */
 static const char *open_cuda(const kvt_device_options *options, device **out)
 {
     const char *words = cuda.init == NULL ? load_cuda() : NULL;

@@ -99,14 +99,14 @@ static void free_engine(kvt_engine *engine)
         ucp_rkey_buffer_release(engine->rkey_buffer);
     if (engine->memory != NULL)
         ucp_mem_unmap(engine->context, engine->memory);
-    if (engine->device != NULL)
-        close_device(engine);
     if (engine->address != NULL)
         ucp_worker_release_address(engine->worker, engine->address);
     if (engine->worker != NULL)
         ucp_worker_destroy(engine->worker);
     if (engine->context != NULL)
         ucp_cleanup(engine->context);
+    if (engine->device != NULL)
+        close_device(engine);
     close(engine->wake_fd);
     close(engine->event_fd);
     pthread_mutex_destroy(&engine->progress_lock);
