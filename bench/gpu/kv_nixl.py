@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from diptych.kvtransfer.layout import PoolLayout
+
+WARM_S: Final = 0.3
 
 
 def open_agent(name: str, ordinal: int, nbytes: int) -> tuple[Any, torch.Tensor]:
@@ -31,7 +32,7 @@ def pages_of(address: int, layout: PoolLayout, ordinal: int) -> np.ndarray[Any, 
     return np.stack([starts, sizes, devices], axis=1)
 
 
-def measure(layout: PoolLayout, sizes_mb: tuple[int, ...], rounds: int) -> Iterator[tuple[int, float]]:
+def measure(layout: PoolLayout, sizes_mb: tuple[int, ...], rounds: int) -> Iterator[tuple[int, int, list[float]]]:
     agent, pool = open_agent("one", 0, layout.nbytes)
     pool.view(torch.int64).random_()
     command = [sys.executable, __file__, str(layout.nbytes)]
@@ -42,12 +43,14 @@ def measure(layout: PoolLayout, sizes_mb: tuple[int, ...], rounds: int) -> Itera
     name = agent.add_remote_agent(bytes.fromhex(metadata))
     ours = agent.prep_xfer_dlist("NIXL_INIT_AGENT", pages_of(pool.data_ptr(), layout, 0), "VRAM")
     theirs = agent.prep_xfer_dlist(name, pages_of(int(address), layout, 1), "VRAM")
-    random = np.random.default_rng(0)
+    random, began = np.random.default_rng(0), time.perf_counter()
+    while time.perf_counter() < began + WARM_S:
+        hand_off(agent, ours, theirs, [random.permutation(layout.num_pages)[:64].astype(np.int32) for _ in range(2)])
     for megabytes in sizes_mb:
         count = max(1, (megabytes << 20) // layout.page_nbytes)
         chosen = [random.permutation(layout.num_pages)[:count].astype(np.int32) for _ in range(2)]
         times = [hand_off(agent, ours, theirs, chosen) for _ in range(rounds)]
-        yield megabytes, count * layout.page_nbytes / statistics.median(times) / 1e9
+        yield megabytes, count * layout.page_nbytes, times
     target.stdin.close()
     target.wait(10)
 

@@ -4,10 +4,10 @@
 
 #include "message.h"
 
-#define HOT_S 200e-6
+#define HOT_S 500e-6 /* two pieces at 150 GB/s */
 
-/* A device ends a piece within HOT_S, and waking from a sleep takes as long as moving tens of MB. So while a device has
- * pieces the thread looks instead of sleeping; when one takes longer, it sleeps. */
+/* Waking from a sleep takes as long as moving tens of MB. So while a device has pieces the thread looks instead of sleeping,
+ * for at most HOT_S since the last one was posted or ended. */
 static void keep_hot(kvt_link *link)
 {
     if (link->engine->device != NULL)
