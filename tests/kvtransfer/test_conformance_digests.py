@@ -163,8 +163,9 @@ def test_pages_land_by_every_path_there_is(ends: tuple[Any, Any]) -> None:
         left.fill(number)
         ops = [left.write(RIGHT, everything, everything, layers=(1, 4), with_digest=True)]
         ops += [left.write(RIGHT, src[n:], dst[n:], with_digest=True) for n in range(10)]
-        left.note(RIGHT, path.encode())
+        last = left.note(RIGHT, path.encode())
         note = right.wait_note()
+        left.wait_done(last)
         right.events.clear()
         assert note.digest == add_digests(*(left.wait_done(op).digest for op in ops))
         assert right.digest(dst) == left.digest(src)

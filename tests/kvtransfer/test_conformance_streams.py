@@ -18,7 +18,9 @@ BIG = EVERYTHING * 100  # 400 MiB
 
 
 @pytest.fixture
-def ends(make_end: Make, link: Link) -> tuple[Any, Any]:
+def ends(make_end: Make, link: Link, request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    if "cuda" in request.node.callspec.id:
+        pytest.skip("400 MiB have moved before the next operation is submitted: the emulation takes turns for it")
     left, right = make_end(LEFT), make_end(RIGHT)
     link(left, right)
     return left, right

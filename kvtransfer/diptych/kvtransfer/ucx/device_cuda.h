@@ -31,7 +31,6 @@ typedef struct {
     X(cuDeviceGet, get_device, (cu_device *, int))                                                                     \
     X(cuDevicePrimaryCtxRetain, retain_context, (cu_object *, cu_device))                                              \
     X(cuCtxSetCurrent, set_context, (cu_object))                                                                       \
-    X(cuCtxGetStreamPriorityRange, priorities, (int *, int *))                                                         \
     X(cuGetErrorString, error_string, (cu_result, const char **))                                                      \
     X(cuMemAlloc_v2, allocate, (cu_address *, size_t))                                                                 \
     X(cuMemFree_v2, release, (cu_address))                                                                             \
@@ -41,7 +40,7 @@ typedef struct {
     X(cuIpcGetMemHandle, share, (cu_ipc_handle *, cu_address))                                                         \
     X(cuIpcOpenMemHandle_v2, map, (cu_address *, cu_ipc_handle, unsigned))                                             \
     X(cuIpcCloseMemHandle, unmap, (cu_address))                                                                        \
-    X(cuStreamCreateWithPriority, open_stream, (cu_object *, unsigned, int))                                           \
+    X(cuStreamCreate, open_stream, (cu_object *, unsigned))                                                            \
     X(cuStreamDestroy_v2, close_stream, (cu_object))                                                                   \
     X(cuStreamSynchronize, wait_stream, (cu_object))                                                                   \
     X(cuStreamQuery, query_stream, (cu_object))                                                                        \
@@ -75,7 +74,6 @@ typedef struct {
     device device;
     cu_device ordinal;
     cu_object context;
-    int first_priority;
     cuda_kernel mover, digester;
 } cuda_device;
 
@@ -188,13 +186,12 @@ static void cuda_unpin(char *memory)
 
 static const char *cuda_open_queue(device_queue *queue)
 {
-    cuda_device *device = (cuda_device *)queue->device;
     cuda_queue *work = queue->work = calloc(1, sizeof *work);
     if (work == NULL)
         return "out of memory";
-    cu_result result = cuda.open_stream(&work->stream, CU_STREAM_NON_BLOCKING, device->first_priority);
+    cu_result result = cuda.open_stream(&work->stream, CU_STREAM_NON_BLOCKING);
     if (result == CU_SUCCESS)
-        result = cuda.open_stream(&work->telling, CU_STREAM_NON_BLOCKING, device->first_priority);
+        result = cuda.open_stream(&work->telling, CU_STREAM_NON_BLOCKING);
     for (int i = 0; i < NUM_EVENTS && result == CU_SUCCESS; i++)
         result = cuda.make_event(&work->events[i], CU_EVENT_DISABLE_TIMING);
     return cuda_words(result);
@@ -404,8 +401,6 @@ static const char *open_cuda(const kvt_device_options *options, device **out)
     opened->device.memory_type = UCS_MEMORY_TYPE_CUDA;
     *out = &opened->device;
     words = cuda_enter(*out);
-    if (words == NULL)
-        words = cuda_words(cuda.priorities(NULL, &opened->first_priority));
     if (words == NULL)
         words = load_kernel(&opened->mover, &options->mover);
     if (words == NULL)
