@@ -30,8 +30,10 @@ from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.inproc.network import FaultPlan
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.notes import Ack, HandOff
+from diptych.kvtransfer.probe import codec
 from diptych.kvtransfer.probe.actions import LinkTests
 from diptych.kvtransfer.probe.choice import PathRule
+from diptych.kvtransfer.probe.notes import ProbeEnd
 from diptych.kvtransfer.probe.reader import ReaderTests
 from diptych.kvtransfer.probe.writer import TIMEOUT_S, WriterTests
 from diptych.kvtransfer.transport import Flow, PageWrite, Pool
@@ -61,7 +63,8 @@ class Two:
         }
 
     def tester(self, number: int, tests: LinkTests) -> LinkTester:
-        return LinkTester(self.transports[number], self.pools[number], tests, PathRule(), lambda: self.now_s)
+        rule = PathRule("copy")  # the only one there is
+        return LinkTester(self.transports[number], self.pools[number], tests, rule, lambda: self.now_s)
 
     def introduce(self) -> None:
         for number, other in ((1, 2), (2, 1)):
@@ -282,6 +285,19 @@ def test_a_link_between_pools_of_different_layouts_is_tested_as_it_will_be_used(
     two = Two(replace(LAYOUT, **changes))
     two.introduce()
     assert two.meet() == {1: [PeerUp(2)], 2: [PeerUp(1)]}
+
+
+def test_a_reader_refuses_a_path_that_its_operator_does_not_allow() -> None:
+    two = Two()
+    two.introduce()
+    two.settle()
+    two.links[2].poll(set())
+    two.transports[1].send_note(2, codec.encode(ProbeEnd("message", 1e9), sender=1, target=2))
+    two.settle()
+    assert two.links[2].poll(set()) == []
+    two.settle()
+    assert [type(event) for event in two.links[2].poll(set())] == [PeerDown]
+    assert "there is no path copy to this peer" in two.links[2].problem
 
 
 def test_a_link_is_not_used_before_its_test_has_ended() -> None:

@@ -183,6 +183,15 @@ def test_loans_never_overlap_and_come_back() -> None:
     assert reader.end(1, 0.0) == [Tell(6, ProbeOffer((8, 9), PAGE_SIZE))]
 
 
+def test_what_came_back_last_is_lent_last_for_a_late_writer_may_still_touch_it() -> None:
+    reader = ReaderTests(range(8, 16), PAGE_SIZE)
+    for peer in (1, 2):
+        reader.begin(peer, (), 0.0)
+    reader.hear(1, ProbeAsk(), 0.0)
+    reader.end(1, 0.0)
+    assert reader.hear(2, ProbeAsk(), 0.0) == [Tell(2, ProbeOffer((10, 11), PAGE_SIZE))]
+
+
 def test_a_writer_tests_one_link_at_a_time() -> None:
     writer = WriterTests(random.Random(0))
     assert writer.begin(1, ("copy",), 0.0) == [Tell(1, ProbeAsk())]
