@@ -97,6 +97,16 @@ def test_until_the_writer_hears_of_the_end_its_writes_still_land() -> None:
     assert two.writer_gone(1)
 
 
+def test_a_failed_reconnect_does_not_prove_that_the_writer_is_gone() -> None:
+    network = InprocNetwork()
+    one, two = linked_pair(network)
+    one.write_pages(2, PageWrite(ALL, ALL))
+    two.disconnect(1)
+    two.connect(1, one.metadata())
+    two.disconnect(1)
+    assert not two.writer_gone(1)
+
+
 def test_a_cut_network_takes_the_link_from_both_sides() -> None:
     network = InprocNetwork()
     one, two = linked_pair(network)

@@ -45,7 +45,7 @@ class InprocTransport:
         self._part_heads: dict[InstanceId, tuple[int, ...]] = {}  # of what each peer wrote, or will
         self.inbox = Inbox()
         self.is_alive = True
-        self._former: dict[InstanceId, Half] = {}  # the last closed half to each peer
+        self._former: dict[InstanceId, Half] = {}  # the last half to each peer that was up and was closed
         self._num_ops = 0  # outstanding
         self._op_ids = itertools.count(1)
         self._open_half = open_half
@@ -141,7 +141,9 @@ class InprocTransport:
         for operation in half.close():
             self.inbox.push(OpDone(operation, reason))
         self.inbox.push(LinkDown(half.peer, reason))
-        self._former[half.peer] = self.halves.pop(half.peer)
+        del self.halves[half.peer]
+        if half.partner is not None:  # one that never came up says nothing about the writer
+            self._former[half.peer] = half
 
     def die(self) -> None:
         """Perform nothing and see nothing any more, as a killed process. For the network."""
