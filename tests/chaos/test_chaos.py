@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 CHAOS = Path(__file__).parents[2] / "bench" / "chaos.py"
-NUM_REQUESTS = int(os.environ.get("DIPTYCH_CHAOS_REQUESTS", "250"))
+NUM_REQUESTS = int(os.environ.get("DIPTYCH_CHAOS_REQUESTS", "200"))
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
