@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-from chaos_cluster import Cluster, Network, NoAnswer
+from chaos_cluster import Cluster, NoAnswer
 from chaos_faults import Faults
 from chaos_load import Load, Question, Tally
+from chaos_network import Network
 
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.v1.worker_pb2 import WorkerStatus

@@ -1,7 +1,6 @@
 """A platform for fault drills: workers that can be killed, stopped and cut off, on hosts of their own where possible.
 
-As root a host is a network namespace on a bridge, so that links can be cut; whoever runs this should be in network and
-mount namespaces that end with it (`unshare --net --mount`). Otherwise all hosts are this machine.
+As root the hosts are those of a `Network`, whose links can be cut. Otherwise all of them are this machine.
 """
 
 from __future__ import annotations
@@ -9,18 +8,17 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import grpc
 import psutil
+from chaos_network import HERE, Host, Network
 
 from diptych.common.lifecycle import PARENT_PID_VARIABLE
 from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -48,69 +46,6 @@ WORKER_OPTIONS: Final = {
     "max-step-tokens": 64,  # a prompt takes several steps: faults find it half written
     "log-format": "json",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """Where a component runs: a network namespace, or (without a name) here."""
-
-    name: str
-    address: str
-
-    @property
-    def enter(self) -> Sequence[str]:
-        return ("ip", "netns", "exec", self.name) if self.name else ()
-
-
-HERE: Final = Host("", "127.0.0.1")
-
-
-class Network:
-    """Hosts on one bridge. The platform's centre has the address `CENTRE`."""
-
-    CENTRE: Final = "10.77.0.254"
-
-    def __init__(self) -> None:
-        names = Path("/run/netns")
-        names.mkdir(exist_ok=True)
-        subprocess.run(["mount", "-t", "tmpfs", "none", names], check=True)  # of our own
-        _ip("link", "set", "lo", "up")
-        _ip("link", "add", "hosts", "type", "bridge")
-        _ip("addr", "add", f"{self.CENTRE}/24", "dev", "hosts")
-        _ip("link", "set", "hosts", "up")
-        self._num_hosts = 0
-
-    @staticmethod
-    def is_possible() -> bool:
-        return os.geteuid() == 0 and bool(shutil.which("ip")) and bool(shutil.which("unshare"))
-
-    def add_host(self) -> Host:
-        self._num_hosts += 1
-        host = Host(f"host{self._num_hosts}", f"10.77.0.{self._num_hosts}")
-        port = f"port{self._num_hosts}"
-        _ip("netns", "add", host.name)
-        _ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host.name)
-        _ip("link", "set", port, "master", "hosts", "up")
-        _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", "eth0")
-        for device in ("lo", "eth0"):
-            _ip("-n", host.name, "link", "set", device, "up")
-        return host
-
-    def cut(self, one: Host, other: Host) -> None:
-        """Lose every packet between two hosts; neither is told."""
-        _ip("-n", one.name, "route", "add", "blackhole", other.address)
-        _ip("-n", other.name, "route", "add", "blackhole", one.address)
-
-    def mend(self, one: Host, other: Host) -> None:
-        _ip("-n", one.name, "route", "del", "blackhole", other.address)
-        _ip("-n", other.name, "route", "del", "blackhole", one.address)
-
-    def isolate(self, host: Host) -> None:
-        """Pull the host's plug."""
-        _ip("-n", host.name, "link", "set", "eth0", "down")
-
-    def rejoin(self, host: Host) -> None:
-        _ip("-n", host.name, "link", "set", "eth0", "up")
 
 
 class Component:
@@ -258,7 +193,3 @@ def free_port() -> int:
 
 def _flags(options: dict[str, object]) -> list[str]:
     return [text for name, value in options.items() for text in (f"--{name}", str(value))]
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)

@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from chaos_cluster import Cluster, Network, Worker
+from chaos_cluster import Cluster, Worker
 from chaos_load import Load
+from chaos_network import Network
 
 logger = logging.getLogger("chaos")
 

@@ -160,10 +160,8 @@ def start_long_writes(end: Any, peer: int) -> list[int]:
 
 
 def test_pages_that_were_reused_are_safe_from_a_frozen_writer_that_wakes(make_process_end: Make, link: Link) -> None:
-    left, right = (
-        make_process_end(LEFT),
-        make_process_end(RIGHT, heartbeat_misses=1000),
-    )  # right finds nothing wrong by itself
+    left = make_process_end(LEFT)
+    right = make_process_end(RIGHT, heartbeat_misses=1000)  # it finds nothing wrong by itself
     link(left, right)
     right.fill(7)
     ops = start_long_writes(right, LEFT)
@@ -191,7 +189,10 @@ def test_a_dead_writer_is_provably_gone(three: tuple[Any, Any, Any], strike: Cal
     start_long_writes(right, LEFT)
     strike(right)
     left.wait_link(up=False)
-    assert left.writer_gone(RIGHT)
+    deadline_s = time.monotonic() + NOTICED_S
+    while not left.writer_gone(RIGHT):  # its sockets may be closed before its last thread is dead
+        assert time.monotonic() < deadline_s
+        left.pump(0.05)
 
 
 def test_a_writer_in_another_container_is_not_gone_because_it_cannot_be_reached(make_child_end: Make) -> None:
