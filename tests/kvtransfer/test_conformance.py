@@ -282,8 +282,8 @@ def test_the_lanes_are_the_ones_asked_for(make_ucx_end: Make, link: Link, reques
     assert ("tcp" in lanes) == ("tcp" in request.node.callspec.id)
 
 
-def test_twenty_thousand_one_page_writes_lose_no_event(make_process_end: Make, link: Link) -> None:
-    left, right = make_process_end(LEFT, max_operations=1000), make_process_end(RIGHT)
+def test_twenty_thousand_one_page_writes_lose_no_event(make_ucx_end: Make, link: Link) -> None:
+    left, right = make_ucx_end(LEFT, max_operations=1000), make_ucx_end(RIGHT)
     link(left, right)
     ends = left.ask("write_many", peer=RIGHT, count=20_000)
     assert ends.pop("refused") > 0

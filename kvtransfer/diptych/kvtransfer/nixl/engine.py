@@ -228,9 +228,10 @@ class Engine:
             link.send(link.conversation.bye())
 
     def _close(self, link: Link, now_ns: int) -> bool:
-        """Go on closing: let the goodbye leave, close the connection, wait for what was posted, then report."""
+        """Let what was posted end (unless the peer is silent) and the goodbye leave, close the connection, report."""
         has_ended = link.drop()
-        if not link.is_removed and now_ns - link.closing_since_ns > GOODBYE_S * 1e9:
+        is_over = has_ended or self._lost(link, now_ns) is not None
+        if not link.is_removed and is_over and now_ns - link.closing_since_ns > GOODBYE_S * 1e9:
             link.remove()
         if not link.is_removed or not has_ended:
             return False

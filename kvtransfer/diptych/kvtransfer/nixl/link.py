@@ -96,7 +96,7 @@ class Link:
         ended = [each for each in self.in_flight if self._has_ended(each.handle)]
         for each in ended:
             self.in_flight.remove(each)
-            self._free(each)
+            self._free(each.places)
         return not self.in_flight
 
     def release(self) -> None:
@@ -105,16 +105,13 @@ class Link:
         self._remote.clear()
 
     def _complete(self) -> None:
-        for _ in range(len(self.in_flight)):
-            each = self.in_flight.popleft()
-            if not self.agent.is_complete(each.handle):
-                self.in_flight.append(each)
-                continue
+        for each in [each for each in self.in_flight if self.agent.is_complete(each.handle)]:
+            self.in_flight.remove(each)
             self.agent.release(each.handle)
             self.in_flight_bytes -= each.piece.nbytes
             self.bytes_sent += each.piece.nbytes
             each.piece.operation.num_in_flight -= 1
-            self._free(each)
+            self._free(each.places)
 
     def _end_written(self) -> None:
         for operation in self.streams.written():
@@ -137,11 +134,18 @@ class Link:
             region, places = self._loaded(piece)
             if piece.operation.digest is not None:
                 piece.operation.digest = add_digests(piece.operation.digest, self._digest(piece, region, places))
-            window = piece.operation.window
-            ours = region.prepared(window.src, window.nbytes)
-            handle = self.agent.write(ours, places, self._prepared(window.dst, window.nbytes), piece.dst)
+            try:
+                handle = self._write(piece, region, places)
+            except TransferError:
+                self._free(places)
+                raise
             self.in_flight.append(InFlight(handle, piece, places))
             self.in_flight_bytes += piece.nbytes
+
+    def _write(self, piece: Piece, region: Region, places: Pages) -> Any:
+        window = piece.operation.window
+        theirs = self._prepared(window.dst, window.nbytes)
+        return self.agent.write(region.prepared(window.src, window.nbytes), places, theirs, piece.dst)
 
     @property
     def _has_room(self) -> bool:
@@ -172,9 +176,9 @@ class Link:
             )
         )
 
-    def _free(self, ended: InFlight) -> None:
+    def _free(self, places: Pages) -> None:
         if self.staging is not None:
-            self.staging.free(ended.places)
+            self.staging.free(places)
 
     def _has_ended(self, handle: Any) -> bool:
         try:
