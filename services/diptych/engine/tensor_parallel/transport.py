@@ -178,7 +178,7 @@ class TensorParallelTransport:
 
     def _take_down(self, rank: int, peer: InstanceId, reason: str) -> None:
         self._links[peer].down.add(rank)
-        self._close(peer, f"rank {rank}: {reason}")
+        self._close(peer, f"rank {rank}: {reason}" if self._log.size > 1 else reason)
 
     def _take_part(self, name: int, error: str | None, digest: int | None) -> None:
         """A rank has done its part, or rank 0 has delivered the note."""
