@@ -2,6 +2,8 @@
 #ifndef KVT_WRITE_H
 #define KVT_WRITE_H
 
+#include <math.h>
+
 #include "turns.h"
 
 static bool is_written(const operation *op)
@@ -88,28 +90,36 @@ static bool is_late(const operation *op, double now)
     return op != NULL && op->deadline_s > 0 && now > op->deadline_s;
 }
 
-/* Fail what took too long; and the link, when what was posted of it does not end. */
+/* Fail an operation that took too long; and the link, when what was posted of it does not end. */
+static void check_deadline(kvt_link *link, stream *stream, operation *op, double now)
+{
+    if (is_late(op, now) && op->error == NULL)
+        fail_stream(stream, op, "timed out");
+    else if (is_late(op, now - link->engine->silence_s) && op->num_pieces > 0)
+        fail_link(link, "pages that were posted are not complete long after their deadline");
+}
+
 static void check_deadlines(kvt_link *link, double now)
 {
     for (stream *stream = link->streams; stream != NULL; stream = stream->next) {
-        operation *late = is_late(stream->noting, now) ? stream->noting : stream->posting;
-        if (is_late(late, now) && late->error == NULL)
-            fail_stream(stream, late, "timed out");
-        else if (is_late(late, now - link->engine->silence_s) && late->num_pieces > 0)
-            fail_link(link, "pages that were posted are not complete long after their deadline");
+        check_deadline(link, stream, stream->noting, now);
+        check_deadline(link, stream, stream->posting, now);
     }
 }
 
-/* When check_deadlines has something to do, or `due`. */
+/* When check_deadline has something to do. */
+static double late_s(const operation *op, double silence_s)
+{
+    if (op == NULL || op->deadline_s == 0)
+        return INFINITY;
+    return op->error == NULL ? op->deadline_s : op->deadline_s + silence_s;
+}
+
 static double deadline_due_s(const kvt_link *link, double due)
 {
     for (const stream *stream = link->streams; stream != NULL; stream = stream->next) {
-        const operation *ops[] = {stream->noting, stream->posting};
-        for (int i = 0; i < 2; i++)
-            if (ops[i] != NULL && ops[i]->deadline_s > 0) {
-                double late_s = ops[i]->error == NULL ? ops[i]->deadline_s : ops[i]->deadline_s + link->engine->silence_s;
-                due = late_s < due ? late_s : due;
-            }
+        due = fmin(due, late_s(stream->noting, link->engine->silence_s));
+        due = fmin(due, late_s(stream->posting, link->engine->silence_s));
     }
     return due;
 }
