@@ -17,7 +17,8 @@
 #define PIECE_BYTES ((size_t)4 << 20) /* an operation is posted in pieces of at most this ... */
 #define PIECE_PUTS 1024               /* ... and at most so many runs of pages, with a flush behind */
 #define MESSAGE_BYTES ((size_t)480 << 10) /* a piece that is sent as a message: fits one segment, see options.py ... */
-#define MESSAGE_RUNS 64                   /* ... and at most so many runs */
+#define MESSAGE_RUNS 64                   /* ... and at most so many runs; ... */
+#define MESSAGE_PARTS 14                  /* ... of so many parts, or UCX cuts it and receivers put it together again */
 #define MAX_PIECES 8                      /* in flight on a link: bounds what a heartbeat has to wait behind */
 #define MOVE_BYTES ((size_t)32 << 20)     /* a piece from one device to another */
 #define TURN_BYTES ((size_t)1 << 20)      /* a link's, before whatever else there is to do */
@@ -142,7 +143,7 @@ typedef struct {
     bool is_unacknowledged;
     message_header header;
     byte_target targets[MESSAGE_RUNS];
-    ucp_dt_iov_t iov[1 + MESSAGE_RUNS];
+    ucp_dt_iov_t iov[1 + MESSAGE_PARTS];
 } piece;
 
 /* A message that overtook another. */

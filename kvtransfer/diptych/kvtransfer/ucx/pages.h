@@ -99,7 +99,7 @@ static size_t send_pages(kvt_link *link, operation *op, size_t max_bytes)
     if (piece == NULL)
         return 0;
     uint64_t count = 0, posted = 0;
-    while (count < MESSAGE_RUNS && posted < max_bytes && op->num_posted < op->num_pages) {
+    while (count < MESSAGE_PARTS && posted < max_bytes && op->num_posted < op->num_pages) {
         byte_run run = next_run(op, max_bytes - posted);
         const char *bytes = run_bytes(op, run, piece->room + posted);
         add_digest(op, run, bytes);
