@@ -1,4 +1,4 @@
-"""What is short beside what is long: digests beside copies, a short prompt's pages behind a long one's, small notes.
+"""What is short beside what is long: digests beside copies, a short prompt's pages behind long ones', small notes.
 
 Limits in the same run: memcpy; the same short transfer on an idle link; UCX's own round trip, measured by two processes
 that have nothing of ours. Runs alone: `python bench/kv_flow.py`.
@@ -21,6 +21,7 @@ from kvtransfer import PAGE_NBYTES, Initiator, Memcpy
 
 PIECE_KIB: Final = (16, 64, 2048)
 LONG_TOKENS: Final = 128 << 10
+NUM_LONG: Final = 4
 SHORT_TOKENS: Final = 200
 TOKENS_PER_PAGE: Final = 16
 DIGESTED: Final = Flow(stream=1, with_digest=True)
@@ -66,8 +67,8 @@ def short_transfer(one: Initiator) -> float:
 
 
 def behind_a_long_one(one: Initiator) -> float:
-    """The same while a long prompt's pages of another stream move."""
-    pages = np.arange(LONG_TOKENS // TOKENS_PER_PAGE)
+    """The same while the pages of long prompts move, on another stream."""
+    pages = np.tile(np.arange(LONG_TOKENS // TOKENS_PER_PAGE), NUM_LONG)
     sent = one.transport.describe(2).bytes_sent
     long = one.transport.write_pages(2, PageWrite(pages, pages), flow=Flow(stream=1))
     while one.transport.describe(2).bytes_sent == sent:
@@ -83,7 +84,7 @@ def measure_fairness(report: Report, name: str, one: Initiator, rounds: int) -> 
     alone_us, behind_us = (
         statistics.median(run(one) for _ in range(rounds)) * 1e6 for run in (short_transfer, behind_a_long_one)
     )
-    case = f"{name}/{SHORT_TOKENS} tokens behind {LONG_TOKENS >> 10}k"
+    case = f"{name}/{SHORT_TOKENS} tokens behind {NUM_LONG} x {LONG_TOKENS >> 10}k"
     report.row("kv_flow", case, behind_us, "us", alone_us, "alone, same run", alone_us / behind_us)
 
 
