@@ -11,12 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
 from diptych.engine.runtime.scheduler_config import SchedulerConfig
 from diptych.kvtransfer.errors import MalformedNote, PeerUnreachable, TransferError, TransferQueueFull
+from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.probe import codec
 from diptych.kvtransfer.probe.actions import (
     Action,
@@ -35,13 +36,25 @@ from diptych.kvtransfer.probe.choice import PathRule
 from diptych.kvtransfer.probe.notes import ProbeNote, ProbeOffer
 from diptych.kvtransfer.probe.reader import ReaderTests
 from diptych.kvtransfer.probe.writer import WriterTests
-from diptych.kvtransfer.transport import Flow, OpDone, PageIndices, PageWrite, Pool, Transport
+from diptych.kvtransfer.transport import Flow, OpDone, PageIndices, PageWrite, Transport
 
 logger = logging.getLogger(__name__)
 
 SOURCE_STRIDE: Final = 7919  # measured pages lie far apart: what a cache holds would look too fast
 
 Verdict = Passed | Failed
+
+
+class ProbePool(Protocol):
+    """What a test needs of a pool, wherever its memory is."""
+
+    @property
+    def layout(self) -> PoolLayout: ...
+
+    @property
+    def probe_pages(self) -> PageIndices: ...
+
+    def fill_probe(self, seed: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +72,7 @@ class LinkTester:
     def __init__(
         self,
         transport: Transport,
-        pool: Pool,
+        pool: ProbePool,
         tests: LinkTests,
         rule: PathRule,
         clock: Callable[[], float] = time.monotonic,
@@ -192,13 +205,13 @@ class LinkTester:
         self._queue = deque(action for action in self._queue if action.peer != peer)
 
 
-def writer_tester(transport: Transport, pool: Pool, config: SchedulerConfig) -> LinkTester:
+def writer_tester(transport: Transport, pool: ProbePool, config: SchedulerConfig) -> LinkTester:
     """For a worker that writes pages; it chooses the path."""
     tests = WriterTests(random.Random())
     return LinkTester(transport, pool, tests, PathRule(config.kv_path, config.kv_require))
 
 
-def reader_tester(transport: Transport, pool: Pool, config: SchedulerConfig) -> LinkTester:
+def reader_tester(transport: Transport, pool: ProbePool, config: SchedulerConfig) -> LinkTester:
     """For a worker whose pages are written."""
     tests = ReaderTests(pool.probe_pages.tolist(), pool.layout.page_size)
     return LinkTester(transport, pool, tests, PathRule("auto", config.kv_require))
