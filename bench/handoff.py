@@ -25,6 +25,12 @@ BENCH: Final = "handoff"
 PROMPT_LEN: Final = 2048
 SHORT_LEN: Final = 16
 TRANSPORTS: Final[tuple[Transports, ...]] = ("shm", "tcp")
+RULES: Final = {
+    "by layers": TransferRules("off", num_windows=4),
+    "whole pages after": TransferRules("off"),
+    "by layers, verified": TransferRules("always", num_windows=4),
+    "whole pages after, verified": TransferRules("always"),
+}
 MODEL: Final = {  # 64 KiB of KV a token, as of a model of 8 billion parameters in fp8
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -46,13 +52,12 @@ def main() -> None:
     options = arguments(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder, Report(as_json=options.json) as report:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
-        for transports in TRANSPORTS:
+        for transports in TRANSPORTS[:1] if options.quick else TRANSPORTS:
             asyncio.run(_compare(report, folder, transports, 3 if options.quick else 7))
 
 
 async def _compare(report: Report, model: str, transports: Transports, rounds: int) -> None:
-    for name, num_windows in (("by layers", 4), ("whole pages after", 1)):
-        rules = TransferRules("always", num_windows=num_windows)
+    for name, rules in RULES.items():
         short_ms, long_ms, compute_ms = await _measure(model, transports, rules, rounds)
         case = f"{transports}/{PROMPT_LEN} tokens/{name}"
         peers = {"computing the prompt": compute_ms}
@@ -70,7 +75,7 @@ async def _measure(model: str, transports: Transports, rules: TransferRules, rou
                 prompt = [rng.randrange(1, 1000) for _ in range(length)]
                 prefill, _ = await pair.request(room + offset, prompt)
                 assert prefill.last is not None
-                assert prefill.last.stats.kv_digest
+                assert prefill.last.stats.pages_moved
                 measured[length].append(prefill.last.stats)
     short, long = (stats[1:] for stats in measured.values())  # the first is a warm-up
     return (
