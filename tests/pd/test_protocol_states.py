@@ -43,6 +43,12 @@ def test_a_room_is_right_in_every_state_when_two_things_go_wrong(budget: Budget)
     assert len(graph.came_from) > 80
 
 
-def test_two_rooms_that_share_a_page_are_right_in_every_state() -> None:
-    graph = explore(TwoSides(SHARING, Budget(), prefill_pages=3, decode_pages=2))
+def test_a_room_whose_pages_land_in_parts_is_right_in_every_state() -> None:
+    graph = explore(TwoSides(SINGLE, Budget(aborts=1), prefill_pages=3, decode_pages=3, in_parts=True))
+    assert len(graph.came_from) > 200
+
+
+@pytest.mark.parametrize("budget", [Budget(), pytest.param(Budget(aborts=1), marks=DEEP)], ids=str)
+def test_two_rooms_that_share_a_page_are_right_in_every_state(budget: Budget) -> None:
+    graph = explore(TwoSides(SHARING, budget, prefill_pages=3, decode_pages=2))
     assert len(graph.came_from) > 500

@@ -72,6 +72,7 @@ class Cluster:
             prefill=prefill,
             decode=decode,
             deadline_s=deadline_s and self.now_s + deadline_s,
+            priority=self.rng.choice([0, 0, 1, -1]),
         )
         self.attempts[room] = attempt
         self.open_rooms.append(room)

@@ -72,13 +72,14 @@ def new_attempt(
     prefill: int,
     decode: int,
     deadline_s: float | None = None,
+    priority: int = 0,
 ) -> Attempt:
     output = expected_output(list(prompt), num_output_tokens, VOCAB)
     tokens = np.array([*prompt, *output], dtype=np.int64)
     params = SamplingParams(max_tokens=len(output), temperature=0.0, ignore_eos=True)
 
     def leg(worker: int) -> Leg:
-        return Leg(worker, new_request(room, tokens[: len(prompt)], params, deadline_s=deadline_s))
+        return Leg(worker, new_request(room, tokens[: len(prompt)], params, deadline_s=deadline_s, priority=priority))
 
     kv = (entries(tokens, np.arange(len(tokens)))[:, None] + np.arange(LAYERS, dtype=np.uint64)).astype(np.uint64)
     return Attempt(room, prompt, output, kv, leg(prefill), leg(decode))

@@ -8,7 +8,7 @@ import numpy as np
 
 from diptych.decode.core import DecodeCore
 from diptych.engine.batch import U64
-from diptych.engine.events import DigestPages, Event, SendNote, StreamPages, WriteDone, WritePages
+from diptych.engine.events import DigestPages, Event, SendNote, StreamPages, UnpackPages, WriteDone, WritePages
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.transfer_rules import TransferRules
@@ -55,7 +55,8 @@ class Side:
     digests: dict[int, int] = field(default_factory=dict)  # stream -> of what was written since its last note
     broken: set[int] = field(default_factory=set)  # streams of which a write failed
     following: list[StreamPages] = field(default_factory=list)  # the step that runs next
-    reading: list[DigestPages] = field(default_factory=list)
+    reading: list[DigestPages | UnpackPages] = field(default_factory=list)
+    lands_in_parts: bool = False  # what is written here
     completed: list[WriteDone] = field(default_factory=list)  # not heard yet
     news: list[Event] = field(default_factory=list)  # of the link, not heard yet
 

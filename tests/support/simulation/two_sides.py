@@ -23,12 +23,14 @@ from diptych.engine.events import (
     Event,
     NoteArrived,
     PagesDigested,
+    PagesUnpacked,
     PeerDown,
     PeerUp,
     SendNote,
     Start,
     StreamPages,
     Transfer,
+    UnpackPages,
     WriteDone,
     WritePages,
     WriterGone,
@@ -71,7 +73,13 @@ class TwoSides:
     """A world. `progress`, `choices` and `wait` are all that can happen next."""
 
     def __init__(
-        self, prompts: Sequence[Sequence[int]], budget: Budget, *, prefill_pages: int, decode_pages: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        budget: Budget,
+        *,
+        prefill_pages: int,
+        decode_pages: int,
+        in_parts: bool = False,
     ) -> None:
         self.budget = budget
         self.now_s = 0.0
@@ -79,6 +87,7 @@ class TwoSides:
         rules = TransferRules("always", num_windows=LAYERS)
         self.prefill = new_side("prefill", PREFILL, prefill_pages, rules)
         self.decode = new_side("decode", DECODE, decode_pages, rules)
+        self.decode.lands_in_parts = in_parts
         self.attempts = {
             room: new_attempt(room, prompt, 2, prefill=PREFILL, decode=DECODE) for room, prompt in enumerate(prompts, 1)
         }
@@ -191,7 +200,7 @@ class TwoSides:
             what = f"{side.role} hears that a write of room {side.completed[0].room} has ended"
             yield what, partial(self._complete, side)
         for effect in side.reading:
-            yield f"{side.role} has the digest of room {effect.room}", partial(self._digest, side, effect)
+            yield f"{side.role} has read the pages of room {effect.room}", partial(self._read, side, effect)
         yield f"{side.role} steps", partial(self._step, side)
         if side.is_linked and not other.is_linked:
             yield f"{side.role} notices that its link is broken", partial(self._lose, side)
@@ -247,7 +256,7 @@ class TwoSides:
     def _link_up(self) -> bool:
         for side, other in (self._sides(), self._sides()[::-1]):
             side.is_linked = True
-            side.news.append(PeerUp(other.instance_id))
+            side.news.append(PeerUp(other.instance_id, side.lands_in_parts))
         return True
 
     def _break(self, side: Side) -> bool:
@@ -280,8 +289,10 @@ class TwoSides:
     def _complete(self, side: Side) -> bool:
         return self._handle(side, side.completed.pop(0))
 
-    def _digest(self, side: Side, effect: DigestPages) -> bool:
+    def _read(self, side: Side, effect: DigestPages | UnpackPages) -> bool:
         side.reading.remove(effect)
+        if isinstance(effect, UnpackPages):
+            return self._handle(side, PagesUnpacked(effect.room, None))
         return self._handle(side, PagesDigested(effect.room, side.digest(effect.pages)))
 
     def _handle(self, side: Side, event: Event) -> bool:
@@ -322,7 +333,7 @@ class TwoSides:
     def _transfer(self, side: Side, effect: Transfer) -> None:
         self.rules.wants(side, effect)
         match effect:
-            case DigestPages():
+            case DigestPages() | UnpackPages():
                 side.reading.append(effect)
             case StreamPages():
                 side.following.append(effect)
