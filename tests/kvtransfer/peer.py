@@ -100,6 +100,10 @@ class Peer:
         data[layer * self.pool.layout.layer_nbytes] ^= 1
         self._store(page, bytes(data))
 
+    def order_after(self, stream: int) -> None:
+        assert isinstance(self.pool, DevicePool)
+        self.pool.order_after(stream)
+
     def _load(self, page: int) -> bytes:
         if isinstance(self.pool, DevicePool):
             return self.pool.load(page)

@@ -66,6 +66,15 @@ def test_the_digest_of_what_was_written_is_that_of_what_has_landed(
     assert (notes[b"all"] == landed) == (layers is None)
 
 
+def test_what_follows_a_stream_of_the_program_is_done_once_that_is(ends: tuple[Any, Any]) -> None:
+    left, right = ends
+    for number in range(100):  # more than there are events to wait for
+        left.ask("order_after", stream=0)
+        left.write(RIGHT, [number % 64], [63 - number % 64], b"%d" % number, stream=number + 1)
+    right.wait(lambda event: sum(isinstance(event, NoteReceived) for event in right.events) == 100)
+    assert right.digest(list(range(63, -1, -1))) == left.digest(list(range(64)))
+
+
 def test_ten_thousand_pages_are_digested_in_more_than_one_go(ends: tuple[Any, Any]) -> None:
     left, _ = ends
     one = left.wait_done(left.digest_pages([5])).digest
