@@ -234,3 +234,13 @@ def test_only_pages_of_a_peer_that_was_linked_are_unpacked(make_child_end: Make)
     end = make_child_end("shm", 1)
     with pytest.raises(Exception, match="no link"):
         end.unpack_pages(2, [1])
+
+
+@pytest.mark.parametrize("kinds", [("shm", "emulated-mover"), ("emulated-mover", "shm"), ("emulated-mover",) * 2])
+def test_pools_in_device_memory_refuse_what_would_have_to_be_converted(
+    make_child_end: Make, kinds: Sequence[str]
+) -> None:
+    ends = [make_child_end(kind, 1 + i, layouts(1, (8, 16)[i], "bfloat16")[0]) for i, kind in enumerate(kinds)]
+    for end, other in (ends, ends[::-1]):
+        with pytest.raises(Exception, match="pools in device memory exchange pages of equal layouts only"):
+            end.connect(other.instance_id, other.metadata())
