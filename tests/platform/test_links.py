@@ -28,9 +28,11 @@ def platform(
         patch.setenv("DIPTYCH_KV_CACHE_MIB", "8")
         options = ("--model", str(tiny_folder), "--threads", "1")
         running = platform_class(tmp_path_factory.mktemp("links") / "log", prefill=2, options=options)
-    running.complete(PROMPT, 4, ignore_eos=True)
-    yield running
-    running.stop()
+    try:
+        running.complete(PROMPT, 4, ignore_eos=True)
+        yield running
+    finally:
+        running.stop()
 
 
 def links(platform: Platform, *options: str) -> subprocess.CompletedProcess[str]:
