@@ -21,8 +21,7 @@
 #define MESSAGE_PARTS 14                  /* ... of so many parts, or UCX cuts it and receivers put it together again */
 #define MAX_PIECES 8                      /* in flight on a link: bounds what a heartbeat has to wait behind */
 #define MOVE_BYTES ((size_t)32 << 20)     /* a piece from one device to another */
-#define TURN_BYTES ((size_t)1 << 20)      /* a link's, before whatever else there is to do */
-#define QUANTUM_BYTES {(size_t)1 << 20, MOVE_BYTES, PIECE_BYTES, MESSAGE_BYTES, MESSAGE_BYTES} /* of a turn, by way */
+#define QUANTUM_BYTES {PIECE_BYTES, MOVE_BYTES, PIECE_BYTES, MESSAGE_BYTES, MESSAGE_BYTES} /* of a turn, by way */
 #define NUM_QUEUES 2                      /* of the device, on each link */
 #define MAX_EARLY 64                      /* messages that wait for their turn */
 #define MAX_NOTE_BYTES ((size_t)64 << 20) /* waiting to be polled; and as much again waiting to be sent */

@@ -121,12 +121,18 @@ static void move_to_end(kvt_link *link, stream *moved)
     *at = moved;
 }
 
+/* What a stream may post in its turn; and a link, before whatever else there is to do. */
+static size_t quantum_of(const kvt_link *link)
+{
+    static const size_t quantum[] = QUANTUM_BYTES;
+    return link->engine->device && link->way == WAY_PUT ? MOVE_BYTES : quantum[link->way];
+}
+
 /* Post a piece of a stream's pages. Returns its bytes. */
 static size_t take_turn(kvt_link *link, stream *stream)
 {
-    static const size_t quantum[] = QUANTUM_BYTES;
     if (stream->credit == 0)
-        stream->credit = link->engine->device && link->way == WAY_PUT ? MOVE_BYTES : quantum[link->way];
+        stream->credit = quantum_of(link);
     size_t posted = post_pages(link, stream->posting, stream->credit);
     stream->credit -= smaller(stream->credit, posted); /* a device takes whole pages, and what is packed comes in whole units */
     skip_posted(stream);

@@ -69,7 +69,7 @@ static bool pump_pages(kvt_link *link)
 {
     size_t posted = 0;
     stream *stream;
-    while (link->num_pieces < MAX_PIECES && posted < TURN_BYTES && link->state == LINK_UP &&
+    while (link->num_pieces < MAX_PIECES && posted < quantum_of(link) && link->state == LINK_UP &&
            (stream = whose_turn(link)) != NULL)
         posted += take_turn(link, stream);
     return posted > 0;
