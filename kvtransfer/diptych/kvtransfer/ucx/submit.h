@@ -92,7 +92,7 @@ static int64_t submit(kvt_engine *engine, operation *op)
     kvt_link *link = op->link; /* the operation may be over and gone once it was admitted */
     int64_t id = (int64_t)(engine->num_ops + 1);
     op->done.event = (kvt_event){.kind = KVT_OP_DONE, .peer = op->link ? op->link->peer : 0, .op = (uint64_t)id};
-    bool is_first = false, is_note = op->link != NULL && op->num_pages == 0;
+    bool is_first = false, is_note = op->num_pages == 0;
     int verdict = admit(engine, op, &is_first);
     if (verdict != KVT_OK) {
         free(op->spare);
@@ -100,7 +100,7 @@ static int64_t submit(kvt_engine *engine, operation *op)
         return verdict;
     }
     engine->num_ops++;
-    if (is_first && !(is_note && take_shortcut(engine, link)))
+    if (is_first && !(link != NULL && take_shortcut(engine, link, is_note)))
         set_fd(engine->wake_fd);
     return id;
 }
