@@ -234,7 +234,7 @@ static bool step_link(kvt_link *link, double now, bool has_listened)
     if (link->state <= LINK_UP && (link->answer_due || now >= link->hello_due_s))
         send_hello(link, now);
     if (link->state == LINK_UP)
-        busy |= pump_operations(link) | populate_some(link);
+        busy |= pump_operations(link) || populate_some(link);
     if (link->state == LINK_FAILED) {
         close_endpoint(link);
         busy = true;
