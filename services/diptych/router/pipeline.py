@@ -20,7 +20,7 @@ from diptych.router.progress import Progress, RetryLimits
 from diptych.router.request import End, GenerationRequest, Piece
 from diptych.router.response import Response
 
-REPORT_WAIT_S: Final = 10.0  # prefill ends a room when it reads decode's Ack: after the step that it runs
+REPORT_WAIT_S: Final = 5.0  # prefill ends a room when it reads decode's Ack: after the step that it runs
 
 
 class Pipeline:
