@@ -31,6 +31,7 @@ PROMPTS = [[first, *range(20 * first)] for first in range(12)]
 CASES = {
     "two ranks to one": ("--tp 2", "--tp 1", 16),
     "one rank to two": ("--tp 1", "--tp 2", 16),
+    "four ranks, two for each KV head, to two": ("--tp 4", "--tp 2", 16),
     "pages of 16 to 64": ("--page-size 16", "--page-size 64", 64),
     "pages of 64 to 16": ("--page-size 64", "--page-size 16", 16),
     "two ranks and small pages to one and large": ("--tp 2 --page-size 8", "--tp 1 --page-size 32", 32),
