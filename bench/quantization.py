@@ -20,18 +20,9 @@ from typing import Final
 
 import numpy as np
 import torch
-from engine import (
-    NUM_PAGES,
-    PAGE_SIZE,
-    PRODUCT_SIZE,
-    READ_FLOATS,
-    decode_batch,
-    extend_batch,
-    fastest,
-    matrix_bytes,
-    matrix_products,
-    prefill_flops,
-)
+from engine import NUM_PAGES, PRODUCT_SIZE, READ_FLOATS, fastest, matrix_bytes, matrix_products
+from forward_batches import PAGE_SIZE, decode_batch, extend_batch
+from model_cost import prefill_flops
 from report import Report, arguments
 from torch import Tensor
 
@@ -165,7 +156,7 @@ def bench_decode(
     report: Report, sides: list[Side], source: ModelSource, batch_size: int, context: int, rounds: int
 ) -> None:
     """One token for each of `batch_size` requests; the first side is what the others are compared with."""
-    batch, memory = decode_batch(batch_size, context), torch.ones(READ_FLOATS)
+    batch, memory = decode_batch(batch_size, context, NUM_PAGES), torch.ones(READ_FLOATS)
     *times, read = fastest(rounds, *(_step(side, batch) for side in sides), memory.sum, clock=_clock())
     config = source.config
     kv_values = 2 * batch_size * context * config.num_layers * config.num_kv_heads * config.head_dim
@@ -178,7 +169,7 @@ def bench_decode(
 
 def bench_prefill(report: Report, sides: list[Side], source: ModelSource, rounds: int) -> None:
     """One prompt without a cached prefix."""
-    batch = extend_batch(PREFILL_TOKENS)
+    batch = extend_batch(PREFILL_TOKENS, NUM_PAGES)
     steps = [_step(side, batch) for side in sides]
     *times, theirs, ours = fastest(rounds, *steps, *matrix_products(), clock=_clock())
     flops_per_s = 2 * PRODUCT_SIZE**3 / min(theirs, ours)

@@ -29,7 +29,7 @@ class Report:
     """Collects rows; prints the JSON lines at once, the table when closed."""
 
     def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
+        self.as_json = as_json
         self._rows: list[tuple[str, ...]] = []
 
     def row(
@@ -44,7 +44,7 @@ class Report:
         peers: Mapping[str, float] | None = None,
     ) -> None:
         """Add one measured case; `peers` holds what other implementations reach, in the same unit."""
-        if self._as_json:
+        if self.as_json:
             line: dict[str, Any] = {"bench": bench, "case": case, "value": _digits(value), "unit": unit}
             if limit is not None:
                 line |= {"limit": _digits(limit), "limit_is": limit_is}

@@ -24,7 +24,15 @@ import zmq
 from report import Report, arguments
 
 from diptych.engine.aggregated import AggregatedCore
-from diptych.engine.batch import ForwardBatch, ForwardMode, OverlapRunner, Runner, SamplingBatch, StepResult
+from diptych.engine.batch import (
+    ForwardBatch,
+    ForwardMode,
+    OverlapRunner,
+    Runner,
+    SamplingBatch,
+    StepResult,
+    WaitForResult,
+)
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits, Scheduling
 from diptych.engine.lora.registry import LoraRegistry
@@ -35,6 +43,7 @@ from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.runtime.links import NoLinks
 from diptych.engine.runtime.loop import SchedulerLoop
 from diptych.engine.runtime.model_worker import TpModelWorkerClient
+from diptych.engine.runtime.step_watch import StepWatch
 from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
 from diptych.v1 import engine_pb2, inference_pb2, worker_pb2
 
@@ -92,18 +101,19 @@ class PacedRunner:
         self._stop = stop
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
-        return self.sample(batch, self.logits(batch), sampling)
+        return self.sample(batch, self.logits(batch), sampling)()
 
     def logits(self, batch: ForwardBatch) -> float:
         time.sleep(MODEL_S)
         return MODEL_S
 
-    def sample(self, batch: ForwardBatch, logits: float, sampling: SamplingBatch) -> StepResult:
+    def sample(self, batch: ForwardBatch, logits: float, sampling: SamplingBatch) -> WaitForResult:
         if batch.mode is ForwardMode.DECODE:
             self.ends_s.append(time.perf_counter())
             if len(self.ends_s) == self._num_steps:
                 self._stop()
-        return StepResult(np.full(len(batch.sample_rows), 7))
+        result = StepResult(np.full(len(batch.sample_rows), 7))
+        return lambda: result
 
 
 R = TypeVar("R")
@@ -166,9 +176,7 @@ def run_loop(core: AggregatedCore, stepping: Stepping, channel: zmq.Socket[bytes
     grammars = GrammarThread(no_compiler)
     adapters: Adapters[Any] = Adapters(LoraRegistry(1, ""), NoSlots(), no_adapter)
     admin = AdminThread(adapters.handlers)
-    loop = SchedulerLoop(
-        core, stepping, channel, NoLinks(), grammars, admin, adapters, cache=cache, max_tokens=CONTEXT_LEN
-    )
+    loop = SchedulerLoop(core, stepping, channel, NoLinks(), grammars, admin, adapters, cache=cache, watch=StepWatch())
     loop.run()
     grammars.close()
     admin.close()

@@ -1,4 +1,4 @@
-"""A prefill and a decode scheduler as real processes, linked over UCX: what hands KV over, and no more."""
+"""Two schedulers as real processes, linked over UCX: what hands KV over, and no more."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from diptych.engine.runtime.scheduler_config import EngineOptions, SchedulerConf
 from diptych.engine.transfer_rules import TransferRules
 from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
-MODULES: Final = {"prefill": "diptych.prefill.scheduler", "decode": "diptych.decode.scheduler"}
-TIMEOUT_S: Final = 60.0
+MODULE: Final = "diptych.unified.scheduler"
+NO_MODULES: Final[Mapping[str, str]] = {}
+TIMEOUT_S: Final = 120.0  # kernels are compiled meanwhile
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class Scheduler:
         self.linked: set[int] = set()
         self.status = worker_pb2.WorkerStatus()
         self.num_statuses = 0
+        self.context_len = 0
         self._news = asyncio.Event()
         self._client: SchedulerClient
         self._reader: asyncio.Task[None]
@@ -55,9 +57,11 @@ class Scheduler:
             transports=transports,
             transfer=transfer,
             engine=engine,
+            role=self.role,
         )
         self._client = await start_scheduler(module, config, folder)
         ready = await self._client.ready()
+        self.context_len = ready.context_len
         self._reader = asyncio.create_task(self._read())
         return ready
 
@@ -67,6 +71,20 @@ class Scheduler:
 
     async def send(self, commands: engine_pb2.SchedulerCommands) -> None:
         await self._client.send(commands)
+
+    async def start_leg(
+        self, room: int, prompt: Sequence[int], max_tokens: int, kind: worker_pb2.LegKind, peer: int = 0
+    ) -> None:
+        sampling = inference_pb2.SamplingParams(max_tokens=max_tokens, ignore_eos=True, top_p=1.0)
+        leg = worker_pb2.StartLeg(
+            room=room, prompt_token_ids=prompt, sampling=sampling, peer_instance_id=peer, kind=kind
+        )
+        await self.send(engine_pb2.SchedulerCommands(start=[leg]))
+
+    async def local(self, room: int, prompt: Sequence[int], max_tokens: int = 2) -> Leg:
+        """Run one request here alone."""
+        await self.start_leg(room, prompt, max_tokens, worker_pb2.LEG_KIND_LOCAL)
+        return await self.wait_for(room)
 
     async def wait_for(self, room: int) -> Leg:
         """Wait until a room has ended here."""
@@ -103,6 +121,7 @@ class Scheduler:
                 leg.token_ids += output.token_ids
                 if output.finish_reason or output.HasField("error"):
                     leg.last = output
+            self.context_len = events.context_len or self.context_len
             if events.HasField("load"):
                 self.linked = set(events.load.linked_instances)
             if events.HasField("status"):
@@ -118,20 +137,26 @@ class SchedulerPair:
         engine: EngineOptions,
         transfer: TransferRules,
         transports: Transports = "auto",
-        modules: Mapping[str, str] = MODULES,
+        modules: Mapping[str, str] = NO_MODULES,
+        roles: tuple[str, str] = ("prefill", "decode"),
+        decode_engine: EngineOptions | None = None,
     ) -> None:
-        self._engine, self._transfer, self._transports, self._modules = engine, transfer, transports, modules
-        self.prefill, self.decode = Scheduler("prefill", 11), Scheduler("decode", 22)
+        """`modules` are those of roles that have others than the real one; `decode_engine` is None where equal."""
+        self._engines = (engine, decode_engine or engine)
+        self._transfer, self._transports, self._modules = transfer, transports, modules
+        self.prefill, self.decode = Scheduler(roles[0], 11), Scheduler(roles[1], 22)
 
     async def __aenter__(self) -> Self:
         both = (self.prefill, self.decode)
         ready = await asyncio.gather(
-            *(each.start(self._modules[each.role], self._engine, self._transfer, self._transports) for each in both)
+            *(
+                each.start(self._modules.get(each.role, MODULE), engine, self._transfer, self._transports)
+                for each, engine in zip(both, self._engines, strict=True)
+            )
         )
         await self.prefill.meet(self.decode.instance_id, ready[1].transfer)
         await self.decode.meet(self.prefill.instance_id, ready[0].transfer)
-        await self.prefill.wait_until_linked(self.decode.instance_id)
-        await self.decode.wait_until_linked(self.prefill.instance_id)
+        await self._wait_until_linked()
         return self
 
     async def __aexit__(
@@ -140,12 +165,29 @@ class SchedulerPair:
         await self.prefill.stop()
         await self.decode.stop()
 
+    async def wait_until_linked_anew(self) -> None:
+        """Both have taken what was sent to them, and what links that closed is open again.
+
+        Who closed a link says so with its next answer. The other one may say that it is open until the new one is up at
+        the one that closed it; so it is asked again.
+        """
+        for _ in range(2):
+            await self.prefill.ask_status()
+            await self.decode.ask_status()
+            await self._wait_until_linked()
+
+    async def _wait_until_linked(self) -> None:
+        await self.prefill.wait_until_linked(self.decode.instance_id)
+        await self.decode.wait_until_linked(self.prefill.instance_id)
+
     async def request(self, room: int, prompt: Sequence[int], max_tokens: int = 2) -> tuple[Leg, Leg]:
         """Run one request; return what prefill and decode said."""
-        sampling = inference_pb2.SamplingParams(max_tokens=max_tokens, ignore_eos=True, top_p=1.0)
-        for side, peer in ((self.decode, self.prefill), (self.prefill, self.decode)):
-            leg = worker_pb2.StartLeg(
-                room=room, prompt_token_ids=prompt, sampling=sampling, peer_instance_id=peer.instance_id
-            )
-            await side.send(engine_pb2.SchedulerCommands(start=[leg]))
-        return await self.prefill.wait_for(room), await self.decode.wait_for(room)
+        return await self.exchange(room, prompt, self.prefill, self.decode, max_tokens)
+
+    async def exchange(
+        self, room: int, prompt: Sequence[int], prefill: Scheduler, decode: Scheduler, max_tokens: int = 2
+    ) -> tuple[Leg, Leg]:
+        """Run one request between two schedulers."""
+        await decode.start_leg(room, prompt, max_tokens, worker_pb2.LEG_KIND_DECODE, prefill.instance_id)
+        await prefill.start_leg(room, prompt, max_tokens, worker_pb2.LEG_KIND_PREFILL, decode.instance_id)
+        return await prefill.wait_for(room), await decode.wait_for(room)

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import report
 
+from diptych.common.ports import free_port
 from diptych.engine import Engine, EngineOptions, SamplingParams
 
 READY_TIMEOUT_S = 120.0
@@ -115,14 +116,6 @@ def get(port: int, path: str) -> tuple[int, Any]:
         return 0, None
     finally:
         connection.close()
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def throughput(runs_of: Any, work: list[list[int]], concurrency: int) -> float:

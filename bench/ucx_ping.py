@@ -59,7 +59,8 @@ class InC:
 
     def __init__(self, transports: str, descriptor: int) -> None:
         headers = loader.include_folder(loader.load())
-        self.library: Any = ctypes.CDLL(str(build_library(Path(__file__).with_suffix(".c"), include_dirs=[headers])))
+        built = build_library(Path(__file__).with_suffix(".c"), include_dirs=lambda: [headers])
+        self.library: Any = ctypes.CDLL(str(built))
         self.library.ping_open.restype = ctypes.c_void_p
         self.library.ping_once.restype = ctypes.c_double
         self.ready = ctypes.c_int()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +13,49 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import tokenizers
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
+from diptych.common.tokens import TOKEN_VARIABLE
 from diptych.engine.loader import demo
 from diptych.engine.loader.source import ModelSource, open_model
 from diptych.engine.loader.tokenizer import Tokenizer
+
+os.environ[TOKEN_VARIABLE] = "the-token-of-all-tests"  # for every process that a test starts, and for its own clients
+
+ALONE: Final = (
+    *("chaos", "cli", "kvtransfer", "engine/runtime/test_link_tester", "pd/test_processes"),
+    *(
+        f"platform/test_{what}"
+        for what in ("disturbances", "drain", "frozen", "health", "kv_require", "links", "roles")
+    ),
+)
+FAMILIES: Final = ("engine/runner/test_families", "pd/test_families")  # one worker makes their models
+
+
+class Groups(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+    """With `-n 2`: what measures time or counts shared memory runs one test at a time, beside all others.
+
+    Other files are each a group, the smallest last. (Not by pytest-xdist's marks for groups, which pytest 9.2 does not
+    show it.)
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0].removeprefix("tests/").removesuffix(".py")
+        if module.startswith(ALONE):
+            return "alone"
+        return "families" if module in FAMILIES else module
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of items and what was imported for them: garbage collections need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)  # not without pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
+    return Groups(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -143,7 +184,7 @@ LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_facto
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 6, "long_factor": [1.5, 2, 3, 4, 5, 6]}
 PHI4 = {"rope_parameters": LONG | {"partial_rotary_factor": 0.75}}
 MOE = {"num_experts_per_tok": 2}
-FAMILIES: Final = {
+CASES: Final = {
     "llama": Case("Llama", {"head_dim": 64}),
     "llama, wide heads": Case("Llama", {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 1}),
     "llama, tied, one KV head": Case("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -196,12 +237,12 @@ class TinyModel:
     logits: list[Any]  # [prompt and output tokens, vocab_size] of each
 
 
-@pytest.fixture(scope="session", params=FAMILIES)
+@pytest.fixture(scope="session", params=CASES)
 def family_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """One of each family and of each of its variants, in several shards."""
     import torch
 
-    case, folder = FAMILIES[request.param], tmp_path_factory.mktemp("tiny")
+    case, folder = CASES[request.param], tmp_path_factory.mktemp("tiny")
     model = _random_model(case)
     model.save_pretrained(folder, max_shard_size="100KB")
     lengths, random = [each for each in PROMPT_LENGTHS if each >= case.min_prompt_len], np.random.default_rng(1)

@@ -2,18 +2,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
 import pytest
 
-from diptych.bootstrap.membership import Delta
-from diptych.bootstrap.server import BootstrapService, Outbox
+from diptych.bootstrap.limits import BURST, MAX_MESSAGE_BYTES
+from diptych.bootstrap.server import SERVICE, BootstrapService, Clock
 from diptych.common.errors import ConfigError
-from diptych.common.membership import Record, State
 from diptych.common.membership_client import Evicted, MembershipWatcher, Registration
-from diptych.common.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, listen
+from diptych.common.refusals import Refusals
+from diptych.common.rpc import listen, new_server, open_channel
+from diptych.common.trust import INSECURE
 from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc
 from diptych.v1.bootstrap_pb2 import (
     INSTANCE_STATE_DRAINING,
@@ -24,8 +27,8 @@ from diptych.v1.bootstrap_pb2 import (
     Instance,
 )
 
-TIMEOUT_S = 10.0
-LEASE_S = 0.4
+TIMEOUT_S = 60.0
+LEASE_S = 1.0
 HEARTBEAT_S = 0.1
 
 
@@ -35,16 +38,15 @@ def instance(instance_id: int, *, at: str = "", state: Any = INSTANCE_STATE_READ
 
 
 @contextlib.asynccontextmanager
-async def bootstrap(port: int = 0, *, lease_s: float = LEASE_S) -> AsyncIterator[int]:
+async def bootstrap(port: int = 0, *, lease_s: float = LEASE_S, clock: Clock = time.monotonic) -> AsyncIterator[int]:
     """A bootstrap server; yields its port."""
-    service = BootstrapService(lease_s=lease_s, heartbeat_s=HEARTBEAT_S)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    bootstrap_pb2_grpc.add_BootstrapServicer_to_server(service, server)
-    port = listen(server, "127.0.0.1", port)
+    service = BootstrapService(lease_s=lease_s, heartbeat_s=HEARTBEAT_S, clock=clock)
+    server = new_server(INSECURE, Refusals(), [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
+    service.add_to(server)
+    port = listen(server, "127.0.0.1", port, INSECURE)
     await server.start()
-    expiry = asyncio.ensure_future(service.expire_forever())
-    yield port
-    expiry.cancel()
+    async with running(service.run()):
+        yield port
     await server.stop(grace=None)
 
 
@@ -62,7 +64,7 @@ class Observer:
     """A watcher that remembers every set of instances that it saw."""
 
     def __init__(self, *ports: int) -> None:
-        self.watcher = MembershipWatcher([f"127.0.0.1:{port}" for port in ports], lease_s=LEASE_S)
+        self.watcher = MembershipWatcher([f"127.0.0.1:{port}" for port in ports], INSECURE, lease_s=LEASE_S)
         self.watcher.add_listener(self._on_change)
         self.history: list[dict[int, int]] = []
         self._changed = asyncio.Event()
@@ -83,7 +85,7 @@ def run(test: Callable[[], Any]) -> None:
 
 
 def registration(ports: Sequence[int], record: Instance) -> Registration:
-    return Registration([f"127.0.0.1:{port}" for port in ports], lambda: record)
+    return Registration([f"127.0.0.1:{port}" for port in ports], INSECURE, lambda: record)
 
 
 def test_a_watcher_sees_an_instance_register_become_ready_and_leave() -> None:
@@ -131,9 +133,31 @@ def test_silence_ends_the_lease_and_a_closed_stream_does_not() -> None:
     run(test)
 
 
+def test_a_replica_that_was_paused_takes_nobody_for_dead() -> None:
+    """It wakes before it has read the heartbeats that came meanwhile."""
+
+    async def test() -> None:
+        paused_s, woken_s, loop = 0.0, math.inf, asyncio.get_running_loop()
+
+        def pause() -> None:
+            nonlocal paused_s, woken_s
+            paused_s, woken_s = 60.0, loop.time()
+
+        async with bootstrap(clock=lambda: time.monotonic() + paused_s) as port:
+            observer = Observer(port)
+            async with running(observer.watcher.run()), channel(port) as stub:
+                await heartbeat_once(stub, Heartbeat(sequence=1, instance=instance(1)))
+                await observer.sees({1: INSTANCE_STATE_READY})
+                loop.call_later(LEASE_S / 2, pause)
+                await observer.sees({})
+                assert loop.time() - woken_s >= LEASE_S
+
+    run(test)
+
+
 @contextlib.asynccontextmanager
 async def channel(port: int) -> AsyncIterator[bootstrap_pb2_grpc.BootstrapStub]:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as opened:
+    async with open_channel(f"127.0.0.1:{port}", INSECURE) as opened:
         yield bootstrap_pb2_grpc.BootstrapStub(opened)
 
 
@@ -178,11 +202,84 @@ def test_a_heartbeat_that_makes_no_sense_is_refused_with_a_reason(heartbeats: li
     run(test)
 
 
+FIRST_BEAT = Heartbeat(instance=instance(2)).SerializeToString()
+REGISTER = "/diptych.v1.Bootstrap/Register"
+
+
+@pytest.mark.parametrize(
+    ("message", "count", "code", "words"),
+    [
+        (b"\xff", 1, grpc.StatusCode.INVALID_ARGUMENT, "no diptych.v1.Heartbeat"),
+        (bytes(MAX_MESSAGE_BYTES + 1), 1, grpc.StatusCode.RESOURCE_EXHAUSTED, "larger than max"),
+        (FIRST_BEAT, BURST + 1, grpc.StatusCode.RESOURCE_EXHAUSTED, "more than 50 heartbeats a second"),
+    ],
+)
+def test_what_is_too_much_or_no_message_ends_its_stream_and_no_other(
+    message: bytes, count: int, code: grpc.StatusCode, words: str
+) -> None:
+    async def test() -> None:
+        async with bootstrap(clock=lambda: 0.0) as port, open_channel(f"127.0.0.1:{port}", INSECURE) as opened:
+            observer = Observer(port)
+            async with running(observer.watcher.run(), registration([port], instance(1)).run()):
+                await observer.sees({1: INSTANCE_STATE_READY})
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    async for _ in opened.stream_stream(REGISTER, bytes, bytes)(iter([message] * count)):
+                        pass
+                assert (caught.value.code(), words in str(caught.value.details())) == (code, True)
+                assert all(1 in seen for seen in observer.history)
+
+    run(test)
+
+
+def test_a_replica_that_falls_silent_counts_as_away() -> None:
+    """Its machine is dead, or it is paused: no connection ends for that."""
+
+    async def test() -> None:
+        snapshot = bootstrap_pb2.WatchUpdate(
+            revision=1, snapshot=True, upserts=[instance(1)], lease_ms=round(LEASE_S * 1000), max_silence_ms=1
+        )
+
+        async def fall_silent(request: bytes, context: Any) -> AsyncIterator[bytes]:
+            yield snapshot.SerializeToString()
+            await asyncio.Event().wait()
+
+        server = new_server(INSECURE, Refusals())
+        handlers = {"Watch": grpc.unary_stream_rpc_method_handler(fall_silent)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        silent = listen(server, "127.0.0.1", 0, INSECURE)
+        await server.start()
+        async with bootstrap() as port:
+            observer = Observer(silent, port)
+            async with running(observer.watcher.run()):
+                await observer.sees({1: INSTANCE_STATE_READY})
+                snapshot.ClearField("upserts")
+                await observer.sees({})
+        await server.stop(grace=None)
+
+    run(test)
+
+
+def test_a_watcher_hears_of_its_replica_although_nothing_happens() -> None:
+    async def test() -> None:
+        async with bootstrap() as port, channel(port) as stub:
+            updates = stub.Watch(bootstrap_pb2.WatchRequest())
+            async with asyncio.timeout(TIMEOUT_S):
+                heard = [await updates.read() for _ in range(3)]
+            updates.cancel()
+            assert heard == [
+                bootstrap_pb2.WatchUpdate(revision=1, snapshot=True, lease_ms=1000, max_silence_ms=333),
+                bootstrap_pb2.WatchUpdate(revision=2),
+                bootstrap_pb2.WatchUpdate(revision=3),
+            ]
+
+    run(test)
+
+
 def test_the_server_names_interval_and_lease() -> None:
     async def test() -> None:
         async with bootstrap() as port, channel(port) as stub:
             reply = await heartbeat_once(stub, Heartbeat(sequence=1, instance=instance(1)))
-            assert reply == bootstrap_pb2.HeartbeatReply(interval_ms=100, lease_ms=400)
+            assert reply == bootstrap_pb2.HeartbeatReply(interval_ms=100, lease_ms=1000)
 
     run(test)
 
@@ -242,17 +339,6 @@ def test_one_of_two_replicas_is_enough() -> None:
             await workers.__aexit__(None, None, None)
 
     run(test)
-
-
-def test_a_slow_watcher_is_told_the_sum_of_what_it_missed() -> None:
-    outbox = Outbox()
-    ready = [Record(number, f"host-{number}:1", State.READY, instance(number)) for number in (1, 2)]
-    outbox.put(Delta(upserts=(ready[0], ready[1])))
-    outbox.put(Delta(removed=(1,)))
-    outbox.put(Delta(removed=(2,)))
-    outbox.put(Delta(upserts=(ready[1],)))
-    assert outbox.take() == bootstrap_pb2.WatchUpdate(revision=1, upserts=[instance(2)], removed=[1])
-    assert not outbox.filled.is_set()
 
 
 def test_a_port_in_use_is_an_error_that_says_so() -> None:

@@ -5,28 +5,31 @@ import importlib
 import pytest
 
 from diptych.cli.main import COMMANDS
-from diptych.cli.plan import Component, Model, Site, components, threads_each
+from diptych.cli.plan import Component, Model, Site, Workers, components, threads_each
 from diptych.common.config import parse
 
+ONE_EACH = [Workers("prefill", 1), Workers("decode", 1), Workers("unified", 1)]
 SITE = Site(host="0.0.0.0", http_port=8000, grpc_port=9000, bootstrap_port=7000)
 
 
 def test_two_and_one_workers_between_bootstrap_and_router() -> None:
-    planned = components(Model("smollm2"), SITE, num_prefill=2, num_decode=1, num_threads=3)
+    planned = components(Model("smollm2"), SITE, [Workers("prefill", 2), Workers("decode", 1)], num_threads=3)
     assert [component.name for component in planned] == ["bootstrap", "prefill#1", "prefill#2", "decode#1", "router"]
 
 
 def test_a_worker_is_told_model_bootstrap_and_threads() -> None:
-    _, prefill, _, _ = components(Model("smollm2"), SITE, num_prefill=1, num_decode=1, num_threads=3)
+    _, prefill, _ = components(Model("smollm2"), SITE, [Workers("prefill", 1)], num_threads=3)
     model = "--model smollm2 --load-format auto"
     flags = f"{model} --bootstrap 127.0.0.1:7000 --host 127.0.0.1 --port 0 --metrics-port 0 --num-threads 3 --drain-s 5"
+    flags += " --health-port 0"
     assert prefill == Component("prefill#1", ("prefill", *flags.split()), num_threads=3)
 
 
 @pytest.mark.parametrize(
-    "component", components(Model("some/model", "dummy"), SITE, 1, 1, 2), ids=lambda component: component.name
+    "component", components(Model("some/model", "dummy"), SITE, ONE_EACH, 2), ids=lambda component: component.name
 )
-def test_every_component_understands_its_arguments(component: Component) -> None:
+def test_every_component_understands_its_arguments(component: Component, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIPTYCH_OPEN_API", "1")
     command = COMMANDS[component.arguments[0]]
     config_class = getattr(importlib.import_module(command.module), command.config)
     config = parse(config_class, component.arguments[1:], prog="diptych")
@@ -48,6 +51,6 @@ def test_clients_of_a_wildcard_address_use_loopback() -> None:
 
 
 def test_a_role_gets_its_further_options_after_all_others() -> None:
-    options = {"prefill": ["--tp", "2"], "decode": ["--page-size", "64"]}
-    _, prefill, decode, _ = components(Model("smollm2"), SITE, 1, 1, 3, options)
+    workers = [Workers("prefill", 1, ["--tp", "2"]), Workers("decode", 1, ["--page-size", "64"])]
+    _, prefill, decode, _ = components(Model("smollm2"), SITE, workers, 3)
     assert (prefill.arguments[-2:], decode.arguments[-2:]) == (("--tp", "2"), ("--page-size", "64"))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import os
 import signal
@@ -13,12 +14,12 @@ import pytest
 
 from diptych.cli.log_view import LogView
 from diptych.cli.plan import Component
-from diptych.cli.restart_policy import RestartPolicy
 from diptych.cli.supervisor import ComponentFailed, Supervisor
+from diptych.common.lifecycle import Stop
+from diptych.common.restart_policy import RestartPolicy
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 BOOTSTRAP = Component("bootstrap", ("bootstrap", "--port", "0"))  # runs until it is stopped
-VERSION = Component("version", ("version",))  # ends at once
 WRONG = Component("wrong", ("bootstrap", "--port", "none"))  # cannot start
 
 
@@ -44,7 +45,7 @@ class Run:
 
     def __init__(self, *components: Component, ready_when: str = "") -> None:
         self.out = Watched()
-        self.stop = asyncio.Event()
+        self.stop = Stop()
         self.ready = asyncio.Event()
         view = LogView(self.out, tuple(component.name for component in components), False)
         policy = RestartPolicy(max_deaths=3, first_delay_s=0.01)
@@ -74,6 +75,23 @@ def test_it_starts_shows_and_stops_a_component() -> None:
     asyncio.run(test())
 
 
+def test_the_first_component_is_stopped_when_the_others_have_gone() -> None:
+    async def test() -> None:
+        run = Run(BOOTSTRAP, dataclasses.replace(BOOTSTRAP, name="other"))
+        await run.out.contains("bootstrap at 127.0.0.1:", times=2)
+        first, other = sorted(children(), key=lambda child: child.create_time())
+        other.suspend()  # its end is held up
+        run.stop.set()
+        await run.out.contains("stopping")
+        with pytest.raises(psutil.TimeoutExpired):
+            first.wait(0.5)
+        other.resume()
+        await run.ends()
+        assert children() == []
+
+    asyncio.run(test())
+
+
 def test_a_component_that_dies_while_serving_is_started_again() -> None:
     async def test() -> None:
         run = Run(BOOTSTRAP, ready_when="bootstrap at 127.0.0.1:")
@@ -88,10 +106,24 @@ def test_a_component_that_dies_while_serving_is_started_again() -> None:
     asyncio.run(test())
 
 
+def test_a_component_that_was_told_to_stop_stays_away() -> None:
+    async def test() -> None:
+        run = Run(BOOTSTRAP, ready_when="bootstrap at 127.0.0.1:")
+        await asyncio.wait_for(run.ready.wait(), TIMEOUT_S)
+        (first,) = children()
+        first.terminate()
+        await run.out.contains("bootstrap was told to stop, and did: it is not started again")
+        assert children() == []
+        run.stop.set()
+        await run.ends()
+
+    asyncio.run(test())
+
+
 def test_a_component_that_keeps_dying_ends_everything() -> None:
     async def test() -> None:
-        run = Run(BOOTSTRAP, VERSION)
-        with pytest.raises(ComponentFailed, match=r"version died 3 times within 30 s \(exit code 0\): giving up"):
+        run = Run(BOOTSTRAP, WRONG)
+        with pytest.raises(ComponentFailed, match=r"wrong died 3 times within 30 s \(exit code 2\): giving up"):
             await run.ends()
         assert children() == []
 
@@ -115,6 +147,24 @@ def test_cancelling_kills_instead_of_waiting() -> None:
         await asyncio.wait_for(run.ready.wait(), TIMEOUT_S)
         (child,) = children()
         child.suspend()  # deaf to SIGTERM
+        run.stop.set()
+        await run.out.contains("stopping")
+        run.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run.ends()
+        assert children() == []
+
+    asyncio.run(test())
+
+
+def test_cancelling_waits_for_the_first_component_no_more_than_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diptych.cli.supervisor._STOP_DEADLINE_S", 2 * TIMEOUT_S)  # nobody waits for that
+
+    async def test() -> None:
+        run = Run(BOOTSTRAP, dataclasses.replace(BOOTSTRAP, name="other"))
+        await run.out.contains("bootstrap at 127.0.0.1:", times=2)
+        for child in children():
+            child.suspend()
         run.stop.set()
         await run.out.contains("stopping")
         run.task.cancel()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from diptych.cli.main import main
-from diptych.cli.plan import Site
+from diptych.cli.plan import Site, Workers
 from diptych.cli.up import UpConfig, banner
 from diptych.common.errors import ConfigError
 
@@ -29,8 +29,9 @@ def _root_logger() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"prefill": 0}, "--prefill and --decode must be at least 1"),
-        ({"decode": 0}, "--prefill and --decode must be at least 1"),
+        ({"prefill": 0}, "--prefill and --decode must be at least 1 without --unified"),
+        ({"decode": 0}, "--prefill and --decode must be at least 1 without --unified"),
+        ({"decode": -1, "unified": 1}, "--prefill, --decode and --unified must be 0 or more"),
         ({"threads": -1}, "--threads must be 0 or more"),
         ({"http_port": 9000}, "--http-port, --grpc-port and --bootstrap-port must differ"),
     ],
@@ -62,3 +63,10 @@ def test_a_port_in_use_ends_it_before_anything_starts(capsys: pytest.CaptureFixt
 def test_a_wrong_model_ends_it_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", "--model", "no/such/model", "--http-port", "0", "--grpc-port", "0"]) == 1
     assert "no model 'no/such/model'" in capsys.readouterr().err
+
+
+def test_one_unified_worker_is_a_platform() -> None:
+    config = UpConfig(device="sim", prefill=0, decode=0, unified=1, unified_options="--page-size 32")
+    config.validate()
+    assert config.workers == (Workers("unified", 1, ("--device", "sim", "--page-size", "32")),)
+    assert "ready: 1 unified." in banner(config, Site("127.0.0.1", 1, 2, 3), "m")

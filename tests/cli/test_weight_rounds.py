@@ -8,6 +8,7 @@ from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Instance
 
 PREFILL, DECODE, ROUTER = bootstrap_pb2.ROLE_PREFILL, bootstrap_pb2.ROLE_DECODE, bootstrap_pb2.ROLE_ROUTER
+UNIFIED = bootstrap_pb2.ROLE_UNIFIED
 
 
 def instance(
@@ -26,6 +27,12 @@ def test_pairs_are_updated_one_after_the_other_and_then_who_has_no_partner() -> 
         instance(5, DECODE),
     ]
     assert [[worker.instance_id for worker in together] for together in rounds(workers)] == [[1, 3], [2, 4], [5]]
+
+
+def test_a_unified_worker_is_updated_alone() -> None:
+    workers = [instance(1, UNIFIED), instance(2, PREFILL), instance(3, UNIFIED), instance(4, DECODE)]
+    assert workers_of(workers, "") == workers
+    assert [[worker.instance_id for worker in together] for together in rounds(workers)] == [[2, 4], [1], [3]]
 
 
 def test_only_ready_workers_of_the_model_are_meant() -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from diptych.common.config import REQUIRED, add_options, from_namespace, new_parser, option, parse
+from diptych.common.config import REQUIRED, add_options, from_namespace, new_parser, option, parse, to_flags
 from diptych.common.errors import ConfigError
 
 
@@ -129,3 +129,9 @@ def test_help_names_variable_default_and_group() -> None:
     assert "--http-port N port; 100% yours [DIPTYCH_HTTP_PORT; default 8000]" in text
     assert "--policy {round_robin,least_load} how to choose [DIPTYCH_POLICY; default round_robin]" in text
     assert "limits: --ratio X a ratio [DIPTYCH_RATIO; default none]" in text
+
+
+def test_flags_bring_a_configuration_back_against_any_environment() -> None:
+    environ = {"DIPTYCH_BOOTSTRAP": "c:3", "DIPTYCH_HTTP_PORT": "7", "DIPTYCH_FAST": "1", "DIPTYCH_PORTS": "1"}
+    for config in (EVERYTHING_GIVEN, Config(bootstrap=("a:1",), fast=False)):
+        assert read(to_flags(config), environ) == config

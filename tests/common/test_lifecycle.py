@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from diptych.common.lifecycle import run_until_signal, wait_or_timeout
+from diptych.common.lifecycle import Stop, raise_if_cancelled, run_until_signal, wait_or_timeout
 
 
 async def _serve(stop: asyncio.Event) -> str:
@@ -27,10 +27,12 @@ def test_a_signal_sets_stop(number: signal.Signals) -> None:
     assert asyncio.run(run_until_signal(serve)) == "stopped"
 
 
-def test_a_second_signal_cancels() -> None:
-    async def serve(stop: asyncio.Event) -> None:
+def test_a_second_signal_hurries_and_a_third_cancels() -> None:
+    async def serve(stop: Stop) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         await stop.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.hurry.wait()
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
 
@@ -48,7 +50,7 @@ def test_an_error_of_the_service_comes_through() -> None:
 
 def _run(source: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", textwrap.dedent(source)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_a_process_that_does_not_stop_in_its_grace_period_is_killed_even_if_its_loop_is_blocked() -> None:
@@ -97,7 +99,7 @@ def _wait_until_gone(pid: int) -> None:
             loop = asyncio.new_event_loop()
             gone = loop.create_future()
             loop.add_reader(descriptor, gone.set_result, None)
-            loop.run_until_complete(asyncio.wait_for(gone, 10))
+            loop.run_until_complete(asyncio.wait_for(gone, 60))
             loop.remove_reader(descriptor)
             loop.close()
         finally:
@@ -115,6 +117,17 @@ def test_a_child_whose_parent_is_already_gone_exits_at_once() -> None:
     assert (result.returncode, result.stdout) == (128 + signal.SIGTERM, "")
 
 
+def test_a_process_that_exits_now_has_said_everything_and_cleans_up_nothing() -> None:
+    code = """if True:
+        import atexit
+        from diptych.common.lifecycle import exit_now
+        atexit.register(print, "clean-up")
+        print("last words", end="")
+        exit_now(3)"""
+    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (3, "last words")
+
+
 def test_waiting_ends_with_the_event_or_the_timeout() -> None:
     async def both() -> tuple[bool, bool]:
         event = asyncio.Event()
@@ -123,3 +136,21 @@ def test_waiting_ends_with_the_event_or_the_timeout() -> None:
         return timed_out, await wait_or_timeout(event, 60)
 
     assert asyncio.run(both()) == (False, True)
+
+
+def test_a_cancellation_that_was_swallowed_is_raised_again() -> None:
+    async def swallow() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(10)
+        raise_if_cancelled()
+        raise AssertionError("it went on")
+
+    async def test() -> None:
+        raise_if_cancelled()
+        task = asyncio.ensure_future(swallow())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(test())

@@ -1,125 +1,12 @@
-"""An aggregated core, stepped by hand, on a null model or on a given one."""
+"""An aggregated core, stepped by hand."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
-
-from diptych.engine.aggregated import AggregatedCore
-from diptych.engine.batch import OverlapRunner
-from diptych.engine.events import AbortRoom, CompileGrammar, Emit, EmitTokens, GrammarReady, Start
-from diptych.engine.grammar.compiler import Compiler
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits, Scheduling
-from diptych.engine.null_runner import NullRunner
-from diptych.engine.output import Output
-from diptych.engine.request import Request, new_request
-from diptych.engine.runtime.model_worker import TpModelWorkerClient
-from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
-from diptych.engine.sampling_params import SamplingParams
-
-VOCAB = 1000
-PAGE = 4
-CONTEXT = 256
-
-
-class Engine:
-    """`outputs` holds what was said of each room. After every step the books are compared."""
-
-    def __init__(
-        self,
-        num_pages: int = 64,
-        max_step_tokens: int = 16,
-        max_requests: int = 8,
-        scheduling: Scheduling | None = None,
-        *,
-        overlap: bool = False,
-        runner: OverlapRunner | None = None,
-        vocab_size: int = VOCAB,
-        compiler: Compiler | None = None,
-    ) -> None:
-        self.cache = KvCache(
-            num_pages=num_pages, page_size=PAGE, max_requests=max_requests, max_tokens_per_request=CONTEXT
-        )
-        limits = Limits(
-            CONTEXT, vocab_size, frozenset(), max_step_tokens, max_requests, scheduling=scheduling or Scheduling()
-        )
-        self.core = AggregatedCore(self.cache, limits)
-        self.runner = runner or NullRunner(np.zeros((num_pages, PAGE), dtype=np.uint64), vocab_size)
-        self.outputs: dict[int, list[Output]] = defaultdict(list)
-        self._compiler = compiler
-        self.now_s = 0.0
-        self.num_steps = 0
-        self._stepping: Stepping = (
-            OverlappedStepping(self.core, TpModelWorkerClient(self.runner), lambda: self.now_s)
-            if overlap
-            else SynchronousStepping(self.core, self.runner, lambda: self.now_s)
-        )
-
-    def start(self, room: int, prompt: list[int], max_tokens: int, **fields: Any) -> Request:
-        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        return self.start_with(room, prompt, params, **fields)
-
-    def start_with(self, room: int, prompt: list[int], params: SamplingParams, **fields: Any) -> Request:
-        request = new_request(room, np.array(prompt, dtype=np.int64), params, arrival_s=self.now_s, **fields)
-        self.core.handle(Start(request), self.now_s)
-        self.collect()
-        return request
-
-    def expect_short_outputs(self) -> None:
-        """Let the core learn that outputs are short, so that it admits too much and has to retract."""
-        for room in range(10_000, 10_020):
-            self.start(room, [1], 1)
-        self.run()
-
-    def abort(self, room: int) -> None:
-        self.core.handle(AbortRoom(room, "test"), self.now_s)
-
-    def step(self, *, check: bool = True) -> bool:
-        self.core.expire(self.now_s)
-        busy = self._stepping.advance(self.collect)
-        self.num_steps += busy
-        self.collect()
-        if check:
-            assert self.core.check() == []
-        return busy
-
-    def run(self) -> None:
-        while self.step():
-            assert self.num_steps < 100_000, "the scheduler makes no progress"
-
-    def collect(self) -> None:
-        for effect in self.core.take_effects():
-            if isinstance(effect, CompileGrammar):
-                assert self._compiler is not None
-                matcher = self._compiler.compile(effect.grammar).matcher()
-                self.core.handle(GrammarReady(effect.room, matcher), self.now_s)
-                continue
-            if isinstance(effect, EmitTokens):
-                for output in effect.outputs():
-                    self.outputs[output.room].append(output)
-                continue
-            assert isinstance(effect, Emit)
-            self.outputs[effect.output.room].append(effect.output)
-
-    def tokens(self, room: int) -> list[int]:
-        return [token for output in self.outputs[room] for token in output.token_ids]
-
-    def close(self) -> None:
-        """Everything has been answered and given back."""
-        self._stepping.close()
-        counts = self.core.page_counts()
-        assert self.core.num_open_rooms == 0
-        assert {state: counts[state] for state in counts if state not in ("free", "cached")} == {
-            "owned": 0,
-            "importing": 0,
-            "quarantined": 0,
-            "exporting": 0,
-        }
+from stepped_engine import Engine
 
 
 @pytest.fixture

@@ -119,6 +119,17 @@ def test_what_is_beyond_the_longest_queue_is_turned_away_and_the_rest_served(new
     assert {failures[room].code for room in (4, 5)} == {FailureCode.OVERLOADED}
 
 
+def test_prompts_that_wait_are_told_until_they_are_computed(new_engine: NewEngine) -> None:
+    engine = new_engine(max_requests=2)
+    for room in range(1, 4):  # one more than there are rows
+        engine.start(room, [room] * 10, max_tokens=3)
+    told = [engine.core.load()]
+    while engine.step():
+        told.append(engine.core.load())
+    assert [(load.num_waiting_prompts, load.waiting_tokens) for load in (told[0], told[-1])] == [(3, 30), (0, 0)]
+    assert all(load.num_waiting_prompts == load.num_waiting for load in told)
+
+
 def test_learned_lengths_keep_requests_from_being_retracted(new_engine: NewEngine) -> None:
     """Each needs 11 of 23 pages in the end, and 2 at first: three at once would be too many."""
     engine = new_engine(num_pages=24)

@@ -5,7 +5,7 @@ import pytest
 
 from diptych.engine.extend_queue import ExtendQueue
 from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Scheduling
+from diptych.engine.limits import Limits, Scheduling
 from diptych.engine.request import Request, new_request
 from diptych.engine.sampling_params import SamplingParams
 from diptych.engine.step import Chunk, new_step
@@ -17,6 +17,9 @@ BUDGET = 10
 
 def request(room: int, length: int) -> Request:
     return new_request(room, np.arange(length) + 100 * room, SamplingParams(max_tokens=4))
+
+
+LIMITS = Limits(context_len=64, vocab_size=100, eos_ids=frozenset(), max_step_tokens=BUDGET, max_requests=3)
 
 
 @pytest.fixture
@@ -31,7 +34,7 @@ def waiting(cache: KvCache) -> WaitingQueue:
 
 @pytest.fixture
 def queue(cache: KvCache, waiting: WaitingQueue) -> ExtendQueue:
-    return ExtendQueue(cache, waiting, max_batch_size=3)
+    return ExtendQueue(cache, waiting, LIMITS)
 
 
 def plan(queue: ExtendQueue) -> list[Chunk]:

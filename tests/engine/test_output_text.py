@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from diptych.engine.byte_detokenizer import ByteDetokenizer
 from diptych.engine.finish import Finish
 from diptych.engine.logprobs import TokenLogprobs
 from diptych.engine.output_text import OutputText, TextDelta
@@ -20,8 +21,8 @@ class Bytes:
 
     eos_ids = (EOS,)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return bytes([token_id for token_id in ids if token_id != EOS]).decode("utf-8", "replace")
+    def detokenizer(self) -> ByteDetokenizer:
+        return ByteDetokenizer({**{byte: bytes([byte]) for byte in range(256)}, EOS: b""})
 
 
 def start(**params: Any) -> OutputText:

@@ -61,22 +61,22 @@ def test_no_more_is_held_back_than_can_become_a_stop_string() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stops", "text", "expected"),
+    ("stops", "text", "expected", "matched"),
     [
-        (["bc", "abcd"], "xabcd", "xa"),  # "bc" is complete first
-        (["cd", "bcd", "d"], "abcd", "a"),  # all are complete at "d": the longest counts
-        (["b", "b"], "abb", "a"),
-        (["é", "漢字"], "a漢漢字é", "a漢"),
-        (["ab"], "ab", ""),
+        (["bc", "abcd"], "xabcd", "xa", "bc"),  # "bc" is complete first
+        (["cd", "bcd", "d"], "abcd", "a", "bcd"),  # all are complete at "d": the longest counts
+        (["b", "b"], "abb", "a", "b"),
+        (["é", "漢字"], "a漢漢字é", "a漢", "漢字"),
+        (["ab"], "ab", "", "ab"),
     ],
 )
-def test_the_first_complete_stop_string_counts(stops: list[str], text: str, expected: str) -> None:
-    assert StopStrings(stops).push(text) == StopResult(expected, stopped=True)
+def test_the_first_complete_stop_string_counts(stops: list[str], text: str, expected: str, matched: str) -> None:
+    assert StopStrings(stops).push(text) == StopResult(expected, stopped=True, matched=matched)
 
 
 def test_nothing_follows_a_stop() -> None:
     cutter = StopStrings(["b"])
-    assert cutter.push("ab") == StopResult("a", stopped=True)
+    assert cutter.push("ab") == StopResult("a", stopped=True, matched="b")
     assert cutter.push("c") == StopResult("", stopped=True)
     assert cutter.flush() == ""
 

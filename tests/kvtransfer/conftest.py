@@ -32,7 +32,16 @@ from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.inproc.network import InprocNetwork
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
-from diptych.kvtransfer.transport import Flow, LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
+from diptych.kvtransfer.transport import (
+    Flow,
+    LinkDown,
+    LinkUp,
+    NoteReceived,
+    OpDone,
+    PageWrite,
+    Refusals,
+    TransportEvent,
+)
 from diptych.v1 import rank_pb2
 
 LAYOUT = PoolLayout(num_pages=64, num_layers=4, page_size=16, num_kv_heads=2, head_dim=64, dtype="float32")
@@ -43,7 +52,8 @@ DEVICE_TRANSPORTS: dict[str, str] = {  # by device and path
     "cuda-put": "auto",
     "cuda-staged": "tcp",
 }
-FAST: dict[str, Any] = {"heartbeat_s": 0.1, "heartbeat_misses": 5, "connect_s": 2.0}
+FAST: dict[str, Any] = {"heartbeat_s": 0.1, "heartbeat_misses": 8, "connect_s": 2.0}
+HUNG_S = 60.0  # that nothing takes on however busy a machine
 
 NIXL_VARIABLE = "DIPTYCH_NIXL_PATH"
 NIXL_FOLDER = Path(os.environ.get(NIXL_VARIABLE, Path(__file__).parents[2] / ".nixl"))
@@ -55,7 +65,7 @@ class End:
     instance_id: int
     events: list[TransportEvent]
 
-    def wait(self, wanted: Callable[[TransportEvent], bool], timeout_s: float = 10.0) -> TransportEvent:
+    def wait(self, wanted: Callable[[TransportEvent], bool], timeout_s: float = HUNG_S) -> TransportEvent:
         """Return the first event that is wanted, out of all so far."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -65,17 +75,17 @@ class End:
             assert time.monotonic() < deadline, f"not within {timeout_s} s; events: {self.events}"
             self.pump(0.1)
 
-    def wait_note(self, timeout_s: float = 10.0) -> NoteReceived:
+    def wait_note(self, timeout_s: float = HUNG_S) -> NoteReceived:
         event = self.wait(lambda event: isinstance(event, NoteReceived), timeout_s)
         assert isinstance(event, NoteReceived)
         return event
 
-    def wait_done(self, op: int, timeout_s: float = 20.0) -> OpDone:
+    def wait_done(self, op: int, timeout_s: float = HUNG_S) -> OpDone:
         event = self.wait(lambda event: isinstance(event, OpDone) and event.op == op, timeout_s)
         assert isinstance(event, OpDone)
         return event
 
-    def wait_link(self, up: bool, timeout_s: float = 10.0) -> TransportEvent:
+    def wait_link(self, up: bool, timeout_s: float = HUNG_S) -> TransportEvent:
         return self.wait(lambda event: isinstance(event, LinkUp if up else LinkDown), timeout_s)
 
     def wait_digest(self, pages: list[int]) -> int:
@@ -117,10 +127,12 @@ def page_hash(memory: memoryview, page_nbytes: int, pages: list[int]) -> str:
 
 
 class InprocEnd(End):
-    def __init__(self, network: InprocNetwork, instance_id: int, layout: PoolLayout = LAYOUT) -> None:
+    def __init__(
+        self, network: InprocNetwork, instance_id: int, layout: PoolLayout = LAYOUT, only_granted: bool = False
+    ) -> None:
         self.instance_id = instance_id
         self.network = network
-        self.transport = network.transport(instance_id)
+        self.transport = network.transport(instance_id, only_granted=only_granted)
         self.pool = self.transport.allocate_pool(layout)
         self.events = []
 
@@ -188,6 +200,15 @@ class InprocEnd(End):
 
     def writer_gone(self, peer: int) -> bool:
         return self.transport.writer_gone(peer)
+
+    def grant(self, peer: int, pages: list[int]) -> None:
+        self.transport.grant_pages(peer, np.array(pages))
+
+    def revoke(self, pages: list[int]) -> None:
+        self.transport.revoke_pages(np.array(pages))
+
+    def refusals(self) -> Refusals:
+        return self.transport.refusals()
 
     def let_time_pass(self, seconds: float) -> None:
         self.network.now_s += seconds
@@ -338,7 +359,7 @@ class Child:
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 class ChildEnd(End):
@@ -424,6 +445,15 @@ class ChildEnd(End):
     def writer_gone(self, peer: int) -> bool:
         return bool(self.ask("writer_gone", peer=peer))
 
+    def grant(self, peer: int, pages: list[int]) -> None:
+        self.ask("grant", peer=peer, pages=pages)
+
+    def revoke(self, pages: list[int]) -> None:
+        self.ask("revoke", pages=pages)
+
+    def refusals(self) -> Refusals:
+        return Refusals(**self.ask("refusals"))
+
     def pump(self, timeout_s: float) -> None:
         for event in self.ask("events", timeout_s=timeout_s):
             kind = {"LinkUp": LinkUp, "LinkDown": LinkDown, "NoteReceived": NoteReceived, "OpDone": OpDone}[
@@ -447,7 +477,7 @@ class ChildEnd(End):
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"do": "leave"}) + "\n")
         self.process.stdin.flush()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def close(self) -> None:
         if self.child.is_running:
@@ -609,7 +639,7 @@ def make_end(request: pytest.FixtureRequest, make_child_end: Make, make_ranked_e
             return make_ranked_end(instance_id, layout)
         if request.param != "inproc":
             return make_child_end(request.param, instance_id, layout, **options)
-        made.append(InprocEnd(network, instance_id, layout))
+        made.append(InprocEnd(network, instance_id, layout, options.get("only_granted", False)))  # it has no clock
         return made[-1]
 
     yield make

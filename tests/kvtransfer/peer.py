@@ -42,7 +42,7 @@ def as_json(event: TransportEvent) -> dict[str, Any]:
 def open_device(kind: str, number: int, layout: PoolLayout) -> Device:
     """A device; where there are several, not always the same."""
     if kind == "emulated":
-        return Device("emulated")
+        return Device("emulated", stream=lambda: 0)
     import torch
 
     from diptych.kernels.transfer_images import transfer_kernels
@@ -188,6 +188,15 @@ class Peer:
 
     def lanes(self, peer: int) -> str:
         return self.transport.describe(peer).lanes
+
+    def grant(self, peer: int, pages: list[int]) -> None:
+        self.transport.grant_pages(peer, np.array(pages))
+
+    def revoke(self, pages: list[int]) -> None:
+        self.transport.revoke_pages(np.array(pages))
+
+    def refusals(self) -> dict[str, int]:
+        return dataclasses.asdict(self.transport.refusals())
 
     def dropped(self) -> int:
         return self.transport.num_dropped_messages

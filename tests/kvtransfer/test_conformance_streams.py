@@ -118,7 +118,7 @@ def test_a_killed_peer_ends_the_operations_of_every_stream(ends: tuple[Any, Any]
     left, right = ends
     ops = [left.write(RIGHT, EVERYTHING, EVERYTHING, b"x", stream=n % 5) for n in range(50)]
     right.kill()
-    left.wait_link(up=False, timeout_s=2.0)
+    left.wait_link(up=False)
     assert sorted(ended(left)) == ops
     assert isinstance(left.events[-1], LinkDown)
 
@@ -134,3 +134,14 @@ def test_a_link_says_what_is_queued_and_how_far_the_peer_is(make_process_end: Ma
     info = left.describe(RIGHT)
     assert (info["queued_bytes"], info["in_flight_bytes"], info["bytes_sent"]) == (0, 0, 4 * len(BIG) << 16)
     assert 0 < info["rtt_s"] < 1
+
+
+def test_only_so_many_broken_streams_are_remembered(make_ucx_end: Make, link: Link) -> None:
+    """Their callers have heard of the failure long ago."""
+    left, right = make_ucx_end(LEFT), make_ucx_end(RIGHT)
+    link(left, right)
+    for stream in range(1, 81):
+        op = left.write(RIGHT, [0], [0], stream=stream, timeout_s=1e-9)
+        assert left.wait_done(op).error == "timed out"
+    assert left.wait_done(left.write(RIGHT, [0], [0], stream=80)).error == "an earlier operation of its stream failed"
+    assert left.wait_done(left.write(RIGHT, [0], [0], stream=1)).error is None

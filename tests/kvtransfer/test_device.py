@@ -9,7 +9,7 @@ import pytest
 
 from diptych.common.errors import ConfigError
 from diptych.kernels.image import KernelImage, TransferKernels
-from diptych.kvtransfer.device import Device
+from diptych.kvtransfer.device import Device, DevicePool
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import NoteReceived, OpDone
 
@@ -72,7 +72,16 @@ def test_what_follows_a_stream_of_the_program_is_done_once_that_is(ends: tuple[A
         left.ask("order_after", stream=0)
         left.write(RIGHT, [number % 64], [63 - number % 64], b"%d" % number, stream=number + 1)
     right.wait(lambda event: sum(isinstance(event, NoteReceived) for event in right.events) == 100)
+    assert left.wait_done(left.digest_pages([5])).error is None
     assert right.digest(list(range(63, -1, -1))) == left.digest(list(range(64)))
+
+
+def test_what_reads_pages_waits_for_the_stream_that_the_device_names() -> None:
+    streams: list[int] = []
+    for stream in (None, lambda: 7):
+        device = Device("emulated", stream=stream)
+        DevicePool(layout(), device, 0, streams.append, lambda *_: None).order_after_kernels()
+    assert streams == [7]
 
 
 def test_ten_thousand_pages_are_digested_in_more_than_one_go(ends: tuple[Any, Any]) -> None:

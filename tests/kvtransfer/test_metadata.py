@@ -20,6 +20,7 @@ METADATA = codec.EngineMetadata(
     pool_key=b"\x00key\xff",
     worker_address=b"\x00address\xff",
     library="UCX 1.22.0",
+    link_key=b"sixteen bytes ok",
 )
 
 
@@ -63,7 +64,8 @@ def test_pages_that_can_be_converted_are_welcome(other: PoolLayout) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (dict(version=2), "version 2"),
+        (dict(version=1), "version 1, ours is 2"),
+        (dict(link_key=b""), "a link key of 0 bytes, not 16"),
         (dict(worker_address=b""), "without an address"),
         (dict(pool_key=b""), "without an address"),
         (dict(pool_base=0), "without an address"),

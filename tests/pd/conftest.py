@@ -25,7 +25,6 @@ from diptych.engine.events import (
     PagesUnpacked,
     PeerDown,
     PeerUp,
-    SchedulerCore,
     SendNote,
     Start,
     StreamPages,
@@ -44,6 +43,7 @@ from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.runtime.model_worker import TpModelWorkerClient
 from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
 from diptych.engine.sampling_params import SamplingParams
+from diptych.engine.scheduler_core import SchedulerCore
 from diptych.engine.transfer_rules import TransferRules
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.digest import add_digests, digest_bytes

@@ -8,15 +8,14 @@ from __future__ import annotations
 import itertools
 import sys
 
-from diptych.decode.core import DecodeCore
-from diptych.engine.runtime.link_tester import reader_tester
 from diptych.engine.runtime.scheduler_config import SchedulerConfig
-from diptych.engine.runtime.scheduler_process import Peering, run_scheduler
+from diptych.engine.runtime.scheduler_process import run_scheduler
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.pool import HostPool
 from diptych.kvtransfer.transport import PageIndices, Transport
 from diptych.kvtransfer.ucx import UcxOptions
 from diptych.kvtransfer.ucx.transport import UcxTransport
+from diptych.unified.scheduler import build_core
 
 
 class DamagingTransport(UcxTransport):
@@ -42,10 +41,4 @@ def _open_transport(config: SchedulerConfig) -> Transport:
 
 
 if __name__ == "__main__":
-    sys.exit(
-        run_scheduler(
-            sys.argv,
-            lambda cache, limits, rules, layout: DecodeCore(cache, limits, layout.page_nbytes),
-            Peering(_open_transport, reader_tester),
-        )
-    )
+    run_scheduler(sys.argv, build_core, _open_transport)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from diptych.common.roles import Role
 from diptych.decode.core import DecodeCore
 from diptych.engine.batch import OnLayer
-from diptych.engine.events import AbortRoom, CompileGrammar, Emit, EmitTokens, SchedulerCore, Start
+from diptych.engine.events import AbortRoom, CompileGrammar, Emit, EmitTokens, Start
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.loader.source import ModelSource, open_model
@@ -21,17 +21,15 @@ from diptych.engine.output import FailureCode, Output
 from diptych.engine.request import new_request
 from diptych.engine.runner.kv_pool import kv_view
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.runtime.link_tester import LinkTester
-from diptych.engine.runtime.links import Links
+from diptych.engine.runtime.link_tester import new_link_tester
+from diptych.engine.runtime.links import Links, flows_of
 from diptych.engine.runtime.stepping import SynchronousStepping
 from diptych.engine.sampling_params import SamplingParams
+from diptych.engine.scheduler_core import SchedulerCore
 from diptych.engine.transfer_rules import TransferRules
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.probe.actions import LinkTests
 from diptych.kvtransfer.probe.choice import PathRule
-from diptych.kvtransfer.probe.reader import ReaderTests
-from diptych.kvtransfer.probe.writer import WriterTests
 from diptych.prefill.core import PrefillCore
 
 PAGE_SIZE, NUM_PAGES, NUM_LAYERS = 4, 32, 2
@@ -49,11 +47,9 @@ class Worker:
         self.layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
         self.transport = network.transport(number)
         self.pool = self.transport.allocate_pool(self.layout)
-        reading = ReaderTests(self.pool.probe_pages.tolist(), self.layout.page_size)
-        tests: LinkTests = WriterTests(random.Random(1)) if number == PREFILL else reading
-        self.links = Links(
-            self.transport, LinkTester(self.transport, self.pool, tests, PathRule(), lambda: 0.0), WINDOWS
-        )
+        flows = flows_of(Role.PREFILL if number == PREFILL else Role.DECODE)
+        tester = new_link_tester(self.transport, self.pool, flows, PathRule(), lambda: 0.0)
+        self.links = Links(self.transport, tester, WINDOWS)
         cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
         self.core: SchedulerCore = build(cache, self.layout)
         kv = kv_view(self.pool.buffer, self.layout)

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from diptych.engine.events import AbortRoom, DigestPages, PagesDigested, StreamPages, WriteDone, WritePages, WriterGone
+from diptych.engine.events import (
+    AbortRoom,
+    DigestPages,
+    HandOffSent,
+    PagesDigested,
+    StreamPages,
+    WriteDone,
+    WritePages,
+    WriterGone,
+)
 from diptych.engine.finish import Finish
 from diptych.engine.null_runner import expected_output
 from diptych.engine.output import FailureCode
@@ -76,6 +85,17 @@ def test_what_prefill_has_cached_moves_before_the_first_step_and_the_rest_behind
     cached, rest = pair.prefill.core.take_effects()
     assert (type(cached), len(cached.write.dst)) == (WritePages, 20 // PAGE)
     assert (type(rest), len(rest.write.dst)) == (StreamPages, 1)
+
+
+def test_what_a_hand_off_adds_is_what_the_transfer_engine_took_not_when_its_answer_is_read(pair: Pair) -> None:
+    pair.start(1, [1, 2, 3])
+    pair.deliver(pair.decode)
+    pair.step(pair.prefill)
+    pair.prefill.core.handle(HandOffSent(1, 0.25), pair.now_s)
+    pair.now_s += 3.0  # a step of the next prompt
+    pair.run()
+    stats = pair.prefill.ended(1).stats
+    assert (stats.added_ttft_s, stats.transfer_s >= 3.0) == (0.25, True)
 
 
 def test_decode_asks_only_for_the_pages_it_lacks(pair: Pair) -> None:
@@ -546,8 +566,10 @@ def test_decode_advertises_no_credit_while_a_request_waits_for_pages(make_pair: 
     assert pair.decode.core.load().grantable_pages == 8
     pair.start_decode(1, list(range(20)))
     assert pair.decode.core.load().grantable_pages == 3
+    assert pair.decode.core.load().num_ungranted == 0
     pair.start_decode(2, list(range(100, 120)))
     assert pair.decode.core.load().grantable_pages == 0
+    assert pair.decode.core.load().num_ungranted == 1
     pair.decode.core.handle(AbortRoom(2, "enough"), pair.now_s)
     assert pair.decode.core.load().grantable_pages == 3
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from scheduler_pair import MODULES, SchedulerPair
+from scheduler_pair import SchedulerPair
 
 from diptych.engine.runtime.scheduler_config import EngineOptions
 from diptych.engine.transfer_rules import TransferRules
-from diptych.v1 import worker_pb2
+from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
 
 NUM_LAYERS = 2
 PAGE_SIZE = 512  # so that half a page of the tiny model is worth a write of its own
@@ -51,7 +51,7 @@ def test_a_bit_that_flips_in_any_layer_is_caught_and_the_next_request_is_served(
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
     async def run() -> tuple[list[str], list[int], worker_pb2.WorkerStatus]:
-        modules = {**MODULES, "decode": "damaging_decode"}
+        modules = {"decode": "damaging_decode"}
         async with SchedulerPair(options(tiny_folder), TransferRules("always"), modules=modules) as pair:
             legs = [await pair.request(room, prompt, 4) for room, prompt in enumerate(PROMPTS, 1)]
             errors = [decode.last.error.message for _, decode in legs if decode.last is not None]
@@ -62,3 +62,54 @@ def test_a_bit_that_flips_in_any_layer_is_caught_and_the_next_request_is_served(
     assert errors == [damaged] * 2 * NUM_LAYERS + [""]
     assert num_tokens == [0] * 2 * NUM_LAYERS + [3]
     assert (status.integrity_failures, status.open_rooms, list(status.problems)) == (4, 0, [])
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_two_unified_workers_serve_each_other_and_themselves_over_one_link(
+    tiny_folder: Path, expected: list[list[int]], tp: int
+) -> None:
+    async def run() -> None:
+        rules = TransferRules("always", num_windows=NUM_LAYERS)
+        async with SchedulerPair(options(tiny_folder, tp=tp), rules, roles=("unified", "unified")) as pair:
+            one, two = pair.prefill, pair.decode
+            legs = await asyncio.gather(
+                pair.exchange(1, PROMPTS[0], one, two, 4),
+                pair.exchange(2, PROMPTS[1], two, one, 4),
+                pair.exchange(3, PROMPTS[2], two, one, 4),
+            )
+            tokens = [prefill.token_ids + decode.token_ids for prefill, decode in legs]
+            tokens += [(await one.local(4, PROMPTS[3], 4)).token_ids, (await two.local(5, PROMPTS[4], 4)).token_ids]
+            assert tokens == expected
+            statuses = [await one.ask_status(), await two.ask_status()]
+            assert [(status.pages_sent, status.pages_received) for status in statuses] == [(1, 2), (2, 1)]
+            for prefill, decode in legs:
+                assert prefill.last is not None
+                assert decode.last is not None
+                assert prefill.last.stats.kv_digest == decode.last.stats.kv_digest != 0
+            for status in statuses:
+                assert (status.open_rooms, status.integrity_failures, list(status.problems)) == (0, 0, [])
+                assert [bool(link.tests) for link in status.links] == [True]
+
+    asyncio.run(run())
+
+
+def test_a_role_changes_without_a_reload_and_the_link_serves_the_new_one(
+    tiny_folder: Path, expected: list[list[int]]
+) -> None:
+    async def run() -> None:
+        async with SchedulerPair(options(tiny_folder), TransferRules("always"), roles=("prefill", "decode")) as pair:
+            one, two = pair.prefill, pair.decode
+            legs = [await pair.exchange(1, PROMPTS[0], one, two, 4)]
+            refused = await two.local(9, PROMPTS[0])
+            assert refused.last is not None
+            assert refused.last.error.message == "this worker serves decode now, no local legs"
+            full, swapped = one.context_len, (bootstrap_pb2.ROLE_DECODE, bootstrap_pb2.ROLE_UNIFIED)
+            for side, role in zip((one, two), swapped, strict=True):
+                await side.send(engine_pb2.SchedulerCommands(role=role))
+            await pair.wait_until_linked_anew()
+            legs.append(await pair.exchange(2, PROMPTS[1], two, one, 4))
+            assert [prefill.token_ids + decode.token_ids for prefill, decode in legs] == expected[:2]
+            assert (await two.local(3, PROMPTS[2], 4)).token_ids == expected[2]
+            assert (one.context_len, two.context_len <= full // 2 + PAGE_SIZE) == (full, True)
+
+    asyncio.run(run())

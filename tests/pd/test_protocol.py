@@ -79,15 +79,15 @@ def test_no_rule_is_broken_with_a_seed_that_nobody_has_seen() -> None:
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(mood=st.sampled_from(MOODS), rng=st.randoms(use_true_random=False))
-def test_no_rule_is_broken_in_short_games(mood: Mood, rng: random.Random) -> None:
+@given(mood=st.sampled_from(MOODS), rng=st.randoms(use_true_random=False), is_unified=st.booleans())
+def test_no_rule_is_broken_in_short_games(mood: Mood, rng: random.Random, is_unified: bool) -> None:
     """The moves are drawn by hypothesis, which finds a shorter game when one breaks a rule."""
-    Game(rng, mood, "drawn").run(60)
+    Game(rng, mood, "drawn", is_unified=is_unified).run(60)
 
 
 def test_a_seed_plays_the_same_game_again() -> None:
     one, two = (seeded(7) for _ in range(2))
     for game in (one, two):
         game.run(1000)
-    stories = [[(a.room, a.prefill.outputs, a.decode.outputs) for a in g.cluster.attempts.values()] for g in (one, two)]
+    stories = [[(a.room, [leg.outputs for leg in a.legs]) for a in g.cluster.attempts.values()] for g in (one, two)]
     assert stories[0] == stories[1]

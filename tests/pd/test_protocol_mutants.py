@@ -18,6 +18,7 @@ from simulation.two_sides import Budget, TwoSides
 
 from diptych.decode.closing import ClosingRooms
 from diptych.decode.core import DecodeCore
+from diptych.decode.grants import Spare
 from diptych.decode.imports import Imports
 from diptych.decode.phases import Phase
 from diptych.decode.rooms import Rooms as DecodeRooms
@@ -30,6 +31,8 @@ from diptych.prefill.rendezvous import Rendezvous
 from diptych.prefill.room import PrefillRoom
 from diptych.prefill.rooms import Rooms as PrefillRooms
 from diptych.prefill.sending import Sender
+from diptych.unified.core import UnifiedCore
+from diptych.unified.reserve import Reserve
 
 MAX_GAMES = 12
 MOVES = 1400
@@ -39,13 +42,13 @@ CHUNKED = ((1, 2, 3, 1, 2, 3),)
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def playing(mood: str) -> Callable[[], None]:
+def playing(mood: str, *, is_unified: bool = False, first_seed: int = 0) -> Callable[[], None]:
     """Play games in a mood."""
     (chosen,) = [each for each in MOODS if each.name == mood]
 
     def play() -> None:
-        for seed in range(MAX_GAMES):
-            Game(random.Random(seed), chosen, f"seed {seed}").run(MOVES)
+        for seed in range(first_seed, first_seed + MAX_GAMES):
+            Game(random.Random(seed), chosen, f"seed {seed}", is_unified=is_unified).run(MOVES)
 
     return play
 
@@ -233,6 +236,44 @@ def quarantine_is_not_asked_for_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClosingRooms, "ask_again", lambda self, linked, now_s: [])
 
 
+# and in workers that do both
+
+
+def decode_hears_all_aborts(patch: pytest.MonkeyPatch) -> None:
+    """Prefill writes into pages that decode wants back, and never says that it stopped."""
+    original = UnifiedCore._listener
+
+    def listener(self: UnifiedCore, note: Any) -> Any:
+        return self._decode if isinstance(note, Abort) else original(self, note)
+
+    patch.setattr(UnifiedCore, "_listener", listener)
+
+
+def prefill_hears_the_answers_to_aborts(patch: pytest.MonkeyPatch) -> None:
+    """Decode's pages stay in quarantine."""
+    original = UnifiedCore._listener
+
+    def listener(self: UnifiedCore, note: Any) -> Any:
+        return self._prefill if isinstance(note, AbortAck) else original(self, note)
+
+    patch.setattr(UnifiedCore, "_listener", listener)
+
+
+def no_reserve(patch: pytest.MonkeyPatch) -> None:
+    """All pages of each worker are granted to rooms whose prompts the other has no pages for."""
+    patch.setattr(Reserve, "spare", lambda self: Spare())
+
+
+def the_pages_of_one_core_are_counted(patch: pytest.MonkeyPatch) -> None:
+    """What the other core holds looks like a leak."""
+    patch.setattr(UnifiedCore, "check", lambda self: self._decode.check())
+
+
+def one_core_takes_all_results(patch: pytest.MonkeyPatch) -> None:
+    """A step is committed by the core that did not launch it."""
+    patch.setattr(UnifiedCore, "commit", lambda self, result, now_s: self._decode.commit(result, now_s))
+
+
 CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
     (no_pins, playing("calm")),
     (no_wait_for_own_writes, exploring(Budget(aborts=1), CHUNKED)),
@@ -249,10 +290,15 @@ CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
     (no_farewell, exploring(Budget(aborts=1))),
     (a_failed_write_is_ignored, playing("failing")),
     (the_hand_off_overtakes_its_pages, exploring(Budget())),
-    (a_stream_goes_on_after_a_failure, playing("slow")),
+    (a_stream_goes_on_after_a_failure, playing("slow", first_seed=11)),
     (pages_go_where_their_neighbours_belong, playing("calm")),
     (the_last_chunk_leaves_before_it_is_computed, playing("calm")),
     (quarantine_is_not_asked_for_again, playing("lossy")),
+    (decode_hears_all_aborts, playing("aborted", is_unified=True)),
+    (prefill_hears_the_answers_to_aborts, playing("aborted", is_unified=True)),
+    (no_reserve, playing("slow", is_unified=True)),
+    (the_pages_of_one_core_are_counted, playing("calm", is_unified=True)),
+    (one_core_takes_all_results, playing("calm", is_unified=True)),
 ]
 
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from diptych.engine.aggregated import AggregatedCore
-from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult, WaitForResult
 from diptych.engine.events import Emit, EmitTokens, Start
 from diptych.engine.finish import Finish
 from diptych.engine.kv_cache import KvCache
@@ -44,7 +44,7 @@ class FailingRunner:
         self._bad_len = bad_len
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
-        return self.sample(batch, self.logits(batch), sampling)
+        return self.sample(batch, self.logits(batch), sampling)()
 
     def logits(self, batch: ForwardBatch) -> torch.Tensor:
         logits = self._runner.logits(batch).clone()
@@ -52,7 +52,7 @@ class FailingRunner:
         logits[: len(lens)][torch.from_numpy(lens == self._bad_len)] = torch.nan
         return logits
 
-    def sample(self, batch: ForwardBatch, logits: torch.Tensor, sampling: SamplingBatch) -> StepResult:
+    def sample(self, batch: ForwardBatch, logits: torch.Tensor, sampling: SamplingBatch) -> WaitForResult:
         return self._runner.sample(batch, logits, sampling)
 
 

@@ -13,7 +13,7 @@ from diptych.engine.null_runner import expected_output
 from diptych.engine.output import FailureCode
 
 VOCAB = 1000
-NUM_REQUESTS = 5000
+NUM_REQUESTS = 2000
 EXPECTED = {FailureCode.ABORTED, FailureCode.DEADLINE, FailureCode.OVERLOADED, FailureCode.RETRACTED}
 
 Pair = Any  # the fixture's class: test helpers can't be imported

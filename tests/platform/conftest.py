@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import openai
 import psutil
 import pytest
 
+from diptych.common.ports import free_port
+from diptych.common.roles import WORKER_ROLES
+from diptych.common.rpc import open_sync_channel
+from diptych.common.trust import TrustConfig
 from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc, worker_pb2, worker_pb2_grpc
 
-START_TIMEOUT_S = 90.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+START_TIMEOUT_S = 150.0
+DEFAULTS = {"DIPTYCH_KV_INTEGRITY": "always", "DIPTYCH_KV_CACHE_MIB": "64"}  # of every platform; filling 512 takes 2 s
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
@@ -43,7 +43,9 @@ def wait_for(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
 class Platform:
     """A running platform, and what a test may do to it."""
 
-    def __init__(self, log: Path, *, prefill: int = 1, decode: int = 1, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, log: Path, *, prefill: int = 1, decode: int = 1, options: tuple[str, ...] = (), **variables: str
+    ) -> None:
         self.http_port, self.grpc_port, self.bootstrap_port = free_port(), free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.http_port}"
         self.grpc_target = f"127.0.0.1:{self.grpc_port}"
@@ -51,29 +53,38 @@ class Platform:
         ports = ("--http-port", self.http_port, "--grpc-port", self.grpc_port, "--bootstrap-port", self.bootstrap_port)
         sizes = ("--prefill", prefill, "--decode", decode)
         command = [sys.executable, "-m", "diptych.cli", "up", *map(str, (*ports, *sizes)), *options]
+        environment = {**DEFAULTS, **os.environ, **variables}
         with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env={"DIPTYCH_KV_INTEGRITY": "always", **os.environ}
-            )
+            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
-            wait_for(self._is_up, START_TIMEOUT_S, "the platform is routable")
-        except AssertionError:
+            wait_for(lambda: self._is_up(prefill + decode), START_TIMEOUT_S, "every worker is routable")
+        except BaseException as error:
             self.stop()
-            raise AssertionError(f"the platform did not start:\n{self.log.read_text()[-5000:]}") from None
+            raise AssertionError(f"the platform did not start:\n{self.log.read_text()[-5000:]}") from error
 
-    def _is_up(self) -> bool:
+    def _is_up(self, num_workers: int) -> bool:
+        """Tell whether all workers are ready: the router is as soon as the first pair is."""
         assert self.process.poll() is None, self.log.read_text()[-5000:]
-        return self.is_ready()
+        if not self.is_ready():
+            return False
+        ready = [each for each in self.instances() if each.state == bootstrap_pb2.INSTANCE_STATE_READY]
+        return sum(each.role in WORKER_ROLES for each in ready) >= num_workers
 
     def is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/ready", timeout=2) as answer:
+            with urllib.request.urlopen(f"{self.url}/ready", timeout=10) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
 
+    def num_open_legs(self) -> int:
+        """Legs that workers have not ended, as the router knows."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(int(float(line.split()[1])) for line in lines if line.startswith("diptych_router_legs_open{"))
+
     def wait_until_ready(self) -> None:
-        wait_for(self.is_ready, 30.0, "the platform is routable again")
+        wait_for(self.is_ready, 60.0, "the platform is routable again")
 
     def post(self, path: str, body: Any, *, timeout_s: float = 60.0, headers: dict[str, str] | None = None) -> Any:
         """Return (status, parsed body). `body` is JSON, or bytes to send as they are."""
@@ -88,14 +99,13 @@ class Platform:
 
     def complete(self, prompt: str | list[int], max_tokens: int = 8, **fields: Any) -> Any:
         """Return the parsed answer of a greedy completion that must succeed, with timings."""
-        body = {"model": "", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **fields}
-        body["model"] = self.model_id()
+        body = {"model": "", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **fields}  # the only model
         status, answer = self.post("/v1/completions", body, headers={"x-diptych-timings": "1"})
         assert status == 200, answer
         return answer
 
     def model_id(self) -> str:
-        with urllib.request.urlopen(f"{self.url}/v1/models", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self.url}/v1/models", timeout=30) as answer:
             return str(json.load(answer)["data"][0]["id"])
 
     def components(self, name: str) -> list[psutil.Process]:
@@ -114,26 +124,26 @@ class Platform:
         return int(victim.pid)
 
     def instances(self) -> list[bootstrap_pb2.Instance]:
-        with grpc.insecure_channel(f"127.0.0.1:{self.bootstrap_port}") as channel:
+        with open_sync_channel(f"127.0.0.1:{self.bootstrap_port}", TrustConfig().trust()) as channel:
             stub = bootstrap_pb2_grpc.BootstrapStub(channel)
-            updates = stub.Watch(bootstrap_pb2.WatchRequest(), timeout=10, wait_for_ready=True)
+            updates = stub.Watch(bootstrap_pb2.WatchRequest(), timeout=30, wait_for_ready=True)
             update: bootstrap_pb2.WatchUpdate = next(updates)
             updates.cancel()
             return list(update.upserts)
 
     def statuses(self) -> list[worker_pb2.WorkerStatus]:
         """What each worker says of itself."""
-        workers = [i for i in self.instances() if i.role in (bootstrap_pb2.ROLE_PREFILL, bootstrap_pb2.ROLE_DECODE)]
+        workers = [instance for instance in self.instances() if instance.role in WORKER_ROLES]
         return [self._status(worker) for worker in workers]
 
     def _status(self, worker: bootstrap_pb2.Instance) -> worker_pb2.WorkerStatus:
-        with grpc.insecure_channel(worker.address) as channel:
+        with open_sync_channel(worker.address, TrustConfig().trust()) as channel:
             status: worker_pb2.WorkerStatus = worker_pb2_grpc.WorkerStub(channel).GetStatus(
                 worker_pb2.StatusRequest(instance_id=worker.instance_id), timeout=30
             )
             return status
 
-    def assert_clean(self, timeout_s: float = 10.0) -> None:
+    def assert_clean(self, timeout_s: float = 60.0) -> None:
         """Wait until no room is open, then check every page on both sides."""
         try:
             statuses = wait_for(self._idle_statuses, timeout_s, "every room has ended")
@@ -160,7 +170,7 @@ class Platform:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         try:
-            return self.process.wait(30)
+            return self.process.wait(60)
         except subprocess.TimeoutExpired:
             for process in self.tree():
                 process.kill()
@@ -174,10 +184,22 @@ def _wait_for() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    """One platform for all tests that leave it as they found it."""
-    running = Platform(tmp_path_factory.mktemp("platform") / "log")
+    """One platform for all tests that leave it as they found it, with room for the model's whole context."""
+    running = Platform(tmp_path_factory.mktemp("platform") / "log", DIPTYCH_KV_CACHE_MIB="512")
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="session")
+def openai_client(platform: Platform) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client of the shared platform. A failure is one: nothing is tried again."""
+    with openai.OpenAI(base_url=f"{platform.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def openai_model(openai_client: openai.OpenAI) -> str:
+    return openai_client.models.list().data[0].id
 
 
 @pytest.fixture(scope="session")
@@ -195,10 +217,23 @@ def platform_class() -> type[Platform]:
 @pytest.fixture
 def start_platform(tmp_path: Path) -> Iterator[Callable[..., Platform]]:
     """Start a platform of one's own, to be killed and maimed."""
+    with platforms(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Platform]]:
+    """The same for all tests of a file, each of which leaves a platform that serves."""
+    with platforms(tmp_path_factory.mktemp("platforms")) as start:
+        yield start
+
+
+@contextlib.contextmanager
+def platforms(folder: Path) -> Iterator[Callable[..., Platform]]:
     started: list[Platform] = []
 
     def start(**sizes: Any) -> Platform:
-        started.append(Platform(tmp_path / f"log{len(started)}", **sizes))
+        started.append(Platform(folder / f"log{len(started)}", **sizes))
         return started[-1]
 
     yield start

@@ -11,6 +11,8 @@ import grpc
 import psutil
 import pytest
 
+from diptych.common.rpc import open_sync_channel
+from diptych.common.trust import TrustConfig
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.v1 import bootstrap_pb2, worker_pb2, worker_pb2_grpc
 
@@ -24,6 +26,7 @@ PROMPTS = [[first, *range(30 + 3 * first)] for first in range(16)]
 @pytest.fixture
 def platform(start_platform: Callable[..., Platform], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Platform:
     monkeypatch.setenv("DIPTYCH_DP", "2")
+    monkeypatch.setenv("DIPTYCH_POLICY", "least_load")  # every group gets requests
     monkeypatch.setenv("DIPTYCH_KV_CACHE_MIB", "8")
     return start_platform(options=("--model", str(tiny_folder), "--threads", "1"))
 
@@ -46,7 +49,7 @@ def complete_all(platform: Platform) -> list[tuple[int, ...]]:
 def groups(platform: Platform, role: str) -> list[psutil.Process]:
     """The scheduler processes of the worker of a role."""
     (worker,) = platform.components(role)
-    return [child for child in worker.children() if f"diptych.{role}.scheduler" in child.cmdline()]
+    return [child for child in worker.children() if "diptych.unified.scheduler" in child.cmdline()]
 
 
 def workers(platform: Platform) -> list[bootstrap_pb2.Instance]:
@@ -57,7 +60,7 @@ def workers(platform: Platform) -> list[bootstrap_pb2.Instance]:
 def test_groups_are_paired_and_one_can_die_alone(
     platform: Platform, expected: list[tuple[int, ...]], victim: str, wait_until: Callable[..., Any]
 ) -> None:
-    wait_until(lambda: [len(each.load.linked_instances) for each in workers(platform)] == [2] * 4, 30.0, "all linked")
+    wait_until(lambda: [len(each.load.linked_instances) for each in workers(platform)] == [2] * 4, 60.0, "all linked")
     members = workers(platform)
     assert sorted((each.role, each.dp_rank) for each in members) == [(1, 0), (1, 1), (2, 0), (2, 1)]
     assert len({(each.role, each.address) for each in members}) == 2
@@ -68,7 +71,7 @@ def test_groups_are_paired_and_one_can_die_alone(
     assert all(each.pages_sent + each.pages_received > 0 for each in statuses)
 
     with (
-        grpc.insecure_channel(members[0].address) as channel,
+        open_sync_channel(members[0].address, TrustConfig().trust()) as channel,
         pytest.raises(grpc.RpcError, match="no instance 0000000000000000 here"),
     ):
         worker_pb2_grpc.WorkerStub(channel).GetStatus(worker_pb2.StatusRequest(), timeout=10)
@@ -78,7 +81,7 @@ def test_groups_are_paired_and_one_can_die_alone(
         running = pool.submit(lambda: [complete_all(platform) for _ in range(4)])
         groups(platform, victim)[0].kill()
         assert running.result() == [expected] * 4
-    wait_until(lambda: len(workers(platform)) == 3, 10.0, "the dead group has left")
+    wait_until(lambda: len(workers(platform)) == 3, 60.0, "the dead group has left")
     assert complete_all(platform) == expected
     platform.assert_clean()
     assert workers_before == {process.pid for role in ("prefill", "decode") for process in platform.components(role)}

@@ -26,7 +26,7 @@ def platform(
     """Two prefill workers and a decode worker, which have served one request."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DIPTYCH_KV_CACHE_MIB", "8")
-        options = ("--model", str(tiny_folder), "--threads", "1")
+        options = ("--model", str(tiny_folder), "--device", "sim")
         running = platform_class(tmp_path_factory.mktemp("links") / "log", prefill=2, options=options)
     try:
         running.complete(PROMPT, 4, ignore_eos=True)
@@ -37,7 +37,7 @@ def platform(
 
 def links(platform: Platform, *options: str) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, "-m", "diptych.cli", "links", "--bootstrap", f"127.0.0.1:{platform.bootstrap_port}")
-    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
 
 
 def scrape(address: str) -> dict[str, float]:
@@ -48,7 +48,7 @@ def scrape(address: str) -> dict[str, float]:
 
 
 def test_every_link_is_shown_from_both_ends(platform: Platform, wait_for: Any) -> None:
-    wait_for(lambda: links(platform, "--json").returncode == 0, 20.0, "every link is up")
+    wait_for(lambda: links(platform, "--json").returncode == 0, 60.0, "every link is up")
     workers = json.loads(links(platform, "--json").stdout)
     peers = {
         (worker["role"], worker["instance_id"], link["peer"], link["state"])
@@ -67,9 +67,8 @@ def test_every_link_is_shown_from_both_ends(platform: Platform, wait_for: Any) -
 
 def test_workers_serve_their_transfer_metrics(platform: Platform) -> None:
     platform.assert_clean()
-    found = {each.role: scrape(each.metrics_address) for each in platform.instances() if each.metrics_address}
     sent = [scrape(each.metrics_address) for each in platform.instances() if each.role == 1]
-    decode = found[2]
+    (decode,) = [scrape(each.metrics_address) for each in platform.instances() if each.role == 2]
     assert decode["diptych_worker_up,0"] == 1
     assert decode["diptych_kv_transfer_seconds_count"] == 1
     assert decode["diptych_kv_integrity_failures_total,0"] == decode["diptych_kv_leaks_found,0"] == 0
@@ -84,7 +83,7 @@ def test_a_scheduler_that_does_not_answer_is_down_in_metrics_and_named_by_links(
 ) -> None:
     (decode,) = [each for each in platform.instances() if each.role == 2]
     (worker,) = platform.components("decode")
-    (scheduler,) = [child for child in worker.children() if "diptych.decode.scheduler" in child.cmdline()]
+    (scheduler,) = [child for child in worker.children() if "diptych.unified.scheduler" in child.cmdline()]
     scheduler.suspend()
     try:
         assert scrape(decode.metrics_address)["diptych_worker_up,0"] == 0
@@ -93,5 +92,15 @@ def test_a_scheduler_that_does_not_answer_is_down_in_metrics_and_named_by_links(
         assert "does not answer" in answer.stdout
     finally:
         scheduler.resume()
-    wait_for(lambda: scrape(decode.metrics_address)["diptych_worker_up,0"] == 1, 20.0, "it answers again")
-    wait_for(lambda: links(platform).returncode == 0, 30.0, "every link is up again")
+    wait_for(lambda: scrape(decode.metrics_address)["diptych_worker_up,0"] == 1, 60.0, "it answers again")
+    wait_for(lambda: links(platform).returncode == 0, 60.0, "every link is up again")
+
+
+@pytest.mark.parametrize(("what", "words"), [("answers", "HTTP and gRPC agree: "), ("kv", "\nlanes: ")])
+def test_check_says_that_answers_agree_and_what_kv_moves_over(platform: Platform, what: str, words: str) -> None:
+    places = ("--router", platform.url, "--target", platform.grpc_target)
+    replicas = ("--bootstrap", f"127.0.0.1:{platform.bootstrap_port}", "--prompt-tokens", "40")
+    command = (sys.executable, "-m", "diptych.cli", "check", what, *places, *replicas)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 0, found.stderr
+    assert words in found.stdout

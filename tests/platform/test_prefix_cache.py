@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
+from diptych.common.rpc import open_sync_channel
+from diptych.common.trust import TrustConfig
 from diptych.v1 import bootstrap_pb2, worker_pb2, worker_pb2_grpc
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
@@ -61,14 +62,14 @@ def test_evicted_prefixes_come_back_from_host_memory_and_the_router_follows(
     small.assert_clean()
     for role, name in ((bootstrap_pb2.ROLE_PREFILL, "prefill"), (bootstrap_pb2.ROLE_DECODE, "decode")):
         assert metric(small, "diptych_router_kv_in_sync", name) == 1
-        wait_for(partial(router_knows, small, role, name), 5.0, "the router knows all pages")
+        wait_for(partial(router_knows, small, role, name), 60.0, "the router knows all pages")
 
 
 def test_a_session_that_missed_something_is_told_all_pages_again(small: Platform) -> None:
     small.complete(prompt(1))
     prefill = next(i for i in small.instances() if i.role == bootstrap_pb2.ROLE_PREFILL)
     to_send: queue.SimpleQueue[worker_pb2.RouterBatch | None] = queue.SimpleQueue()
-    with grpc.insecure_channel(prefill.address) as channel:
+    with open_sync_channel(prefill.address, TrustConfig().trust()) as channel:
         batches = worker_pb2_grpc.WorkerStub(channel).Session(iter(to_send.get, None), timeout=30)
         events = (batch.kv_events for batch in batches if batch.HasField("kv_events"))
         first = next(events)

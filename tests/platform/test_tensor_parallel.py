@@ -21,12 +21,10 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 PROMPTS = [[first, *range(20 * first)] for first in range(16)]
 
 
-@pytest.fixture
-def platform(start_platform: Callable[..., Platform], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Platform:
-    monkeypatch.setenv("DIPTYCH_TP", "2")
-    monkeypatch.setenv("DIPTYCH_KV_CACHE_MIB", "4")
-    monkeypatch.setenv("DIPTYCH_MAX_STEP_TOKENS", "64")
-    return start_platform(options=("--model", str(tiny_folder), "--threads", "1"))
+@pytest.fixture(scope="module")
+def platform(start_shared: Callable[..., Platform], tiny_folder: Path) -> Platform:
+    variables = {"DIPTYCH_TP": "2", "DIPTYCH_KV_CACHE_MIB": "4", "DIPTYCH_MAX_STEP_TOKENS": "64"}
+    return start_shared(options=("--model", str(tiny_folder), "--threads", "1"), **variables)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +49,7 @@ def output_ids(answer: Any) -> tuple[int, ...]:
 def ranks(platform: Platform, role: str) -> list[psutil.Process]:
     """The scheduler processes of the worker of a role, rank 0 first."""
     (worker,) = platform.components(role)
-    return [child for child in worker.children() if f"diptych.{role}.scheduler" in child.cmdline()]
+    return [child for child in worker.children() if "diptych.unified.scheduler" in child.cmdline()]
 
 
 def test_two_ranks_on_both_sides_give_the_tokens_of_one_and_move_every_page(
@@ -86,7 +84,7 @@ def test_a_dead_rank_ends_its_worker_whose_successor_serves(
     number = {"prefill": bootstrap_pb2.ROLE_PREFILL, "decode": bootstrap_pb2.ROLE_DECODE}[role]
     before, processes = instance(platform, number), ranks(platform, role)
     processes[1].kill()
-    wait_until(lambda: not any(process.is_running() for process in processes), 5.0, "the other rank has ended, too")
+    wait_until(lambda: not any(process.is_running() for process in processes), 60.0, "the other rank has ended, too")
     wait_until(lambda: instance(platform, number) not in (0, before), 60.0, "the worker was started again")
     wait_until(platform.is_ready, 60.0, "the platform is routable again")
     assert [output_ids(answer) for answer in complete_all(platform)] == expected

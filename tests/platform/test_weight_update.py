@@ -53,30 +53,44 @@ def output(platform: Platform) -> list[int]:
     return list(answer["choices"][0]["token_ids"])
 
 
+def compats(platform: Platform) -> dict[int, str]:
+    """What the workers say that they serve."""
+    return {instance.instance_id: instance.compat for instance in platform.instances() if instance.compat}
+
+
 def update(platform: Platform, model: Path, *options: str) -> subprocess.CompletedProcess[str]:
     address = f"127.0.0.1:{platform.bootstrap_port}"
     command = [sys.executable, "-m", "diptych.cli", "update-weights", str(model), "--bootstrap", address, *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_a_running_platform_gets_other_weights_and_back(
-    start_platform: Callable[..., Platform], tiny_folder: Path, other: Path
-) -> None:
-    platform = start_platform(options=("--model", str(tiny_folder)))
+@pytest.fixture(scope="module")
+def pair(start_shared: Callable[..., Platform], tiny_folder: Path) -> Platform:
+    """One worker of each role."""
+    return start_shared(options=("--model", str(tiny_folder), "--threads", "1"))
+
+
+@pytest.fixture(scope="module")
+def two_pairs(start_shared: Callable[..., Platform], tiny_folder: Path) -> Platform:
+    return start_shared(prefill=2, decode=2, options=("--model", str(tiny_folder), "--threads", "1"))
+
+
+def test_a_running_platform_gets_other_weights_and_back(pair: Platform, tiny_folder: Path, other: Path) -> None:
+    platform = pair
     before, after = expected(tiny_folder), expected(other)
     assert before != after
     assert output(platform) == before
-    instances = {instance.instance_id: instance.compat for instance in platform.instances()}
+    instances = compats(platform)
 
     done = update(platform, other)
     assert done.returncode == 0, done.stderr
     platform.wait_until_ready()
     assert output(platform) == after  # nothing of the old cache is used
     assert platform.model_id() == "other"
-    renamed = {instance.instance_id: instance.compat for instance in platform.instances()}
+    renamed = compats(platform)
     assert renamed.keys() == instances.keys()
     assert set(renamed.values()).isdisjoint(instances.values())
-    assert {instance.model_id for instance in platform.instances()} == {"other"}
+    assert {instance.model_id for instance in platform.instances() if instance.compat} == {"other"}
 
     assert update(platform, tiny_folder).returncode == 0
     platform.wait_until_ready()
@@ -85,9 +99,9 @@ def test_a_running_platform_gets_other_weights_and_back(
 
 
 def test_what_does_not_fit_is_refused_and_the_old_weights_stay(
-    start_platform: Callable[..., Platform], tiny_folder: Path, variant: Callable[..., Path]
+    pair: Platform, tiny_folder: Path, variant: Callable[..., Path]
 ) -> None:
-    platform = start_platform(options=("--model", str(tiny_folder)))
+    platform = pair
     before = expected(tiny_folder)
     broken = variant("broken", lambda tensor: tensor * float("nan"))
     differing = variant("differing", lambda tensor: tensor)
@@ -105,11 +119,9 @@ def test_what_does_not_fit_is_refused_and_the_old_weights_stay(
     platform.assert_clean()
 
 
-def test_what_runs_finishes_on_the_old_weights(
-    start_platform: Callable[..., Platform], tiny_folder: Path, other: Path
-) -> None:
+def test_what_runs_finishes_on_the_old_weights(two_pairs: Platform, tiny_folder: Path, other: Path) -> None:
     """Two pairs: one serves while the other changes, and no request fails or mixes."""
-    platform = start_platform(prefill=2, decode=2, options=("--model", str(tiny_folder)))
+    platform = two_pairs
     before, after = expected(tiny_folder), expected(other)
     outputs: list[list[int]] = []
     stop = threading.Event()
@@ -130,10 +142,8 @@ def test_what_runs_finishes_on_the_old_weights(
     platform.assert_clean()
 
 
-def test_what_does_not_finish_in_time_goes_on_elsewhere(
-    start_platform: Callable[..., Platform], tiny_folder: Path, other: Path
-) -> None:
-    platform = start_platform(prefill=2, decode=2, options=("--model", str(tiny_folder)))
+def test_what_does_not_finish_in_time_goes_on_elsewhere(two_pairs: Platform, variant: Callable[..., Path]) -> None:
+    platform, third = two_pairs, variant("third", lambda tensor: tensor * 0.5)
     lengths: list[int] = []
     stop = threading.Event()
 
@@ -145,7 +155,7 @@ def test_what_does_not_finish_in_time_goes_on_elsewhere(
     asking = [threading.Thread(target=keep_asking) for _ in range(3)]
     for thread in asking:
         thread.start()
-    done = update(platform, other, "--drain-s", "0")
+    done = update(platform, third, "--drain-s", "0")
     stop.set()
     for thread in asking:
         thread.join(60)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diptych.kvtransfer.notes import Abort, PagesReady
-from diptych.prefill.rendezvous import KEEP_S, Rendezvous
+from diptych.prefill.rendezvous import KEEP_S, MAX_PARKED_PAGES, Rendezvous
 
 GRANT = PagesReady(
     room=1, pages=(4,), generations=(1,), cached_prefix_len=0, num_prompt_tokens=3, page_size=4, prompt_hash=9
@@ -48,3 +50,13 @@ def test_a_lost_peers_notes_are_forgotten() -> None:
     rendezvous.forget(7)
     assert rendezvous.take(7, 1) is None
     assert rendezvous.take(8, 1) == GRANT
+
+
+def test_a_peer_can_not_make_it_keep_more_than_so_many_pages() -> None:
+    """The oldest notes expire early, and their senders are told as always."""
+    rendezvous, big = Rendezvous(), tuple(range(MAX_PARKED_PAGES // 4))
+    for room in range(1, 6):
+        rendezvous.park(7, replace(GRANT, room=room, pages=big), 0.0)
+    assert rendezvous.expire(0.0) == [(7, 1), (7, 2)]
+    assert [rendezvous.take(7, room) is not None for room in range(1, 6)] == [False, False, True, True, True]
+    assert rendezvous.expire(KEEP_S) == []

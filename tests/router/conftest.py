@@ -17,18 +17,23 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from diptych.common.lifecycle import Stop
+from diptych.common.roles import WORKER_ROLES
+from diptych.common.trust import INSECURE
 from diptych.engine.loader.chat_template import ChatTemplate
 from diptych.engine.loader.tokenizer import Tokenizer
 from diptych.router.config import RouterConfig
-from diptych.router.main import build, run
-from diptych.router.prepare import ServedModel
+from diptych.router.main import formats_of, run
+from diptych.router.served_model import ServedModel
 from diptych.router.simulated_worker import Fault, Output, SimulatedWorker
+from diptych.router.wiring import build
 from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
 
 T = TypeVar("T")
@@ -36,36 +41,40 @@ T = TypeVar("T")
 MODEL_ID = "tiny"
 EOS = 256
 CONTEXT_LEN = 2048
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
-PREFILL, DECODE = bootstrap_pb2.ROLE_PREFILL, bootstrap_pb2.ROLE_DECODE
+PREFILL, DECODE, UNIFIED = bootstrap_pb2.ROLE_PREFILL, bootstrap_pb2.ROLE_DECODE, bootstrap_pb2.ROLE_UNIFIED
 READY = bootstrap_pb2.INSTANCE_STATE_READY
 
 
-def make_tokenizer() -> Tokenizer:
+def make_tokenizer(special_tokens: Sequence[str] = ()) -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({char: index for index, char in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken("<eos>", special=True)])
+    backend.add_special_tokens([AddedToken(token, special=True) for token in ("<eos>", *special_tokens)])
     return Tokenizer(backend, eos_ids=[EOS], chat_template=ChatTemplate(TEMPLATE, {}))
 
 
 class Cluster:
     """A router and its workers, on a thread of their own."""
 
-    def __init__(self, num_prefill: int, num_decode: int, options: Mapping[str, Any]) -> None:
-        self.tokenizer = make_tokenizer()
+    def __init__(
+        self, roles: Sequence[bootstrap_pb2.Role], options: Mapping[str, Any], special_tokens: Sequence[str] = ()
+    ) -> None:
+        self.tokenizer = make_tokenizer(special_tokens)
         self.script: str | None = "Hello!"
         self._letters = self.tokenizer.encode("abcdefghijklmnopqrstuvwxyz")
         self._members: dict[int, bootstrap_pb2.Instance] = {}
+        self.ended: set[int] = set()  # of those that are no members any more, who said so
         self._listeners: list[Callable[[], None]] = []
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        config = RouterConfig(**{"http_port": 0, "grpc_port": 0, "drain_s": 0.2, "pair_wait_s": 0.2, **options})
-        roles = [PREFILL] * num_prefill + [DECODE] * num_decode
+        config = RouterConfig(
+            **{"http_port": 0, "grpc_port": 0, "drain_s": 0.2, "pair_wait_s": 0.2, "policy": "least_load", **options}
+        )
         try:
             self.workers = self.call(self._start_workers(roles))
             self.call(self._start_router(config))
@@ -191,6 +200,9 @@ class Cluster:
     def instances(self) -> Mapping[int, bootstrap_pb2.Instance]:
         return self._members
 
+    def has_ended(self, instance_id: int) -> bool:
+        return instance_id in self.ended
+
     def add_listener(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
 
@@ -210,6 +222,9 @@ class Cluster:
             return tokens[: sampling.max_tokens], inference_pb2.FINISH_REASON_LENGTH
         return tokens, inference_pb2.FINISH_REASON_STOP
 
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
     async def _start_workers(self, roles: Sequence[bootstrap_pb2.Role]) -> list[SimulatedWorker]:
         workers = [await self._start_worker(100 + number, role) for number, role in enumerate(roles)]
         await self._publish(workers)
@@ -220,15 +235,15 @@ class Cluster:
             instance_id=instance_id, role=role, model_id=MODEL_ID, compat="c", state=READY, context_len=CONTEXT_LEN
         )
         instance.transfer.layout.page_size = 16
-        instance.load.free_pages = 10_000
-        worker = SimulatedWorker(instance, self.recite, self._notify, self._republish)
+        instance.load.free_pages = instance.load.grantable_pages = 10_000
+        worker = SimulatedWorker(instance, self.recite, self._notify, self._republish, self._encode)
         await worker.start()
         return worker
 
     async def _publish(self, workers: Sequence[SimulatedWorker], *, linked: bool = True) -> None:
         self._members = {}
         for worker in workers:
-            peers = [other.instance for other in workers if linked and other.instance.role != worker.instance.role]
+            peers = [other.instance for other in workers if linked and _may_link(worker.instance, other.instance)]
             worker.instance.load.linked_instances[:] = [peer.instance_id for peer in peers]
             self._members[worker.instance.instance_id] = copy = bootstrap_pb2.Instance()
             copy.CopyFrom(worker.instance)
@@ -236,19 +251,27 @@ class Cluster:
             listener()
 
     def _republish(self) -> None:
-        """A worker has changed its record."""
-        self._republishing = asyncio.ensure_future(self._publish(self.workers))
+        """A worker has changed its record, and so who links to whom: each worker tells that itself, too."""
+        self._republishing = asyncio.ensure_future(self._tell_links())
+
+    async def _tell_links(self) -> None:
+        await self._publish(self.workers)
+        for worker in self.workers:
+            worker.say(worker_pb2.WorkerBatch(load=worker.instance.load))
 
     async def _start_router(self, config: RouterConfig) -> None:
-        model = ServedModel(MODEL_ID, self.tokenizer, 257, CONTEXT_LEN)
-        self._stop = asyncio.Event()
-        self.router = build(config, model, self)
+        model = ServedModel(MODEL_ID, self.tokenizer, self.tokenizer.vocab_size, CONTEXT_LEN)
+        model = replace(model, formats=formats_of(model, config.tool_parser, config.reasoning_parser))
+        self._stop = Stop()
+        self.router = build(config, INSECURE, model, self)
+        self.router.dispatcher.selector.number = 0  # the first in order has the first turn
         self.url = f"http://127.0.0.1:{self.router.http.port}"
         self.grpc_target = f"127.0.0.1:{self.router.grpc.port}"
         self._running = asyncio.ensure_future(run(self.router, self._stop, drain_s=config.drain_s))
-        num_prefill = sum(worker.instance.role == PREFILL for worker in self.workers)
+        roles = [WORKER_ROLES[worker.instance.role] for worker in self.workers]
+        num_pairs = sum(one.sends_to(other) for one in roles for other in roles)  # with itself: alone
         async with asyncio.timeout(TIMEOUT_S):
-            while len(self.router.fleet.pairs()) < num_prefill * (len(self.workers) - num_prefill):
+            while len(self.router.fleet.pairs()) < num_pairs:
                 await self.router.fleet.wait_for_change()
 
     async def _close(self) -> None:
@@ -267,8 +290,11 @@ def byte_tokenizer() -> Tokenizer:
 def cluster_factory() -> Iterator[Callable[..., Cluster]]:
     clusters: list[Cluster] = []
 
-    def start(prefill: int = 1, decode: int = 1, **options: Any) -> Cluster:
-        clusters.append(Cluster(prefill, decode, options))
+    def start(
+        prefill: int = 1, decode: int = 1, unified: int = 0, special_tokens: Sequence[str] = (), **options: Any
+    ) -> Cluster:
+        roles = [PREFILL] * prefill + [DECODE] * decode + [UNIFIED] * unified
+        clusters.append(Cluster(roles, options, special_tokens))
         return clusters[-1]
 
     yield start
@@ -278,7 +304,7 @@ def cluster_factory() -> Iterator[Callable[..., Cluster]]:
 
 @pytest.fixture
 def start_cluster() -> Iterator[Callable[..., Cluster]]:
-    """Start a cluster: `start_cluster(prefill=1, decode=1, **router_options)`."""
+    """Start a cluster: `start_cluster(prefill=1, decode=1, unified=0, special_tokens=(), **router_options)`."""
     with cluster_factory() as start:
         yield start
 
@@ -312,6 +338,10 @@ def hang() -> Callable[[int], Fault]:
 def cluster(start_cluster: Callable[..., Cluster]) -> Cluster:
     """One prefill and one decode worker."""
     return start_cluster()
+
+
+def _may_link(one: bootstrap_pb2.Instance, other: bootstrap_pb2.Instance) -> bool:
+    return one is not other and WORKER_ROLES[one.role].exchanges_with(WORKER_ROLES[other.role])
 
 
 async def _cancel_other_tasks() -> None:

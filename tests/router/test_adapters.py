@@ -10,9 +10,11 @@ import grpc
 import pytest
 
 from diptych.common.membership import State
+from diptych.common.roles import Role
+from diptych.common.terms import Terms
 from diptych.router.pairing import adapters, pair_up, with_adapter
 from diptych.router.simulated_worker import SimulatedWorker
-from diptych.router.worker_view import Pair, Role, WorkerView
+from diptych.router.worker_view import Pair, WorkerView
 from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
 from diptych.v1.inference_pb2 import GenerateRequest
 
@@ -23,7 +25,7 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 def view(instance_id: int, role: Role, loaded: dict[str, str], state: State = State.READY) -> WorkerView:
-    return WorkerView(instance_id, role, state, "m", "c", True, frozenset(range(10)), loaded)
+    return WorkerView(instance_id, role, state, "m", Terms(), True, frozenset(range(10)), loaded)
 
 
 def test_a_pair_needs_the_same_weights_under_the_name_on_both_sides() -> None:
@@ -185,7 +187,7 @@ def test_a_request_whose_adapter_is_unloaded_before_it_runs_is_404(start_cluster
     def gone(leg: worker_pb2.StartLeg) -> Any:
         for worker in cluster.workers:
             del worker.instance.loras[:]
-        cluster._republish()
+            worker._tell_record()
         return [], 0
 
     cluster.prefill()._recite = gone

@@ -12,7 +12,7 @@ NUM_REQUESTS = 6
 def test_requests_go_where_there_is_kv_credit(start_cluster: Callable[..., Cluster]) -> None:
     cluster = start_cluster(decode=2)
     full, free = cluster.decode(0), cluster.decode(1)
-    free.instance.load.grantable_pages = 100
+    full.instance.load.grantable_pages = 0
     cluster.publish(*cluster.workers)
     for _ in range(NUM_REQUESTS):
         cluster.complete()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from typing import Any
 
 import grpc
@@ -33,6 +34,15 @@ def check_both_were_aborted(cluster: Cluster) -> None:
     rooms = {room for worker in cluster.workers for room in worker.aborted}
     assert rooms == {cluster.prefill().started[0].room}
     assert 'diptych_router_requests_total{api="completions",outcome="disconnected"} 1.0' in cluster.get("/metrics")[1]
+
+
+def test_in_the_middle_of_its_own_body(cluster: Cluster) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: router\r\ncontent-length: 100\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", cluster.router.http.port)) as connection:
+        connection.sendall(head + b'{"prompt": "p')
+    outcome = 'diptych_router_requests_total{api="completions",outcome="disconnected"} 1.0'
+    cluster.wait_until(lambda: "requests_total{" in cluster.get("/metrics")[1])
+    assert outcome in cluster.get("/metrics")[1]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -111,3 +121,12 @@ def test_an_answered_request_aborts_nothing(cluster: Cluster) -> None:
     connection.close()
     cluster.complete("q")
     assert [worker.aborted for worker in cluster.workers] == [[], []]
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"prompt": ["p", "q"]}])
+def test_a_client_that_was_sent_all_choices_of_a_stream_has_not_left(cluster: Cluster, fields: Any) -> None:
+    connection = ask(cluster, stream=True, **fields)
+    assert connection.getresponse().read().endswith(b"data: [DONE]\n\n")
+    connection.close()
+    cluster.wait_until(lambda: "diptych_router_requests_running 0.0" in cluster.get("/metrics")[1])
+    assert 'diptych_router_requests_total{api="completions",outcome="ok"} 1.0' in cluster.get("/metrics")[1]

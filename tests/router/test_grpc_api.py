@@ -6,10 +6,19 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
-from diptych.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, SamplingParams, TokenIds
+from diptych.v1.inference_pb2 import (
+    ChatMessage,
+    ChatMessages,
+    DetokenizeRequest,
+    GenerateRequest,
+    SamplingParams,
+    TokenIds,
+    TokenizeRequest,
+    Tool,
+)
 
 Cluster = Any
 SCRIPT = "Zoë says: 你好 🙂!"
@@ -86,6 +95,7 @@ def test_sampling_is_carried_through(cluster: Cluster, stub: Any) -> None:
 def test_a_stop_string(stub: Any) -> None:
     response = stub.Generate(GenerateRequest(text="a", sampling=SamplingParams(stop=["says"])))
     assert (response.text, response.finish_reason) == ("Zoë ", inference_pb2.FINISH_REASON_STOP)
+    assert response.matched_stop == "says"
     assert len(response.token_ids) == len("Zoë says".encode())
 
 
@@ -100,6 +110,8 @@ BAD = {
     "temperature that is no number": GenerateRequest(text="a", sampling=SamplingParams(temperature=float("nan"))),
     "max_tokens": GenerateRequest(text="a", sampling=SamplingParams(max_tokens=0)),
     "too long": GenerateRequest(text="a" * 2048),
+    "an id of two lines": GenerateRequest(text="a", request_id="a\nb"),
+    "a long id": GenerateRequest(text="a", request_id="a" * 129),
 }
 
 
@@ -153,6 +165,41 @@ def test_models_are_listed(stub: Any) -> None:
     assert list(models) == [inference_pb2.Model(id="tiny", context_len=2048)]
 
 
+def test_tokens_and_text_are_each_others_inverse(cluster: Cluster, stub: Any) -> None:
+    made = stub.Tokenize(TokenizeRequest(text="Zoë"))
+    assert (list(made.token_ids), made.context_len) == (cluster.tokenizer.encode("Zoë"), 2048)
+    assert stub.Detokenize(DetokenizeRequest(token_ids=[*made.token_ids, 256])).text == "Zoë<eos>"
+
+
+def test_an_answer_that_is_begun_is_continued(cluster: Cluster, stub: Any) -> None:
+    turns = [ChatMessage(role="user", content="hi"), ChatMessage(role="assistant", content="Well,")]
+    tokens = stub.Tokenize(TokenizeRequest(chat=ChatMessages(messages=turns, continue_last=True))).token_ids
+    assert cluster.tokenizer.decode(tokens) == "<user>hi\n<assistant>Well,"
+    with pytest.raises(grpc.RpcError, match="role 'assistant'"):
+        stub.Tokenize(TokenizeRequest(chat=ChatMessages(messages=turns[:1], continue_last=True)))
+
+
+def test_a_chat_is_tokenised_as_it_is_served(cluster: Cluster, stub: Any) -> None:
+    chat = ChatMessages(messages=[ChatMessage(role="user", content="hi")])
+    stub.Generate(GenerateRequest(chat=chat))
+    served = list(cluster.prefill().started[0].prompt_token_ids)
+    assert list(stub.Tokenize(TokenizeRequest(chat=chat)).token_ids) == served
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("Tokenize", TokenizeRequest()),
+        ("Tokenize", TokenizeRequest(text="")),
+        ("Detokenize", DetokenizeRequest(token_ids=[257])),
+    ],
+)
+def test_tokens_of_nothing_are_an_invalid_argument(stub: Any, method: str, request_: Any) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        getattr(stub, method)(request_)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def test_health_says_whether_a_pair_is_there(cluster: Cluster, channel: grpc.Channel) -> None:
     health = health_pb2_grpc.HealthStub(channel)
 
@@ -166,8 +213,70 @@ def test_health_says_whether_a_pair_is_there(cluster: Cluster, channel: grpc.Cha
     assert is_serving("")
 
 
-def test_reflection_names_the_services(channel: grpc.Channel) -> None:
-    request = reflection_pb2.ServerReflectionRequest(list_services="")
-    (answer,) = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]))
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_reflection_names_the_services(channel: grpc.Channel, version: str) -> None:
+    ask = channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    (answer,) = ask(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
     names = {service.name for service in answer.list_services_response.service}
     assert names >= {"diptych.v1.Inference", "grpc.health.v1.Health"}
+
+
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Zoë"}}</tool_call>'
+CHAT = ChatMessages(
+    messages=[ChatMessage(role="user", content="hi")], tools=[Tool(name="weather", parameters='{"type": "object"}')]
+)
+
+
+def test_a_chat_with_tools(cluster: Cluster, stub: Any) -> None:
+    cluster.script = f"I look. {CALL}"
+    response = stub.Generate(GenerateRequest(chat=CHAT))
+    (call,) = response.answer.tool_calls
+    assert (response.text, response.answer.content) == (cluster.script, "I look.")
+    assert (call.name, call.arguments, len(call.id)) == ("weather", '{"city": "Zoë"}', 9)
+    parts = [part for chunk in stub.GenerateStream(GenerateRequest(chat=CHAT)) for part in chunk.parts]
+    (start,) = [part.call_start for part in parts if part.HasField("call_start")]
+    assert start.name == "weather"
+    assert "".join(part.call_arguments for part in parts) == '{"city": "Zoë"}'
+    assert "".join(part.content for part in parts) == "I look."
+
+
+def test_a_chat_that_must_call(cluster: Cluster, stub: Any) -> None:
+    cluster.script = '{"city": "Rome"}'
+    chat = ChatMessages(called_tool="weather")
+    chat.MergeFrom(CHAT)
+    (call,) = stub.Generate(GenerateRequest(chat=chat)).answer.tool_calls
+    assert (call.name, call.arguments) == ("weather", cluster.script)
+    turns = [
+        ChatMessage(role="assistant", tool_calls=[call]),
+        ChatMessage(role="tool", tool_call_id=call.id, content="sunny"),
+    ]
+    stub.Generate(GenerateRequest(chat=ChatMessages(messages=turns)))
+    sent = cluster.tokenizer.decode(cluster.decode().started[-1].prompt_token_ids)
+    assert sent == (
+        '<assistant><tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>\n'
+        "<user><tool_response>\nsunny\n</tool_response>\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"called_tool": "fly"}, "there is no tool 'fly'"),
+        ({"tools": [Tool(name="x", parameters="7")]}, "tools.parameters must be the text of a JSON object"),
+        ({"template_parameters": '{"mood": 1}'}, "no parameter 'mood'"),
+        ({"tools": [Tool(name="weather")]}, "a name of its own"),
+        ({"tools": [Tool(name="a/b")]}, "must match"),
+        ({"tools": [Tool(name="x", parameters='{"a":' * 900 + "1" + "}" * 900)]}, "the text of a JSON object"),
+    ],
+)
+def test_what_is_wrong_with_tools_is_named(stub: Any, fields: Any, words: str) -> None:
+    chat = ChatMessages(**fields)
+    chat.MergeFrom(CHAT)
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Generate(GenerateRequest(chat=chat))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert words in (caught.value.details() or "")

@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from diptych.engine.finish import Finish
-from diptych.router.interleave import interleave
+from diptych.router.interleave import PIECES_AHEAD, interleave
 from diptych.router.request import End, Piece, Usage
 
 END = End(Finish.STOP, Usage(1, 2, 0))
@@ -67,3 +67,24 @@ def test_what_is_ready_at_once_comes_at_once() -> None:
             return len(await anext(batches))
 
     assert asyncio.run(first()) == 10  # text and end of each
+
+
+def test_a_reader_that_stays_away_is_read_ahead_for_by_a_few_pieces() -> None:
+    async def count_pulled() -> int:
+        num_pulled = 0
+
+        async def endless() -> AsyncGenerator[Piece, None]:
+            nonlocal num_pulled
+            while True:
+                num_pulled += 1
+                yield Piece("x", ())
+                await asyncio.sleep(0)
+
+        async with aclosing(interleave([endless(), endless()])) as batches:
+            await anext(batches)
+            num_pulled = 0
+            for _ in range(100):
+                await asyncio.sleep(0)
+        return num_pulled
+
+    assert asyncio.run(count_pulled()) <= 2 * (PIECES_AHEAD + 1)

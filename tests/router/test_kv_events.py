@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from diptych.engine.leg_prompt import prompt_of
 from diptych.v1.worker_pb2 import KvEvents
 
 Cluster = Any
@@ -26,7 +28,7 @@ def test_a_router_follows_the_cached_pages_of_a_worker(cluster: Cluster) -> None
     cluster.report_kv(cluster.prefill(), KvEvents(sequence=2, stored=[12, 13], removed=[11]))
     cluster.wait_until(lambda: known(cluster) == (3, 1))
     prefill_id = cluster.prefill().instance.instance_id
-    assert cluster.router.fleet.prefix_index.holders({1: [10, 12, 11]}) == {prefill_id: 2}
+    assert cluster.router.fleet.prefixes.cached_tokens({1: [10, 12, 11]}) == {prefill_id: 2}
 
 
 def test_after_a_gap_the_worker_is_asked_once_for_everything(cluster: Cluster) -> None:
@@ -46,3 +48,14 @@ def test_the_pages_of_a_lost_worker_are_forgotten(cluster: Cluster) -> None:
     cluster.wait_until(lambda: known(cluster) == (1, 1))
     cluster.stop_worker(cluster.prefill())
     cluster.wait_until(lambda: known(cluster) == (0, 0))
+
+
+def test_a_prompt_returns_to_the_worker_that_had_it_though_none_tells(start_cluster: Callable[..., Cluster]) -> None:
+    cluster = start_cluster(prefill=3, policy="cache_aware")
+    for worker in cluster.workers:
+        worker.instance.transfer.layout.page_size = 4
+    cluster.publish(*cluster.workers)
+    for letter in "abcdeabcdeabcde":
+        cluster.complete(letter * 400, max_tokens=2)
+    families = [{int(prompt_of(leg)[0]) for leg in cluster.prefill(index).started} for index in range(3)]
+    assert sorted(token_id for family in families for token_id in family) == cluster.tokenizer.encode("abcde")

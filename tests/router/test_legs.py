@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from diptych.router.legs import OpenLegs
+from diptych.common.roles import LegKind
+from diptych.router.legs import Leg, OpenLegs, Work
 from diptych.v1 import inference_pb2
 from diptych.v1.worker_pb2 import LegError, LegOutput
 
@@ -32,23 +33,30 @@ def recorder() -> Recorder:
 @pytest.fixture
 def legs(recorder: Recorder) -> OpenLegs:
     legs = OpenLegs()
-    legs.add(1, recorder, prompt_len=100)
+    legs.add(1, Leg(recorder, LegKind.PREFILL, Work(100)))
     return legs
 
 
 @pytest.mark.parametrize("last", [LAST, FAILED])
 def test_a_leg_is_open_until_its_last_output(legs: OpenLegs, recorder: Recorder, last: LegOutput) -> None:
-    assert [legs.deliver(FIRST), len(legs), legs.deliver(last), len(legs)] == [True, 1, True, 0]
+    leg = legs.deliver(FIRST, 0.0)
+    assert [leg is not None, len(legs), legs.deliver(last, 0.0) is leg, len(legs)] == [True, 1, True, 0]
     assert recorder.heard == [FIRST, last]
-    assert not legs.deliver(last)
+    assert not legs.deliver(last, 0.0)
 
 
 def test_its_prompt_counts_as_queued_until_it_answers(legs: OpenLegs, recorder: Recorder) -> None:
-    legs.add(2, recorder, prompt_len=10)
+    legs.add(2, Leg(recorder, LegKind.PREFILL, Work(10)))
     assert legs.queued_tokens == 110
-    legs.deliver(FIRST)
-    legs.deliver(LAST)
+    legs.deliver(FIRST, 0.0)
+    legs.deliver(LAST, 0.0)
     assert legs.queued_tokens == 10
+
+
+def test_only_what_is_to_be_computed_counts(legs: OpenLegs, recorder: Recorder) -> None:
+    legs.add(2, Leg(recorder, LegKind.DECODE, Work(50)))
+    legs.add(3, Leg(recorder, LegKind.LOCAL, Work(50, cached_tokens=30)))
+    assert legs.queued_tokens == 120
 
 
 def test_an_abort_is_sent_once_and_only_for_an_open_leg(legs: OpenLegs) -> None:
@@ -59,7 +67,7 @@ def test_an_abort_is_sent_once_and_only_for_an_open_leg(legs: OpenLegs) -> None:
 def test_a_lost_session_loses_every_leg(legs: OpenLegs, recorder: Recorder) -> None:
     legs.lose_all("gone")
     assert (recorder.heard, len(legs), legs.queued_tokens) == (["gone"], 0, 0)
-    assert not legs.deliver(FIRST)
+    assert not legs.deliver(FIRST, 0.0)
 
 
 def test_a_receiver_may_start_another_leg_while_it_is_told(recorder: Recorder) -> None:
@@ -67,8 +75,8 @@ def test_a_receiver_may_start_another_leg_while_it_is_told(recorder: Recorder) -
 
     class Restarter(Recorder):
         def lose(self, reason: str) -> None:
-            legs.add(2, recorder, prompt_len=1)
+            legs.add(2, Leg(recorder, LegKind.PREFILL, Work(1)))
 
-    legs.add(1, Restarter(), prompt_len=100)
+    legs.add(1, Leg(Restarter(), LegKind.DECODE, Work(100)))
     legs.lose_all("gone")
     assert (len(legs), legs.queued_tokens) == (1, 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from diptych.v1 import bootstrap_pb2
+from diptych.v1 import bootstrap_pb2, worker_pb2
 
 Cluster = Any
 
@@ -140,3 +140,43 @@ def test_a_broken_session_leaves_no_task_behind(cluster: Cluster) -> None:
     assert readers() == 2  # one a worker
     cluster.stop_worker(cluster.decode())
     cluster.wait_until(lambda: readers() == 1)
+
+
+def test_a_session_that_was_refused_is_never_open(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    worker = cluster.decode()
+    cluster.stop_worker(worker)
+    cluster.wait_until(lambda: ready(cluster)[0] == 503)
+    caplog.set_level("INFO")
+    worker.refuses_sessions = True
+    cluster.restart_worker(worker)
+    cluster.wait_until(lambda: "RESOURCE_EXHAUSTED: no more sessions" in caplog.text)
+    assert "connected to" not in caplog.text
+
+
+@pytest.mark.parametrize("nonsense", [{"state": 17}, {"role": 17}])
+def test_a_record_that_makes_no_sense_is_ignored(cluster: Cluster, nonsense: dict[str, Any]) -> None:
+    worker = cluster.decode()
+    record = bootstrap_pb2.Instance.FromString(worker.instance.SerializeToString())
+    for name, value in nonsense.items():
+        setattr(record, name, value)
+    load = bootstrap_pb2.WorkerLoad(num_waiting=7, linked_instances=worker.instance.load.linked_instances)
+    cluster.call(say(worker, worker_pb2.WorkerBatch(instance=record, load=load)))
+    session = cluster.router.fleet.session(worker.instance.instance_id)
+    cluster.wait_until(lambda: session.load().num_requests == 7)
+    cluster.publish(*cluster.workers)
+    assert cluster.complete("p")["text"] == "Hello!"
+
+
+def test_an_older_load_of_bootstrap_does_not_undo_what_a_worker_said_itself(cluster: Cluster) -> None:
+    worker = cluster.decode()
+    session = cluster.router.fleet.session(worker.instance.instance_id)
+    load = bootstrap_pb2.WorkerLoad(num_waiting=7, linked_instances=worker.instance.load.linked_instances)
+    cluster.call(say(worker, worker_pb2.WorkerBatch(instance=worker.instance, load=load)))
+    cluster.wait_until(lambda: session.load().num_requests == 7)
+    cluster.publish(*cluster.workers, linked=False)
+    assert session.load().num_requests == 7
+    assert session.view().linked == set(load.linked_instances)
+
+
+async def say(worker: Any, batch: worker_pb2.WorkerBatch) -> None:
+    worker.say(batch)

@@ -5,13 +5,14 @@ import itertools
 import pytest
 
 from diptych.engine.logprobs import TokenLogprobs
-from diptych.router.merge import Merger, Run, concatenate
+from diptych.router.merge import Merger
 
 RUNS = [(0, [10]), (1, [11]), (2, [12, 13]), (4, [14])]
 
 
 def accept(merger: Merger, first_index: int, token_ids: list[int]) -> list[int]:
-    return list(concatenate(merger.accept(Run(first_index, token_ids)))[0])
+    merger.accept(first_index, token_ids)
+    return merger.take()[0]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(RUNS)))
@@ -47,9 +48,9 @@ def test_an_end_without_tokens_changes_nothing() -> None:
 def test_log_probabilities_stay_with_their_tokens() -> None:
     """Tokens 0 and 1 come twice, the second time cut from a run that brings token 2."""
     merger = Merger()
-    late = Run(1, [11], TokenLogprobs((-1.0,), 1, (51,), (-0.5,)))
-    again = Run(0, [10, 11, 12], TokenLogprobs((-0.0, -1.0, -2.0), 1, (50, 51, 52), (-0.1, -0.5, -0.7)))
-    first = Run(0, [10], TokenLogprobs((-0.0,), 1, (50,), (-0.1,)))
-    runs = [run for given in (late, first, again) for run in merger.accept(given)]
+    merger.accept(1, [11], TokenLogprobs((-1.0,), 1, (51,), (-0.5,)))
+    merger.accept(0, [10], TokenLogprobs((-0.0,), 1, (50,), (-0.1,)))
+    merger.accept(0, [10, 11, 12], TokenLogprobs((-0.0, -1.0, -2.0), 1, (50, 51, 52), (-0.1, -0.5, -0.7)))
     wanted = TokenLogprobs((-0.0, -1.0, -2.0), 1, (50, 51, 52), (-0.1, -0.5, -0.7))
-    assert concatenate(runs) == ([10, 11, 12], wanted)
+    assert merger.take() == ([10, 11, 12], wanted)
+    assert merger.take() == ([], None)

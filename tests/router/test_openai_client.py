@@ -56,6 +56,13 @@ def test_a_conversation_can_send_the_answer_back(client: openai.OpenAI, cluster:
     assert sent == f"<system>be kind\n<user>hi\n<assistant>{SCRIPT}\n<user>and you?\n"
 
 
+def test_an_answer_that_is_begun_is_continued(client: openai.OpenAI, cluster: Cluster) -> None:
+    begun: list[Any] = [*CHAT, {"role": "assistant", "content": "Zoë says:"}]
+    extra = {"continue_final_message": True, "add_generation_prompt": False}
+    client.chat.completions.create(model="tiny", messages=begun, extra_body=extra)
+    assert cluster.tokenizer.decode(cluster.decode().started[0].prompt_token_ids) == "<user>hi\n<assistant>Zoë says:"
+
+
 def test_completion(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="tiny", prompt="Once", max_tokens=3)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == (

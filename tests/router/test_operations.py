@@ -65,6 +65,13 @@ def test_what_was_served_is_counted(cluster: Cluster, fail: Any) -> None:
     }
 
 
+def test_every_stage_of_a_request_is_timed(cluster: Cluster) -> None:
+    cluster.complete("abcde")
+    stages = ("admit", "prepare", "select", "dispatch", "first_token", "respond", "prefill_queue", "decode_join")
+    lines = [f'diptych_router_stage_seconds_count{{stage="{stage}"}}' for stage in stages]
+    assert [metric(cluster, line) for line in lines] == [1] * len(stages)
+
+
 @pytest.mark.parametrize(("given", "is_kept"), [("my-id.1", True), ("with space", False), ("x" * 200, False)])
 def test_a_usable_request_id_is_kept_everywhere(cluster: Cluster, given: str, is_kept: bool) -> None:
     with cluster.ask(headers={"x-request-id": given}) as answer:
@@ -95,7 +102,10 @@ def test_timings_come_with_the_last_chunk_of_a_stream(cluster: Cluster) -> None:
     assert ["diptych" in event for event in events] == [False] * (len(events) - 1) + [True]
 
 
-def test_timings_do_not_wait_long_for_a_prefill_leg_that_hangs(cluster: Cluster, hang: Any) -> None:
+def test_timings_do_not_wait_long_for_a_prefill_leg_that_hangs(
+    cluster: Cluster, hang: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diptych.router.pipeline.REPORT_WAIT_S", 0.2)
     cluster.prefill().faults = [hang(1)]
     _, answer = cluster.post("/v1/completions", {"prompt": "p"}, {"x-diptych-timings": "1"})
     assert (answer["choices"][0]["text"], answer["diptych"]["prefill_pages_moved"]) == ("Hello!", 2)
@@ -110,7 +120,7 @@ def test_token_ids_come_when_asked_for(cluster: Cluster) -> None:
 
 
 def test_more_requests_than_the_limit_are_refused_at_once(start_cluster: Any, hang: Any) -> None:
-    cluster = start_cluster(max_concurrent=2)
+    cluster = start_cluster(max_concurrent=2, max_queued=0)
     cluster.decode().faults = [hang(1), hang(1)]
     waiting = [cluster.connect(), cluster.connect()]
     cluster.wait_for(lambda: len(cluster.decode().started) == 2)

@@ -2,18 +2,33 @@ from __future__ import annotations
 
 import asyncio
 
-from diptych.router.outbox import MAX_BATCH_TOKENS, Outbox
+import pytest
+
+from diptych.router import outbox as outbox_module
+from diptych.router.outbox import Outbox
 from diptych.v1.worker_pb2 import RouterBatch, StartLeg
 
-HALF = StartLeg(room=1, prompt_token_ids=[5] * (MAX_BATCH_TOKENS // 2))
-LARGE = StartLeg(room=2, prompt_token_ids=[5] * (MAX_BATCH_TOKENS // 2 + 1))
+MAX_BATCH_BYTES = 10_000  # of an outbox in a test
+HALF = StartLeg(room=1, prompt_tokens=bytes(MAX_BATCH_BYTES // 2))
+LARGE = StartLeg(room=2, prompt_tokens=bytes(MAX_BATCH_BYTES // 2 + 1))
+HUGE = StartLeg(room=3, prompt_tokens=bytes(MAX_BATCH_BYTES + 1))
+
+
+@pytest.fixture(autouse=True)
+def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "MAX_BATCH_BYTES", MAX_BATCH_BYTES)
 
 
 def taken(outbox: Outbox, count: int) -> list[RouterBatch]:
     async def take() -> list[RouterBatch]:
-        return [await asyncio.wait_for(anext(outbox), 1.0) for _ in range(count)]
+        return [RouterBatch.FromString(await asyncio.wait_for(anext(outbox), 1.0)) for _ in range(count)]
 
     return asyncio.run(take())
+
+
+def rooms(batches: list[RouterBatch]) -> list[tuple[list[int], list[int]]]:
+    """What starts and what is aborted."""
+    return [([leg.room for leg in batch.start], list(batch.abort)) for batch in batches]
 
 
 def is_empty(outbox: Outbox) -> bool:
@@ -43,7 +58,7 @@ def test_long_prompts_are_spread_over_messages_and_no_abort_overtakes_its_start(
     outbox.start(HALF)
     outbox.start(LARGE)
     outbox.abort(2)
-    assert taken(outbox, 2) == [RouterBatch(start=[HALF]), RouterBatch(start=[LARGE], abort=[2])]
+    assert rooms(taken(outbox, 2)) == [([1], []), ([2], [2])]
     assert is_empty(outbox)
 
 
@@ -53,6 +68,21 @@ def test_it_ends_when_it_is_closed_whatever_is_still_due() -> None:
     outbox.close()
 
     async def rest() -> list[RouterBatch]:
-        return [batch async for batch in outbox]
+        return [RouterBatch.FromString(batch) async for batch in outbox]
 
     assert asyncio.run(rest()) == []
+
+
+def test_a_prompt_is_part_of_its_leg() -> None:
+    outbox, prompt = Outbox(), StartLeg(prompt_text="naïve", prompt_token_ids=[1, 2])
+    outbox.start(StartLeg(room=1, lora="a"), prompt.SerializeToString())
+    outbox.start(StartLeg(room=2), StartLeg(prompt_tokens=bytes(1000)).SerializeToString())
+    whole = StartLeg(room=1, lora="a", prompt_text="naïve", prompt_token_ids=[1, 2])
+    assert taken(outbox, 1) == [RouterBatch(start=[whole, StartLeg(room=2, prompt_tokens=bytes(1000))])]
+
+
+def test_a_prompt_that_is_longer_than_a_message_should_be_leaves_alone() -> None:
+    outbox = Outbox()
+    outbox.start(HUGE)
+    outbox.start(HALF)
+    assert rooms(taken(outbox, 2)) == [([3], []), ([1], [])]

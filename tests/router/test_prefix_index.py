@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections import deque
 
 import numpy as np
@@ -7,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from diptych.engine.cache_changes import CacheChanges
-from diptych.engine.kv_feed import KvFeed, KvFeeds, KvMessage
+from diptych.engine.cache_changes import CacheChanges, CacheDelta
+from diptych.engine.kv_feed import MAX_HASHES, KvFeed, KvFeeds, KvMessage
 from diptych.engine.page_hash import page_hashes
 from diptych.engine.radix import RadixTree
 from diptych.router.prefix_index import KvNews, PrefixIndex
@@ -70,20 +71,23 @@ def test_a_worker_that_is_gone_holds_nothing() -> None:
     assert (index.holders({1: [10]}), index.num_pages(1), index.is_in_sync(1)) == ({}, 0, False)
 
 
-WORKER = 1
 texts = st.lists(st.integers(0, 2), max_size=5)
 
 
 class TreeAndRouter(RuleBasedStateMachine):
     """A tree, the feed of one router, and the router's copy: messages wait, get lost, and sessions break."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PrefixIndex()
+        self.worker = 0  # instance id
+        self.parents: dict[int, int] = {}  # page hash -> hash of the page before it
+
     @initialize()
     def start(self) -> None:
         self.changes = CacheChanges()
         self.tree = RadixTree(1, num_host_slots=3, changes=self.changes)
         self.feeds = KvFeeds()
-        self.index = PrefixIndex()
-        self.parents: dict[int, int] = {}  # page hash -> hash of the page before it
         self.num_made = 0
         self.open()
 
@@ -92,9 +96,19 @@ class TreeAndRouter(RuleBasedStateMachine):
         self.wire: deque[KvMessage] = deque()
 
     @rule()
+    def restart(self) -> None:
+        """Another instance, whose cache is empty."""
+        self.index.forget(self.worker)
+        self.worker += 1
+        self.start()
+
+    def copied_pages(self) -> set[int]:
+        return set(self.index._holders[self.worker].pages.hashes().tolist())
+
+    @rule()
     def reconnect(self) -> None:
         self.feeds.close(self.feed)
-        self.index.forget(WORKER)
+        self.index.forget(self.worker)
         self.open()
 
     @rule(text=texts)
@@ -130,14 +144,18 @@ class TreeAndRouter(RuleBasedStateMachine):
             self.wire.popleft()
 
     @rule()
+    def reorder(self) -> None:
+        self.wire.rotate()
+
+    @rule()
     def receive(self) -> None:
         if self.wire:
             message = self.wire.popleft()
             delta = message.delta
             news = KvNews(message.sequence, delta.cleared, delta.removed, delta.stored, message.more)
-            if not self.index.apply(WORKER, news):
+            if not self.index.apply(self.worker, news):
                 self.feeds.start_again(self.feed)
-            pages = self.index._holders[WORKER].pages
+            pages = self.copied_pages()
             assert all(self.parents[page] in pages for page in pages if page in self.parents)
 
     @rule(text=texts)
@@ -149,21 +167,53 @@ class TreeAndRouter(RuleBasedStateMachine):
         while self.wire:
             self.receive()
             self.send(2)
-        assert self.index.is_in_sync(WORKER)
-        assert self.index._holders[WORKER].pages == set(self.tree.hashes())
+        assert self.index.is_in_sync(self.worker)
+        assert self.copied_pages() == set(self.tree.hashes())
         prompt = np.array(text, np.int64)
         num_pages = self.tree.peek(prompt)
-        assert self.index.holders({1: page_hashes(prompt, 1).tolist()}) == ({WORKER: num_pages} if num_pages else {})
+        assert self.index.holders({1: page_hashes(prompt, 1)}) == ({self.worker: num_pages} if num_pages else {})
 
 
 TestTreeAndRouter = TreeAndRouter.TestCase
 TestTreeAndRouter.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+def test_routers_that_hear_at_their_own_pace_know_the_same() -> None:
+    feeds, prompt = KvFeeds(), [10, 11, 12]
+    (quick, quick_feed), (slow, slow_feed) = ((PrefixIndex(), feeds.open()) for _ in range(2))
+    for delta in (CacheDelta(stored=(*prompt, 20, 21)), CacheDelta(removed=(12, 21)), CacheDelta(stored=(30,))):
+        feeds.add(delta)
+        hear_all(quick, quick_feed, max_hashes=1)
+    hear_all(slow, slow_feed, max_hashes=100)
+    assert [index.holders({1: prompt}) for index in (quick, slow)] == [{1: 2}, {1: 2}]
+    assert [index.num_pages(1) for index in (quick, slow)] == [4, 4]
+
+
+def hear_all(index: PrefixIndex, feed: KvFeed, max_hashes: int) -> None:
+    while message := feed.take(max_hashes):
+        delta = message.delta
+        index.apply(1, KvNews(message.sequence, delta.cleared, delta.removed, delta.stored, message.more))
+
+
 def test_workers_with_other_page_sizes_are_compared_in_tokens() -> None:
     prompt, index = np.arange(100), PrefixIndex()
-    chains = {page_size: page_hashes(prompt, page_size).tolist() for page_size in (16, 64)}
+    chains = {page_size: page_hashes(prompt, page_size) for page_size in (16, 64)}
     index.apply(1, KvNews(1, cleared=True, stored=chains[16][:5]))
     index.apply(2, KvNews(1, cleared=True, stored=chains[64]))
     assert index.holders(chains) == {1: 80, 2: 64}
     assert index.holders({16: chains[16]}) == {1: 80}
+
+
+def test_ten_million_random_pages_take_at_most_64_bytes_each_at_any_time() -> None:
+    random, index = np.random.default_rng(0), PrefixIndex()
+    tracemalloc.start()
+    for worker in range(10):
+        for sequence in range(1, 62):
+            pages = random.integers(0, 2**64, MAX_HASHES, np.uint64)
+            index.apply(worker, KvNews(sequence, cleared=sequence == 1, stored=pages))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    num_pages = sum(map(index.num_pages, range(10)))
+    assert num_pages == 10 * 61 * MAX_HASHES
+    assert index.nbytes <= 22 * num_pages
+    assert peak_bytes <= 64 * num_pages

@@ -4,19 +4,21 @@ from dataclasses import replace
 
 import pytest
 
+from diptych.common.roles import LegKind
 from diptych.engine.finish import Finish
 from diptych.engine.output import FailureCode
 from diptych.engine.sampling_params import SamplingParams
 from diptych.router.failure import LegFailure
-from diptych.router.progress import BACKOFF_S, FORGIVEN_AFTER_TOKENS, Progress, RetryLimits
-from diptych.router.request import GenerationRequest
-from diptych.router.worker_view import Pair, Role
+from diptych.router.progress import BACKOFF_S, FORGIVEN_AFTER_TOKENS, HANDED_BACK_PAUSE_S, Progress, RetryLimits
+from diptych.router.request import GenerationRequest, PromptText
+from diptych.router.worker_view import Pair
 
 EOS = 99
 PAIR = Pair(1, 2)
 PARAMS = SamplingParams(max_tokens=100, seed=7)
 REQUEST = GenerationRequest("r", [1, 2, 3], PARAMS, arrival_s=0.0, deadline_s=60.0)
-LOST = LegFailure(Role.DECODE, FailureCode.PEER_LOST, "gone", session_lost=True)
+LOST = LegFailure(LegKind.DECODE, FailureCode.PEER_LOST, "gone", session_lost=True)
+LEAVING = LegFailure(LegKind.DECODE, FailureCode.HANDED_BACK, "the worker is leaving")
 
 
 def progress(params: SamplingParams = PARAMS) -> Progress:
@@ -64,7 +66,7 @@ def test_attempts_are_bounded_and_pauses_grow() -> None:
 
 
 def test_what_can_never_work_is_not_tried_again() -> None:
-    assert progress().fail(LegFailure(Role.PREFILL, FailureCode.INVALID, "no"), PAIR, now_s=0.0) is None
+    assert progress().fail(LegFailure(LegKind.PREFILL, FailureCode.INVALID, "no"), PAIR, now_s=0.0) is None
 
 
 def test_the_wait_for_a_pair_is_bounded_over_all_attempts() -> None:
@@ -84,6 +86,61 @@ def test_no_wait_outlasts_the_deadline() -> None:
     assert state.pair_wait_s(now_s=59.0) == 1.0
 
 
+def test_handing_back_is_no_failure_and_costs_no_attempt() -> None:
+    state = progress()
+    assert {state.fail(LEAVING, PAIR, now_s=0.0) for _ in range(20)} == {HANDED_BACK_PAUSE_S}
+    assert state.blamed == {2}
+    assert state.fail(LOST, PAIR, now_s=0.0) == BACKOFF_S[0]
+
+
+def test_a_request_that_nobody_else_takes_is_handed_back_for_no_longer_than_it_may_wait() -> None:
+    state = progress()
+    state.fail(LEAVING, PAIR, now_s=10.0)
+    assert state.pair_wait_s(now_s=13.0) == 7.0
+    assert state.fail(LEAVING, PAIR, now_s=20.1) is None
+
+
+def test_tokens_after_a_handing_back_give_the_next_one_its_whole_wait() -> None:
+    state = progress()
+    state.fail(LEAVING, PAIR, now_s=0.0)
+    state.add([4])
+    state.fail(LEAVING, PAIR, now_s=50.0)
+    assert state.pair_wait_s(now_s=50.0) == 10.0
+
+
+def test_tokens_after_a_failure_give_the_next_handing_back_its_whole_wait() -> None:
+    state = progress()
+    state.fail(LOST, PAIR, now_s=0.0)
+    state.add([4] * 40)
+    assert state.fail(LEAVING, PAIR, now_s=20.0) == HANDED_BACK_PAUSE_S
+    assert state.pair_wait_s(now_s=20.0) == 10.0
+
+
+def test_the_end_of_an_output_is_no_token() -> None:
+    state = progress()
+    state.fail(LOST, PAIR, now_s=0.0)
+    state.add([])
+    assert state.pair_wait_s(now_s=4.0) == 6.0
+
+
+@pytest.mark.parametrize("failure", [LEAVING, LOST])
+def test_the_time_in_a_workers_queue_is_none_without_a_worker(failure: LegFailure) -> None:
+    state = progress()
+    state.fail(LEAVING, PAIR, now_s=0.0)
+    state.begin(now_s=1.0)
+    assert state.fail(failure, PAIR, now_s=20.0) is not None
+    assert state.pair_wait_s(now_s=20.0) == 10.0
+
+
+def test_short_attempts_do_not_prolong_the_wait() -> None:
+    state = progress()
+    for now_s in (0.0, 4.0, 8.0):
+        state.begin(now_s)
+        assert state.fail(LEAVING, PAIR, now_s) == HANDED_BACK_PAUSE_S
+    state.begin(now_s=10.1)
+    assert state.fail(LEAVING, PAIR, now_s=10.1) is None
+
+
 def test_much_output_makes_earlier_failures_forgotten() -> None:
     state = progress()
     state.fail(LOST, PAIR, now_s=0.0)
@@ -93,3 +150,15 @@ def test_much_output_makes_earlier_failures_forgotten() -> None:
     assert state.blamed == set()
     assert state.fail(LOST, PAIR, now_s=20.0) == BACKOFF_S[0]
     assert state.pair_wait_s(now_s=20.0) == 10.0
+
+
+def test_a_text_s_room_for_output_is_known_once_a_worker_has_tokenised_it() -> None:
+    text = PromptText(b"some words", add_special_tokens=True, context_len=60, param="prompt")
+    limits = RetryLimits(first_wait_s=2.0, lost_wait_s=10.0)
+    state = Progress(replace(REQUEST, prompt_ids=[], text=text), frozenset({EOS}), limits)
+    assert (state.prompt_len, state.params.max_tokens) == (3, 100)
+    state.tokenized(10)
+    state.add([4, 5])
+    assert (state.prompt_len, state.params.max_tokens, state.prompt_ids) == (12, 48, [4, 5])
+    state.add([6] * 48)
+    assert state.finish is Finish.LENGTH

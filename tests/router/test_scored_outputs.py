@@ -158,6 +158,7 @@ def _values(choice: Any) -> list[float]:
 def test_a_replay_goes_on_with_log_probabilities(client: openai.OpenAI, cluster: Cluster, fail: Any) -> None:
     """Decode dies after three tokens; the next attempt continues, and asks for the prompt's no more."""
     cluster.decode().faults.append(fail(2, 7))
+    cluster.decode().step_s = 0.02  # prefill says the first token before
     answer = client.completions.create(model="tiny", prompt="né", echo=True, logprobs=0, extra_body={"min_tokens": 5})
     assert answer.choices[0].logprobs is not None
     values = answer.choices[0].logprobs.token_logprobs

@@ -100,7 +100,16 @@ def test_what_can_not_be_compiled_is_refused_before_a_leg_starts(
     assert len(cluster.prefill().started) == num_started
 
 
-@pytest.mark.parametrize("grammar", [ANY_OBJECT, Grammar(regex="a"), Grammar(ebnf='root ::= "a"')])
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        ANY_OBJECT,
+        Grammar(regex="a"),
+        Grammar(ebnf='root ::= "a"'),
+        Grammar(regex="a", preamble_opening="<t>", preamble_closing="</t>"),
+        Grammar(regex="a", preamble_closing='"\n'),
+    ],
+)
 def test_grpc_takes_the_same_grammars(cluster: Cluster, grammar: Grammar) -> None:
     with grpc.insecure_channel(cluster.grpc_target) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)

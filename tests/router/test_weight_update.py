@@ -18,6 +18,7 @@ def rename(cluster: Cluster, model_id: str, compat: str) -> None:
     for worker in cluster.workers:
         worker.instance.started_as = "tiny"
         worker.instance.model_id, worker.instance.compat = model_id, compat
+        worker.instance.terms.weights = compat
     cluster.publish(*cluster.workers)
 
 
@@ -36,11 +37,11 @@ def test_both_legs_name_the_weights_that_the_pair_was_chosen_for(cluster: Cluste
 
 
 def test_workers_with_different_weights_are_no_pair(cluster: Cluster) -> None:
-    cluster.prefill().instance.compat = "new"
+    cluster.prefill().instance.terms.weights = "new"
     cluster.publish(*cluster.workers)
     status, answer = cluster.post("/v1/completions", {"prompt": "p"})
     assert status == 503
-    assert "differ in weights" in answer["error"]["message"]
+    assert "no prefill and decode worker may pair: different weights" in answer["error"]["message"]
 
 
 def test_a_paused_worker_gets_nothing_new(start_cluster: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 import triton
 import triton.language as tl
 
+BF16_NAN: Final = tl.constexpr(0x7FC0)
 FP8_LARGEST: Final = tl.constexpr(448.0)
 FP8_LARGEST_BITS: Final = tl.constexpr(0x7E)
 FP8_SMALLEST_NORMAL: Final = tl.constexpr(2.0**-6)
@@ -43,11 +44,13 @@ def narrow(values, DTYPE: tl.constexpr):
         return values.to(tl.float16).to(tl.int16, bitcast=True)
     elif DTYPE == "bfloat16":
         bits = values.to(tl.int32, bitcast=True)
-        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).to(tl.int16)
+        rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        return tl.where(values == values, rounded, BF16_NAN).to(tl.int16)  # a GPU's own NaN would be rounded up to zero
     else:
         bits = values.to(tl.int32, bitcast=True)
         magnitude = tl.abs(values)
         normal = ((bits & 0x7FFFFFFF) - FP8_EXPONENTS + 0x7FFFF + (bits >> 20 & 1)) >> 20
         subnormal = (magnitude + FP8_STEPS).to(tl.int32, bitcast=True) - FP8_STEPS_BITS
         rounded = tl.where(magnitude < FP8_SMALLEST_NORMAL, subnormal, normal)
-        return (tl.where(magnitude < FP8_LARGEST, rounded, FP8_LARGEST_BITS) | bits >> 24 & 0x80).to(tl.int8)
+        sign = tl.where(values == values, bits >> 24 & 0x80, 0)
+        return (tl.where(magnitude < FP8_LARGEST, rounded, FP8_LARGEST_BITS) | sign).to(tl.int8)

@@ -6,7 +6,7 @@ target page that the source has, in one piece. Where a page is made of several p
 the page itself, in order of their heads, and `unpack_page` puts the heads of each token side by side.
 
 Casts go through float32, to the nearest with ties to even. fp8_e4m3 has no infinity: what is larger than 448 becomes
-448, and its NaN is not recognised.
+448, its NaN is not recognised, and any other NaN becomes 448. To the other types a NaN goes as a NaN.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def narrow(values: F32, dtype: str) -> npt.NDArray[Any]:
     match dtype:
         case "bfloat16":
             wide = values.view(np.uint32)
-            return ((wide + 0x7FFF + (wide >> 16 & 1)) >> 16).astype(np.uint16)
+            rounded = ((wide + 0x7FFF + (wide >> 16 & 1)) >> 16).astype(np.uint16)
+            return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
         case "fp8_e4m3":
             return _to_fp8(values)
         case _:
@@ -127,7 +128,8 @@ def _to_fp8(values: F32) -> U8:
         subnormal = (magnitude + np.float32(2**14)).view(np.int32) & 0x7F  # the last bit of such a sum is worth 2^-9
     rounded = np.where(magnitude < 2**-6, subnormal, normal)
     clamped = np.where(magnitude < 448, rounded, _FP8_LARGEST)
-    codes: npt.NDArray[np.int32] = clamped | bits >> 24 & 0x80
+    signs: npt.NDArray[np.int32] = np.where(np.isnan(values), 0, bits >> 24 & 0x80)
+    codes: npt.NDArray[np.int32] = clamped | signs
     return codes.astype(np.uint8)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,12 @@ class TokenGroups:
     offsets: Tensor  # [num_groups + 1]
     tokens: Tensor
     num_tokens: int  # of the batch, with those that are in no group
+
+    def on(self, device: torch.device) -> TokenGroups:
+        """Return the same groups with `tokens` there. The copy is only queued."""
+        if device.type == "cpu":
+            return self
+        return replace(self, tokens=self.tokens.pin_memory().to(device, non_blocking=True))
 
     @staticmethod
     def of(owner: I64) -> TokenGroups | None:

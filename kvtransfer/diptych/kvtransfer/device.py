@@ -1,8 +1,9 @@
 """Pools in the memory of a device: which device, and what a program sees of such a pool. Needs no GPU library.
 
 The memory is plain and page-major. `DevicePool` has `__cuda_array_interface__`: `torch.as_tensor(pool, device=...)` is
-a view of it, and so do CuPy's and JAX's. Ordering: operations do not wait for the program's kernels by themselves; see
-`order_after`. Once a note has arrived, the pages before it are seen by every kernel that is launched after that.
+a view of it, and so do CuPy's and JAX's. Ordering: operations wait for the program's kernels where `Device.stream` or
+`order_after` says for which. Once a note has arrived, the pages before it are seen by every kernel that is launched
+after that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from diptych.common.errors import ConfigError
 from diptych.kernels.image import TransferKernels
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.pool import num_pages_to_allocate, probe_pattern
+from diptych.kvtransfer.pool import first_pattern_page, num_pages_to_allocate, probe_pattern
 from diptych.kvtransfer.transport import PageIndices
 
 LINE_NBYTES: Final = 128  # what devices copy in
@@ -31,6 +32,9 @@ class Device:
     kind: DeviceKind
     ordinal: int = 0  # among those that the program sees
     kernels: TransferKernels | None = None  # compiled for it; the emulation needs none
+    stream: Callable[[], int] | None = (
+        None  # `cudaStream_t` of who writes pages: asked when a transport is to read some
+    )
 
     def validate(self, layout: PoolLayout) -> None:
         """Raise `ConfigError` when there are no kernels, or the pages of `layout` can't be moved by them."""
@@ -66,12 +70,16 @@ class DevicePool:
 
     @property
     def probe_pages(self) -> PageIndices:
-        return np.arange(self.layout.num_pages, self.num_pages, dtype=np.int32)
+        return np.arange(self.layout.num_pages, first_pattern_page(self.layout), dtype=np.int32)
 
-    def fill_probe(self, seed: int) -> None:
-        """Fill the probe pages with the pattern of `seed`, and return when the device has done it."""
-        pattern = probe_pattern(seed, len(self.probe_pages) * self.layout.page_nbytes)
-        for page, data in zip(self.probe_pages, pattern.reshape(-1, self.layout.page_nbytes), strict=True):
+    @property
+    def pattern_pages(self) -> PageIndices:
+        return np.arange(first_pattern_page(self.layout), self.num_pages, dtype=np.int32)
+
+    def fill_pattern(self, seed: int) -> None:
+        """Fill the pattern pages, and return when the device has done it."""
+        pattern = probe_pattern(seed, len(self.pattern_pages) * self.layout.page_nbytes)
+        for page, data in zip(self.pattern_pages, pattern.reshape(-1, self.layout.page_nbytes), strict=True):
             self.store(int(page), data.tobytes())
 
     @property
@@ -88,6 +96,11 @@ class DevicePool:
         writing. Costs some microseconds, and the stream itself waits for nothing.
         """
         self._order_after(stream)
+
+    def order_after_kernels(self) -> None:
+        """Let operations that are submitted from now on wait for the kernels that `Device.stream` has been given."""
+        if self.device.stream is not None:
+            self.order_after(self.device.stream())
 
     def load(self, page: int) -> bytes:
         """Return a page's bytes, when the device has brought them: for tests and tools."""

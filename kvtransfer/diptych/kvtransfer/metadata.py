@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -15,8 +16,10 @@ from diptych.kvtransfer.layout_codec import layout_from_wire, layout_to_wire
 from diptych.kvtransfer.process import ProcessIdentity
 from diptych.v1 import transfer_pb2
 
-VERSION: Final = 1
+VERSION: Final = 2
 UCX: Final = "ucx"
+LINK_KEY_NBYTES: Final = 16
+MAX_PAGE_NBYTES: Final = 1 << 30  # more is nonsense, and we make images of a peer's pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class EngineMetadata:
     pool_key: bytes
     worker_address: bytes
     library: str  # transport library and version, for logs
+    link_key: bytes = field(repr=False)  # what every message to the instance carries; random, new at every start
     device_kind: str = ""  # "": the pool is in host memory
     device_handle: bytes = b""  # maps a device's pool in other processes of the host
     backend: str = UCX  # the library that moves pages; the same at both ends
@@ -46,6 +50,7 @@ def encode(metadata: EngineMetadata) -> bytes:
         pid=process.pid,
         process_started=process.start_ticks,
         ucx_version=metadata.library,
+        link_key=metadata.link_key,
         device_kind=metadata.device_kind,
         device_handle=metadata.device_handle,
         backend="" if metadata.backend == UCX else metadata.backend,
@@ -65,6 +70,10 @@ def decode(data: bytes, *, like: PoolLayout, backend: str = UCX) -> EngineMetada
         raise MalformedMetadata("transfer metadata without an address or a pool")
     if not wire.process_scope or not wire.pid or not wire.process_started:
         raise MalformedMetadata("transfer metadata without a process")
+    if len(wire.link_key) != LINK_KEY_NBYTES:
+        raise MalformedMetadata(
+            f"transfer metadata with a link key of {len(wire.link_key)} bytes, not {LINK_KEY_NBYTES}"
+        )
     layout = _layout(wire)
     plan.check(plan.Shard.of(layout), plan.Shard.of(like))
     host, _, namespace = wire.process_scope.partition("/")
@@ -76,10 +85,15 @@ def decode(data: bytes, *, like: PoolLayout, backend: str = UCX) -> EngineMetada
         pool_key=wire.pool_key,
         worker_address=wire.worker_address,
         library=wire.ucx_version,
+        link_key=wire.link_key,
         backend=theirs,
         device_kind=wire.device_kind,
         device_handle=wire.device_handle,
     )
+
+
+def new_link_key() -> bytes:
+    return secrets.token_bytes(LINK_KEY_NBYTES)
 
 
 def decode_layout(data: bytes) -> PoolLayout:
@@ -103,4 +117,6 @@ def _layout(wire: transfer_pb2.EngineMetadata) -> PoolLayout:
         layout.validate()
     except ConfigError as error:
         raise MalformedMetadata(f"transfer metadata with an impossible pool: {error}") from error
+    if layout.page_nbytes > MAX_PAGE_NBYTES:
+        raise MalformedMetadata(f"transfer metadata with an impossible pool: pages of {layout.page_nbytes} bytes")
     return layout

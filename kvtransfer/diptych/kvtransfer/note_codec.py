@@ -68,6 +68,12 @@ def parse(data: bytes, *, sender: int, target: int) -> transfer_pb2.TransferNote
     return wire
 
 
+def _known_code(code: int) -> int:
+    """An abort counts, whatever its reason: pages wait for it."""
+    is_known = code in worker_pb2.ErrorCode.values() and code != worker_pb2.ERROR_CODE_UNSPECIFIED
+    return code if is_known else worker_pb2.ERROR_CODE_ABORTED
+
+
 def _body(wire: transfer_pb2.TransferNote) -> Note:
     room = wire.room
     match wire.WhichOneof("body"):
@@ -94,7 +100,7 @@ def _body(wire: transfer_pb2.TransferNote) -> Note:
         case "ack":
             return Ack(room)
         case "abort":
-            return Abort(room, wire.abort.reason.code, wire.abort.reason.message)
+            return Abort(room, _known_code(wire.abort.reason.code), wire.abort.reason.message)
         case "abort_ack":
             return AbortAck(room)
         case _:

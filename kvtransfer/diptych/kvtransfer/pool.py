@@ -12,7 +12,7 @@ from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import PageIndices
 
 PROBE_NBYTES: Final = 1 << 20  # what a link is tested with ...
-MIN_PROBE_PAGES: Final = 2
+MIN_PROBE_PAGES: Final = 4
 MAX_PROBE_PAGES: Final = 64  # ... unless the pages are tiny
 
 _PATTERN_STEP: Final = np.uint64(0x9E37_79B9_7F4A_7C15)  # odd: no word comes twice
@@ -23,7 +23,7 @@ class HostPool:
 
     def __init__(self, layout: PoolLayout, memory: memoryview) -> None:
         self.layout = layout
-        self.memory = memory  # all pages, and behind them the probe pages
+        self.memory = memory  # all pages, and behind them those for tests of links
 
     @property
     def buffer(self) -> memoryview:
@@ -31,17 +31,30 @@ class HostPool:
 
     @property
     def probe_pages(self) -> PageIndices:
-        return np.arange(self.layout.num_pages, num_pages_to_allocate(self.layout), dtype=np.int32)
+        return np.arange(self.layout.num_pages, first_pattern_page(self.layout), dtype=np.int32)
 
-    def fill_probe(self, seed: int) -> None:
-        probe = np.frombuffer(self.memory[self.layout.nbytes :], dtype=np.uint8)
-        probe[:] = probe_pattern(seed, len(probe))
+    @property
+    def pattern_pages(self) -> PageIndices:
+        return np.arange(first_pattern_page(self.layout), num_pages_to_allocate(self.layout), dtype=np.int32)
+
+    def fill_pattern(self, seed: int) -> None:
+        memory = self.memory[first_pattern_page(self.layout) * self.layout.page_nbytes :]
+        np.frombuffer(memory, dtype=np.uint8)[:] = probe_pattern(seed, len(memory))
 
 
 def num_pages_to_allocate(layout: PoolLayout) -> int:
-    """Return the pages of the layout and the probe pages behind them."""
+    """Return the pages of the layout, the probe pages behind them, and the pattern pages behind those."""
+    return layout.num_pages + _num_test_pages(layout)
+
+
+def first_pattern_page(layout: PoolLayout) -> int:
+    """Return the first page behind the probe pages."""
+    return num_pages_to_allocate(layout) - _num_test_pages(layout) // 4
+
+
+def _num_test_pages(layout: PoolLayout) -> int:
     enough = -(-PROBE_NBYTES // layout.page_nbytes)
-    return layout.num_pages + min(max(enough, MIN_PROBE_PAGES), MAX_PROBE_PAGES)
+    return min(max(enough, MIN_PROBE_PAGES), MAX_PROBE_PAGES)
 
 
 def probe_pattern(seed: int, nbytes: int) -> npt.NDArray[np.uint8]:

@@ -12,14 +12,18 @@ after it nothing of ours writes to that peer. A transport belongs to one thread.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from diptych.kvtransfer.layout import PoolLayout
 
+if TYPE_CHECKING:  # it knows page indices
+    from diptych.kvtransfer.device import Device
+
 InstanceId = int  # random, 64-bit, never 0, new at every start of a process
+ANY_PEER: Final = 2**64 - 1  # that is linked
 PageIndices = npt.NDArray[np.integer[Any]]
 
 
@@ -100,6 +104,14 @@ class LinkInfo:
         return f"{self.lanes}, pages by {self.path} ({self.version})"
 
 
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """What was sent to us and not taken, since start: none of it in a healthy deployment."""
+
+    num_unauthenticated: int = 0  # messages without our link key
+    num_ungranted: int = 0  # messages with pages that were not granted to their sender; each ended its link
+
+
 class Pool(Protocol):
     """Page memory that peers may write into. Lives as long as its transport."""
 
@@ -116,8 +128,35 @@ class Pool(Protocol):
         """Pages behind those of the layout, never granted: peers may write to them to test a link."""
         ...
 
-    def fill_probe(self, seed: int) -> None:
-        """Fill the probe pages with bytes that follow from `seed`, 64 bits."""
+    @property
+    def pattern_pages(self) -> PageIndices:
+        """Pages behind those: what tests write to peers. Nobody writes to these."""
+        ...
+
+    def fill_pattern(self, seed: int) -> None:
+        """Fill the pattern pages with bytes that follow from `seed`, 64 bits."""
+        ...
+
+
+class DevicePages(Protocol):
+    """Page memory of a device that peers may write into. Lives as long as its transport."""
+
+    @property
+    def layout(self) -> PoolLayout: ...
+
+    @property
+    def probe_pages(self) -> PageIndices:
+        """As in `Pool`."""
+        ...
+
+    @property
+    def pattern_pages(self) -> PageIndices: ...
+
+    def fill_pattern(self, seed: int) -> None: ...
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """All pages, and the probe and pattern pages, as bytes `[num_pages, page_nbytes]`."""
         ...
 
 
@@ -129,6 +168,13 @@ class Transport(Protocol):
 
     def allocate_pool(self, layout: PoolLayout) -> Pool:
         """Allocate zeroed, touched page memory. Once, before `metadata`."""
+        ...
+
+    def allocate_device_pool(self, layout: PoolLayout, device: Device) -> DevicePages:
+        """Allocate it in the memory of `device`, in place of `allocate_pool`.
+
+        Raises `ConfigError` where the device or the transport can't have one, and `TransferError`.
+        """
         ...
 
     def metadata(self) -> bytes:
@@ -164,6 +210,7 @@ class Transport(Protocol):
     def digest_pages(self, pages: PageIndices) -> int:
         """Compute the digest of pages of ours, as they lie here, beside other work; its `OpDone` has it.
 
+        It does not wait for kernels of a device by itself, as `write_pages` does: what it is for are pages of peers.
         Raises `PageOutOfRange` and `TransferQueueFull`.
         """
         ...
@@ -179,6 +226,20 @@ class Transport(Protocol):
         as `digest_pages` does, and `PeerUnreachable` for a peer that was never linked.
         """
         ...
+
+    def grant_pages(self, peer: InstanceId, pages: PageIndices) -> None:
+        """Let the peer, or `ANY_PEER`, write into pages of ours until they are revoked. Raises `PageOutOfRange`.
+
+        Binds where we bring the bytes into our pool ourselves, if the transport was opened so. One-sided writes pass
+        us by.
+        """
+        ...
+
+    def revoke_pages(self, pages: PageIndices) -> None:
+        """From now on nothing that a peer sends is written into these pages."""
+        ...
+
+    def refusals(self) -> Refusals: ...
 
     def poll(self) -> list[TransportEvent]:
         """Return what happened since the last call, without waiting."""

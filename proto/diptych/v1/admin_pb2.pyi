@@ -59,6 +59,36 @@ class UpdateWeightsRequest(_message.Message):
     drain_ms: int
     def __init__(self, instance_id: _Optional[int] = ..., model: _Optional[str] = ..., drain_ms: _Optional[int] = ...) -> None: ...
 
+class DrainRequest(_message.Message):
+    __slots__ = ("instance_id", "deadline_ms")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    instance_id: int
+    deadline_ms: int
+    def __init__(self, instance_id: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SetRoleRequest(_message.Message):
+    __slots__ = ("instance_id", "role", "drain_ms")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_MS_FIELD_NUMBER: _ClassVar[int]
+    instance_id: int
+    role: _bootstrap_pb2.Role
+    drain_ms: int
+    def __init__(self, instance_id: _Optional[int] = ..., role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ..., drain_ms: _Optional[int] = ...) -> None: ...
+
+class SetRoleResponse(_message.Message):
+    __slots__ = ("previous_role", "not_ready")
+    PREVIOUS_ROLE_FIELD_NUMBER: _ClassVar[int]
+    NOT_READY_FIELD_NUMBER: _ClassVar[int]
+    previous_role: _bootstrap_pb2.Role
+    not_ready: str
+    def __init__(self, previous_role: _Optional[_Union[_bootstrap_pb2.Role, str]] = ..., not_ready: _Optional[str] = ...) -> None: ...
+
 class UpdateWeightsResponse(_message.Message):
     __slots__ = ("model_id", "previous_model_id", "previous_model")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -116,13 +146,13 @@ class DropWeights(_message.Message):
     def __init__(self) -> None: ...
 
 class SwitchWeightsResult(_message.Message):
-    __slots__ = ("model_id", "compat", "previous_model_id", "previous_model")
+    __slots__ = ("model_id", "previous_model_id", "previous_model", "terms")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
-    COMPAT_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_MODEL_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
     model_id: str
-    compat: str
     previous_model_id: str
     previous_model: str
-    def __init__(self, model_id: _Optional[str] = ..., compat: _Optional[str] = ..., previous_model_id: _Optional[str] = ..., previous_model: _Optional[str] = ...) -> None: ...
+    terms: _bootstrap_pb2.Terms
+    def __init__(self, model_id: _Optional[str] = ..., previous_model_id: _Optional[str] = ..., previous_model: _Optional[str] = ..., terms: _Optional[_Union[_bootstrap_pb2.Terms, _Mapping]] = ...) -> None: ...

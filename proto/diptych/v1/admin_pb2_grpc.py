@@ -54,6 +54,16 @@ class WorkerAdminStub:
                 request_serializer=diptych_dot_v1_dot_admin__pb2.UpdateWeightsRequest.SerializeToString,
                 response_deserializer=diptych_dot_v1_dot_admin__pb2.UpdateWeightsResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/diptych.v1.WorkerAdmin/Drain',
+                request_serializer=diptych_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.SetRole = channel.unary_unary(
+                '/diptych.v1.WorkerAdmin/SetRole',
+                request_serializer=diptych_dot_v1_dot_admin__pb2.SetRoleRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_admin__pb2.SetRoleResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerAdminServicer:
@@ -88,6 +98,21 @@ class WorkerAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Take nothing new, finish what runs, and hand back what has not finished in time. Answers at once; GetStatus says
+        how far it is. A second call may shorten the time, never lengthen it. There is no way back but a restart.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRole(self, request, context):
+        """Serve another role: drain the present one, then register anew. Answers when the new role is served.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +135,16 @@ def add_WorkerAdminServicer_to_server(servicer, server):
                     servicer.UpdateWeights,
                     request_deserializer=diptych_dot_v1_dot_admin__pb2.UpdateWeightsRequest.FromString,
                     response_serializer=diptych_dot_v1_dot_admin__pb2.UpdateWeightsResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=diptych_dot_v1_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
+            ),
+            'SetRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRole,
+                    request_deserializer=diptych_dot_v1_dot_admin__pb2.SetRoleRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_admin__pb2.SetRoleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -220,6 +255,60 @@ class WorkerAdmin:
             '/diptych.v1.WorkerAdmin/UpdateWeights',
             diptych_dot_v1_dot_admin__pb2.UpdateWeightsRequest.SerializeToString,
             diptych_dot_v1_dot_admin__pb2.UpdateWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.WorkerAdmin/Drain',
+            diptych_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+            diptych_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.WorkerAdmin/SetRole',
+            diptych_dot_v1_dot_admin__pb2.SetRoleRequest.SerializeToString,
+            diptych_dot_v1_dot_admin__pb2.SetRoleResponse.FromString,
             options,
             channel_credentials,
             insecure,

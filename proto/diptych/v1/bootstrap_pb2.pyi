@@ -13,6 +13,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_PREFILL: _ClassVar[Role]
     ROLE_DECODE: _ClassVar[Role]
     ROLE_ROUTER: _ClassVar[Role]
+    ROLE_UNIFIED: _ClassVar[Role]
 
 class InstanceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -25,6 +26,7 @@ ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
 ROLE_ROUTER: Role
+ROLE_UNIFIED: Role
 INSTANCE_STATE_UNSPECIFIED: InstanceState
 INSTANCE_STATE_STARTING: InstanceState
 INSTANCE_STATE_READY: InstanceState
@@ -68,7 +70,7 @@ class TransferInfo(_message.Message):
     def __init__(self, engine_metadata: _Optional[bytes] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "free_pages", "total_pages", "waiting_tokens", "linked_instances", "grantable_pages", "queued_transfer_bytes", "link_speeds")
+    __slots__ = ("num_waiting", "num_running", "free_pages", "total_pages", "waiting_tokens", "linked_instances", "grantable_pages", "queued_transfer_bytes", "link_speeds", "num_waiting_prompts", "blocked_tokens", "num_ungranted")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +80,9 @@ class WorkerLoad(_message.Message):
     GRANTABLE_PAGES_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TRANSFER_BYTES_FIELD_NUMBER: _ClassVar[int]
     LINK_SPEEDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNGRANTED_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     num_running: int
     free_pages: int
@@ -87,7 +92,10 @@ class WorkerLoad(_message.Message):
     grantable_pages: int
     queued_transfer_bytes: int
     link_speeds: _containers.RepeatedCompositeFieldContainer[LinkSpeed]
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., linked_instances: _Optional[_Iterable[int]] = ..., grantable_pages: _Optional[int] = ..., queued_transfer_bytes: _Optional[int] = ..., link_speeds: _Optional[_Iterable[_Union[LinkSpeed, _Mapping]]] = ...) -> None: ...
+    num_waiting_prompts: int
+    blocked_tokens: int
+    num_ungranted: int
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., linked_instances: _Optional[_Iterable[int]] = ..., grantable_pages: _Optional[int] = ..., queued_transfer_bytes: _Optional[int] = ..., link_speeds: _Optional[_Iterable[_Union[LinkSpeed, _Mapping]]] = ..., num_waiting_prompts: _Optional[int] = ..., blocked_tokens: _Optional[int] = ..., num_ungranted: _Optional[int] = ...) -> None: ...
 
 class LinkSpeed(_message.Message):
     __slots__ = ("peer_instance_id", "bytes_per_s")
@@ -105,8 +113,28 @@ class LoraAdapter(_message.Message):
     fingerprint: str
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
+class Terms(_message.Message):
+    __slots__ = ("weights", "vocab_size", "kv_shape", "kv_backend", "oldest_protocol", "newest_protocol", "features", "required_features")
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    KV_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    KV_BACKEND_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    REQUIRED_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    weights: str
+    vocab_size: int
+    kv_shape: str
+    kv_backend: str
+    oldest_protocol: int
+    newest_protocol: int
+    features: int
+    required_features: int
+    def __init__(self, weights: _Optional[str] = ..., vocab_size: _Optional[int] = ..., kv_shape: _Optional[str] = ..., kv_backend: _Optional[str] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., features: _Optional[int] = ..., required_features: _Optional[int] = ...) -> None: ...
+
 class Instance(_message.Message):
-    __slots__ = ("instance_id", "role", "address", "model_id", "compat", "state", "transfer", "load", "version", "context_len", "dp_rank", "loras", "started_as", "paused", "not_ready", "metrics_address")
+    __slots__ = ("instance_id", "role", "address", "model_id", "compat", "state", "transfer", "load", "version", "context_len", "dp_rank", "loras", "started_as", "paused", "not_ready", "metrics_address", "terms", "sequence", "started_unix_ns", "pool", "pod")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +151,11 @@ class Instance(_message.Message):
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     NOT_READY_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STARTED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    POD_FIELD_NUMBER: _ClassVar[int]
     instance_id: int
     role: Role
     address: str
@@ -139,7 +172,12 @@ class Instance(_message.Message):
     paused: bool
     not_ready: str
     metrics_address: str
-    def __init__(self, instance_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., compat: _Optional[str] = ..., state: _Optional[_Union[InstanceState, str]] = ..., transfer: _Optional[_Union[TransferInfo, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., version: _Optional[str] = ..., context_len: _Optional[int] = ..., dp_rank: _Optional[int] = ..., loras: _Optional[_Iterable[_Union[LoraAdapter, _Mapping]]] = ..., started_as: _Optional[str] = ..., paused: _Optional[bool] = ..., not_ready: _Optional[str] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+    terms: Terms
+    sequence: int
+    started_unix_ns: int
+    pool: str
+    pod: str
+    def __init__(self, instance_id: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., compat: _Optional[str] = ..., state: _Optional[_Union[InstanceState, str]] = ..., transfer: _Optional[_Union[TransferInfo, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., version: _Optional[str] = ..., context_len: _Optional[int] = ..., dp_rank: _Optional[int] = ..., loras: _Optional[_Iterable[_Union[LoraAdapter, _Mapping]]] = ..., started_as: _Optional[str] = ..., paused: _Optional[bool] = ..., not_ready: _Optional[str] = ..., metrics_address: _Optional[str] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., sequence: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., pool: _Optional[str] = ..., pod: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence", "instance")
@@ -160,17 +198,37 @@ class HeartbeatReply(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., evicted: _Optional[bool] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("without_loads",)
+    WITHOUT_LOADS_FIELD_NUMBER: _ClassVar[int]
+    without_loads: bool
+    def __init__(self, without_loads: _Optional[bool] = ...) -> None: ...
 
 class WatchUpdate(_message.Message):
-    __slots__ = ("revision", "snapshot", "upserts", "removed")
+    __slots__ = ("revision", "snapshot", "upserts", "removed", "ended", "loads", "lease_ms", "max_silence_ms")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     UPSERTS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SILENCE_MS_FIELD_NUMBER: _ClassVar[int]
     revision: int
     snapshot: bool
     upserts: _containers.RepeatedCompositeFieldContainer[Instance]
     removed: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, revision: _Optional[int] = ..., snapshot: _Optional[bool] = ..., upserts: _Optional[_Iterable[_Union[Instance, _Mapping]]] = ..., removed: _Optional[_Iterable[int]] = ...) -> None: ...
+    ended: _containers.RepeatedScalarFieldContainer[int]
+    loads: _containers.RepeatedCompositeFieldContainer[LoadNews]
+    lease_ms: int
+    max_silence_ms: int
+    def __init__(self, revision: _Optional[int] = ..., snapshot: _Optional[bool] = ..., upserts: _Optional[_Iterable[_Union[Instance, _Mapping]]] = ..., removed: _Optional[_Iterable[int]] = ..., ended: _Optional[_Iterable[int]] = ..., loads: _Optional[_Iterable[_Union[LoadNews, _Mapping]]] = ..., lease_ms: _Optional[int] = ..., max_silence_ms: _Optional[int] = ...) -> None: ...
+
+class LoadNews(_message.Message):
+    __slots__ = ("instance_id", "sequence", "load")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    instance_id: int
+    sequence: int
+    load: WorkerLoad
+    def __init__(self, instance_id: _Optional[int] = ..., sequence: _Optional[int] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...

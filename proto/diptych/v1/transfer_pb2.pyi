@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TransferNote(_message.Message):
-    __slots__ = ("version", "sender", "target", "room", "pages_ready", "hand_off", "ack", "abort", "abort_ack", "probe_ask", "probe_offer", "probe_check", "probe_found", "probe_end")
+    __slots__ = ("version", "sender", "target", "room", "pages_ready", "hand_off", "ack", "abort", "abort_ack", "probe_ask", "probe_offer", "probe_check", "probe_found", "probe_end", "probe_greeting")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class TransferNote(_message.Message):
     PROBE_CHECK_FIELD_NUMBER: _ClassVar[int]
     PROBE_FOUND_FIELD_NUMBER: _ClassVar[int]
     PROBE_END_FIELD_NUMBER: _ClassVar[int]
+    PROBE_GREETING_FIELD_NUMBER: _ClassVar[int]
     version: int
     sender: int
     target: int
@@ -39,7 +40,8 @@ class TransferNote(_message.Message):
     probe_check: ProbeCheck
     probe_found: ProbeFound
     probe_end: ProbeEnd
-    def __init__(self, version: _Optional[int] = ..., sender: _Optional[int] = ..., target: _Optional[int] = ..., room: _Optional[int] = ..., pages_ready: _Optional[_Union[PagesReady, _Mapping]] = ..., hand_off: _Optional[_Union[HandOff, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., abort_ack: _Optional[_Union[AbortAck, _Mapping]] = ..., probe_ask: _Optional[_Union[ProbeAsk, _Mapping]] = ..., probe_offer: _Optional[_Union[ProbeOffer, _Mapping]] = ..., probe_check: _Optional[_Union[ProbeCheck, _Mapping]] = ..., probe_found: _Optional[_Union[ProbeFound, _Mapping]] = ..., probe_end: _Optional[_Union[ProbeEnd, _Mapping]] = ...) -> None: ...
+    probe_greeting: ProbeGreeting
+    def __init__(self, version: _Optional[int] = ..., sender: _Optional[int] = ..., target: _Optional[int] = ..., room: _Optional[int] = ..., pages_ready: _Optional[_Union[PagesReady, _Mapping]] = ..., hand_off: _Optional[_Union[HandOff, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., abort_ack: _Optional[_Union[AbortAck, _Mapping]] = ..., probe_ask: _Optional[_Union[ProbeAsk, _Mapping]] = ..., probe_offer: _Optional[_Union[ProbeOffer, _Mapping]] = ..., probe_check: _Optional[_Union[ProbeCheck, _Mapping]] = ..., probe_found: _Optional[_Union[ProbeFound, _Mapping]] = ..., probe_end: _Optional[_Union[ProbeEnd, _Mapping]] = ..., probe_greeting: _Optional[_Union[ProbeGreeting, _Mapping]] = ...) -> None: ...
 
 class PagesReady(_message.Message):
     __slots__ = ("pages", "generations", "cached_prefix_len", "num_prompt_tokens", "page_size", "prompt_hash")
@@ -85,6 +87,14 @@ class AbortAck(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ProbeGreeting(_message.Message):
+    __slots__ = ("out", "into")
+    OUT_FIELD_NUMBER: _ClassVar[int]
+    INTO_FIELD_NUMBER: _ClassVar[int]
+    out: bool
+    into: bool
+    def __init__(self, out: _Optional[bool] = ..., into: _Optional[bool] = ...) -> None: ...
+
 class ProbeAsk(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -118,7 +128,7 @@ class ProbeEnd(_message.Message):
     def __init__(self, path: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class EngineMetadata(_message.Message):
-    __slots__ = ("version", "worker_address", "pool_key", "pool_base", "layout", "process_scope", "pid", "process_started", "ucx_version", "device_kind", "device_handle", "backend")
+    __slots__ = ("version", "worker_address", "pool_key", "pool_base", "layout", "process_scope", "pid", "process_started", "ucx_version", "device_kind", "device_handle", "backend", "link_key")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     POOL_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +141,7 @@ class EngineMetadata(_message.Message):
     DEVICE_KIND_FIELD_NUMBER: _ClassVar[int]
     DEVICE_HANDLE_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
+    LINK_KEY_FIELD_NUMBER: _ClassVar[int]
     version: int
     worker_address: bytes
     pool_key: bytes
@@ -143,4 +154,5 @@ class EngineMetadata(_message.Message):
     device_kind: str
     device_handle: bytes
     backend: str
-    def __init__(self, version: _Optional[int] = ..., worker_address: _Optional[bytes] = ..., pool_key: _Optional[bytes] = ..., pool_base: _Optional[int] = ..., layout: _Optional[_Union[_bootstrap_pb2.KvLayout, _Mapping]] = ..., process_scope: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[int] = ..., ucx_version: _Optional[str] = ..., device_kind: _Optional[str] = ..., device_handle: _Optional[bytes] = ..., backend: _Optional[str] = ...) -> None: ...
+    link_key: bytes
+    def __init__(self, version: _Optional[int] = ..., worker_address: _Optional[bytes] = ..., pool_key: _Optional[bytes] = ..., pool_base: _Optional[int] = ..., layout: _Optional[_Union[_bootstrap_pb2.KvLayout, _Mapping]] = ..., process_scope: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[int] = ..., ucx_version: _Optional[str] = ..., device_kind: _Optional[str] = ..., device_handle: _Optional[bytes] = ..., backend: _Optional[str] = ..., link_key: _Optional[bytes] = ...) -> None: ...

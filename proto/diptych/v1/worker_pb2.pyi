@@ -9,6 +9,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class LegKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEG_KIND_UNSPECIFIED: _ClassVar[LegKind]
+    LEG_KIND_PREFILL: _ClassVar[LegKind]
+    LEG_KIND_DECODE: _ClassVar[LegKind]
+    LEG_KIND_LOCAL: _ClassVar[LegKind]
+
 class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ERROR_CODE_UNSPECIFIED: _ClassVar[ErrorCode]
@@ -20,6 +27,8 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_ABORTED: _ClassVar[ErrorCode]
     ERROR_CODE_RETRACTED: _ClassVar[ErrorCode]
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
+    ERROR_CODE_HANDED_BACK: _ClassVar[ErrorCode]
+    ERROR_CODE_TOO_LONG: _ClassVar[ErrorCode]
 
 class LinkState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -29,6 +38,10 @@ class LinkState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LINK_STATE_TESTING: _ClassVar[LinkState]
     LINK_STATE_UP: _ClassVar[LinkState]
     LINK_STATE_REFUSED: _ClassVar[LinkState]
+LEG_KIND_UNSPECIFIED: LegKind
+LEG_KIND_PREFILL: LegKind
+LEG_KIND_DECODE: LegKind
+LEG_KIND_LOCAL: LegKind
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID: ErrorCode
 ERROR_CODE_OVERLOADED: ErrorCode
@@ -38,6 +51,8 @@ ERROR_CODE_DEADLINE: ErrorCode
 ERROR_CODE_ABORTED: ErrorCode
 ERROR_CODE_RETRACTED: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
+ERROR_CODE_HANDED_BACK: ErrorCode
+ERROR_CODE_TOO_LONG: ErrorCode
 LINK_STATE_UNSPECIFIED: LinkState
 LINK_STATE_DOWN: LinkState
 LINK_STATE_CONNECTING: LinkState
@@ -46,7 +61,7 @@ LINK_STATE_UP: LinkState
 LINK_STATE_REFUSED: LinkState
 
 class StartLeg(_message.Message):
-    __slots__ = ("room", "request_id", "prompt_token_ids", "sampling", "peer_instance_id", "num_prior_output_tokens", "timeout_ms", "cache_salt", "priority", "tenant", "lora", "compat")
+    __slots__ = ("room", "request_id", "prompt_token_ids", "sampling", "peer_instance_id", "num_prior_output_tokens", "timeout_ms", "cache_salt", "priority", "tenant", "lora", "compat", "kind", "prompt_text", "add_special_tokens", "prompt_tokens")
     ROOM_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +74,10 @@ class StartLeg(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     LORA_FIELD_NUMBER: _ClassVar[int]
     COMPAT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     room: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -71,17 +90,23 @@ class StartLeg(_message.Message):
     tenant: str
     lora: str
     compat: str
-    def __init__(self, room: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., peer_instance_id: _Optional[int] = ..., num_prior_output_tokens: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., lora: _Optional[str] = ..., compat: _Optional[str] = ...) -> None: ...
+    kind: LegKind
+    prompt_text: str
+    add_special_tokens: bool
+    prompt_tokens: bytes
+    def __init__(self, room: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., peer_instance_id: _Optional[int] = ..., num_prior_output_tokens: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., lora: _Optional[str] = ..., compat: _Optional[str] = ..., kind: _Optional[_Union[LegKind, str]] = ..., prompt_text: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., prompt_tokens: _Optional[bytes] = ...) -> None: ...
 
 class RouterBatch(_message.Message):
-    __slots__ = ("start", "abort", "resync_kv")
+    __slots__ = ("start", "abort", "resync_kv", "router_instance_id")
     START_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     RESYNC_KV_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     start: _containers.RepeatedCompositeFieldContainer[StartLeg]
     abort: _containers.RepeatedScalarFieldContainer[int]
     resync_kv: bool
-    def __init__(self, start: _Optional[_Iterable[_Union[StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., resync_kv: _Optional[bool] = ...) -> None: ...
+    router_instance_id: int
+    def __init__(self, start: _Optional[_Iterable[_Union[StartLeg, _Mapping]]] = ..., abort: _Optional[_Iterable[int]] = ..., resync_kv: _Optional[bool] = ..., router_instance_id: _Optional[int] = ...) -> None: ...
 
 class LegError(_message.Message):
     __slots__ = ("code", "message")
@@ -92,7 +117,7 @@ class LegError(_message.Message):
     def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class LegStats(_message.Message):
-    __slots__ = ("cached_tokens", "pages_moved", "bytes_moved", "kv_digest", "queue_us", "compute_us", "transfer_us", "join_us", "verify_us", "added_ttft_us")
+    __slots__ = ("cached_tokens", "pages_moved", "bytes_moved", "kv_digest", "queue_us", "compute_us", "transfer_us", "join_us", "verify_us", "prompt_tokens", "added_ttft_us", "grant_us")
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAGES_MOVED_FIELD_NUMBER: _ClassVar[int]
     BYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
@@ -102,7 +127,9 @@ class LegStats(_message.Message):
     TRANSFER_US_FIELD_NUMBER: _ClassVar[int]
     JOIN_US_FIELD_NUMBER: _ClassVar[int]
     VERIFY_US_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADDED_TTFT_US_FIELD_NUMBER: _ClassVar[int]
+    GRANT_US_FIELD_NUMBER: _ClassVar[int]
     cached_tokens: int
     pages_moved: int
     bytes_moved: int
@@ -112,8 +139,10 @@ class LegStats(_message.Message):
     transfer_us: int
     join_us: int
     verify_us: int
+    prompt_tokens: int
     added_ttft_us: int
-    def __init__(self, cached_tokens: _Optional[int] = ..., pages_moved: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., kv_digest: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., join_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., added_ttft_us: _Optional[int] = ...) -> None: ...
+    grant_us: int
+    def __init__(self, cached_tokens: _Optional[int] = ..., pages_moved: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., kv_digest: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., join_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., added_ttft_us: _Optional[int] = ..., grant_us: _Optional[int] = ...) -> None: ...
 
 class LegOutput(_message.Message):
     __slots__ = ("room", "first_index", "token_ids", "finish_reason", "error", "stats", "logprobs", "prompt_logprobs")
@@ -136,14 +165,16 @@ class LegOutput(_message.Message):
     def __init__(self, room: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., error: _Optional[_Union[LegError, _Mapping]] = ..., stats: _Optional[_Union[LegStats, _Mapping]] = ..., logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
 
 class WorkerBatch(_message.Message):
-    __slots__ = ("outputs", "load", "kv_events")
+    __slots__ = ("outputs", "load", "kv_events", "instance")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[LegOutput]
     load: _bootstrap_pb2.WorkerLoad
     kv_events: KvEvents
-    def __init__(self, outputs: _Optional[_Iterable[_Union[LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ...) -> None: ...
+    instance: _bootstrap_pb2.Instance
+    def __init__(self, outputs: _Optional[_Iterable[_Union[LegOutput, _Mapping]]] = ..., load: _Optional[_Union[_bootstrap_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ...) -> None: ...
 
 class KvEvents(_message.Message):
     __slots__ = ("sequence", "stored", "removed", "cleared", "more")
@@ -166,7 +197,7 @@ class StatusRequest(_message.Message):
     def __init__(self, instance_id: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored", "links", "link_failures", "retractions", "quarantine_oldest_s")
+    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored", "links", "link_failures", "retractions", "drain", "quarantine_oldest_s", "unauthenticated_messages", "refused_page_writes", "graphs", "graph_bytes", "prefill_s", "prefill_busy", "prefill_tokens_per_s")
     class PagesByStateEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -188,7 +219,15 @@ class WorkerStatus(_message.Message):
     LINKS_FIELD_NUMBER: _ClassVar[int]
     LINK_FAILURES_FIELD_NUMBER: _ClassVar[int]
     RETRACTIONS_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
     QUARANTINE_OLDEST_S_FIELD_NUMBER: _ClassVar[int]
+    UNAUTHENTICATED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_PAGE_WRITES_FIELD_NUMBER: _ClassVar[int]
+    GRAPHS_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_BUSY_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     instance: _bootstrap_pb2.Instance
     open_rooms: int
     pages_by_state: _containers.ScalarMap[str, int]
@@ -203,8 +242,36 @@ class WorkerStatus(_message.Message):
     links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
     link_failures: int
     retractions: int
+    drain: Drain
     quarantine_oldest_s: float
-    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., link_failures: _Optional[int] = ..., retractions: _Optional[int] = ..., quarantine_oldest_s: _Optional[float] = ...) -> None: ...
+    unauthenticated_messages: int
+    refused_page_writes: int
+    graphs: int
+    graph_bytes: int
+    prefill_s: float
+    prefill_busy: float
+    prefill_tokens_per_s: float
+    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., link_failures: _Optional[int] = ..., retractions: _Optional[int] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., quarantine_oldest_s: _Optional[float] = ..., unauthenticated_messages: _Optional[int] = ..., refused_page_writes: _Optional[int] = ..., graphs: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., prefill_s: _Optional[float] = ..., prefill_busy: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ("phase", "requests_left", "oldest_s", "deadline_s")
+    class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PHASE_UNSPECIFIED: _ClassVar[Drain.Phase]
+        PHASE_DRAINING: _ClassVar[Drain.Phase]
+        PHASE_EMPTY: _ClassVar[Drain.Phase]
+    PHASE_UNSPECIFIED: Drain.Phase
+    PHASE_DRAINING: Drain.Phase
+    PHASE_EMPTY: Drain.Phase
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_S_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    phase: Drain.Phase
+    requests_left: int
+    oldest_s: float
+    deadline_s: float
+    def __init__(self, phase: _Optional[_Union[Drain.Phase, str]] = ..., requests_left: _Optional[int] = ..., oldest_s: _Optional[float] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class LinkStatus(_message.Message):
     __slots__ = ("peer_instance_id", "state", "reason", "lanes", "library", "path", "bytes_per_s", "rtt_s", "bytes_sent", "in_flight_bytes", "queued_bytes", "last_heard_s", "tests")

@@ -5,56 +5,78 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from typing import Final
 
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-
+from diptych.bootstrap.health import BootstrapHealth
+from diptych.bootstrap.limits import MAX_MESSAGE_BYTES, Limits
+from diptych.bootstrap.metrics import BootstrapMetrics
 from diptych.bootstrap.server import BootstrapService
 from diptych.common import lifecycle
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
+from diptych.common.grpc_health import add_health
+from diptych.common.health import HealthServer
 from diptych.common.logging import LogConfig, setup
-from diptych.common.rpc import SERVER_OPTIONS, listen
-from diptych.v1 import bootstrap_pb2_grpc
+from diptych.common.refusals import Refusals
+from diptych.common.rpc import listen, new_server
+from diptych.common.trust import Trust, TrustConfig
 
 logger = logging.getLogger(__name__)
 
+CENSUS_S: Final = 5.0  # that the event loop gets to answer a scrape
+
 
 @dataclass(frozen=True, slots=True)
-class BootstrapConfig(LogConfig):
+class BootstrapConfig(LogConfig, TrustConfig):
     """Know who is alive, and tell everybody."""
 
     host: str = option("127.0.0.1", help="address to listen on")
     port: int = option(7000, help="gRPC port; 0: any free one")
+    health_port: int = option(0, help="HTTP port of /health/live|ready|startup and /metrics; 0: any free one")
     heartbeat_s: float = option(1.0, help="how often instances report, in seconds")
     lease_s: float = option(3.0, help="an instance that is silent for so many seconds is no longer listed")
+    max_instances: int = option(8_000, help="how many may be listed; more are refused")
+    max_watchers: int = option(8_000, help="how many may follow; every worker and router does")
 
     def validate(self) -> None:
         """Raise `ConfigError` for values that cannot work."""
         if not 0 < self.heartbeat_s <= self.lease_s / 2:
             raise ConfigError("--lease-s must be at least twice --heartbeat-s: one lost heartbeat must not evict")
+        if min(self.max_instances, self.max_watchers) < 1:
+            raise ConfigError("--max-instances and --max-watchers must be at least 1")
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.max_instances, self.max_watchers)
 
 
 def main(config: BootstrapConfig) -> int:
     """Serve until SIGTERM; return the exit code."""
     lifecycle.die_with_supervisor()
     setup("bootstrap", config.log_format, config.log_level)
-    asyncio.run(lifecycle.run_until_signal(lambda stop: _serve(config, stop)))
+    trust = config.trust()
+    asyncio.run(lifecycle.run_until_signal(lambda stop: _serve(config, trust, stop)))
     return 0
 
 
-async def _serve(config: BootstrapConfig, stop: asyncio.Event) -> None:
-    service = BootstrapService(lease_s=config.lease_s, heartbeat_s=config.heartbeat_s)
-    health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in grpc-stubs
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    bootstrap_pb2_grpc.add_BootstrapServicer_to_server(service, server)
-    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-    port = listen(server, config.host, config.port)
+async def _serve(config: BootstrapConfig, trust: Trust, stop: asyncio.Event) -> None:
+    service = BootstrapService(lease_s=config.lease_s, heartbeat_s=config.heartbeat_s, limits=config.limits)
+    health = BootstrapHealth()
+    refusals = Refusals()
+    server = new_server(trust, refusals, [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
+    service.add_to(server)
+    add_health(server, health.probes, ("diptych.v1.Bootstrap",))
+    port = listen(server, config.host, config.port, trust)
     await server.start()
-    await health_service.set("", health_pb2.HealthCheckResponse.SERVING)
     logger.info("bootstrap at %s:%d", config.host, port)
-    async with asyncio.TaskGroup() as tasks:
-        expiry = tasks.create_task(service.expire_forever())
-        await stop.wait()
-        await server.stop(grace=None)
-        expiry.cancel()
+    loop = asyncio.get_running_loop()
+    metrics = BootstrapMetrics(
+        lambda: asyncio.run_coroutine_threadsafe(service.census(), loop).result(CENSUS_S), refusals
+    )
+    with HealthServer(config.host, config.health_port, health.probes, {"/metrics": metrics.page}):
+        async with asyncio.TaskGroup() as tasks:
+            background = [tasks.create_task(service.run()), tasks.create_task(health.heartbeat.run())]
+            await stop.wait()
+            await server.stop(grace=None)
+            for task in background:
+                task.cancel()

@@ -1,84 +1,25 @@
 """Decides who is alive: heartbeats and the passing of time in, changes for the watchers out. No sockets, no clock.
 
 Rules: an instance lives as long as its lease, which every heartbeat renews. Only a heartbeat with a higher sequence
-number counts. Of two instances that name the same address, the one that registered first is evicted, and stays so
-however late its heartbeats come; a goodbye claims no address. What left is remembered for `memory_s`, so that a
-delayed message cannot revive it.
+number counts. Of two instances that name the same address, the one that was started first is evicted, and stays so
+however late its heartbeats come, and in whatever order: every replica decides the same. Clocks may be wrong: one that
+was not heard for a lease, or said goodbye, has no claim. What left is remembered for `memory_s`, so that a
+delayed message cannot revive it, but never at the cost of a place for a living instance.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from diptych.common.errors import InvalidTransition
-from diptych.common.membership import Record, State
+from diptych.bootstrap.standing import ENDED, LISTED, SAYS, TRANSITIONS, Event, Standing
+from diptych.common.alarms import Alarms
+from diptych.common.errors import InvalidTransition, Overloaded
+from diptych.common.membership import Record
 
 P = TypeVar("P")
-
-
-class Standing(enum.Enum):
-    """How bootstrap regards an instance."""
-
-    UNKNOWN = "unknown"
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
-    EXPIRED = "expired"  # its lease ran out; a heartbeat brings it back
-    EVICTED = "evicted"  # a newer instance has its address; final
-    GONE = "gone"  # said goodbye; final
-
-
-class Event(enum.Enum):
-    """What can happen to an instance."""
-
-    SAYS_STARTING = "says starting"
-    SAYS_READY = "says ready"
-    SAYS_DRAINING = "says draining"
-    SAYS_GONE = "says gone"
-    LEASE_ENDED = "lease ended"
-    REPLACED = "replaced"
-
-
-LISTED: Final = frozenset({Standing.STARTING, Standing.READY, Standing.DRAINING})
-
-TRANSITIONS: Final[Mapping[tuple[Standing, Event], Standing]] = {
-    (Standing.UNKNOWN, Event.SAYS_STARTING): Standing.STARTING,
-    (Standing.UNKNOWN, Event.SAYS_READY): Standing.READY,
-    (Standing.UNKNOWN, Event.SAYS_DRAINING): Standing.DRAINING,
-    (Standing.UNKNOWN, Event.SAYS_GONE): Standing.GONE,
-    (Standing.STARTING, Event.SAYS_STARTING): Standing.STARTING,
-    (Standing.STARTING, Event.SAYS_READY): Standing.READY,
-    (Standing.STARTING, Event.SAYS_DRAINING): Standing.DRAINING,
-    (Standing.STARTING, Event.SAYS_GONE): Standing.GONE,
-    (Standing.STARTING, Event.LEASE_ENDED): Standing.EXPIRED,
-    (Standing.STARTING, Event.REPLACED): Standing.EVICTED,
-    (Standing.READY, Event.SAYS_READY): Standing.READY,
-    (Standing.READY, Event.SAYS_DRAINING): Standing.DRAINING,
-    (Standing.READY, Event.SAYS_GONE): Standing.GONE,
-    (Standing.READY, Event.LEASE_ENDED): Standing.EXPIRED,
-    (Standing.READY, Event.REPLACED): Standing.EVICTED,
-    (Standing.DRAINING, Event.SAYS_DRAINING): Standing.DRAINING,
-    (Standing.DRAINING, Event.SAYS_GONE): Standing.GONE,
-    (Standing.DRAINING, Event.LEASE_ENDED): Standing.EXPIRED,
-    (Standing.DRAINING, Event.REPLACED): Standing.EVICTED,
-    (Standing.EXPIRED, Event.SAYS_STARTING): Standing.STARTING,
-    (Standing.EXPIRED, Event.SAYS_READY): Standing.READY,
-    (Standing.EXPIRED, Event.SAYS_DRAINING): Standing.DRAINING,
-    (Standing.EXPIRED, Event.SAYS_GONE): Standing.GONE,
-    (Standing.EXPIRED, Event.REPLACED): Standing.EVICTED,
-    **{(Standing.EVICTED, event): Standing.EVICTED for event in Event if event is not Event.LEASE_ENDED},
-    **{(Standing.GONE, event): Standing.GONE for event in Event if event is not Event.LEASE_ENDED},
-}
-
-_SAYS: Final[Mapping[State, Event]] = {
-    State.STARTING: Event.SAYS_STARTING,
-    State.READY: Event.SAYS_READY,
-    State.DRAINING: Event.SAYS_DRAINING,
-    State.GONE: Event.SAYS_GONE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +27,16 @@ class Heartbeat(Generic[P]):
     """An instance has spoken."""
 
     record: Record[P]
-    sequence: int  # strictly rising within an instance
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excuse:
+    """Nobody could be heard for a while, for we did not run: silence until now proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +53,29 @@ class Delta(Generic[P]):
     """What follows from an event."""
 
     upserts: tuple[Record[P], ...] = ()  # for the watchers
+    loads: tuple[Record[P], ...] = ()  # for the watchers: nothing else of these records changed
     removed: tuple[int, ...] = ()  # for the watchers
+    ended: tuple[int, ...] = ()  # of those, the ones that never come back
     evicted: bool = False  # for the sender of the heartbeat: its address belongs to a newer instance
     moves: tuple[Move[P], ...] = ()  # for the log
+
+    @property
+    def is_news(self) -> bool:
+        """Whether watchers must hear of it at once."""
+        return bool(self.upserts or self.removed or self.ended)
 
 
 @dataclass(slots=True)
 class _Member(Generic[P]):
-    order: int  # of registration: the higher one owns a contested address
+    order: int  # of registration
     record: Record[P]
-    sequence: int = -1
     standing: Standing = Standing.UNKNOWN
-    deadline_s: float = 0.0  # of the lease while listed, of the memory after
+    heard_s: float = -math.inf  # when its newest heartbeat came
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The higher one owns a contested address."""
+        return self.record.started_ns, self.order
 
     def on(self, event: Event) -> Move[P]:
         """Move along `TRANSITIONS`; raise `InvalidTransition` where it has no entry."""
@@ -132,73 +88,106 @@ class _Member(Generic[P]):
 
 
 class Membership(Generic[P]):
-    """Every instance heard of lately. `apply` events; call it with `Tick` at `next_deadline_s`."""
+    """Every instance heard of lately. `apply` events; call it with `Tick` at `next_deadline_s`.
 
-    def __init__(self, *, lease_s: float, memory_s: float = 600.0) -> None:
+    A deadline that comes up later is at least a lease away.
+    """
+
+    def __init__(self, *, lease_s: float, memory_s: float = 600.0, max_instances: int = 8_000) -> None:
         self._lease_s = lease_s
         self._memory_s = memory_s
+        self._max_instances = max_instances
         self._members: dict[int, _Member[P]] = {}
+        self._left: dict[int, None] = {}  # those that are remembered only, in the order in which they left
+        self._deadlines = Alarms()  # of the lease of those that are listed, of the memory of the others
         self._owners: dict[str, int] = {}  # address -> the instance that was last registered there
         self._num_registered = 0
 
     @property
     def next_deadline_s(self) -> float | None:
         """When a `Tick` is next due; None: not before another heartbeat."""
-        return min((member.deadline_s for member in self._members.values()), default=None)
+        return self._deadlines.next_s
 
     def snapshot(self) -> tuple[Record[P], ...]:
         """Return every instance that is listed, in order of registration."""
         listed = [member for member in self._members.values() if member.standing in LISTED]
         return tuple(member.record for member in sorted(listed, key=lambda member: member.order))
 
-    def apply(self, event: Heartbeat[P] | Tick, now_s: float) -> Delta[P]:
-        """Take in an event. Raises `InvalidTransition`, changing nothing, when an instance goes back."""
+    def apply(self, event: Heartbeat[P] | Tick | Excuse, now_s: float) -> Delta[P]:
+        """Take in an event. Raises, changing nothing, `InvalidTransition` when an instance goes back, and `Overloaded`
+        when there is no place for another one.
+        """
         match event:
             case Heartbeat():
                 return self._on_heartbeat(event, now_s)
             case Tick():
                 return self._on_tick(now_s)
+            case Excuse():
+                return self._on_excuse(now_s)
 
     def _on_heartbeat(self, heartbeat: Heartbeat[P], now_s: float) -> Delta[P]:
         record = heartbeat.record
         member = self._members.get(record.instance_id) or self._new_member(record)
-        if heartbeat.sequence <= member.sequence:
-            return Delta(evicted=member.standing is Standing.EVICTED)
         before = member.record
+        if member.standing is not Standing.UNKNOWN and record.sequence <= before.sequence:
+            return Delta(evicted=member.standing is Standing.EVICTED)
         if record.address != before.address:
             raise InvalidTransition(f"instance {record.instance_id:016x} must keep its address {before.address}")
-        moves = [member.on(_SAYS[record.state])]
-        member.sequence, member.record = heartbeat.sequence, record
+        moves = [member.on(SAYS[record.state])]
         self._members[record.instance_id] = member
+        member.record = record
         if member.standing in LISTED:
             moves += self._settle_address(member, now_s)
+        member.heard_s = now_s
         self._renew(member, now_s)
-        is_news = member.standing in LISTED and (moves[0].before not in LISTED or record != before)
-        evicted = member.standing is Standing.EVICTED
-        return Delta((record,) if is_news else (), _no_longer_listed(moves), evicted, _real(moves))
+        return self._delta(member, before, moves)
+
+    def _delta(self, member: _Member[P], before: Record[P], moves: list[Move[P]]) -> Delta[P]:
+        is_listed, record = member.standing in LISTED, member.record
+        is_news = is_listed and (moves[0].before not in LISTED or record != before)
+        return Delta(
+            upserts=(record,) if is_news else (),
+            loads=(record,) if is_listed and not is_news and record.load != before.load else (),
+            removed=_no_longer_listed(moves),
+            ended=_ended(moves),
+            evicted=member.standing is Standing.EVICTED,
+            moves=_real(moves),
+        )
 
     def _new_member(self, record: Record[P]) -> _Member[P]:
+        if len(self._members) >= self._max_instances:
+            if not self._left:
+                raise Overloaded(f"{self._max_instances} instances are listed: no more fit (--max-instances)")
+            self._forget(self._members[next(iter(self._left))])
         self._num_registered += 1
         return _Member(order=self._num_registered, record=record)
 
     def _settle_address(self, member: _Member[P], now_s: float) -> list[Move[P]]:
-        """Evict the older of `member` and the present owner of its address, if they are two."""
+        """Evict one of `member` and the present owner of its address, if they are two."""
         address = member.record.address
         owner = self._members.get(self._owners.get(address, 0), member)
-        newer, older = (member, owner) if owner.order <= member.order else (owner, member)
-        self._owners[address] = newer.record.instance_id
-        if newer is older:
+        is_alive = owner.standing in LISTED and now_s - owner.heard_s < self._lease_s
+        owner_holds = is_alive and owner.rank > member.rank
+        holder, loser = (owner, member) if owner_holds else (member, owner)
+        self._owners[address] = holder.record.instance_id
+        if holder is loser:
             return []
-        move = older.on(Event.REPLACED)
-        self._renew(older, now_s)
+        move = loser.on(Event.REPLACED)
+        self._renew(loser, now_s)
         return [move]
 
     def _renew(self, member: _Member[P], now_s: float) -> None:
-        member.deadline_s = now_s + (self._lease_s if member.standing in LISTED else self._memory_s)
+        instance_id, is_listed = member.record.instance_id, member.standing in LISTED
+        self._deadlines.set(instance_id, now_s + (self._lease_s if is_listed else self._memory_s))
+        if is_listed:
+            self._left.pop(instance_id, None)
+        else:
+            self._left.setdefault(instance_id)
 
     def _on_tick(self, now_s: float) -> Delta[P]:
         moves = []
-        for member in [member for member in self._members.values() if member.deadline_s <= now_s]:
+        for instance_id in self._deadlines.pop_due(now_s):
+            member = self._members[instance_id]
             if member.standing in LISTED:
                 moves.append(member.on(Event.LEASE_ENDED))
                 self._renew(member, now_s)
@@ -206,14 +195,27 @@ class Membership(Generic[P]):
                 self._forget(member)
         return Delta(removed=_no_longer_listed(moves), moves=_real(moves))
 
+    def _on_excuse(self, now_s: float) -> Delta[P]:
+        for member in self._members.values():
+            if member.standing in LISTED:
+                member.heard_s = now_s
+                self._renew(member, now_s)
+        return Delta()
+
     def _forget(self, member: _Member[P]) -> None:
-        del self._members[member.record.instance_id]
-        if self._owners.get(member.record.address) == member.record.instance_id:
+        instance_id = member.record.instance_id
+        del self._members[instance_id], self._left[instance_id]
+        self._deadlines.drop(instance_id)
+        if self._owners.get(member.record.address) == instance_id:
             del self._owners[member.record.address]
 
 
 def _no_longer_listed(moves: Iterable[Move[P]]) -> tuple[int, ...]:
     return tuple(move.record.instance_id for move in moves if move.before in LISTED and move.after not in LISTED)
+
+
+def _ended(moves: Iterable[Move[P]]) -> tuple[int, ...]:
+    return tuple(move.record.instance_id for move in moves if move.before is not move.after and move.after in ENDED)
 
 
 def _real(moves: Iterable[Move[P]]) -> tuple[Move[P], ...]:

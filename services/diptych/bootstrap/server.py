@@ -1,7 +1,6 @@
 """The gRPC face of the membership: one stream for each instance that registers, one for each watcher.
 
-Only this module has a clock. Heartbeats and lease ends go through `Membership.apply`; what changed goes to every
-watcher's `Outbox`, which keeps at most one entry for each instance however slowly its watcher reads.
+Only this module has a clock. Messages are bytes here: what can't be read is refused with a reason.
 """
 
 from __future__ import annotations
@@ -9,127 +8,126 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final, TypeAlias
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError
 
-from diptych.bootstrap.membership import Delta, Heartbeat, Membership, Move, Standing, Tick
-from diptych.common.errors import InvalidRequest, InvalidTransition
-from diptych.common.membership_client import to_record
-from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc
-from diptych.v1.bootstrap_pb2 import HeartbeatReply, Instance, WatchUpdate
+from diptych.bootstrap.census import Census
+from diptych.bootstrap.limits import Limits, Pace
+from diptych.bootstrap.membership import Delta
+from diptych.bootstrap.outbox import SILENCES_A_LEASE, Outbox
+from diptych.bootstrap.replica import NUM_TURNS, Replica
+from diptych.common.errors import InvalidRequest, Overloaded
+from diptych.common.lifecycle import wait_or_timeout
+from diptych.v1 import bootstrap_pb2
+from diptych.v1.bootstrap_pb2 import HeartbeatReply, WatchRequest
 
 logger = logging.getLogger(__name__)
 
-Context: TypeAlias = "grpc.aio.ServicerContext[Message, Message]"
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+Clock: TypeAlias = Callable[[], float]
+
+SERVICE: Final = bootstrap_pb2.DESCRIPTOR.services_by_name["Bootstrap"].full_name
+LOADS_EVERY_S: Final = 1.0  # to each watcher
+DEFAULT_LIMITS: Final = Limits()
 
 
-@dataclass(slots=True)
-class Outbox:
-    """What one watcher has not been told yet."""
+class BootstrapService:
+    """Serves `diptych.v1.Bootstrap`. `run` must be running."""
 
-    upserts: dict[int, Instance] = field(default_factory=dict)
-    removed: set[int] = field(default_factory=set)
-    filled: asyncio.Event = field(default_factory=asyncio.Event)
-    revision: int = 0
-
-    def put(self, delta: Delta[Instance]) -> None:
-        """Add a change; a later one about the same instance replaces an earlier one."""
-        for record in delta.upserts:
-            self.removed.discard(record.instance_id)
-            self.upserts[record.instance_id] = record.payload
-        for instance_id in delta.removed:
-            self.upserts.pop(instance_id, None)
-            self.removed.add(instance_id)
-        self.filled.set()
-
-    def take(self, *, snapshot: bool = False) -> WatchUpdate:
-        """Return everything that is due and forget it."""
-        self.revision += 1
-        update = WatchUpdate(
-            revision=self.revision, snapshot=snapshot, upserts=self.upserts.values(), removed=self.removed
-        )
-        self.upserts.clear()
-        self.removed.clear()
-        self.filled.clear()
-        return update
-
-
-class BootstrapService(bootstrap_pb2_grpc.BootstrapServicer):
-    """Serves `diptych.v1.Bootstrap`. `expire_forever` must be running."""
-
-    def __init__(self, *, lease_s: float, heartbeat_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._membership: Membership[Instance] = Membership(lease_s=lease_s)
-        self._timing = HeartbeatReply(interval_ms=round(heartbeat_s * 1000), lease_ms=round(lease_s * 1000))
+    def __init__(
+        self, *, lease_s: float, heartbeat_s: float, limits: Limits = DEFAULT_LIMITS, clock: Clock = time.monotonic
+    ) -> None:
+        self._replica = Replica(lease_s=lease_s, limits=limits)
+        self._lease_s = lease_s
         self._clock = clock
-        self._outboxes: list[Outbox] = []
-        self._heard = asyncio.Event()
+        self._filled: dict[Outbox, asyncio.Event] = {}
+        timing = HeartbeatReply(interval_ms=round(heartbeat_s * 1000), lease_ms=round(lease_s * 1000))
+        evicted = HeartbeatReply(interval_ms=timing.interval_ms, lease_ms=timing.lease_ms, evicted=True)
+        self._replies = {False: timing.SerializeToString(), True: evicted.SerializeToString()}
 
-    async def Register(
-        self, request_iterator: AsyncIterator[bootstrap_pb2.Heartbeat], context: Context
-    ) -> AsyncIterator[HeartbeatReply]:
+    def add_to(self, server: grpc.aio.Server) -> None:
+        handlers = {
+            "Register": grpc.stream_stream_rpc_method_handler(self.register),
+            "Watch": grpc.unary_stream_rpc_method_handler(self.watch),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    async def register(self, heartbeats: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         """Take the heartbeats of one instance."""
-        async for message in request_iterator:
+        pace = Pace(self._clock())
+        async for data in heartbeats:
+            now_s = self._clock()
             try:
-                delta = self._apply(_to_heartbeat(message))
-            except (InvalidRequest, InvalidTransition) as error:
+                pace.count(now_s)
+                delta = self._replica.hear(data, now_s)
+            except (InvalidRequest, Overloaded) as error:
                 logger.warning("refused a heartbeat of %s: %s", context.peer(), error)
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            yield HeartbeatReply(
-                interval_ms=self._timing.interval_ms, lease_ms=self._timing.lease_ms, evicted=delta.evicted
-            )
+                await context.abort(grpc.StatusCode[error.grpc_status], str(error))
+            self._note(delta)
+            yield self._replies[delta.evicted]
 
-    async def Watch(self, request: bootstrap_pb2.WatchRequest, context: Context) -> AsyncIterator[WatchUpdate]:
-        """Send everything that is listed, then what changes."""
-        outbox = Outbox()
-        outbox.put(Delta(upserts=self._membership.snapshot()))
-        self._outboxes.append(outbox)
+    async def watch(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+        """Send everything that is listed, then what changes, and that we are there."""
         try:
-            yield outbox.take(snapshot=True)
+            outbox = self._replica.open(with_loads=not _read(request).without_loads)
+        except (InvalidRequest, Overloaded) as error:
+            await context.abort(grpc.StatusCode[error.grpc_status], str(error))
+        filled = self._filled[outbox] = asyncio.Event()
+        try:
             while True:
-                await outbox.filled.wait()
-                yield outbox.take()
+                filled.clear()
+                if outbox.is_empty:
+                    await wait_or_timeout(filled, self._lease_s / SILENCES_A_LEASE)
+                yield self._replica.take(outbox)
         finally:
-            self._outboxes.remove(outbox)
+            del self._filled[outbox]
+            self._replica.close(outbox)
 
-    async def expire_forever(self) -> None:
-        """End leases when they are due. Sleeps in between."""
+    async def census(self) -> Census:
+        """Return how things are now."""
+        return self._replica.census()
+
+    async def run(self) -> None:
+        """End leases when they are due, and tell loads now and then."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._expire_forever())
+            tasks.create_task(self._tell_loads_forever())
+
+    async def _expire_forever(self) -> None:
         while True:
-            deadline_s = self._membership.next_deadline_s
-            if deadline_s is None:
-                self._heard.clear()
-                await self._heard.wait()
-            else:
-                await asyncio.sleep(max(0.0, deadline_s - self._clock()))
-                self._apply(Tick())
+            wake_s = self._next_wake_s()
+            await asyncio.sleep(wake_s - self._clock())
+            now_s = self._clock()
+            if now_s - wake_s > self._lease_s / 4:  # paused, or starved: heartbeats wait to be read
+                logger.warning("did not run for %.1f s: everybody gets a fresh lease", now_s - wake_s)
+                self._replica.excuse(now_s)
+            self._note(self._replica.tick(now_s))
 
-    def _apply(self, event: Heartbeat[Instance] | Tick) -> Delta[Instance]:
-        delta = self._membership.apply(event, self._clock())
-        self._heard.set()
-        for move in delta.moves:
-            _log(move)
-        if delta.upserts or delta.removed:
-            for outbox in self._outboxes:
-                outbox.put(delta)
-        return delta
+    def _next_wake_s(self) -> float:
+        """Early enough for what is due, and often enough to see that we were paused."""
+        now_s, deadline_s = self._clock(), self._replica.next_deadline_s
+        wake_s = now_s + self._lease_s / 4
+        return wake_s if deadline_s is None else min(wake_s, max(now_s, deadline_s))
+
+    async def _tell_loads_forever(self) -> None:
+        while True:
+            await asyncio.sleep(LOADS_EVERY_S / NUM_TURNS)
+            self._wake(self._replica.tell_loads())
+
+    def _note(self, delta: Delta[bytes]) -> None:
+        if delta.is_news:
+            self._wake(self._filled)
+
+    def _wake(self, outboxes: Iterable[Outbox]) -> None:
+        for outbox in outboxes:
+            self._filled[outbox].set()
 
 
-def _to_heartbeat(message: bootstrap_pb2.Heartbeat) -> Heartbeat[Instance]:
-    instance = message.instance
-    if not instance.instance_id or not instance.address or not instance.role:
-        raise InvalidRequest("a heartbeat needs instance_id, role and address")
+def _read(request: bytes) -> WatchRequest:
     try:
-        record = to_record(instance)
-    except ValueError:
-        raise InvalidRequest(f"state {instance.state} is unknown to this version") from None
-    return Heartbeat(record, message.sequence)
-
-
-def _log(move: Move[Instance]) -> None:
-    instance = move.record.payload
-    role = bootstrap_pb2.Role.Name(instance.role).removeprefix("ROLE_").lower()
-    level = logging.WARNING if move.after in (Standing.EXPIRED, Standing.EVICTED) else logging.INFO
-    logger.log(level, "%s %016x at %s is %s", role, instance.instance_id, instance.address, move.after.value)
+        return WatchRequest.FromString(request)
+    except DecodeError:
+        raise InvalidRequest("this is no diptych.v1.WatchRequest") from None

@@ -8,14 +8,17 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
+from diptych.common import lifecycle
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
+from diptych.common.loopback import transfer_where
+from diptych.common.trust import TrustConfig
 
 Transports = Literal["auto", "shm", "tcp"]
 
 
 @dataclass(frozen=True, slots=True)
-class BenchConfig:
+class BenchConfig(TrustConfig):
     """Measure how fast KV pages reach another process, on this host or on another one.
 
     Start `diptych bench kv --serve` on one host and `diptych bench kv --peer HOST:PORT` on the other. Every path is
@@ -48,14 +51,17 @@ class BenchConfig:
 
 def main(config: BenchConfig) -> int:
     """Serve, or measure and print; return the exit code."""
+    trust = config.trust()
     if config.serve:
         from diptych.cli.bench_server import serve
 
-        asyncio.run(serve(config.host, config.port, config.pool_mib, config.transports))
+        transfer_where(config.host)
+        end = (config.host, config.port, trust, config.pool_mib, config.transports)
+        asyncio.run(lifecycle.run_until_signal(lambda stop: serve(*end, stop)))
         return 0
     from diptych.cli.bench_client import as_text, measure
 
-    report = measure(config.peer, config.pool_mib, config.piece_kib, config.rounds, config.transports)
+    report = measure(config.peer, trust, config.pool_mib, config.piece_kib, config.rounds, config.transports)
     print(json.dumps(report.as_json(), indent=2) if config.json else as_text(report))
     sys.stdout.flush()
     return 0 if report.is_intact else 1

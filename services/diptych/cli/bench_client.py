@@ -14,7 +14,8 @@ import numpy as np
 
 from diptych.cli.bench_pool import PAGE_NBYTES, open_bench
 from diptych.common.errors import ConfigError
-from diptych.common.rpc import CHANNEL_OPTIONS
+from diptych.common.rpc import open_sync_channel
+from diptych.common.trust import Trust
 from diptych.kvtransfer.digest import add_digests
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.pool import HostPool
@@ -71,11 +72,13 @@ def as_text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def measure(address: str, pool_mib: int, piece_kib: Sequence[int], rounds: int, transports: Transports) -> Report:
+def measure(
+    address: str, trust: Trust, pool_mib: int, piece_kib: Sequence[int], rounds: int, transports: Transports
+) -> Report:
     """Measure against the process that serves at `address`. Raises `ConfigError` or `TransferError`."""
     transport, pool = open_bench(pool_mib, transports)
     try:
-        with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        with open_sync_channel(address, trust) as channel:
             link = _Link(transport, pool, KvBenchStub(channel), address)
             return link.measure([size << 10 for size in piece_kib], rounds)
     finally:

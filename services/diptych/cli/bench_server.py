@@ -10,6 +10,8 @@ import numpy as np
 
 from diptych.cli.bench_pool import open_bench
 from diptych.common import rpc
+from diptych.common.refusals import Refusals
+from diptych.common.trust import Trust
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.pool import HostPool
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, Transport
@@ -58,18 +60,18 @@ class BenchService(bench_pb2_grpc.KvBenchServicer):
                     self._digests.pop(operation).set_result(event)
 
 
-async def serve(host: str, port: int, pool_mib: int, transports: Transports) -> None:
-    """Serve until cancelled."""
+async def serve(host: str, port: int, trust: Trust, pool_mib: int, transports: Transports, stop: asyncio.Event) -> None:
+    """Serve until `stop`."""
     transport, pool = open_bench(pool_mib, transports)
     service = BenchService(transport, pool)
-    server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
+    server = rpc.new_server(trust, Refusals())
     bench_pb2_grpc.add_KvBenchServicer_to_server(service, server)
-    bound = rpc.listen(server, host, port)
+    bound = rpc.listen(server, host, port, trust)
     asyncio.get_running_loop().add_reader(transport.fileno(), service.read)
     try:
         await server.start()
         print(f"ready: diptych bench kv --peer {host}:{bound}", flush=True)
-        await server.wait_for_termination()
+        await stop.wait()
     finally:
         asyncio.get_running_loop().remove_reader(transport.fileno())
         await server.stop(grace=0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class BuildConfig:
-    """Compile the transfer engine's shim and the CPU kernels, unless that was done before."""
+    """Compile the C parts, unless that was done before."""
 
 
 def main(config: BuildConfig) -> int:
@@ -21,5 +21,11 @@ def main(config: BuildConfig) -> int:
 def _parts() -> dict[str, Callable[[], Path]]:
     from diptych.kernels.cpu.build import build
     from diptych.kvtransfer.ucx import binding
+    from diptych.router import page_chain, page_set
 
-    return {"KV transfer": binding.build, "CPU kernels": build}
+    return {
+        "KV transfer": binding.build,
+        "CPU kernels": build,
+        "page sets": page_set.build,
+        "page names": page_chain.build,
+    }

@@ -39,7 +39,7 @@ class Conversation:
         answer = ""
         with (
             contextlib.suppress(KeyboardInterrupt),
-            contextlib.closing(stream_text(self.config.target, request)) as out,
+            contextlib.closing(stream_text(self.config, request)) as out,
         ):
             for piece in out:
                 answer += piece

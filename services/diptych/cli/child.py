@@ -8,12 +8,28 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from diptych.cli.plan import Component
 from diptych.common.lifecycle import PARENT_PID_VARIABLE
 
 _MAX_LINE_BYTES = 4 * 2**20
 _LAST_WORDS_S = 1.0  # how long to wait for the end of the output after the end of the process
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a component ended."""
+
+    code: int  # of its exit; negative: minus the signal that killed it
+
+    def __str__(self) -> str:
+        return f"killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"exit code {self.code}"
+
+    @property
+    def was_meant(self) -> bool:
+        """It was told to stop, and did after it had handed over or finished what it had."""
+        return self.code == 0
 
 
 class Child:
@@ -37,14 +53,14 @@ class Child:
         )
         return cls(process, on_line)
 
-    async def wait(self) -> str:
-        """Wait for the end and say in words how it came; nothing of its session is left then."""
+    async def wait(self) -> End:
+        """Wait for the end and return how it came; nothing of its session is left then."""
         code = await self._process.wait()
         self.kill()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_S):
                 await self._reading
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return End(code)
 
     def terminate(self) -> None:
         """Ask it to stop."""
@@ -77,6 +93,7 @@ class Child:
 def _environment(ours: Mapping[str, str], component: Component) -> dict[str, str]:
     return {
         **ours,
+        **component.environment,
         PARENT_PID_VARIABLE: str(os.getpid()),
         "DIPTYCH_LOG_FORMAT": "json",
         "OMP_NUM_THREADS": str(component.num_threads),

@@ -21,7 +21,7 @@ def main(config: GenerateConfig) -> int:
     """Print the output; return the exit code."""
     prompt = sys.stdin.read() if config.prompt == "-" else config.prompt
     request = inference_pb2.GenerateRequest(model=config.model, text=prompt, sampling=config.sampling)
-    for text in stream_text(config.target, request):
+    for text in stream_text(config, request):
         print(text, end="", flush=True)
     print()
     return 0

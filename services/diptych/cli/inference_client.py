@@ -17,6 +17,7 @@ class RequestOptions:
     """Where to ask, and how to sample."""
 
     target: str = option("127.0.0.1:9000", help="host:port of a router's gRPC API")
+    api_key: str = option("", help="key of the API, where it needs one; better by the variable: others see flags")
     model: str = option("", help="model id; none: the only one served")
     max_tokens: int = option(256, help="most output tokens", group="sampling")
     temperature: float | None = option(None, help="0 is greedy; none: 1.0", group="sampling")
@@ -42,15 +43,16 @@ class RequestFailed(DiptychError):
     """The router refused the request, or there is none."""
 
 
-def stream_text(target: str, request: inference_pb2.GenerateRequest) -> Generator[str, None, None]:
+def stream_text(options: RequestOptions, request: inference_pb2.GenerateRequest) -> Generator[str, None, None]:
     """Yield the answer's text as it comes. Closing the iterator cancels the request. Raises `RequestFailed`."""
-    with grpc.insecure_channel(target) as channel:
-        call = inference_pb2_grpc.InferenceStub(channel).GenerateStream(request)
+    metadata = (("authorization", f"Bearer {options.api_key}"),) if options.api_key else ()
+    with grpc.insecure_channel(options.target) as channel:
+        call = inference_pb2_grpc.InferenceStub(channel).GenerateStream(request, metadata=metadata)
         try:
             for chunk in call:
                 yield chunk.text
         except grpc.RpcError as error:
-            raise RequestFailed(_explain(error, target)) from None
+            raise RequestFailed(_explain(error, options.target)) from None
         finally:
             call.cancel()
 
@@ -59,4 +61,6 @@ def _explain(error: grpc.RpcError, target: str) -> str:
     details = error.details() or ""
     if error.code() is grpc.StatusCode.UNAVAILABLE and "connect" in details:
         return f"nobody answers at {target}: start Diptych with `diptych up`, or name a router's gRPC API with --target"
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        return "the router asks for an API key that it knows: set DIPTYCH_API_KEY"
     return f"{details} ({error.code().name})"

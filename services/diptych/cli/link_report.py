@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from diptych.cli.members import name_of, role_of
+from diptych.common.instance_names import name_of, role_of
 from diptych.v1 import bootstrap_pb2, worker_pb2
 from diptych.v1.bootstrap_pb2 import Instance
 from diptych.v1.worker_pb2 import LinkStatus, WorkerStatus
@@ -68,6 +68,12 @@ def _row(link: LinkStatus, names: Mapping[int, str]) -> tuple[str, ...]:
         f"{link.rtt_s * 1e6:.0f} us" if link.rtt_s else "-",
         *(size(number) for number in (link.bytes_sent, link.in_flight_bytes, link.queued_bytes)),
     )
+
+
+def link_words(link: LinkStatus) -> str:
+    """Say in a line what a link runs on."""
+    speed = f", {link.bytes_per_s / 1e9:.2f} GB/s when it was tested" if link.bytes_per_s else ""
+    return f"lanes: {link.lanes or 'none'}; path: {link.path or 'none'}{speed}"
 
 
 def size(num_bytes: int) -> str:

@@ -17,6 +17,7 @@ from typing import Final
 from diptych.common import lifecycle
 from diptych.common.config import parse
 from diptych.common.errors import DiptychError
+from diptych.common.garbage import postponed
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +35,23 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
         "bootstrap": Command("run the membership service", "diptych.bootstrap.main", "BootstrapConfig"),
         "prefill": Command("run a worker that computes prompts", "diptych.prefill.main", "PrefillConfig"),
         "decode": Command("run a worker that generates output", "diptych.decode.main", "DecodeConfig"),
+        "unified": Command("run a worker that does both", "diptych.unified.main", "UnifiedConfig"),
         "router": Command("run the HTTP and gRPC front door", "diptych.router.main", "RouterConfig"),
         "chat": Command("talk with the model", "diptych.cli.chat", "ChatConfig"),
         "generate": Command("continue one prompt", "diptych.cli.generate", "GenerateConfig"),
         "update-weights": Command(
             "give running workers other weights", "diptych.cli.update_weights", "UpdateWeightsConfig"
         ),
+        "role": Command("change what a running worker serves", "diptych.cli.role", "RoleConfig"),
+        "keys": Command("make API keys for clients: diptych keys new NAME", "diptych.cli.keys", "KeysConfig"),
+        "status": Command("show all members and what is not well", "diptych.cli.status", "StatusConfig"),
+        "drain": Command("have members leave without losing a request", "diptych.cli.drain", "DrainConfig"),
+        "values": Command("print a values file for the Helm chart", "diptych.cli.values", "ValuesConfig"),
+        "deletion-costs": Command(
+            "have Kubernetes end the emptiest workers first", "diptych.cli.deletion_costs", "DeletionCostsConfig"
+        ),
         "links": Command("show the KV links between running workers", "diptych.cli.links", "LinksConfig"),
+        "check": Command("see whether a running platform works", "diptych.cli.check", "CheckConfig"),
         "bench": Command("measure KV transfers: diptych bench kv", "diptych.cli.bench", "BenchConfig"),
         "build": Command("compile the C parts now, not at their first use", "diptych.cli.build", "BuildConfig"),
         "version": Command("print the version", "diptych.cli.version", "VersionConfig"),
@@ -81,7 +92,8 @@ def _unknown(name: str) -> str:
 
 
 def _run(name: str, command: Command, argv: Sequence[str]) -> int:
-    module = importlib.import_module(command.module)
+    with postponed():
+        module = importlib.import_module(command.module)
     config = parse(getattr(module, command.config), argv, prog=f"diptych {name}")
     try:
         return int(module.main(config))

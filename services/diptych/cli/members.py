@@ -1,36 +1,49 @@
-"""Who is alive, as one bootstrap replica lists them, and how a member is called in what people read."""
+"""Who is alive, as the bootstrap replicas that answer list them."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import grpc
 
 from diptych.common.errors import ConfigError
-from diptych.v1 import bootstrap_pb2
-from diptych.v1.bootstrap_pb2 import Instance
+from diptych.common.membership import MembershipView
+from diptych.common.replicas import replicas_of
+from diptych.common.rpc import open_sync_channel
+from diptych.common.trust import Trust
+from diptych.common.watch_stream import WatchStream
+from diptych.v1.bootstrap_pb2 import Instance, WatchRequest, WatchUpdate
 from diptych.v1.bootstrap_pb2_grpc import BootstrapStub
 
-ANSWER_S: Final = 10.0
+ANSWER_S: Final = 5.0
 
 
-def members(address: str) -> list[Instance]:
-    """Ask a replica. Raises `ConfigError` if none answers there."""
-    with grpc.insecure_channel(address) as channel:
+def members(replicas: Sequence[str], trust: Trust) -> list[Instance]:
+    """Ask all replicas: one that has just restarted knows few. Raises `ConfigError` if none answers."""
+    replicas = replicas_of(replicas)
+    view: MembershipView[Instance] = MembershipView(lease_s=math.inf)
+    problems = []
+    with ThreadPoolExecutor(len(replicas)) as pool:
+        for number, answer in enumerate(pool.map(lambda address: _ask(address, trust), replicas)):
+            if isinstance(answer, str):
+                problems.append(answer)
+            else:
+                view.apply(WatchStream(number).take(answer), now_s=0.0)
+    if len(problems) == len(replicas):
+        raise ConfigError(f"can't ask bootstrap at {', nor at '.join(problems)}")
+    return list(view.instances.values())
+
+
+def _ask(address: str, trust: Trust) -> WatchUpdate | str:
+    """Return everything that a replica lists, or why it doesn't tell."""
+    with open_sync_channel(address, trust) as channel:
         try:
-            updates = BootstrapStub(channel).Watch(bootstrap_pb2.WatchRequest(), timeout=ANSWER_S)
-            snapshot: bootstrap_pb2.WatchUpdate = next(updates)
+            updates = BootstrapStub(channel).Watch(WatchRequest(), timeout=ANSWER_S)
+            snapshot: WatchUpdate | None = next(updates, None)
             updates.cancel()
         except grpc.RpcError as error:
-            raise ConfigError(f"no bootstrap answers at {address}: {error.details()}") from None
-        return list(snapshot.upserts)
-
-
-def role_of(member: Instance) -> str:
-    """Return "prefill", "decode" or "router"."""
-    return bootstrap_pb2.Role.Name(member.role).removeprefix("ROLE_").lower()
-
-
-def name_of(member: Instance) -> str:
-    rank = f"#{member.dp_rank}" if member.dp_rank else ""
-    return f"{role_of(member)} {member.instance_id:016x} at {member.address}{rank}"
+            return f"{address}: {error.details()}"
+        return snapshot or f"{address}: it ended before it told who is listed"

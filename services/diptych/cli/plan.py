@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-NO_OPTIONS: Final[Mapping[str, Sequence[str]]] = {}
 DRAIN_S: Final = 5  # running requests get this long at the end; less than the supervisor's patience
 
 
@@ -44,12 +43,22 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class Workers:
+    """All workers of a role."""
+
+    role: str  # and the command
+    count: int
+    options: Sequence[str] = ()  # further ones
+
+
+@dataclass(frozen=True, slots=True)
 class Component:
     """One process: `diptych ARGUMENTS`."""
 
     name: str  # "prefill#1"; the number only where there can be several
     arguments: tuple[str, ...]
     num_threads: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # beside what it inherits; holds secrets
 
 
 def threads_each(num_threads: int, num_workers: int, num_cores: int) -> int:
@@ -57,19 +66,11 @@ def threads_each(num_threads: int, num_workers: int, num_cores: int) -> int:
     return num_threads or max(1, num_cores // max(1, num_workers))
 
 
-def components(
-    model: Model,
-    site: Site,
-    num_prefill: int,
-    num_decode: int,
-    num_threads: int,
-    options: Mapping[str, Sequence[str]] = NO_OPTIONS,
-) -> tuple[Component, ...]:
-    """Return the processes of a platform, in the order in which to start them. `options`: further ones, by role."""
+def components(model: Model, site: Site, workers: Iterable[Workers], num_threads: int) -> tuple[Component, ...]:
+    """Return the processes of a platform, in the order in which to start them."""
     return (
         _component("bootstrap", "bootstrap", {"host": "127.0.0.1", "port": site.bootstrap_port}),
-        *_workers("prefill", num_prefill, model, site, num_threads, options.get("prefill", ())),
-        *_workers("decode", num_decode, model, site, num_threads, options.get("decode", ())),
+        *(component for each in workers for component in _workers(each, model, site, num_threads)),
         _component(
             "router",
             "router",
@@ -79,14 +80,13 @@ def components(
                 "host": site.host,
                 "http-port": site.http_port,
                 "grpc-port": site.grpc_port,
+                "drain-s": DRAIN_S,
             },
         ),
     )
 
 
-def _workers(
-    role: str, count: int, model: Model, site: Site, num_threads: int, more: Sequence[str]
-) -> Iterable[Component]:
+def _workers(workers: Workers, model: Model, site: Site, num_threads: int) -> Iterable[Component]:
     options = {
         **model.options,
         "bootstrap": site.bootstrap,
@@ -96,11 +96,12 @@ def _workers(
         "num-threads": num_threads,
         "drain-s": DRAIN_S,
     }
-    for number in range(1, count + 1):
-        component = _component(f"{role}#{number}", role, options, num_threads)
-        yield replace(component, arguments=(*component.arguments, *more))
+    for number in range(1, workers.count + 1):
+        component = _component(f"{workers.role}#{number}", workers.role, options, num_threads)
+        yield replace(component, arguments=(*component.arguments, *workers.options))
 
 
 def _component(name: str, command: str, options: Mapping[str, object], num_threads: int = 1) -> Component:
-    flags = (text for flag, value in options.items() for text in (f"--{flag}", str(value)))
+    """`health-port 0`: else a variable that says otherwise would give all of them the same one."""
+    flags = (text for flag, value in {**options, "health-port": 0}.items() for text in (f"--{flag}", str(value)))
     return Component(name, (command, *flags), num_threads)

@@ -1,5 +1,9 @@
 """Keeps a set of components running: starts them all, restarts what dies while serving, stops them all at the end.
 
+What ends with exit code 0 was told to, by whoever drained it, and stays away.
+
+All are stopped at once but the first, on which the others lean: it is stopped when they have gone.
+
 Until the platform is ready a death is final: what cannot start will not start better a second time. Later the
 `RestartPolicy` decides. However `run` ends, no child is left.
 """
@@ -10,11 +14,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from diptych.cli.child import Child
+from diptych.cli.child import Child, End
 from diptych.cli.log_view import LogView
 from diptych.cli.plan import Component
-from diptych.cli.restart_policy import GiveUp, Restart, RestartPolicy
 from diptych.common.errors import DiptychError
+from diptych.common.lifecycle import Stop
+from diptych.common.restart_policy import GiveUp, Restart, RestartPolicy
 
 _STOP_DEADLINE_S = 10.0
 
@@ -38,34 +43,47 @@ class Supervisor:
         self._wait_until_ready = wait_until_ready
         self._policy = policy or RestartPolicy()
         self._is_ready = False
+        self._shall_wait = True  # for those that are told to stop
         self._failure: ComponentFailed | None = None
 
-    async def run(self, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
-        """Run until `stop` is set. Raises `ComponentFailed` when a component cannot be kept running.
+    async def run(self, stop: Stop, on_ready: Callable[[], None]) -> None:
+        """Run until `stop`; its `hurry` is passed on. Raises `ComponentFailed` when a component can't be kept running.
 
         Cancelling it kills the children instead of waiting for them.
         """
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._keep_running(component, stop)) for component in self._components]
-            running.append(tasks.create_task(self._announce(on_ready)))
-            await stop.wait()
-            self._view.say("stopping")
-            for task in running:
-                task.cancel()
+            first, *others = [tasks.create_task(self._keep_running(component, stop)) for component in self._components]
+            others.append(tasks.create_task(self._announce(on_ready)))
+            try:
+                await self._stop_in_turn(first, others, stop)
+            except asyncio.CancelledError:
+                self._shall_wait = False
+                raise
         if self._failure is not None:
             raise self._failure
+
+    async def _stop_in_turn(self, first: asyncio.Task[None], others: list[asyncio.Task[None]], stop: Stop) -> None:
+        await stop.wait()
+        self._view.say("stopping")
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others)
+        first.cancel()
 
     async def _announce(self, on_ready: Callable[[], None]) -> None:
         await self._wait_until_ready()
         self._is_ready = True
         on_ready()
 
-    async def _keep_running(self, component: Component, stop: asyncio.Event) -> None:
+    async def _keep_running(self, component: Component, stop: Stop) -> None:
         deaths_s: list[float] = []
         while True:
-            end = await self._run_once(component)
+            end = await self._run_once(component, stop)
+            if end.was_meant and self._is_ready:
+                self._view.say(f"{component.name} was told to stop, and did: it is not started again")
+                return
             deaths_s.append(time.monotonic())
-            decision = self._decide(component, end, deaths_s)
+            decision = self._decide(component, str(end), deaths_s)
             if isinstance(decision, ComponentFailed):
                 self._failure = self._failure or decision
                 stop.set()
@@ -82,20 +100,35 @@ class Supervisor:
             return ComponentFailed(f"{component.name} died {times} ({end}): giving up")
         return decision
 
-    async def _run_once(self, component: Component) -> str:
-        """Run the component once and say how it ended. When cancelled, stop it."""
+    async def _run_once(self, component: Component, stop: Stop) -> End:
+        """Run the component once and return how it ended. When cancelled, stop it."""
         child = await Child.start(component, lambda line: self._view.show(component.name, line))
         try:
             return await child.wait()
         except asyncio.CancelledError:
-            child.terminate()
-            try:
-                async with asyncio.timeout(_STOP_DEADLINE_S):
-                    await child.wait()
-            except TimeoutError:
+            if self._shall_wait and not await _stopped(child, stop):
                 self._view.say(
                     f"{component.name} did not stop within {_STOP_DEADLINE_S:.0f} s: killed", level="warning"
                 )
             raise
         finally:
             await child.end()
+
+
+async def _stopped(child: Child, stop: Stop) -> bool:
+    """Tell a component to stop, and again when it shall hurry; return whether it ended in time."""
+    child.terminate()
+    hurrying = asyncio.ensure_future(_hurry(child, stop))
+    try:
+        async with asyncio.timeout(_STOP_DEADLINE_S):
+            await child.wait()
+    except TimeoutError:
+        return False
+    finally:
+        hurrying.cancel()
+    return True
+
+
+async def _hurry(child: Child, stop: Stop) -> None:
+    await stop.hurry.wait()
+    child.terminate()

@@ -12,10 +12,13 @@ from typing import TypeAlias
 
 import grpc
 
-from diptych.cli.members import members, name_of
+from diptych.cli.members import members
 from diptych.cli.weight_rounds import rounds, workers_of
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import DiptychError
+from diptych.common.instance_names import name_of
+from diptych.common.rpc import open_sync_channel
+from diptych.common.trust import Trust, TrustConfig
 from diptych.v1.admin_pb2 import UpdateWeightsRequest, UpdateWeightsResponse
 from diptych.v1.admin_pb2_grpc import WorkerAdminStub
 from diptych.v1.bootstrap_pb2 import Instance
@@ -24,11 +27,13 @@ Answer: TypeAlias = UpdateWeightsResponse | grpc.RpcError
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateWeightsConfig:
+class UpdateWeightsConfig(TrustConfig):
     """Give all workers of a model other weights of the same shape, pair by pair, without a restart."""
 
     model: str = argument(REQUIRED, help="as for --model of the workers; a path on their machines")
-    bootstrap: str = option("127.0.0.1:7000", help="address of a bootstrap replica")
+    bootstrap: tuple[str, ...] = option(
+        ("127.0.0.1:7000",), help="bootstrap replicas; dns:///NAME:PORT: all behind a name"
+    )
     started_as: str = option("", help="model id that the workers were started with; none: the only one")
     drain_s: float = option(30.0, help="for what runs on a worker to finish; the rest is moved to other workers")
     timeout_s: float = option(1800.0, help="for a worker to load and switch")
@@ -40,9 +45,10 @@ class UpdateFailed(DiptychError):
 
 def main(config: UpdateWeightsConfig) -> int:
     """Update every worker; return the exit code."""
-    update = _Update(config)
+    trust = config.trust()
+    update = _Update(config, trust)
     try:
-        for together in rounds(workers_of(members(config.bootstrap), config.started_as)):
+        for together in rounds(workers_of(members(config.bootstrap, trust), config.started_as)):
             update.apply(together)
     except UpdateFailed:
         update.revert()
@@ -55,6 +61,7 @@ class _Update:
     """What has been done so far."""
 
     config: UpdateWeightsConfig
+    trust: Trust
     done: list[tuple[Instance, str]] = field(default_factory=list)  # worker, and the model it served before
 
     def apply(self, workers: Sequence[Instance]) -> None:
@@ -80,7 +87,7 @@ class _Update:
         request = UpdateWeightsRequest(
             instance_id=worker.instance_id, model=model, drain_ms=round(self.config.drain_s * 1000)
         )
-        with grpc.insecure_channel(worker.address) as channel:
+        with open_sync_channel(worker.address, self.trust) as channel:
             try:
                 response: UpdateWeightsResponse = WorkerAdminStub(channel).UpdateWeights(
                     request, timeout=self.config.timeout_s

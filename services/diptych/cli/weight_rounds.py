@@ -1,4 +1,7 @@
-"""Decides in which order workers get new weights: pair by pair, so that the other pairs serve meanwhile."""
+"""Decides in which order workers get new weights: pair by pair, so that the other pairs serve meanwhile.
+
+A unified worker serves alone if need be, so it is updated alone.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 from diptych.common.errors import ConfigError
+from diptych.common.roles import WORKER_ROLES
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Instance
 
 
 def workers_of(instances: Iterable[Instance], started_as: str) -> list[Instance]:
     """Return the ready workers that were started with a model; empty: with the only one there is."""
-    roles = (bootstrap_pb2.ROLE_PREFILL, bootstrap_pb2.ROLE_DECODE)
-    ready = [i for i in instances if i.role in roles and i.state == bootstrap_pb2.INSTANCE_STATE_READY]
+    ready = [i for i in instances if i.role in WORKER_ROLES and i.state == bootstrap_pb2.INSTANCE_STATE_READY]
     names = sorted({instance.started_as for instance in ready}) or ["none"]
     if not started_as and len(names) > 1:
         raise ConfigError(f"workers were started with {' and '.join(names)}: say which with --started-as")
@@ -24,7 +27,9 @@ def workers_of(instances: Iterable[Instance], started_as: str) -> list[Instance]
 
 
 def rounds(workers: Sequence[Instance]) -> list[list[Instance]]:
-    """Return who is updated together: a prefill and a decode worker, as long as there are both."""
+    """Return who is updated together: a prefill and a decode worker, as long as there are both; then one by one."""
     prefills = [worker for worker in workers if worker.role == bootstrap_pb2.ROLE_PREFILL]
     decodes = [worker for worker in workers if worker.role == bootstrap_pb2.ROLE_DECODE]
-    return [[worker for worker in pair if worker is not None] for pair in zip_longest(prefills, decodes)]
+    unified = [worker for worker in workers if worker.role == bootstrap_pb2.ROLE_UNIFIED]
+    pairs = [[worker for worker in pair if worker is not None] for pair in zip_longest(prefills, decodes)]
+    return [*pairs, *([worker] for worker in unified)]

@@ -19,7 +19,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
@@ -57,6 +57,8 @@ def option(default: object, *, help: str, group: str = "options") -> Any:
 def argument(default: object, *, help: str) -> Any:
     """Declare a dataclass field that is given by its place on the command line, not by a flag or a variable."""
     metadata = {_METADATA_KEY: _Option(help, "arguments", is_positional=True)}
+    if default is REQUIRED:
+        return dataclasses.field(kw_only=True, metadata=metadata)
     return dataclasses.field(default=default, kw_only=True, metadata=metadata)
 
 
@@ -94,12 +96,15 @@ def from_namespace(config_class: type[T], namespace: argparse.Namespace, environ
     hints = typing.get_type_hints(config_class)
     values: dict[str, object] = {}
     for field, declared in _options(config_class):
-        flag, variable = flag_name(field.name), env_name(field.name)
+        flag = field.name.upper() if declared.is_positional else flag_name(field.name)
+        variable = env_name(field.name)
         given = getattr(namespace, field.name, None)
         if given is not None:
             values[field.name] = _convert(given, hints[field.name], source=flag)
         elif environ.get(variable) and not declared.is_positional:
             values[field.name] = _convert(environ[variable], hints[field.name], source=variable)
+        elif field.default is dataclasses.MISSING and declared.is_positional:
+            raise ConfigError(f"{flag} is missing: {declared.help}")
         elif field.default is dataclasses.MISSING:
             raise ConfigError(f"{flag} is required: give {flag} or set {variable}")
     config = config_class(**values)
@@ -107,6 +112,24 @@ def from_namespace(config_class: type[T], namespace: argparse.Namespace, environ
     if validate is not None:
         validate()
     return config
+
+
+def to_flags(config: object) -> list[str]:
+    """Return the flags that ask for this configuration, whatever the environment says; what is None is left out."""
+    given = {field.name: getattr(config, field.name) for field, _ in _options(type(config))}
+    return [_to_flag(name, value) for name, value in given.items() if value is not None]
+
+
+def _to_flag(name: str, value: object) -> str:
+    match value:
+        case bool():
+            return flag_name(name if value else f"no_{name}")
+        case tuple():
+            return f"{flag_name(name)}={','.join(map(str, value))}"
+        case enum.Enum():
+            return f"{flag_name(name)}={value.value}"
+        case _:
+            return f"{flag_name(name)}={value}"
 
 
 def exit_with_usage(parser: argparse.ArgumentParser, error: ConfigError) -> NoReturn:
@@ -128,6 +151,12 @@ def env_name(field_name: str) -> str:
 class _Help(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=100)
+
+
+def described(config_class: type[Any]) -> Iterator[tuple[str, Any, str]]:
+    """Yield name, annotation and help of each option: what a schema of them is made of."""
+    hints = typing.get_type_hints(config_class)
+    return ((field.name, _inner(hints[field.name]), declared.help) for field, declared in _options(config_class))
 
 
 def _options(config_class: type[Any]) -> list[tuple[dataclasses.Field[Any], _Option]]:

@@ -3,6 +3,7 @@
     DiptychError
     ├── InvalidRequest      the caller's mistake: change the request             400  INVALID_ARGUMENT
     ├── NotFound            no such model or instance                            404  NOT_FOUND
+    ├── Conflict            not in the state that it is in                       409  FAILED_PRECONDITION
     ├── Overloaded          try again after `retry_after_s`                      429  RESOURCE_EXHAUSTED
     ├── Unavailable         nobody can serve this now; retrying may help         503  UNAVAILABLE
     ├── DeadlineExceeded    the caller's deadline passed                         504  DEADLINE_EXCEEDED
@@ -40,6 +41,13 @@ class NotFound(DiptychError):
 
     http_status = 404
     grpc_status = "NOT_FOUND"
+
+
+class Conflict(DiptychError):
+    """What was asked for can't be done in the state that things are in."""
+
+    http_status = 409
+    grpc_status = "FAILED_PRECONDITION"
 
 
 class Overloaded(DiptychError):

@@ -10,22 +10,42 @@ from typing import Any, Final
 import uvicorn
 
 from diptych.common.errors import ConfigError
+from diptych.common.http_connection import MAX_UNSENT_BYTES, connections_that_stall
 
 BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75  # longer than common proxies keep a connection
+STALL_S: Final = 60.0
 
 
 class HttpServer:
     """An application on a port. `run` until `stop`."""
 
-    def __init__(self, app: Any, host: str, port: int, *, stop_grace_s: int) -> None:
-        self._socket = _listen(host, port)
+    def __init__(
+        self,
+        app: Any,
+        host: str,
+        port: int,
+        *,
+        stop_grace_s: int,
+        stall_s: float = STALL_S,
+        own_port: int | None = None,
+    ) -> None:
+        """A client that takes nothing for `stall_s` is cut off.
+
+        With `own_port` other processes may listen at `port` too; this one alone is reached at `own_port`.
+        """
+        self._sockets = [_listen(host, port, shared=own_port is not None)]
+        if own_port is not None:
+            self._sockets.append(_listen(host, own_port, shared=True))  # with the parent, which keeps it
         config = uvicorn.Config(
             app,
             access_log=False,
             backlog=BACKLOG,
+            http=connections_that_stall(stall_s),
             lifespan="off",
             log_config=None,
+            proxy_headers=False,  # nobody asks where a client is
+            log_level="warning",  # that it starts and stops we say ourselves
             server_header=False,
             timeout_graceful_shutdown=stop_grace_s,
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -36,11 +56,16 @@ class HttpServer:
     @property
     def port(self) -> int:
         """The port, also when the system chose it."""
-        return int(self._socket.getsockname()[1])
+        return int(self._sockets[0].getsockname()[1])
+
+    @property
+    def own_port(self) -> int:
+        """The port at which nobody but this process listens."""
+        return int(self._sockets[-1].getsockname()[1])
 
     async def run(self) -> None:
         """Serve until `stop`, and then until running requests ended or the grace is over."""
-        await self._server.serve(sockets=[self._socket])
+        await self._server.serve(sockets=self._sockets)
 
     def stop(self) -> None:
         self._server.should_exit = True
@@ -53,10 +78,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)  # of its connections
     try:
         listener.bind((host, port))
         listener.listen(BACKLOG)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 T = TypeVar("T")
 
@@ -41,21 +42,43 @@ def die_with_supervisor() -> None:
         die_with_parent(parent_pid=int(parent_pid))
 
 
-async def run_until_signal(serve: Callable[[asyncio.Event], Awaitable[T]], *, grace_s: int = 30) -> T:
-    """Run `serve(stop)`. SIGTERM or SIGINT sets `stop`; a second one cancels `serve`.
+def exit_now(code: int) -> NoReturn:
+    """End this process without the interpreter's own clean-up, which takes most of a second once torch is loaded.
+
+    Whatever others can see must have been closed.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+class Stop(asyncio.Event):
+    """Set when the process shall end. `hurry` is set when it shall not wait for what runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hurry = asyncio.Event()
+
+
+async def run_until_signal(serve: Callable[[Stop], Awaitable[T]], *, grace_s: int = 30) -> T:
+    """Run `serve(stop)`. SIGTERM or SIGINT sets `stop`, a second one `stop.hurry`; a third cancels `serve`.
 
     From the first signal on the process has `grace_s` to end: then SIGALRM kills it, even if the loop is blocked.
     Must run in the main thread.
     """
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
+    stop = Stop()
     task = asyncio.ensure_future(serve(stop))
 
     def on_signal() -> None:
-        if stop.is_set():
+        if stop.hurry.is_set():
             task.cancel()
-        stop.set()
-        signal.alarm(grace_s)
+        elif stop.is_set():
+            stop.hurry.set()
+        else:
+            stop.set()
+            signal.alarm(grace_s)
 
     for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, on_signal)
@@ -65,6 +88,16 @@ async def run_until_signal(serve: Callable[[asyncio.Event], Awaitable[T]], *, gr
         signal.alarm(0)
         for number in _STOP_SIGNALS:
             loop.remove_signal_handler(number)
+
+
+def raise_if_cancelled() -> None:
+    """Raise `CancelledError` if the running task was cancelled before.
+
+    For loops that go on after a gRPC call has failed: a call that is cancelled just as it ends raises its own error.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def wait_or_timeout(event: asyncio.Event, timeout_s: float) -> bool:

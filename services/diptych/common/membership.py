@@ -1,20 +1,29 @@
 """What one process believes about who is alive, merged from several bootstrap replicas. Pure: no sockets, no clock.
 
-The rule: an instance is listed while any connected replica lists it, in the furthest state that any of them has heard.
-What a lost or restarted replica had listed is *retained*: as long as no replica is connected, and for one lease after
-one is, so that workers can register again before they are missed. An explicit removal, or a newer instance at the same
-address, ends a retention at once.
+The rules:
+
+- An instance is listed while any connected replica lists it. Of what the replicas say of it, the record with the
+  highest sequence number holds.
+- What a lost or restarted replica had listed is *retained*: as long as no replica is connected, and for one lease
+  after one is, so that workers can register again before they are missed. An explicit removal ends a retention.
+- An instance that *ended* (it said goodbye, or was evicted) is not listed again, whatever a slower replica still says.
+- Of instances at one address the one that was started last is listed. One that is only retained supersedes none that
+  a connected replica lists: clocks may be wrong, and it may be dead.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
+
+from diptych.common.alarms import Alarms
 
 P = TypeVar("P")
+
+ENDED_MEMORY_S: Final = 60.0  # for how long a slower replica may still list what ended
 
 
 class State(enum.IntEnum):
@@ -28,12 +37,15 @@ class State(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record(Generic[P]):
-    """What an instance says of itself."""
+    """What an instance says of itself. Two are equal when they say the same, whenever they were said."""
 
     instance_id: int  # random, never 0, new at every start
-    address: str  # host:port, or host:port#rank; belongs to the newest instance that names it
+    address: str  # host:port, or host:port#rank; belongs to the instance there that was started last
     state: State
     payload: P  # everything else
+    started_ns: int = 0  # by the clock of its machine; 0: not known
+    sequence: int = field(default=0, compare=False)  # strictly rising within an instance
+    load: bytes = field(default=b"", compare=False)  # how busy it is; bootstrap keeps it apart from `payload`
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +54,7 @@ class Snapshot(Generic[P]):
 
     replica: int
     records: tuple[Record[P], ...]
+    lease_s: float | None = None  # by which it goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +64,7 @@ class Update(Generic[P]):
     replica: int
     upserts: tuple[Record[P], ...] = ()
     removed: tuple[int, ...] = ()
+    ended: tuple[int, ...] = ()  # of `removed`, those that never come back
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,78 +75,98 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard(Generic[P]):
+class _Known(Generic[P]):
+    """The newest record of an instance."""
+
     record: Record[P]
-    arrival: int  # rising: of two records in the same state the later arrival is the newer
+    is_told: bool  # a connected replica lists the instance; it is retained otherwise
 
-
-@dataclass(frozen=True, slots=True)
-class _Retained(Generic[P]):
-    heard: _Heard[P]
-    until_s: float | None  # None: no replica is connected
+    def supersedes(self, other: _Known[P]) -> bool:
+        """Whether of the two, which are at one address, the other is its former self."""
+        return self.is_told >= other.is_told and self.record.started_ns > other.record.started_ns
 
 
 class MembershipView(Generic[P]):
     """The merged view. Feed it events in the order of each replica's stream, and `expire` it at `next_deadline_s`."""
 
     def __init__(self, *, lease_s: float) -> None:
-        self._lease_s = lease_s
-        self._replicas: dict[int, dict[int, _Heard[P]]] = {}  # connected ones only
-        self._retained: dict[int, _Retained[P]] = {}
-        self._merged: dict[int, P] = {}
-        self._num_arrivals = 0
+        self._lease_s = lease_s  # until a replica names its own
+        self._replicas: dict[int, dict[int, Record[P]]] = {}  # connected ones only
+        self._retained: dict[int, Record[P]] = {}
+        self._retentions = Alarms()  # when they end; none while no replica is connected
+        self._ended = Alarms()  # what ended, and until when that is remembered
+        self._known: dict[int, _Known[P]] = {}  # all that are told or retained and have not ended
+        self._at_address: dict[str, set[int]] = {}  # of those, by address
+        self._listed: dict[int, P] = {}
 
     @property
     def instances(self) -> Mapping[int, P]:
         """A live, read-only view: instance id to payload."""
-        return MappingProxyType(self._merged)
+        return MappingProxyType(self._listed)
+
+    @property
+    def retained(self) -> Mapping[int, P]:
+        """Of those, the ones that no connected replica lists."""
+        return {key: value for key, value in self._listed.items() if not self._known[key].is_told}
 
     @property
     def next_deadline_s(self) -> float | None:
         """When `expire` is next due; None: not before another event."""
-        return min((item.until_s for item in self._retained.values() if item.until_s is not None), default=None)
+        deadlines = (self._retentions.next_s, self._ended.next_s)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def has_ended(self, instance_id: int) -> bool:
+        """Whether a replica said of late that the instance ended, which is more than that it is missed."""
+        return instance_id in self._ended
 
     def apply(self, event: Snapshot[P] | Update[P] | Lost, now_s: float) -> bool:
         """Take in an event; return whether `instances` changed."""
         match event:
-            case Snapshot(replica, records):
-                touched = self._retain(self._replicas.pop(replica, {}))
+            case Snapshot(replica, records, lease_s):
+                self._lease_s = lease_s or self._lease_s
+                touched = self._retain(replica)
                 self._replicas[replica] = {}
                 touched |= self._upsert(replica, records)
-            case Update(replica, upserts, removed):
-                touched = self._upsert(replica, upserts) | self._remove(replica, removed)
+                self._set_retentions(now_s)
+            case Update(replica, upserts, removed, ended):
+                self._end(ended, now_s)
+                touched = self._upsert(replica, upserts) | self._remove(replica, removed) | set(ended)
             case Lost(replica):
-                touched = self._retain(self._replicas.pop(replica, {}))
-        self._set_deadlines(now_s)
-        return self._merge(touched)
+                touched = self._retain(replica)
+                self._set_retentions(now_s)
+        return self._settle(touched)
 
     def expire(self, now_s: float) -> bool:
         """Forget what was retained long enough; return whether `instances` changed."""
-        due = {
-            instance_id
-            for instance_id, retained in self._retained.items()
-            if retained.until_s is not None and retained.until_s <= now_s
-        }
+        for instance_id in self._ended.pop_due(now_s):
+            if any(instance_id in listed for listed in self._replicas.values()):
+                self._end([instance_id], now_s)
+        due = self._retentions.pop_due(now_s)
         self._forget(due)
-        return self._merge(due)
+        return self._settle(due)
 
-    def _retain(self, listed: Mapping[int, _Heard[P]]) -> set[int]:
-        for instance_id, heard in listed.items():
-            self._retained[instance_id] = _Retained(heard, until_s=None)
-        return set(listed)
+    def _retain(self, replica: int) -> set[int]:
+        lost = self._replicas.pop(replica, {})
+        for instance_id, record in lost.items():
+            self._retained[instance_id] = max(record, self._retained.get(instance_id, record), key=_sequence)
+            self._retentions.drop(instance_id)  # it was listed until now: a lease of before does not count
+        return set(lost)
 
-    def _upsert(self, replica: int, records: Iterable[Record[P]]) -> set[int]:
-        touched = set()
+    def _set_retentions(self, now_s: float) -> None:
+        """Retentions begin to end when a replica is connected, and are suspended when the last one is lost."""
+        for instance_id in self._retained:
+            if not self._replicas:
+                self._retentions.drop(instance_id)
+            elif instance_id not in self._retentions:
+                self._retentions.set(instance_id, now_s + self._lease_s)
+
+    def _upsert(self, replica: int, records: Collection[Record[P]]) -> set[int]:
         listed = self._replicas[replica]
         for record in records:
-            self._num_arrivals += 1
-            listed[record.instance_id] = _Heard(record, self._num_arrivals)
-            touched |= {record.instance_id} | self._replaced_by(record)
-        self._forget(touched)
-        return touched
-
-    def _replaced_by(self, record: Record[P]) -> set[int]:
-        return {i for i, retained in self._retained.items() if retained.heard.record.address == record.address}
+            listed[record.instance_id] = record
+            if self._retained.get(record.instance_id, record).sequence <= record.sequence:
+                self._forget([record.instance_id])
+        return {record.instance_id for record in records}
 
     def _remove(self, replica: int, removed: Iterable[int]) -> set[int]:
         touched = set(removed)
@@ -141,29 +175,52 @@ class MembershipView(Generic[P]):
         self._forget(touched)
         return touched
 
+    def _end(self, ended: Iterable[int], now_s: float) -> None:
+        for instance_id in ended:
+            self._ended.set(instance_id, now_s + ENDED_MEMORY_S)
+
     def _forget(self, instance_ids: Iterable[int]) -> None:
         for instance_id in instance_ids:
-            self._retained.pop(instance_id, None)
+            if self._retained.pop(instance_id, None):
+                self._retentions.drop(instance_id)
 
-    def _set_deadlines(self, now_s: float) -> None:
-        for instance_id, retained in self._retained.items():
-            if not self._replicas:
-                self._retained[instance_id] = replace(retained, until_s=None)
-            elif retained.until_s is None:
-                self._retained[instance_id] = replace(retained, until_s=now_s + self._lease_s)
+    def _settle(self, touched: Collection[int]) -> bool:
+        """Bring what is listed up to date with what is known of the instances in `touched`."""
+        addresses = {address for instance_id in touched for address in self._learn(instance_id)}
+        neighbours = {each for address in addresses for each in self._at_address.get(address, ())}
+        return any([self._list(instance_id) for instance_id in neighbours.union(touched)])
 
-    def _merge(self, touched: Iterable[int]) -> bool:
-        changed = False
-        for instance_id in touched:
-            before = self._merged.pop(instance_id, None)
-            heard = self._newest(instance_id)
-            if heard is not None:
-                self._merged[instance_id] = heard.record.payload
-            changed |= before != self._merged.get(instance_id)
-        return changed
+    def _learn(self, instance_id: int) -> set[str]:
+        """Bring what is known of an instance up to date; return the addresses that are concerned."""
+        before, after = self._known.pop(instance_id, None), self._find(instance_id)
+        if before is not None:
+            here = self._at_address[before.record.address]
+            here.discard(instance_id)
+            if not here:
+                del self._at_address[before.record.address]
+        if after is not None:
+            self._known[instance_id] = after
+            self._at_address.setdefault(after.record.address, set()).add(instance_id)
+        return {known.record.address for known in (before, after) if known is not None}
 
-    def _newest(self, instance_id: int) -> _Heard[P] | None:
-        heard = [listed[instance_id] for listed in self._replicas.values() if instance_id in listed]
-        if instance_id in self._retained:
-            heard.append(self._retained[instance_id].heard)
-        return max(heard, key=lambda item: (item.record.state, item.arrival), default=None)
+    def _list(self, instance_id: int) -> bool:
+        before = self._listed.pop(instance_id, None)
+        known = self._known.get(instance_id)
+        if known is not None and not self._is_superseded(known):
+            self._listed[instance_id] = known.record.payload
+        return before != self._listed.get(instance_id)
+
+    def _is_superseded(self, known: _Known[P]) -> bool:
+        return any(self._known[other].supersedes(known) for other in self._at_address[known.record.address])
+
+    def _find(self, instance_id: int) -> _Known[P] | None:
+        if instance_id in self._ended:
+            return None
+        told = [listed[instance_id] for listed in self._replicas.values() if instance_id in listed]
+        retained = [self._retained[instance_id]] if instance_id in self._retained else []
+        newest = max((*told, *retained), key=_sequence, default=None)
+        return None if newest is None else _Known(newest, is_told=bool(told))
+
+
+def _sequence(record: Record[Any]) -> int:
+    return record.sequence

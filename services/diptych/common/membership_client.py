@@ -8,6 +8,7 @@ worker or router stops for that.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 import time
@@ -16,11 +17,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import grpc
 
 from diptych.common.errors import Unavailable
-from diptych.common.lifecycle import wait_or_timeout
-from diptych.common.membership import Lost, MembershipView, Record, Snapshot, State, Update
-from diptych.common.rpc import CHANNEL_OPTIONS
+from diptych.common.lifecycle import raise_if_cancelled, wait_or_timeout
+from diptych.common.membership import Lost, MembershipView, Snapshot, Update
+from diptych.common.replicas import Replicas
+from diptych.common.rpc import open_channel
+from diptych.common.trust import Trust
+from diptych.common.watch_stream import Gap, WatchStream
 from diptych.v1 import bootstrap_pb2
-from diptych.v1.bootstrap_pb2 import HeartbeatReply, Instance
+from diptych.v1.bootstrap_pb2 import HeartbeatReply, Instance, WatchRequest
 from diptych.v1.bootstrap_pb2_grpc import BootstrapStub
 
 logger = logging.getLogger(__name__)
@@ -29,6 +33,7 @@ _FIRST_RETRY_S = 0.1
 _MAX_RETRY_S = 1.0  # well below the lease, so that a restarted replica hears of everybody in time
 _REPLY_TIMEOUT_S = 5.0
 _GOODBYE_TIMEOUT_S = 1.0
+_MIN_INTERVAL_S = 0.02  # between heartbeats, however often we are nudged: bootstrap refuses a flood
 
 
 class Evicted(Unavailable):
@@ -39,10 +44,20 @@ class MembershipWatcher:
     """Everybody who is alive, kept current by `run`; see `diptych.common.membership` for what that means."""
 
     def __init__(
-        self, addresses: Sequence[str], *, lease_s: float = 3.0, clock: Callable[[], float] = time.monotonic
+        self,
+        addresses: Sequence[str],
+        trust: Trust,
+        *,
+        without_loads: bool = False,
+        lease_s: float = 3.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._addresses = tuple(addresses)
+        """Follow the replicas at `addresses`, `without_loads` for those who only care for what else changes."""
+        self._replicas = Replicas(addresses)
+        self._numbers = itertools.count()  # of replicas, in the view
+        self._trust = trust
         self._view: MembershipView[Instance] = MembershipView(lease_s=lease_s)
+        self._without_loads = without_loads
         self._clock = clock
         self._listeners: list[Callable[[], None]] = []
         self._deadline_moved = asyncio.Event()
@@ -50,6 +65,14 @@ class MembershipWatcher:
     def instances(self) -> Mapping[int, Instance]:
         """Return a live, read-only view: instance id to record. Copy it to keep it across an await."""
         return self._view.instances
+
+    def retained(self) -> Mapping[int, Instance]:
+        """Return those that no connected replica lists: they are kept, as bootstrap is away or has just restarted."""
+        return self._view.retained
+
+    def has_ended(self, instance_id: int) -> bool:
+        """Whether one that is no longer listed said goodbye or was evicted: else its lease expired."""
+        return self._view.has_ended(instance_id)
 
     def add_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener` after each change. It must not block."""
@@ -59,21 +82,27 @@ class MembershipWatcher:
         """Follow every replica until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._expire_forever())
-            for replica, address in enumerate(self._addresses):
-                tasks.create_task(self._follow(replica, address))
+            tasks.create_task(self._replicas.run(self._follow))
 
-    async def _follow(self, replica: int, address: str) -> None:
-        link = _Link(address, "watching", on_lost=lambda: self._apply(Lost(replica)))
-        await link.run(lambda stub: self._take_updates(replica, stub, link))
+    async def _follow(self, address: str) -> None:
+        replica = next(self._numbers)
+        link = _Link(address, self._trust, "watching", on_lost=lambda: self._apply(Lost(replica)))
+        try:
+            await link.run(lambda stub: self._take_updates(replica, stub, link))
+        finally:
+            self._apply(Lost(replica))  # it is no replica any more
 
     async def _take_updates(self, replica: int, stub: BootstrapStub, link: _Link) -> None:
-        revision = 0
-        async for update in stub.Watch(bootstrap_pb2.WatchRequest()):
-            link.established()
-            if not update.snapshot and update.revision != revision + 1:
-                return  # something was lost: the next stream starts with a snapshot
-            revision = update.revision
-            self._apply(_to_event(replica, update))
+        stream = WatchStream(replica)
+        async with asyncio.timeout(None) as patience:
+            async for update in stub.Watch(WatchRequest(without_loads=self._without_loads)):
+                link.established()
+                try:
+                    self._apply(stream.take(update))
+                except Gap:
+                    return
+                if stream.patience_s is not None:
+                    patience.reschedule(asyncio.get_running_loop().time() + stream.patience_s)
 
     def _apply(self, event: Snapshot[Instance] | Update[Instance] | Lost) -> None:
         changed = self._view.apply(event, self._clock())
@@ -100,11 +129,13 @@ class MembershipWatcher:
 class Registration:
     """Keeps this process registered with every replica. `describe` returns its whole record, as it is now."""
 
-    def __init__(self, addresses: Sequence[str], describe: Callable[[], Instance]) -> None:
-        self._addresses = tuple(addresses)
+    def __init__(self, addresses: Sequence[str], trust: Trust, describe: Callable[[], Instance]) -> None:
+        self._replicas = Replicas(addresses)
+        self._trust = trust
         self._describe = describe
-        self._nudges = {address: asyncio.Event() for address in self._addresses}
+        self._nudges: dict[str, asyncio.Event] = {}  # by replica
         self._sequence = 0
+        self._started_unix_ns = time.time_ns()
 
     def nudge(self) -> None:
         """Send a heartbeat at once: the record changed in a way that others wait for."""
@@ -113,19 +144,19 @@ class Registration:
 
     async def run(self) -> None:
         """Heartbeat until cancelled, then say goodbye. Raises `Evicted` when a newer instance has our address."""
-        tasks = [asyncio.ensure_future(self._register(address)) for address in self._addresses]
         try:
-            await asyncio.gather(*tasks)
+            await self._replicas.run(self._register)
         except asyncio.CancelledError:
-            await asyncio.gather(*(self._say_goodbye(address) for address in self._addresses))
+            await asyncio.gather(*map(self._say_goodbye, self._replicas.known))
             raise
-        finally:
-            for task in tasks:
-                task.cancel()
 
     async def _register(self, address: str) -> None:
-        link = _Link(address, "registering with", on_lost=lambda: None)
-        await link.run(lambda stub: self._heartbeat_forever(stub, link, self._nudges[address]))
+        link = _Link(address, self._trust, "registering with", on_lost=lambda: None)
+        nudge = self._nudges[address] = asyncio.Event()
+        try:
+            await link.run(lambda stub: self._heartbeat_forever(stub, link, nudge))
+        finally:
+            del self._nudges[address]
 
     async def _heartbeat_forever(self, stub: BootstrapStub, link: _Link, nudge: asyncio.Event) -> None:
         call = stub.Register()
@@ -139,34 +170,34 @@ class Registration:
             if reply.evicted:
                 raise Evicted(f"a newer instance registered at our address {self._describe().address}")
             link.established()
-            await wait_or_timeout(nudge, reply.interval_ms / 1000)
+            await asyncio.sleep(_MIN_INTERVAL_S)
+            await wait_or_timeout(nudge, reply.interval_ms / 1000 - _MIN_INTERVAL_S)
 
     def _heartbeat(self) -> bootstrap_pb2.Heartbeat:
         self._sequence += 1
-        return bootstrap_pb2.Heartbeat(sequence=self._sequence, instance=self._describe())
+        heartbeat = bootstrap_pb2.Heartbeat(sequence=self._sequence, instance=self._describe())
+        heartbeat.instance.started_unix_ns = self._started_unix_ns
+        return heartbeat
 
     async def _say_goodbye(self, address: str) -> None:
         """Best effort, on a stream of its own: cancelling a read or a write has cancelled the other one."""
         heartbeat = self._heartbeat()
         heartbeat.instance.state = bootstrap_pb2.INSTANCE_STATE_GONE
         try:
-            async with asyncio.timeout(_GOODBYE_TIMEOUT_S), _channel(address) as channel:
+            async with asyncio.timeout(_GOODBYE_TIMEOUT_S), open_channel(address, self._trust) as channel:
                 call = BootstrapStub(channel).Register()
                 await call.write(heartbeat)
                 await call.read()
-        except (grpc.aio.AioRpcError, TimeoutError):
+        except (grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError):
             logger.debug("no goodbye to bootstrap at %s: it is away", address)
-
-
-def _channel(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
 class _Link:
     """One replica: runs a session with it again and again, and says in the log when it comes and goes."""
 
-    def __init__(self, address: str, purpose: str, on_lost: Callable[[], None]) -> None:
+    def __init__(self, address: str, trust: Trust, purpose: str, on_lost: Callable[[], None]) -> None:
         self._address = address
+        self._trust = trust
         self._purpose = purpose
         self._on_lost = on_lost
         self._delay_s = _FIRST_RETRY_S
@@ -174,17 +205,22 @@ class _Link:
 
     async def run(self, session: Callable[[BootstrapStub], Awaitable[None]]) -> None:
         """Run `session` for ever. It calls `established` when the replica has answered."""
-        async with _channel(self._address) as channel:
-            while True:
-                try:
-                    await session(BootstrapStub(channel))
-                    self._note_lost("the stream ended")
-                except grpc.aio.AioRpcError as error:
-                    self._note_lost(error.details() or error.code().name)
-                except (TimeoutError, asyncio.InvalidStateError):  # the latter: the stream ended under a write
-                    self._note_lost("no answer")
-                await asyncio.sleep(self._delay_s * random.uniform(0.5, 1.0))
-                self._delay_s = min(self._delay_s * 2, _MAX_RETRY_S)
+        while True:
+            async with open_channel(self._address, self._trust) as channel:
+                await self._try(session(BootstrapStub(channel)))
+            raise_if_cancelled()
+            await asyncio.sleep(self._delay_s * random.uniform(0.5, 1.0))
+            self._delay_s = min(self._delay_s * 2, _MAX_RETRY_S)
+
+    async def _try(self, session: Awaitable[None]) -> None:
+        """Run one session on a channel of its own, which uses the certificates of now."""
+        try:
+            await session
+            self._note_lost("the stream ended")
+        except grpc.aio.AioRpcError as error:
+            self._note_lost(error.details() or error.code().name)
+        except (TimeoutError, asyncio.InvalidStateError):  # the latter: the stream ended under a write
+            self._note_lost("no answer")
 
     def established(self) -> None:
         """Note that the replica has answered."""
@@ -198,16 +234,3 @@ class _Link:
         if self._is_up is not False:
             logger.warning("%s bootstrap at %s: away (%s); trying again", self._purpose, self._address, reason)
         self._is_up = False
-
-
-def _to_event(replica: int, update: bootstrap_pb2.WatchUpdate) -> Snapshot[Instance] | Update[Instance]:
-    records = tuple(to_record(instance) for instance in update.upserts)
-    if update.snapshot:
-        return Snapshot(replica, records)
-    return Update(replica, records, tuple(update.removed))
-
-
-def to_record(instance: Instance) -> Record[Instance]:
-    """Return what membership decides by. Raises `ValueError` for a state that this version does not know."""
-    address = f"{instance.address}#{instance.dp_rank}" if instance.dp_rank else instance.address
-    return Record(instance.instance_id, address, State(instance.state), payload=instance)

@@ -2,6 +2,9 @@
 
 The libraries have no Python ABI: plain C functions called through ctypes. The compiler is `$CC`, the system's `cc`, or
 the one in the `ziglang` wheel. The cache key covers source, flags and machine, so a changed file rebuilds by itself.
+
+`$DIPTYCH_MARCH` names a processor, as `x86-64-v3`, instead of this machine's: what is compiled for it may be carried to
+others, where no compiler is needed.
 """
 
 from __future__ import annotations
@@ -16,12 +19,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from diptych.common.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+
+MARCH_VARIABLE: Final = "DIPTYCH_MARCH"
+_NATIVE: Final = "native"
 
 
 def cache_dir() -> Path:
@@ -30,22 +37,33 @@ def cache_dir() -> Path:
 
 
 def build_library(
-    source: Path, *, header_dirs: Sequence[Path] = (), include_dirs: Sequence[Path] = (), flags: Sequence[str] = ()
+    source: Path,
+    *,
+    header_dirs: Sequence[Path] = (),
+    include_dirs: Callable[[], Sequence[Path]] = tuple,
+    flags: Sequence[str] = (),
 ) -> Path:
     """Return the shared library built from `source`, compiling it if the cache has none.
 
-    `header_dirs` hold headers of ours, that may change; `include_dirs` those of others.
+    `header_dirs` hold headers of ours, that may change; `include_dirs` those of others, which only compiling needs.
 
     Safe against concurrent callers: each builds into a file of its own and renames it into place. Raises
     `ConfigError` with the compiler's words when there is no compiler or the build fails.
     """
-    compiler = _compiler()
-    options = ["-shared", "-fPIC", "-O3", *flags, *(f"-I{path}" for path in (*header_dirs, *include_dirs))]
+    march = os.environ.get(MARCH_VARIABLE) or _NATIVE
+    options = ["-shared", "-fPIC", "-O3", *(flag.replace("=native", f"={march}") for flag in flags)]
     sources = [source, *(header for path in (source.parent, *header_dirs) for header in sorted(path.glob("*.h")))]
-    target = cache_dir() / "native" / f"{source.stem}-{_key(sources, compiler, options)}.so"
+    key = _key(sources, [*options, march, *_machine(march)])
+    target = cache_dir() / "native" / f"{source.stem}-{key}.so"
     if not target.exists():
-        _compile(compiler, source, options, target)
+        options += [f"-I{path}" for path in (*header_dirs, *include_dirs())]
+        _compile(_compiler(), source, options, target)
     return target
+
+
+def _machine(march: str) -> list[str]:
+    """What else a library depends on: code for a named processor only on its kind, whoever compiled it."""
+    return [*_compiler(), platform.machine(), _cpu_model()] if march == _NATIVE else [platform.machine()]
 
 
 def _compiler() -> list[str]:
@@ -59,11 +77,11 @@ def _compiler() -> list[str]:
     raise ConfigError("no C compiler found: install one (cc, gcc or clang), or `pip install ziglang`, or set CC")
 
 
-def _key(sources: Sequence[Path], compiler: Sequence[str], options: Sequence[str]) -> str:
+def _key(sources: Sequence[Path], words: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for source in sources:
         digest.update(source.read_bytes())
-    digest.update("\0".join([*compiler, *options, platform.machine(), _cpu_model()]).encode())
+    digest.update("\0".join(words).encode())
     return digest.hexdigest()[:16]
 
 
@@ -81,9 +99,19 @@ def _compile(compiler: Sequence[str], source: Path, options: Sequence[str], targ
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / target.name
-        command = [*compiler, str(source), "-o", str(built), *options]
+        command = [*compiler, str(source), "-o", str(built), *_spelled(options, compiler)]
         logger.info("compiling %s", source.name)
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise ConfigError(f"compiling {source.name} failed: {shlex.join(command)}\n{result.stderr[-2000:]}")
         os.replace(built, target)
+
+
+def _spelled(options: Sequence[str], compiler: Sequence[str]) -> list[str]:
+    """Zig's compiler writes the names of processors its own way: x86_64_v3."""
+    if "ziglang" not in compiler:
+        return list(options)
+    marches = {
+        option: "-march=" + option[len("-march=") :].replace("-", "_") for option in options if "-march=" in option
+    }
+    return [marches.get(option, option) for option in options]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from diptych.common.roles import Role
 from diptych.engine.runtime.worker_config import WorkerConfig
-from diptych.engine.runtime.worker_main import WorkerRole, run_worker
-from diptych.v1 import bootstrap_pb2
-
-ROLE = WorkerRole("decode", bootstrap_pb2.ROLE_DECODE, "diptych.decode.scheduler")
+from diptych.engine.runtime.worker_main import run_worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,4 +15,4 @@ class DecodeConfig(WorkerConfig):
 
 
 def main(config: DecodeConfig) -> int:
-    return run_worker(config, ROLE)
+    return run_worker(config, Role.DECODE)

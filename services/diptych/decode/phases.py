@@ -26,10 +26,11 @@ from diptych.common.errors import InvalidTransition
 class Phase(enum.Enum):
     """Where a request is in a decode worker."""
 
-    PREALLOCATING = "preallocating"  # waits for pages
+    PREALLOCATING = "preallocating"  # waits for pages, which prefill will write
+    WAITING = "waiting"  # is to be computed here, all of it; waits for its grammar and for pages
     IMPORTING = "importing"  # has granted its pages to prefill
     VERIFYING = "verifying"  # prefill has written everything; it is being verified, and put together
-    RUNNING = "running"  # its KV is here and verified; part of the running batch
+    RUNNING = "running"  # its KV is here and verified, or being computed here; part of the running batch
     RETRACTED = "retracted"  # its KV had to give way; waits for memory, to go on here
     CLOSING = "closing"  # given up while prefill may still write; pages in quarantine
     DISCARDING = "discarding"  # given up while that is done; pages in quarantine
@@ -40,6 +41,7 @@ class Signal(enum.Enum):
     """What moves a request along."""
 
     GRANTED = "granted"
+    ADMITTED = "admitted"  # has pages of its own
     HANDED_OFF = "handed off"  # every page has landed
     VERIFIED = "verified"  # or that is not wanted; the pages are whole
     RETRACTED = "retracted"
@@ -52,6 +54,8 @@ class Signal(enum.Enum):
 TRANSITIONS: Final[Mapping[tuple[Phase, Signal], Phase]] = {
     (Phase.PREALLOCATING, Signal.GRANTED): Phase.IMPORTING,
     (Phase.PREALLOCATING, Signal.ENDED): Phase.DONE,
+    (Phase.WAITING, Signal.ADMITTED): Phase.RUNNING,
+    (Phase.WAITING, Signal.ENDED): Phase.DONE,
     (Phase.IMPORTING, Signal.HANDED_OFF): Phase.VERIFYING,
     (Phase.IMPORTING, Signal.GIVEN_UP): Phase.CLOSING,
     (Phase.IMPORTING, Signal.ENDED): Phase.DONE,

@@ -15,6 +15,9 @@ class RetractedRooms:
         self._rooms: dict[int, DecodeRoom] = {}
         self.num_retracted = 0  # since start
 
+    def __len__(self) -> int:
+        return len(self._rooms)
+
     def __contains__(self, room: DecodeRoom) -> bool:
         return room.request.room in self._rooms
 

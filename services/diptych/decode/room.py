@@ -1,4 +1,4 @@
-"""What a decode worker knows of one room: the request, the grant to prefill, and when things happened."""
+"""What a decode worker knows of one room: the request, the grant to prefill if any, and when things happened."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from diptych.kvtransfer.ownership import Pages
 
 @dataclass(slots=True, eq=False)
 class DecodeRoom:
-    """One request's rendezvous, decode side."""
+    """One request's rendezvous, decode side; or a local request, which nobody else knows."""
 
     request: Request
-    peer: int  # prefill's instance id
+    peer: int  # prefill's instance id; 0: it is local
     arrival_s: float
     phase: Phase = Phase.PREALLOCATING
     granted: Pages = field(default_factory=lambda: NO_PAGES)  # that prefill writes, in order
@@ -24,7 +24,8 @@ class DecodeRoom:
     hand_off: HandOff | None = None
     digest: int | None = None  # of what prefill wrote; None: not to be verified
     is_in_parts: bool = False  # what prefill wrote: to be put together
-    granted_s: float = 0.0
+    granted_s: float = 0.0  # when it got pages
+    first_step_s: float | None = None  # that computes some of its prompt here
     handed_off_s: float = 0.0
     verified_s: float = 0.0
     retracted_s: float = 0.0
@@ -34,6 +35,23 @@ class DecodeRoom:
 
     def on(self, signal: Signal) -> None:
         self.phase = next_phase(self.phase, signal)
+
+    @property
+    def is_queued(self) -> bool:
+        """It waits for pages. A local request without its grammar would hold them in vain."""
+        return self.phase is Phase.PREALLOCATING or (self.phase is Phase.WAITING and self.request.is_ready)
+
+    def measure_step(self, now_s: float) -> None:
+        """A step is to compute some of its prompt: before the first token only if the request is local."""
+        if self.first_step_s is None and not self.peer:
+            self.first_step_s, self.stats.queue_s = now_s, now_s - self.arrival_s
+
+    def measure_token(self, index: int, now_s: float) -> None:
+        """An output token has come: the first one here only if the request is local."""
+        if index == 0 and self.first_step_s is not None:
+            self.stats.compute_s = now_s - self.first_step_s
+        elif index == 1 and self.hand_off is not None:
+            self.stats.join_s = now_s - self.verified_s
 
     def refuse_hand_off(self, note: HandOff) -> str | None:
         """Say why the note does not answer our grant; None when it does."""

@@ -14,6 +14,8 @@ from diptych.decode.retracted import RetractedRooms
 from diptych.decode.room import DecodeRoom
 from diptych.engine.deadlines import Deadlines
 from diptych.engine.events import Effect, Emit, SendNote
+from diptych.engine.grammar.grammar import Matcher
+from diptych.engine.holders import Holders
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.output import Failure, FailureCode, Output
 from diptych.engine.running import Running
@@ -54,8 +56,15 @@ class Rooms:
 
     def add(self, room: DecodeRoom) -> None:
         self._rooms[room.request.room] = room
-        self._waiting.add(room.request)
         self._deadlines.add(room.request)
+        if room.is_queued:
+            self._waiting.add(room.request)
+
+    def take_matcher(self, room: DecodeRoom, matcher: Matcher) -> None:
+        """The room's grammar is compiled."""
+        was_queued, room.request.matcher = room.is_queued, matcher
+        if room.is_queued and not was_queued:
+            self._waiting.add(room.request)
 
     def shared_with(self, peer: int, room_id: int) -> DecodeRoom | None:
         """Return the room that a note of `peer` is about."""
@@ -66,11 +75,11 @@ class Rooms:
 
     def end(self, room: DecodeRoom, output: Output) -> None:
         """End a room whose pages nobody else writes; what is computed stays as a cached prefix."""
-        if room.phase is Phase.PREALLOCATING:
+        if room.is_queued:
             self._waiting.remove(room.request)
         elif room.phase in JOINED:
             self._running.retire(room.request)
-        else:
+        elif room.phase is not Phase.WAITING:
             self._cache.drop(room.request)
         self._forget(room, output)
 
@@ -89,7 +98,7 @@ class Rooms:
         if room.phase in _GIVEN_UP:
             return
         if room.peer in self.linked and room.phase in _UNJOINED:
-            note = Abort(room.request.room, failure.code.value, failure.message)
+            note = Abort(room.request.room, failure.peer_code, failure.message)
             self._effects.append(SendNote(room.peer, note))
         if room.phase in (Phase.IMPORTING, Phase.VERIFYING):
             self._quarantine(room, failure)
@@ -173,14 +182,14 @@ class Rooms:
         times = (self._deadlines.next_s(), self.closing.next_s(self.linked), self.retracted.next_s())
         return min((at_s for at_s in times if at_s is not None), default=None)
 
-    def check(self) -> list[str]:
-        """Compare the books of all pages with what the rooms claim."""
+    def holders(self) -> Holders:
+        """Return who claims pages."""
 
         def those(*phases: Phase) -> list[DecodeRoom]:
             return [room for room in self if room.phase in phases]
 
-        return self._cache.check(
+        return Holders(
             [*(room.request for room in those(Phase.RUNNING)), *self._running.leaving],
-            importing=[room.request for room in those(Phase.IMPORTING, Phase.VERIFYING)],
-            quarantined=[room.granted for room in those(*_GIVEN_UP)],
+            [room.request for room in those(Phase.IMPORTING, Phase.VERIFYING)],
+            [room.granted for room in those(*_GIVEN_UP)],
         )

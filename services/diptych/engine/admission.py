@@ -29,6 +29,14 @@ def refuse(request: Request, *, is_known: bool, max_tokens: int, vocab_size: int
     return None
 
 
+def words_too_long(prompt_len: int, context_len: int) -> str:
+    """Say so of a prompt that leaves no room for output, wherever it was tokenised."""
+    return (
+        f"the prompt has {prompt_len} tokens; with at least one token of output that is more than the context of "
+        f"{context_len} tokens"
+    )
+
+
 def turn_away(num_waiting: int, max_waiting: int) -> Failure | None:
     """Say that too much waits already; None when there is room for one more."""
     if num_waiting < max_waiting:

@@ -7,22 +7,13 @@ A retracted request goes to the head of the queue and computes again what is not
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Final
 
 from diptych.engine.admission import refuse, turn_away
 from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.deadlines import Deadlines
-from diptych.engine.events import (
-    AbortRoom,
-    Effect,
-    Emit,
-    Event,
-    GrammarFailed,
-    GrammarReady,
-    Load,
-    Start,
-    compile_grammar,
-)
+from diptych.engine.events import AbortRoom, Effect, Emit, Event, GrammarFailed, GrammarReady, Start, compile_grammar
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.output import Failure, FailureCode, Output, Stats
@@ -37,6 +28,7 @@ from diptych.engine.sampled import (
     take_plain,
     take_prompt_logprobs,
 )
+from diptych.engine.scheduler_core import Load
 from diptych.engine.step import Step
 from diptych.engine.stop import end_ids
 from diptych.engine.waiting_queue import new_waiting_queue
@@ -52,7 +44,7 @@ class AggregatedCore:
     def __init__(self, cache: KvCache, limits: Limits) -> None:
         self._cache = cache
         self._limits = limits
-        self._max_tokens = min(limits.context_len, cache.max_request_tokens)
+        self.max_tokens = min(limits.context_len, cache.max_request_tokens)
         self._waiting = new_waiting_queue(cache, limits.scheduling)
         self._running = Running(cache, limits, self._waiting, self._count_retraction)
         self._requests: dict[int, Request] = {}
@@ -103,6 +95,12 @@ class AggregatedCore:
         for row in sampled(step.sampled, result, others):
             self._take_token(row)
 
+    def rooms_of_step(self) -> Set[int]:
+        return self._running.rooms_of_step()
+
+    def give_up(self) -> None:
+        self._running.give_up()
+
     def expire(self, now_s: float) -> None:
         for request in self._deadlines.due(now_s):
             self._fail(request, Failure(FailureCode.DEADLINE, "the request's deadline passed"))
@@ -124,6 +122,7 @@ class AggregatedCore:
             free_pages=self._cache.num_available,
             total_pages=self._cache.pool.capacity,
             waiting_tokens=self._running.waiting_tokens,
+            num_waiting_prompts=self._running.num_prompts,
         )
 
     @property
@@ -150,12 +149,12 @@ class AggregatedCore:
     def _start(self, request: Request) -> None:
         known = request.room in self._requests
         limits = self._limits
-        failure = refuse(request, is_known=known, max_tokens=self._max_tokens, vocab_size=limits.vocab_size)
+        failure = refuse(request, is_known=known, max_tokens=self.max_tokens, vocab_size=limits.vocab_size)
         failure = failure or turn_away(len(self._requests) - len(self._running), limits.scheduling.max_waiting)
         if failure:
             self._effects.append(Emit(Output(request.room, failure=failure)))
             return
-        request.max_len = min(request.max_len, self._max_tokens)
+        request.max_len = min(request.max_len, self.max_tokens)
         request.end_ids = end_ids(request.params, limits.eos_ids)
         self._requests[request.room] = request
         self._deadlines.add(request)

@@ -116,6 +116,7 @@ class StepResult:
 
 
 OnLayer = Callable[[int], None]  # hears of each layer of a step, in order, once its KV is in the pool
+WaitForResult = Callable[[], StepResult]  # blocks until the device has come so far
 
 
 class Runner(Protocol):
@@ -125,10 +126,15 @@ class Runner(Protocol):
 
 
 class OverlapRunner(Runner, Protocol):
-    """A runner whose two halves can be called apart: how to sample need not be known when the step starts."""
+    """A runner whose two halves can be called apart: how to sample need not be known when the step starts.
+
+    Either half may only queue its work on a device; steps are computed in the order of the calls.
+    """
 
     def logits(self, batch: ForwardBatch) -> Any:
         """Write the batch's KV; return what `sample` needs."""
         ...
 
-    def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> StepResult: ...
+    def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> WaitForResult:
+        """Choose the next tokens. What is returned must be called."""
+        ...

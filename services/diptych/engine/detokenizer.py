@@ -23,6 +23,18 @@ class Decoder(Protocol):
         ...
 
 
+class Detokenizer(Protocol):
+    """Turns the tokens of one request into text: joined, what its methods return is the decoding of all of them."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Take the next tokens; return the text that they make certain."""
+        ...
+
+    def flush(self) -> str:
+        """Return the text that was waiting: no more tokens come."""
+        ...
+
+
 class IncrementalDetokenizer:
     """Turns the tokens of one request into text, at a constant cost a token.
 

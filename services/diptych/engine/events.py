@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.common.roles import LegKind, Role
 from diptych.engine.grammar.grammar import Grammar, Matcher
 from diptych.engine.output import Output
 from diptych.engine.request import Request
@@ -20,10 +19,11 @@ from diptych.kvtransfer.transport import Flow, PageWrite
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A request arrives. `peer` is the other leg's instance; 0 in an aggregated engine."""
+    """A request arrives. `peer` is the other leg's instance; 0 where there is none."""
 
     request: Request
     peer: int = 0
+    kind: LegKind | None = None  # None: what the role says
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,13 @@ class AbortRoom:
 
     room: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandBack:
+    """The worker is leaving: the router shall have the request done elsewhere, unless its KV is on its way already."""
+
+    room: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,14 @@ class WriteDone:
     room: int
     error: str | None
     digest: int | None = None  # of what it wrote, if its flow is `with_digest`
+
+
+@dataclass(frozen=True, slots=True)
+class HandOffSent:
+    """A `HandOff` has left, behind the last page of its room: so long after the transfer engine was given it."""
+
+    room: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +122,20 @@ class GrammarFailed:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class ServeRole:
+    """The worker serves this role from now on. What began before goes on."""
+
+    role: Role
+
+
 Event = (
     Start
     | AbortRoom
+    | HandBack
     | NoteArrived
     | WriteDone
+    | HandOffSent
     | PagesDigested
     | PagesUnpacked
     | PeerUp
@@ -119,6 +143,7 @@ Event = (
     | WriterGone
     | GrammarReady
     | GrammarFailed
+    | ServeRole
 )
 
 
@@ -208,83 +233,3 @@ def compile_grammar(request: Request) -> CompileGrammar:
 
 Transfer = WritePages | StreamPages | SendNote | DigestPages | UnpackPages
 Effect = Emit | EmitTokens | Transfer | CompileGrammar
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How busy a scheduler is."""
-
-    num_waiting: int
-    num_running: int
-    free_pages: int
-    total_pages: int
-    waiting_tokens: int
-    grantable_pages: int = 0  # decode: for new requests; 0 while requests wait for theirs
-
-
-class SchedulerCore(Protocol):
-    """What decides in a scheduler process: aggregated, prefill or decode. Values in, values out; no I/O, no clock."""
-
-    @property
-    def can_overlap(self) -> bool:
-        """Whether events may be handled, and the next step planned, while a step runs."""
-        ...
-
-    def handle(self, event: Event, now_s: float) -> None: ...
-
-    def plan(self, now_s: float) -> ForwardBatch | None:
-        """Choose and launch the next step; None when there is nothing to compute, or not before the next `commit`.
-
-        At most two steps may be launched and not committed.
-        """
-        ...
-
-    def sampling(self) -> SamplingBatch:
-        """Say how to sample the step launched last, once those before it are committed."""
-        ...
-
-    def commit(self, result: StepResult, now_s: float) -> None:
-        """Take what the oldest step launched gave."""
-        ...
-
-    def expire(self, now_s: float) -> None:
-        """End what has passed its deadline."""
-        ...
-
-    def next_deadline_s(self) -> float | None: ...
-
-    def suspects(self) -> set[int]:
-        """Lost peers that might still write into our pool; each is answered by `WriterGone` once it can't."""
-        ...
-
-    def take_effects(self) -> list[Effect]: ...
-
-    def load(self) -> Load: ...
-
-    @property
-    def num_open_rooms(self) -> int: ...
-
-    @property
-    def num_pages_received(self) -> int:
-        """Verified pages that peers wrote into our pool, since start."""
-        ...
-
-    @property
-    def num_integrity_failures(self) -> int:
-        """Hand-offs whose bytes differ from what prefill sent; must stay 0."""
-        ...
-
-    @property
-    def num_retracted(self) -> int:
-        """Requests that had to give up their pages for a while, since start."""
-        ...
-
-    def quarantined_since_s(self) -> float | None:
-        """When the oldest page that is in quarantine went there."""
-        ...
-
-    def page_counts(self) -> dict[str, int]: ...
-
-    def check(self) -> list[str]:
-        """Compare all books; [] when nothing leaked."""
-        ...

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from diptych.engine.kv_cache import KvCache
+from diptych.engine.limits import Limits
 from diptych.engine.request import Request
 from diptych.engine.step import Chunk, next_chunk
 from diptych.engine.waiting_queue import WaitingQueue
@@ -18,10 +19,11 @@ from diptych.engine.waiting_queue import WaitingQueue
 class ExtendQueue:
     """Waiting requests and the ones part-way through their prompt."""
 
-    def __init__(self, cache: KvCache, waiting: WaitingQueue, *, max_batch_size: int) -> None:
+    def __init__(self, cache: KvCache, waiting: WaitingQueue, limits: Limits) -> None:
         self._cache = cache
         self._waiting = waiting
-        self._max_batch_size = max_batch_size
+        self._max_batch_size = limits.max_requests
+        self._cost = limits.prompt_cost
         self._extending: deque[Request] = deque()  # admitted, prompt not complete
 
     def __len__(self) -> int:
@@ -44,7 +46,7 @@ class ExtendQueue:
         (self._extending if request.row >= 0 else self._waiting).remove(request)
 
     def plan(self, now_s: float, budget: int, spare_pages: Callable[[Request], int]) -> list[Chunk]:
-        """Choose chunks of at most `budget` tokens, admitting requests while budget and pages last.
+        """Choose chunks that cost at most `budget`, admitting requests while budget and pages last.
 
         `spare_pages(request)` are to stay available when `request` is admitted.
         """
@@ -67,8 +69,14 @@ class ExtendQueue:
             self._extending.remove(request)
         return complete
 
+    def recall(self, chunks: Iterable[Chunk]) -> None:
+        """The step that was to compute the chunks did not: take back the requests that had left with it."""
+        self._extending.extendleft(chunk.request for chunk in chunks if chunk.is_last)
+
     def _add_chunk(self, chunks: list[Chunk], request: Request, budget: int) -> int:
+        """Return what the chunk costs."""
         if budget <= 0 or len(chunks) >= self._max_batch_size:
             return 0
-        chunks.append(next_chunk(request, budget))
-        return chunks[-1].num_tokens
+        chunk = next_chunk(request, self._cost.chunk_len(request.computed_len, budget))
+        chunks.append(chunk)
+        return self._cost.of(chunk.start, chunk.num_tokens)

@@ -61,9 +61,18 @@ class KvCache:
         return self.pool.num_free + self.tree.num_evictable
 
     @property
+    def num_rows(self) -> int:
+        """Requests that can be admitted at once, as far as rows of the page table go."""
+        return len(self.page_table)
+
+    @property
     def has_row(self) -> bool:
         """Whether one more request could be admitted, as far as rows of the page table go."""
         return bool(self._free_rows)
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
@@ -79,12 +88,12 @@ class KvCache:
         """How many tokens of the request the cache has now, in both tiers. Counts as no use."""
         return self.tree.peek(request.tokens[: request.matchable_len], request.extra_key)
 
-    def admit(self, request: Request, *, spare_pages: int = 0) -> bool:
+    def admit(self, request: Request, *, spare_pages: int = 0, spare_rows: int = 0) -> bool:
         """Match and lock the longest cached prefix and take pages for all its tokens.
 
-        False, and nothing changed, unless `spare_pages` would stay available as well.
+        False, and nothing changed, unless `spare_pages` and `spare_rows` would stay available as well.
         """
-        if not self._free_rows:
+        if len(self._free_rows) <= spare_rows:
             return False
         match = self.tree.match(request.tokens[: request.matchable_len], request.extra_key)
         self.tree.lock(match.node)

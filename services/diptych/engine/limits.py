@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from diptych.engine.prompt_cost import SAME_EVERYWHERE, PromptCost
+
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
@@ -24,6 +26,7 @@ class Limits:
     context_len: int  # tokens, prompt + output, that the model takes
     vocab_size: int
     eos_ids: frozenset[int]
-    max_step_tokens: int  # prompt tokens an extend step computes; longer prompts are chunked
+    max_step_tokens: int  # that an extend step computes at the start of prompts; longer prompts are chunked
     max_requests: int  # that hold KV at once
     scheduling: Scheduling = Scheduling()
+    prompt_cost: PromptCost = SAME_EVERYWHERE  # in tokens at the start of a prompt

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from diptych.engine.batch import I32, I64, NO_TOKEN, U64, ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.batch import I32, I64, NO_TOKEN, U64, ForwardBatch, SamplingBatch, StepResult, WaitForResult
 
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
@@ -22,17 +22,18 @@ class NullRunner:
         self._vocab_size = vocab_size
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
-        return self.sample(batch, self.logits(batch), sampling)
+        return self.sample(batch, self.logits(batch), sampling)()
 
     def logits(self, batch: ForwardBatch) -> list[int]:
         self._slots[batch.out_slots] = entries(batch.input_ids, batch.positions)
         return [self._next_token(batch.page_table[row], int(batch.seq_lens[row])) for row in batch.sample_rows]
 
-    def sample(self, batch: ForwardBatch, logits: list[int], sampling: SamplingBatch) -> StepResult:
+    def sample(self, batch: ForwardBatch, logits: list[int], sampling: SamplingBatch) -> WaitForResult:
         tokens = logits
         if sampling.token_mask is not None:
             tokens = [_allowed(token, mask) for token, mask in zip(tokens, sampling.token_mask, strict=True)]
-        return StepResult(np.array(tokens, dtype=np.int64))
+        result = StepResult(np.array(tokens, dtype=np.int64))
+        return lambda: result
 
     def _next_token(self, pages: np.ndarray[tuple[int], np.dtype[np.int32]], seq_len: int) -> int:
         positions = np.arange(seq_len)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Final
 
 from diptych.engine.finish import Finish
 from diptych.engine.logprobs import TokenLogprobs
@@ -20,6 +21,8 @@ class FailureCode(enum.Enum):
     ABORTED = 6
     RETRACTED = 7  # replay elsewhere
     INTERNAL = 8
+    HANDED_BACK = 9  # elsewhere, at once: this worker is leaving, and nobody failed
+    TOO_LONG = 10  # a prompt that came as text leaves no room for output
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,15 @@ class Failure:
 
     code: FailureCode
     message: str
+
+    @property
+    def peer_code(self) -> int:
+        """What the other leg is told. Who hands back is for the router to hear, and only from that worker itself."""
+        code = FailureCode.ABORTED if self.code is FailureCode.HANDED_BACK else self.code
+        return int(code.value)
+
+
+LEAVING: Final = Failure(FailureCode.HANDED_BACK, "the worker is leaving")
 
 
 @dataclass(slots=True)
@@ -39,6 +51,7 @@ class Stats:
     bytes_moved: int = 0
     kv_digest: int = 0
     queue_s: float = 0.0
+    grant_s: float = 0.0
     compute_s: float = 0.0
     transfer_s: float = 0.0
     verify_s: float = 0.0

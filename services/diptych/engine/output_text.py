@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from diptych.engine.detokenizer import Decoder, IncrementalDetokenizer
+from diptych.engine.detokenizer import Detokenizer
 from diptych.engine.finish import Finish
 from diptych.engine.logprobs import TokenLogprobs
 from diptych.engine.sampling_params import SamplingParams
@@ -19,11 +19,15 @@ from diptych.engine.stop import StopResult, StopStrings
 from diptych.engine.stop_regex import StopRegex
 
 
-class TextTokenizer(Decoder, Protocol):
+class TextTokenizer(Protocol):
     """What the text of a model's output depends on."""
 
     @property
     def eos_ids(self) -> tuple[int, ...]: ...
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a new one, for one request."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +39,14 @@ class TextDelta:
     finish: Finish | None = None
     logprobs: TokenLogprobs | None = None  # of `token_ids`, if wanted
     offsets: Sequence[int] = ()  # where each of them begins in the text, in characters; likewise
+    stop: str = ""  # the stop string that ended it, if one did
 
 
 class OutputText:
     """The text of one request: `push` its tokens until a delta has `finish`."""
 
     def __init__(self, tokenizer: TextTokenizer, params: SamplingParams) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._detokenizer = tokenizer.detokenizer()
         self._silent = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else tokenizer.eos_ids)
         self._stops = _stops(params)
         self._min_tokens = params.min_tokens
@@ -67,22 +72,24 @@ class OutputText:
             found = self._cut(self._detokenizer.push(self._audible((token_id,))), is_last=False)
             text += found.text
             if found.stopped:
-                return TextDelta(text, token_ids[: len(offsets)], Finish.STOP, offsets=offsets)
+                return TextDelta(text, token_ids[: len(offsets)], Finish.STOP, offsets=offsets, stop=found.matched)
         if finish is None:
             return TextDelta(text, token_ids, offsets=offsets)
         found = self._cut(self._detokenizer.flush(), is_last=True)
-        return TextDelta(text + found.text, token_ids, Finish.STOP if found.stopped else finish, offsets=offsets)
+        ended = Finish.STOP if found.stopped else finish
+        return TextDelta(text + found.text, token_ids, ended, offsets=offsets, stop=found.matched)
 
     def _cut(self, text: str, *, is_last: bool) -> StopResult:
         """Pass text through all that may stop it; each holds back what the next must not see yet."""
         self._num_chars += len(text)
-        stopped = False
+        stopped, matched = False, ""
         if self._num_tokens > self._min_tokens:
             for stop in self._stops:
                 found = stop.push(text)
                 text = found.text if found.stopped or not (stopped or is_last) else found.text + stop.flush()
-                stopped = stopped or found.stopped
-        return StopResult(text, stopped)
+                if found.stopped:
+                    stopped, matched = True, found.matched
+        return StopResult(text, stopped, matched)
 
     def _audible(self, token_ids: Sequence[int]) -> Sequence[int]:
         return [token_id for token_id in token_ids if token_id not in self._silent]

@@ -49,6 +49,7 @@ class Request:
     samples_plainly: bool = True  # `params.is_plain`, which every step asks
     counts: TokenCounts | None = None  # None: the request has no penalties
     prompt_logprobs: PromptLogprobs | None = None  # None: not wanted
+    given_len: int = 0  # tokens not to be computed here, as far as was known when it came: cached, or of another worker
     num_prior_output_tokens: int = 0  # of the prompt's tail: output of an earlier attempt
     adapter: int = NO_ADAPTER  # slot of the adapter it runs with
     matcher: Matcher | None = None  # None: the request has no grammar, or it is being compiled
@@ -81,6 +82,11 @@ class Request:
     def extend_len(self) -> int:
         """Tokens that an extend still has to compute."""
         return self.num_tokens - self.computed_len
+
+    @property
+    def expected_len(self) -> int:
+        """Tokens that an extend will have to compute, as far as was known when the request came."""
+        return self.num_tokens - self.given_len
 
     def append(self, token_id: int) -> None:
         """Take a sampled token. Its KV is computed by the next step."""

@@ -32,7 +32,7 @@ class Running:
         self._limits = limits
         self._waiting = waiting
         self._on_retracted = on_retracted
-        self._queue = ExtendQueue(cache, waiting, max_batch_size=limits.max_requests)
+        self._queue = ExtendQueue(cache, waiting, limits)
         self._batch = DecodeBatch(cache)
         self._steps = StepsInFlight(cache)
         self._forecast = KvForecast(cache)
@@ -55,6 +55,11 @@ class Running:
     def waiting_tokens(self) -> int:
         """Tokens of prompts and of retracted requests that are to be computed."""
         return self._queue.waiting_tokens
+
+    @property
+    def num_prompts(self) -> int:
+        """Requests of which such tokens are."""
+        return len(self._queue)
 
     # steps
 
@@ -87,6 +92,13 @@ class Running:
         """Return the oldest step launched, which has run."""
         return self._steps.commit()
 
+    def rooms_of_step(self) -> set[int]:
+        return self._steps.newest.rooms
+
+    def give_up(self) -> None:
+        """The step launched last was not run to its end, and its requests are about to be taken out."""
+        self._steps.commit().undo()
+
     def spare_pages(self, candidate: Request, importing: Sequence[Request] = ()) -> int:
         """Return how many pages must be left when `candidate` has got its own."""
         return self._forecast.spare_pages([*self.admitted, *importing], candidate)
@@ -96,6 +108,10 @@ class Running:
     def join(self, request: Request) -> None:
         """Take in a request whose KV is here."""
         self._batch.add(request)
+
+    def extend(self, request: Request) -> None:
+        """Take in a request that holds its pages, to be computed."""
+        self._queue.add_admitted(request)
 
     def finish(self, request: Request) -> None:
         """Take out a request that has come to its own end."""

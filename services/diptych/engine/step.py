@@ -53,6 +53,17 @@ class Step:
         for chunk in self.chunks:
             chunk.request.computed_len += chunk.num_tokens
 
+    @property
+    def rooms(self) -> set[int]:
+        return {request.room for request in self.decodes} | {chunk.request.room for chunk in self.chunks}
+
+    def undo(self) -> None:
+        """Its tokens were not computed after all."""
+        for request in self.decodes:
+            request.computed_len -= 1
+        for chunk in self.chunks:
+            chunk.request.computed_len -= chunk.num_tokens
+
     def involves(self, request: Request) -> bool:
         return any(other is request for other in self.decodes) or any(c.request is request for c in self.chunks)
 

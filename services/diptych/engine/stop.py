@@ -35,6 +35,7 @@ class StopResult:
 
     text: str
     stopped: bool
+    matched: str = ""  # the stop string at which it ended
 
 
 @dataclass(eq=False, slots=True)
@@ -68,7 +69,8 @@ class StopStrings:
             node = _advance(node, char)
             if node.match_len:
                 self._stopped = True
-                return StopResult(self._shown(text[: index + 1], node.match_len), stopped=True)
+                matched = node.stop[node.depth - node.match_len : node.depth]
+                return StopResult(self._shown(text[: index + 1], node.match_len), stopped=True, matched=matched)
         shown = self._shown(text, node.depth)
         self._node = node
         return StopResult(shown, stopped=False)

@@ -35,7 +35,8 @@ class WaitingQueue:
         self._places: dict[int, Place] = {}  # by room
         self._num_added = 0
         self._next: Request | None = None  # chosen, not taken yet
-        self.num_tokens = 0  # still to compute, before any prefix match
+        self.num_tokens = 0  # expected to be computed
+        self.num_prompts = 0  # requests of which some are
 
     def __len__(self) -> int:
         return len(self._retracted) + len(self._places)
@@ -47,7 +48,7 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         """Queue a request that never ran."""
-        self.num_tokens += request.num_tokens
+        self._count(request, 1)
         if request.tenant not in self._lines:
             self._shares.enter(request.tenant)
         place = (self._policy.rank(request), self._num_added, request)
@@ -57,7 +58,7 @@ class WaitingQueue:
 
     def add_first(self, request: Request) -> None:
         """Queue a retracted request ahead of all that never ran."""
-        self.num_tokens += request.num_tokens
+        self._count(request, 1)
         self._retracted.appendleft(request)
         self._next = None
 
@@ -79,7 +80,7 @@ class WaitingQueue:
 
     def remove(self, request: Request) -> None:
         """Take out a request."""
-        self.num_tokens -= request.num_tokens
+        self._count(request, -1)
         if self._next is request:
             self._next = None
         place = self._places.pop(request.room, None)
@@ -90,6 +91,10 @@ class WaitingQueue:
         del line[bisect_left(line, place)]
         if not line:
             del self._lines[request.tenant]
+
+    def _count(self, request: Request, change: int) -> None:
+        self.num_tokens += change * request.expected_len
+        self.num_prompts += change * (request.expected_len > 0)
 
     def _choose(self, now_s: float) -> Request:
         tenant = self._shares.next(self._lines)

@@ -1,12 +1,13 @@
 """The scheduler core of a prefill worker: computes prompts and writes their KV into the pages that decode granted.
 
 Order of what a peer sees of a room: page writes, then `HandOff`; or `Abort`/`AbortAck`, after which no write comes.
-`Sender` moves the pages, `Rooms` ends what began here.
+`Arrivals` takes requests in, `Sender` moves the pages, `Rooms` ends what began here.
 """
 
 from __future__ import annotations
 
-from diptych.engine.admission import refuse, turn_away
+from collections.abc import Set
+
 from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.batch_builder import build_batch
 from diptych.engine.events import (
@@ -16,36 +17,37 @@ from diptych.engine.events import (
     Event,
     GrammarFailed,
     GrammarReady,
-    Load,
+    HandBack,
+    HandOffSent,
     NoteArrived,
     PagesDigested,
     PagesUnpacked,
     PeerDown,
     PeerUp,
     SendNote,
+    ServeRole,
     Start,
     WriteDone,
     WriterGone,
-    compile_grammar,
 )
 from diptych.engine.extend_queue import ExtendQueue
 from diptych.engine.finish import Finish
-from diptych.engine.grammar.grammar import Matcher
+from diptych.engine.holders import Holders
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
-from diptych.engine.output import Failure, FailureCode, Output
-from diptych.engine.page_hash import prompt_hash
+from diptych.engine.output import Failure, FailureCode
 from diptych.engine.sampled import Sampled, collect_prompt_logprobs, refuse_token, sampled
 from diptych.engine.sampling_builder import build_sampling
+from diptych.engine.scheduler_core import Load
 from diptych.engine.step import new_step
 from diptych.engine.stop import token_finish
 from diptych.engine.transfer_rules import TransferRules
 from diptych.engine.waiting_queue import new_waiting_queue
 from diptych.kvtransfer.notes import Abort, Ack, Note, PagesReady
+from diptych.prefill.arrivals import Arrivals
 from diptych.prefill.hand_off import first_output, hand_off_note
 from diptych.prefill.phases import Phase, Signal
 from diptych.prefill.rendezvous import Rendezvous
-from diptych.prefill.room import PrefillRoom
 from diptych.prefill.rooms import Rooms
 from diptych.prefill.sending import Sender
 
@@ -60,13 +62,14 @@ class PrefillCore:
         self._cache = cache
         self._limits = limits
         self._token_nbytes = page_nbytes // cache.page_size
-        self._max_tokens = min(limits.context_len, cache.max_request_tokens)
+        self.max_tokens = min(limits.context_len, cache.max_request_tokens)
         self._waiting = new_waiting_queue(cache, limits.scheduling)
-        self._queue = ExtendQueue(cache, self._waiting, max_batch_size=limits.max_requests)
+        self._queue = ExtendQueue(cache, self._waiting, limits)
         self._effects: list[Effect] = []
         self._sender = Sender(cache, rules, self._effects)
         self._rooms = Rooms(cache, self._queue, self._sender, self._effects, rules.timeout_s)
         self._rendezvous = Rendezvous()
+        self._arrivals = Arrivals(cache, limits, self._waiting, self._rooms, self._rendezvous, self._effects)
         self._step = new_step((), ())
 
     # events
@@ -74,44 +77,28 @@ class PrefillCore:
     def handle(self, event: Event, now_s: float) -> None:
         match event:
             case Start():
-                self._start(event, now_s)
+                self._arrivals.start(event, self.max_tokens, now_s)
             case NoteArrived(peer, note):
                 self._handle_note(peer, note, now_s)
             case AbortRoom(room_id, reason) if room_id in self._rooms:
                 self._rooms.fail(self._rooms[room_id], Failure(FailureCode.ABORTED, reason))
+            case HandBack(room_id) if room_id in self._rooms:
+                self._rooms.hand_back(self._rooms[room_id])
             case WriteDone(room_id, error, digest) if room_id in self._rooms:
                 self._rooms.write_done(self._rooms[room_id], error, digest)
+            case HandOffSent(room_id, seconds) if room_id in self._rooms:
+                self._rooms[room_id].sending_s = seconds
             case PeerDown(peer, reason):
                 self._rendezvous.forget(peer)
                 self._rooms.lose(peer, reason)
             case GrammarReady(room_id, matcher) if room_id in self._rooms:
-                self._take_matcher(self._rooms[room_id], matcher)
+                self._arrivals.take_matcher(self._rooms[room_id], matcher)
             case GrammarFailed(room_id, message) if room_id in self._rooms:
                 self._rooms.fail(self._rooms[room_id], Failure(FailureCode.INVALID, message))
-            case GrammarReady() | GrammarFailed() | AbortRoom() | WriteDone():
+            case GrammarReady() | GrammarFailed() | AbortRoom() | HandBack() | WriteDone() | HandOffSent():
                 pass  # the room has ended
-            case PeerUp() | WriterGone() | PagesDigested() | PagesUnpacked():
-                pass  # nobody writes into a prefill pool
-
-    def _start(self, event: Start, now_s: float) -> None:
-        request = event.request
-        known = request.room in self._rooms
-        limits = self._limits
-        failure = refuse(request, is_known=known, max_tokens=self._max_tokens, vocab_size=limits.vocab_size)
-        failure = failure or turn_away(len(self._waiting), limits.scheduling.max_waiting)
-        if failure:
-            self._effects.append(Emit(Output(request.room, failure=failure)))
-            return
-        room = PrefillRoom(request, event.peer, arrival_s=now_s)
-        self._rooms.add(room)
-        if not request.is_ready:
-            self._effects.append(compile_grammar(request))
-        match self._rendezvous.take(event.peer, request.room):
-            case PagesReady() as grant:
-                self._take_grant(room, grant)
-            case Abort(_, _, message):
-                room.abort_ack_sent = True
-                self._rooms.fail(room, Failure(FailureCode.ABORTED, f"decode gave up: {message}"))
+            case PeerUp() | WriterGone() | PagesDigested() | PagesUnpacked() | ServeRole():
+                pass  # nobody writes into a prefill pool, and it serves one role
 
     def _handle_note(self, peer: int, note: Note, now_s: float) -> None:
         room = self._rooms.shared_with(peer, note.room)
@@ -120,7 +107,7 @@ class PrefillCore:
             return
         match note:
             case PagesReady() if room.phase is Phase.BOOTSTRAPPING:
-                self._take_grant(room, note)
+                self._arrivals.take_grant(room, note)
             case Ack() if room.phase is Phase.TRANSFERRING:
                 self._rooms.acknowledge(room, now_s)
             case Abort(_, code, message):
@@ -150,6 +137,11 @@ class PrefillCore:
         self._queue.launch(chunks)
         return batch
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a prompt waits to be computed, or is part-way."""
+        return len(self._queue) > 0
+
     def sampling(self) -> SamplingBatch:
         return build_sampling(self._step.sampled, self._limits.eos_ids)
 
@@ -160,6 +152,13 @@ class PrefillCore:
                 self._sender.move_complete_pages(self._rooms[chunk.request.room], now_s)
         for row in sampled(self._step.sampled, result, range(len(self._step.sampled))):
             self._hand_off(row, now_s)
+
+    def rooms_of_step(self) -> Set[int]:
+        return self._step.rooms
+
+    def give_up(self) -> None:
+        self._step.undo()
+        self._queue.recall(self._step.chunks)
 
     def _hand_off(self, row: Sampled, now_s: float) -> None:
         request, token_id, _ = row
@@ -173,22 +172,6 @@ class PrefillCore:
         room.finish = finish or Finish.STOP
         self._effects.append(Emit(first_output(room, row, now_s, self._token_nbytes)))
         self._sender.hand_off(room, hand_off_note(room, token_id, finish), now_s)
-
-    # what a room waits for
-
-    def _take_grant(self, room: PrefillRoom, grant: PagesReady) -> None:
-        problem = room.refuse_grant(grant, prompt_hash)
-        if problem:
-            self._rooms.fail(room, Failure(FailureCode.INVALID, problem))
-            return
-        room.take_grant(grant)
-        if room.request.is_ready:
-            self._waiting.add(room.request)
-
-    def _take_matcher(self, room: PrefillRoom, matcher: Matcher) -> None:
-        room.request.matcher = matcher
-        if room.phase is Phase.WAITING:
-            self._waiting.add(room.request)
 
     # time and state
 
@@ -213,13 +196,19 @@ class PrefillCore:
 
     def load(self) -> Load:
         phases = [room.phase for room in self._rooms]
+        num_waiting = phases.count(Phase.BOOTSTRAPPING) + phases.count(Phase.WAITING)
         return Load(
-            num_waiting=phases.count(Phase.BOOTSTRAPPING) + phases.count(Phase.WAITING),
+            num_waiting=num_waiting,
             num_running=phases.count(Phase.RUNNING) + phases.count(Phase.TRANSFERRING),
             free_pages=self._cache.num_available,
             total_pages=self._cache.pool.capacity,
-            waiting_tokens=sum(r.request.extend_len for r in self._rooms if r.phase in _UNCOMPUTED),
+            waiting_tokens=sum(room.uncomputed_len for room in self._rooms),
+            num_waiting_prompts=num_waiting,
+            blocked_tokens=sum(room.uncomputed_len for room in self._rooms if room.phase is Phase.BOOTSTRAPPING),
         )
+
+    def has_room(self, room_id: int) -> bool:
+        return room_id in self._rooms
 
     @property
     def num_open_rooms(self) -> int:
@@ -239,9 +228,9 @@ class PrefillCore:
     def page_counts(self) -> dict[str, int]:
         return self._cache.pool.counts()
 
+    def holders(self) -> Holders:
+        """Return who claims pages."""
+        return Holders([room.request for room in self._rooms if room.request.node is not None])
+
     def check(self) -> list[str]:
-        holders = [room.request for room in self._rooms if room.request.node is not None]
-        return self._cache.check(holders)
-
-
-_UNCOMPUTED = (Phase.BOOTSTRAPPING, Phase.WAITING, Phase.RUNNING)
+        return self._cache.check(self.holders().owning)

@@ -11,6 +11,7 @@ from diptych.kvtransfer.notes import Abort, AbortAck, Note, PagesReady
 
 EarlyNote = PagesReady | Abort
 
+MAX_PARKED_PAGES: Final = 1 << 22  # of all grants; an abort counts as one. Beyond it the oldest notes expire early
 KEEP_S: Final = 10.0  # the two legs of a room arrive milliseconds apart; the rest is a router that died between them
 
 
@@ -25,6 +26,7 @@ class Rendezvous:
 
     def __init__(self) -> None:
         self._parked: OrderedDict[tuple[int, int], _Parked] = OrderedDict()  # in order of expiry
+        self._num_pages = 0
 
     def hear(self, peer: int, note: Note, now_s: float) -> list[SendNote]:
         """Take a note for a room that we don't have: its Start comes later, or it has ended. Return the answer."""
@@ -43,29 +45,40 @@ class Rendezvous:
         key = (peer, note.room)
         before = self._parked.get(key)
         if before is None or not isinstance(before.note, Abort):
-            self._parked.pop(key, None)
+            self._drop(key)
             self._parked[key] = _Parked(note, now_s + KEEP_S)
+            self._num_pages += _size(note)
 
     def take(self, peer: int, room: int) -> EarlyNote | None:
-        parked = self._parked.pop((peer, room), None)
-        return parked.note if parked else None
+        return self._drop((peer, room))
 
     def forget(self, peer: int) -> None:
         """Drop what a lost peer sent."""
         for key in [key for key in self._parked if key[0] == peer]:
-            del self._parked[key]
+            self._drop(key)
 
     def expire(self, now_s: float) -> list[tuple[int, int]]:
         """Drop what is too old; return (peer, room) of the grants among it: they must be told."""
         unanswered: list[tuple[int, int]] = []
         while self._parked:
             key, parked = next(iter(self._parked.items()))
-            if parked.expiry_s > now_s:
+            if parked.expiry_s > now_s and self._num_pages <= MAX_PARKED_PAGES:
                 break
-            del self._parked[key]
+            self._drop(key)
             if isinstance(parked.note, PagesReady):
                 unanswered.append(key)
         return unanswered
 
     def next_expiry_s(self) -> float | None:
         return next(iter(self._parked.values())).expiry_s if self._parked else None
+
+    def _drop(self, key: tuple[int, int]) -> EarlyNote | None:
+        parked = self._parked.pop(key, None)
+        if parked is None:
+            return None
+        self._num_pages -= _size(parked.note)
+        return parked.note
+
+
+def _size(note: EarlyNote) -> int:
+    return 1 + len(note.pages) if isinstance(note, PagesReady) else 1

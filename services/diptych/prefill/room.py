@@ -35,6 +35,7 @@ class PrefillRoom:
     hand_off: HandOff | None = None
     hand_off_s: float = 0.0  # when it was first sent
     asked_s: float = 0.0  # and last
+    sending_s: float | None = None  # until it had left, behind all pages, by the transfer engine's clock
     digest: int | None = None  # of what has been written; None: it is not verified
     finish: Finish | None = None
     failure: Failure | None = None
@@ -59,6 +60,17 @@ class PrefillRoom:
     def waits_for_ack(self) -> bool:
         """Everything has left us; only decode's word is missing."""
         return self.phase is Phase.TRANSFERRING and self.writes_in_flight == 0
+
+    @property
+    def uncomputed_len(self) -> int:
+        """Tokens of the prompt that are still to be computed, as far as is known."""
+        match self.phase:
+            case Phase.BOOTSTRAPPING | Phase.WAITING:
+                return self.request.expected_len
+            case Phase.RUNNING:
+                return self.request.extend_len
+            case _:
+                return 0
 
     @property
     def page_size(self) -> int:
@@ -102,6 +114,6 @@ class PrefillRoom:
         if self.peer_is_gone or self.abort_ack_sent:
             return None
         room = self.request.room
-        gave_up = Abort(room, self.failure.code.value, self.failure.message)
+        gave_up = Abort(room, self.failure.peer_code, self.failure.message)
         note = AbortAck(room) if self.abort_ack_wanted else gave_up
         return SendNote(self.peer, note, stream=0 if self.is_broken else room)

@@ -12,7 +12,7 @@ from typing import Final
 from diptych.engine.events import Effect, Emit
 from diptych.engine.extend_queue import ExtendQueue
 from diptych.engine.kv_cache import KvCache
-from diptych.engine.output import Failure, FailureCode, Output
+from diptych.engine.output import LEAVING, Failure, FailureCode, Output
 from diptych.prefill.phases import Phase, Signal
 from diptych.prefill.room import PrefillRoom
 from diptych.prefill.sending import Sender
@@ -58,7 +58,8 @@ class Rooms:
     def acknowledge(self, room: PrefillRoom, now_s: float) -> None:
         """Decode has verified everything, perhaps before we hear that our last write is complete."""
         room.on(Signal.ACKED)
-        room.stats.transfer_s = room.stats.added_ttft_s = now_s - room.first_token_s
+        room.stats.transfer_s = now_s - room.first_token_s  # with what was left of a step of ours
+        room.stats.added_ttft_s = room.stats.transfer_s if room.sending_s is None else room.sending_s
         self._settle_if_drained(room)
 
     def fail(self, room: PrefillRoom, failure: Failure) -> None:
@@ -72,6 +73,11 @@ class Rooms:
             room.failure = failure
             self._effects.append(Emit(Output(room.request.room, failure=failure)))
         self._close_if_drained(room)
+
+    def hand_back(self, room: PrefillRoom) -> None:
+        """Give a room up for another worker to do. What is handed off stays: decode has it, or is about to."""
+        if room.phase is not Phase.TRANSFERRING:
+            self.fail(room, LEAVING)
 
     def lose(self, peer: int, reason: str) -> None:
         """Fail every room of a peer whose link is gone."""

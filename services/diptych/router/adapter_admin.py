@@ -14,9 +14,11 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from diptych.common.errors import DiptychError, InternalError, InvalidRequest, NotFound, Overloaded, Unavailable
-from diptych.common.rpc import CHANNEL_OPTIONS
+from diptych.common.membership import State
+from diptych.common.rpc import open_channel
+from diptych.common.trust import Trust
 from diptych.router.fleet import Fleet
-from diptych.router.session import Session
+from diptych.router.known_worker import KnownWorker
 from diptych.v1.admin_pb2 import LoadLoraRequest, LoadLoraResponse, UnloadLoraRequest
 from diptych.v1.admin_pb2_grpc import WorkerAdminStub
 
@@ -38,15 +40,16 @@ _ERRORS: Final[Mapping[grpc.StatusCode, type[DiptychError]]] = {
 class AdapterAdmin:
     """Changes the adapters of a fleet, one at a time."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, trust: Trust) -> None:
         self._fleet = fleet
+        self._trust = trust
         self._turn = asyncio.Lock()
 
     async def load(self, name: str, path: str) -> int:
         """Load an adapter everywhere; return on how many workers. Raises the first worker's error."""
         async with self._turn:
             workers = self._workers()
-            results = await _on_all(workers, lambda worker: _load(worker, name, path))
+            results = await _on_all(workers, lambda worker: self._load(worker, name, path))
             failures = {worker: result for worker, result in results.items() if isinstance(result, DiptychError)}
             if failures:
                 await self._take_back(name, results)
@@ -58,7 +61,7 @@ class AdapterAdmin:
         """Unload an adapter everywhere; return on how many workers. Raises `NotFound` if no worker has it."""
         async with self._turn:
             workers = self._workers()
-            results = await _on_all(workers, lambda worker: _unload(worker, name))
+            results = await _on_all(workers, lambda worker: self._unload(worker, name))
             failures = {worker: result for worker, result in results.items() if isinstance(result, DiptychError)}
             others = {worker: error for worker, error in failures.items() if not isinstance(error, NotFound)}
             if others or len(failures) == len(workers):
@@ -66,22 +69,36 @@ class AdapterAdmin:
             await self._hear(lambda: not any(name in worker.adapters for worker in self._known(workers)))
         return len(workers) - len(failures)
 
-    def _workers(self) -> list[Session]:
-        workers = [session for session in self._fleet.sessions() if session.is_ready]
+    def _workers(self) -> list[KnownWorker]:
+        workers = [worker for worker in self._all() if worker.state is State.READY]
         if not workers:
             raise Unavailable("no worker is ready")
         return workers
 
-    def _known(self, workers: list[Session]) -> list[Session]:
+    def _known(self, workers: list[KnownWorker]) -> list[KnownWorker]:
         """Those of `workers` that have not left."""
-        return [session for session in self._fleet.sessions() if session in workers]
+        return [worker for worker in self._all() if worker in workers]
 
-    async def _take_back(self, name: str, results: Mapping[Session, LoadLoraResponse | DiptychError]) -> None:
+    def _all(self) -> list[KnownWorker]:
+        return [session.worker for session in self._fleet.sessions()]
+
+    async def _take_back(self, name: str, results: Mapping[KnownWorker, LoadLoraResponse | DiptychError]) -> None:
         """Unload where this load succeeded, or where nobody knows."""
         touched = [worker for worker, result in results.items() if _may_have_loaded(result)]
-        for worker, result in (await _on_all(touched, lambda worker: _unload(worker, name))).items():
+        for worker, result in (await _on_all(touched, lambda worker: self._unload(worker, name))).items():
             if isinstance(result, DiptychError) and not isinstance(result, NotFound):
                 logger.warning("can't take adapter %s back from %s: %s", name, worker, result)
+
+    async def _load(self, worker: KnownWorker, name: str, path: str) -> LoadLoraResponse:
+        async with open_channel(worker.record.address, self._trust) as channel:
+            request = LoadLoraRequest(instance_id=worker.record.instance_id, name=name, path=path)
+            response: LoadLoraResponse = await WorkerAdminStub(channel).LoadLora(request, timeout=CALL_TIMEOUT_S)
+            return response
+
+    async def _unload(self, worker: KnownWorker, name: str) -> None:
+        async with open_channel(worker.record.address, self._trust) as channel:
+            request = UnloadLoraRequest(instance_id=worker.record.instance_id, name=name)
+            await WorkerAdminStub(channel).UnloadLora(request, timeout=CALL_TIMEOUT_S)
 
     async def _hear(self, condition: Callable[[], bool]) -> None:
         try:
@@ -98,25 +115,12 @@ def _may_have_loaded(result: LoadLoraResponse | DiptychError) -> bool:
     return isinstance(result, Unavailable)
 
 
-async def _load(worker: Session, name: str, path: str) -> LoadLoraResponse:
-    async with grpc.aio.insecure_channel(worker.instance.address, options=CHANNEL_OPTIONS) as channel:
-        request = LoadLoraRequest(instance_id=worker.instance_id, name=name, path=path)
-        response: LoadLoraResponse = await WorkerAdminStub(channel).LoadLora(request, timeout=CALL_TIMEOUT_S)
-        return response
-
-
-async def _unload(worker: Session, name: str) -> None:
-    async with grpc.aio.insecure_channel(worker.instance.address, options=CHANNEL_OPTIONS) as channel:
-        request = UnloadLoraRequest(instance_id=worker.instance_id, name=name)
-        await WorkerAdminStub(channel).UnloadLora(request, timeout=CALL_TIMEOUT_S)
-
-
 async def _on_all(
-    workers: list[Session], work: Callable[[Session], Coroutine[Any, Any, T]]
-) -> dict[Session, T | DiptychError]:
+    workers: list[KnownWorker], work: Callable[[KnownWorker], Coroutine[Any, Any, T]]
+) -> dict[KnownWorker, T | DiptychError]:
     """Do something on all workers at once; return what came of it on each."""
 
-    async def attempt(worker: Session) -> T | DiptychError:
+    async def attempt(worker: KnownWorker) -> T | DiptychError:
         try:
             return await work(worker)
         except grpc.aio.AioRpcError as error:
@@ -126,5 +130,5 @@ async def _on_all(
     return dict(zip(workers, await asyncio.gather(*map(attempt, workers)), strict=True))
 
 
-def _first(failures: Mapping[Session, DiptychError]) -> DiptychError:
+def _first(failures: Mapping[KnownWorker, DiptychError]) -> DiptychError:
     return next(iter(failures.values()))

@@ -1,7 +1,7 @@
-"""One try at a request: both legs over one room, merged into one run of tokens.
+"""One try at a request: its legs over one room, merged into one run of tokens. Two legs, or one that is all of it.
 
-The attempt ends when decode ended and no token is missing, or with the first failure, which aborts the other leg at
-once. Rule: a leg that was started is aborted or has ended by the time `close` returns.
+The attempt ends when the leg that decodes ended and no token is missing, or with the first failure, which aborts the
+other leg at once. Rule: a leg that was started is aborted or has ended by the time `close` returns.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
+from diptych.common.roles import LegKind
 from diptych.engine.finish import Finish
 from diptych.engine.logprobs import TokenLogprobs
 from diptych.engine.output import FailureCode
 from diptych.engine.runtime.codec import logprobs_from_wire
 from diptych.router.failure import LegFailure
-from diptych.router.merge import Merger, Run, concatenate
+from diptych.router.legs import Work
+from diptych.router.merge import Merger
 from diptych.router.request import Delta
 from diptych.router.session import Session
-from diptych.router.worker_view import Role
 from diptych.v1 import inference_pb2
 from diptych.v1.worker_pb2 import LegOutput, LegStats, StartLeg
 
@@ -40,44 +41,52 @@ class AttemptFailed(Exception):
 
 
 class Attempt:
-    """Both legs of a room. Started by the constructor; `close` it."""
+    """The legs of a room. Started by the constructor; `close` it."""
 
-    def __init__(self, sessions: Mapping[Role, Session], starts: Mapping[Role, StartLeg], timeout_s: float) -> None:
-        self.room = starts[Role.PREFILL].room
-        self.stats: dict[Role, LegStats] = {}
-        self._sessions = sessions
+    def __init__(
+        self,
+        room: int,
+        legs: Mapping[LegKind, tuple[Session, StartLeg]],
+        prompt: bytes,
+        work: Work,
+        timeout_s: float,
+    ) -> None:
+        self.room = room
+        self.stats: dict[LegKind, LegStats] = {}
+        self._sessions = {kind: session for kind, (session, _) in legs.items()}
         self._loop = asyncio.get_running_loop()
-        self._open = set(Role)
+        self._open = set(legs)
         self._merger = Merger()
-        self._ready: list[Run] = []
         self._prompt_logprobs: TokenLogprobs | None = None
         self._finish: Finish | None = None
         self._failure: LegFailure | None = None
         self._suspected: LegFailure | None = None  # the failure, unless the other leg knows better
-        self._news = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # who waits for news
         self._timer = self._loop.call_later(timeout_s, self._settle, _deadline_failure())
-        for role, start in starts.items():
-            sessions[role].start(start, _Leg(self, role))
+        for kind, (session, start) in legs.items():
+            session.start(kind, start, prompt, work, _Leg(self, kind))
+
+    @property
+    def prompt_stats(self) -> LegStats | None:
+        """What the leg that computes the prompt has measured."""
+        return self.stats.get(LegKind.PREFILL, self.stats.get(LegKind.LOCAL))
 
     async def next(self) -> Delta:
         """Wait for news and return all of it as one delta. Raises `AttemptFailed`."""
-        while not (self._ready or self._failure or self._is_complete()):
-            self._news.clear()
-            await self._news.wait()
-        if self._failure and not self._ready:
+        while not (self._merger.has_ready or self._failure or self._is_complete()):
+            await self._news()
+        if self._failure and not self._merger.has_ready:
             raise AttemptFailed(self._failure)
-        ready, self._ready = self._ready, []
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
-        token_ids, logprobs = concatenate(ready)
+        token_ids, logprobs = self._merger.take()
         return Delta(token_ids, self._finish if self._is_complete() else None, logprobs, prompt_logprobs)
 
     async def wait_for_prefill_end(self, timeout_s: float) -> None:
         """Wait until the prefill leg's last output, which carries its final stats, or for `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                while Role.PREFILL in self._open:
-                    self._news.clear()
-                    await self._news.wait()
+                while LegKind.PREFILL in self._open:
+                    await self._news()
         except TimeoutError:
             return
 
@@ -86,45 +95,54 @@ class Attempt:
         self._timer.cancel()
         if self._is_complete() and not self._failure:
             return
-        for role in self._open:
-            self._sessions[role].abort(self.room)
+        for kind in self._open:
+            self._sessions[kind].abort(self.room)
+
+    async def _news(self) -> None:
+        """Wait until the legs say something. Only the request's own task waits."""
+        self._waiter = self._loop.create_future()
+        await self._waiter
+
+    def _tell(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     # what the legs say
 
-    def receive(self, role: Role, output: LegOutput) -> None:
+    def receive(self, kind: LegKind, output: LegOutput) -> None:
         if output.HasField("stats"):
-            self.stats[role] = output.stats
+            self.stats[kind] = output.stats
         if output.HasField("prompt_logprobs"):
             self._prompt_logprobs = logprobs_from_wire(output.prompt_logprobs)
         logprobs = logprobs_from_wire(output.logprobs) if output.HasField("logprobs") else None
-        self._ready += self._merger.accept(Run(output.first_index, output.token_ids, logprobs))
+        self._merger.accept(output.first_index, output.token_ids, logprobs)
         if output.finish_reason or output.HasField("error"):
-            self._end(role, output)
-        self._news.set()
+            self._end(kind, output)
+        self._tell()
 
-    def _end(self, role: Role, output: LegOutput) -> None:
-        self._open.discard(role)
+    def _end(self, kind: LegKind, output: LegOutput) -> None:
+        self._open.discard(kind)
         if output.finish_reason not in _FINISH:
             code = _CODES.get(output.error.code, FailureCode.INTERNAL)
-            self._fail(LegFailure(role, code, output.error.message))
-        elif role is Role.DECODE:
+            self._fail(LegFailure(kind, code, output.error.message))
+        elif kind is not LegKind.PREFILL:
             self._finish = _FINISH[output.finish_reason]
         if self._suspected and not self._open:
             self._settle(self._suspected)
 
-    def lose(self, role: Role, reason: str) -> None:
-        self._open.discard(role)
-        self._fail(LegFailure(role, FailureCode.PEER_LOST, reason, session_lost=True))
+    def lose(self, kind: LegKind, reason: str) -> None:
+        self._open.discard(kind)
+        self._fail(LegFailure(kind, FailureCode.PEER_LOST, reason, session_lost=True))
 
     def _fail(self, failure: LegFailure) -> None:
         """Take a leg's failure: abort the other leg, and settle on the reason that says most."""
-        if failure.role is Role.PREFILL and not self._needs_prefill():
-            self._news.set()
+        if failure.leg is LegKind.PREFILL and not self._needs_prefill():
+            self._tell()
             return
-        other = failure.role.other
-        if failure.code is FailureCode.ABORTED and other in self._open:
+        if failure.code is FailureCode.ABORTED and self._open:
             self._suspected = failure
-            self._sessions[other].abort(self.room)
+            for other in self._open:
+                self._sessions[other].abort(self.room)
             self._timer.cancel()
             self._timer = self._loop.call_later(REASON_GRACE_S, self._settle, failure)
             return
@@ -135,7 +153,7 @@ class Attempt:
         if self._failure is None and not self._is_complete():
             self._failure = failure
             self.close()
-        self._news.set()
+        self._tell()
 
     def _needs_prefill(self) -> bool:
         """Once decode has produced a token or has ended, and token 0 is here, prefill has done its part."""
@@ -146,18 +164,18 @@ class Attempt:
 
 
 class _Leg:
-    """The attempt, as the session of one role sees it."""
+    """The attempt, as the session of one leg sees it."""
 
-    def __init__(self, attempt: Attempt, role: Role) -> None:
+    def __init__(self, attempt: Attempt, kind: LegKind) -> None:
         self._attempt = attempt
-        self._role = role
+        self._kind = kind
 
     def receive(self, output: LegOutput) -> None:
-        self._attempt.receive(self._role, output)
+        self._attempt.receive(self._kind, output)
 
     def lose(self, reason: str) -> None:
-        self._attempt.lose(self._role, reason)
+        self._attempt.lose(self._kind, reason)
 
 
 def _deadline_failure() -> LegFailure:
-    return LegFailure(Role.DECODE, FailureCode.DEADLINE, "the request's deadline passed")
+    return LegFailure(LegKind.DECODE, FailureCode.DEADLINE, "the request's deadline passed")

@@ -3,42 +3,132 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.logging import LogConfig
+from diptych.common.reachable import reachable_host
+from diptych.common.replicas import check_replicas
+from diptych.common.trust import TrustConfig
 from diptych.engine.loader.load_format import LoadFormat
+from diptych.router.keys.config import KeyConfig
+from diptych.router.tokenization import TokenizeAt
 
-PolicyName = Literal["least_load", "round_robin"]
+PolicyName = Literal[
+    "cache_aware",
+    "consistent_hash",
+    "least_load",
+    "pair_cost",
+    "power_of_two",
+    "prefix_hash",
+    "random",
+    "round_robin",
+]
+ToolParserName = Literal[
+    "auto",
+    "none",
+    "deepseek",
+    "glm",
+    "harmony",
+    "hermes",
+    "kimi",
+    "llama3",
+    "mistral",
+    "phi4",
+    "pythonic",
+    "qwen3_coder",
+]
+ReasoningParserName = Literal["auto", "none", "mistral", "think"]
+
+_POSITIVE: Final = (
+    "max_concurrent",
+    "max_queue_wait_s",
+    "max_body_bytes",
+    "client_stall_s",
+    "request_timeout_s",
+    "tokenizer_threads",
+    "workers",
+)
+
+_NOT_NEGATIVE: Final = (
+    "breaker_failures",
+    "drain_s",
+    "explained_requests",
+    "hedge_after_s",
+    "max_queued",
+    "tokenizer_cache_bytes",
+    "ttft_slo_s",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class RouterConfig(LogConfig):
+class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     """Take requests over HTTP and gRPC, and have each served by a pair of workers."""
 
     model: str = option("smollm2", help="name or path of the model that the workers serve; for its tokenizer")
     load_format: LoadFormat = option("auto", help="the workers'; a dummy model may lack a tokenizer")
-    bootstrap: tuple[str, ...] = option(("127.0.0.1:7000",), help="addresses of the bootstrap replicas")
+    bootstrap: tuple[str, ...] = option(
+        ("127.0.0.1:7000",), help="bootstrap replicas; dns:///NAME:PORT: all behind a name"
+    )
     host: str = option("127.0.0.1", help="address to listen on")
     http_port: int = option(8000, help="port of the HTTP API; 0: any free one")
     grpc_port: int = option(9000, help="port of the gRPC API; 0: any free one")
-    drain_s: float = option(5.0, help="seconds that running requests get to finish after SIGTERM")
-    policy: PolicyName = option("least_load", help="how to choose the pair for a request", group="routing")
+    health_port: int = option(0, help="HTTP port of the probes, /health/live|ready|startup; 0: any free one")
+    advertise_host: str = option("", help="host that others reach this router by; empty: the listening address")
+    endpoint_slices: str = option("", help="labels of the EndpointSlices of workers, to check members by; empty: don't")
+    pod_name: str = option("", help="pod that this process runs in, for `diptych status`")
+    workers: int = option(1, help="processes that share the ports; each takes its part of the connections")
+    drain_s: float = option(30.0, help="seconds that running requests get to finish after SIGTERM")
+    policy: PolicyName = option("pair_cost", help="how to choose the pair for a request", group="routing")
+    prefill_policy: PolicyName | None = option(None, help="for the prefill worker, chosen first", group="routing")
+    decode_policy: PolicyName | None = option(None, help="for the decode worker, chosen second", group="routing")
     pair_wait_s: float = option(1.5, help="how long a new request waits for a pair of workers", group="routing")
+    explained_requests: int = option(1000, help="last requests whose routing can be explained", group="routing")
     lost_pair_wait_s: float = option(
         1.5, help="how long a request that lost a worker waits for another pair", group="routing"
     )
+    tool_parser: ToolParserName = option(
+        "auto", help="how the model writes calls of tools; auto: as its chat template tells", group="chat"
+    )
+    reasoning_parser: ReasoningParserName = option(
+        "auto", help="how it writes what it thinks before it answers; likewise", group="chat"
+    )
+    hedge_after_s: float = option(
+        0.0, help="start a second attempt elsewhere after so long without a first token; 0: never", group="routing"
+    )
+    breaker_failures: int = option(
+        5, help="failures in a row after which a worker or link is left alone for a while; 0: never", group="routing"
+    )
     runtime_lora: bool = option(False, help="let clients load and unload adapters over HTTP", group="adapters")
-    max_concurrent: int = option(1024, help="requests at once; more get 429", group="limits")
+    max_concurrent: int = option(1024, help="requests worked on at once; more wait in line", group="limits")
+    max_queued: int = option(256, help="requests in line, by priority; more get 429. 0: no line", group="limits")
+    max_queue_wait_s: float = option(5.0, help="a request that would wait longer in line gets 429", group="limits")
+    ttft_slo_s: float = option(
+        0.0, help="429 at once for what won't get its first token in so many seconds; 0: never", group="limits"
+    )
     max_body_bytes: int = option(8 << 20, help="longest request body or gRPC message", group="limits")
+    client_stall_s: float = option(60.0, help="a client that takes nothing for so long is cut off", group="limits")
     request_timeout_s: float = option(600.0, help="a request that takes longer ends with 504", group="limits")
+    tokenize_at: TokenizeAt = option(
+        "router", help="who makes tokens of prompts; worker: long ones cost the router little", group="limits"
+    )
     tokenizer_threads: int = option(2, help="threads that render templates and tokenise", group="limits")
+    tokenizer_cache_bytes: int = option(
+        64 << 20, help="memory for the tokens of earlier messages and prompts; 0: none", group="limits"
+    )
+
+    @property
+    def advertised_host(self) -> str:
+        return reachable_host(self.host, self.advertise_host)
 
     def validate(self) -> None:
         """Raise `ConfigError` for values that cannot work."""
-        if not self.bootstrap:
-            raise ConfigError("--bootstrap needs the address of at least one bootstrap replica")
-        for name in ("max_concurrent", "max_body_bytes", "request_timeout_s", "tokenizer_threads"):
+        self.check_access(self.host, is_insecure=self.insecure)
+        check_replicas(self.bootstrap)
+        for name in _NOT_NEGATIVE:
+            if (value := getattr(self, name)) < 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must not be negative, as {value} is")
+        for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be positive, not {getattr(self, name)}")

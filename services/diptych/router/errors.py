@@ -1,16 +1,39 @@
 """What a caller of the router can get, beyond the common tree. `code` is the word that OpenAI clients test for.
 
 DiptychError
+├── Unauthenticated             401  the API needs a key that it knows
+├── PermissionDenied            403  the key is not for this
 ├── InvalidRequest
 │   ├── ContextLengthExceeded   400  the prompt leaves no room for an output token
-│   └── PayloadTooLarge         413  the body is longer than the router reads
+│   ├── PayloadTooLarge         413  the body is longer than the router reads
+│   └── BodyCutOff              400  the client left before its body was complete: nobody hears it
+├── Overloaded
+│   └── RateLimited             429  a limit of the key is reached
 └── NotFound
     └── ModelNotFound           404  this router serves another model
 """
 
 from __future__ import annotations
 
-from diptych.common.errors import InvalidRequest, NotFound
+from diptych.common.errors import DiptychError, InvalidRequest, NotFound, Overloaded
+
+
+class Unauthenticated(DiptychError):
+    """The API needs a key that it knows."""
+
+    http_status = 401
+    grpc_status = "UNAUTHENTICATED"
+
+
+class PermissionDenied(DiptychError):
+    """The key is not for this."""
+
+    http_status = 403
+    grpc_status = "PERMISSION_DENIED"
+
+
+class RateLimited(Overloaded):
+    """A limit of the key is reached."""
 
 
 class ContextLengthExceeded(InvalidRequest):
@@ -21,6 +44,10 @@ class PayloadTooLarge(InvalidRequest):
     """The body is longer than the router reads."""
 
     http_status = 413
+
+
+class BodyCutOff(InvalidRequest):
+    """The client left before its body was complete."""
 
 
 class ModelNotFound(NotFound):

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from dataclasses import dataclass
 
-from diptych.common.errors import DeadlineExceeded, Unavailable
+from diptych.common.errors import DeadlineExceeded, DiptychError, Unavailable
 from diptych.common.logging import bind
 from diptych.engine.finish import Finish
-from diptych.engine.runtime.codec import params_to_wire
+from diptych.engine.output import FailureCode
 from diptych.router.attempt import Attempt, AttemptFailed
-from diptych.router.errors import ModelNotFound
+from diptych.router.errors import ContextLengthExceeded, ModelNotFound
+from diptych.router.explain import AttemptStory, Explanations, Selection, failure_words
 from diptych.router.failure import LegFailure
 from diptych.router.fleet import Fleet
+from diptych.router.hedging import Hedging, first_answer
 from diptych.router.metrics import RouterMetrics
 from diptych.router.progress import Progress
 from diptych.router.request import Delta, Report
 from diptych.router.selection import Selector
-from diptych.router.worker_view import Pair, Role
-from diptych.v1.worker_pb2 import StartLeg
+from diptych.router.start_attempt import start_attempt
+from diptych.router.worker_view import Pair
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ class Dispatcher:
     fleet: Fleet
     selector: Selector
     metrics: RouterMetrics
+    explanations: Explanations
+    hedging: Hedging
 
 
 class Execution:
@@ -47,7 +50,11 @@ class Execution:
         self._dispatcher = dispatcher
         self._metrics = dispatcher.metrics
         self._pair = Pair(0, 0)
+        request = progress.request
+        self._story = dispatcher.explanations.begin(request.request_id, request.arrival_s)
         self._attempt: Attempt | None = None
+        self._is_proven = False  # both legs of the attempt have done their part of an output token
+        self._knows_cached = False
         self.cached_tokens = 0  # of the prompt, when the first attempt was prefilled
 
     async def next(self) -> Delta:
@@ -55,11 +62,11 @@ class Execution:
         while (finish := self._finish_without_workers()) is None:
             attempt = self._attempt or await self._dispatch()
             try:
-                delta = await attempt.next()
+                delta = await (self._race(attempt) if self._may_hedge() else attempt.next())
             except AttemptFailed as failed:
-                await self._recover(failed.failure)
+                await self._recover(self._attempt or attempt, failed.failure)
                 continue
-            self._take(attempt, delta)
+            self._take(self._attempt or attempt, delta)
             return delta
         return Delta((), finish)
 
@@ -74,79 +81,137 @@ class Execution:
         """Abort what is still running. Idempotent."""
         if self._attempt is not None:
             self._attempt.close()
+            for story in self._story.attempts:
+                story.end("closed", time.monotonic())
+
+    def _may_hedge(self) -> bool:
+        return self._dispatcher.hedging.is_on and not self._progress.output_ids and len(self._story.attempts) == 1
+
+    async def _race(self, first: Attempt) -> Delta:
+        """Return the first answer of the request, perhaps from a second attempt, which then is the one that counts."""
+        hedging = self._dispatcher.hedging
+        hedging.count()
+        attempt, outcome = await first_answer(first, hedging.after_s, self._start_second, self._lose)
+        self._go_on_with(attempt)
+        if isinstance(outcome, AttemptFailed):
+            raise outcome
+        return outcome
+
+    async def _start_second(self) -> Attempt | None:
+        """Begin another attempt on another pair, if there is one and it may be."""
+        progress, selector = self._progress, self._dispatcher.selector
+        avoided = progress.blamed | {self._pair.prefill_id, self._pair.decode_id}
+        if not selector.has_fresh_pair(progress.request.adapter, avoided) or not self._dispatcher.hedging.spend():
+            return None
+        progress.blamed |= avoided  # for being slow
+        self._metrics.hedges.inc()
+        return self._start(await selector.select(progress, 0.0))
+
+    def _lose(self, attempt: Attempt, failure: LegFailure) -> None:
+        """An attempt has failed while another goes on."""
+        self._progress.blamed |= failure.blamed(self._failed(attempt, failure))
+
+    def _failed(self, attempt: Attempt, failure: LegFailure) -> Pair:
+        """Tell breakers and story of an attempt that has failed; return its pair."""
+        story = next(story for story in self._story.attempts if story.room == attempt.room)
+        self._dispatcher.selector.failed(story.selection.pair, failure)
+        story.end(failure_words(failure), time.monotonic())
+        return story.selection.pair
+
+    def _go_on_with(self, attempt: Attempt) -> None:
+        attempts, now_s = self._story.attempts, time.monotonic()
+        for story in [story for story in attempts if story.room != attempt.room]:
+            story.end("hedged", now_s)
+        attempts.sort(key=lambda story: story.room == attempt.room)
+        self._attempt, self._pair = attempt, attempts[-1].selection.pair
 
     def _finish_without_workers(self) -> Finish | None:
         """How the output ends the request when the worker died before it could say so."""
         return self._progress.finish if self._attempt is None else None
 
     def _take(self, attempt: Attempt, delta: Delta) -> None:
-        if not self._progress.output_ids and Role.PREFILL in attempt.stats:
-            self.cached_tokens = attempt.stats[Role.PREFILL].cached_tokens
+        story = self._story.attempts[-1]
+        if story.first_token_s is None:
+            self._first_token(story)
+        if delta.finish is not None:
+            story.end(delta.finish.value, time.monotonic())
+        if not self._knows_cached and self._progress.is_first_attempt and (stats := attempt.prompt_stats):
+            self.cached_tokens, self._knows_cached = stats.cached_tokens, True
+            self._note_prompt_len(stats.prompt_tokens)
         self._progress.add(delta.token_ids)
+        if not self._is_proven and (self._progress.num_attempt_tokens > 1 or delta.finish):
+            self._is_proven = True
+            self._dispatcher.selector.succeeded(self._pair)
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the request's prompt."""
+        return self._progress.request_len
+
+    def _note_prompt_len(self, num_tokens: int) -> None:
+        text = self._progress.request.text
+        if text is not None and num_tokens not in (0, self._progress.request_len):
+            self._progress.tokenized(num_tokens)
+            self._dispatcher.fleet.text_index.tokenized(len(text.utf8), num_tokens)
+
+    def _first_token(self, story: AttemptStory) -> None:
+        story.first_token_s = time.monotonic()
+        ttft_s = story.first_token_s - story.begun_s
+        self._metrics.first_token.observe(ttft_s)
+        expected_s = story.selection.expected_ttft_s
+        if expected_s:
+            self._metrics.ttft_ratio.observe(ttft_s / expected_s)
 
     async def _dispatch(self) -> Attempt:
         progress, now_s = self._progress, time.monotonic()
         try:
-            self._pair = await self._dispatcher.selector.select(
-                len(progress.prompt_ids), progress.request.adapter, progress.blamed, progress.pair_wait_s(now_s)
-            )
+            selection = await self._dispatcher.selector.select(progress, progress.pair_wait_s(now_s))
         except Unavailable:
             self._check_deadline()
             self._check_adapter()
             raise
         self._metrics.select.observe(time.monotonic() - now_s)
         self._check_deadline()
-        self._attempt = self._start(self._pair)
+        begun_s = time.monotonic()
+        progress.begin(begun_s)
+        self._pair = selection.pair
+        self._attempt = self._start(selection)
+        self._metrics.dispatch.observe(time.monotonic() - begun_s)
         return self._attempt
 
-    def _start(self, pair: Pair) -> Attempt:
-        timeout_s = self._progress.request.deadline_s - time.monotonic()
-        session = self._dispatcher.fleet.session
-        sessions = {Role.PREFILL: session(pair.prefill_id), Role.DECODE: session(pair.decode_id)}
-        prefill = self._start_leg(timeout_s, peer=pair.decode_id)
-        prefill.compat = sessions[Role.PREFILL].compat
-        decode = StartLeg()
-        decode.CopyFrom(prefill)
-        decode.peer_instance_id = pair.prefill_id
-        decode.sampling.ClearField("prompt_logprobs")  # prefill reports them
-        return Attempt(sessions, {Role.PREFILL: prefill, Role.DECODE: decode}, timeout_s)
+    def _start(self, selection: Selection) -> Attempt:
+        now_s = time.monotonic()
+        attempt = start_attempt(self._dispatcher.fleet, self._progress, selection, now_s)
+        self._story.attempts.append(AttemptStory(selection, attempt.room, now_s))
+        self._metrics.attempts.labels(selection.plan.name, selection.pair.num_workers).inc()
+        return attempt
 
-    def _start_leg(self, timeout_s: float, peer: int) -> StartLeg:
-        progress = self._progress
-        return StartLeg(
-            room=secrets.randbits(64) or 1,
-            request_id=progress.request.request_id,
-            prompt_token_ids=progress.prompt_ids,
-            sampling=params_to_wire(progress.params),
-            peer_instance_id=peer,
-            num_prior_output_tokens=len(progress.output_ids),
-            timeout_ms=max(1, round(timeout_s * 1000)),
-            cache_salt=progress.request.cache_salt,
-            priority=progress.request.priority,
-            tenant=progress.request.tenant,
-            lora=progress.request.adapter,
-        )
-
-    async def _recover(self, failure: LegFailure) -> None:
+    async def _recover(self, attempt: Attempt, failure: LegFailure) -> None:
         """Return when the next attempt may begin; raise the caller's error when there is none."""
         progress = self._progress
-        self._attempt = None
-        pause_s = progress.fail(failure, self._pair, time.monotonic())
+        self._attempt, self._is_proven = None, False
+        pause_s = progress.fail(failure, self._failed(attempt, failure), time.monotonic())
         self._log(failure, is_last=pause_s is None)
         if progress.finish is not None:
             return
         if pause_s is None:
-            raise failure.to_error()
-        self._metrics.retries.labels(failure.code.name.lower()).inc()
+            raise self._error(failure)
+        self._metrics.went_on(failure.code)
         if progress.output_ids:
             self._metrics.replays.inc()
         if not self._dispatcher.selector.has_fresh_pair(progress.request.adapter, progress.blamed):
             await asyncio.sleep(pause_s)
 
+    def _error(self, failure: LegFailure) -> DiptychError:
+        text = self._progress.request.text
+        if text is not None and failure.code is FailureCode.TOO_LONG:
+            return ContextLengthExceeded(failure.message, param=text.param)
+        return failure.to_error()
+
     def _log(self, failure: LegFailure, *, is_last: bool) -> None:
         level, words = (logging.WARNING, "giving up") if is_last else (logging.INFO, "trying again")
         with bind(request_id=self._progress.request.request_id):
-            logger.log(level, "%s leg: %s: %s; %s", failure.role.value, failure.code.name, failure.message, words)
+            logger.log(level, "%s leg: %s: %s; %s", failure.leg.value, failure.code.name, failure.message, words)
 
     def _check_adapter(self) -> None:
         adapter = self._progress.request.adapter

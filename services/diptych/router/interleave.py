@@ -1,12 +1,19 @@
-"""Reads several streams of pieces as one, in batches: everything that is ready at once comes at once."""
+"""Reads several streams of pieces as one, in batches: everything that is ready at once comes at once.
+
+Rule: a few pieces of each stream wait here, however long the reader stays away. The stream keeps what follows as
+tokens, and gives them as one piece.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Final
 
 from diptych.router.request import Piece
+
+PIECES_AHEAD: Final = 2  # a short answer's text and its end
 
 Stream = AsyncGenerator[Piece, None]
 Batch = list[tuple[int, Piece]]  # (index of the stream, piece)
@@ -19,7 +26,7 @@ async def interleave(streams: Sequence[Stream]) -> AsyncGenerator[Batch, None]:
             async for piece in stream:
                 yield [(0, piece)]
         return
-    ready: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
+    ready: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue(PIECES_AHEAD * len(streams))
     tasks = [asyncio.create_task(_pump(index, stream, ready)) for index, stream in enumerate(streams)]
     try:
         num_open = len(streams)
@@ -37,9 +44,9 @@ async def _pump(index: int, stream: Stream, ready: asyncio.Queue[tuple[int, Piec
     try:
         async with aclosing(stream):
             async for piece in stream:
-                ready.put_nowait((index, piece))
+                await ready.put((index, piece))
     except Exception as error:  # raised again by the reader
-        ready.put_nowait((index, error))
+        await ready.put((index, error))
 
 
 async def _take_all(ready: asyncio.Queue[tuple[int, Piece | Exception]]) -> Batch:

@@ -1,62 +1,59 @@
-"""The router process: `diptych router`. Builds everything, runs it, and stops it without dropping an answer."""
+"""The router process: `diptych router`. Runs what `wiring` builds, and stops it without dropping an answer."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
-from dataclasses import dataclass
+import time
+from collections.abc import Collection
+from dataclasses import replace
+from importlib.metadata import version
 
 import uvloop
 
 from diptych.common import lifecycle
-from diptych.common.http_server import HttpServer
+from diptych.common.garbage import spare_what_stays
+from diptych.common.health import HealthServer
+from diptych.common.kubernetes_api import in_cluster, worker_pods
 from diptych.common.logging import setup
-from diptych.common.membership_client import MembershipWatcher
+from diptych.common.membership_client import Evicted, MembershipWatcher, Registration
+from diptych.common.trust import Trust
 from diptych.engine.loader.load_format import LoadFormat
 from diptych.engine.loader.source import open_model
-from diptych.router.adapter_admin import AdapterAdmin
-from diptych.router.admission import Admission
+from diptych.engine.loader.tokenizer import stay_in_the_callers_thread
+from diptych.router import page_chain, page_set
 from diptych.router.config import RouterConfig
-from diptych.router.execution import Dispatcher
-from diptych.router.fleet import Fleet, Membership
-from diptych.router.grpc.inference import InferenceService
-from diptych.router.grpc.server import GrpcServer
-from diptych.router.http.adapters import add_adapters
-from diptych.router.http.app import create_app
-from diptych.router.metrics import RouterMetrics
-from diptych.router.pipeline import Pipeline
-from diptych.router.policies import POLICIES
-from diptych.router.prepare import Preparer, ServedModel
-from diptych.router.progress import RetryLimits
-from diptych.router.selection import Selector
+from diptych.router.parsing.message_formats import MessageFormats
+from diptych.router.pod_check import PodCheck
+from diptych.router.process_metrics import pages_for_health
+from diptych.router.processes import run_processes
+from diptych.router.served_model import ServedModel
+from diptych.router.share import Share, share_of_this_process
+from diptych.router.wiring import STOP_GRACE_S, Router, build
+from diptych.v1 import bootstrap_pb2
 
 logger = logging.getLogger(__name__)
-
-STOP_GRACE_S = 3  # after draining, for the last words to running requests
-
-
-@dataclass(frozen=True, slots=True)
-class Router:
-    """The parts of a router that its life is about."""
-
-    fleet: Fleet
-    admission: Admission
-    preparer: Preparer
-    http: HttpServer
-    grpc: GrpcServer
 
 
 def main(config: RouterConfig) -> int:
     """Serve until SIGTERM; return the exit code."""
     lifecycle.die_with_supervisor()
+    stay_in_the_callers_thread()
     setup("router", config.log_format, config.log_level)
+    trust = config.trust()
+    share = share_of_this_process()
+    if config.workers > 1 and share is None:
+        return run_processes(config)
+    page_chain.load()  # what can't be compiled is told now
+    page_set.load()
     model = open_served_model(config.model, config.load_format)
+    model = replace(model, formats=formats_of(model, config.tool_parser, config.reasoning_parser))
     grace_s = math.ceil(config.drain_s) + 2 * STOP_GRACE_S
+    spare_what_stays()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(lifecycle.run_until_signal(lambda stop: _serve(config, model, stop), grace_s=grace_s))
-    return 0
+        serving = lifecycle.run_until_signal(lambda stop: _serve(config, trust, model, share, stop), grace_s=grace_s)
+        return runner.run(serving)
 
 
 def open_served_model(name: str, load_format: LoadFormat = "auto") -> ServedModel:
@@ -66,61 +63,93 @@ def open_served_model(name: str, load_format: LoadFormat = "auto") -> ServedMode
     return ServedModel(config.model_id, source.tokenizer(), config.vocab_size, config.context_len)
 
 
-async def _serve(config: RouterConfig, model: ServedModel, stop: asyncio.Event) -> None:
-    watcher = MembershipWatcher(config.bootstrap)
-    router = build(config, model, watcher)
+def formats_of(model: ServedModel, tools: str, reasoning: str) -> MessageFormats:
+    """Return the formats of these names, or those that the model's chat template gives away."""
+    template = model.tokenizer.chat_template
+    return MessageFormats.named(tools, reasoning, "" if template is None else template.source)
+
+
+async def _serve(
+    config: RouterConfig, trust: Trust, model: ServedModel, share: Share | None, stop: lifecycle.Stop
+) -> int:
+    watcher = MembershipWatcher(config.bootstrap, trust)
+    check = _pod_check(config, watcher)
+
+    def leave() -> None:
+        record.state = bootstrap_pb2.INSTANCE_STATE_DRAINING
+        registration.nudge()
+
+    router = build(config, trust, model, check or watcher, on_leaving=leave, share=share)
+    record = _record(config, model, router)
+    registration = Registration(config.bootstrap, trust, lambda: record)
     logger.info("serving %s: HTTP at port %d, gRPC at port %d", model.model_id, router.http.port, router.grpc.port)
-    async with asyncio.TaskGroup() as group:
-        watching = group.create_task(watcher.run())
-        await run(router, stop, drain_s=config.drain_s)
-        watching.cancel()
+    pages = pages_for_health(config.host, router.http.own_port)
+    with HealthServer(config.host, config.health_port, router.health.probes, pages, shared=share is not None):
+        async with asyncio.TaskGroup() as group:
+            watching = [group.create_task(each.run()) for each in (watcher, check) if each is not None]
+            registering = group.create_task(_stay_registered(registration, stop))
+            await run(router, stop, drain_s=config.drain_s)
+            exit_code = 1 if registering.done() else 0
+            for task in (*watching, registering):
+                task.cancel()
+    return exit_code
 
 
-def build(config: RouterConfig, model: ServedModel, membership: Membership) -> Router:
-    """Wire a router. Its ports are bound, but nothing runs yet."""
-    metrics = RouterMetrics()
-    fleet = Fleet(membership, model.model_id, metrics)
-    admission = Admission(config.max_concurrent)
-    metrics.watch(fleet, lambda: admission.num_running)
-    preparer = Preparer(
-        model,
-        fleet,
-        num_threads=config.tokenizer_threads,
-        timeout_s=config.request_timeout_s,
+def _pod_check(config: RouterConfig, watcher: MembershipWatcher) -> PodCheck | None:
+    if not config.endpoint_slices:
+        return None
+    api = in_cluster()
+    return PodCheck(watcher, lambda: worker_pods(api, config.endpoint_slices))
+
+
+def _record(config: RouterConfig, model: ServedModel, router: Router) -> bootstrap_pb2.Instance:
+    """What members hear of this router. Workers are ready once one of the listed routers knows them."""
+    address = f"{config.advertised_host}:{router.http.own_port}"
+    return bootstrap_pb2.Instance(
+        instance_id=router.fleet.router_id,
+        role=bootstrap_pb2.ROLE_ROUTER,
+        address=address,
+        metrics_address=address,
+        model_id=model.model_id,
+        started_as=model.model_id,
+        state=bootstrap_pb2.INSTANCE_STATE_READY,
+        version=version("diptych"),
+        pod=config.pod_name,
     )
-    dispatcher = Dispatcher(fleet, Selector(fleet, POLICIES[config.policy]), metrics)
-    retries = RetryLimits(config.pair_wait_s, config.lost_pair_wait_s)
-    pipeline = Pipeline(model, preparer, dispatcher, admission, retries)
-    return Router(fleet, admission, preparer, _http(config, pipeline, fleet), _grpc(config, pipeline))
 
 
-def _http(config: RouterConfig, pipeline: Pipeline, fleet: Fleet) -> HttpServer:
-    app = create_app(pipeline, max_body_bytes=config.max_body_bytes)
-    if config.runtime_lora:
-        add_adapters(app, AdapterAdmin(fleet), max_body_bytes=config.max_body_bytes)
-    grace_s = math.ceil(config.drain_s) + STOP_GRACE_S
-    return HttpServer(app, config.host, config.http_port, stop_grace_s=grace_s)
+async def _stay_registered(registration: Registration, stop: lifecycle.Stop) -> None:
+    """Return only when evicted: whoever restarts this router gives it a new name, and what runs may finish before."""
+    try:
+        await registration.run()
+    except Evicted as error:
+        logger.error("%s; it serves what it has, and ends", error)
+        stop.set()
 
 
-def _grpc(config: RouterConfig, pipeline: Pipeline) -> GrpcServer:
-    service = InferenceService(pipeline)
-    return GrpcServer(service, config.host, config.grpc_port, max_message_bytes=config.max_body_bytes)
-
-
-async def run(router: Router, stop: asyncio.Event, *, drain_s: float) -> None:
+async def run(router: Router, stop: lifecycle.Stop, *, drain_s: float) -> None:
     """Run both servers until `stop`. Then take nothing new, and let what runs finish for `drain_s`."""
     async with asyncio.TaskGroup() as group:
-        background = [group.create_task(router.fleet.run()), group.create_task(router.grpc.report_health(router.fleet))]
+        background = [group.create_task(router.fleet.run()), group.create_task(router.health.run())]
         serving = group.create_task(router.http.run())
         await router.grpc.start()
+        background.append(group.create_task(router.draining.run()))
         await stop.wait()
-        logger.info("stopping; %d requests are running", router.admission.num_running)
+        end_s = time.monotonic() + max(drain_s, STOP_GRACE_S)
         router.http.stop()
         stopping = group.create_task(router.grpc.stop(drain_s + STOP_GRACE_S))
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(router.admission.wait_until_idle(), drain_s)
+        await router.draining.leave_on(stop, drain_s)
+        await _wait_until_ended((serving, stopping), stop, end_s - time.monotonic())
         router.fleet.close("the router is stopping")
         await asyncio.wait((serving, stopping))
         for task in background:
             task.cancel()
     router.preparer.close()
+
+
+async def _wait_until_ended(servers: Collection[asyncio.Task[None]], stop: lifecycle.Stop, timeout_s: float) -> None:
+    """Being empty is not enough: a server takes connections for a moment yet, and a body may still be on its way."""
+    ended, hurry = asyncio.ensure_future(asyncio.wait(servers)), asyncio.ensure_future(stop.hurry.wait())
+    await asyncio.wait((ended, hurry), timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)
+    ended.cancel()
+    hurry.cancel()

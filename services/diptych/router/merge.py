@@ -1,7 +1,8 @@
 """Puts the output tokens of the two legs of an attempt into one order.
 
-Rule: prefill gives output token 0, decode the ones after it. The legs arrive over two connections, so decode may be
-first: its tokens are held until token 0 is here. A token that was taken already is dropped.
+Rule: prefill gives output token 0, decode the ones after it; a leg that is alone gives all. Two legs arrive over two
+connections, so decode may be first: its tokens are held until token 0 is here. A token that was taken already is
+dropped.
 """
 
 from __future__ import annotations
@@ -32,37 +33,54 @@ class Run:
 
 
 class Merger:
-    """Takes runs of tokens in any order and gives them back in theirs, each token once."""
+    """Takes runs of tokens in any order and gives them back in theirs, each token once.
+
+    Tokens are copied out of their runs: a run may be part of a message with those of many requests, which must not
+    stay for a client that is slow to take its own.
+    """
 
     def __init__(self) -> None:
+        self._ready: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []  # of those
         self._held: list[Run] = []
-        self.num_tokens = 0  # given back so far
+        self.num_tokens = 0  # ready so far, with those that were taken
 
     @property
     def has_gap(self) -> bool:
         """A token is missing before some that are held."""
         return bool(self._held)
 
-    def accept(self, run: Run) -> Sequence[Run]:
-        """Take a run; return those that are next."""
-        if not run.token_ids:
-            return ()
-        if run.first_index == self.num_tokens and not self._held:
-            self.num_tokens = run.end
-            return (run,)
-        ready, waiting = [], []
+    @property
+    def has_ready(self) -> bool:
+        return bool(self._ready)
+
+    def accept(self, first_index: int, token_ids: Sequence[int], logprobs: TokenLogprobs | None = None) -> None:
+        """Take a run, from output `first_index` on."""
+        if first_index == self.num_tokens and not self._held:
+            self._make_ready(token_ids, logprobs)
+        elif token_ids:
+            self._sort_in(Run(first_index, list(token_ids), logprobs))
+
+    def take(self) -> tuple[list[int], TokenLogprobs | None]:
+        """Return the tokens that are next, and their log-probabilities if they have them."""
+        ready, self._ready = self._ready, []
+        if not self._logprobs:
+            return ready, None
+        logprobs, self._logprobs = self._logprobs, []
+        return ready, join(logprobs)
+
+    def _make_ready(self, token_ids: Sequence[int], logprobs: TokenLogprobs | None) -> None:
+        self._ready.extend(token_ids)
+        self.num_tokens += len(token_ids)
+        if logprobs is not None and token_ids:
+            self._logprobs.append(logprobs)
+
+    def _sort_in(self, run: Run) -> None:
+        waiting = []
         for held in sorted([*self._held, run], key=lambda held: held.first_index):
             if held.first_index > self.num_tokens:
                 waiting.append(held)
             elif held.end > self.num_tokens:
-                ready.append(held.starting_at(self.num_tokens))
-                self.num_tokens = held.end
+                rest = held.starting_at(self.num_tokens)
+                self._make_ready(rest.token_ids, rest.logprobs)
         self._held = waiting
-        return ready
-
-
-def concatenate(runs: Sequence[Run]) -> tuple[Sequence[int], TokenLogprobs | None]:
-    """Return the tokens of consecutive runs, and their log-probabilities if the runs have them."""
-    token_ids = [token_id for run in runs for token_id in run.token_ids]
-    logprobs = [run.logprobs for run in runs if run.logprobs is not None]
-    return token_ids, join(logprobs) if logprobs else None

@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from typing import Final
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, InvalidRequest, NotFound, Overloaded, Unavailable
+from diptych.router.errors import BodyCutOff, PermissionDenied, RateLimited, Unauthenticated
 
 OK: Final = "ok"
 DISCONNECTED: Final = "disconnected"
 
 _OUTCOMES: Final[Mapping[type[DiptychError], str]] = {
+    BodyCutOff: DISCONNECTED,
     InvalidRequest: "invalid",
     NotFound: "not_found",
+    RateLimited: "rate_limited",
+    Unauthenticated: "unauthenticated",
+    PermissionDenied: "forbidden",
     Overloaded: "overloaded",
     Unavailable: "unavailable",
     DeadlineExceeded: "deadline",

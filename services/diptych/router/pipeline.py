@@ -6,19 +6,24 @@ The HTTP and gRPC services both stand on this; neither knows workers, and this k
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from diptych.engine.output_text import OutputText
-from diptych.router.admission import Admission
+from diptych.router.admission import Admission, Place
+from diptych.router.admission_queue import Claim
 from diptych.router.execution import Dispatcher, Execution
+from diptych.router.keys.caller import Caller
 from diptych.router.metrics import RouterMetrics
-from diptych.router.prepare import Preparer, ServedModel, Wish
+from diptych.router.prepare import Preparer
 from diptych.router.progress import Progress, RetryLimits
 from diptych.router.request import End, GenerationRequest, Piece
 from diptych.router.response import Response
+from diptych.router.served_model import ServedModel
+from diptych.router.ttft_gate import TtftGate
+from diptych.router.wish import Wish
 
 REPORT_WAIT_S: Final = 5.0  # prefill ends a room when it reads decode's Ack: after the step that it runs
 
@@ -27,14 +32,22 @@ class Pipeline:
     """Serves requests for one model."""
 
     def __init__(
-        self, model: ServedModel, preparer: Preparer, dispatcher: Dispatcher, admission: Admission, retries: RetryLimits
+        self,
+        model: ServedModel,
+        preparer: Preparer,
+        dispatcher: Dispatcher,
+        admission: Admission,
+        gate: TtftGate,
+        retries: RetryLimits,
     ) -> None:
         self._model = model
         self._preparer = preparer
         self._dispatcher = dispatcher
         self._admission = admission
+        self._gate = gate
         self._retries = retries
         self._eos_ids = frozenset(model.tokenizer.eos_ids)
+        self._parsed_tokenizer = model.tokenizer.showing(model.formats.tokens)
 
     @property
     def metrics(self) -> RouterMetrics:
@@ -61,29 +74,64 @@ class Pipeline:
         """Tokens, prompt + output, that model and workers take now."""
         return self._dispatcher.fleet.context_len(self.model.context_len)
 
-    def admit(self, wish: Wish) -> AbstractContextManager[None]:
-        """Hold the places of a wish while it is worked on. Raises `Overloaded`."""
-        return self._admission.admit(wish.num_requests)
+    def explain(self, request_id: str) -> Mapping[str, Any] | None:
+        """Return why a request went where it did; None if that is not known any more."""
+        return self._dispatcher.explanations.find(request_id)
 
-    async def prepare(self, wish: Wish) -> list[GenerationRequest]:
-        """Return the requests of a wish, valid and tokenised."""
+    @asynccontextmanager
+    async def admit(self, wish: Wish) -> AsyncGenerator[Sequence[GenerationRequest], None]:
+        """Hold the places of a wish, and give its requests, valid and tokenised. Raises the caller's `DiptychError`."""
+        self._preparer.check(wish)
+        patience_s = min(self._preparer.timeout_s(wish), self._gate.slo_s(wish.routing))
+        claim = Claim(wish.num_requests, wish.priority, patience_s)
+        async with self._place(claim, wish.caller) as place:
+            self.metrics.admit.observe(time.monotonic() - place.begun_s)
+            requests = await self._prepare(wish, place.begun_s)
+            requests = self._gate.check(requests)
+            wish.caller.charge_prompt(sum(request.prompt_len for request in requests[:: wish.num_made]))
+            yield requests
+
+    @asynccontextmanager
+    async def _place(self, claim: Claim, caller: Caller) -> AsyncGenerator[Place, None]:
+        with caller.admit(claim.num_requests), self._admission.admit(claim) as place:
+            await place.wait()
+            yield place
+
+    async def _prepare(self, wish: Wish, arrival_s: float) -> Sequence[GenerationRequest]:
         start_s = time.monotonic()
-        requests = await self._preparer.prepare(wish)
+        requests = await self._preparer.prepare(wish, arrival_s)
         self.metrics.prepare.observe(time.monotonic() - start_s)
         return requests
+
+    async def tokenize(self, wish: Wish) -> list[Sequence[int]]:
+        """Return the tokens of each prompt, as its requests would have them. Raises the caller's `DiptychError`."""
+        self._preparer.check(wish)
+        async with self._place(Claim(), wish.caller):
+            return await self._preparer.tokens(wish)
+
+    async def detokenize(self, ids: Sequence[int], caller: Caller) -> str:
+        """Return what tokens say, special ones included. Raises the caller's `DiptychError`."""
+        async with self._place(Claim(), caller):
+            return await self._preparer.text(ids)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece, None]:
         """Yield the output in pieces, the last one with `finish` and `usage`. Close it to abort the request."""
         execution = Execution(Progress(request, self._eos_ids, self._retries), self._dispatcher)
-        response = Response(request, OutputText(self.model.tokenizer, request.params), self.metrics)
+        tokenizer = self._parsed_tokenizer if request.new_parser else self._model.tokenizer
+        response = Response(request, OutputText(tokenizer, request.params), self.metrics)
         try:
             piece, finish = response.take(await execution.next())
+            self._gate.learn(request)
             while finish is None:
                 if piece.text or piece.token_ids:
                     yield piece
+                response.handed_over()
                 piece, finish = response.take(await execution.next())
             execution.close()  # a stop string has cut it short: no more steps for it
             report = await execution.report(REPORT_WAIT_S) if request.wants_report else None
-            yield replace(piece, end=End(finish, response.finished(execution.cached_tokens), report))
+            usage = response.finished(execution.prompt_len, execution.cached_tokens)
+            yield replace(piece, end=End(finish, usage, report, response.stop))
         finally:
             execution.close()
+            response.close()
+            request.caller.charge_output(response.num_tokens)

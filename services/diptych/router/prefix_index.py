@@ -7,9 +7,13 @@ A worker holds a page only together with the whole prefix before it, so a prompt
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
+
+from diptych.router.page_set import Hashes, PageSet, prefix_lens
+
+MAX_PAGES: Final = 1 << 22  # of one worker; beyond it nothing is believed of it: 64 Mi tokens in pages of 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +22,14 @@ class KvNews:
 
     sequence: int
     cleared: bool = False
-    removed: Iterable[int] = ()
-    stored: Iterable[int] = ()
+    removed: Hashes = ()  # hashes
+    stored: Hashes = ()
     more: bool = False  # the rest follows at once
 
 
 @dataclass(slots=True)
 class _Holder:
-    pages: set[int] = field(default_factory=set)
+    pages: PageSet = field(default_factory=PageSet)
     sequence: int = 0  # of the last message
     known: bool = False  # every message since `cleared` has come
     partial: bool = False  # the rest of the last news is on its way
@@ -44,7 +48,7 @@ class PrefixIndex:
 
     def apply(self, instance_id: int, news: KvNews) -> bool:
         """Take a worker's message; False, once a gap, when the worker must be asked to start again."""
-        holder = self._holders.get(instance_id, _Holder())
+        holder = self._holders.get(instance_id) or _Holder()
         in_order = news.sequence == holder.sequence + 1
         if news.cleared:
             holder = _Holder(known=True)
@@ -55,37 +59,42 @@ class PrefixIndex:
         if not holder.known:
             must_ask, holder.asked = not holder.asked, True
             return not must_ask
-        holder.pages.difference_update(news.removed)
-        holder.pages.update(news.stored)
+        holder.pages.remove(news.removed)
+        holder.pages.add(news.stored)
+        if len(holder.pages) > MAX_PAGES:  # what follows finds nothing known, up to the next `cleared`
+            self._holders[instance_id] = _Holder(sequence=news.sequence, asked=True)
         return True
 
     def forget(self, instance_id: int) -> None:
         """The worker, or the stream of its news, is gone."""
         self._holders.pop(instance_id, None)
 
-    def holders(self, chains: Mapping[int, Sequence[int]]) -> Mapping[int, int]:
+    def holders(self, chains: Mapping[int, Hashes]) -> Mapping[int, int]:
         """Return how many leading tokens of a prompt each holder has; who has none is left out.
 
         `chains`: the hashes of the prompt's pages, by page size. Workers need not agree on one, and a page's hash is
         in the chain of its own size only.
         """
-        found = {key: _cached_len(chains, holder.pages) for key, holder in self._holders.items() if holder.in_sync}
-        return {instance_id: num_tokens for instance_id, num_tokens in found.items() if num_tokens}
+        known = [(key, holder.pages) for key, holder in self._holders.items() if holder.in_sync]
+        sets = [pages for _, pages in known]
+        found: dict[int, int] = {}
+        for page_size, chain in chains.items():
+            for (instance_id, _), length in zip(known, prefix_lens(sets, chain), strict=True):
+                if length:
+                    found[instance_id] = max(found.get(instance_id, 0), length * page_size)
+        return found
 
     def num_pages(self, instance_id: int) -> int:
         """Pages that the worker is known to hold."""
         holder = self._holders.get(instance_id)
         return len(holder.pages) if holder else 0
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of all copies."""
+        return sum(holder.pages.nbytes for holder in self._holders.values())
+
     def is_in_sync(self, instance_id: int) -> bool:
         """Whether this is the worker's whole set, as of its last message."""
         holder = self._holders.get(instance_id)
         return holder is not None and holder.in_sync
-
-
-def _cached_len(chains: Mapping[int, Sequence[int]], pages: set[int]) -> int:
-    return max((page_size * _prefix_len(hashes, pages) for page_size, hashes in chains.items()), default=0)
-
-
-def _prefix_len(hashes: Sequence[int], pages: set[int]) -> int:
-    return bisect.bisect_left(hashes, True, key=lambda page_hash: page_hash not in pages)

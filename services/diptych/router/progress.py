@@ -20,7 +20,8 @@ from diptych.router.worker_view import Pair
 
 BACKOFF_S: Final = (0.0, 0.1, 0.4)  # before each further attempt: it takes a moment until a lost worker is noticed
 MAX_ATTEMPTS: Final = len(BACKOFF_S) + 1
-FORGIVEN_AFTER_TOKENS: Final = 64  # output of one attempt that makes the failures before it forgotten
+HANDED_BACK_PAUSE_S: Final = 0.1  # where only the worker that handed back is known
+FORGIVEN_AFTER_TOKENS: Final = 8  # output of one attempt that makes the failures before it forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class RetryLimits:
     """How long a request waits for a pair, in seconds."""
 
     first_wait_s: float  # when there is none for a new request
-    lost_wait_s: float  # from the first failure on, over all attempts
+    lost_wait_s: float  # from a failure on, until tokens come; over all attempts but those that last longer themselves
 
 
 class Progress:
@@ -36,13 +37,30 @@ class Progress:
 
     def __init__(self, request: GenerationRequest, eos_ids: frozenset[int], limits: RetryLimits) -> None:
         self.request = request
+        self.request_len = request.prompt_len  # tokens of the request's own prompt
         self.output_ids: list[int] = []
         self.blamed: set[int] = set()  # instances to avoid
         self._eos_ids = eos_ids
         self._limits = limits
         self._num_failures = 0
-        self._first_failure_s = 0.0
+        self._lost_s: float | None = None  # since when it lacks a worker that does its work
         self._attempt_start = 0  # number of output tokens when the attempt began
+        self._begun_s: float | None = None  # when it did
+
+    @property
+    def is_first_attempt(self) -> bool:
+        """Whether no earlier attempt has given any output."""
+        return self._attempt_start == 0
+
+    @property
+    def num_attempt_tokens(self) -> int:
+        """Output tokens that this attempt has given."""
+        return len(self.output_ids) - self._attempt_start
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the next attempt's prompt; about as many, until a worker has tokenised it."""
+        return self.request_len + len(self.output_ids)
 
     @property
     def prompt_ids(self) -> Sequence[int]:
@@ -70,26 +88,46 @@ class Progress:
             return None
         return token_finish(self.output_ids[-1], len(self.output_ids), self.request.params, self._eos_ids)
 
+    def tokenized(self, prompt_len: int) -> None:
+        """A worker has tokenised the prompt: now it is known how much room is left for the output."""
+        request = self.request
+        assert request.text is not None, "else the router has tokenised it"
+        self.request_len = prompt_len
+        max_tokens = min(request.params.max_tokens, request.text.context_len - prompt_len)
+        self.request = dataclasses.replace(request, params=dataclasses.replace(request.params, max_tokens=max_tokens))
+
+    def begin(self, now_s: float) -> None:
+        """A pair has been chosen for an attempt."""
+        self._begun_s = now_s
+
     def add(self, token_ids: Sequence[int]) -> None:
         self.output_ids.extend(token_ids)
-        if self._num_failures and len(self.output_ids) - self._attempt_start >= FORGIVEN_AFTER_TOKENS:
+        if token_ids:
+            self._lost_s = None
+        if self.blamed and self.num_attempt_tokens >= FORGIVEN_AFTER_TOKENS:
             self._num_failures = 0
             self.blamed.clear()
 
     def pair_wait_s(self, now_s: float) -> float:
         """How long the next attempt may wait for a pair."""
         left_s = self.request.deadline_s - now_s
-        if self._num_failures:
-            return max(0.0, min(left_s, self._first_failure_s + self._limits.lost_wait_s - now_s))
+        if self._lost_s is not None:
+            return max(0.0, min(left_s, self._lost_s + self._limits.lost_wait_s - now_s))
         return max(0.0, min(left_s, self._limits.first_wait_s))
 
     def fail(self, failure: LegFailure, pair: Pair, now_s: float) -> float | None:
         """Take an attempt's failure; return the pause before the next attempt, None if there is none."""
         self._attempt_start = len(self.output_ids)
-        if not self._num_failures:
-            self._first_failure_s = now_s
-        self._num_failures += 1
+        if self._lost_s is None or self._had_a_pair(now_s):
+            self._lost_s = now_s
         self.blamed |= failure.blamed(pair)
+        if failure.is_handed_back:
+            return HANDED_BACK_PAUSE_S if now_s <= self._lost_s + self._limits.lost_wait_s else None
+        self._num_failures += 1
         if not failure.is_retryable or self._num_failures >= MAX_ATTEMPTS:
             return None
         return BACKOFF_S[self._num_failures - 1]
+
+    def _had_a_pair(self, now_s: float) -> bool:
+        """Whether the attempt lasted so long that it was no mere try: its time in a queue is not one without a pair."""
+        return self._begun_s is not None and now_s - self._begun_s > self._limits.lost_wait_s

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from diptych.common.roles import LegKind
 from diptych.engine.finish import Finish
+from diptych.engine.leg_prompt import BYTES_PER_TOKEN
 from diptych.engine.logprobs import TokenLogprobs, join
 from diptych.engine.sampling_params import SamplingParams
-from diptych.router.worker_view import Pair, Role
+from diptych.router.keys.caller import ANYBODY, Caller
+from diptych.router.parsing.parts import Content, MessageParser, Part
+from diptych.router.routing import DEFAULT_ROUTING, Routing
+from diptych.router.worker_view import Pair
 from diptych.v1.worker_pb2 import LegStats
 
 
@@ -17,6 +23,7 @@ class TextPrompt:
     """Text as it is, without a chat template."""
 
     text: str
+    add_special_tokens: bool = True  # the model's BOS in front, where the model has that habit
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +35,17 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Messages, each with `role` and `content`, to be rendered with the model's chat template."""
+    """Messages, to be rendered with the model's chat template.
 
-    messages: Sequence[Mapping[str, str]]
+    Each has `role` and a text `content`, and what the template may read besides: `tool_calls`, `tool_call_id`, `name`,
+    `reasoning_content`.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()  # in OpenAI's form
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # the template's own parameters
+    reasoning_effort: str | None = None  # none, or how much, in the template's words
+    is_begun: bool = False  # the last message is the beginning of the answer, which goes on from there
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -45,20 +60,53 @@ class Echo:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptText:
+    """A prompt that the workers are to tokenise."""
+
+    utf8: bytes
+    add_special_tokens: bool  # as the tokenizer does by itself: not to a rendered chat
+    context_len: int  # tokens that prompt and output may have together
+    param: str  # of the client's request that it was made of
+
+    @property
+    def num_tokens(self) -> int:
+        """About how many it has."""
+        return len(self.utf8) // BYTES_PER_TOKEN + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """How soon the first token of a request was expected."""
+
+    made_s: float  # on the monotonic clock
+    ttft_s: float  # from then on
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt that is to be continued once. Valid, and complete but for the workers that will serve it."""
 
     request_id: str
-    prompt_ids: Sequence[int]  # at least one, and fewer than the context holds
+    prompt_ids: Sequence[int]  # at least one, and fewer than the context holds; none where there is `text`
     params: SamplingParams
     arrival_s: float  # on the monotonic clock
     deadline_s: float  # likewise
     wants_report: bool = False  # the caller wants the measurements of both legs
     cache_salt: bytes = b""  # prompts with different salts share no cached KV
     echo: Echo | None = None  # None: the answer does not begin with the prompt
+    new_parser: Callable[[], MessageParser] | None = None  # of a chat's message; None: all of the output is content
     priority: int = 0  # higher first
     tenant: str = ""  # whose share of the workers it counts against
     adapter: str = ""  # to run with; empty: none
+    caller: Caller = ANYBODY  # whose allowance its output counts against
+    routing: Routing = DEFAULT_ROUTING
+    text: PromptText | None = None  # the prompt, where the router has not tokenised it
+    prediction: Prediction | None = None  # None: nobody asked for one
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt; about as many, where workers tokenise it."""
+        return len(self.prompt_ids) if self.text is None else self.text.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +125,7 @@ class Report:
 
     pair: Pair
     room: int
-    stats: Mapping[Role, LegStats]
+    stats: Mapping[LegKind, LegStats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +144,7 @@ class End:
     finish: Finish
     usage: Usage
     report: Report | None = None  # if the request wanted one
+    stop: str = ""  # the stop string at which it ended, if one did
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +165,14 @@ class Piece:
     end: End | None = None
     scores: Scores | None = None  # of `token_ids`, if wanted
     prompt: Scores | None = None  # in the first piece, if wanted
+    read: Sequence[Part] | None = None  # a chat's `text` as its parser reads it, which may lag; None: all is content
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """What a chat shows of this piece."""
+        if self.read is not None:
+            return self.read
+        return (Content(self.text),) if self.text else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +184,17 @@ class Output:
     end: End
     scores: Scores | None = None
     prompt: Scores | None = None
+    parts: Sequence[Part] = ()  # of a chat's message
+
+
+def total_usage(usages: Sequence[Usage], num_made: int) -> Usage:
+    """Return the sum; a prompt counts once, however many outputs (`num_made`) were made of it."""
+    prompts = usages[::num_made]
+    return Usage(
+        sum(usage.prompt_tokens for usage in prompts),
+        sum(usage.completion_tokens for usage in usages),
+        sum(usage.cached_tokens for usage in prompts),
+    )
 
 
 def whole(pieces: Sequence[Piece]) -> Output:
@@ -140,6 +208,7 @@ def whole(pieces: Sequence[Piece]) -> Output:
         end,
         _join_scores(scores) if scores else None,
         pieces[0].prompt,
+        [part for piece in pieces for part in piece.parts],
     )
 
 

@@ -1,4 +1,4 @@
-"""The adapters of a simulated worker: a path is its own fingerprint; a failure is played when told to."""
+"""How a simulated worker is changed: adapters, of which a path is the fingerprint, and its role. Fails when told to."""
 
 from __future__ import annotations
 
@@ -39,3 +39,10 @@ class SimulatedAdmin(admin_pb2_grpc.WorkerAdminServicer):
         self._instance.loras.extend(others)
         self._on_change()
         return admin_pb2.UnloadLoraResponse()
+
+    async def SetRole(self, request: admin_pb2.SetRoleRequest, context: Any) -> admin_pb2.SetRoleResponse:
+        """Nothing is drained: what was begun goes on."""
+        self.num_calls += 1
+        previous, self._instance.role = self._instance.role, request.role
+        self._on_change()
+        return admin_pb2.SetRoleResponse(previous_role=previous)

@@ -1,7 +1,8 @@
 """A worker without a model, for tests and measurements of a router: speaks the real protocol, fails on command.
 
 It computes nothing: the caller says what the output of a leg is. A prefill leg gives its first token and ends; a decode
-leg gives the others, one message a token, without waiting for prefill.
+leg gives the others, one message a token, without waiting for prefill; a local leg gives all. A leg that its role does
+not serve is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from typing import Any, Final, Literal
 
 import grpc
 
-from diptych.common.rpc import SERVER_OPTIONS, listen
+from diptych.common.refusals import Refusals
+from diptych.common.roles import WORKER_ROLES, LegKind, leg_kind
+from diptych.common.rpc import listen, new_server
+from diptych.common.trust import INSECURE
+from diptych.engine.leg_prompt import prompt_of
 from diptych.router.simulated_admin import SimulatedAdmin
 from diptych.v1 import admin_pb2_grpc, bootstrap_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
 from diptych.v1.worker_pb2 import LegOutput, LegStats, StartLeg, WorkerBatch
@@ -36,6 +41,10 @@ class Fault:
         return LegOutput(room=room, error=worker_pb2.LegError(code=self.code, message="told to fail"))
 
 
+_ABORTED: Final = Fault("error", code=worker_pb2.ERROR_CODE_ABORTED)
+_HANDED_BACK: Final = Fault("error", code=worker_pb2.ERROR_CODE_HANDED_BACK)
+
+
 class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
     """One worker: a gRPC server, what came in, and what shall go wrong. Change it from its event loop only."""
 
@@ -44,33 +53,57 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         instance: bootstrap_pb2.Instance,
         recite: Callable[[StartLeg], Output],
         on_event: Callable[[], None] = lambda: None,
-        on_adapters: Callable[[], None] = lambda: None,
+        on_record: Callable[[], None] = lambda: None,
+        encode: Callable[[str, bool], Sequence[int]] = lambda text, add_special_tokens: text.encode(),
     ) -> None:
         self.instance = instance
-        self.admin = SimulatedAdmin(instance, on_adapters)
+        self.admin = SimulatedAdmin(instance, self._tell_record)
+        self.stats = STATS  # of every leg
         self.step_s = 0.0  # pause between outputs
         self.faults: list[Fault] = []  # each is used by one leg
         self.started: list[StartLeg] = []
         self.aborted: list[int] = []  # rooms
+        self.routers: list[int] = []  # that introduced themselves, one a session
         self.num_resyncs = 0  # asked for by routers
-        self.batch_sizes: list[tuple[int, int]] = []  # (starts, aborts) of each message
+        self.batch_sizes: list[tuple[int, int]] = []  # (starts, aborts) of each message with any
         self.running: dict[int, asyncio.Task[None]] = {}  # by room
         self.released = asyncio.Event()
         self.answers_as = instance.instance_id  # in GetStatus
+        self.refuses_sessions = False
+        self.refused = asyncio.Event()  # a session
         self._recite = recite
         self._on_event = on_event
+        self._on_record = on_record
+        self._encode = encode
         self._sessions: list[Batches] = []
+        self._sessions_by_room: dict[int, Batches] = {}
 
     async def start(self, port: int = 0) -> None:
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = new_server(INSECURE, Refusals())
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
         admin_pb2_grpc.add_WorkerAdminServicer_to_server(self.admin, self._server)
-        self.instance.address = f"127.0.0.1:{listen(self._server, '127.0.0.1', port)}"
+        self.instance.address = f"127.0.0.1:{listen(self._server, '127.0.0.1', port, INSECURE)}"
         await self._server.start()
+
+    @property
+    def has_sessions(self) -> bool:
+        return bool(self._sessions)
 
     async def stop(self) -> None:
         """Vanish, as a killed process does."""
         await self._server.stop(None)
+
+    def drain(self) -> None:
+        """Take nothing new from now on, and tell every router so."""
+        self.instance.state = bootstrap_pb2.INSTANCE_STATE_DRAINING
+        self.say(WorkerBatch(instance=self.instance))
+
+    def hand_back(self) -> None:
+        """End every open leg, for routers to have it done elsewhere."""
+        for room, task in self.running.items():
+            task.cancel()
+            self._sessions_by_room[room].put_nowait(_batch(_HANDED_BACK.output(room)))
+        self.running.clear()
 
     def say(self, batch: WorkerBatch) -> None:
         """Send something to every router."""
@@ -78,9 +111,14 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
             session.put_nowait(batch)
 
     async def GetStatus(self, request: worker_pb2.StatusRequest, context: Any) -> worker_pb2.WorkerStatus:
+        if self.refuses_sessions:
+            await self.refused.wait()
         return worker_pb2.WorkerStatus(instance=bootstrap_pb2.Instance(instance_id=self.answers_as))
 
     async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[WorkerBatch]:
+        if self.refuses_sessions:
+            self.refused.set()
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no more sessions")
         ready: Batches = asyncio.Queue()
         self._sessions.append(ready)
         reader = asyncio.ensure_future(self._read(request_iterator, ready))
@@ -97,20 +135,52 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
     async def _read(self, batches: Any, ready: Batches) -> None:
         async for batch in batches:
             self.num_resyncs += batch.resync_kv
-            self.batch_sizes.append((len(batch.start), len(batch.abort)))
+            if batch.router_instance_id:
+                self.routers.append(batch.router_instance_id)
+            if batch.start or batch.abort:
+                self.batch_sizes.append((len(batch.start), len(batch.abort)))
             for leg in batch.start:
-                fault = self.faults.pop(0) if self.faults else None
-                self.running[leg.room] = asyncio.ensure_future(self._run(leg, fault, ready))
+                self._unpack_prompt(leg)
                 self.started.append(leg)
+                if not WORKER_ROLES[self.instance.role].serves(self._kind(leg)):
+                    ready.put_nowait(_batch(Fault("error", code=worker_pb2.ERROR_CODE_OVERLOADED).output(leg.room)))
+                    continue
+                fault = self._next_fault()
+                self._sessions_by_room[leg.room] = ready
+                self.running[leg.room] = asyncio.ensure_future(self._run(leg, fault, ready))
             for room in batch.abort:
                 self._abort(room, ready)
             self._on_event()
+
+    def _unpack_prompt(self, leg: StartLeg) -> None:
+        """Make `prompt_token_ids` the whole prompt, for a test to read; a text stays, to be seen."""
+        text_ids = self._encode(leg.prompt_text, leg.add_special_tokens) if leg.prompt_text else ()
+        text, leg.prompt_text = leg.prompt_text, ""
+        leg.prompt_token_ids[:] = [*text_ids, *prompt_of(leg).tolist()]
+        leg.ClearField("prompt_tokens")
+        leg.prompt_text = text
+
+    def _kind(self, leg: StartLeg) -> LegKind:
+        return leg_kind(leg.kind, WORKER_ROLES[self.instance.role])
+
+    def _tell_record(self) -> None:
+        self.say(WorkerBatch(instance=self.instance))
+        self._on_record()
+
+    @property
+    def _is_draining(self) -> bool:
+        return self.instance.state == bootstrap_pb2.INSTANCE_STATE_DRAINING
+
+    def _next_fault(self) -> Fault | None:
+        if self._is_draining:
+            return _HANDED_BACK
+        return self.faults.pop(0) if self.faults else None
 
     def _abort(self, room: int, ready: Batches) -> None:
         self.aborted.append(room)
         if room in self.running:
             self.running.pop(room).cancel()
-            ready.put_nowait(_batch(Fault("error", code=worker_pb2.ERROR_CODE_ABORTED).output(room)))
+            ready.put_nowait(_batch((_HANDED_BACK if self._is_draining else _ABORTED).output(room)))
 
     async def _run(self, leg: StartLeg, fault: Fault | None, ready: Batches) -> None:
         for number, output in enumerate(self._outputs(leg)):
@@ -126,18 +196,23 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
 
     def _outputs(self, leg: StartLeg) -> Iterator[LegOutput]:
         tokens, finish = self._recite(leg)
-        end = LegOutput(room=leg.room, first_index=max(1, len(tokens) - 1), finish_reason=finish, stats=STATS)
-        if self.instance.role == bootstrap_pb2.ROLE_PREFILL:
-            first = _with_logprobs(LegOutput(room=leg.room, token_ids=tokens[:1], stats=STATS), leg)
-            if leg.sampling.HasField("prompt_logprobs"):
-                scored = simulated_logprobs(leg.prompt_token_ids[1:], leg.sampling.prompt_logprobs)
-                first.prompt_logprobs.CopyFrom(scored)
-            yield first
-        else:
+        kind, stats = self._kind(leg), _stats(leg, self.stats)
+        end = LegOutput(room=leg.room, first_index=max(1, len(tokens) - 1), finish_reason=finish, stats=stats)
+        if kind is not LegKind.DECODE:
+            yield _first_output(leg, tokens, stats)
+        if kind is not LegKind.PREFILL:
             for index, token_id in enumerate(tokens[1:-1], start=1):
                 yield _with_logprobs(LegOutput(room=leg.room, first_index=index, token_ids=[token_id]), leg)
             end.token_ids.extend(tokens[1:][-1:])
         yield _with_logprobs(end, leg) if end.token_ids else end
+
+
+def _stats(leg: StartLeg, measured: LegStats) -> LegStats:
+    if not leg.prompt_text:
+        return measured
+    stats = LegStats(prompt_tokens=len(leg.prompt_token_ids))
+    stats.MergeFrom(measured)
+    return stats
 
 
 def simulated_logprobs(token_ids: Sequence[int], num_top: int) -> inference_pb2.TokenLogprobs:
@@ -148,6 +223,14 @@ def simulated_logprobs(token_ids: Sequence[int], num_top: int) -> inference_pb2.
         top_ids=[top for _ in token_ids for top in range(num_top)],
         top_logprobs=[-top / 100 for _ in token_ids for top in range(num_top)],
     )
+
+
+def _first_output(leg: StartLeg, tokens: Sequence[int], stats: LegStats) -> LegOutput:
+    first = LegOutput(room=leg.room, token_ids=tokens[:1], stats=stats)
+    if leg.sampling.HasField("prompt_logprobs"):
+        scored = simulated_logprobs(leg.prompt_token_ids[1:], leg.sampling.prompt_logprobs)
+        first.prompt_logprobs.CopyFrom(scored)
+    return _with_logprobs(first, leg)
 
 
 def _with_logprobs(output: LegOutput, leg: StartLeg) -> LegOutput:

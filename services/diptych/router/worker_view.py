@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from diptych.common.membership import State
+from diptych.common.roles import Role
+from diptych.common.terms import Terms
 
-
-class Role(enum.Enum):
-    """Which half of a request a worker serves."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-    @property
-    def other(self) -> Role:
-        return Role.DECODE if self is Role.PREFILL else Role.PREFILL
+UNTESTED_BYTES_PER_S: Final = 1e9  # of a link
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +21,7 @@ class WorkerView:
     role: Role
     state: State
     model_id: str  # that it was started with: its weights may have been updated since
-    compat: str  # pairs need equal ones
+    terms: Terms  # pairs need matching ones
     session_open: bool
     linked: frozenset[int]  # peers to which it has a transfer endpoint
     adapters: Mapping[str, str] = field(default_factory=dict)  # loaded: name to fingerprint
@@ -49,11 +42,28 @@ class WorkerLoad:
     has_credit: bool = True  # decode: it can grant pages now; False while requests there wait for theirs
     queued_transfer_bytes: int = 0  # prefill: of KV, not yet at the decode workers
     link_speeds: Mapping[int, float] = field(default_factory=dict)  # prefill: bytes/s to peers, where measured
+    num_queued: int = 0  # requests whose prompts wait to be computed
+    context_tokens: int = 0  # of all requests there, as far as their KV is
+
+    def tested_s(self, peer_id: int, num_bytes: float) -> float:
+        """Return how long so much KV takes to a peer at the speed that a test of the link found."""
+        return num_bytes / (self.link_speeds.get(peer_id) or UNTESTED_BYTES_PER_S)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Pair:
-    """A prefill and a decode worker, by instance id."""
+    """Who prefills and who decodes, by instance id. The same one: a unified worker serves the request alone."""
 
     prefill_id: int
     decode_id: int
+
+    def __str__(self) -> str:
+        return f"prefill {self.prefill_id:016x} with decode {self.decode_id:016x}"
+
+    @property
+    def is_local(self) -> bool:
+        return self.prefill_id == self.decode_id
+
+    @property
+    def num_workers(self) -> int:
+        return 1 if self.is_local else 2

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from diptych.common.errors import ConfigError, InvalidRequest
 from diptych.engine.grammar.compiler import Compiler, check
-from diptych.engine.grammar.grammar import Grammar, GrammarKind
+from diptych.engine.grammar.grammar import Grammar, GrammarKind, Preamble
 from diptych.engine.grammar.matcher import MAX_SHARED_TOKENS, GrammarMatcher
 from diptych.engine.loader.source import ModelSource
 from diptych.engine.loader.tokenizer import Tokenizer
@@ -240,3 +240,22 @@ def test_a_tokenizer_that_can_not_be_mapped_to_bytes_is_refused() -> None:
     for backend in (words, wrong):
         with pytest.raises(ConfigError, match="structured output does not work with this tokenizer"):
             Compiler(Tokenizer(backend, eos_ids=(0,), chat_template=None), 320, [0])
+
+
+@pytest.mark.parametrize(
+    ("preamble", "good", "bad"),
+    [
+        (Preamble("", "</t>"), ["Hm < a</t>\n\n((x))", "</t>x"], ["x", "a</t>y"]),
+        (Preamble("<t>", "</t>"), ["<t>Hm</t>(x)", "((x))"], ["Hm</t>x", "<t>x"]),
+    ],
+)
+def test_free_text_may_come_first(
+    compiler: Compiler, byte_tokenizer: Tokenizer, preamble: Preamble, good: list[str], bad: list[str]
+) -> None:
+    grammar = Grammar(GrammarKind.EBNF, 'root ::= "(" root ")" | "x"', preamble)
+    check(grammar)
+    compiled = compiler.compile(grammar)
+    for text in (*good, *bad):
+        matcher = compiled.matcher()
+        matcher.accept(byte_tokenizer.encode(text))
+        assert (matcher.error is None and matcher.is_finished) == (text in good), text

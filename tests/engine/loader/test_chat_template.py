@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from diptych.common.errors import ConfigError, DiptychError, InvalidRequest
 from diptych.engine.loader.chat_template import ChatTemplate
@@ -56,3 +59,84 @@ def test_a_hostile_template_gets_nowhere(source: str) -> None:
 def test_a_template_that_does_not_compile_is_an_error_of_the_model() -> None:
     with pytest.raises(ConfigError, match="does not compile"):
         ChatTemplate("{% if %}", {})
+
+
+def test_a_template_sees_tools_and_its_own_parameters() -> None:
+    template = ChatTemplate("{{ tools }}{{ enable_thinking }}{{ bos_token }}", {"bos_token": "<s>"})
+    assert template.render([], add_generation_prompt=True) == "None<s>"
+    tools = [{"type": "function"}]
+    parameters = {"enable_thinking": False}
+    wanted = "[{'type': 'function'}]False<s>"
+    assert template.render([], add_generation_prompt=True, tools=tools, parameters=parameters) == wanted
+    assert (template.reads("tools"), template.reads("documents")) == (True, False)
+
+
+@pytest.mark.parametrize("name", ["enable_thoughts", "bos_token", "tools", "messages"])
+def test_a_parameter_that_the_template_has_not_is_the_callers_mistake(name: str) -> None:
+    template = ChatTemplate("{{ tools }}{{ enable_thinking }}{{ bos_token }}{{ messages }}", {"bos_token": "<s>"})
+    with pytest.raises(InvalidRequest, match=f"no parameter '{name}'; it has enable_thinking") as caught:
+        template.render([], add_generation_prompt=True, parameters={name: 1})
+    assert caught.value.param == "chat_template_kwargs"
+
+
+# As published ones do it: Qwen's way with tools and their results, and Llama's.
+QWEN = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "assistant" and message.tool_calls %}
+        {{- '<|im_start|>' + message.role }}
+        {%- if message.content %}{{- '\\n' + message.content }}{%- endif %}
+        {%- for tool_call in message.tool_calls %}
+            {%- if tool_call.function is defined %}{%- set tool_call = tool_call.function %}{%- endif %}
+            {{- '\\n<tool_call>\\n{"name": "' + tool_call.name + '", "arguments": ' }}
+            {{- tool_call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if (loop.index0 == 0) or (messages[loop.index0 - 1].role != "tool") %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt and enable_thinking is defined and not enable_thinking %}{{- '<think>\\n' }}{%- endif %}
+"""
+LLAMA = """\
+{%- if not date_string is defined %}{%- set date_string = "26 Jul 2024" %}{%- endif %}
+{{- "Today: " + date_string + "\\n" }}
+{%- for t in tools or [] %}{{- t | tojson(indent=4) }}{{- "\\n\\n" }}{%- endfor %}
+{%- for message in messages %}
+    {%- if 'tool_calls' in message %}
+        {{- '{"name": "' + message.tool_calls[0].function.name + '", "parameters": ' }}
+        {{- message.tool_calls[0].function.arguments | tojson }}{{- "}<|eot_id|>" }}
+    {%- elif message.content is string %}{{- message.content | trim }}
+    {%- endif %}
+{%- endfor %}
+"""
+CALL = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"city": "Zoë<", "n": [1, None]}}}
+WITH_TOOLS: list[Any] = [
+    {"role": "user", "content": " hi "},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+    {"role": "tool", "tool_call_id": "d", "content": "3"},
+]
+
+
+@pytest.mark.parametrize("parameters", [{}, {"enable_thinking": False}, {"date_string": "now"}])
+@pytest.mark.parametrize("tools", [[], [{"type": "function", "function": {"name": "é", "parameters": {"a": True}}}]])
+@pytest.mark.parametrize("source", [QWEN, LLAMA])
+def test_tools_render_as_in_transformers(source: str, tools: list[Any], parameters: dict[str, Any]) -> None:
+    template = ChatTemplate(source, {})
+    known = {name: value for name, value in parameters.items() if template.reads(name)}
+    rendered: Any = render_jinja_template(
+        [WITH_TOOLS], tools=tools or None, chat_template=source, add_generation_prompt=True, **known
+    )
+    assert template.render(WITH_TOOLS, add_generation_prompt=True, tools=tools, parameters=known) == rendered[0][0]

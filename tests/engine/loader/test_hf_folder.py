@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import tokenizers
 import torch
 import transformers
@@ -15,6 +16,8 @@ import transformers
 from diptych.common.errors import ConfigError
 from diptych.engine.loader.source import open_model
 from diptych.engine.quantization.weight import Stored
+from diptych.engine.terms import worker_terms
+from diptych.engine.transfer_rules import TransferRules
 
 TINY: dict[str, Any] = {
     "vocab_size": 96,
@@ -98,6 +101,22 @@ def test_a_shard_that_is_cut_off_is_an_error_and_not_garbage(tmp_path: Path) -> 
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ConfigError, match="cut off"):
         list(open_model(str(tmp_path)).tensors())
+
+
+def test_a_folder_s_scales_are_part_of_its_configuration_and_no_weights(tmp_path: Path) -> None:
+    save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    plain = {name for name, _ in open_model(str(tmp_path)).tensors()}
+    for layer in range(2):
+        for kind, scale in (("k", 0.5), ("v", 0.25)):
+            tensors[f"model.layers.{layer}.self_attn.{kind}_scale"] = torch.tensor(scale, dtype=torch.bfloat16)
+    safetensors.torch.save_file(tensors, path)
+    source = open_model(str(tmp_path))
+    assert source.config.kv_scales == ((0.5, 0.25), (0.5, 0.25))
+    assert {name for name, _ in source.tensors()} == plain
+    shapes = {worker_terms(source, "ucx", kv_dtype, TransferRules()).kv_shape for kv_dtype in ("fp8_e4m3", "bfloat16")}
+    assert len(shapes) == 2  # such pages are not converted on their way
 
 
 def as_torch(tensor: Stored) -> torch.Tensor:

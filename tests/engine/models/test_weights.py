@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_config import tiny_config
 
 from diptych.common.errors import ConfigError
 from diptych.engine.loader.config import ModelConfig, Rope
@@ -18,22 +19,15 @@ from diptych.engine.models.weights import Weights, load
 from diptych.engine.quantization.weight import QuantizedWeight, Stored, as_floats
 from diptych.kernels.quantized import Array, QuantizedArray
 
-CONFIG = ModelConfig(
-    model_id="tiny",
-    architecture="llama",
-    vocab_size=5,
+CONFIG = tiny_config(
     hidden_size=4,
-    num_layers=2,
     num_heads=2,
     num_kv_heads=1,
     head_dim=2,
     ffn_size=3,
-    rms_norm_eps=1e-5,
     rope=Rope(1e4, 2),
     context_len=8,
     tie_embeddings=False,
-    bos_id=None,
-    eos_ids=(),
 )
 
 

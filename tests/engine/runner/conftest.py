@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from kernel_device import device
 from torch import Tensor
 
 from diptych.engine.batch import I64, ForwardBatch, ForwardMode, SamplingBatch
@@ -20,6 +21,8 @@ from diptych.engine.runner.kv_pool import KV_DTYPES
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.tensor_parallel.communicator import Communicator
+
+__all__ = ["device"]
 
 PAGE_SIZE = 16
 
@@ -37,10 +40,11 @@ class Driver:
         quantization: str,
         communicator: Communicator | None,
         kv_dtype: str,
+        device: str,
     ) -> None:
         config = ModelPart.of(source, communicator).config
         layout = ModelRunner.pool_layout(config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=kv_dtype)
-        kv = torch.full(layout.shape, torch.nan).to(KV_DTYPES[kv_dtype])
+        kv = torch.full(layout.shape, torch.nan, device=device).to(KV_DTYPES[kv_dtype])
         self.runner = ModelRunner(
             source,
             kv,
@@ -141,6 +145,12 @@ class ThreadCommunicator:
         parts = self._meeting.exchange(self.rank, x)
         return parts if self.rank == 0 else None
 
+    def broadcast(self, x: Tensor) -> None:
+        x.copy_(self._meeting.exchange(self.rank, x)[0])
+
+    def smallest(self, number: int) -> int:
+        return min(int(each) for each in self._meeting.exchange(self.rank, torch.tensor(number)))
+
 
 def run_ranks(size: int, work: Callable[[Communicator], T]) -> T:
     """Run `work` on every rank, each in a thread; return what rank 0 returns."""
@@ -176,8 +186,10 @@ def new_driver() -> NewDriver:
         quantization: str = "auto",
         communicator: Communicator | None = None,
         kv_dtype: str | None = None,
+        device: str = "cpu",
     ) -> Driver:
-        return Driver(source, backend, dtype, num_pages, max_loras, quantization, communicator, kv_dtype or dtype)
+        kv_dtype = kv_dtype or dtype
+        return Driver(source, backend, dtype, num_pages, max_loras, quantization, communicator, kv_dtype, device)
 
     return build
 

@@ -174,6 +174,17 @@ def test_in_bfloat16_an_adapter_is_near_float32(new_driver: NewDriver, llama: Ca
     assert torch.cosine_similarity(exact, rounded) > 0.99 > torch.cosine_similarity(exact, base)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_a_batch_has_the_logits_of_cpus(new_driver: NewDriver, llama: Case) -> None:
+    drivers = [llama.driver(new_driver, "torch"), llama.driver(new_driver, "triton", device="cuda")]
+    texts, tokens = dict(enumerate(prompts())), dict.fromkeys(range(len(SLOTS)), 5)
+    for driver in drivers:
+        driver.adapters = dict(enumerate(SLOTS))
+    for expected, found in ([each.extend(texts) for each in drivers], [each.decode(tokens) for each in drivers]):
+        torch.testing.assert_close(found.cpu(), expected, atol=1e-3, rtol=1e-4)
+
+
 @pytest.mark.model
 def test_an_adapter_stands_beside_quantised_weights_as_beside_the_same_weights_expanded(
     new_driver: NewDriver, write_adapter: WriteAdapter, small_model: ModelSource, tmp_path: Path

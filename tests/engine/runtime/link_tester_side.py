@@ -8,30 +8,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 import select
 import sys
 from typing import Any
 
-from diptych.engine.runtime.link_tester import LinkTester, ProbePool, Verdict
+from diptych.engine.runtime.link_tester import LinkTester, ProbePool, Verdict, new_link_tester
 from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.probe.choice import PathRule
-from diptych.kvtransfer.probe.reader import ReaderTests
-from diptych.kvtransfer.probe.writer import WriterTests
+from diptych.kvtransfer.probe.notes import Flows
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
 
 LAYOUT = PoolLayout(num_pages=64, num_layers=4, page_size=16, num_kv_heads=2, head_dim=64, dtype="bfloat16")
 INSTANCES = {"writer": 1, "reader": 2}
+FLOWS = {"writer": Flows(out=True, into=False), "reader": Flows(out=False, into=True)}
 
 
 def main(role: str, transports: Any, device: str, pinned: Any, requirement: Any) -> None:
-    transport = open_transport(INSTANCES[role], options=UcxOptions(transports=transports))
+    transport = open_transport(INSTANCES[role], options=UcxOptions(transports=transports, remote_access=True))
     pool = _pool(transport, device)
-    tests = WriterTests(random.Random(0))
-    reading = ReaderTests(pool.probe_pages.tolist(), LAYOUT.page_size)
-    tester = LinkTester(transport, pool, tests if role == "writer" else reading, PathRule(pinned, requirement))
+    tester = new_link_tester(transport, pool, FLOWS[role], PathRule(pinned, requirement))
     print(transport.metadata().hex(), flush=True)
     (peer,) = set(INSTANCES.values()) - {INSTANCES[role]}
     transport.connect(peer, bytes.fromhex(sys.stdin.readline()))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from diptych.engine.byte_detokenizer import ByteDetokenizer
 from diptych.engine.finish import Finish
 from diptych.engine.output_text import TextDelta
 from diptych.engine.runtime.detokenizer_manager import DetokenizerManager
@@ -13,8 +12,8 @@ class Letters:
 
     eos_ids = (0,)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(chr(96 + token_id) for token_id in ids if token_id)
+    def detokenizer(self) -> ByteDetokenizer:
+        return ByteDetokenizer({0: b"", **{letter - 96: bytes([letter]) for letter in b"abcdefghij"}})
 
 
 def test_each_request_has_its_own_text() -> None:
@@ -23,4 +22,4 @@ def test_each_request_has_its_own_text() -> None:
     assert plain.push([1, 2, 3]) == TextDelta("abc", [1, 2, 3])
     assert stopped.push([1, 2, 3]).text == "ab"
     assert plain.push([4, 0], Finish.STOP) == TextDelta("d", [4, 0], Finish.STOP)
-    assert stopped.push([4, 5]) == TextDelta("", [4], Finish.STOP, offsets=[3])
+    assert stopped.push([4, 5]) == TextDelta("", [4], Finish.STOP, offsets=[3], stop="cd")

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from diptych.common.roles import Role
 from diptych.engine.events import (
     DigestPages,
     Event,
+    HandOffSent,
     NoteArrived,
     PagesDigested,
     PagesUnpacked,
@@ -22,23 +23,25 @@ from diptych.engine.events import (
     WritePages,
     WriterGone,
 )
-from diptych.engine.runtime.link_tester import LinkTester
+from diptych.engine.runtime.link_tester import new_link_tester
 from diptych.engine.runtime.linking import RECONNECT_S, RETEST_S
-from diptych.engine.runtime.links import Links
+from diptych.engine.runtime.links import Links, flows_of
+from diptych.engine.runtime.page_grants import PageGrants
+from diptych.engine.runtime.posting import Posting
 from diptych.kvtransfer.digest import add_digests
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.inproc.network import FaultPlan
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.notes import Ack, HandOff
 from diptych.kvtransfer.probe import codec
-from diptych.kvtransfer.probe.actions import LinkTests
 from diptych.kvtransfer.probe.choice import PathRule
-from diptych.kvtransfer.probe.notes import ProbeEnd
-from diptych.kvtransfer.probe.reader import ReaderTests
-from diptych.kvtransfer.probe.writer import TIMEOUT_S, WriterTests
-from diptych.kvtransfer.transport import Flow, PageWrite, Pool
+from diptych.kvtransfer.probe.notes import Flows, ProbeEnd
+from diptych.kvtransfer.probe.two_way import GREETING_TIMEOUT_S
+from diptych.kvtransfer.probe.writer import TIMEOUT_S
+from diptych.kvtransfer.transport import Flow, OpDone, PageWrite, Pool
 from diptych.v1 import worker_pb2
 
+PAIR = (Role.PREFILL, Role.DECODE)
 LAYOUT = PoolLayout(num_pages=8, num_layers=3, page_size=4, num_kv_heads=1, head_dim=4, dtype="float32")
 WINDOWS = ((0, 2), (2, 3))
 FLOW = Flow(stream=5)
@@ -48,23 +51,19 @@ HAND_OFF = HandOff(5, first_token=7, finish=None, num_pages=2, generations=(1, 1
 class Two:
     """Two links over one network; `settle` delivers everything."""
 
-    def __init__(self, reader_layout: PoolLayout = LAYOUT) -> None:
+    def __init__(self, reader_layout: PoolLayout = LAYOUT, roles: tuple[Role, Role] = PAIR) -> None:
         self.network = InprocNetwork()
         self.transports = {number: self.network.transport(number) for number in (1, 2)}
         layouts = {1: LAYOUT, 2: reader_layout}
         self.pools = {number: each.allocate_pool(layouts[number]) for number, each in self.transports.items()}
         self.now_s = 0.0
-        tests: dict[int, LinkTests] = {
-            1: WriterTests(random.Random(1)),
-            2: ReaderTests(self.pools[2].probe_pages.tolist(), reader_layout.page_size),
-        }
-        self.links = {
-            number: Links(self.transports[number], self.tester(number, tests[number]), WINDOWS) for number in (1, 2)
-        }
+        self.links = {number: self.new_links(number, role) for number, role in enumerate(roles, 1)}
 
-    def tester(self, number: int, tests: LinkTests) -> LinkTester:
-        rule = PathRule("copy")  # the only one there is
-        return LinkTester(self.transports[number], self.pools[number], tests, rule, lambda: self.now_s)
+    def new_links(self, number: int, role: Role) -> Links:
+        rule = PathRule("copy" if role is Role.PREFILL else "auto")
+        transport = self.transports[number]
+        tester = new_link_tester(transport, self.pools[number], flows_of(role), rule, lambda: self.now_s)
+        return Links(transport, tester, WINDOWS)
 
     def introduce(self) -> None:
         for number, other in ((1, 2), (2, 1)):
@@ -165,11 +164,44 @@ def test_a_link_lost_within_a_step_ends_what_followed_it_with_one_error(two: Two
     assert isinstance(down, PeerDown)
 
 
+@pytest.mark.parametrize("num_layers", [0, 1, 2])
+def test_what_follows_a_step_that_is_given_up_ends_with_one_error(two: Two, num_layers: int) -> None:
+    two.links[1].perform(StreamPages(5, 2, PageWrite(pages(1, 2), pages(3, 4)), FLOW))
+    listen = two.links[1].layer_listener()
+    assert listen is not None
+    for layer in range(num_layers):
+        listen(layer)
+    two.links[1].give_up_step()
+    two.settle()
+    assert two.links[1].poll(set()) == [WriteDone(5, "the step was given up")]
+    assert two.links[1].layer_listener() is None
+    two.links[1].perform(StreamPages(6, 2, PageWrite(pages(1, 2), pages(3, 4)), FLOW))
+    listen = two.links[1].layer_listener()
+    assert listen is not None
+    for layer in range(3):
+        listen(layer)
+    two.settle()
+    assert two.links[1].poll(set()) == [WriteDone(6, None)]
+
+
 def test_a_note_alone_is_not_reported(two: Two) -> None:
     two.links[2].perform(SendNote(1, Ack(5)))
     two.settle()
     assert two.links[1].poll(set()) == [NoteArrived(2, Ack(5))]
     assert two.links[2].poll(set()) == []
+
+
+def test_how_long_a_hand_off_took_to_leave_is_reported(two: Two) -> None:
+    events: list[Event] = []
+    transport = two.transports[1]
+    posting = Posting(transport, PageGrants(transport), WINDOWS, events)
+    posting.perform(SendNote(2, HAND_OFF))
+    posting.perform(SendNote(2, Ack(6)))
+    two.settle()
+    for event in transport.poll():
+        assert isinstance(event, OpDone)
+        posting.take(replace(event, seconds=0.5))
+    assert events == [HandOffSent(5, 0.5)]
 
 
 def test_a_peer_that_leaves_the_membership_is_let_go(two: Two) -> None:
@@ -287,17 +319,23 @@ def test_a_link_between_pools_of_different_layouts_is_tested_as_it_will_be_used(
     assert two.meet() == {1: [PeerUp(2)], 2: [PeerUp(1)]}
 
 
-def test_a_reader_refuses_a_path_that_its_operator_does_not_allow() -> None:
+def test_a_reader_refuses_a_path_that_is_slower_than_its_operator_requires(monkeypatch: pytest.MonkeyPatch) -> None:
     two = Two()
+    rule, reader = PathRule(requirement="shm"), two.transports[2]
+    tester = new_link_tester(reader, two.pools[2], flows_of(Role.DECODE), rule, lambda: 0.0)
+    two.links[2] = Links(reader, tester, WINDOWS)
+    describe = reader.describe
+    monkeypatch.setattr(reader, "describe", lambda peer: replace(describe(peer), lanes="tcp/lo"))
     two.introduce()
     two.settle()
     two.links[2].poll(set())
-    two.transports[1].send_note(2, codec.encode(ProbeEnd("message", 1e9), sender=1, target=2))
+    for note in (Flows(out=True, into=False), ProbeEnd("message", 1e9)):
+        two.transports[1].send_note(2, codec.encode(note, sender=1, target=2))
     two.settle()
     assert two.links[2].poll(set()) == []
     two.settle()
     assert [type(event) for event in two.links[2].poll(set())] == [PeerDown]
-    assert "there is no path copy to this peer" in two.links[2].problem
+    assert "its pages go over tcp/lo (message), and --kv-require asks for shm" in two.links[2].problem
 
 
 def test_a_link_is_not_used_before_its_test_has_ended() -> None:
@@ -312,17 +350,127 @@ def test_a_link_is_not_used_before_its_test_has_ended() -> None:
     assert [two.links[number].status()[0].path for number in (1, 2)] == ["copy", "copy"]
 
 
-def test_a_peer_that_does_not_answer_its_test_is_let_go_in_bounded_time() -> None:
+@pytest.mark.parametrize(
+    ("words", "timeout_s"),
+    [((), GREETING_TIMEOUT_S), ((Flows(out=False, into=True),), TIMEOUT_S)],
+    ids=["no greeting", "no offer"],
+)
+def test_a_peer_that_does_not_answer_its_test_is_let_go_in_bounded_time(
+    words: tuple[Flows, ...], timeout_s: float
+) -> None:
     two = Two()
     two.introduce()
     two.settle()
-    two.links[1].poll(set())  # the writer asks; the reader does nothing any more
-    assert two.links[1].next_retry_s() == TIMEOUT_S
-    two.now_s = TIMEOUT_S
-    two.links[1].reconnect(two.now_s)
+    two.links[1].poll(set())
+    for note in words:
+        two.transports[2].send_note(1, codec.encode(note, sender=2, target=1))
+    two.settle()
+    two.links[1].poll(set())
+    assert two.links[1].next_retry_s() == timeout_s
+    two.now_s = timeout_s
+    assert two.links[1].poll(set()) == []
     two.settle()
     assert [type(event) for event in two.links[1].poll(set())] == [PeerDown]
-    assert "no answer within 5 s" in two.links[1].problem
+    assert f"within {timeout_s:g} s" in two.links[1].problem
+
+
+def test_an_answer_that_came_during_a_long_step_counts() -> None:
+    two = Two()
+    two.introduce()
+    heard: list[Event] = []
+    for _ in range(20):
+        two.settle()
+        two.links[2].poll(set())
+        two.settle()
+        two.now_s += 2 * TIMEOUT_S  # a step of the writer; the reader is idle
+        two.links[1].reconnect(two.now_s)
+        heard += two.links[1].poll(set())
+    assert heard == [PeerUp(2)]
+
+
+def test_a_role_changes_while_a_link_that_was_refused_before_its_test_is_closed() -> None:
+    two = Two()
+    rule = PathRule(requirement="rdma")
+    tester = new_link_tester(two.transports[1], two.pools[1], flows_of(Role.PREFILL), rule, lambda: 0.0)
+    two.links[1] = Links(two.transports[1], tester, WINDOWS)
+    two.introduce()
+    two.settle()
+    assert two.links[1].poll(set()) == []
+    two.links[1].serve(Role.DECODE)
+    two.settle()
+    assert [type(event) for event in two.links[1].poll(set())] == [PeerDown]
+
+
+UNIFIED = (Role.UNIFIED, Role.UNIFIED)
+
+
+def paths_tested(two: Two) -> list[list[str]]:
+    """What each side has tested by writing."""
+    return [[test.path for test in links.status()[0].tests] for links in two.links.values()]
+
+
+@pytest.mark.parametrize(
+    ("roles", "tested"),
+    [
+        ((Role.PREFILL, Role.DECODE), [["copy"], []]),
+        ((Role.DECODE, Role.PREFILL), [[], ["copy"]]),
+        ((Role.UNIFIED, Role.DECODE), [["copy"], []]),
+        ((Role.UNIFIED, Role.PREFILL), [[], ["copy"]]),
+        (UNIFIED, [["copy"], ["copy"]]),
+    ],
+    ids=str,
+)
+def test_a_link_is_tested_in_each_direction_in_which_pages_may_flow(
+    roles: tuple[Role, Role], tested: list[list[str]]
+) -> None:
+    two = Two(roles=roles)
+    two.introduce()
+    assert two.meet() == {1: [PeerUp(2)], 2: [PeerUp(1)]}
+    assert paths_tested(two) == tested
+
+
+def test_pages_go_both_ways_over_one_link() -> None:
+    two = Two(roles=UNIFIED)
+    two.introduce()
+    two.meet()
+    for number in (1, 2):
+        fill(two.pools[number])
+    for number, other in ((1, 2), (2, 1)):
+        two.links[number].perform(WritePages(number, other, PageWrite(pages(1), pages(3 + number)), Flow(number)))
+    two.settle()
+    assert [two.links[number].poll(set()) for number in (1, 2)] == [[WriteDone(1, None)], [WriteDone(2, None)]]
+    assert layers(two.pools[2], 4) == layers(two.pools[1], 5) == layers(two.pools[1], 1)
+
+
+def meet_again(two: Two) -> list[list[type[Event]]]:
+    """Let both ends notice that the link is down, and open it again."""
+    heard = two.meet()
+    two.now_s += RECONNECT_S
+    for links in two.links.values():
+        links.reconnect(two.now_s)
+    again = two.meet()
+    return [[type(event) for event in heard[number] + again[number]] for number in (1, 2)]
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_a_role_that_lets_pages_flow_another_way_has_its_links_tested_for_that(order: tuple[int, int]) -> None:
+    two = Two(roles=(Role.PREFILL, Role.DECODE))
+    two.introduce()
+    two.meet()
+    for number, tested in zip(order, ([["copy"], []], [["copy"], ["copy"]]), strict=True):
+        two.links[number].serve(Role.UNIFIED)
+        assert meet_again(two) == [[PeerDown, PeerUp]] * 2
+        assert paths_tested(two) == tested
+    assert [links.num_failures for links in two.links.values()] == [1, 1]  # as the other end sees it
+
+
+def test_a_role_that_wants_less_keeps_its_links() -> None:
+    two = Two(roles=UNIFIED)
+    two.introduce()
+    two.meet()
+    two.links[1].serve(Role.DECODE)
+    two.links[2].serve(Role.PREFILL)
+    assert two.meet() == {1: [], 2: []}
 
 
 def test_pages_in_parts_are_put_together_when_the_core_wants_it() -> None:
@@ -346,3 +494,40 @@ def test_a_peer_whose_pages_can_not_be_converted_is_refused_with_the_reason() ->
         assert status.state == worker_pb2.LINK_STATE_REFUSED
         assert "KV of another model" in status.reason
         assert "KV of another model" in links.problem
+
+
+@pytest.mark.parametrize(
+    ("role", "peer", "problem"),
+    [
+        (Role.UNIFIED, Role.PREFILL, ""),
+        (Role.UNIFIED, Role.DECODE, "there is no path put to this peer, as --kv-path asks for"),
+    ],
+    ids=str,
+)
+def test_a_pinned_path_matters_only_where_pages_are_written(role: Role, peer: Role, problem: str) -> None:
+    two = Two(roles=(peer, role))
+    rule, transport = PathRule("put"), two.transports[2]
+    two.links[2] = Links(transport, new_link_tester(transport, two.pools[2], flows_of(role), rule), WINDOWS)
+    two.introduce()
+    heard = two.meet()[2]
+    assert [type(event) for event in heard] == ([PeerDown] if problem else [PeerUp])
+    assert problem in two.links[2].problem
+
+
+def test_what_comes_in_must_be_fast_enough_where_pages_go_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = Two(roles=UNIFIED)
+    rule, (writer, reader) = PathRule(requirement="shm"), two.transports.values()
+    two.links[2] = Links(reader, new_link_tester(reader, two.pools[2], flows_of(Role.UNIFIED), rule), WINDOWS)
+    describe, send_note = reader.describe, writer.send_note
+
+    def say_that_it_writes_by_message(peer: int, data: bytes) -> int:
+        note = codec.decode(data, sender=1, target=2)
+        return send_note(
+            peer, codec.encode(ProbeEnd("message"), sender=1, target=2) if type(note) is ProbeEnd else data
+        )
+
+    monkeypatch.setattr(reader, "describe", lambda peer: replace(describe(peer), lanes="tcp/lo"))
+    monkeypatch.setattr(writer, "send_note", say_that_it_writes_by_message)
+    two.introduce()
+    assert PeerUp(1) not in two.meet()[2]
+    assert "its pages go over tcp/lo (message), and --kv-require asks for shm" in two.links[2].problem

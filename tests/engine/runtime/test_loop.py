@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from diptych.engine.aggregated import AggregatedCore
+from diptych.engine.batch import U64, ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.grammar.compiler import Compiler
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits, Scheduling
@@ -25,6 +26,7 @@ from diptych.engine.runtime.admin_thread import AdminThread
 from diptych.engine.runtime.grammar_thread import GrammarThread
 from diptych.engine.runtime.links import NoLinks
 from diptych.engine.runtime.loop import SchedulerLoop
+from diptych.engine.runtime.step_watch import StepGivenUp, StepWatch
 from diptych.engine.runtime.stepping import SynchronousStepping
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
@@ -42,7 +44,7 @@ class Slots:
         self.may_read.set()
 
     def read(self, path: Path) -> ReadAdapter[str]:
-        assert self.may_read.wait(10)
+        assert self.may_read.wait(60)
         if path.name == "missing":
             raise InvalidAdapter(f"{path} is missing")
         if path.name == "bug":
@@ -57,6 +59,29 @@ class Slots:
         del self.installed[slot]
 
 
+class StuckRunner(NullRunner):
+    """While `stuck` is set, a step begins that never ends by itself; its layers are heard."""
+
+    def __init__(self, kv: U64, watch: StepWatch) -> None:
+        super().__init__(kv, VOCAB)
+        self._watch = watch
+        self.stuck = threading.Event()
+        self.is_stuck = threading.Event()
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
+        listener = self._watch.listener()
+        while self.stuck.is_set() or self.is_stuck.is_set():
+            self.is_stuck.set()
+            assert listener is not None
+            time.sleep(0.001)
+            try:
+                listener(0)
+            except StepGivenUp:
+                self.is_stuck.clear()
+                raise
+        return super().execute(batch, sampling)
+
+
 class Frontend:
     """The other end of the channel; the loop runs in a thread."""
 
@@ -68,12 +93,13 @@ class Frontend:
         num_pages = 2 * context_len // PAGE + 1
         cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=8, max_tokens_per_request=context_len)
         core = AggregatedCore(cache, Limits(context_len, VOCAB, frozenset(), 16, 8, Scheduling(max_waiting=4)))
-        runner = NullRunner(np.zeros((num_pages, PAGE), dtype=np.uint64), VOCAB)
+        watch = StepWatch()
+        self.runner = StuckRunner(np.zeros((num_pages, PAGE), dtype=np.uint64), watch)
         self._grammars = GrammarThread(lambda: Compiler(tokenizer, VOCAB, tokenizer.eos_ids))
         self.slots = Slots()
         adapters = Adapters(LoraRegistry(2, "base"), self.slots, self.slots.read)
         self._admin = AdminThread(adapters.handlers)
-        stepping = SynchronousStepping(core, runner, time.monotonic)
+        stepping = SynchronousStepping(core, self.runner, time.monotonic)
         loop = SchedulerLoop(
             core,
             stepping,
@@ -83,7 +109,7 @@ class Frontend:
             self._admin,
             adapters,
             cache=cache,
-            max_tokens=context_len,
+            watch=watch,
         )
         self._channel = channel
         self._thread = threading.Thread(target=loop.run)
@@ -136,7 +162,7 @@ class Frontend:
 
     def close(self) -> None:
         self.send(engine_pb2.SchedulerCommands(shutdown=True))
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         self._grammars.close()
         self._admin.close()
@@ -183,6 +209,19 @@ def test_an_abort_reaches_a_running_leg(frontend: Frontend) -> None:
     frontend.send(engine_pb2.SchedulerCommands(abort=[7]))
     last = frontend.until_ended(7)[-1]
     assert last.error.code == worker_pb2.ERROR_CODE_ABORTED or last.finish_reason
+
+
+def test_an_abort_reaches_a_leg_in_the_middle_of_a_step(frontend: Frontend) -> None:
+    frontend.runner.stuck.set()
+    frontend.start(7, [1], 100)
+    assert frontend.runner.is_stuck.wait(60)
+    frontend.runner.stuck.clear()  # only this step
+    frontend.start(8, [2], 1)
+    frontend.send(engine_pb2.SchedulerCommands(abort=[9]))  # somebody else's
+    frontend.send(engine_pb2.SchedulerCommands(abort=[7]))
+    ends = frontend.until_all_ended([7, 8])
+    assert ends[7].error.code == worker_pb2.ERROR_CODE_ABORTED
+    assert list(ends[8].token_ids) == expected_output([2], 1, VOCAB)
 
 
 def test_a_timeout_counts_from_receipt(frontend: Frontend) -> None:

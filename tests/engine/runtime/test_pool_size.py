@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from diptych.engine.loader.config import ModelConfig, Rope
+from tiny_config import tiny_config
+
 from diptych.engine.runtime.pool_size import pool_layout
 from diptych.engine.runtime.scheduler_config import EngineOptions
 
-MODEL = ModelConfig(
-    model_id="tiny",
-    architecture="llama",
-    vocab_size=5,
-    hidden_size=64,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    ffn_size=64,
-    rms_norm_eps=1e-5,
-    rope=Rope(1e4, 16),
-    context_len=64,
-    tie_embeddings=True,
-    bos_id=None,
-    eos_ids=(),
-)
+MODEL = tiny_config()
 
 
 def test_narrow_keys_and_values_let_more_tokens_fit() -> None:
-    float32 = pool_layout(MODEL, EngineOptions(kv_cache_mib=1))
+    float32 = pool_layout(MODEL, EngineOptions(kv_cache_mib=1, dtype="float32"))
     assert (float32.dtype, float32.num_pages) == ("float32", 2**20 // (4 * 2 * 2 * 16 * 2 * 16))
     bfloat16 = pool_layout(MODEL, EngineOptions(kv_cache_mib=1, kv_cache_dtype="bfloat16"))
     fp8 = pool_layout(MODEL, EngineOptions(kv_cache_mib=1, kv_cache_dtype="fp8_e4m3"))

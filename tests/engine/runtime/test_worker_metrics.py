@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from diptych.engine.runtime.worker_metrics import Statuses, WorkerMetrics
+from diptych.engine.runtime.worker_metrics import Statuses, WorkerMetrics, state_of
 from diptych.v1 import bootstrap_pb2, worker_pb2
 
+LOADS = ("diptych_worker_prefill", "diptych_worker_prompt", "diptych_worker_kv", "diptych_worker_requests")
 TIMES = ("diptych_kv_transfer_seconds", "diptych_kv_transfer_added_ttft_seconds")
 LAYOUT = bootstrap_pb2.KvLayout(
     num_pages=8, num_layers=2, page_size=16, num_kv_heads=2, head_dim=16, dtype="bfloat16"
@@ -22,7 +23,10 @@ UP = worker_pb2.LinkStatus(
 )
 DOWN = worker_pb2.LinkStatus(peer_instance_id=0xCD, state=worker_pb2.LINK_STATE_DOWN, reason="it was cut")
 STATUS = worker_pb2.WorkerStatus(
-    instance=bootstrap_pb2.Instance(transfer=bootstrap_pb2.TransferInfo(layout=LAYOUT)),
+    instance=bootstrap_pb2.Instance(
+        state=bootstrap_pb2.INSTANCE_STATE_DRAINING, transfer=bootstrap_pb2.TransferInfo(layout=LAYOUT)
+    ),
+    drain=worker_pb2.Drain(phase=worker_pb2.Drain.PHASE_DRAINING, requests_left=3, oldest_s=12.5),
     pages_by_state={"free": 5, "quarantined": 2},
     pages_sent=3,
     pages_received=1,
@@ -30,7 +34,11 @@ STATUS = worker_pb2.WorkerStatus(
     leaks_found=1,
     link_failures=6,
     retractions=7,
+    unauthenticated_messages=8,
+    refused_page_writes=9,
     quarantine_oldest_s=1.5,
+    graphs=4,
+    graph_bytes=5 << 20,
     links=[UP, DOWN],
 )
 
@@ -47,17 +55,24 @@ def samples(metrics: WorkerMetrics, statuses: Statuses) -> dict[str, float]:
 
 def test_what_a_scheduler_says_becomes_samples_of_its_rank_and_its_links() -> None:
     found = samples(WorkerMetrics(), {1: STATUS})
-    assert {name: value for name, value in found.items() if not name.startswith(TIMES)} == {
+    assert {name: value for name, value in found.items() if not name.startswith((*TIMES, *LOADS))} == {
         "diptych_worker_up,1": 1,
+        "diptych_worker_state,1,draining": 1,
+        "diptych_worker_drain_requests_left,1": 3,
+        "diptych_worker_drain_oldest_seconds,1": 12.5,
         "diptych_kv_integrity_failures_total,1": 4,
         "diptych_kv_link_failures_total,1": 6,
         "diptych_kv_retractions_total,1": 7,
+        "diptych_kv_unauthenticated_messages_total,1": 8,
+        "diptych_kv_refused_page_writes_total,1": 9,
         "diptych_kv_transfer_bytes_total,sent,1": 3 * 4096,
         "diptych_kv_transfer_bytes_total,received,1": 4096,
         "diptych_kv_leaks_found,1": 1,
         "diptych_kv_pages,1,free": 5,
         "diptych_kv_pages,1,quarantined": 2,
         "diptych_kv_quarantine_oldest_seconds,1": 1.5,
+        "diptych_gpu_graphs,1": 4,
+        "diptych_gpu_graph_bytes,1": 5 << 20,
         "diptych_kv_link_info,1,sysv/memory,UCX 1.22.0,copy,00000000000000ab": 1,
         "diptych_kv_link_up,1,00000000000000ab": 1,
         "diptych_kv_link_up,1,00000000000000cd": 0,
@@ -83,3 +98,15 @@ def test_transfers_of_legs_that_moved_pages_are_counted_and_timed() -> None:
     assert found["diptych_kv_transfer_seconds_sum"] == 0.002
     assert found["diptych_kv_transfer_added_ttft_seconds_count"] == 1
     assert found["diptych_kv_transfer_added_ttft_seconds_sum"] == 0.003
+
+
+def test_an_instance_is_in_one_state() -> None:
+    ready = worker_pb2.WorkerStatus(instance=bootstrap_pb2.Instance(state=bootstrap_pb2.INSTANCE_STATE_READY))
+    paused = worker_pb2.WorkerStatus(
+        instance=bootstrap_pb2.Instance(state=bootstrap_pb2.INSTANCE_STATE_READY, paused=True)
+    )
+    empty = worker_pb2.WorkerStatus(
+        instance=bootstrap_pb2.Instance(state=bootstrap_pb2.INSTANCE_STATE_DRAINING),
+        drain=worker_pb2.Drain(phase=worker_pb2.Drain.PHASE_EMPTY),
+    )
+    assert [state_of(status) for status in (ready, paused, empty)] == ["ready", "paused", "empty"]

@@ -40,7 +40,11 @@ def main(rank: int, size: int, store: Path, kind: str) -> None:
     logits = torch.zeros(len(x), VOCAB, device=device)
     ops.matrix("lm_head", part(embed, 0), Split.ROWS).multiply(out, logits)
     expected = embed[ids] @ up.T @ down.T
+    newest = torch.arange(3, device=device) + 10 * rank
+    communicator.broadcast(newest)
     results = {
+        "newest": newest.tolist(),
+        "smallest": communicator.smallest(7 - rank),
         "embedded": bool((x.cpu() == embed[ids]).all()),
         "worst": float((out.cpu() - expected).abs().max()),
         "worst_logit": float((logits.cpu() - expected @ embed.T).abs().max()) if rank == 0 else None,

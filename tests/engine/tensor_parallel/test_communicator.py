@@ -29,6 +29,8 @@ def check(tmp_path: Path, kind: str) -> None:
     assert first["worst"] < 1e-5
     assert first["worst_logit"] < 1e-5
     assert second["worst_logit"] is None  # only rank 0 samples
+    for rank in (first, second):
+        assert (rank["newest"], rank["smallest"]) == ([0, 1, 2], 6)
     assert len({*first["sums"], *second["sums"]}) == 1  # the same bits on every rank, every time
 
 

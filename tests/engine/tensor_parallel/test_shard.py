@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tiny_config import tiny_config
 
 from diptych.common.errors import ConfigError
 from diptych.engine.loader.config import ModelConfig, Moe, Rope
@@ -14,22 +15,8 @@ from diptych.engine.tensor_parallel.cut import cut_tensors
 from diptych.engine.tensor_parallel.shard import Cut, Shard, check_divides
 from diptych.kernels.quantized import QuantizedArray
 
-MODEL = ModelConfig(
-    model_id="tiny",
-    architecture="llama",
-    vocab_size=7,
-    hidden_size=4,
-    num_layers=1,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=2,
-    ffn_size=8,
-    rms_norm_eps=1e-5,
-    rope=Rope(10_000.0, 2),
-    context_len=16,
-    tie_embeddings=True,
-    bos_id=None,
-    eos_ids=(),
+MODEL = tiny_config(
+    vocab_size=7, hidden_size=4, num_layers=1, head_dim=2, ffn_size=8, rope=Rope(10_000.0, 2), context_len=16
 )
 
 

@@ -37,7 +37,7 @@ def test_an_idle_pool_does_not_spin() -> None:
     threading.Event().wait(0.5)
     used = time.process_time() - before
     library.set_num_threads(1)
-    assert used < 0.05
+    assert used < 0.2  # four that spin use all they can get
 
 
 def test_the_number_of_threads_can_change_between_calls() -> None:

@@ -1,4 +1,7 @@
-"""What the kernels become on a GPU, as far as its code shows it."""
+"""What the kernels become on a GPU, as far as its code shows it.
+
+`compile_*.py` beside this name the kernels, a file for each area, found here by that name.
+"""
 
 from __future__ import annotations
 
@@ -8,50 +11,55 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
-Code = dict[str, str]
+HERE: Final = Path(__file__).parent
+COMPILER: Final = HERE.parents[1] / "support" / "ahead_of_time.py"
+SHARED_NBYTES: Final = 227 << 10  # what a program on an H200 may have
+
+Code = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> Code:
-    """The PTX of every kernel."""
+    """Every kernel: its PTX, and what was said of it."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py"))]
-    compiled = json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
-    assert isinstance(compiled, dict)
-    return compiled
+    command = [sys.executable, str(COMPILER), *map(str, sorted(HERE.glob("compile_*.py")))]
+    found = json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
+    assert isinstance(found, dict)
+    return found
 
 
 def accesses(ptx: str, what: str) -> set[str]:
-    """The widths of its global loads (`ld`) or stores (`st`), but for those of page indices: `v2.b64`, `b32`, ..."""
-    return set(re.findall(rf"{what}\.global\.(?:L1::evict_first\.L2::cache_hint\.)?((?:v\d\.)?b\d+)", ptx))
+    """The widths of its global loads (`ld`) or stores (`st`): `v2.b64`, `b32`, ...; `async 16`: bytes a thread."""
+    widths = re.findall(rf"\b{what}\.global(?:\.[\w:]+)*?\.((?:v\d\.)?b\d+)", ptx)
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?, (?:0x)?([0-9a-f]+)(?:, %r\d+)?;", ptx)
+    return {*widths, *(f"async {int(nbytes, 16)}" for nbytes in copies if what == "ld")}
 
 
-@pytest.mark.parametrize("kernel", ["mover, large pages", "mover, small pages"])
-def test_pages_are_stored_in_vectors_of_sixteen_bytes(code: Code, kernel: str) -> None:
-    assert accesses(code[kernel], "st") == {"v2.b64"}
+def test_loads_are_as_wide_as_they_should_be(code: Code) -> None:
+    found = {name: accesses(each["ptx"], "ld") for name, each in code.items()}
+    assert [(name, found[name]) for name, each in code.items() if not {*each["loads"]} <= found[name]] == []
+
+
+def test_stores_are_as_wide_as_they_should_be(code: Code) -> None:
+    found = {name: accesses(each["ptx"], "st") for name, each in code.items() if each["stores"]}
+    assert [(name, widths) for name, widths in found.items() if widths != {*code[name]["stores"]}] == []
+
+
+def test_no_kernel_has_what_it_must_not_have(code: Code) -> None:
+    found = {name: [what for what in each["never"] if what in each["ptx"]] for name, each in code.items()}
+    assert {name: what for name, what in found.items() if what} == {}
+
+
+def test_programs_fit_into_shared_memory(code: Code) -> None:
+    assert {name: each["shared_nbytes"] for name, each in code.items() if each["shared_nbytes"] > SHARED_NBYTES} == {}
 
 
 @pytest.mark.parametrize("kernel", ["mover, large pages", "mover, small pages"])
 def test_the_last_thing_a_mover_does_is_to_release_its_stores_to_the_system(code: Code, kernel: str) -> None:
-    ends = re.findall(r"st\.global|bar\.sync|atom\.global\.\w+\.\w+\.add", code[kernel])
+    ends = re.findall(r"st\.global|bar\.sync|atom\.global\.\w+\.\w+\.add", code[kernel]["ptx"])
     assert ends[-2:] == ["bar.sync", "atom.global.sys.release.add"]
-
-
-@pytest.mark.parametrize(
-    ("kernel", "loads", "stores"),
-    [
-        ("digest", "v2.b64", None),
-        ("pack, same dtype", "v4.b32", "v4.b32"),
-        ("pack, to FP8", "v4.b32", "v4.b32"),
-        ("pack, from FP8", "v4.b32", "v4.b32"),
-        ("pack, from float32", "v4.b32", "v4.b32"),
-        ("unpack", "v2.b64", "v2.b64"),
-    ],
-)
-def test_pages_are_read_and_written_in_wide_vectors(code: Code, kernel: str, loads: str, stores: str | None) -> None:
-    assert loads in accesses(code[kernel], "ld")
-    assert stores is None or accesses(code[kernel], "st") == {stores}

@@ -7,8 +7,9 @@ import pytest
 
 from diptych.kvtransfer.errors import MalformedNote
 from diptych.kvtransfer.nixl.conversation import PART_NBYTES, Conversation, Down, Note, Up, parts_of
-from diptych.kvtransfer.nixl.frames import Frame, Kind, decode, encode
+from diptych.kvtransfer.nixl.frames import Frame, Kind, decode, encode, is_authentic
 
+KEY = b"sixteen bytes ok"
 LEFT, RIGHT = 0xFFFF_0000_0000_0001, 2
 
 
@@ -37,14 +38,22 @@ def said(speaker: Conversation, note: bytes, digest: int | None = None) -> list[
 
 def test_a_frame_survives_its_journey() -> None:
     frame = Frame(Kind.NOTE, LEFT, RIGHT, 3, 4, 5, 6, 7, 8, 9, digest=2**64 - 1, data=b"note")
-    assert decode(encode(frame)) == frame
-    assert decode(encode(replace(frame, digest=None, data=b""))) == replace(frame, digest=None, data=b"")
+    assert decode(encode(frame, KEY)) == frame
+    assert decode(encode(replace(frame, digest=None, data=b""), KEY)) == replace(frame, digest=None, data=b"")
 
 
-@pytest.mark.parametrize("data", [b"", b"\x01", b"\x02" * 88, b"\x01\x09" + b"\x00" * 86])
+def test_a_frame_is_authentic_for_the_owner_of_its_key_alone() -> None:
+    data = encode(Frame(Kind.BEAT, LEFT, RIGHT, 3, 4), KEY)
+    assert is_authentic(data, KEY)
+    assert not is_authentic(data, KEY[::-1])
+    assert not is_authentic(data[:8], KEY)
+    assert not is_authentic(b"", KEY)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x02", b"\x01" * 88, b"\x02\x09" + b"\x00" * 86])
 def test_what_is_no_frame_is_refused(data: bytes) -> None:
     with pytest.raises(MalformedNote):
-        decode(data)
+        decode(KEY + data)
 
 
 def test_a_link_is_up_when_the_peer_names_our_session() -> None:

@@ -129,7 +129,7 @@ def test_a_path_that_is_faster_by_far_is_used_and_both_sides_know() -> None:
     medium.settle()
     results = (PathResult("copy", G), PathResult("put", 20 * G), PathResult("message", G / 2))
     assert medium.verdicts(1) == {READER: Passed(READER, "put", 20 * G, results)}
-    assert medium.verdicts(READER) == {1: Passed(1, "put", 20 * G)}
+    assert medium.verdicts(READER) == {1: Passed(1, "put", 20 * G, inbound="put")}
     assert medium.sides[1].path == "put"
 
 
@@ -160,7 +160,7 @@ def test_a_link_without_a_working_path_fails_at_both_ends_with_the_reason() -> N
 def test_many_writers_test_at_once_and_do_not_disturb_each_other() -> None:
     medium = Medium(20, GOOD)
     medium.settle()
-    assert medium.verdicts(READER) == {writer: Passed(writer, "copy", 4 * G) for writer in range(1, 21)}
+    assert medium.verdicts(READER) == {writer: Passed(writer, "copy", 4 * G, inbound="copy") for writer in range(1, 21)}
     assert all(isinstance(medium.verdicts(writer)[READER], Passed) for writer in range(1, 21))
 
 
@@ -177,7 +177,7 @@ def test_loans_never_overlap_and_come_back() -> None:
         ProbeOffer((14, 15), PAGE_SIZE),
     ]
     assert reader.hear(2, ProbeEnd("copy", 1.0), 0.0) == [
-        Passed(2, "copy", 1.0),
+        Passed(2, "copy", 1.0, inbound="copy"),
         Tell(5, ProbeOffer((10, 11), PAGE_SIZE)),
     ]
     assert reader.end(1, 0.0) == [Tell(6, ProbeOffer((8, 9), PAGE_SIZE))]

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from diptych.engine.events import AbortRoom, Start
+from diptych.common.roles import Role
+from diptych.engine.events import AbortRoom, ServeRole
 from diptych.engine.transfer_rules import TransferRules
 from diptych.kvtransfer.inproc import FaultPlan
 from simulation.network import WatchedNetwork
@@ -19,6 +20,7 @@ from simulation.requests import Attempt, Leg, new_attempt, random_prompt
 from simulation.rules import Rules
 from simulation.worker import Members, Worker
 
+PAIRED = 0.9  # share of attempts; the others are local
 RULES = TransferRules(integrity="always")
 SETTLE_S = 5.0  # after the last fault a room may stay open that long
 EXPLAINED_S = 3.0  # after a link broke and came back, rooms may still fail by it
@@ -28,8 +30,8 @@ EXPLAINED_S = 3.0  # after a link broke and came back, rooms may still fail by i
 class Shape:
     """What a cluster is made of."""
 
-    num_prefill: int = 2
-    num_decode: int = 2
+    roles: tuple[str, ...] = ("prefill", "prefill", "decode", "decode")
+    is_unified: bool = False  # every worker has both cores, and its role may change
     prefill_pages: int = 24
     decode_pages: int = 24
     max_step_tokens: int = 8
@@ -52,18 +54,18 @@ class Cluster:
         self.places: list[int] = []  # instance ids that live
         self.rules = Rules(self.workers, self.attempts, is_lossy=shape.is_lossy)
         self.network = WatchedNetwork(rng, self.rules)
-        self.late_starts: list[tuple[Leg, int]] = []  # (leg, peer), still with the router
+        self.late_starts: list[Leg] = []  # still with the router
         self._disturbed_s: dict[frozenset[int], float] = {}
-        roles = ["prefill"] * shape.num_prefill + ["decode"] * shape.num_decode
-        for role in roles:
+        for role in shape.roles:
             self.places.append(self._new_worker(role))
         self._tell_members()
+        self._disturb_everybody()
 
     # requests
 
     def start(self, deadline_s: float | None, hold_back: bool) -> bool:
-        """Start an attempt on a random pair; with `hold_back` one leg comes later."""
-        prefill, decode = self.rng.choice(self._alive("prefill")), self.rng.choice(self._alive("decode"))
+        """Start an attempt on a random pair, or all of it on one worker; with `hold_back` a leg comes later."""
+        prefill, decode = self.rng.choice(self._pairs() if self.rng.random() < PAIRED else self._alone())
         room = len(self.attempts) + 1
         attempt = new_attempt(
             room,
@@ -80,26 +82,26 @@ class Cluster:
         attempt.excuses |= {"operation failed"} if self.network.faults.fail_op else set()
         attempt.excuses |= {"slow"} if self.shape.rules.timeout_s < 1.0 else set()
         attempt.excuses |= {"corrupted"} if self.network.faults.corrupt_page else set()
-        attempt.excuses |= {"link"} if self._is_disturbed(prefill, decode) else set()
-        legs = [(attempt.prefill, decode), (attempt.decode, prefill)]
+        attempt.excuses |= {"link"} if prefill is not None and self._is_disturbed(prefill, decode) else set()
+        legs = list(attempt.legs)
         self.rng.shuffle(legs)
         if hold_back:
             self.late_starts.append(legs.pop())
             attempt.excuses.add("abort")  # a grant that waits too long
-        for leg, peer in legs:
-            self._send_start(leg, peer)
+        for leg in legs:
+            self._send_start(leg)
         return True
 
     def start_late(self) -> bool:
         """The router gets round to a leg that it held back."""
         if not self.late_starts:
             return False
-        leg, peer = self.late_starts.pop(self.rng.randrange(len(self.late_starts)))
+        leg = self.late_starts.pop(self.rng.randrange(len(self.late_starts)))
         if leg.was_aborted:
             leg.end = "never started"
             self._settle(self.attempts[leg.request.room])
         else:
-            self._send_start(leg, peer)
+            self._send_start(leg)
         return True
 
     def abort(self) -> bool:
@@ -107,7 +109,7 @@ class Cluster:
         if not self.open_rooms:
             return False
         attempt = self.attempts[self.rng.choice(self.open_rooms)]
-        for leg in self.rng.sample(attempt.legs, 2):
+        for leg in self.rng.sample(attempt.legs, len(attempt.legs)):
             self._abort(attempt, leg)
         return True
 
@@ -117,7 +119,7 @@ class Cluster:
             return False
         output = worker.outputs.popleft()
         attempt = self.attempts[output.room]
-        leg = attempt.prefill if worker.role == "prefill" else attempt.decode
+        leg = attempt.leg_at(worker.instance_id)
         self.rules.answered(attempt, leg, output)
         leg.outputs.append(output)
         if output.finish or output.failure:
@@ -184,12 +186,30 @@ class Cluster:
             pass
         self.places[place] = self._new_worker(victim.role)
         self._tell_members()
+        self._disturb_everybody()
         self._lose_legs(instance)
+        return True
+
+    def change_role(self) -> bool:
+        """A worker without requests serves another role from now on, and may serve requests of it at once."""
+        worker = self.workers[self.rng.choice(self.places)]
+        legs = [leg for room in self.open_rooms for leg in self.attempts[room].legs]
+        if any(leg.worker == worker.instance_id for leg in legs):
+            return False
+        former, worker.role = worker.role, self.rng.choice([role.value for role in Role])
+        if worker.role == former or not self._pairs() or not self._alone():
+            worker.role = former
+            return False
+        worker.commands.append(ServeRole(Role(worker.role)))
+        self._disturb_all(worker.instance_id)
+        self._tell_members()
         return True
 
     def forget_member(self) -> bool:
         """Membership loses a worker at one place only, for a moment: its links there are closed and come back."""
         worker = self.workers[self.rng.choice(self.places)]
+        if not self._peers_of(worker):
+            return False
         peer = self.rng.choice(self._peers_of(worker))
         self._disturb(worker.instance_id, peer)
         metadata = self._metadata(self._peers_of(worker))
@@ -248,21 +268,20 @@ class Cluster:
         attempt.excuses.add("abort")
         if leg.end is None and not leg.was_aborted:
             leg.was_aborted = True
-            if (leg, attempt.other(leg).worker) not in self.late_starts:
+            if leg not in self.late_starts:
                 self.workers[leg.worker].commands.append(AbortRoom(attempt.room, "the router"))
 
-    def _send_start(self, leg: Leg, peer: int) -> None:
+    def _send_start(self, leg: Leg) -> None:
         if leg.worker in self.places:
-            self.workers[leg.worker].commands.append(Start(leg.request, peer))
+            self.workers[leg.worker].commands.append(self.attempts[leg.request.room].start(leg))
         else:
             leg.end = "its worker died"
             self._settle(self.attempts[leg.request.room])
 
     def _lose_legs(self, instance: int) -> None:
         for attempt in [self.attempts[room] for room in self.open_rooms]:
-            held_back = [leg for leg, _ in self.late_starts]
             for leg in attempt.legs:
-                if leg.worker == instance and leg.end is None and leg not in held_back:
+                if leg.worker == instance and leg.end is None and leg not in self.late_starts:
                     leg.end = "its worker died"
                     self._settle(attempt)
 
@@ -277,6 +296,7 @@ class Cluster:
             lambda: self.now_s,
             meanwhile=self._meanwhile,
             num_pages=shape.prefill_pages if role == "prefill" else shape.decode_pages,
+            is_unified=shape.is_unified,
             max_step_tokens=shape.max_step_tokens,
             overlap=shape.overlap,
             max_ops=shape.max_ops,
@@ -292,19 +312,27 @@ class Cluster:
     def _tell_members(self) -> None:
         for worker in self.living():
             worker.commands.append(Members(self._metadata(self._peers_of(worker))))
-            self._disturb_all(worker.instance_id)
 
     def _metadata(self, instances: list[int]) -> dict[int, bytes]:
         return {instance: self.workers[instance].transport.metadata() for instance in instances}
 
-    def _alive(self, role: str) -> list[int]:
-        return [worker.instance_id for worker in self.living() if worker.role == role]
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Return who may prefill and decode for each other."""
+        workers = [(worker.instance_id, Role(worker.role)) for worker in self.living()]
+        return [(one, two) for one, ours in workers for two, theirs in workers if one != two and ours.sends_to(theirs)]
+
+    def _alone(self) -> list[tuple[None, int]]:
+        """Return who may serve a whole request. A decode core can, where no other core shares its memory."""
+        role = "unified" if self.shape.is_unified else "decode"
+        return [(None, worker.instance_id) for worker in self.living() if worker.role == role]
 
     def _peers_of(self, worker: Worker) -> list[int]:
-        return self._alive("decode" if worker.role == "prefill" else "prefill")
+        ours = Role(worker.role)
+        others = [other for other in self.living() if other is not worker]
+        return [other.instance_id for other in others if ours.exchanges_with(Role(other.role))]
 
     def _any_pair(self) -> tuple[int, int]:
-        return self.rng.choice(self._alive("prefill")), self.rng.choice(self._alive("decode"))
+        return self.rng.choice(self._pairs())
 
     def _disturb(self, one: int, other: int) -> None:
         """Remember that rooms of this pair may fail now."""
@@ -312,6 +340,10 @@ class Cluster:
         for attempt in [self.attempts[room] for room in self.open_rooms]:
             if {one, other} == {leg.worker for leg in attempt.legs}:
                 attempt.excuses.add("link")
+
+    def _disturb_everybody(self) -> None:
+        for worker in self.living():
+            self._disturb_all(worker.instance_id)
 
     def _disturb_all(self, instance: int) -> None:
         for peer in self.workers:

@@ -64,22 +64,23 @@ MOODS: Sequence[Mood] = (
 
 
 def seeded(seed: int) -> Game:
-    """Return the game of a seed, which also chooses the mood."""
-    return Game(random.Random(seed), MOODS[seed % len(MOODS)], f"seed {seed}")
+    """Return the game of a seed, which also chooses the mood and the kind of workers."""
+    number, mood = divmod(seed, len(MOODS))
+    return Game(random.Random(seed), MOODS[mood], f"seed {seed}", is_unified=number % 2 == 1)
 
 
 class Game:
     """One cluster in one mood. `name` says how to play it again."""
 
-    def __init__(self, rng: random.Random, mood: Mood, name: str) -> None:
+    def __init__(self, rng: random.Random, mood: Mood, name: str, *, is_unified: bool = False) -> None:
         self.rng = rng
         self.mood = mood
         self.name = name
         self.shape = Shape(
-            num_prefill=rng.choice([1, 2]),
-            num_decode=rng.choice([1, 2]),
-            prefill_pages=rng.choice([14, 24, 40]),
-            decode_pages=rng.choice([14, 24, 40]),
+            roles=self._roles(is_unified),
+            is_unified=is_unified,
+            prefill_pages=rng.choice([16, 24, 40]),
+            decode_pages=rng.choice([16, 24, 40]),
             max_step_tokens=rng.choice([4, 8, 64]),
             overlap=rng.random() < 0.5,
             max_ops=rng.choice([2, 4096]),
@@ -101,6 +102,11 @@ class Game:
             raise RuleBroken(
                 f"{error!r}\n{self.name}: {self.mood.name}, {self.shape}, move {self.num_moves}:\n  {story}"
             ) from error
+
+    def _roles(self, is_unified: bool) -> tuple[str, ...]:
+        if is_unified:
+            return ("unified",) * self.rng.choice([2, 3])
+        return ("prefill",) * self.rng.choice([1, 2]) + ("decode",) * self.rng.choice([1, 2])
 
     def _rules(self) -> TransferRules:
         modes: list[Integrity] = ["always"] if self.mood.faults.corrupt_page else ["always", "always", "sampled", "off"]
@@ -146,6 +152,7 @@ class Game:
             "thaw": 5.0 * mood.freezes,
             "restart": mood.restarts,
             "forget_member": mood.flaps,
+            "change_role": 2.0 * self.shape.is_unified,
         }
         names = [name for name, weight in weights.items() if weight]
         return names, [weights[name] for name in names]

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from diptych.common.roles import LegKind
 from diptych.engine.batch import U64
+from diptych.engine.events import Start
 from diptych.engine.null_runner import entries, expected_output
 from diptych.engine.output import Failure, Output
 from diptych.engine.request import Request, new_request
@@ -21,7 +23,7 @@ LAYERS = 2
 
 @dataclass(slots=True, eq=False)
 class Leg:
-    """One worker's half of an attempt, as the router sees it."""
+    """One worker's part of an attempt, as the router sees it."""
 
     worker: int  # instance id
     request: Request
@@ -47,21 +49,30 @@ class Attempt:
     prompt: Sequence[int]
     output: Sequence[int]  # what any correct pair generates
     entries: U64  # [num_tokens, LAYERS]: the KV of prompt and output
-    prefill: Leg
+    prefill: Leg | None  # None: it is local, and `decode` is all of it
     decode: Leg
     is_given_up: bool = False  # by the client
     excuses: set[str] = field(default_factory=set)  # faults that it may fail by
 
     @property
-    def legs(self) -> tuple[Leg, Leg]:
-        return self.prefill, self.decode
+    def legs(self) -> tuple[Leg, ...]:
+        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
 
     @property
     def has_ended(self) -> bool:
-        return self.prefill.end is not None and self.decode.end is not None
+        return all(leg.end is not None for leg in self.legs)
 
-    def other(self, leg: Leg) -> Leg:
-        return self.decode if leg is self.prefill else self.prefill
+    def leg_at(self, worker: int) -> Leg:
+        (leg,) = [leg for leg in self.legs if leg.worker == worker]
+        return leg
+
+    def start(self, leg: Leg) -> Start:
+        """Return what starts a leg."""
+        if self.prefill is None:
+            return Start(leg.request, kind=LegKind.LOCAL)
+        if leg is self.prefill:
+            return Start(leg.request, self.decode.worker, LegKind.PREFILL)
+        return Start(leg.request, self.prefill.worker, LegKind.DECODE)
 
 
 def new_attempt(
@@ -69,7 +80,7 @@ def new_attempt(
     prompt: Sequence[int],
     num_output_tokens: int,
     *,
-    prefill: int,
+    prefill: int | None,
     decode: int,
     deadline_s: float | None = None,
     priority: int = 0,
@@ -82,7 +93,7 @@ def new_attempt(
         return Leg(worker, new_request(room, tokens[: len(prompt)], params, deadline_s=deadline_s, priority=priority))
 
     kv = (entries(tokens, np.arange(len(tokens)))[:, None] + np.arange(LAYERS, dtype=np.uint64)).astype(np.uint64)
-    return Attempt(room, prompt, output, kv, leg(prefill), leg(decode))
+    return Attempt(room, prompt, output, kv, leg(prefill) if prefill is not None else None, leg(decode))
 
 
 def random_prompt(rng: random.Random) -> list[int]:

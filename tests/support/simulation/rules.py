@@ -17,9 +17,10 @@ from typing import Protocol
 import numpy as np
 
 from diptych.engine.batch import U64
-from diptych.engine.events import SchedulerCore, SendNote, Transfer
+from diptych.engine.events import SendNote, Transfer
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.output import FailureCode, Output
+from diptych.engine.scheduler_core import SchedulerCore
 from diptych.kvtransfer.notes import Ack, HandOff, PagesReady
 from diptych.kvtransfer.ownership import Pages, PageState
 from simulation.requests import LAYERS, PAGE, Attempt, Leg
@@ -143,12 +144,17 @@ class Rules:
         right = attempt.output[output.first_index : end]
         require(list(output.token_ids) == right, f"room {attempt.room} has tokens {output.token_ids}, not {right}")
         heard = sum(len(earlier.token_ids) for earlier in leg.outputs)
-        start = heard if leg is attempt.prefill else 1 + heard
+        start = heard if leg is attempt.legs[0] else 1 + heard
         require(output.first_index == start or not output.token_ids, f"room {attempt.room} skips or repeats tokens")
 
     def ended(self, attempt: Attempt) -> None:
-        """Both legs of an attempt have ended, or were lost with their worker."""
-        prefill, decode = attempt.legs
+        """All legs of an attempt have ended, or were lost with their worker."""
+        if attempt.prefill is not None:
+            self._check_pair(attempt, attempt.prefill, attempt.decode)
+        for leg in attempt.legs:
+            self._check_reason(attempt, leg)
+
+    def _check_pair(self, attempt: Attempt, prefill: Leg, decode: Leg) -> None:
         if decode.has_finished:
             handed_off = attempt.room in self.handed_off
             require(handed_off, f"decode finished room {attempt.room}, which prefill did not hand off")
@@ -159,8 +165,6 @@ class Rules:
                 ending is None or ending.code not in (FailureCode.TRANSFER_FAILED, FailureCode.INVALID),
                 f"prefill finished room {attempt.room}, which decode refused: {ending}",
             )
-        for leg in attempt.legs:
-            self._check_reason(attempt, leg)
 
     def _check_reason(self, attempt: Attempt, leg: Leg) -> None:
         if leg.failure is not None:
@@ -169,7 +173,7 @@ class Rules:
             require(is_known, f"room {attempt.room} fails without a reason: {leg.failure}")
 
     def check_all_ended(self, open_attempts: list[Attempt]) -> None:
-        stories = [f"room {a.room}: prefill {a.prefill.end}, decode {a.decode.end}" for a in open_attempts]
+        stories = [f"room {a.room}: {[leg.end for leg in a.legs]}" for a in open_attempts]
         require(not stories, f"stuck: {stories}")
 
     # books

@@ -27,7 +27,6 @@ from diptych.engine.events import (
     PeerDown,
     PeerUp,
     SendNote,
-    Start,
     StreamPages,
     Transfer,
     UnpackPages,
@@ -272,7 +271,7 @@ class TwoSides:
         self.budget = replace(self.budget, crashes=self.budget.crashes - 1)
         side.die()
         for attempt in self.attempts.values():
-            leg = attempt.prefill if side is self.prefill else attempt.decode
+            leg = attempt.leg_at(side.instance_id)
             if leg.end is None:
                 self._end(attempt, leg, "its worker died")
         return True
@@ -350,7 +349,7 @@ class TwoSides:
 
     def _start(self, attempt: Attempt, leg: Leg) -> bool:
         leg.was_started = True
-        return self._handle(self._side(leg), Start(leg.request, attempt.other(leg).worker))
+        return self._handle(self._side(leg), attempt.start(leg))
 
     def _leave(self, attempt: Attempt) -> bool:
         self.budget = replace(self.budget, aborts=self.budget.aborts - 1)
@@ -366,7 +365,7 @@ class TwoSides:
 
     def _answer(self, side: Side, output: Output) -> None:
         attempt = self.attempts[output.room]
-        leg = attempt.prefill if side is self.prefill else attempt.decode
+        leg = attempt.leg_at(side.instance_id)
         self.rules.answered(attempt, leg, output)
         leg.outputs.append(output)
         if output.finish or output.failure:
@@ -390,5 +389,5 @@ class TwoSides:
 
 
 def _is_given_up(attempt: Attempt, leg: Leg) -> bool:
-    other = attempt.other(leg)
-    return attempt.is_given_up or (other.end is not None and not other.has_finished)
+    failed = any(other.end is not None and not other.has_finished for other in attempt.legs)
+    return attempt.is_given_up or failed

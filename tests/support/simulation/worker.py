@@ -5,7 +5,6 @@ What it wants performed is shown to a `Watcher` first, so that rules can look at
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from diptych.common.roles import Role
 from diptych.decode.core import DecodeCore
 from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.events import (
@@ -23,24 +23,23 @@ from diptych.engine.events import (
     Event,
     PeerDown,
     PeerUp,
-    SchedulerCore,
+    ServeRole,
     Start,
     Transfer,
 )
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
 from diptych.engine.output import Output
-from diptych.engine.runtime.link_tester import LinkTester
-from diptych.engine.runtime.links import Links
+from diptych.engine.runtime.link_tester import new_link_tester
+from diptych.engine.runtime.links import Links, flows_of
 from diptych.engine.runtime.model_worker import fill_in
 from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.scheduler_core import SchedulerCore
 from diptych.engine.transfer_rules import TransferRules
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.probe.actions import LinkTests
 from diptych.kvtransfer.probe.choice import PathRule
-from diptych.kvtransfer.probe.reader import ReaderTests
-from diptych.kvtransfer.probe.writer import WriterTests
 from diptych.prefill.core import PrefillCore
+from diptych.unified.core import UnifiedCore
 from simulation.layered_runner import LayeredRunner
 from simulation.network import WatchedNetwork
 from simulation.requests import LAYERS, PAGE, VOCAB
@@ -56,7 +55,7 @@ class Members:
     metadata: Mapping[int, bytes]
 
 
-Command = Start | AbortRoom | Members
+Command = Start | AbortRoom | Members | ServeRole
 
 
 class Watcher(Protocol):
@@ -104,6 +103,7 @@ class Worker:
         *,
         meanwhile: Callable[[], None],
         num_pages: int,
+        is_unified: bool,
         max_step_tokens: int,
         overlap: bool,
         max_ops: int,
@@ -117,15 +117,16 @@ class Worker:
         self.kv = np.frombuffer(pool.buffer, dtype=np.uint64).reshape(-1, LAYERS, PAGE)
         limits = Limits(CONTEXT, VOCAB, frozenset(), max_step_tokens, max_requests=6)
         self.cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=6, max_tokens_per_request=CONTEXT)
-        self.core: SchedulerCore = (
-            PrefillCore(self.cache, limits, rules, layout.page_nbytes)
-            if role == "prefill"
-            else DecodeCore(self.cache, limits, layout.page_nbytes)
-        )
+        self.core: SchedulerCore
+        if is_unified:
+            self.core = UnifiedCore(self.cache, limits, rules, layout.page_nbytes, Role(role))
+        elif role == "prefill":
+            self.core = PrefillCore(self.cache, limits, rules, layout.page_nbytes)
+        else:
+            self.core = DecodeCore(self.cache, limits, layout.page_nbytes)
         windows = [(layer, layer + 1) for layer in range(LAYERS)] if rules.by_layers else [(0, LAYERS)]
-        writes = WriterTests(random.Random(instance_id))
-        tests: LinkTests = writes if role == "prefill" else ReaderTests(pool.probe_pages[:2].tolist(), PAGE)
-        self.links = Links(self.transport, LinkTester(self.transport, pool, tests, PathRule(), clock), windows)
+        tester = new_link_tester(self.transport, pool, flows_of(Role(role)), PathRule(), clock)
+        self.links = Links(self.transport, tester, windows)
         self.linked: set[int] = set()  # peers that its core may use
         self.commands: deque[Command] = deque()
         self.outputs: deque[Output] = deque()
@@ -133,7 +134,7 @@ class Worker:
         self._watcher = watcher
         self._clock = clock
         runner = LayeredRunner(self.kv, self.links.layer_listener, meanwhile)
-        self._stepping = self._new_stepping(runner, overlap and role == "decode")
+        self._stepping = self._new_stepping(runner, overlap and self.core.can_overlap)
 
     def _new_stepping(self, runner: LayeredRunner, overlap: bool) -> Stepping:
         late_worker: Any = LateModelWorker(runner)
@@ -172,6 +173,8 @@ class Worker:
             self.links.set_peers(command.metadata, now_s)
         else:
             self.core.handle(command, now_s)
+        if isinstance(command, ServeRole):
+            self.links.serve(command.role)
 
     def _perform(self) -> None:
         effects = self.core.take_effects()

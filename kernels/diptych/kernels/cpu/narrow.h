@@ -86,10 +86,11 @@ INLINE void store_bytes(void *p, ivec wide) {
 #endif
 }
 
-/* To the nearest, ties to even. */
+/* To the nearest, ties to even; to round a NaN up could make it zero. */
 INLINE void store_bf16(void *p, vec x) {
-    const ivec bits = (ivec)x;
-    store_halves(p, (bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+    const ivec bits = (ivec)x, rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    const ivec is_nan = (bits & 0x7FFFFFFF) > 0x7F800000;
+    store_halves(p, (ivec)blend(is_nan, (vec)((ivec){0} + 0x7FC0), (vec)rounded));
 }
 
 /* To the nearest, ties to even; what is too large becomes infinite. */
@@ -110,5 +111,6 @@ INLINE void store_fp8(void *p, vec x) {
     const ivec subnormal = (ivec)((vec)magnitude + 0x1p14f) & 0x7F; /* the last bit of such a sum is worth 2^-9 */
     const vec rounded = blend((vec)magnitude < 0x1p-6f, (vec)subnormal, (vec)normal);
     const vec clamped = blend((vec)magnitude < 448.0f, rounded, (vec)(FP8_LARGEST - (ivec){0}));
-    store_bytes(p, (ivec)clamped | (bits >> 24 & 0x80));
+    const ivec sign = bits >> 24 & 0x80 & (magnitude <= 0x7F800000); /* a NaN has none */
+    store_bytes(p, (ivec)clamped | sign);
 }

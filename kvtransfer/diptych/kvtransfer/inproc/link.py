@@ -73,6 +73,7 @@ class Half:
     owner: InstanceId
     peer: InstanceId
     num_peer_pages: int
+    key: bytes  # the peer's
     copies: Copies | None  # what the owner writes to the peer
     is_open: bool = True
     partner: Half | None = None

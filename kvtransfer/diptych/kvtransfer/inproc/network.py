@@ -7,6 +7,7 @@ are random, and the same each time. Time passes when `now_s` is set.
 
 from __future__ import annotations
 
+import hmac
 import random
 from dataclasses import dataclass
 
@@ -47,11 +48,12 @@ class InprocNetwork:
         self._transports: dict[InstanceId, InprocTransport] = {}
         self._halves: list[Half] = []
 
-    def transport(self, instance_id: InstanceId) -> InprocTransport:
+    def transport(self, instance_id: InstanceId, *, only_granted: bool = False) -> InprocTransport:
         """Add an instance."""
         assert instance_id not in self._transports, "instance ids are used once"
-        self._transports[instance_id] = InprocTransport(instance_id, self._halves.append, lambda: self.now_s)
-        return self._transports[instance_id]
+        added = InprocTransport(instance_id, self._halves.append, lambda: self.now_s, only_granted=only_granted)
+        self._transports[instance_id] = added
+        return added
 
     def kill(self, instance_id: InstanceId) -> None:
         """End an instance as `kill -9` does: nothing of it happens any more, and its peers lose their links."""
@@ -114,9 +116,13 @@ class InprocNetwork:
         if peer is None or not peer.is_alive:
             self._transports[half.owner].close_half(half, "no such instance")
             return
+        if not hmac.compare_digest(half.key, peer.link_key):
+            peer.num_unauthenticated += 1
+            self._transports[half.owner].close_half(half, "no answer: the peer has another key")
+            return
         other = peer.halves.get(half.owner)
-        if other is None:
-            return  # the peer greets us when it connects
+        if other is None or other.key != self._transports[half.owner].link_key:
+            return  # the peer greets us when it connects; then its key matters
         if other.partner is not None:
             peer.close_half(other, "the peer restarted the link")
             return
@@ -130,6 +136,8 @@ class InprocNetwork:
             self._fail(half, stream, "an earlier operation of its stream failed")
         elif self.now_s > operation.deadline_s:
             self._fail(half, stream, "timed out")
+        elif operation.pages and not self._transports[half.peer].may_write(half.owner, operation.pages[0][1]):
+            self._refuse_page(half)
         elif operation.pages:
             self._copy(half, operation)
         elif self._strikes(self.faults.fail_op):
@@ -140,6 +148,14 @@ class InprocNetwork:
     def _fail(self, half: Half, stream: Stream, reason: str) -> None:
         stream.is_broken = stream.name != 0
         self._transports[half.owner].inbox.push(OpDone(stream.operations.popleft().name, reason))
+
+    def _refuse_page(self, half: Half) -> None:
+        """The peer was not granted the page: its link ends."""
+        peer = self._transports[half.peer]
+        peer.num_ungranted += 1
+        if half.partner is not None and half.partner.is_open:
+            peer.close_half(half.partner, "a page message for pages that were not granted to the peer")
+        self._transports[half.owner].close_half(half, "the peer closed the link")
 
     def _copy(self, half: Half, operation: Operation) -> None:
         source, target = self._transports[half.owner].pool, self._transports[half.peer].pool

@@ -6,11 +6,13 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 
 import numpy as np
 
+from diptych.common.errors import ConfigError
 from diptych.kvtransfer import metadata as codec
+from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.inproc.inbox import Inbox
 from diptych.kvtransfer.inproc.link import Bye, Half, Hello, Operation, OwnWork
@@ -19,6 +21,7 @@ from diptych.kvtransfer.plan import ByteWindow, Conversion
 from diptych.kvtransfer.pool import HostPool, check_pages, num_pages_to_allocate
 from diptych.kvtransfer.process import own_identity
 from diptych.kvtransfer.transport import (
+    ANY_PEER,
     NO_FLOW,
     Flow,
     InstanceId,
@@ -27,6 +30,7 @@ from diptych.kvtransfer.transport import (
     OpDone,
     PageIndices,
     PageWrite,
+    Refusals,
     TransportEvent,
 )
 
@@ -37,8 +41,17 @@ PATH: Final = "copy"
 class InprocTransport:
     """Implements `Transport`. `open_half` hands a new half of a link to the network, whose time `clock` tells."""
 
-    def __init__(self, instance_id: InstanceId, open_half: Callable[[Half], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        instance_id: InstanceId,
+        open_half: Callable[[Half], None],
+        clock: Callable[[], float],
+        *,
+        only_granted: bool = False,
+    ) -> None:
         self.instance_id = instance_id
+        self.link_key = codec.new_link_key()
+        self.num_unauthenticated = self.num_ungranted = 0  # counted by the network
         self.pool: HostPool | None = None
         self.halves: dict[InstanceId, Half] = {}  # open ones
         self.own_work: deque[OwnWork] = deque()
@@ -46,6 +59,7 @@ class InprocTransport:
         self.inbox = Inbox()
         self.is_alive = True
         self._former: dict[InstanceId, Half] = {}  # the last half to each peer that was up and was closed
+        self._grants: dict[int, InstanceId] | None = {} if only_granted else None  # by page; None: all to anybody
         self._num_ops = 0  # outstanding
         self._op_ids = itertools.count(1)
         self._open_half = open_half
@@ -57,9 +71,14 @@ class InprocTransport:
         self.pool = HostPool(layout, memoryview(bytearray(num_pages_to_allocate(layout) * layout.page_nbytes)))
         return self.pool
 
+    def allocate_device_pool(self, layout: PoolLayout, device: Device) -> NoReturn:
+        raise ConfigError("pages between threads of one process are in host memory")
+
     def metadata(self) -> bytes:
         return codec.encode(
-            codec.EngineMetadata(own_identity(), self._own_pool().layout, 1, b"none", b"none", "in one process")
+            codec.EngineMetadata(
+                own_identity(), self._own_pool().layout, 1, b"none", b"none", "in one process", self.link_key
+            )
         )
 
     def connect(self, peer: InstanceId, metadata: bytes) -> None:
@@ -67,7 +86,7 @@ class InprocTransport:
         if peer not in self.halves:
             conversion = Conversion.between(self._own_pool().layout, described.layout)
             num_pages = num_pages_to_allocate(described.layout)
-            self.halves[peer] = Half(self.instance_id, peer, num_pages, conversion.copies)
+            self.halves[peer] = Half(self.instance_id, peer, num_pages, described.link_key, conversion.copies)
             self._part_heads[peer] = conversion.part_heads
             self.halves[peer].greetings.append(Hello())
             self._open_half(self.halves[peer])
@@ -106,6 +125,23 @@ class InprocTransport:
             raise PeerUnreachable(f"no link to {peer:016x}")
         self._check_queue()
         return self._work(np.array(pages), self._part_heads[peer])
+
+    def grant_pages(self, peer: InstanceId, pages: PageIndices) -> None:
+        check_pages(pages, num_pages_to_allocate(self._own_pool().layout))
+        if self._grants is not None:
+            self._grants.update(dict.fromkeys(pages.tolist(), peer))
+
+    def revoke_pages(self, pages: PageIndices) -> None:
+        if self._grants is not None:
+            for page in pages.tolist():
+                self._grants.pop(page, None)
+
+    def refusals(self) -> Refusals:
+        return Refusals(self.num_unauthenticated, self.num_ungranted)
+
+    def may_write(self, peer: InstanceId, page: int) -> bool:
+        """For the network."""
+        return self._grants is None or self._grants.get(page) in (peer, ANY_PEER)
 
     def poll(self) -> list[TransportEvent]:
         events = self.inbox.drain() if self.is_alive else []

@@ -80,9 +80,21 @@ class Conversation:
         if frame.kind is Kind.BYE:
             heard.append(Down("the peer closed the link"))
         elif frame.kind is not Kind.BEAT:
-            self._early[frame.number] = frame
-            heard.extend(self._in_order())
+            heard.extend(self._take(frame))
         return heard
+
+    def _take(self, frame: Frame) -> Iterator[Heard]:
+        """A peer may be as far ahead as we told it, and not further."""
+        if not self._num_received < frame.number <= self._taken + self._window:
+            yield Down(f"the peer sent part {frame.number} of its notes after {self._num_received}")
+            return
+        self._early[frame.number] = frame
+        yield from self._in_order()
+
+    @property
+    def num_early(self) -> int:
+        """Parts that wait for others before them."""
+        return len(self._early)
 
     def beat(self, now_ns: int) -> Frame:
         """Return a heartbeat."""

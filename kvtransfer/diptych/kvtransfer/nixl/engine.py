@@ -20,7 +20,7 @@ from diptych.kvtransfer.metadata import EngineMetadata
 from diptych.kvtransfer.nixl.agent import Agent
 from diptych.kvtransfer.nixl.conversation import Conversation, Down, Heard, Note, Up
 from diptych.kvtransfer.nixl.event_queue import EventQueue
-from diptych.kvtransfer.nixl.frames import Frame, decode
+from diptych.kvtransfer.nixl.frames import Frame, decode, is_authentic
 from diptych.kvtransfer.nixl.link import Link
 from diptych.kvtransfer.nixl.memory import Memory, Staging
 from diptych.kvtransfer.nixl.options import NixlOptions
@@ -39,11 +39,19 @@ class Engine:
     """Other threads only call what says so."""
 
     def __init__(
-        self, instance_id: InstanceId, agent: Agent, memory: Memory, options: NixlOptions, events: EventQueue
+        self,
+        instance_id: InstanceId,
+        link_key: bytes,
+        agent: Agent,
+        memory: Memory,
+        options: NixlOptions,
+        events: EventQueue,
     ) -> None:
         self.lock = Lock()  # of what links accept
         self.num_dropped = 0  # frames that belonged to no link
+        self.num_unauthenticated = 0  # frames without our key
         self._instance_id = instance_id
+        self._link_key = link_key
         self._agent = agent
         self._memory = memory
         self._options = options
@@ -160,11 +168,17 @@ class Engine:
         received = self._agent.receive()
         now_ns = time.monotonic_ns()
         for data in received:
-            try:
-                self._hear(decode(data), now_ns)
-            except MalformedNote as error:
-                logger.warning("dropped a notification: %s", error)
+            self._hear_bytes(data, now_ns)
         return bool(received)
+
+    def _hear_bytes(self, data: bytes, now_ns: int) -> None:
+        if not is_authentic(data, self._link_key):
+            self.num_unauthenticated += 1
+            return
+        try:
+            self._hear(decode(data), now_ns)
+        except MalformedNote as error:
+            logger.warning("dropped a notification: %s", error)
 
     def _hear(self, frame: Frame, now_ns: int) -> None:
         link = self._links.get(frame.source)

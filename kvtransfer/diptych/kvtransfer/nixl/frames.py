@@ -1,20 +1,23 @@
 """What the two ends of a link say to each other, as NIXL notifications: heartbeats, notes, goodbyes.
 
-Each frame names its sender and its target, by instance and by session, so that one for a former instance or a former
-link is recognised. Note frames are numbered, for NIXL promises no order; a long note is several of them.
+Each frame begins with the link key of its target: nothing of one without it is believed. It names its sender and its
+target, by instance and by session, so that one for a former instance or a former link is recognised. Note frames are
+numbered, for NIXL promises no order; a long note is several of them.
 """
 
 from __future__ import annotations
 
 import enum
+import hmac
 import struct
 from dataclasses import dataclass
 from typing import Final
 
 from diptych.kvtransfer.errors import MalformedNote
+from diptych.kvtransfer.metadata import LINK_KEY_NBYTES
 from diptych.kvtransfer.transport import InstanceId
 
-VERSION: Final = 1
+VERSION: Final = 2
 _HEADER: Final = struct.Struct("<BB?x4x10Q")
 
 
@@ -45,14 +48,22 @@ class Frame:
     data: bytes = b""
 
 
-def encode(frame: Frame) -> bytes:
+def encode(frame: Frame, key: bytes) -> bytes:
+    """Return the bytes of a frame for an engine with that link key."""
     names = frame.source, frame.target, frame.session, frame.peer_session
     flow = frame.number, frame.taken, frame.window, frame.sent_ns, frame.echo_ns
-    return _HEADER.pack(VERSION, frame.kind, frame.digest is not None, *names, *flow, frame.digest or 0) + frame.data
+    header = _HEADER.pack(VERSION, frame.kind, frame.digest is not None, *names, *flow, frame.digest or 0)
+    return key + header + frame.data
+
+
+def is_authentic(data: bytes, key: bytes) -> bool:
+    """Whether a frame carries our key, in a time that does not depend on how much of it is right."""
+    return hmac.compare_digest(data[:LINK_KEY_NBYTES], key)
 
 
 def decode(data: bytes) -> Frame:
-    """Return what was encoded. Raises `MalformedNote`."""
+    """Return what was encoded, of an authentic frame. Raises `MalformedNote`."""
+    data = data[LINK_KEY_NBYTES:]
     if len(data) < _HEADER.size or data[0] != VERSION:
         raise MalformedNote(f"{len(data)} bytes that are no frame of version {VERSION}")
     _, kind, has_digest, *names, number, taken, window, sent_ns, echo_ns, digest = _HEADER.unpack_from(data)

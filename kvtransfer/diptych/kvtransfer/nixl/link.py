@@ -63,7 +63,7 @@ class Link:
         return self.streams.queued_bytes + sum(operation.queued_bytes for operation in list(self.submitted))
 
     def send(self, frame: Frame) -> None:
-        self.agent.send(self.name, encode(frame))
+        self.agent.send(self.name, encode(frame, self.metadata.link_key))
 
     def advance(self, now_s: float) -> bool:
         """Take, complete, post and say what can be now; return whether there was anything. Raises `TransferError`."""

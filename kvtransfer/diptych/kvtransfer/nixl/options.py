@@ -22,8 +22,8 @@ class NixlOptions:
     """Options of `NixlTransport`."""
 
     transports: Literal["auto", "shm", "tcp"] = "auto"  # what the UCX inside NIXL may use
-    heartbeat_s: float = 0.5
-    heartbeat_misses: int = 4  # silent heartbeats until a link is given up
+    heartbeat_s: float = 0.25
+    heartbeat_misses: int = 5  # silent heartbeats until a link is given up
     connect_s: float = 3.0  # for a new link to come up
     max_operations: int = 4096  # open; more is refused until some complete
     max_waiting_notes: int = 8192  # of one peer, received and not polled; beyond it that peer must wait

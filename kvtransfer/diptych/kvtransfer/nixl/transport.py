@@ -8,11 +8,13 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NoReturn
 
 import numpy as np
 
+from diptych.common.errors import ConfigError
 from diptych.kvtransfer import metadata as codec
+from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import NoteTooLong, PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.nixl.agent import Agent
@@ -37,6 +39,7 @@ from diptych.kvtransfer.transport import (
     OpDone,
     PageIndices,
     PageWrite,
+    Refusals,
     TransportEvent,
 )
 
@@ -79,13 +82,15 @@ class NixlTransport:
         layout.validate()
         self._memory = Memory(self._agent, layout)
         address, version = self._agent.metadata(), self._agent.version
+        key, base = codec.new_link_key(), self._memory.region.base
         self._metadata = codec.encode(
-            codec.EngineMetadata(
-                own_identity(), layout, self._memory.region.base, b"nixl", address, version, backend=BACKEND
-            )
+            codec.EngineMetadata(own_identity(), layout, base, b"nixl", address, version, key, backend=BACKEND)
         )
-        self._engine = Engine(self.instance_id, self._agent, self._memory, self._options, self._events)
+        self._engine = Engine(self.instance_id, key, self._agent, self._memory, self._options, self._events)
         return self._memory.pool
+
+    def allocate_device_pool(self, layout: PoolLayout, device: Device) -> NoReturn:
+        raise ConfigError("--kv-backend nixl moves pages of host memory: use ucx, or --device cpu")
 
     def metadata(self) -> bytes:
         assert self._metadata, "allocate the pool first"
@@ -127,6 +132,15 @@ class NixlTransport:
         if peer not in self._part_heads:
             raise PeerUnreachable(f"no link to {peer:016x}")
         return self._begin(pages, self._part_heads[peer])
+
+    def grant_pages(self, peer: InstanceId, pages: PageIndices) -> None:
+        """Bind nobody: NIXL's writes are one-sided."""
+
+    def revoke_pages(self, pages: PageIndices) -> None:
+        pass
+
+    def refusals(self) -> Refusals:
+        return Refusals(self._engine.num_unauthenticated) if self._engine is not None else Refusals()
 
     def poll(self) -> list[TransportEvent]:
         events = self._events.drain() if self._engine is not None else []

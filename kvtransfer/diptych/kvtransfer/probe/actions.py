@@ -22,7 +22,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class FillProbe:
-    """Fill our probe pages with the pattern of `seed`, to be written to the peer."""
+    """Fill our pattern pages with that of `seed`, to be written to the peer."""
 
     peer: int
     seed: int
@@ -38,7 +38,7 @@ class UsePath:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Fill the offered pages from our probe pages, with a digest, then send `note`."""
+    """Fill the offered pages from our pattern pages, with a digest, then send `note`."""
 
     peer: int
     offer: ProbeOffer
@@ -79,6 +79,7 @@ class Passed:
     path: str
     bytes_per_s: float
     results: tuple[PathResult, ...] = ()  # of every path, at the writer
+    inbound: str = ""  # the path by which the peer writes here, at the reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class Done:
 
 
 class LinkTests(Protocol):
-    """One side of the tests of all links."""
+    """One direction of the tests of all links."""
 
     def begin(self, peer: int, paths: tuple[str, ...], now_s: float) -> list[Action]:
         """A link came up; `paths` are the ways to bring pages there that may be used, best first."""

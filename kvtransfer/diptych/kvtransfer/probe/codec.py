@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.errors import MalformedNote
 from diptych.kvtransfer.notes import PROTOCOL_VERSION
-from diptych.kvtransfer.probe.notes import ProbeAsk, ProbeCheck, ProbeEnd, ProbeFound, ProbeNote, ProbeOffer
+from diptych.kvtransfer.pool import MAX_PROBE_PAGES
+from diptych.kvtransfer.probe.notes import Flows, ProbeAsk, ProbeCheck, ProbeEnd, ProbeFound, ProbeNote, ProbeOffer
 from diptych.v1 import transfer_pb2
+
+MAX_PAGE_SIZE: Final = 4096  # tokens
 
 
 def encode(note: ProbeNote, *, sender: int, target: int) -> bytes:
     """Return the bytes of `note`, addressed from one instance to another."""
     wire = transfer_pb2.TransferNote(version=PROTOCOL_VERSION, sender=sender, target=target)
     match note:
+        case Flows(out, into):
+            wire.probe_greeting.CopyFrom(transfer_pb2.ProbeGreeting(out=out, into=into))
         case ProbeAsk():
             wire.probe_ask.SetInParent()
         case ProbeOffer(pages, page_size):
@@ -30,14 +38,25 @@ def decode(data: bytes, *, sender: int, target: int) -> ProbeNote:
     """Return the note in `data`. Raise `MalformedNote` for anything else."""
     wire = note_codec.parse(data, sender=sender, target=target)
     match wire.WhichOneof("body"):
+        case "probe_greeting":
+            return Flows(wire.probe_greeting.out, wire.probe_greeting.into)
         case "probe_ask":
             return ProbeAsk()
         case "probe_offer":
-            return ProbeOffer(tuple(wire.probe_offer.pages), wire.probe_offer.page_size)
+            return _offer(wire.probe_offer)
         case "probe_check":
             return ProbeCheck()
         case "probe_found":
             return ProbeFound(wire.probe_found.digest)
         case "probe_end":
-            return ProbeEnd(wire.probe_end.path, wire.probe_end.bytes_per_s, wire.probe_end.reason)
+            speed = wire.probe_end.bytes_per_s
+            return ProbeEnd(wire.probe_end.path, speed if 0 <= speed < math.inf else 0.0, wire.probe_end.reason)
     raise MalformedNote(f"room {wire.room:x}: not about the link, which is not tested yet")
+
+
+def _offer(wire: transfer_pb2.ProbeOffer) -> ProbeOffer:
+    """Each of its pages is written a thousand times: few, and small ones."""
+    num_pages = len(wire.pages)
+    if num_pages > MAX_PROBE_PAGES or len(set(wire.pages)) != num_pages or wire.page_size > MAX_PAGE_SIZE:
+        raise MalformedNote(f"an offer of {num_pages} pages of {wire.page_size} tokens for a link test")
+    return ProbeOffer(tuple(wire.pages), wire.page_size)

@@ -6,6 +6,21 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Flows:
+    """Both ends, first of all: which ways pages may go at this end."""
+
+    out: bool  # from us to peers
+    into: bool  # from peers to us
+
+    def towards(self, peer: Flows) -> Flows:
+        """Return which ways they may go between us and a peer."""
+        return Flows(self.out and peer.into, self.into and peer.out)
+
+    def is_within(self, other: Flows) -> bool:
+        return other.out >= self.out and other.into >= self.into
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeAsk:
     """Writer to reader: may I test the link?"""
 
@@ -39,4 +54,4 @@ class ProbeEnd:
     reason: str = ""  # why none works
 
 
-ProbeNote = ProbeAsk | ProbeOffer | ProbeCheck | ProbeFound | ProbeEnd
+ProbeNote = Flows | ProbeAsk | ProbeOffer | ProbeCheck | ProbeFound | ProbeEnd

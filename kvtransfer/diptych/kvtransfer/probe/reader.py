@@ -51,7 +51,7 @@ class ReaderTests:
             case ProbeCheck() if test.loan:
                 return [Digest(peer, test.loan)]
             case ProbeEnd(path, bytes_per_s) if path:
-                return [Passed(peer, path, bytes_per_s), *self._forget(peer)]
+                return [Passed(peer, path, bytes_per_s, inbound=path), *self._forget(peer)]
             case ProbeEnd(_, _, reason):
                 return self._fail(peer, test, reason)
         return []

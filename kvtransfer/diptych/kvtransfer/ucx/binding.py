@@ -14,6 +14,7 @@ from ctypes import (
     c_int32,
     c_int64,
     c_size_t,
+    c_uint8,
     c_uint32,
     c_uint64,
     c_void_p,
@@ -37,6 +38,7 @@ DEVICE: Final = -8
 PATHS: Final = ("copy", "mover", "put", "message", "staged")  # by KVT_WAY_*, best first
 
 HANDLE_NBYTES: Final = 64
+KEY_NBYTES: Final = 16
 DEVICE_KINDS: Final = {"cuda": 1, "emulated": 2}
 
 LINK_UP: Final = 1
@@ -55,6 +57,9 @@ class Options(Structure):
         ("connect_timeout_s", c_double),
         ("max_operations", c_uint32),
         ("max_waiting_notes", c_uint32),
+        ("with_remote_access", c_int32),
+        ("only_granted", c_int32),
+        ("key", c_uint8 * KEY_NBYTES),
         ("settings", POINTER(c_char_p)),
     )
 
@@ -89,19 +94,20 @@ class Peer(Structure):
 
     address: int
     address_len: int
-    key: int
-    key_len: int
+    pool_key: int
+    pool_key_len: int
     pool_base: int
     device_handle: int | None
     _fields_ = (
         ("address", c_void_p),
         ("address_len", c_uint64),
-        ("key", c_void_p),
-        ("key_len", c_uint64),
+        ("pool_key", c_void_p),
+        ("pool_key_len", c_uint64),
         ("pool_base", c_uint64),
         ("num_pages", c_uint64),
         ("page_nbytes", c_uint64),
         ("device_handle", c_void_p),
+        ("key", c_uint8 * KEY_NBYTES),
     )
 
 
@@ -188,11 +194,15 @@ _SIGNATURES: Final = {
     "kvt_submit": (c_int64, (c_void_p, POINTER(Operation))),
     "kvt_digest_pages": (c_int64, (c_void_p, c_uint64, c_void_p)),
     "kvt_unpack_pages": (c_int64, (c_void_p, c_uint64, c_void_p, POINTER(PartsStruct))),
+    "kvt_grant_pages": (c_int, (c_void_p, c_uint64, c_uint64, c_void_p)),
+    "kvt_revoke_pages": (c_int, (c_void_p, c_uint64, c_void_p)),
     "kvt_use_way": (c_int, (c_void_p, c_int32)),
     "kvt_poll": (c_int, (c_void_p, POINTER(Event), c_int)),
     "kvt_event_fd": (c_int, (c_void_p,)),
     "kvt_describe": (None, (c_void_p, POINTER(LinkStatus))),
     "kvt_num_dropped_messages": (c_uint64, (c_void_p,)),
+    "kvt_num_unauthenticated": (c_uint64, (c_void_p,)),
+    "kvt_num_ungranted": (c_uint64, (c_void_p,)),
     "kvt_destroy": (None, (c_void_p,)),
 }
 
@@ -211,5 +221,6 @@ def library() -> ctypes.CDLL:
 def build() -> Path:
     """Compile the shim, unless that was done before."""
     source = Path(__file__).with_name("shim.c")
-    ucx = loader.include_folder(loader.load())
-    return build_library(source, header_dirs=[INCLUDE_FOLDER], include_dirs=[ucx], flags=_FLAGS)
+    return build_library(
+        source, header_dirs=[INCLUDE_FOLDER], include_dirs=lambda: [loader.include_folder(loader.load())], flags=_FLAGS
+    )

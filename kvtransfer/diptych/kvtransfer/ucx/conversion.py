@@ -22,7 +22,9 @@ from diptych.kvtransfer.plan import Runs
 from diptych.kvtransfer.pool import num_pages_to_allocate
 from diptych.kvtransfer.transport import Flow, InstanceId, LinkInfo
 from diptych.kvtransfer.ucx import binding
-from diptych.kvtransfer.ucx.options import UcxOptions, ucx_settings
+from diptych.kvtransfer.ucx.options import UcxOptions, offers_remote_access, ucx_settings
+
+_KEY: Final = ctypes.c_uint8 * binding.KEY_NBYTES
 
 _REFUSALS: Final[Mapping[int, tuple[type[TransferError], str]]] = {
     binding.NO_LINK: (PeerUnreachable, "no link: it is not up"),
@@ -37,17 +39,18 @@ _REFUSALS: Final[Mapping[int, tuple[type[TransferError], str]]] = {
 
 def peer_description(metadata: EngineMetadata, *, is_mappable: bool) -> binding.Peer:
     """Return what to connect to; valid as long as `metadata` is."""
-    address, key = metadata.worker_address, metadata.pool_key
+    address, pool_key = metadata.worker_address, metadata.pool_key
     handle = metadata.device_handle if is_mappable and metadata.device_handle else None
     return binding.Peer(
         address=ctypes.cast(ctypes.c_char_p(address), ctypes.c_void_p),
         address_len=len(address),
-        key=ctypes.cast(ctypes.c_char_p(key), ctypes.c_void_p),
-        key_len=len(key),
+        pool_key=ctypes.cast(ctypes.c_char_p(pool_key), ctypes.c_void_p),
+        pool_key_len=len(pool_key),
         pool_base=metadata.pool_base,
         num_pages=num_pages_to_allocate(metadata.layout),
         page_nbytes=metadata.layout.page_nbytes,
         device_handle=ctypes.cast(ctypes.c_char_p(handle), ctypes.c_void_p),
+        key=_KEY.from_buffer_copy(metadata.link_key),
     )
 
 
@@ -107,7 +110,7 @@ def link_info(status: binding.LinkStatus, library: str) -> LinkInfo:
     )
 
 
-def shim_options(instance_id: InstanceId, options: UcxOptions) -> binding.Options:
+def shim_options(instance_id: InstanceId, link_key: bytes, options: UcxOptions) -> binding.Options:
     settings = ucx_settings(options.transports, os.environ)
     words = [word.encode() for pair in settings.items() for word in pair]
     return binding.Options(
@@ -117,6 +120,9 @@ def shim_options(instance_id: InstanceId, options: UcxOptions) -> binding.Option
         connect_timeout_s=options.connect_s,
         max_operations=options.max_operations,
         max_waiting_notes=options.max_waiting_notes,
+        with_remote_access=offers_remote_access(options),
+        only_granted=options.only_granted,
+        key=_KEY.from_buffer_copy(link_key),
         settings=(ctypes.c_char_p * (len(words) + 1))(*words, None),
     )
 

@@ -36,7 +36,8 @@ typedef struct {
     X(cuIpcGetMemHandle, share, (cu_ipc_handle *, cu_address))                                                         \
     X(cuIpcOpenMemHandle_v2, map, (cu_address *, cu_ipc_handle, unsigned))                                             \
     X(cuIpcCloseMemHandle, unmap, (cu_address))                                                                        \
-    X(cuStreamCreate, open_stream, (cu_object *, unsigned))                                                            \
+    X(cuCtxGetStreamPriorityRange, priorities, (int *, int *))                                                         \
+    X(cuStreamCreateWithPriority, open_stream, (cu_object *, unsigned, int))                                           \
     X(cuStreamDestroy_v2, close_stream, (cu_object))                                                                   \
     X(cuStreamSynchronize, wait_stream, (cu_object))                                                                   \
     X(cuStreamQuery, query_stream, (cu_object))                                                                        \

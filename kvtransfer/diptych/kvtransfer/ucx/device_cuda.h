@@ -74,14 +74,18 @@ static void cuda_unpin(char *memory)
     cuda.unpin(memory);
 }
 
+/* Before the model's own kernels, which fill the device: a hand-off is short, and somebody waits for it. */
 static const char *cuda_open_queue(device_queue *queue)
 {
+    int lowest, highest;
     cuda_queue *work = queue->work = calloc(1, sizeof *work);
     if (work == NULL)
         return "out of memory";
-    cu_result result = cuda.open_stream(&work->stream, CU_STREAM_NON_BLOCKING);
+    cu_result result = cuda.priorities(&lowest, &highest);
     if (result == CU_SUCCESS)
-        result = cuda.open_stream(&work->telling, CU_STREAM_NON_BLOCKING);
+        result = cuda.open_stream(&work->stream, CU_STREAM_NON_BLOCKING, highest);
+    if (result == CU_SUCCESS)
+        result = cuda.open_stream(&work->telling, CU_STREAM_NON_BLOCKING, highest);
     for (int i = 0; i < NUM_EVENTS && result == CU_SUCCESS; i++)
         result = cuda.make_event(&work->events[i], CU_EVENT_DISABLE_TIMING);
     return cuda_words(result);

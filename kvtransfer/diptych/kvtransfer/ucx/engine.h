@@ -22,6 +22,9 @@ static kvt_engine *new_engine(const kvt_options *options)
     if (engine == NULL)
         return NULL;
     engine->instance_id = options->instance_id;
+    engine->only_granted = options->only_granted;
+    engine->with_remote_access = options->with_remote_access;
+    memcpy(engine->key, options->key, sizeof engine->key);
     engine->heartbeat_s = options->heartbeat_s;
     engine->silence_s = options->heartbeat_s * options->heartbeat_misses;
     engine->connect_timeout_s = options->connect_timeout_s;
@@ -31,6 +34,7 @@ static kvt_engine *new_engine(const kvt_options *options)
     engine->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pthread_mutex_init(&engine->lock, NULL);
     pthread_mutex_init(&engine->progress_lock, NULL);
+    pthread_mutex_init(&engine->grants.lock, NULL);
     if (engine->wake_fd >= 0 && engine->event_fd >= 0)
         return engine;
     close(engine->wake_fd);
@@ -39,13 +43,17 @@ static kvt_engine *new_engine(const kvt_options *options)
     return NULL;
 }
 
-/* Apply settings one by one; an older UCX does not know all of them. Their names go to `error`. */
-static ucs_status_t open_context(kvt_engine *engine, const char *const *settings, char *error, size_t size)
+/* Apply settings one by one; an older UCX does not know all of them. Their names go to `error`.
+ *
+ * With the feature for remote memory access UCX also emulates it over TCP, and then writes wherever in this process
+ * somebody who reaches its port tells it to. So we ask for it only where hardware does it. */
+static ucs_status_t open_context(kvt_engine *engine, const kvt_options *options, char *error, size_t size)
 {
+    const char *const *settings = options->settings;
     ucp_config_t *config;
     ucp_params_t params = {
         .field_mask = UCP_PARAM_FIELD_FEATURES,
-        .features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+        .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP | (options->with_remote_access ? UCP_FEATURE_RMA : 0),
     };
     ucs_status_t status = ucp_config_read(NULL, NULL, &config);
     if (status != UCS_OK)
@@ -109,6 +117,8 @@ static void free_engine(kvt_engine *engine)
         close_device(engine);
     close(engine->wake_fd);
     close(engine->event_fd);
+    free(engine->grants.peers);
+    pthread_mutex_destroy(&engine->grants.lock);
     pthread_mutex_destroy(&engine->progress_lock);
     pthread_mutex_destroy(&engine->lock);
     free(engine);

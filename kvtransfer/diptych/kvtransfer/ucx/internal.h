@@ -11,139 +11,8 @@
 #include <stdbool.h>
 #include <ucp/api/ucp.h>
 
-#include "device.h"
-#include "shim.h"
-
-#define PIECE_BYTES ((size_t)4 << 20) /* an operation is posted in pieces of at most this ... */
-#define PIECE_PUTS 1024               /* ... and at most so many runs of pages, with a flush behind */
-#define MESSAGE_BYTES ((size_t)480 << 10) /* a piece that is sent as a message: fits one segment, see options.py ... */
-#define MESSAGE_RUNS 64                   /* ... and at most so many runs; ... */
-#define MESSAGE_PARTS 14                  /* ... of so many parts, or UCX cuts it and receivers put it together again */
-#define MAX_PIECES 8                      /* in flight on a link: bounds what a heartbeat has to wait behind */
-#define MOVE_BYTES ((size_t)32 << 20)     /* a piece from one device to another */
-#define QUANTUM_BYTES {PIECE_BYTES, MOVE_BYTES, PIECE_BYTES, MESSAGE_BYTES, MESSAGE_BYTES} /* of a turn, by way */
-#define NUM_QUEUES 2                      /* of the device, on each link */
-#define MAX_EARLY 64                      /* messages that wait for their turn */
-#define MAX_NOTE_BYTES ((size_t)64 << 20) /* waiting to be polled; and as much again waiting to be sent */
-#define HELLO_RETRY_S 0.1                 /* while a link comes up */
-
-/* The header of every active message. Sessions number the links of a process: see link.h. */
-#define HEADER_VERSION 0x4b565402u
-typedef enum { MESSAGE_HELLO = 1, MESSAGE_BYE = 2, MESSAGE_NOTE = 3, MESSAGE_PAGES = 4 } message_kind;
-typedef struct {
-    uint32_t version;
-    uint32_t kind;
-    uint64_t sender; /* instances */
-    uint64_t target;
-    uint64_t session; /* the sender's */
-    uint64_t echo;    /* the target's session as far as the sender knows it, else 0 */
-    uint64_t received; /* how many numbered messages of the target's session the sender has dealt with */
-    uint64_t number;   /* of a note or page message, from 0 in each session */
-    union {
-        struct {
-            uint64_t num_runs;
-        } pages;
-        struct {
-            uint64_t has_digest, digest;
-        } note;
-        struct {
-            double sent_s, echo_s, held_s; /* the sender's clock; the target's as last heard; for how long since */
-        } hello;
-    };
-} message_header;
-
-/* An event in the queue. It is embedded in what it reports, so that reporting never fails for want of memory. */
-typedef struct event_node {
-    struct event_node *next;
-    kvt_event event;
-    void *memory; /* to free once the caller is done with it, or NULL */
-} event_node;
-
-typedef struct {
-    event_node *head, *tail;
-} event_list;
-
-typedef enum { COMMAND_CONNECT, COMMAND_DISCONNECT, COMMAND_SUBMIT, COMMAND_OWN_WORK, COMMAND_USE_WAY } command_kind;
-typedef struct command {
-    struct command *next;
-    command_kind kind;
-    kvt_link *link;
-    struct operation *op; /* of COMMAND_SUBMIT and COMMAND_OWN_WORK */
-} command;
-
-typedef struct {
-    command *head, *tail;
-} command_list;
-
-typedef struct operation {
-    struct operation *next;
-    kvt_link *link;       /* NULL: it is work on our own pages */
-    struct stream *spare; /* for the first operation of a stream, so that memory can't fail it */
-    command submit;
-    event_node done;
-    uint64_t stream_id;
-    int32_t priority;
-    uint64_t num_pages, num_posted;
-    uint64_t src_offset, dst_offset, page_part; /* bytes of each page */
-    uint64_t part_posted;                       /* of the next one */
-    uint64_t unit;                 /* bytes of each run are a multiple of it */
-    struct packing *packing;       /* NULL: pages move as they are */
-    struct unpacking *unpacking;   /* of work on our own pages; NULL: a digest */
-    uint32_t num_pieces; /* in flight */
-    uint64_t gate;       /* of the engine's gate_queue: nothing is posted before it was reached */
-    double began_s;      /* when it was submitted */
-    double deadline_s;   /* 0: none */
-    const char *error;
-    bool with_digest, has_note_digest;
-    uint64_t digest, note_digest;
-    bool note_sent; /* completely: its buffer is ours again */
-    message_header header;
-    uint64_t note_len;
-    char *note;
-    void *extra;       /* memory of packing and unpacking */
-    page_pair pages[]; /* and behind them what `extra` and `note` point to */
-} operation;
-
-/* Operations that are done in order. A link's streams take turns: see turns.h. */
-typedef struct stream {
-    struct stream *next;
-    uint64_t id;
-    int32_t priority;
-    size_t credit;           /* bytes left of its turn */
-    operation *first, *last; /* all its operations, in order */
-    operation *posting;      /* first that has pages to post */
-    operation *noting;       /* first whose note was not handed to UCX */
-    bool is_broken;          /* an operation failed: all later ones do */
-    bool has_digest;
-    uint64_t digest; /* of what was written since the last note */
-} stream;
-
-typedef struct {
-    uint64_t src, dst, len; /* bytes in the pools; packed: `src` in the image ... */
-    uint64_t page;          /* ... of this page of the operation */
-} byte_run;
-
-typedef struct {
-    uint64_t dst, len;
-} byte_target;
-
-typedef struct {
-    operation *op;     /* NULL: not in use */
-    uint64_t bytes;
-    char *room; /* for runs that are packed, or NULL; kept for the next piece */
-    uint64_t room_bytes;
-    uint32_t num_left; /* requests and acknowledgements that have not come */
-    /* of a piece that a device works on */
-    device_queue *queue; /* NULL: it does not, or is done */
-    uint64_t mark;
-    uint64_t num_staged; /* targets of the message to send then */
-    bool has_sum;        /* its digest is known then */
-    /* of a piece that is sent as a message */
-    bool is_unacknowledged;
-    message_header header;
-    byte_target targets[MESSAGE_RUNS];
-    ucp_dt_iov_t iov[1 + MESSAGE_PARTS];
-} piece;
+#include "grants.h"
+#include "operation.h"
 
 /* A message that overtook another. */
 typedef struct early_message {
@@ -173,6 +42,7 @@ struct kvt_link {
     kvt_engine *engine;
     uint64_t peer;
     uint64_t session;
+    uint8_t key[KVT_KEY_BYTES]; /* the peer's */
     uint64_t pool_base, num_pages, page_bytes; /* the peer's */
     command connect, disconnect, use_way;
 
@@ -195,6 +65,7 @@ struct kvt_link {
     uint64_t num_sent, num_received; /* numbered messages */
     early_message *early;            /* by number */
     uint32_t num_early;
+    size_t early_bytes;
     char *mapped_pool; /* the peer's, of WAY_COPY */
     uint32_t num_requests; /* of any kind, that UCX has not completed */
     stream *streams; /* in order of their turns */
@@ -228,6 +99,9 @@ struct kvt_link {
 struct kvt_engine {
     /* constant once the thread runs */
     uint64_t instance_id;
+    uint8_t key[KVT_KEY_BYTES];
+    bool only_granted;
+    bool with_remote_access;
     double heartbeat_s, silence_s, connect_timeout_s;
     size_t max_operations, max_waiting_notes;
     ucp_context_h context;
@@ -271,8 +145,15 @@ struct kvt_engine {
     double behind_since_s; /* when messages began to come faster than we look at them; 0: they do not */
 
     /* both */
-    _Atomic uint64_t num_dropped_messages;
+    grant_table grants;
+    _Atomic uint64_t num_dropped_messages, num_unauthenticated, num_ungranted;
 };
+
+/* Whether the program's own streams have done what the operation waits for. */
+static bool is_open(kvt_engine *engine, const operation *op)
+{
+    return op->gate == 0 || is_reached(&engine->gate_queue, op->gate);
+}
 
 static uint64_t smaller(uint64_t one, uint64_t other)
 {

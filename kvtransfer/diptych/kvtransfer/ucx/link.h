@@ -152,6 +152,7 @@ static void drop_early(kvt_link *link)
     early_message *early = link->early;
     link->early = early->next;
     link->num_early--;
+    link->early_bytes -= early->len;
     free(early);
 }
 

@@ -15,7 +15,7 @@ static uint64_t num_dealt_with(const kvt_link *link)
 
 static message_header make_header(const kvt_link *link, message_kind kind)
 {
-    return (message_header){
+    message_header header = {
         .version = HEADER_VERSION,
         .kind = kind,
         .sender = link->engine->instance_id,
@@ -24,6 +24,8 @@ static message_header make_header(const kvt_link *link, message_kind kind)
         .echo = link->peer_session,
         .received = num_dealt_with(link),
     };
+    memcpy(header.key, link->key, sizeof header.key);
+    return header;
 }
 
 /* Account for what a UCX call returned: true when its callback will come. */

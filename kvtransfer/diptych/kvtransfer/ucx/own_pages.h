@@ -89,7 +89,7 @@ static bool do_some_own_work(kvt_engine *engine)
         unpack_slice(engine, op);
     else if (engine->device == NULL)
         digest_slice(engine, op);
-    else if (digest_on_device(engine, op))
+    else if (!is_open(engine, op) || digest_on_device(engine, op))
         return false;
     if (op->num_posted == op->num_pages || op->error != NULL) {
         engine->own_work = op->next;

@@ -52,15 +52,17 @@ static void take_clocks(kvt_link *link, const message_header *header)
     if (header->hello.echo_s == 0)
         return;
     double rtt_s = now - header->hello.echo_s - header->hello.held_s;
+    if (!(rtt_s >= 0))
+        return; /* nonsense; and no number stays one in an average */
     link->rtt_s = known_s == 0 ? rtt_s : known_s + (rtt_s - known_s) * RTT_WEIGHT;
 }
 
 static void take_note(kvt_link *link, const message_header *header, const void *data, size_t len)
 {
     kvt_engine *engine = link->engine;
-    event_node *node = malloc(sizeof *node + len);
+    event_node *node = len > KVT_MAX_NOTE_BYTES ? NULL : malloc(sizeof *node + len);
     if (node == NULL) {
-        fail_link(link, "out of memory for a note of %zu bytes", len);
+        fail_link(link, "no room for a note of %zu bytes", len);
         return;
     }
     char *copy = memcpy(node + 1, data, len);
@@ -80,23 +82,45 @@ static void take_note(kvt_link *link, const message_header *header, const void *
     pthread_mutex_unlock(&engine->lock);
 }
 
-/* Bring the runs of a page message into our pool. The message is `num_runs` targets, then their bytes. */
-static bool spread_pages(kvt_link *link, uint64_t num_runs, const char *data, size_t len, char *pinned)
+/* Whether the run lies in pages that were granted to the peer. Needs the lock of the grants. */
+static bool may_write(kvt_link *link, byte_target target)
 {
-    uint64_t pool_bytes = link->engine->page_bytes * link->engine->num_pages;
-    const char *first = data + num_runs * sizeof(byte_target), *bytes = first, *end = data + len;
+    const kvt_engine *engine = link->engine;
+    uint64_t last = target.dst + (target.len > 0 ? target.len - 1 : 0);
+    return is_granted(&engine->grants, link->peer, target.dst / engine->page_bytes, last / engine->page_bytes);
+}
+
+/* Check all runs of a page message before the first byte is written. Returns what is wrong. Needs the lock of the grants. */
+static const char *check_runs(kvt_link *link, uint64_t num_runs, const char *data, size_t len)
+{
+    uint64_t pool_bytes = link->engine->page_bytes * link->engine->num_pages, left = len - num_runs * sizeof(byte_target);
+    for (uint64_t i = 0; i < num_runs; i++) {
+        byte_target target;
+        memcpy(&target, data + i * sizeof target, sizeof target);
+        if (target.len == 0 || target.len > left || target.len > pool_bytes || target.dst > pool_bytes - target.len)
+            return "a page message that does not fit our pool";
+        if (!may_write(link, target)) {
+            atomic_fetch_add(&link->engine->num_ungranted, 1);
+            return "a page message for pages that were not granted to the peer";
+        }
+        left -= target.len;
+    }
+    return NULL;
+}
+
+/* Bring the runs of a page message into our pool. The message is `num_runs` targets, then their bytes. */
+static void spread_pages(kvt_link *link, uint64_t num_runs, const char *data, char *pinned)
+{
+    const char *first = data + num_runs * sizeof(byte_target), *bytes = first;
     for (uint64_t i = 0; i < num_runs && link->state == LINK_UP; i++) {
         byte_target target;
         memcpy(&target, data + i * sizeof target, sizeof target);
-        if (target.len > (size_t)(end - bytes) || target.len > pool_bytes || target.dst > pool_bytes - target.len)
-            return false;
         if (pinned != NULL)
             land_bytes(link, pinned + (bytes - first), target.dst, bytes, target.len);
         else
             memcpy(link->engine->pool + target.dst, bytes, target.len);
         bytes += target.len;
     }
-    return true;
 }
 
 static void take_pages(kvt_link *link, const message_header *header, const char *data, size_t len)
@@ -109,9 +133,14 @@ static void take_pages(kvt_link *link, const message_header *header, const char 
     }
     if (link->engine->device != NULL && (pinned = begin_landing(link, header->number)) == NULL)
         return;
-    if (!spread_pages(link, num_runs, data, len, pinned))
-        fail_link(link, "a page message that does not fit our pool");
-    if (pinned != NULL)
+    pthread_mutex_lock(&link->engine->grants.lock);
+    const char *trouble = check_runs(link, num_runs, data, len);
+    if (trouble == NULL)
+        spread_pages(link, num_runs, data, pinned);
+    pthread_mutex_unlock(&link->engine->grants.lock);
+    if (trouble != NULL)
+        fail_link(link, "%s", trouble);
+    else if (pinned != NULL)
         end_landing(link);
     else
         link->answer_due = true; /* a hello acknowledges it */
@@ -130,9 +159,9 @@ static void take_message(kvt_link *link, const message_header *header, const voi
 /* Keep a message whose turn has not come, in order. */
 static void keep_early(kvt_link *link, const message_header *header, const void *data, size_t len)
 {
-    early_message *early = malloc(sizeof *early + len), **at = &link->early;
-    if (early == NULL || link->num_early == MAX_EARLY) {
-        free(early);
+    bool has_room = link->num_early < MAX_EARLY && len <= MAX_EARLY_BYTES - link->early_bytes;
+    early_message *early = has_room ? malloc(sizeof *early + len) : NULL, **at = &link->early;
+    if (early == NULL) {
         fail_link(link, "message %lu is missing", (unsigned long)link->num_received);
         return;
     }
@@ -143,11 +172,16 @@ static void keep_early(kvt_link *link, const message_header *header, const void 
     early->next = *at;
     *at = early;
     link->num_early++;
+    link->early_bytes += len;
 }
 
 static void take_in_order(kvt_link *link, const message_header *header, const void *data, size_t len)
 {
-    if (header->number != link->num_received) {
+    if (header->number < link->num_received) {
+        fail_link(link, "message %lu came twice", (unsigned long)header->number);
+        return;
+    }
+    if (header->number > link->num_received) {
         keep_early(link, header, data, len);
         return;
     }
@@ -164,11 +198,11 @@ static ucs_status_t on_message(void *arg, const void *header_bytes, size_t heade
 {
     kvt_engine *engine = arg;
     message_header header;
-    kvt_link *link = NULL;
-    if (header_len == sizeof header && !(param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV)) {
-        memcpy(&header, header_bytes, sizeof header);
-        link = header.version == HEADER_VERSION ? find_link(engine, &header) : NULL;
+    if (!read_header(engine->key, header_bytes, header_len, &header)) {
+        atomic_fetch_add(&engine->num_unauthenticated, 1);
+        return UCS_OK;
     }
+    kvt_link *link = param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV ? NULL : find_link(engine, &header);
     if (link == NULL || !meet(link, &header))
         atomic_fetch_add(&engine->num_dropped_messages, link == NULL);
     else if (header.kind == MESSAGE_NOTE || header.kind == MESSAGE_PAGES)

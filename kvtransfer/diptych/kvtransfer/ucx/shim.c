@@ -3,6 +3,8 @@
 #include "engine.h"
 #include "submit.h"
 
+#include "own_pages_calls.h"
+
 kvt_engine *kvt_create(const kvt_options *options, char *error, size_t error_size)
 {
     error[0] = '\0';
@@ -16,7 +18,7 @@ kvt_engine *kvt_create(const kvt_options *options, char *error, size_t error_siz
         atomic_flag_clear(&engine_exists);
         return NULL;
     }
-    ucs_status_t status = open_context(engine, options->settings, error, error_size);
+    ucs_status_t status = open_context(engine, options, error, error_size);
     if (status == UCS_OK)
         status = open_worker(engine);
     if (status == UCS_OK)
@@ -26,11 +28,13 @@ kvt_engine *kvt_create(const kvt_options *options, char *error, size_t error_siz
     return NULL;
 }
 
-static int run_engine(kvt_engine *engine, char *error, size_t error_size)
+static int run_engine(kvt_engine *engine, uint64_t page_bytes, uint64_t num_pages, char *error, size_t error_size)
 {
-    if (start_thread(engine) == 0)
+    engine->page_bytes = page_bytes;
+    engine->num_pages = num_pages;
+    if ((!engine->only_granted || open_grants(&engine->grants, num_pages)) && start_thread(engine) == 0)
         return KVT_OK;
-    snprintf(error, error_size, "no thread for the transfer engine");
+    snprintf(error, error_size, "no thread or no memory for the transfer engine");
     return KVT_MEMORY;
 }
 
@@ -41,11 +45,9 @@ int kvt_allocate(kvt_engine *engine, uint64_t page_bytes, uint64_t num_pages, vo
         set_error(error, error_size, "no memory for the page pool", status);
         return KVT_MEMORY;
     }
-    engine->page_bytes = page_bytes;
-    engine->num_pages = num_pages;
     memset(engine->pool, 0, page_bytes * num_pages);
     *base = engine->pool;
-    return run_engine(engine, error, error_size);
+    return run_engine(engine, page_bytes, num_pages, error, error_size);
 }
 
 int kvt_allocate_on_device(kvt_engine *engine, const kvt_device_options *options, uint64_t page_bytes, uint64_t num_pages,
@@ -56,12 +58,9 @@ int kvt_allocate_on_device(kvt_engine *engine, const kvt_device_options *options
         snprintf(error, error_size, "no page pool on the device: %s", trouble);
         return KVT_MEMORY;
     }
-    engine->page_bytes = page_bytes;
-    engine->num_pages = num_pages;
     *base = engine->pool;
-    return run_engine(engine, error, error_size);
+    return run_engine(engine, page_bytes, num_pages, error, error_size);
 }
-
 
 void kvt_self(kvt_engine *engine, kvt_peer *out)
 {
@@ -94,6 +93,7 @@ kvt_link *kvt_connect(kvt_engine *engine, uint64_t peer, const kvt_peer *info)
     link->pool_base = info->pool_base;
     link->num_pages = info->num_pages;
     link->page_bytes = info->page_bytes;
+    memcpy(link->key, info->key, sizeof link->key);
     link->connect = (command){.kind = COMMAND_CONNECT, .link = link};
     link->disconnect = (command){.kind = COMMAND_DISCONNECT, .link = link};
     link->use_way = (command){.kind = COMMAND_USE_WAY, .link = link};
@@ -165,54 +165,6 @@ int kvt_follow(kvt_engine *engine, uint64_t stream)
     return KVT_OK;
 }
 
-int kvt_copy_page(kvt_engine *engine, int64_t page, void *bytes, int to_device)
-{
-    const device_calls *calls = engine->device->calls;
-    device_queue queue = {.device = engine->device, .wake_fd = engine->wake_fd};
-    if (!in_range(1, &page, engine->num_pages))
-        return KVT_RANGE;
-    char *memory = engine->pool + (uint64_t)page * engine->page_bytes;
-    const char *trouble = calls->enter(engine->device);
-    char *pinned = trouble == NULL ? calls->pin(engine->page_bytes) : NULL;
-    if (pinned == NULL)
-        return KVT_DEVICE;
-    trouble = calls->open_queue(&queue);
-    if (trouble == NULL && to_device)
-        trouble = calls->copy_in(&queue, memory, memcpy(pinned, bytes, engine->page_bytes), engine->page_bytes);
-    else if (trouble == NULL)
-        trouble = calls->copy_out(&queue, pinned, memory, engine->page_bytes);
-    calls->close_queue(&queue); /* when it has ended */
-    if (trouble == NULL && !to_device)
-        memcpy(bytes, pinned, engine->page_bytes);
-    calls->unpin(pinned);
-    return trouble == NULL ? KVT_OK : KVT_DEVICE;
-}
-
-int64_t kvt_digest_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *pages)
-{
-    kvt_operation wanted = {.num_pages = num_pages, .src = pages, .dst = pages};
-    if (!in_range(num_pages, pages, engine->num_pages))
-        return KVT_RANGE;
-    operation *op = make_operation(NULL, &wanted, 0);
-    return op == NULL ? KVT_MEMORY : submit(engine, op);
-}
-
-int64_t kvt_unpack_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *pages, const struct page_parts *parts)
-{
-    kvt_operation wanted = {.num_pages = num_pages, .src = pages, .dst = pages};
-    size_t heads_bytes = (size_t)parts->num_parts * sizeof(int64_t);
-    if (!in_range(num_pages, pages, engine->num_pages) || parts_bytes(parts) != engine->page_bytes)
-        return KVT_RANGE;
-    operation *op = make_operation(NULL, &wanted, sizeof(unpacking) + heads_bytes + engine->page_bytes);
-    if (op == NULL)
-        return KVT_MEMORY;
-    op->unpacking = op->extra;
-    op->unpacking->parts = *parts;
-    op->unpacking->parts.part_heads = memcpy(op->unpacking->part_heads, parts->part_heads, heads_bytes);
-    op->unpacking->scratch = (char *)op->unpacking->part_heads + heads_bytes;
-    return submit(engine, op);
-}
-
 int kvt_use_way(kvt_link *link, int32_t way)
 {
     int verdict = KVT_OK;
@@ -279,6 +231,16 @@ void kvt_describe(kvt_link *link, kvt_link_info *out)
 uint64_t kvt_num_dropped_messages(kvt_engine *engine)
 {
     return atomic_load(&engine->num_dropped_messages);
+}
+
+uint64_t kvt_num_unauthenticated(kvt_engine *engine)
+{
+    return atomic_load(&engine->num_unauthenticated);
+}
+
+uint64_t kvt_num_ungranted(kvt_engine *engine)
+{
+    return atomic_load(&engine->num_ungranted);
 }
 
 /* Free what the caller has not polled. */

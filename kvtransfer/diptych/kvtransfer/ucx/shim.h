@@ -19,6 +19,8 @@
 
 #define KVT_MAX_NOTE_BYTES (16 << 20)
 #define KVT_HANDLE_BYTES 64
+#define KVT_KEY_BYTES 16
+#define KVT_ANY_PEER UINT64_MAX /* any that is linked */
 
 typedef struct kvt_engine kvt_engine;
 typedef struct kvt_link kvt_link;
@@ -66,6 +68,9 @@ typedef struct {
     double connect_timeout_s;    /* a link that is not up after this is down */
     uint32_t max_operations;
     uint32_t max_waiting_notes;
+    int32_t with_remote_access;  /* hardware of this host can write into memory of others, and others' into ours */
+    int32_t only_granted;        /* peers' messages write into pages that kvt_grant_pages named, and into no other */
+    uint8_t key[KVT_KEY_BYTES];  /* random: what a message must carry to be taken in */
     const char *const *settings; /* UCX settings as "NAME", "VALUE", ..., NULL */
 } kvt_options;
 
@@ -78,6 +83,7 @@ typedef struct {
     uint64_t num_pages;
     uint64_t page_bytes; /* a multiple of 8 */
     const void *device_handle; /* KVT_HANDLE_BYTES; NULL: no device memory that we could map */
+    uint8_t key[KVT_KEY_BYTES]; /* the peer's kvt_options.key */
 } kvt_peer;
 
 typedef struct {
@@ -161,6 +167,11 @@ int64_t kvt_digest_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *
  * of a page must be as large as the page. Returns as kvt_submit does. */
 int64_t kvt_unpack_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *pages, const struct page_parts *parts);
 
+/* Let a peer, or KVT_ANY_PEER, write into pages of ours until kvt_revoke_pages. This binds what peers send in messages, with
+ * only_granted; what they put or copy themselves is beyond our reach. KVT_OK or KVT_RANGE. */
+int kvt_grant_pages(kvt_engine *engine, uint64_t peer, uint64_t num_pages, const int64_t *pages);
+int kvt_revoke_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *pages);
+
 /* Let pages travel another way from the next operation on, while none is open. KVT_OK, KVT_NO_LINK, KVT_NO_WAY, KVT_BUSY. */
 int kvt_use_way(kvt_link *link, int32_t way);
 
@@ -172,6 +183,10 @@ int kvt_event_fd(kvt_engine *engine);
 void kvt_describe(kvt_link *link, kvt_link_info *out);
 /* Messages that belonged to no link of ours: for a former instance, for a former link, or before we connected. */
 uint64_t kvt_num_dropped_messages(kvt_engine *engine);
+/* Messages without our key. */
+uint64_t kvt_num_unauthenticated(kvt_engine *engine);
+/* Messages with pages that were not granted to their sender; each ended its link. */
+uint64_t kvt_num_ungranted(kvt_engine *engine);
 
 /* Close every link, stop the thread, free the pool. Blocks for at most about two seconds. Release the
  * link handles that are left after it. */

@@ -31,6 +31,7 @@ from diptych.kvtransfer.transport import (
     OpDone,
     PageIndices,
     PageWrite,
+    Refusals,
     TransportEvent,
 )
 from diptych.kvtransfer.ucx import binding, loader
@@ -78,6 +79,7 @@ class UcxTransport:
         self.instance_id = instance_id
         self._library = f"UCX {loader.load().version}"
         self._shim = binding.library()
+        self._link_key = codec.new_link_key()
         self._engine: int | None = self._create(options)
         self._descriptor = int(self._shim.kvt_event_fd(self._engine))
         self._pool: HostPool | DevicePool | None = None
@@ -100,11 +102,17 @@ class UcxTransport:
     def metadata(self) -> bytes:
         own, pool = binding.Peer(), self._own_pool()
         self._shim.kvt_self(self._engine, ctypes.byref(own))
-        key, address = ctypes.string_at(own.key, own.key_len), ctypes.string_at(own.address, own.address_len)
-        device_kind, handle = pool.device.kind if isinstance(pool, DevicePool) else "", device_handle(own)
         return codec.encode(
             codec.EngineMetadata(
-                own_identity(), pool.layout, own.pool_base, key, address, self._library, device_kind, handle
+                process=own_identity(),
+                layout=pool.layout,
+                pool_base=own.pool_base,
+                pool_key=ctypes.string_at(own.pool_key, own.pool_key_len),
+                worker_address=ctypes.string_at(own.address, own.address_len),
+                library=self._library,
+                link_key=self._link_key,
+                device_kind=pool.device.kind if isinstance(pool, DevicePool) else "",
+                device_handle=device_handle(own),
             )
         )
 
@@ -129,6 +137,7 @@ class UcxTransport:
     def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
         copies = self._copies(peer)
         runs = copies.cut(write)
+        self._await_kernels()
         return self._submit(peer, write_operation(runs, copies.pack, note, flow))
 
     def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
@@ -148,6 +157,20 @@ class UcxTransport:
         wanted = np.ascontiguousarray(pages, dtype=np.int64)
         parts = ctypes.byref(page_parts(self._part_heads[peer], self._own_pool().layout))
         return accepted(int(self._shim.kvt_unpack_pages(self._engine, len(wanted), wanted.ctypes.data, parts)))
+
+    def grant_pages(self, peer: InstanceId, pages: PageIndices) -> None:
+        granted = np.ascontiguousarray(pages, dtype=np.int64)
+        accepted(int(self._shim.kvt_grant_pages(self._engine, peer, len(granted), granted.ctypes.data)))
+
+    def revoke_pages(self, pages: PageIndices) -> None:
+        revoked = np.ascontiguousarray(pages, dtype=np.int64)
+        accepted(int(self._shim.kvt_revoke_pages(self._engine, len(revoked), revoked.ctypes.data)))
+
+    def refusals(self) -> Refusals:
+        if self._engine is None:
+            return Refusals()
+        shim = self._shim
+        return Refusals(shim.kvt_num_unauthenticated(self._engine), shim.kvt_num_ungranted(self._engine))
 
     def poll(self) -> list[TransportEvent]:
         events: list[TransportEvent] = []
@@ -203,7 +226,7 @@ class UcxTransport:
 
     def _create(self, options: UcxOptions) -> int:
         error = ctypes.create_string_buffer(_ERROR_NBYTES)
-        wanted = shim_options(self.instance_id, options)
+        wanted = shim_options(self.instance_id, self._link_key, options)
         engine = self._shim.kvt_create(ctypes.byref(wanted), error, _ERROR_NBYTES)
         if engine is None:
             raise TransferError(f"{error.value.decode()} (UCX_LOG_LEVEL=info shows more)")
@@ -214,6 +237,11 @@ class UcxTransport:
     def _own_pool(self) -> HostPool | DevicePool:
         assert self._pool is not None, "allocate the pool first"
         return self._pool
+
+    def _await_kernels(self) -> None:
+        """What is submitted next reads pages that kernels may be writing still."""
+        if isinstance(self._pool, DevicePool):
+            self._pool.order_after_kernels()
 
     def _open_engine(self) -> int:
         assert self._engine is not None, "the transport is closed"

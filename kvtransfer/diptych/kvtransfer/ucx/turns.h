@@ -15,12 +15,6 @@ static bool has_pages_to_post(const operation *op)
     return op->error == NULL && op->num_posted < op->num_pages;
 }
 
-/* What the program's own streams have to do before has been done. */
-static bool is_open(const operation *op)
-{
-    return op->gate == 0 || is_reached(&op->link->engine->gate_queue, op->gate);
-}
-
 static void skip_posted(stream *stream)
 {
     while (stream->posting != NULL && !has_pages_to_post(stream->posting))
@@ -87,11 +81,22 @@ static bool is_over(const stream *stream)
     return stream->first == NULL && !stream->has_digest && !stream->is_broken;
 }
 
+/* A broken one is kept for what its caller submits before it polls the failure: the last MAX_BROKEN of them. */
+static bool is_broken_off(const stream *stream)
+{
+    return stream->first == NULL && stream->is_broken;
+}
+
 static void drop_streams_that_are_over(kvt_link *link)
 {
+    size_t num_broken_off = 0;
+    for (const stream *stream = link->streams; stream != NULL; stream = stream->next)
+        num_broken_off += is_broken_off(stream);
     for (stream **at = &link->streams; *at != NULL;) {
         stream *stream = *at;
-        if (is_over(stream)) {
+        bool is_forgotten = is_broken_off(stream) && num_broken_off > MAX_BROKEN; /* the oldest are first */
+        if (is_over(stream) || is_forgotten) {
+            num_broken_off -= is_forgotten;
             *at = stream->next;
             free(stream);
         } else {
@@ -104,7 +109,7 @@ static stream *whose_turn(const kvt_link *link)
 {
     stream *found = NULL;
     for (stream *stream = link->streams; stream != NULL; stream = stream->next)
-        if (stream->posting != NULL && is_open(stream->posting) && (found == NULL || stream->priority > found->priority))
+        if (stream->posting != NULL && is_open(stream->posting->link->engine, stream->posting) && (found == NULL || stream->priority > found->priority))
             found = stream;
     return found;
 }

@@ -85,7 +85,7 @@ static void find_ways(kvt_link *link)
         link->mapped_pool = mapped;
         plan_populate(link);
     }
-    if (can_put || link->mapped_pool != NULL) /* what is mapped can be put to as well, without emulation */
+    if ((can_put || link->mapped_pool != NULL) && link->engine->with_remote_access) /* what is mapped as well */
         link->ways |= 1u << WAY_PUT;
     if (link->device_pool != NULL)
         link->ways |= 1u << WAY_MOVE;

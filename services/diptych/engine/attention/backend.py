@@ -9,20 +9,84 @@ from typing import Protocol
 
 from torch import Tensor
 
-from diptych.engine.batch import ForwardBatch
+from diptych.engine.batch import ForwardMode
+from diptych.engine.runner.staged_batch import StagedBatch
 
 
 class AttentionBackend(Protocol):
-    """Owns no memory but its tables; reads and writes the KV pool it was built on."""
+    """Owns no memory but its tables and workspaces; reads and writes the KV pool it was built on.
 
-    def init_forward_metadata(self, batch: ForwardBatch) -> None:
+    Both passes rotate queries and keys, write keys and values to their slots, and attend to what the layer sees of the
+    past. `qkv`: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, queries, keys, values; it may be
+    overwritten. `out`: `[num_tokens, num_heads * head_dim]`. On a GPU they only queue work on the current stream.
+    """
+
+    def init_forward_metadata(self, batch: StagedBatch) -> None:
         """Prepare what all layers of the step share."""
         ...
 
-    def attend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
-        """Rotate queries and keys, write keys and values to their slots, attend to what the layer sees of the past.
+    def forward_extend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
+        """Requests have any number of new tokens."""
+        ...
 
-        `qkv`: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, queries, keys, values; it may be overwritten.
-        `out`: `[num_tokens, num_heads * head_dim]`.
+    def forward_decode(self, qkv: Tensor, layer: int, out: Tensor) -> None:
+        """Each request has one new token."""
+        ...
+
+
+class GraphAttention(AttentionBackend, Protocol):
+    """A backend whose decode steps can be recorded in CUDA graphs, one a batch size."""
+
+    def capture_metadata(self, batch: StagedBatch) -> None:
+        """In place of `init_forward_metadata`, before `forward_decode` is recorded for so many rows.
+
+        The graph reads the tensors of `batch`, at the addresses that they have now, in every replay. `page_table` is
+        as wide as a request can become; what the tensors hold now decides nothing.
         """
         ...
+
+    def replay_metadata(self, batch: StagedBatch) -> None:
+        """Before a replay: the recorded tensors, those of `batch`, hold the step that is to be computed."""
+        ...
+
+
+class PhasedAttention:
+    """Attends by one backend in decode steps, and by the same or another one in all others."""
+
+    def __init__(
+        self, extend: AttentionBackend, decode: AttentionBackend, graphs: GraphAttention | None = None
+    ) -> None:
+        """`graphs` is `decode` again, if its steps can be recorded."""
+        self._extend = extend
+        self._decode = decode
+        self._graphs = graphs
+        self._forward = extend.forward_extend
+
+    @property
+    def is_recordable(self) -> bool:
+        """Whether decode steps can be recorded: `capture_metadata` and `replay_metadata` may be called."""
+        return self._graphs is not None
+
+    def of(self, mode: ForwardMode) -> AttentionBackend:
+        """Return the backend of such steps."""
+        return self._decode if mode is ForwardMode.DECODE else self._extend
+
+    def init_forward_metadata(self, batch: StagedBatch) -> None:
+        backend, is_decode = self.of(batch.host.mode), batch.host.mode is ForwardMode.DECODE
+        backend.init_forward_metadata(batch)
+        self._forward = backend.forward_decode if is_decode else backend.forward_extend
+
+    def capture_metadata(self, batch: StagedBatch) -> None:
+        """See `GraphAttention`."""
+        assert self._graphs is not None, "not recordable"
+        self._graphs.capture_metadata(batch)
+        self._forward = self._graphs.forward_decode
+
+    def replay_metadata(self, batch: StagedBatch) -> None:
+        """See `GraphAttention`."""
+        assert self._graphs is not None, "not recordable"
+        self._graphs.replay_metadata(batch)
+
+    def attend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
+        """Compute a layer of the step that was prepared last."""
+        self._forward(qkv, layer, out)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from diptych.engine.attention.rope import rope_tables
-from diptych.engine.batch import ForwardBatch, ForwardMode
 from diptych.engine.loader.config import ModelConfig
+from diptych.engine.runner.staged_batch import StagedBatch
 from diptych.kernels.cpu.paged_attention import AttentionLayer, Heads, PagedAttention, Tokens
 
 
@@ -17,20 +17,20 @@ class CpuAttention:
         self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         self._kv = kv
         self._layers = _layers(config, kv)
-        self._mode = ForwardMode.EXTEND
         self._step: PagedAttention | None = None
 
-    def init_forward_metadata(self, batch: ForwardBatch) -> None:
-        tokens = Tokens(batch.positions, batch.out_slots, batch.extend_lens, batch.page_table)
-        self._mode = batch.mode
+    def init_forward_metadata(self, batch: StagedBatch) -> None:
+        host = batch.host
+        tokens = Tokens(host.positions, host.out_slots, host.extend_lens, host.page_table)
         self._step = PagedAttention(self._heads, self._kv, tokens)
 
-    def attend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
+    def forward_extend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
         assert self._step is not None
-        if self._mode is ForwardMode.DECODE:
-            self._step.decode(qkv, self._layers[layer], out)
-        else:
-            self._step.extend(qkv, self._layers[layer], out)
+        self._step.extend(qkv, self._layers[layer], out)
+
+    def forward_decode(self, qkv: Tensor, layer: int, out: Tensor) -> None:
+        assert self._step is not None
+        self._step.decode(qkv, self._layers[layer], out)
 
 
 def _layers(config: ModelConfig, kv: Tensor) -> list[AttentionLayer]:

@@ -9,10 +9,10 @@ from diptych.engine.loader.config import ModelConfig, Rope
 
 
 def rope_tables(config: ModelConfig, kv: Tensor) -> dict[Rope, Tensor]:
-    """Return a table for each kind of layer, as long as a request that the pool `kv` can hold."""
+    """Return a table for each kind of layer, as long as a request that the pool `kv` can hold, and beside it."""
     num_slots = kv.shape[0] * kv.shape[3]
     ropes = {config.rope_of(layer) for layer in range(config.num_layers)}
-    return {rope: _table(rope, min(config.context_len, num_slots)) for rope in ropes}
+    return {rope: _table(rope, min(config.context_len, num_slots)).to(kv.device) for rope in ropes}
 
 
 def _table(rope: Rope, num_positions: int) -> Tensor:

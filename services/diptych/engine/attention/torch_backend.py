@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diptych.engine.attention.kv_scales import kv_scales
 from diptych.engine.attention.rope import rope_tables
 from diptych.engine.batch import ForwardBatch, ForwardMode
 from diptych.engine.loader.config import ModelConfig, Rope
+from diptych.engine.runner.staged_batch import StagedBatch
 
 FP8_LARGEST: Final = 448.0
 
@@ -50,49 +52,57 @@ class TorchAttention:
         self._kv = kv
         self._bytes = kv.view(torch.uint8) if kv.dtype == torch.float8_e4m3fn else kv  # torch does not index FP8
         self._page_size = kv.shape[3]
+        self._scales = torch.tensor(kv_scales(config, kv.dtype), device=kv.device)[:, :, None, None]  # of FP8
         self._ropes = rope_tables(config, kv)
         self._windows = {config.window(layer) for layer in range(config.num_layers)}
         self._metadata: Metadata | None = None
 
-    def init_forward_metadata(self, batch: ForwardBatch) -> None:
-        slots = torch.from_numpy(batch.out_slots)
-        positions, seq_lens = torch.from_numpy(batch.positions), torch.from_numpy(batch.seq_lens)[:, None]
-        table = torch.from_numpy(batch.page_table).long()
-        places = torch.arange(table.shape[1] * self._page_size)
+    def init_forward_metadata(self, batch: StagedBatch) -> None:
+        seq_lens, table = batch.seq_lens[:, None], batch.page_table.long()
+        places = torch.arange(table.shape[1] * self._page_size, device=table.device)
         in_use = places < seq_lens
         self._metadata = Metadata(
-            ropes={rope: self._turns(angles[positions]) for rope, angles in self._ropes.items()},
-            out_pages=slots // self._page_size,
-            out_offsets=slots % self._page_size,
-            spans=self._spans(batch, table) if batch.mode is not ForwardMode.DECODE else (),
+            ropes={rope: self._turns(angles[batch.positions]) for rope, angles in self._ropes.items()},
+            out_pages=batch.out_slots // self._page_size,
+            out_offsets=batch.out_slots % self._page_size,
+            spans=self._spans(batch.host, table) if batch.host.mode is not ForwardMode.DECODE else (),
             page_table=table,
             in_use=in_use,
             masks={each: in_use & (places >= seq_lens - each) if each else in_use for each in self._windows},
         )
 
-    def attend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
+    def forward_extend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
+        queries, metadata = self._rotate_and_store(qkv, layer)
+        attended = torch.cat([self._extend(queries, span, layer) for span in metadata.spans])
+        out.copy_(attended.reshape(out.shape))
+
+    def forward_decode(self, qkv: Tensor, layer: int, out: Tensor) -> None:
+        queries, metadata = self._rotate_and_store(qkv, layer)
+        out.copy_(self._decode(queries, metadata, layer).reshape(out.shape))
+
+    def _rotate_and_store(self, qkv: Tensor, layer: int) -> tuple[Tensor, Metadata]:
+        """Return the rotated queries, `[num_tokens, num_heads, head_dim]`."""
         assert self._metadata is not None
         num_tokens, heads, kv_heads = qkv.shape[0], self._num_heads, self._num_kv_heads
         states = qkv.view(num_tokens, heads + 2 * kv_heads, self._head_dim)
         self._rotate(states[:, : heads + kv_heads], *self._metadata.ropes[self._config.rope_of(layer)])
         new_kv = states[:, heads:].view(num_tokens, 2, kv_heads, self._head_dim)
         self._store(new_kv, layer, self._metadata)
-        queries = states[:, :heads]
-        if self._metadata.spans:
-            attended = torch.cat([self._extend(queries, span, layer) for span in self._metadata.spans])
-        else:
-            attended = self._decode(queries, self._metadata, layer)
-        out.copy_(attended.reshape(out.shape))
+        return states[:, :heads], self._metadata
 
     def _store(self, new_kv: Tensor, layer: int, metadata: Metadata) -> None:
         if self._kv.dtype == torch.float8_e4m3fn:
-            new_kv = new_kv.clamp(-FP8_LARGEST, FP8_LARGEST)  # torch makes NaN of what is larger
+            scaled = new_kv.float() / self._scales[layer]
+            new_kv = scaled.clamp(-FP8_LARGEST, FP8_LARGEST)  # torch makes NaN of what is larger
         stored = new_kv.to(self._kv.dtype).view(self._bytes.dtype)
         self._bytes[metadata.out_pages, layer, :, metadata.out_offsets] = stored
 
     def _load(self, pages: Tensor, layer: int) -> Tensor:
         """Return `[..., 2, page_size, num_kv_heads, head_dim]` for page numbers of any shape."""
-        return self._bytes[pages, layer].view(self._kv.dtype).to(self._dtype)
+        stored = self._bytes[pages, layer].view(self._kv.dtype)
+        if not self._config.kv_scales:
+            return stored.to(self._dtype)
+        return (stored.float() * self._scales[layer, :, :, :, None]).to(self._dtype)
 
     def _spans(self, batch: ForwardBatch, table: Tensor) -> tuple[Span, ...]:
         ends = batch.extend_lens.cumsum().tolist()
@@ -103,7 +113,7 @@ class TorchAttention:
                 end=end,
                 pages=table[row, : -(-seq_len // self._page_size)],
                 seq_len=seq_len,
-                masks={window: _mask(extend_len, seq_len, window) for window in self._windows},
+                masks={window: _mask(extend_len, seq_len, window, table.device) for window in self._windows},
             )
             for row, (end, (extend_len, seq_len)) in enumerate(zip(ends, lens, strict=True))
         )
@@ -145,12 +155,12 @@ class TorchAttention:
         group = self._num_heads // self._num_kv_heads
         keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
         scores = softcap * torch.tanh(queries @ keys.transpose(2, 3) * (scale / softcap))
-        seen = torch.ones(scores.shape[2:], dtype=torch.bool).tril() if mask is None else mask
+        seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).tril() if mask is None else mask
         return scores.masked_fill(~seen, -torch.inf).softmax(dim=-1, dtype=torch.float32).to(values.dtype) @ values
 
 
-def _mask(extend_len: int, seq_len: int, window: int) -> Tensor | None:
+def _mask(extend_len: int, seq_len: int, window: int, device: torch.device) -> Tensor | None:
     if seq_len == extend_len and (window == 0 or window >= seq_len):
         return None
-    seen = torch.ones(extend_len, seq_len, dtype=torch.bool).tril(diagonal=seq_len - extend_len)
+    seen = torch.ones(extend_len, seq_len, dtype=torch.bool, device=device).tril(diagonal=seq_len - extend_len)
     return seen.triu(diagonal=seq_len - extend_len + 1 - window) if window else seen

@@ -14,7 +14,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from diptych.common.errors import ConfigError, InvalidRequest
 from diptych.engine.grammar import json_schema
-from diptych.engine.grammar.grammar import Grammar, GrammarKind
+from diptych.engine.grammar.grammar import Grammar, GrammarKind, Preamble
 from diptych.engine.grammar.matcher import CompiledGrammar, first_words, num_words
 from diptych.engine.loader.tokenizer import Tokenizer
 
@@ -26,6 +26,7 @@ MAX_LEXER_STATES: Final = 250_000
 # them where a grammar spells one out, and a replay might meet other tokens.
 HEADER: Final = '%llguidance {"no_forcing": true}\n'
 GBNF_HEADER: Final = "%llguidance {}\n"
+BLANKS: Final = r"/[ \n\r\t]{0,8}/"  # between what a model thinks and what it answers
 PROBE: Final = ' {"a": [1, -2.5e3], "é ü": "日本\\n\t"}'
 
 
@@ -61,11 +62,24 @@ class Compiler:
 
 
 def _source(grammar: Grammar) -> str:
-    """Return what llguidance reads: its own dialect of Lark's grammars."""
+    """Return what llguidance reads: its own dialect of Lark's grammars, or several of them as JSON."""
     try:
-        return HEADER + _rules(grammar)
+        rules = HEADER + _rules(grammar)
+        return rules if grammar.preamble is None else _behind(grammar.preamble, rules)
     except Exception as error:  # the converter of GBNF raises nothing more special
         raise _refusal(grammar, str(error)) from None
+
+
+def _behind(preamble: Preamble, rules: str) -> str:
+    """Return the grammar of texts that begin with the preamble. `rules` keep their names to themselves."""
+    front = "thought" if not preamble.opening else f"({json.dumps(preamble.opening)} thought)?"
+    lines = (
+        f"start: {front} @answer",
+        f"thought: free {BLANKS}",
+        f"free[suffix={json.dumps(preamble.closing)}]: /(?s:.*)/",
+    )
+    parts = [("output", HEADER + "\n".join(lines)), ("answer", rules)]
+    return json.dumps({"grammars": [{"name": name, "lark_grammar": text} for name, text in parts]})
 
 
 def _rules(grammar: Grammar) -> str:

@@ -12,6 +12,7 @@ from diptych.common.errors import InvalidRequest
 from diptych.engine.batch import I32
 
 MAX_GRAMMAR_CHARS: Final = 2**18
+MAX_MARK_CHARS: Final = 64  # of a preamble
 
 
 class GrammarKind(enum.Enum):
@@ -23,11 +24,20 @@ class GrammarKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Preamble:
+    """Text of any kind in front of what must match: what a model thinks before it answers."""
+
+    opening: str  # that it begins with, if it is there at all; empty: it has no mark, and is there
+    closing: str  # ends it
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """What an output must match. Whether it can be compiled, `compiler.check` says."""
 
     kind: GrammarKind
     text: str
+    preamble: Preamble | None = None
 
     @classmethod
     def from_schema(cls, schema: Mapping[str, Any]) -> Grammar:
@@ -44,6 +54,9 @@ class Grammar:
         if len(self.text) > MAX_GRAMMAR_CHARS:
             words = f"{self.kind.value} takes at most {MAX_GRAMMAR_CHARS} characters, not {len(self.text)}"
             raise InvalidRequest(words, param=self.kind.value)
+        marks = (self.preamble.opening, self.preamble.closing) if self.preamble else ()
+        if any(len(mark) > MAX_MARK_CHARS for mark in marks):
+            raise InvalidRequest(f"a preamble's mark has at most {MAX_MARK_CHARS} characters", param="preamble")
 
 
 def _quote(text: str) -> str:

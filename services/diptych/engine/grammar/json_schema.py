@@ -19,7 +19,7 @@ def read(text: str) -> Mapping[str, Any]:
         raise ValueError(f"not valid JSON: {error}") from None
     if not isinstance(schema, dict):
         raise ValueError(f"a schema must be an object, not {text[:20]}")
-    for part in _schemas(schema):
+    for part in schemas_in(schema):
         _check_counts(part)
     return schema
 
@@ -31,8 +31,8 @@ def _check_counts(schema: Mapping[str, Any]) -> None:
         raise ValueError(f"minProperties {least} is not supported with {len(required)} required properties")
 
 
-def _schemas(root: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield every schema inside `root`, a schema or a list of schemas."""
+def schemas_in(root: Any) -> Iterator[dict[str, Any]]:
+    """Yield every schema inside `root`, a schema or a list of schemas. Who gets one may change it."""
     waiting = [root]
     while waiting:
         node = waiting.pop()

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
 
 import jinja2
 from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from diptych.common.errors import ConfigError, InvalidRequest
 
 Message = Mapping[str, Any]
+# what every template has, beside its own parameters
+_GIVEN: Final = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
 # what the program in a template can run into with messages it does not expect
 TEMPLATE_FAILURES = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
@@ -29,27 +33,54 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = dict(special_tokens)  # bos_token, eos_token, ... as the template names them
+        self.source = source
         try:
             self._template = environment.from_string(source)
+            self._reads = frozenset(find_undeclared_variables(environment.parse(source)))
         except TemplateError as error:
             raise ConfigError(f"the model's chat template does not compile: {error}") from None
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        parameters: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """Return the prompt. Raises `InvalidRequest` with the template's words when it rejects the messages."""
+        if parameters:
+            self._check(parameters)
+        given = {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._special_tokens
-            )
+            return self._template.render({**self._special_tokens, **parameters, **given})
         except SecurityError as error:
             raise ConfigError(f"the model's chat template tries to leave its sandbox: {error}") from None
         except TEMPLATE_FAILURES as error:
             message = f"the model's chat template rejects these messages: {error}"
             raise InvalidRequest(message, param="messages") from None
 
+    def reads(self, name: str) -> bool:
+        """Tell whether the template looks at a variable of that name."""
+        return name in self._reads
 
-def _to_json(value: object, indent: int | None = None) -> str:
+    def _check(self, parameters: Mapping[str, Any]) -> None:
+        own = self._reads - self._special_tokens.keys() - _GIVEN
+        unknown = next((name for name in parameters if name not in own), None)
+        if unknown is not None:
+            words = f"the model's chat template has no parameter {unknown!r}; it has {', '.join(sorted(own)) or 'none'}"
+            raise InvalidRequest(words, param="chat_template_kwargs")
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """Unlike Jinja's own filter: no HTML escapes."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -65,6 +65,7 @@ class ModelConfig:
     norm_offset: float = 0.0  # added to every norm's weights
     embedding_scale: float = 1.0
     moe: Moe | None = None
+    kv_scales: tuple[tuple[float, float], ...] = ()  # [num_layers]: of FP8 keys, of FP8 values. Empty: 1 everywhere
 
     @property
     def score_scale(self) -> float:
@@ -73,6 +74,10 @@ class ModelConfig:
     def window(self, layer: int) -> int:
         """Return how many tokens `layer` sees; 0: all."""
         return self.windows[layer] if self.windows else 0
+
+    def kv_scale(self, layer: int) -> tuple[float, float]:
+        """Return what stored FP8 keys, and values, of `layer` are multiplied by."""
+        return self.kv_scales[layer] if self.kv_scales else (1.0, 1.0)
 
     def rope_of(self, layer: int) -> Rope:
         return self.local_rope if self.local_rope is not None and self.window(layer) else self.rope

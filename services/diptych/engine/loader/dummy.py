@@ -38,14 +38,19 @@ class DummyModel:
         return Tokenizer(_numbers(self.config.vocab_size), eos_ids=self.config.eos_ids, chat_template=None)
 
     def tensors(self) -> Iterator[tuple[str, Array]]:
+        """Views of the same memory, which must not be written to: weights of billions cost no time."""
+        placed = list(FAMILIES[self.config.architecture].placement(self.config))
+        shapes = [(sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:]) for _, pieces in placed]
         random = SCALE * np.random.default_rng(0).standard_normal(NUM_RANDOM, dtype=np.float32)
-        for name, pieces in FAMILIES[self.config.architecture].placement(self.config):
-            shape = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
+        repeated = np.resize(random, NUM_RANDOM + max(map(math.prod, shapes)))
+        start = 0
+        for (name, _), shape in zip(placed, shapes, strict=True):
             if len(shape) == 1:
                 yield name, np.full(shape, 0.0 if name.endswith(".bias") else 1.0 - self.config.norm_offset, np.float32)
             else:
-                random = np.roll(random, -math.prod(shape))  # goes on where the tensor before ended
-                yield name, np.resize(random, math.prod(shape)).reshape(shape)
+                size = math.prod(shape)
+                start = (start + size) % NUM_RANDOM  # no two matrices of a layer begin alike
+                yield name, repeated[start : start + size].reshape(shape)
 
 
 def _numbers(vocab_size: int) -> tokenizers.Tokenizer:

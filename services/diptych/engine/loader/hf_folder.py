@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.fingerprint import fingerprint
 from diptych.engine.loader.hf_tokenizer import read_tokenizer
 from diptych.engine.loader.json_file import read_json
+from diptych.engine.loader.kv_scales import KvScales, is_kv_scale, read_kv_scales
 from diptych.engine.loader.safetensors import FLOATS, read_header, read_tensors, tensor_names
 from diptych.engine.loader.tokenizer import Tokenizer
 from diptych.engine.models.registry import FAMILIES, from_hf
@@ -29,10 +31,11 @@ class HfFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.config = read_config(folder)
+        config = read_config(folder)
         quantization = read_json(folder / "config.json").get("quantization_config")
-        self._scheme = read_scheme(quantization, self.config.model_id) if quantization else None
+        self._scheme = read_scheme(quantization, config.model_id) if quantization else None
         self._shards = _shards(folder)
+        self.config = replace(config, kv_scales=_kv_scales(self._shards, config))
         header = (folder / "config.json").read_bytes() + b"".join(read_header(shard)[0] for shard in self._shards)
         self.weights_id = fingerprint(self._shards, header)
 
@@ -52,7 +55,7 @@ class HfFolder:
         derived = (*DERIVED, "lm_head.weight") if self.config.tie_embeddings else DERIVED
         for shard in self._shards:
             for name, tensor in read_tensors(shard):
-                if not name.startswith(not_read) and not name.endswith(derived):
+                if not name.startswith(not_read) and not name.endswith(derived) and not is_kv_scale(name):
                     yield name, tensor
 
 
@@ -61,6 +64,13 @@ def read_config(folder: Path) -> ModelConfig:
     generation = folder / "generation_config.json"
     values = read_json(folder / "config.json")
     return from_hf(values, read_json(generation) if generation.exists() else {}, folder.resolve().name)
+
+
+def _kv_scales(shards: list[Path], config: ModelConfig) -> KvScales:
+    not_read = FAMILIES[config.architecture].not_read
+    with_scales = (shard for shard in shards if any(map(is_kv_scale, tensor_names(shard))))
+    tensors = (named for shard in with_scales for named in read_tensors(shard) if not named[0].startswith(not_read))
+    return read_kv_scales(tensors, config.num_layers, config.model_id)
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -19,9 +19,10 @@ def read_tokenizer(folder: Path, eos_ids: tuple[int, ...]) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ConfigError(f"{folder} has no tokenizer.json; slow tokenizers are not supported")
-    return Tokenizer(
-        tokenizers.Tokenizer.from_file(str(path)), eos_ids=eos_ids, chat_template=_read_chat_template(folder)
-    )
+    backend = tokenizers.Tokenizer.from_file(str(path))
+    backend.no_truncation()  # a file may ask for either, as it was trained; a prompt is tokenised as it is
+    backend.no_padding()
+    return Tokenizer(backend, eos_ids=eos_ids, chat_template=_read_chat_template(folder))
 
 
 def _read_chat_template(folder: Path) -> ChatTemplate | None:

@@ -1,5 +1,6 @@
 """Finds out what a model name means and opens it.
 
+sim                          a built-in one without weights, for simulations
 smollm2                      the small model, fetched on first use (also SmolLM2-135M-Instruct)
 path/to/model.gguf           one GGUF file
 path/to/folder               a Hugging Face folder: config.json, *.safetensors, tokenizer.json
@@ -22,6 +23,7 @@ from diptych.engine.loader.load_format import LoadFormat
 from diptych.engine.loader.progress import console_progress
 from diptych.engine.loader.tokenizer import Tokenizer
 from diptych.engine.quantization.weight import Stored
+from diptych.engine.sim import model as sim
 
 DEMO_NAMES = ("smollm2", demo.MODEL_ID.lower())
 
@@ -50,6 +52,8 @@ def open_model(path_or_name: str, load_format: LoadFormat = "auto") -> ModelSour
         if not (path_or_name and is_right(path)):
             raise ConfigError(f"no model {path_or_name!r}: --load-format {load_format} takes {wanted}")
         return open_path(path)
+    if path_or_name == sim.NAME:
+        return sim.BuiltInModel()
     if path_or_name.lower() in DEMO_NAMES:
         with console_progress() as progress:
             return GgufModel(demo.fetch(progress), demo.MODEL_ID)

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import tokenizers
+from tokenizers.decoders import ByteLevel
 
 from diptych.common.errors import InvalidRequest
+from diptych.engine.byte_detokenizer import ByteDetokenizer
+from diptych.engine.detokenizer import Detokenizer, IncrementalDetokenizer
 from diptych.engine.loader.chat_template import ChatTemplate, Message
-from diptych.engine.loader.token_bytes import TokenBytes
+from diptych.engine.loader.cut_points import cut_points
+from diptych.engine.loader.showing_tokenizer import ShowingTokenizer
+from diptych.engine.loader.token_bytes import TextBytes, TokenBytes
+
+
+def stay_in_the_callers_thread() -> None:
+    """Keep the library from threads of its own, one a core: who calls it says how many threads tokenise."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class Tokenizer:
@@ -18,30 +32,59 @@ class Tokenizer:
         self, backend: tokenizers.Tokenizer, *, eos_ids: Sequence[int], chat_template: ChatTemplate | None
     ) -> None:
         self._backend = backend
-        self._chat_template = chat_template
+        self.chat_template = chat_template
         self.eos_ids = tuple(eos_ids)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.token_bytes = TokenBytes(backend)
+        self._text_bytes = TextBytes(backend) if isinstance(backend.decoder, ByteLevel) else None
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return token ids. `add_special_tokens` puts the model's BOS in front, where the model has that habit."""
+        return self.encode_all([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[list[int]]:
+        """Return the token ids of each text. Other threads run meanwhile: the library's `encode` would stop them."""
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except (UnicodeError, TypeError) as error:  # a lone surrogate has no UTF-8 form
             raise InvalidRequest(f"text is not valid Unicode: {error}") from None
-        return ids
+        return [encoding.ids for encoding in encodings]
+
+    def cut_points(self) -> re.Pattern[str] | None:
+        """Return what matches the tokens before which a text may be cut without a change of its tokens."""
+        return cut_points(self._backend)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Return text; bytes that are not (yet) UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def detokenizer(self) -> Detokenizer:
+        """Return what makes text of one request's tokens as they come."""
+        return IncrementalDetokenizer(self) if self._text_bytes is None else ByteDetokenizer(self._text_bytes)
+
+    def showing(self, tokens: Collection[str]) -> Tokenizer | ShowingTokenizer:
+        """Return what decodes these tokens as the texts that they are, should they be special."""
+        added = self._backend.get_added_tokens_decoder().values()
+        if not any(token.special and token.content in tokens for token in added):
+            return self
+        return ShowingTokenizer(self._backend, tokens, self.eos_ids)
+
     def to_json(self) -> str:
         """Return what `tokenizer.json` would hold."""
         return self._backend.to_str()
 
-    def apply_chat_template(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        parameters: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """Return the prompt for `messages`; encode it without `add_special_tokens`, it carries its own."""
-        if self._chat_template is None:
+        if self.chat_template is None:
             raise InvalidRequest("this model has no chat template: use completions with a plain prompt")
-        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self.chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, parameters=parameters
+        )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
-from diptych.engine.models.ops import Matrix, Weight
+from diptych.engine.models.experts import ExpertsInTurn
+from diptych.engine.models.ops import Activate, Experts, Matrix, Weight
 from diptych.engine.models.placement import Split
 from diptych.kernels.cpu import elementwise
 from diptych.kernels.cpu.linear import PackedMatrix
@@ -19,6 +22,9 @@ class CpuOps:
             return PackedMatrix(weight)
         parts = [QuantizedMatrix(part) for part in weight.parts]
         return parts[0] if len(parts) == 1 else StackedMatrix(parts)
+
+    def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], ffn_size: int, activate: Activate) -> Experts:
+        return ExpertsInTurn(gate_up, down, ffn_size, activate)
 
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from diptych.engine.attention.backend import AttentionBackend
+from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.batch import OnLayer
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.models.layers.attention import AttentionBlock
@@ -35,7 +35,6 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype) -> None:
         self._config = config
-        self._dtype = dtype
         self._ops = ops
         self._embed = weights.matrix("embed")
         self._lm_head = self._embed if config.tie_embeddings else weights.matrix("lm_head")
@@ -45,24 +44,30 @@ class Decoder:
         self._layers = [_layer(config, weights, ops, index) for index in range(config.num_layers)]
 
     def forward(
-        self, input_ids: Tensor, logits_rows: Tensor, attention: AttentionBackend, on_layer: OnLayer | None = None
+        self, input_ids: Tensor, logits_rows: Tensor, attention: PhasedAttention, on_layer: OnLayer | None = None
     ) -> Tensor:
         """Run `[num_tokens]` new tokens; return the logits `[num_rows, vocab_size]` of the tokens `logits_rows`.
 
         `attention` was told of the batch before. After the last attention only `logits_rows` are computed.
         """
         x = self._embedded(input_ids)
-        buffers = Buffers.allocate(self._config, len(x), self._dtype)
+        buffers = Buffers.allocate(self._config, x)
         self._ops.rms_norm(x, self._input_norm, self._config.rms_norm_eps, buffers.normed)
         for index, layer in enumerate(self._layers):
             layer.attention.attend(buffers, attention)
             if on_layer is not None:
                 on_layer(index)
             if layer is self._layers[-1]:
-                attended, x = buffers.attended[logits_rows], x[logits_rows]
-                buffers = Buffers.allocate(self._config, len(x), self._dtype)
-                buffers.attended.copy_(attended)
+                return self._last(layer, x[logits_rows], buffers.attended[logits_rows])
             self._finish(layer, x, buffers)
+        raise AssertionError("a model without layers")
+
+    def _last(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
+        """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
+        if not len(x):
+            return x.new_empty(0, self._config.vocab_size)
+        buffers = replace(Buffers.allocate(self._config, x), attended=attended)
+        self._finish(layer, x, buffers)
         return self._logits(buffers.normed)
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
@@ -83,7 +88,7 @@ class Decoder:
         self._ops.add_rms_norm(x, buffers.delta, next_norm, eps, buffers.normed)
 
     def _logits(self, normed: Tensor) -> Tensor:
-        logits = torch.empty(len(normed), self._config.vocab_size, dtype=self._dtype)
+        logits = normed.new_empty(len(normed), self._config.vocab_size)
         self._lm_head.multiply(normed, logits)
         cap = self._config.logits_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits

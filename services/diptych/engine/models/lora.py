@@ -76,11 +76,14 @@ class Loras:
     `prepare` may run in any thread, `install` and `remove` in another one than `begin` and the model.
     """
 
-    def __init__(self, num_layers: int, num_slots: int, kernels: LowRankKernels, dtype: torch.dtype) -> None:
+    def __init__(
+        self, num_layers: int, num_slots: int, kernels: LowRankKernels, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._late_names = {f"{num_layers - 1}.{name}" for name in LATE}
         self._num_slots = num_slots
         self._kernels = kernels
         self._dtype = dtype
+        self._device = device
         self._all, self._late = _Current(), _Current()
         self._tables: dict[str, LowRankTable] = {}  # by matrix
         self._changes: deque[Callable[[], None]] = deque()
@@ -96,7 +99,10 @@ class Loras:
         """Lay out the weights of an adapter."""
         products: dict[str, list[Product]] = {}
         for product in adapter.products:
-            a, b = (torch.from_numpy(np.ascontiguousarray(side)).to(self._dtype) for side in (product.a, product.b))
+            a, b = (
+                torch.from_numpy(np.ascontiguousarray(side)).to(self._device, self._dtype)
+                for side in (product.a, product.b)
+            )
             products.setdefault(product.target, []).append((a, b, product.start))
         return self._kernels.prepare(products)
 
@@ -114,7 +120,12 @@ class Loras:
             self._all.groups = self._late.groups = None
             return
         owner = np.repeat(adapters, extend_lens)
-        self._all.groups, self._late.groups = TokenGroups.of(owner), TokenGroups.of(owner[late_rows])
+        self._all.groups, self._late.groups = self._groups(owner), self._groups(owner[late_rows])
+
+    def _groups(self, owner: I64) -> TokenGroups | None:
+        """A GPU gets them once a step: were they copied for each matrix, each would wait for the one before."""
+        groups = TokenGroups.of(owner)
+        return None if groups is None else groups.on(self._device)
 
     def _install(self, slot: int, prepared: Prepared) -> None:
         for name, each in prepared.items():

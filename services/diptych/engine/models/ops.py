@@ -6,16 +6,19 @@ Results go to buffers of the caller: a step's layers share them, so memory is to
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diptych.engine.models.dense import dense
+from diptych.engine.models.dense import CPU, dense
+from diptych.engine.models.experts import ExpertsInTurn
 from diptych.engine.models.placement import Split
 from diptych.engine.quantization.weight import QuantizedWeight
 
+Activate = Callable[[Tensor, Tensor], None]  # gates and ups -> activated
 Weight = Tensor | QuantizedWeight  # of the model's dtype, or as the checkpoint stores it
 
 
@@ -31,6 +34,17 @@ class Matrix(Protocol):
         ...
 
 
+class Experts(Protocol):
+    """The networks of a mixture."""
+
+    def forward(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
+        """Add up what each token's `chosen` experts make of it, by their `shares`.
+
+        `x` and `out` are `[num_tokens, hidden_size]`, `chosen` and `shares` `[num_tokens, experts_per_token]`.
+        """
+        ...
+
+
 class Ops(Protocol):
     """What a layer computes. All tensors are contiguous, two-dimensional, of the model's dtype.
 
@@ -40,6 +54,10 @@ class Ops(Protocol):
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         """Take over the weight `[num_rows, num_columns]` called `name`: "embed", "lm_head", "0.qkv", ..."""
+        ...
+
+    def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], ffn_size: int, activate: Activate) -> Experts:
+        """Take over one matrix of each kind of each expert, made by `matrix`."""
         ...
 
     def all_reduce(self, x: Tensor) -> None:
@@ -59,7 +77,7 @@ class Ops(Protocol):
     def gelu_tanh_and_mul(self, gate_up: Tensor, out: Tensor) -> None: ...
 
     def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
-        """Norm each of the `num_heads` queries and of the keys in place; `qkv` is as in `AttentionBackend.attend`."""
+        """Norm each of the `num_heads` queries and of the keys in place; `qkv` is as in `AttentionBackend`."""
         ...
 
 
@@ -79,13 +97,17 @@ class TorchMatrix:
 class TorchOps:
     """Any dtype on any device."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device = CPU) -> None:
         self._dtype = dtype
+        self._device = device
 
     def matrix(self, name: str, weight: Weight, split: Split) -> TorchMatrix:
         if isinstance(weight, QuantizedWeight):  # torch's products want one dtype
-            weight = dense(weight.parts, self._dtype)
+            weight = dense(weight.parts, self._dtype, self._device)
         return TorchMatrix(weight)
+
+    def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], ffn_size: int, activate: Activate) -> Experts:
+        return ExpertsInTurn(gate_up, down, ffn_size, activate)
 
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""

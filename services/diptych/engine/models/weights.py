@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diptych.common.errors import ConfigError
 from diptych.engine.loader.config import ModelConfig
-from diptych.engine.models.dense import dense
+from diptych.engine.models.dense import CPU, dense
 from diptych.engine.models.ops import Matrix, Ops
 from diptych.engine.models.placement import Piece, Placed
 from diptych.engine.quantization.weight import Stored, merge, rows_of
@@ -68,8 +68,9 @@ def load(
     tensors: Iterable[tuple[str, Stored]],
     ops: Ops,
     dtype: torch.dtype,
+    device: torch.device = CPU,
 ) -> Weights:
-    """Read `tensors` to where `placement` says."""
+    """Read `tensors` to where `placement` says, in memory of `device`."""
     places = dict(placement)
     targets = _targets(places)
     matrices: dict[str, Matrix] = {}
@@ -84,10 +85,10 @@ def load(
                 continue
             del targets[piece.target]
             if len(piece.shape) == 1:
-                vectors[piece.target] = dense(complete, dtype)
+                vectors[piece.target] = dense(complete, dtype, device)
             else:
                 weight = merge(complete)
-                full = dense(complete, dtype) if weight is None else weight
+                full = dense(complete, dtype, device) if weight is None else weight
                 matrices[piece.target] = ops.matrix(piece.target, full, piece.split)
     if places:
         raise ConfigError(f"{config.model_id}: the checkpoint lacks {', '.join(sorted(places)[:5])}")

@@ -1,6 +1,7 @@
 """The KV pool as the tensor that attention reads and writes.
 
-The memory is the transfer engine's: a page is one contiguous piece for all layers, so that it moves in one write.
+A page is one contiguous piece for all layers, so that it moves in one write. The memory is the transfer engine's, or
+where nothing moves the tensor's own.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.transport import DevicePages, Pool, Transport
 
-DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # that models compute in
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}  # of states
 KV_DTYPES: Final = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn}
 
 
@@ -23,3 +26,37 @@ def kv_view(buffer: memoryview, layout: PoolLayout) -> Tensor:
     """
     dtype = KV_DTYPES[layout.dtype]
     return torch.frombuffer(buffer, dtype=dtype, count=layout.nbytes // dtype.itemsize).view(layout.shape)
+
+
+def device_view(pages: DevicePages, device: torch.device) -> Tensor:
+    """Do the same to pages in the memory of a CUDA device, without those behind them that links are tested with."""
+    layout = pages.layout
+    everything: Tensor = torch.as_tensor(pages, device=device)  # bytes
+    return everything[: layout.num_pages].view(KV_DTYPES[layout.dtype]).view(layout.shape)
+
+
+def shared_kv(transport: Transport, layout: PoolLayout, device: torch.device) -> tuple[Pool | DevicePages, Tensor]:
+    """Allocate a pool on `device` that peers write into; return it and its view. Raises `ConfigError`, `TransferError`.
+
+    Pages on a GPU leave when the kernels are done that were queued, until then, on the stream that is current.
+    """
+    if device.type == "cpu":
+        pool = transport.allocate_pool(layout)
+        return pool, kv_view(pool.buffer, layout)
+    from diptych.kernels.transfer_images import transfer_kernels  # needs Triton
+
+    assert device.index is not None, device
+    kernels = transfer_kernels(device.index, layout.layer_nbytes)
+    place = Device("cuda", device.index, kernels, lambda: torch.cuda.current_stream(device).cuda_stream)
+    pages = transport.allocate_device_pool(layout, place)
+    return pages, device_view(pages, device)
+
+
+def new_kv(layout: PoolLayout, device: torch.device) -> Tensor:
+    """Return the pool of an engine without peers, zeroed."""
+    return torch.zeros(layout.shape, dtype=KV_DTYPES[layout.dtype], device=device)
+
+
+def kv_bytes(kv: Tensor) -> memoryview:
+    """Return a pool in host memory as bytes, without a copy."""
+    return kv.view(torch.uint8).view(-1).numpy().data

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
-
+from diptych.common.errors import InvalidRequest
+from diptych.common.roles import LegKind
 from diptych.engine.cache_changes import CacheDelta
-from diptych.engine.events import EmitTokens, Load, Start
+from diptych.engine.events import EmitTokens, Start
 from diptych.engine.finish import Finish
-from diptych.engine.grammar.grammar import Grammar, GrammarKind
+from diptych.engine.grammar.grammar import Grammar, GrammarKind, Preamble
 from diptych.engine.kv_feed import KvMessage
+from diptych.engine.leg_prompt import prompt_of
 from diptych.engine.logprobs import TokenLogprobs
 from diptych.engine.lora.registry import Loaded
 from diptych.engine.output import Failure, FailureCode, Output, Stats
 from diptych.engine.page_hash import extra_key
 from diptych.engine.request import new_request
 from diptych.engine.sampling_params import SamplingParams
+from diptych.engine.scheduler_core import Load
 from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
 _FINISH_TO_WIRE = {
@@ -24,6 +26,7 @@ _FINISH_TO_WIRE = {
     Finish.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
     Finish.ABORTED: inference_pb2.FINISH_REASON_ABORTED,
 }
+_LEG_KINDS = {kind.wire: kind for kind in LegKind}
 _CODE_TO_WIRE = {
     FailureCode.INVALID: worker_pb2.ERROR_CODE_INVALID,
     FailureCode.OVERLOADED: worker_pb2.ERROR_CODE_OVERLOADED,
@@ -33,13 +36,22 @@ _CODE_TO_WIRE = {
     FailureCode.ABORTED: worker_pb2.ERROR_CODE_ABORTED,
     FailureCode.RETRACTED: worker_pb2.ERROR_CODE_RETRACTED,
     FailureCode.INTERNAL: worker_pb2.ERROR_CODE_INTERNAL,
+    FailureCode.HANDED_BACK: worker_pb2.ERROR_CODE_HANDED_BACK,
+    FailureCode.TOO_LONG: worker_pb2.ERROR_CODE_TOO_LONG,
 }
 
 
 def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, max_tokens: int) -> Start:
-    """Return the request of `leg`; its output is cut to what `max_tokens` (prompt and output) leaves."""
-    prompt = np.array(leg.prompt_token_ids, dtype=np.int64)
+    """Return the request of `leg`; its output is cut to what `max_tokens` (prompt and output) leaves.
+
+    Raises `InvalidRequest`: nothing is made as large as a router says that was not looked at.
+    """
+    prompt = prompt_of(leg)
+    if leg.num_prior_output_tokens > len(prompt):
+        words = f"{leg.num_prior_output_tokens} of the prompt's {len(prompt)} tokens can't be earlier output"
+        raise InvalidRequest(words, param="num_prior_output_tokens")
     params = params_from_wire(leg.sampling)
+    params.validate()
     room_left = max(1, max_tokens - len(prompt))
     request = new_request(
         leg.room,
@@ -54,7 +66,7 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
         num_prior_output_tokens=leg.num_prior_output_tokens,
         adapter=adapter.slot,
     )
-    return Start(request, leg.peer_instance_id)
+    return Start(request, leg.peer_instance_id, _LEG_KINDS.get(leg.kind))
 
 
 def params_from_wire(wire: inference_pb2.SamplingParams) -> SamplingParams:
@@ -102,17 +114,17 @@ def params_to_wire(params: SamplingParams) -> inference_pb2.SamplingParams:
 
 def grammar_from_wire(wire: inference_pb2.Grammar) -> Grammar | None:
     kind = wire.WhichOneof("kind")
-    return None if kind is None else Grammar(GrammarKind(kind), getattr(wire, kind))
+    if kind is None:
+        return None
+    preamble = Preamble(wire.preamble_opening, wire.preamble_closing) if wire.preamble_closing else None
+    return Grammar(GrammarKind(kind), getattr(wire, kind), preamble)
 
 
 def grammar_to_wire(grammar: Grammar) -> inference_pb2.Grammar:
-    match grammar.kind:
-        case GrammarKind.JSON_SCHEMA:
-            return inference_pb2.Grammar(json_schema=grammar.text)
-        case GrammarKind.REGEX:
-            return inference_pb2.Grammar(regex=grammar.text)
-        case GrammarKind.EBNF:
-            return inference_pb2.Grammar(ebnf=grammar.text)
+    wire = inference_pb2.Grammar(**{grammar.kind.value: grammar.text})
+    if grammar.preamble is not None:
+        wire.preamble_opening, wire.preamble_closing = grammar.preamble.opening, grammar.preamble.closing
+    return wire
 
 
 def output_to_wire(output: Output) -> worker_pb2.LegOutput:
@@ -160,6 +172,7 @@ def _stats_to_wire(stats: Stats) -> worker_pb2.LegStats:
         bytes_moved=stats.bytes_moved,
         kv_digest=stats.kv_digest,
         queue_us=round(stats.queue_s * 1e6),
+        grant_us=round(stats.grant_s * 1e6),
         compute_us=round(stats.compute_s * 1e6),
         transfer_us=round(stats.transfer_s * 1e6),
         verify_us=round(stats.verify_s * 1e6),
@@ -190,7 +203,10 @@ def load_to_wire(load: Load, links: bootstrap_pb2.WorkerLoad) -> bootstrap_pb2.W
         free_pages=load.free_pages,
         total_pages=load.total_pages,
         waiting_tokens=load.waiting_tokens,
+        num_waiting_prompts=load.num_waiting_prompts,
         grantable_pages=load.grantable_pages,
+        blocked_tokens=load.blocked_tokens,
+        num_ungranted=load.num_ungranted,
     )
     wire.MergeFrom(links)
     return wire

@@ -221,7 +221,7 @@ async def _next(outputs: AsyncGenerator[Made, None]) -> Made | None:
 async def _start(options: EngineOptions, dispatch: DispatchName) -> tuple[Scheduler, int]:
     """Start the scheduler; return it and the context length once its model is loaded."""
     options.validate()
-    groups = [await _start_group(options) for _ in range(options.dp)]
+    groups = [await _start_group(options.of_group(group)) for group in range(options.dp)]
     scheduler: Scheduler = groups[0]
     if options.dp > 1:
         scheduler = DataParallelController(groups, new_policy(dispatch, options.page_size))

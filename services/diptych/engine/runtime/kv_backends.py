@@ -16,7 +16,9 @@ def open_transport(config: SchedulerConfig) -> Transport:
 
 
 def _open_ucx(config: SchedulerConfig) -> Transport:
-    return ucx.open_transport(config.transfer_id, options=ucx.UcxOptions(transports=config.transports))
+    """Ranks other than 0 hear of a grant later than the peer that it is for, and can't tell a write that is early."""
+    options = ucx.UcxOptions(transports=config.transports, only_granted=config.rank == 0)
+    return ucx.open_transport(config.transfer_id, options=options)
 
 
 def _open_nixl(config: SchedulerConfig) -> Transport:

@@ -10,12 +10,11 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
 
-from diptych.engine.runtime.scheduler_config import SchedulerConfig
 from diptych.kvtransfer.errors import MalformedNote, PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.probe import codec
@@ -25,7 +24,6 @@ from diptych.kvtransfer.probe.actions import (
     Done,
     Failed,
     FillProbe,
-    LinkTests,
     Measure,
     Passed,
     Tell,
@@ -33,8 +31,9 @@ from diptych.kvtransfer.probe.actions import (
     Write,
 )
 from diptych.kvtransfer.probe.choice import PathRule
-from diptych.kvtransfer.probe.notes import ProbeNote, ProbeOffer
+from diptych.kvtransfer.probe.notes import Flows, ProbeNote, ProbeOffer
 from diptych.kvtransfer.probe.reader import ReaderTests
+from diptych.kvtransfer.probe.two_way import TwoWayTests
 from diptych.kvtransfer.probe.writer import WriterTests
 from diptych.kvtransfer.transport import Flow, OpDone, PageIndices, PageWrite, Transport
 
@@ -54,16 +53,23 @@ class ProbePool(Protocol):
     @property
     def probe_pages(self) -> PageIndices: ...
 
-    def fill_probe(self, seed: int) -> None: ...
+    @property
+    def pattern_pages(self) -> PageIndices: ...
+
+    def fill_pattern(self, seed: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
     """Of a test, under way."""
 
-    peer: int
+    action: Action
     nbytes: int
     began_s: float
+
+    @property
+    def peer(self) -> int:
+        return self.action.peer
 
 
 class LinkTester:
@@ -73,14 +79,15 @@ class LinkTester:
         self,
         transport: Transport,
         pool: ProbePool,
-        tests: LinkTests,
+        tests: TwoWayTests,
         rule: PathRule,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
         self._pool = pool
         self._tests = tests
-        self._rule = rule
+        self._rule = rule  # of what we write
+        self._inbound_rule = replace(rule, pinned="auto")  # what is written here need only be fast enough
         self._clock = clock
         self._operations: dict[int, _Operation] = {}
         self._queue: deque[Action] = deque()
@@ -89,6 +96,14 @@ class LinkTester:
     def page_nbytes(self) -> int:
         return self._pool.layout.page_nbytes
 
+    def serve(self, flows: Flows) -> None:
+        """Pages may go other ways at this end, over links that come up from now on."""
+        self._tests.flows = flows
+
+    def covers(self, peer: int) -> bool:
+        """Whether the open link to a peer is tested in every direction that may be needed now."""
+        return self._tests.covers(peer)
+
     def begin(self, peer: int) -> list[Verdict]:
         """Test a link that came up."""
         try:
@@ -96,10 +111,11 @@ class LinkTester:
         except PeerUnreachable:
             return []  # it is down already; that is the next event
         logger.info("testing the link to %016x: %s; paths: %s", peer, info, ", ".join(paths))
+        if not self._inbound_rule.allowed(paths, info.lanes):
+            return [Failed(peer, self._inbound_rule.refusal(paths, info.lanes))]
         allowed = self._rule.allowed(paths, info.lanes)
-        if not allowed:
-            return [Failed(peer, self._rule.refusal(paths, info.lanes))]
-        return self._perform(self._tests.begin(peer, allowed, self._clock()))
+        refusal = "" if allowed else self._rule.refusal(paths, info.lanes)
+        return self._perform(self._tests.begin(peer, allowed, self._clock(), refusal))
 
     def hear(self, peer: int, data: bytes) -> list[Verdict]:
         """Take a note of a link that is tested."""
@@ -117,7 +133,7 @@ class LinkTester:
             return None
         seconds = event.seconds or self._clock() - operation.began_s  # the latter includes a step of ours
         done = Done(event.error, event.digest, operation.nbytes, seconds)
-        return self._perform(self._tests.done(operation.peer, done, self._clock()))
+        return self._perform(self._tests.done(operation.action, done, self._clock()))
 
     def end(self, peer: int) -> list[Verdict]:
         """The link is down."""
@@ -156,40 +172,42 @@ class LinkTester:
         self._drop_queued(action.peer)
         if has_verdict:
             return [Failed(action.peer, reason)]
-        self._queue.extend(self._tests.done(action.peer, Done(reason), self._clock()))
+        self._queue.extend(self._tests.done(action, Done(reason), self._clock()))
         return []
 
     def _checked(self, verdict: Verdict) -> Verdict:
-        """The reading side hears of the path only now."""
-        if isinstance(verdict, Passed):
-            lanes = self._transport.describe(verdict.peer).lanes
-            if not self._rule.allowed((verdict.path,), lanes):
-                return Failed(verdict.peer, self._rule.refusal((verdict.path,), lanes), verdict.results)
+        """The reading side hears of the path only now; the writing side has tried none but allowed ones."""
+        if isinstance(verdict, Passed) and verdict.inbound:
+            lanes, paths = self._transport.describe(verdict.peer).lanes, (verdict.inbound,)
+            if not self._inbound_rule.allowed(paths, lanes):
+                return Failed(verdict.peer, self._inbound_rule.refusal(paths, lanes), verdict.results)
         return verdict
 
     def _start(self, action: Action) -> None:
         transport = self._transport
         match action:
             case FillProbe(_, seed):
-                self._pool.fill_probe(seed)
+                self._pool.fill_pattern(seed)
             case UsePath(peer, path):
                 transport.use_path(peer, path)
             case Tell(peer, note):
-                self._expect(transport.send_note(peer, self._encoded(peer, note)), peer)
+                if isinstance(note, ProbeOffer):  # until the pages are lent to another peer
+                    transport.grant_pages(peer, np.array(note.pages))
+                self._expect(transport.send_note(peer, self._encoded(peer, note)), action)
             case Write(peer, offer, note):
-                probe = self._pool.probe_pages
-                src = probe[np.arange(self._num_sources(offer, 1)) % len(probe)]
+                pattern = self._pool.pattern_pages
+                src = pattern[np.arange(self._num_sources(offer, 1)) % len(pattern)]
                 write, flow = PageWrite(src, np.array(offer.pages)), Flow(with_digest=True)
-                self._expect(transport.write_pages(peer, write, self._encoded(peer, note), flow), peer)
+                self._expect(transport.write_pages(peer, write, self._encoded(peer, note), flow), action)
             case Measure(peer, offer, num_rounds):
                 src = self._any_pages(self._num_sources(offer, num_rounds))
                 write = PageWrite(src, np.tile(np.array(offer.pages), num_rounds))
-                self._expect(transport.write_pages(peer, write), peer, len(src) * self.page_nbytes)
-            case Digest(peer, pages):
-                self._expect(transport.digest_pages(np.array(pages)), peer)
+                self._expect(transport.write_pages(peer, write), action, len(src) * self.page_nbytes)
+            case Digest(_, pages):
+                self._expect(transport.digest_pages(np.array(pages)), action)
 
-    def _expect(self, operation: int, peer: int, nbytes: int = 0) -> None:
-        self._operations[operation] = _Operation(peer, nbytes, self._clock())
+    def _expect(self, operation: int, action: Action, nbytes: int = 0) -> None:
+        self._operations[operation] = _Operation(action, nbytes, self._clock())
 
     def _encoded(self, peer: int, note: ProbeNote) -> bytes:
         return codec.encode(note, sender=self._transport.instance_id, target=peer)
@@ -205,13 +223,14 @@ class LinkTester:
         self._queue = deque(action for action in self._queue if action.peer != peer)
 
 
-def writer_tester(transport: Transport, pool: ProbePool, config: SchedulerConfig) -> LinkTester:
-    """For a worker that writes pages; it chooses the path."""
-    tests = WriterTests(random.Random())
-    return LinkTester(transport, pool, tests, PathRule(config.kv_path, config.kv_require))
-
-
-def reader_tester(transport: Transport, pool: ProbePool, config: SchedulerConfig) -> LinkTester:
-    """For a worker whose pages are written."""
-    tests = ReaderTests(pool.probe_pages.tolist(), pool.layout.page_size)
-    return LinkTester(transport, pool, tests, PathRule("auto", config.kv_require))
+def new_link_tester(
+    transport: Transport,
+    pool: ProbePool,
+    flows: Flows,
+    rule: PathRule,
+    clock: Callable[[], float] = time.monotonic,
+) -> LinkTester:
+    """Return the tester of a process at which pages may go as `flows` says."""
+    reader = ReaderTests(pool.probe_pages.tolist(), pool.layout.page_size)
+    tests = TwoWayTests(transport.instance_id, flows, WriterTests(random.Random()), reader)
+    return LinkTester(transport, pool, tests, rule, clock)

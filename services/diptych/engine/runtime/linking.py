@@ -17,6 +17,7 @@ from diptych.engine.events import Event, PeerDown, PeerUp
 from diptych.engine.runtime.link_tester import LinkTester, Verdict
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError
 from diptych.kvtransfer.probe.actions import Failed, Passed, PathResult
+from diptych.kvtransfer.probe.notes import Flows
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, Transport, TransportEvent
 from diptych.v1 import bootstrap_pb2, worker_pb2
 
@@ -46,6 +47,7 @@ class _Link:
     state: LinkState = LinkState.DOWN
     reason: str = ""  # why it is not up
     retry_s: float = 0.0  # DOWN: when to try again
+    is_renewed: bool = False  # closed by us, to be opened again at once
     verdict: Verdict | None = None  # of its last test
 
 
@@ -82,16 +84,33 @@ class Linking:
             self._links[peer] = _Link(retry_s=now_s)
         self.reconnect(now_s)
 
+    def serve(self, flows: Flows) -> None:
+        """Pages may go other ways at this end. Where that is more than the peer was told, the link is opened anew.
+
+        A role changes when nothing runs here, so there is nothing that a closed link could break.
+        """
+        self._tester.serve(flows)
+        for peer, link in self._links.items():
+            if link.state is LinkState.DOWN:
+                link.retry_s = self._now_s  # it may have failed for want of the new role
+            elif link.state in (LinkState.TESTING, LinkState.UP) and not self._tester.covers(peer):
+                link.is_renewed = True
+                self._transport.disconnect(peer)
+        self._announce()
+
     def reconnect(self, now_s: float) -> None:
-        """Link to members that have no link, again some time after each failure; end tests that take too long."""
+        """Link to members that have no link, again some time after each failure."""
         self._now_s = now_s
         for peer, link in self._links.items():
             if link.state is LinkState.DOWN and link.retry_s <= now_s:
                 self._connect(peer, link)
+
+    def expire(self) -> None:
+        """End tests that take too long. Call after `take`: an answer may have come while a long step ran here."""
         self._apply(self._tester.expire())
 
     def next_retry_s(self) -> float | None:
-        """When `reconnect` has something to do; None when every member is linked or never can be."""
+        """When `reconnect` or `expire` has something to do; None when every member is linked or never can be."""
         times = [link.retry_s for link in self._links.values() if link.state is LinkState.DOWN]
         return min((at_s for at_s in (*times, self._tester.next_deadline_s()) if at_s is not None), default=None)
 
@@ -153,13 +172,15 @@ class Linking:
         self._events.append(PeerUp(passed.peer, self._transport.lands_in_parts(passed.peer)))
 
     def _take_down(self, peer: int, reason: str) -> None:
-        verdict = self._links.pop(peer).verdict
-        failed = verdict if isinstance(verdict, Failed) else None
+        link = self._links.pop(peer)
+        failed = link.verdict if isinstance(link.verdict, Failed) else None
         if failed is None:
             logger.warning("link to %016x is down: %s", peer, reason)
         self.up.discard(peer)
         self._announce()
-        if peer in self._members:
+        if peer in self._members and link.is_renewed:
+            self._links[peer] = _Link(retry_s=self._now_s)
+        elif peer in self._members:
             self.num_failures += 1
             retry_s = self._now_s + (RETEST_S if failed else RECONNECT_S)
             self._links[peer] = _Link(reason=failed.reason if failed else reason, retry_s=retry_s, verdict=failed)
@@ -168,10 +189,11 @@ class Linking:
 
     def _announce(self) -> None:
         """Done when links change, so that it costs a step nothing."""
-        self.announced = bootstrap_pb2.WorkerLoad(linked_instances=sorted(self.up))
-        for peer in sorted(self.up):
+        usable = sorted(peer for peer in self.up if not self._links[peer].is_renewed)
+        self.announced = bootstrap_pb2.WorkerLoad(linked_instances=usable)
+        for peer in usable:
             verdict = self._links[peer].verdict
-            if isinstance(verdict, Passed) and verdict.bytes_per_s:
+            if isinstance(verdict, Passed) and verdict.results and verdict.bytes_per_s:  # we write, and measured it
                 self.announced.link_speeds.add(peer_instance_id=peer, bytes_per_s=verdict.bytes_per_s)
 
     def _describe(self, peer: int, link: _Link) -> worker_pb2.LinkStatus:

@@ -6,15 +6,18 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
+from diptych.common.roles import LegKind, Role
 from diptych.engine.batch import OnLayer
 from diptych.engine.events import Event, NoteArrived, Transfer, WriterGone
 from diptych.engine.runtime.link_tester import LinkTester
 from diptych.engine.runtime.linking import Linking
+from diptych.engine.runtime.page_grants import PageGrants
 from diptych.engine.runtime.posting import Posting
 from diptych.engine.transfer_rules import Window
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.errors import MalformedNote
-from diptych.kvtransfer.transport import LinkDown, NoteReceived, OpDone, Transport, TransportEvent
+from diptych.kvtransfer.probe.notes import Flows
+from diptych.kvtransfer.transport import LinkDown, NoteReceived, OpDone, Refusals, Transport, TransportEvent
 from diptych.v1 import bootstrap_pb2, worker_pb2
 
 logger = logging.getLogger(__name__)
@@ -44,6 +47,11 @@ class PeerLinks(Protocol):
         ...
 
     @property
+    def refusals(self) -> Refusals:
+        """What was sent to the transfer engine and not taken, since start."""
+        ...
+
+    @property
     def has_events(self) -> bool:
         """Whether `poll` has something to say although no descriptor is readable."""
         ...
@@ -54,6 +62,10 @@ class PeerLinks(Protocol):
 
     def set_peers(self, members: Mapping[int, bytes], now_s: float) -> None: ...
 
+    def serve(self, role: Role) -> None:
+        """Test links in the directions in which this role lets pages flow."""
+        ...
+
     def reconnect(self, now_s: float) -> None: ...
 
     def next_retry_s(self) -> float | None: ...
@@ -62,6 +74,10 @@ class PeerLinks(Protocol):
 
     def layer_listener(self) -> OnLayer | None:
         """Return who is to hear of each layer of the next step."""
+        ...
+
+    def give_up_step(self) -> None:
+        """The step that runs will not be complete."""
         ...
 
     def poll(self, suspects: set[int]) -> list[Event]: ...
@@ -80,6 +96,7 @@ class NoLinks:
     problem = ""
     num_pages_sent = 0
     num_failures = 0
+    refusals = Refusals()
     has_events = False
 
     def descriptors(self) -> Sequence[int]:
@@ -87,6 +104,9 @@ class NoLinks:
 
     def set_peers(self, members: Mapping[int, bytes], now_s: float) -> None:
         raise AssertionError("an aggregated engine has no peers")
+
+    def serve(self, role: Role) -> None:
+        raise AssertionError("an aggregated engine has no role")
 
     def reconnect(self, now_s: float) -> None:
         pass
@@ -100,6 +120,9 @@ class NoLinks:
     def layer_listener(self) -> OnLayer | None:
         return None
 
+    def give_up_step(self) -> None:
+        pass
+
     def poll(self, suspects: set[int]) -> list[Event]:
         return []
 
@@ -108,6 +131,11 @@ class NoLinks:
 
     def close(self) -> None:
         pass
+
+
+def flows_of(role: Role) -> Flows:
+    """Return which ways pages may go at a worker."""
+    return Flows(out=role.serves(LegKind.PREFILL), into=role.serves(LegKind.DECODE))
 
 
 class Links:
@@ -119,7 +147,8 @@ class Links:
         self._linking = Linking(transport, tester)
         self._page_nbytes = tester.page_nbytes
         self._events: list[Event] = []
-        self._posting = Posting(transport, windows, self._events)
+        self._grants = PageGrants(transport)
+        self._posting = Posting(transport, self._grants, windows, self._events)
 
     @property
     def load(self) -> bootstrap_pb2.WorkerLoad:
@@ -140,6 +169,10 @@ class Links:
         return self._posting.num_pages_sent
 
     @property
+    def refusals(self) -> Refusals:
+        return self._transport.refusals()
+
+    @property
     def has_events(self) -> bool:
         return bool(self._events)
 
@@ -149,6 +182,9 @@ class Links:
     def set_peers(self, members: Mapping[int, bytes], now_s: float) -> None:
         """Bring the links to `members`: connect new ones, close those that are no member any more."""
         self._linking.set_peers(members, now_s)
+
+    def serve(self, role: Role) -> None:
+        self._linking.serve(flows_of(role))
 
     def reconnect(self, now_s: float) -> None:
         """Link to members that have no link. Call before `poll`."""
@@ -164,10 +200,15 @@ class Links:
     def layer_listener(self) -> OnLayer | None:
         return self._posting.layer_listener()
 
+    def give_up_step(self) -> None:
+        self._posting.give_up_step()
+
     def poll(self, suspects: set[int]) -> list[Event]:
         """Return what happened since the last call, without waiting."""
         for event in self._transport.poll():
             self._take(event)
+        self._linking.expire()
+        self._events += self._linking.take_events()
         self._posting.post()
         self._events.extend(WriterGone(peer) for peer in suspects if self._transport.writer_gone(peer))
         events = self._events.copy()
@@ -183,6 +224,7 @@ class Links:
     def _take(self, event: TransportEvent) -> None:
         if isinstance(event, LinkDown):
             self._posting.refuse_all(event.peer, event.reason)
+            self._grants.link_down(event.peer)
         if self._linking.take(event):
             self._events += self._linking.take_events()
             return
@@ -198,4 +240,5 @@ class Links:
         except MalformedNote as error:
             logger.error("dropped a note from %016x: %s", peer, error)
             return
+        self._grants.note_arrived(peer, note)
         self._events.append(NoteArrived(peer, note, digest))

@@ -13,7 +13,8 @@ from typing import Final, Protocol
 
 import zmq
 
-from diptych.common.errors import NotFound
+from diptych.common.errors import InvalidRequest, NotFound
+from diptych.common.roles import WORKER_ROLES, Role
 from diptych.engine.events import (
     AbortRoom,
     CompileGrammar,
@@ -21,19 +22,24 @@ from diptych.engine.events import (
     EmitTokens,
     GrammarFailed,
     GrammarReady,
-    SchedulerCore,
+    HandBack,
+    ServeRole,
 )
+from diptych.engine.graph_use import NO_GRAPHS, GraphUse
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.lora.registry import Loaded
 from diptych.engine.output import Failure, FailureCode, Output
 from diptych.engine.runtime import codec
+from diptych.engine.runtime.inbox import Inbox
 from diptych.engine.runtime.links import SUSPECT_CHECK_S, PeerLinks
+from diptych.engine.runtime.step_watch import StepWatch
 from diptych.engine.runtime.stepping import Stepping
+from diptych.engine.scheduler_core import SchedulerCore
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
 
 logger = logging.getLogger(__name__)
 
-_WAIT_FOREVER: Final = -1
+IDLE_S: Final = 0.5  # longest sleep, so that the heartbeat tells an idle loop from one that hangs
 
 
 class Grammars(Protocol):
@@ -88,22 +94,28 @@ class SchedulerLoop:
         adapters: Adapters,
         *,
         cache: KvCache,
-        max_tokens: int,
+        watch: StepWatch,
+        beat: Callable[[float], None] = lambda now_s: None,
+        graph_use: Callable[[], GraphUse] = lambda: NO_GRAPHS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core = core
         self._stepping = stepping
         self._channel = channel
+        self._inbox = Inbox(channel)
+        self._watch = watch  # over the steps of `stepping`, if they run in this thread
         self._links = links
         self._grammars = grammars
         self._admin = admin
         self._adapters = adapters
         self._cache = cache  # the core's; the loop only reports on it
-        self._max_tokens = max_tokens
+        self._beat = beat  # called with the time whenever the loop comes round
+        self._graph_use = graph_use  # asked when somebody wants to know
         self._clock = clock
         self._events = engine_pb2.SchedulerEvents()  # goes out at the end of this iteration
         self._last_load = bootstrap_pb2.WorkerLoad()
         self._last_problem = ""  # of the links
+        self._last_max_tokens = core.max_tokens
         self._stopping = False
         self._poller = zmq.Poller()
         self._poller.register(channel, zmq.POLLIN)
@@ -116,30 +128,33 @@ class SchedulerLoop:
         self._flush()  # the load of an empty scheduler is news too
         while not self._stopping:
             self._receive(0 if busy else self._idle_ms())
-            busy = self._stepping.advance(self._perform)
+            with self._watch.over(self._is_step_wanted):
+                busy = self._stepping.advance(self._perform)
             self._flush()
+
+    def _is_step_wanted(self) -> bool:
+        """Whether somebody still waits for what the running step computes."""
+        aborted = self._inbox.aborted()
+        return not aborted or not self._core.rooms_of_step() <= aborted
 
     def _idle_ms(self) -> int:
         """How long nothing can be due, in milliseconds."""
         if self._links.has_events:
             return 0
         now_s = self._clock()
-        due = [self._core.next_deadline_s(), self._links.next_retry_s()]
+        due = [now_s + IDLE_S, self._core.next_deadline_s(), self._links.next_retry_s()]
         if self._core.suspects():
             due.append(now_s + SUSPECT_CHECK_S)
-        times = [at_s for at_s in due if at_s is not None]
-        return max(0, int((min(times) - now_s) * 1000) + 1) if times else _WAIT_FOREVER
+        earliest_s = min(at_s for at_s in due if at_s is not None)
+        return max(0, int((earliest_s - now_s) * 1000) + 1)
 
     def _receive(self, timeout_ms: int) -> None:
         if timeout_ms != 0:
             self._poller.poll(timeout_ms)
         now_s = self._clock()
-        while True:
-            try:
-                message = self._channel.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            self._take_commands(engine_pb2.SchedulerCommands.FromString(message), now_s)
+        self._beat(now_s)
+        while (commands := self._inbox.take()) is not None:
+            self._take_commands(commands, now_s)
         self._events.admin_answers.extend(self._admin.poll())
         self._links.reconnect(now_s)
         for event in (*self._links.poll(self._core.suspects()), *self._grammars.poll()):
@@ -148,6 +163,8 @@ class SchedulerLoop:
         self._perform()
 
     def _take_commands(self, commands: engine_pb2.SchedulerCommands, now_s: float) -> None:
+        if commands.role:
+            self._serve(WORKER_ROLES[commands.role], now_s)
         if commands.HasField("peers"):
             members = {i.instance_id: i.transfer.engine_metadata for i in commands.peers.instances}
             self._links.set_peers(members, now_s)
@@ -155,6 +172,8 @@ class SchedulerLoop:
             self._start(leg, now_s)
         for room in commands.abort:
             self._core.handle(AbortRoom(room, "aborted by the router"), now_s)
+        for room in commands.hand_back:
+            self._core.handle(HandBack(room), now_s)
         if commands.status_query:
             self._events.status_answers.append(commands.status_query)
             self._events.status.CopyFrom(self._status())
@@ -164,6 +183,11 @@ class SchedulerLoop:
             self._admin.submit(command)
         self._stopping = self._stopping or commands.shutdown
 
+    def _serve(self, role: Role, now_s: float) -> None:
+        logger.info("serving as %s", role.value)
+        self._core.handle(ServeRole(role), now_s)
+        self._links.serve(role)
+
     def _start(self, leg: worker_pb2.StartLeg, now_s: float) -> None:
         logger.debug("room %016x starts: request %s", leg.room, leg.request_id)
         try:
@@ -171,7 +195,12 @@ class SchedulerLoop:
         except NotFound as error:  # another worker may have it
             self._emit(Emit(Output(leg.room, failure=Failure(FailureCode.OVERLOADED, str(error)))))
             return
-        self._core.handle(codec.start_from_wire(leg, adapter, now_s=now_s, max_tokens=self._max_tokens), now_s)
+        try:
+            start = codec.start_from_wire(leg, adapter, now_s=now_s, max_tokens=self._core.max_tokens)
+        except InvalidRequest as error:
+            self._emit(Emit(Output(leg.room, failure=Failure(FailureCode.INVALID, str(error)))))
+        else:
+            self._core.handle(start, now_s)
 
     def _perform(self) -> None:
         for effect in self._core.take_effects():
@@ -200,6 +229,8 @@ class SchedulerLoop:
         if self._links.problem != self._last_problem:
             self._last_problem = self._links.problem
             self._events.link_news.CopyFrom(engine_pb2.LinkNews(problem=self._last_problem))
+        if self._core.max_tokens != self._last_max_tokens:
+            self._last_max_tokens = self._events.context_len = self._core.max_tokens
         if not self._cache.changes.is_empty:
             self._events.kv_events.CopyFrom(codec.delta_to_wire(self._cache.changes.take()))
         if (adapters := self._adapters.news()) is not None:
@@ -211,6 +242,7 @@ class SchedulerLoop:
     def _status(self) -> worker_pb2.WorkerStatus:
         problems = self._core.check()
         quarantined_since_s = self._core.quarantined_since_s()
+        refusals, graphs, meter = self._links.refusals, self._graph_use(), self._stepping.meter
         return worker_pb2.WorkerStatus(
             open_rooms=self._core.num_open_rooms,
             pages_by_state=self._core.page_counts(),
@@ -224,6 +256,13 @@ class SchedulerLoop:
             host_pages_restored=self._cache.num_restored,
             links=self._links.status(),
             link_failures=self._links.num_failures,
+            unauthenticated_messages=refusals.num_unauthenticated,
+            refused_page_writes=refusals.num_ungranted,
             retractions=self._core.num_retracted,
+            graphs=graphs.num_graphs,
+            graph_bytes=graphs.nbytes,
+            prefill_s=meter.total_s,
+            prefill_busy=meter.busy(self._clock()),
+            prefill_tokens_per_s=meter.tokens_per_s,
             quarantine_oldest_s=0.0 if quarantined_since_s is None else self._clock() - quarantined_since_s,
         )

@@ -1,4 +1,4 @@
-"""Runs the model in a thread of its own, so that the scheduler works while a step computes.
+"""Runs a model of the CPU in a thread of its own, so that the scheduler works while a step computes.
 
 Jobs are done in order: forward, sample, forward, sample, ... A forward pass may be queued before the step before it is
 sampled; its input then has placeholders for those tokens, which are filled in here.
@@ -16,7 +16,7 @@ from diptych.engine.batch import I64, ForwardBatch, OverlapRunner, SamplingBatch
 
 
 class TpModelWorkerClient:
-    """Hands steps to the thread. Call from one thread; `close` it."""
+    """Implements `ModelWorker`. Hands steps to the thread; call from one other; `close` it."""
 
     def __init__(self, runner: OverlapRunner) -> None:
         self._runner = runner
@@ -57,7 +57,7 @@ class TpModelWorkerClient:
             logits = self._runner.logits(fill_in(batch, newest))
             if not isinstance(sampling := self._jobs.get(), SamplingBatch):
                 return
-            result = self._runner.sample(batch, logits, sampling)
+            result = self._runner.sample(batch, logits, sampling)()
             newest = result.token_ids
             self._results.put(result)
 

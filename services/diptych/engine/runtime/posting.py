@@ -15,6 +15,7 @@ from diptych.engine.batch import OnLayer
 from diptych.engine.events import (
     DigestPages,
     Event,
+    HandOffSent,
     PagesDigested,
     PagesUnpacked,
     SendNote,
@@ -24,10 +25,12 @@ from diptych.engine.events import (
     WriteDone,
     WritePages,
 )
+from diptych.engine.runtime.page_grants import PageGrants
 from diptych.engine.transfer_rules import Window
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.digest import add_digests
 from diptych.kvtransfer.errors import TransferError, TransferQueueFull
+from diptych.kvtransfer.notes import HandOff
 from diptych.kvtransfer.transport import OpDone, PageWrite, Transport
 
 logger = logging.getLogger(__name__)
@@ -66,15 +69,20 @@ _ON_OWN_PAGES = DigestPages | UnpackPages
 class Posting:
     """Queues what the transfer engine refuses for want of room. `events` is where the ends of operations go."""
 
-    def __init__(self, transport: Transport, windows: Sequence[Window], events: list[Event]) -> None:
+    def __init__(
+        self, transport: Transport, grants: PageGrants, windows: Sequence[Window], events: list[Event]
+    ) -> None:
         self._transport = transport
+        self._grants = grants
         self._windows = {end: (start, end) for start, end in windows}  # of layers, that cover all
         self._events = events
         self._queue: deque[_Job] = deque()
         self._writes: dict[int, _Write] = {}  # by operation
         self._digests: dict[int, int] = {}  # operation -> room
         self._unpackings: dict[int, int] = {}  # operation -> room
+        self._hand_offs: dict[int, int] = {}  # operation -> room
         self._streams: list[_Write] = []  # of the step that runs
+        self._num_windows_done = 0  # of its layers
         self.num_pages_sent = 0
         self.num_pages_open = 0  # of writes that have not ended
 
@@ -95,14 +103,24 @@ class Posting:
         """Return who is to hear of each layer of the next step; None when nobody cares."""
         return self._take_layer if self._streams else None
 
+    def give_up_step(self) -> None:
+        """The step that runs will not be complete: what follows it ends with what it has brought so far."""
+        streams, self._streams = self._streams, []
+        num_missing, self._num_windows_done = len(self._windows) - self._num_windows_done, 0
+        for write in streams:
+            for _ in range(num_missing):
+                self._end_piece(write, "the step was given up", None)
+
     def take(self, done: OpDone) -> None:
-        """An operation ended. It may be that of a note, which nobody waits for."""
+        """An operation ended. It may be that of a note, which nobody waits for but to know how long it took."""
         if (write := self._writes.pop(done.op, None)) is not None:
             self._end_piece(write, done.error, done.digest)
         elif (room := self._digests.pop(done.op, None)) is not None:
             self._events.append(PagesDigested(room, done.digest))
         elif (room := self._unpackings.pop(done.op, None)) is not None:
             self._events.append(PagesUnpacked(room, done.error))
+        elif (room := self._hand_offs.pop(done.op, None)) is not None and done.seconds:
+            self._events.append(HandOffSent(room, done.seconds))
 
     def post(self) -> None:
         """Hand over what waits, as far as there is room: completions make some."""
@@ -129,10 +147,11 @@ class Posting:
         window = self._windows.get(layer + 1)
         if window is None:
             return
+        self._num_windows_done += 1
         for write in self._streams:
             self._queue.append(_Piece(write, replace(write.effect.write, layers=window)))
-        if layer + 1 == max(self._windows):
-            self._streams = []
+        if self._num_windows_done == len(self._windows):
+            self._streams, self._num_windows_done = [], 0
         self.post()
 
     def _post(self, job: _Job) -> None:
@@ -141,7 +160,10 @@ class Posting:
                 self._writes[self._transport.write_pages(write.peer, pages, flow=write.effect.flow)] = write
             case SendNote(peer, note, stream, digest):
                 data = note_codec.encode(note, sender=self._transport.instance_id, target=peer)
-                self._transport.send_note(peer, data, stream=stream, digest=digest)
+                self._grants.note_leaves(peer, note)
+                operation = self._transport.send_note(peer, data, stream=stream, digest=digest)
+                if isinstance(note, HandOff):
+                    self._hand_offs[operation] = note.room
             case DigestPages(room, granted):
                 self._digests[self._transport.digest_pages(granted)] = room
             case UnpackPages(room, peer, granted):
@@ -151,7 +173,8 @@ class Posting:
         match job:
             case _Piece(write, _):
                 self._end_piece(write, reason, None)
-            case SendNote(peer, _, _, _):
+            case SendNote(peer, note, _, _):
+                self._grants.end(peer, note.room)
                 logger.info("note to %016x not sent: %s", peer, reason)
             case DigestPages(room, _):
                 self._events.append(PagesDigested(room, None))

@@ -2,58 +2,39 @@
 
 from __future__ import annotations
 
-from diptych.engine.loader.source import open_model
+from diptych.common.garbage import postponed, spare_what_stays
+from diptych.engine.host_tier import NO_HOST_TIER
 from diptych.engine.runner.host_pages import HostPages
-from diptych.engine.runtime.pool_size import head_share, num_host_slots, pool_layout
+from diptych.engine.runtime.pool_size import num_host_slots
 from diptych.engine.runtime.scheduler_config import SchedulerConfig
 from diptych.engine.tensor_parallel.fan_out import FanOut
-from diptych.engine.tensor_parallel.rank_log import store_path
 from diptych.engine.tensor_parallel.rank_transfer import RankTransfer
 from diptych.engine.tensor_parallel.shard import check_divides
-from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import Transport
 from diptych.v1 import rank_pb2
 
 
 def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     """Apply what rank 0 decides until it says that it is over."""
-    import torch
-
-    from diptych.engine.runner.kv_pool import kv_view
-    from diptych.engine.runner.model_part import ModelPart
-    from diptych.engine.runner.model_runner import ModelRunner
-    from diptych.engine.tensor_parallel.communicator import TorchCommunicator
+    with postponed():
+        from diptych.engine.runtime.torch_hardware import TorchHardware  # torch, whose threads are configured first
     from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 
-    options = config.engine
+    hardware = TorchHardware(config.engine, config.gpu)
     worker = TpModelWorker(config.endpoint, config.rank)
-    source = open_model(options.model, options.load_format)
-    check_divides(source.config, options.tp)
-    communicator = TorchCommunicator(config.rank, options.tp, store_path(config.endpoint), torch.device("cpu"))
-    part = ModelPart.of(source, communicator)
-    layout = pool_layout(part.config, options, head_share(source.config, options, config.rank))
-    buffer, transfer = _allocate(layout, transport)
+    source = hardware.open(hardware.options.model)
+    check_divides(source.config, hardware.options.tp)
+    communicator = hardware.join(config.endpoint, config.rank)
+    layout = hardware.pool_layout(source, config.rank)
+    links = None if transport is None else FanOut(transport)
+    pool = hardware.allocate(layout, links)
     if transport is not None:
         worker.answer(rank_pb2.RankAnswer(engine_metadata=transport.metadata()))
-    runner = ModelRunner(
-        source,
-        kv_view(buffer, layout),
-        dtype=options.dtype,
-        quantization=options.quantization,
-        attention_backend=options.attention_backend,
-        num_threads=options.num_threads,
-        communicator=communicator,
-    )
+    runner = hardware.load(source, lambda: None)
     worker.answer(rank_pb2.RankAnswer(is_loaded=True))
-    host_pages = HostPages(buffer, layout.page_nbytes, num_host_slots(layout, options))
-    worker.run(runner, transfer, host_pages)
+    num_slots = num_host_slots(layout, hardware.options)
+    copier = HostPages(hardware.pool_bytes(), layout.page_nbytes, num_slots) if num_slots else NO_HOST_TIER.copier
+    spare_what_stays()
+    worker.run(runner, RankTransfer(links, pool) if links and pool else None, copier)
     worker.close()
     communicator.close()
-
-
-def _allocate(layout: PoolLayout, transport: Transport | None) -> tuple[memoryview, RankTransfer | None]:
-    if transport is None:
-        return memoryview(bytearray(layout.nbytes)), None
-    links = FanOut(transport)
-    pool = links.allocate_pool(layout)
-    return pool.buffer, RankTransfer(links, pool)

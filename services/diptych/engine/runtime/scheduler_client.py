@@ -20,6 +20,7 @@ import zmq
 import zmq.asyncio
 
 from diptych.common.errors import InternalError
+from diptych.common.heartbeat import SharedHeartbeat, new_heartbeat
 from diptych.engine.runtime.scheduler_config import SchedulerConfig
 from diptych.v1 import engine_pb2
 
@@ -37,11 +38,16 @@ class SchedulerClient:
     """One scheduler and the channel to it. Use `start_scheduler`, then `ready`, then `events` and `send`."""
 
     def __init__(
-        self, processes: Sequence[asyncio.subprocess.Process], socket: zmq.asyncio.Socket, folder: str
+        self,
+        processes: Sequence[asyncio.subprocess.Process],
+        socket: zmq.asyncio.Socket,
+        folder: str,
+        heartbeat: SharedHeartbeat,
     ) -> None:
         self._processes = processes  # by tensor-parallel rank
         self._socket = socket
         self._folder = folder  # of the ipc sockets
+        self.heartbeat = heartbeat  # of the loop
         self._is_ready = False
         self._early: list[engine_pb2.SchedulerCommands] = []  # before it is ready, hence maybe not connected yet
 
@@ -149,10 +155,15 @@ async def start_scheduler(module: str, config: SchedulerConfig, folder: str) -> 
     socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
     socket.set_hwm(0)
     socket.bind(config.endpoint)
-    ranks = [replace(config, rank=rank) for rank in range(config.engine.tp)]
-    commands = [(sys.executable, "-m", module, each.to_json()) for each in ranks]
-    processes = [await asyncio.create_subprocess_exec(*each, stdin=asyncio.subprocess.DEVNULL) for each in commands]
-    return SchedulerClient(processes, socket, folder)
+    with new_heartbeat() as (heartbeat, descriptor):
+        lead = await _start_process(module, replace(config, heartbeat_fd=descriptor), descriptor)
+        others = [await _start_process(module, replace(config, rank=rank)) for rank in range(1, config.engine.tp)]
+    return SchedulerClient((lead, *others), socket, folder, heartbeat)
+
+
+async def _start_process(module: str, config: SchedulerConfig, *descriptors: int) -> asyncio.subprocess.Process:
+    command = (sys.executable, "-m", module, config.to_json())
+    return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, pass_fds=descriptors)
 
 
 def new_folder() -> str:

@@ -5,25 +5,29 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.logging import LogFormat, LogLevel
+from diptych.common.roles import Role
 from diptych.engine.eviction import EvictionPolicy
 from diptych.engine.limits import Scheduling
 from diptych.engine.loader.load_format import LoadFormat
+from diptych.engine.runner.device_kind import DeviceKind
+from diptych.engine.sim.timing import read_timing
 from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.transfer_rules import TransferRules
 from diptych.kvtransfer.lanes import Requirement
 from diptych.kvtransfer.probe.choice import KvPath
 
-Dtype = Literal["float32", "bfloat16"]
-AttentionBackend = Literal["auto", "cpu", "torch"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+AttentionBackend = Literal["auto", "cpu", "torch", "triton", "flashinfer"]
 Switch = Literal["on", "off"]
-KvCacheDtype = Literal["auto", "float32", "bfloat16", "fp8_e4m3"]
+KvCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"]
 Quantization = Literal["auto", "none"]
 Transports = Literal["auto", "shm", "tcp"]
 KvBackend = Literal["ucx", "nixl"]
@@ -31,26 +35,41 @@ Overlap = Literal["auto", "on", "off"]
 ScheduleMode = Literal["prefill-first", "mixed"]
 SchedulePolicy = Literal["fcfs", "lpm", "priority", "deadline"]
 
+DTYPE_ON: Final[Mapping[str, Dtype]] = {"cpu": "float32", "cuda": "bfloat16", "sim": "bfloat16"}  # for `auto`
+KV_CACHE_MIB_ON: Final[Mapping[str, int]] = {"cpu": 512, "cuda": 0, "sim": 512}  # for 0; a GPU's is measured
 
 _AT_LEAST_ONE: Final = (
     "tp",
     "dp",
     "num_threads",
-    "kv_cache_mib",
     "page_size",
     "max_step_tokens",
     "max_requests",
     "max_waiting",
 )
+_NOT_NEGATIVE: Final = ("kv_cache_mib", "host_cache_mib", "max_loras", "base_gpu")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """How an engine runs its model. The same names as the command's flags."""
 
-    model: str = option("smollm2", help="model: 'smollm2', a .gguf file or a Hugging Face folder", group="engine")
+    model: str = option("smollm2", help="'smollm2', 'sim', a .gguf file or a Hugging Face folder", group="engine")
     load_format: LoadFormat = option("auto", help="of the weights; dummy: random ones, no file", group="engine")
-    dtype: Dtype = option("float32", help="of activations, and of weights that are not quantised", group="engine")
+    device: DeviceKind = option(
+        "auto", help="what computes; auto: a GPU where there is one; sim: nothing, KV and time only", group="engine"
+    )
+    sim_timing: tuple[str, ...] = option(
+        ("h200",),
+        help="of --device sim: h200, none, or microseconds: step=4000,prompt=25.5,request=0,context=0.034",
+        group="engine",
+    )
+    base_gpu: int = option(0, help="GPU of the first process; each further process takes the next", group="engine")
+    dtype: Dtype = option(
+        "auto",
+        help="of activations, and of weights that are not quantised; auto: float32 on CPUs, bfloat16 on GPUs",
+        group="engine",
+    )
     quantization: Quantization = option(
         "auto", help="weights in memory: auto, as the checkpoint stores them; none, in --dtype", group="engine"
     )
@@ -58,9 +77,15 @@ class EngineOptions:
     tp: int = option(1, help="processes that share one model's weights and KV (tensor parallel)", group="engine")
     dp: int = option(1, help="schedulers side by side, each with all weights (data parallel)", group="engine")
     num_threads: int = option(1, help="CPU threads for the model, of each process", group="engine")
-    kv_cache_mib: int = option(512, help="memory for KV pages, MiB, of each process", group="engine")
+    kv_cache_mib: int = option(
+        0, help="memory for KV pages, MiB, of each process; 0: 512 on CPUs, what is free on GPUs", group="engine"
+    )
+    gpu_memory_share: float = option(
+        0.9, help="of a GPU's memory that a process may take, when --kv-cache-mib is 0", group="engine"
+    )
+    cuda_graphs: Switch = option("on", help="replay steps that only decode, on GPUs", group="engine")
     page_size: int = option(16, help="tokens a KV page", group="engine")
-    max_step_tokens: int = option(512, help="prompt tokens a step; longer prompts are chunked", group="engine")
+    max_step_tokens: int = option(512, help="prompt tokens a step, fewer far into a long one", group="engine")
     max_requests: int = option(64, help="requests that hold KV at once", group="engine")
     schedule_policy: SchedulePolicy = option("fcfs", help="which waiting request is admitted next", group="scheduling")
     schedule_mode: ScheduleMode = option(
@@ -77,31 +102,54 @@ class EngineOptions:
     lora: tuple[str, ...] = option((), help="adapters to load at start, as name=folder (PEFT)", group="engine")
     max_loras: int = option(8, help="adapters loaded at once; 0: none", group="engine")
     attention_backend: AttentionBackend = option("auto", help="attention implementation", group="engine")
+    prefill_attention_backend: AttentionBackend | None = option(
+        None, help="of steps with prompts; not given: as --attention-backend", group="engine"
+    )
+    decode_attention_backend: AttentionBackend | None = option(
+        None, help="of steps that continue requests; not given: as --attention-backend", group="engine"
+    )
 
     def validate(self) -> None:
-        for name in (
-            "tp",
-            "dp",
-            "num_threads",
-            "kv_cache_mib",
-            "page_size",
-            "max_step_tokens",
-            "max_requests",
-            "max_waiting",
-        ):
+        for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        if self.host_cache_mib < 0:
-            raise ConfigError(f"--host-cache-mib must not be negative, but is {self.host_cache_mib}")
-        if self.max_loras < 0:
-            raise ConfigError(f"--max-loras must not be negative, but is {self.max_loras}")
+        for name in _NOT_NEGATIVE:
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must not be negative, but is {getattr(self, name)}")
+        if not 0 < self.gpu_memory_share <= 1:
+            raise ConfigError(f"--gpu-memory-share must be above 0 and at most 1, not {self.gpu_memory_share}")
         self.scheduling()
         self.loras()
+        read_timing(self.sim_timing)
+        if self.device == "sim" and self.tp > 1:
+            raise ConfigError("--device sim needs --tp 1: ranks are not simulated")
+
+    def on(self, device: DeviceKind) -> EngineOptions:
+        """Return what `auto` means on a device. Raises `ConfigError` for what can't be there."""
+        if device == "cuda" and self.host_cache_mib:
+            raise ConfigError("--host-cache-mib needs --device cpu: a GPU's pages are not kept in host memory yet")
+        dtype: Dtype = DTYPE_ON[device] if self.dtype == "auto" else self.dtype
+        kv_cache_mib = self.kv_cache_mib or KV_CACHE_MIB_ON[device]
+        return replace(self, device=device, dtype=dtype, kv_cache_mib=kv_cache_mib)
+
+    def of_group(self, group: int) -> EngineOptions:
+        """Return the options of one of the `dp` schedulers: each has GPUs of its own."""
+        return replace(self, base_gpu=self.base_gpu + group * self.tp)
 
     @property
     def kv_dtype(self) -> str:
-        """What the KV pool holds."""
+        """What the KV pool holds. Not before `on`."""
         return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+
+    @property
+    def extend_backend(self) -> str:
+        """Of attention, in steps with prompts."""
+        return self.prefill_attention_backend or self.attention_backend
+
+    @property
+    def decode_backend(self) -> str:
+        """Of attention, in all other steps."""
+        return self.decode_attention_backend or self.attention_backend
 
     def scheduling(self) -> Scheduling:
         """Return the scheduling options as the cores take them. Raises `ConfigError`."""
@@ -115,12 +163,14 @@ class EngineOptions:
 
     @property
     def num_lora_slots(self) -> int:
-        return self.max_loras if self.tp == 1 else 0
+        return self.max_loras if self.tp == 1 and self.device != "sim" else 0
 
     def loras(self) -> list[tuple[str, Path]]:
         """Return names and folders of the adapters to load at start. Raises `ConfigError`."""
         if self.lora and self.tp > 1:
             raise ConfigError("--lora needs --tp 1: adapters are not split over tensor-parallel processes yet")
+        if self.lora and self.device == "sim":
+            raise ConfigError("--lora needs a model that computes: --device sim takes no adapters")
         if len(self.lora) > self.max_loras:
             raise ConfigError(f"--lora names {len(self.lora)} adapters, more than --max-loras {self.max_loras}")
         return [_lora(text) for text in self.lora]
@@ -139,15 +189,22 @@ class SchedulerConfig:
     transports: Transports  # for workers with peers
     transfer: TransferRules  # for workers with peers
     engine: EngineOptions
+    role: str = Role.UNIFIED.value  # served at start; for workers with peers
     kv_backend: KvBackend = "ucx"
     rank: int = 0  # of this process among `engine.tp`; 0 schedules, the others follow
     kv_path: KvPath = "auto"
     kv_require: Requirement = "any"
+    heartbeat_fd: int = -1  # inherited, of rank 0: where its loop says that it comes round; set by `start_scheduler`
 
     @property
     def name(self) -> str:
         """Of this process, in log lines."""
         return f"{self.component} rank {self.rank}" if self.rank else self.component
+
+    @property
+    def gpu(self) -> int:
+        """The GPU of this process, where one computes."""
+        return self.engine.base_gpu + self.rank
 
     @property
     def transfer_id(self) -> int:

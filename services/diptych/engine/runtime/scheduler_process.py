@@ -1,108 +1,88 @@
-"""Builds and runs one scheduler process: model, KV pool, core, links, loop. The composition root of every role.
+"""Builds and runs one scheduler process: the base, a core, the loop. The composition root of every role.
 
-Started by a frontend as `python -m diptych.<role>.scheduler JSON`. A spawned process, never a forked one: UCX and
-CUDA do not survive a fork.
+Started by a frontend as `python -m MODULE JSON`. A spawned process, never a forked one: UCX and CUDA do not survive a
+fork.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Final, NoReturn
 
 import zmq
 
 from diptych.common import lifecycle
-from diptych.common.errors import ConfigError, DiptychError
+from diptych.common.errors import DiptychError
+from diptych.common.garbage import spare_what_stays
+from diptych.common.heartbeat import SharedHeartbeat
 from diptych.common.logging import setup
+from diptych.common.terms import terms_to_wire
 from diptych.engine.batch import OverlapRunner
-from diptych.engine.cache_changes import NO_CHANGES, CacheChanges
-from diptych.engine.events import SchedulerCore
 from diptych.engine.grammar.compiler import Compiler
-from diptych.engine.host_tier import NO_HOST_TIER, HostTier
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
-from diptych.engine.loader.source import ModelSource, open_model
 from diptych.engine.lora.registry import LoraRegistry
-from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.runner.threads import configure_threads
 from diptych.engine.runtime.admin_thread import AdminThread
 from diptych.engine.runtime.grammar_thread import GrammarThread
-from diptych.engine.runtime.link_tester import LinkTester
-from diptych.engine.runtime.links import Links, NoLinks, PeerLinks
-from diptych.engine.runtime.loop import SchedulerLoop
+from diptych.engine.runtime.hardware import ModelOnHardware
+from diptych.engine.runtime.loop import Adapters, SchedulerLoop
 from diptych.engine.runtime.model_adapters import open_adapters
 from diptych.engine.runtime.model_worker import TpModelWorkerClient
-from diptych.engine.runtime.pool_size import head_share, num_host_slots, pool_layout
+from diptych.engine.runtime.queued_steps import QueuedSteps
 from diptych.engine.runtime.rank_process import serve_rank
+from diptych.engine.runtime.scheduler_base import OpenTransport, SchedulerBase, build_base
 from diptych.engine.runtime.scheduler_config import EngineOptions, SchedulerConfig
 from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
 from diptych.engine.runtime.weights import Host, Weights
-from diptych.engine.tensor_parallel.shard import check_divides
-from diptych.engine.transfer_rules import TransferRules, Window, layer_windows
+from diptych.engine.scheduler_core import SchedulerCore
+from diptych.engine.terms import worker_terms
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.layout_codec import layout_to_wire
-from diptych.kvtransfer.notes import PROTOCOL_VERSION
-from diptych.kvtransfer.transport import Pool, Transport
-from diptych.v1 import bootstrap_pb2, engine_pb2
-
-if TYPE_CHECKING:  # need torch, whose threads are configured first
-    from diptych.engine.tensor_parallel.group import RankGroup
+from diptych.v1 import engine_pb2
 
 logger = logging.getLogger(__name__)
 
-BuildCore = Callable[[KvCache, Limits, TransferRules, PoolLayout], SchedulerCore]
+LAST_WORDS_MS: Final = 1000  # that what was sent to the frontend may take to leave
+
+BuildCore = Callable[[KvCache, Limits, SchedulerConfig, PoolLayout], SchedulerCore]
 
 
-@dataclass(frozen=True, slots=True)
-class Peering:
-    """How the schedulers of a role reach their peers."""
-
-    open_transport: Callable[[SchedulerConfig], Transport]
-    link_tester: Callable[[Transport, Pool, SchedulerConfig], LinkTester]
-
-
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """The KV pool and the way to peers, if there is one."""
-
-    buffer: memoryview
-    links: PeerLinks
-    transfer: bootstrap_pb2.TransferInfo | None
-
-
-def run_scheduler(argv: list[str], build_core: BuildCore, peering: Peering | None) -> int:
-    """Run a scheduler process to its end; `peering` is None for an engine without peers."""
+def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTransport | None) -> NoReturn:
+    """Be a scheduler process; `open_transport` is None for an engine without peers."""
     config = SchedulerConfig.from_json(argv[1])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; our frontend says when to stop
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # they reach the whole process group; our frontend says when to stop
     lifecycle.die_with_parent(signal.SIGKILL, parent_pid=config.parent_pid)
     setup(config.name, config.log_format, config.log_level)
-    configure_threads(config.engine.num_threads)  # before anything imports torch
-    if config.rank:
-        return _run_rank(config, peering)
+    code = _run_rank(config, open_transport) if config.rank else _run_first(config, build_core, open_transport)
+    zmq.Context.instance().destroy(linger=LAST_WORDS_MS)
+    lifecycle.exit_now(code)
+
+
+def _run_first(config: SchedulerConfig, build_core: BuildCore, open_transport: OpenTransport | None) -> int:
+    """Run rank 0, to which the frontend talks; return the exit code."""
     channel = _connect(config.endpoint)
     try:
-        _serve(config, channel, build_core, peering)
+        _prepare_torch(config.engine)
+        _serve(build_base(config, open_transport), channel, build_core)
     except DiptychError as error:
         logger.error("%s", error)
         return _report_fatal(channel, error)
     except Exception as error:
         logger.exception("the scheduler failed")
         return _report_fatal(channel, error)
-    finally:
-        channel.close(linger=1000)
     return 0
 
 
-def _run_rank(config: SchedulerConfig, peering: Peering | None) -> int:
+def _run_rank(config: SchedulerConfig, open_transport: OpenTransport | None) -> int:
     """Run a rank other than 0. Whoever started it notices when it ends."""
     try:
-        serve_rank(config, peering.open_transport(config) if peering else None)
+        _prepare_torch(config.engine)
+        serve_rank(config, open_transport(config) if open_transport else None)
     except DiptychError as error:
         logger.error("%s", error)
         return 1
@@ -112,112 +92,75 @@ def _run_rank(config: SchedulerConfig, peering: Peering | None) -> int:
     return 0
 
 
-def _serve(
-    config: SchedulerConfig,
-    channel: zmq.Socket[bytes],
-    build_core: BuildCore,
-    peering: Peering | None,
-) -> None:
-    import torch
+def _prepare_torch(options: EngineOptions) -> None:
+    """Before anything imports it."""
+    if options.device != "sim":
+        configure_threads(options.num_threads)
 
-    from diptych.engine.runner.kv_pool import kv_view
-    from diptych.engine.runner.model_part import ModelPart
-    from diptych.engine.runner.model_runner import ModelRunner
-    from diptych.engine.tensor_parallel.group import rank_group
 
-    options = config.engine
-    source = open_model(options.model, options.load_format)
-    check_divides(source.config, options.tp)
-    ranks = rank_group(config.endpoint, options.tp, torch.device("cpu"))
-    part = ModelPart.of(source, ranks.communicator)
-    layout = pool_layout(part.config, options, head_share(source.config, options, config.rank))
-    windows = layer_windows(layout.num_layers, config.transfer.num_windows, layout.page_nbytes)
-    memory = _allocate(layout, windows, ranks, peering, config)
-    limits = _limits(source, options)
+def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCore) -> None:
+    source, options, limits = base.source, base.config.engine, base.limits()
     grammars = GrammarThread(lambda: Compiler(source.tokenizer(), limits.vocab_size, limits.eos_ids))
-    kv = kv_view(memory.buffer, layout)
-    cache = _cache(options, limits, layout, memory.buffer, ranks)
-    core = build_core(cache, limits, replace(config.transfer, num_windows=len(windows)), layout)
+    cache = base.new_cache(limits)
+    core = build_core(cache, limits, base.config, base.layout)
     registry = LoraRegistry(options.num_lora_slots, source.config.model_id)
-    host = Host(
-        open=lambda model: open_model(model, options.load_format),
-        load=lambda source: ModelRunner(
-            source,
-            kv,
-            dtype=options.dtype,
-            quantization=options.quantization,
-            attention_backend=options.attention_backend,
-            num_threads=options.num_threads,
-            max_loras=options.num_lora_slots,
-            communicator=ranks.communicator,
-            layer_listener=memory.links.layer_listener,
-        ),
-        compat=lambda source: _compat(source, config.kv_backend),
-        is_idle=lambda: core.num_open_rooms == 0,
-        clear_cache=cache.clear,
-        obstacle=lambda: _obstacle(options, registry),
-    )
-    weights = Weights(options.model, source, host)
+    weights = Weights(options.model, source, _host(base, core, cache, registry))
     adapters = open_adapters(source, options.loras(), registry, lambda: weights.runner.loras)
     admin = AdminThread({**adapters.handlers, **weights.handlers})
-    max_tokens = min(limits.context_len, cache.max_request_tokens)
-    compat = _compat(source, config.kv_backend)
-    step_runner = ranks.lead_runner(weights)
+    stepping = _stepping(options, core, base.ranks.lead_runner(weights))
     grammars.wait_until_open()
-    ready = engine_pb2.SchedulerReady(transfer=memory.transfer, compat=compat, context_len=max_tokens)
+    _say_ready(base, channel, core, adapters)
+    beat = SharedHeartbeat(base.config.heartbeat_fd).beat
+    loop = SchedulerLoop(
+        core,
+        stepping,
+        channel,
+        base.links,
+        grammars,
+        admin,
+        adapters,
+        cache=cache,
+        watch=base.watch,
+        beat=beat,
+        graph_use=lambda: weights.runner.graph_use,
+    )
+    spare_what_stays()
+    try:
+        loop.run()
+    finally:
+        for part in (stepping, admin, grammars, base):
+            part.close()
+
+
+def _host(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: LoraRegistry) -> Host[ModelOnHardware]:
+    config = base.config
+    return Host(
+        open=base.hardware.open,
+        load=base.load,
+        terms=lambda source: worker_terms(source, config.kv_backend, base.layout.dtype, config.transfer),
+        is_idle=lambda: core.num_open_rooms == 0,
+        clear_cache=cache.clear,
+        obstacle=lambda: _obstacle(config.engine, registry),
+    )
+
+
+def _say_ready(base: SchedulerBase, channel: zmq.Socket[bytes], core: SchedulerCore, adapters: Adapters) -> None:
+    config, layout = base.config, base.layout
+    terms = terms_to_wire(worker_terms(base.source, config.kv_backend, layout.dtype, config.transfer))
+    ready = engine_pb2.SchedulerReady(transfer=base.transfer, terms=terms, context_len=core.max_tokens)
     ready.loras.adapters.extend(adapters.news() or ())
     channel.send(engine_pb2.SchedulerEvents(ready=ready).SerializeToString())
-    logger.info("ready: %s, %d KV pages of %d tokens", source.config.model_id, layout.num_pages, layout.page_size)
-    stepping = _stepping(options, core, step_runner)
-    try:
-        SchedulerLoop(
-            core, stepping, channel, memory.links, grammars, admin, adapters, cache=cache, max_tokens=max_tokens
-        ).run()
-    finally:
-        stepping.close()
-        admin.close()
-        grammars.close()
-        memory.links.close()
-        ranks.close()
-
-
-def _cache(options: EngineOptions, limits: Limits, layout: PoolLayout, pool: memoryview, ranks: RankGroup) -> KvCache:
-    return KvCache(
-        num_pages=layout.num_pages,
-        page_size=layout.page_size,
-        max_requests=limits.max_requests,
-        max_tokens_per_request=limits.context_len,
-        eviction_policy=options.eviction_policy,
-        host_tier=_host_tier(num_host_slots(layout, options), pool, layout, ranks),
-        changes=CacheChanges() if options.kv_events == "on" else NO_CHANGES,
-    )
+    model_id = base.source.config.model_id
+    logger.info("ready: %s, %d KV pages of %d tokens", model_id, layout.num_pages, layout.page_size)
 
 
 def _stepping(options: EngineOptions, core: SchedulerCore, runner: OverlapRunner) -> Stepping:
     """Overlap pays where steps run beside the host's cores, so `auto` leaves it off on CPUs."""
-    if options.overlap != "on":
+    on_gpu = options.device == "cuda"
+    if options.overlap == "off" or (options.overlap == "auto" and not on_gpu):
         return SynchronousStepping(core, runner, time.monotonic)
-    if not core.can_overlap:
-        raise ConfigError("--overlap on is not for prefill workers: their pages are sent between steps")
-    return OverlappedStepping(core, TpModelWorkerClient(runner), time.monotonic)
-
-
-def _allocate(
-    layout: PoolLayout, windows: Sequence[Window], ranks: RankGroup, peering: Peering | None, config: SchedulerConfig
-) -> _Memory:
-    if peering is None:
-        return _Memory(memoryview(bytearray(layout.nbytes)), NoLinks(), None)
-    transport = ranks.lead_transport(peering.open_transport(config))
-    pool = transport.allocate_pool(layout)
-    info = bootstrap_pb2.TransferInfo(engine_metadata=transport.metadata(), layout=layout_to_wire(layout))
-    links = Links(transport, peering.link_tester(transport, pool, config), windows)
-    return _Memory(pool.buffer, links, info)
-
-
-def _host_tier(num_slots: int, pool: memoryview, layout: PoolLayout, ranks: RankGroup) -> HostTier:
-    if not num_slots:
-        return NO_HOST_TIER
-    return HostTier(num_slots, ranks.lead_copier(HostPages(pool, layout.page_nbytes, num_slots)))
+    worker = QueuedSteps(runner) if on_gpu else TpModelWorkerClient(runner)
+    return OverlappedStepping(core, worker, time.monotonic)
 
 
 def _obstacle(options: EngineOptions, registry: LoraRegistry) -> str | None:
@@ -227,25 +170,6 @@ def _obstacle(options: EngineOptions, registry: LoraRegistry) -> str | None:
     if registry.loaded():
         return "adapters are loaded, which were made for the weights that are served: unload them first"
     return None
-
-
-def _limits(source: ModelSource, options: EngineOptions) -> Limits:
-    return Limits(
-        context_len=source.config.context_len,
-        vocab_size=source.config.vocab_size,
-        eos_ids=frozenset(token_id for token_id in source.config.eos_ids if token_id < source.config.vocab_size),
-        max_step_tokens=options.max_step_tokens,
-        max_requests=options.max_requests,
-        scheduling=options.scheduling(),
-    )
-
-
-def _compat(source: ModelSource, kv_backend: str) -> str:
-    """Hash of what two workers must share to exchange KV. Page size, ranks and type of the KV may differ."""
-    model = source.config
-    shape = (model.num_layers, model.num_kv_heads, model.head_dim)
-    text = repr((source.weights_id, model.vocab_size, shape, PROTOCOL_VERSION, kv_backend))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _connect(endpoint: str) -> zmq.Socket[bytes]:
@@ -261,12 +185,12 @@ def _report_fatal(channel: zmq.Socket[bytes], error: Exception) -> int:
     return 1
 
 
-def main() -> int:
+def main() -> NoReturn:
     """The scheduler of an embedded engine."""
     from diptych.engine.aggregated import AggregatedCore
 
-    return run_scheduler(sys.argv, lambda cache, limits, rules, layout: AggregatedCore(cache, limits), None)
+    run_scheduler(sys.argv, lambda cache, limits, config, layout: AggregatedCore(cache, limits), None)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,8 +1,8 @@
 """Replaces the weights of a running worker: load, take nothing new, let what runs finish, switch, serve again.
 
 The old weights serve until the switch, and after it if anything fails. Nothing mixes: no leg is accepted in between,
-what still runs when the time is up is aborted (routers place it elsewhere), and a leg that a router started for the old
-weights is refused after the switch by its `compat`.
+what still runs when the time is up is handed back (routers place it elsewhere), and a leg that a router started for the
+old weights is refused after the switch by its `compat`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,16 @@ async def update_weights(group: WorkerGroup, model: str, drain_s: float) -> Upda
 
 
 async def _replace(group: WorkerGroup, drain_s: float) -> SwitchWeightsResult:
-    group.pause("its weights are being replaced")
     try:
-        await group.empty(drain_s)
+        await group.departure.vacate("its weights are being replaced", drain_s)
         result = await _switch(group)
-        group.rename(result.model_id, result.compat)
+        group.rename(result.model_id, result.terms)
     except DiptychError as error:
         logger.error("the old weights stay: %s", error)
         await group.administer(AdminCommand(drop_weights=DropWeights()))
         raise
     finally:
-        group.resume()
+        group.departure.resume()
     return result
 
 

@@ -15,7 +15,17 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 
 from diptych.common.errors import ConfigError, InvalidRequest, Unavailable
-from diptych.engine.batch import NO_TOKEN, ForwardBatch, ForwardMode, OverlapRunner, Runner, SamplingBatch, StepResult
+from diptych.common.terms import Terms, terms_to_wire
+from diptych.engine.batch import (
+    NO_TOKEN,
+    ForwardBatch,
+    ForwardMode,
+    OverlapRunner,
+    Runner,
+    SamplingBatch,
+    StepResult,
+    WaitForResult,
+)
 from diptych.engine.loader.source import ModelSource
 from diptych.engine.runtime.admin_thread import Effect, Handler
 from diptych.v1.admin_pb2 import AdminAnswer, AdminCommand, SwitchWeightsResult
@@ -41,7 +51,7 @@ class Host(Generic[R]):
 
     open: Callable[[str], ModelSource]
     load: Callable[[ModelSource], R]
-    compat: Callable[[ModelSource], str]
+    terms: Callable[[ModelSource], Terms]
     is_idle: Callable[[], bool]  # no request holds KV
     clear_cache: Callable[[], None]
     obstacle: Callable[[], str | None]  # what else is in the way, in words
@@ -65,7 +75,7 @@ class Weights(Generic[R]):
     def logits(self, batch: ForwardBatch) -> Any:
         return self._served.runner.logits(batch)
 
-    def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> StepResult:
+    def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> WaitForResult:
         return self._served.runner.sample(batch, logits, sampling)
 
     @property
@@ -109,7 +119,7 @@ class Weights(Generic[R]):
         logger.info("serving the weights of %s in place of %s", model_id, previous_model_id)
         result = SwitchWeightsResult(
             model_id=model_id,
-            compat=self._host.compat(served.source),
+            terms=terms_to_wire(self._host.terms(served.source)),
             previous_model_id=previous_model_id,
             previous_model=before.model,
         )

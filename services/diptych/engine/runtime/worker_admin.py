@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import grpc
 
 from diptych.common.errors import DiptychError
+from diptych.engine.runtime.role_change import RoleChanges
 from diptych.engine.runtime.weight_update import update_weights
+from diptych.engine.runtime.worker_drain import WorkerDrain
 from diptych.engine.runtime.worker_service import Context, WorkerService, name_of, refuse
 from diptych.v1 import admin_pb2, admin_pb2_grpc
 from diptych.v1.admin_pb2 import AdminCommand
@@ -20,8 +22,10 @@ T = TypeVar("T")
 class WorkerAdminService(admin_pb2_grpc.WorkerAdminServicer):
     """Implements `diptych.v1.WorkerAdmin` over the groups of a worker's service."""
 
-    def __init__(self, service: WorkerService) -> None:
+    def __init__(self, service: WorkerService, drain: WorkerDrain, roles: RoleChanges) -> None:
         self._service = service
+        self._drain = drain
+        self._roles = roles
 
     async def LoadLora(self, request: admin_pb2.LoadLoraRequest, context: Context) -> admin_pb2.LoadLoraResponse:
         group = await self._service.find(name_of(request.instance_id), context)
@@ -40,6 +44,18 @@ class WorkerAdminService(admin_pb2_grpc.WorkerAdminServicer):
     ) -> admin_pb2.UpdateWeightsResponse:
         group = await self._service.find(name_of(request.instance_id), context)
         return await _answer(context, update_weights(group, request.model, request.drain_ms / 1000))
+
+    async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
+        if request.instance_id:
+            await self._service.find(name_of(request.instance_id), context)
+        within_s = request.deadline_ms / 1000 if request.HasField("deadline_ms") else None
+        self._drain.ask(within_s, request.instance_id)
+        return admin_pb2.DrainResponse()
+
+    async def SetRole(self, request: admin_pb2.SetRoleRequest, context: Context) -> admin_pb2.SetRoleResponse:
+        group = await self._service.find(name_of(request.instance_id), context)
+        drain_s = request.drain_ms / 1000 if request.HasField("drain_ms") else None
+        return await _answer(context, self._roles.set_role(group, request.role, drain_s))
 
 
 async def _answer(context: Context, work: Coroutine[Any, Any, T]) -> T:

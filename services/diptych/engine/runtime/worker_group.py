@@ -9,25 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from typing import Final
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
-from diptych.common.membership_client import MembershipWatcher
+from diptych.common.membership import State
+from diptych.common.roles import WORKER_ROLES, Role
+from diptych.common.terms import terms_of
+from diptych.engine.runtime.departure import Departure
+from diptych.engine.runtime.open_work import OpenWork
+from diptych.engine.runtime.peers import Peers
+from diptych.engine.runtime.prompt_threads import PromptThreads
 from diptych.engine.runtime.pulse import Pulse
 from diptych.engine.runtime.questions import Questions
+from diptych.engine.runtime.readiness import Readiness
 from diptych.engine.runtime.scheduler_client import SchedulerClient, SchedulerDied
 from diptych.engine.runtime.sessions import Session, Sessions
+from diptych.engine.runtime.text_legs import TextLegs
+from diptych.engine.runtime.worker_probes import InstanceFacts
 from diptych.kvtransfer.lanes import Requirement
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
 
 logger = logging.getLogger(__name__)
-
-ABORT_TIMEOUT_S: Final = 10.0  # aborted legs are answered within a step
-
-_PEER_ROLE: Final[Mapping[int, int]] = {
-    bootstrap_pb2.ROLE_PREFILL: bootstrap_pb2.ROLE_DECODE,
-    bootstrap_pb2.ROLE_DECODE: bootstrap_pb2.ROLE_PREFILL,
-}
 
 
 class WorkerGroup:
@@ -39,19 +40,24 @@ class WorkerGroup:
         instance: bootstrap_pb2.Instance,
         sessions: Sessions,
         on_news: Callable[[], None],
+        prompts: PromptThreads,
         stall_s: float,
+        release_s: float,
     ) -> None:
         self.scheduler = scheduler
         self.pulse = Pulse(scheduler, stall_s)
         self._instance = instance
+        self._readiness = Readiness(instance)
         self._on_news = on_news  # called when others should hear of the record at once
         self._sessions = sessions
-        self._peers_changed = asyncio.Event()
-        self.updating = asyncio.Lock()  # held while the weights are replaced
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self.peers = Peers(instance, scheduler, self._take_peers)
+        self._ready_news = asyncio.Event()
+        self.updating = asyncio.Lock()  # held while the weights or the role change
         self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
         self._questions = Questions(scheduler, self._death)
+        self._legs = TextLegs(scheduler, prompts, sessions.deliver, lambda: instance.context_len)
+        work = OpenWork(sessions, self._legs, self._questions)
+        self.departure = Departure(work, sessions, instance, self._tell, release_s)
 
     def __str__(self) -> str:
         return f"{self._instance.instance_id:016x} at {self._instance.address}#{self._instance.dp_rank}"
@@ -65,8 +71,26 @@ class WorkerGroup:
         return self._instance.dp_rank
 
     @property
+    def role(self) -> Role:
+        """What is served now."""
+        return WORKER_ROLES[self._instance.role]
+
+    @property
     def is_loaded(self) -> bool:
         return bool(self._instance.compat)
+
+    @property
+    def facts(self) -> InstanceFacts:
+        """What probes judge this instance by."""
+        return InstanceFacts(
+            rank=self._instance.dp_rank,
+            is_loaded=self.is_loaded,
+            state=State(self._instance.state),
+            not_ready=self._instance.not_ready,
+            paused=self._sessions.closed_because,
+            num_routers=len(self._sessions.routers),
+            beat_s=self.scheduler.heartbeat.last_s,
+        )
 
     def describe(self) -> bootstrap_pb2.Instance:
         """Return the membership record as it is now."""
@@ -77,23 +101,15 @@ class WorkerGroup:
         self._instance.address, self._instance.metrics_address = address, metrics_address
 
     async def load(self, requirement: Requirement) -> None:
-        """Wait until the model is loaded, then tell others how to reach us. Raises `SchedulerDied`.
-
-        Where links must meet a requirement, the instance is ready once one does.
-        """
+        """Wait until the model is loaded, then tell others how to reach us. Raises `SchedulerDied`."""
         ready = await self.scheduler.ready()
-        self._instance.compat = self._sessions.compat = ready.compat
+        self._set_terms(ready.terms)
         self._instance.context_len = ready.context_len
         self._instance.transfer.CopyFrom(ready.transfer)
         self._instance.loras.extend(ready.loras.adapters)
-        if requirement == "any":
-            self._instance.state = bootstrap_pb2.INSTANCE_STATE_READY
-        else:
-            self._instance.not_ready = f"no peer is linked yet, and --kv-require asks for {requirement}"
-        self._on_news()
-        logger.info("serving as %s, metrics at %s", self, self._instance.metrics_address)
-        if self._instance.not_ready:
-            logger.warning("not ready: %s", self._instance.not_ready)
+        self._readiness.loaded(requirement)
+        self._tell()
+        logger.info("loaded as %s, metrics at %s; %s", self, self._instance.metrics_address, self._instance.not_ready)
 
     async def relay(self) -> None:
         """Pass on what the scheduler says, for ever. Raises `SchedulerDied`."""
@@ -104,60 +120,35 @@ class WorkerGroup:
             self._death.set_result(death)
             raise
 
-    async def follow_peers(self, watcher: MembershipWatcher) -> None:
-        """Tell the scheduler the whole set of its peers, each time it changed, for ever.
-
-        A link to a member stays when one of the two takes other weights: what they have in common must still be
-        brought to its end, over that link. Nothing new is begun between them: routers don't pair them.
-        """
-        self._peers_changed.set()
-        watcher.add_listener(self._peers_changed.set)
-        known: dict[int, bytes] = {}
-        while True:
-            await self._peers_changed.wait()
-            self._peers_changed.clear()
-            others = watcher.instances().values()
-            peers = [other for other in others if self._is_peer(other) or other.instance_id in known]
-            members = {peer.instance_id: peer.transfer.engine_metadata for peer in peers}
-            if members != known:
-                known = members
-                await self.scheduler.send(engine_pb2.SchedulerCommands(peers=engine_pb2.PeerView(instances=peers)))
-
-    async def drain(self, timeout_s: float) -> None:
-        """Take nothing new, and give what runs time to finish."""
-        self._instance.state, self._instance.not_ready = bootstrap_pb2.INSTANCE_STATE_DRAINING, ""
+    def _tell(self) -> None:
+        """Others shall hear of the record at once: bootstrap, and every router over its session."""
         self._on_news()
-        await self._finish_running(timeout_s)
+        self._sessions.set_record(self._instance)
 
-    def pause(self, reason: str) -> None:
-        """Refuse every new leg, so that routers use other workers."""
-        self._instance.paused, self._sessions.closed_because = True, reason
-        self._on_news()
-
-    def resume(self) -> None:
-        self._instance.paused, self._sessions.closed_because = False, ""
-        self._on_news()
-
-    def rename(self, model_id: str, compat: str) -> None:
-        """Something else is served from now on. Only peers with an equal `compat` are linked."""
+    def rename(self, model_id: str, terms: bootstrap_pb2.Terms) -> None:
+        """Something else is served from now on. Only peers whose terms match are linked."""
         self._instance.model_id = model_id
-        self._instance.compat = self._sessions.compat = compat
-        self._peers_changed.set()
-        self._on_news()
+        self._set_terms(terms)
+        self.peers.look_again()
+        self._tell()
 
-    async def empty(self, timeout_s: float) -> None:
-        """Give what runs time to finish, and abort the rest."""
-        await self._finish_running(timeout_s)
-        rooms = self._sessions.rooms()
-        if rooms:
-            logger.warning("aborting %d requests that did not finish within %g s", len(rooms), timeout_s)
-            await self.scheduler.send(engine_pb2.SchedulerCommands(abort=rooms))
-            await self._finish_running(ABORT_TIMEOUT_S)
+    async def serve(self, role: Role) -> None:
+        """Serve a role from now on. Nothing may be open. Raises `SchedulerDied`."""
+        await self.scheduler.send(engine_pb2.SchedulerCommands(role=role.wire))
+        await self._questions.status()  # answered behind it
+        self._instance.role = role.wire
+        self._sessions.role = role
+        self._ready_news.clear()
+        self._readiness.role_changed()
+        self._take_peers()
+        self.peers.look_again()
 
-    async def _finish_running(self, timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._empty.wait()
+    async def wait_for_link(self, timeout_s: float) -> str:
+        """Wait until it is ready, if a peer is known to wait for; return why it is not."""
+        if self._readiness.is_pending and self.peers.num_known:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ready_news.wait(), timeout_s)
+        return self._instance.not_ready
 
     async def administer(self, command: admin_pb2.AdminCommand) -> admin_pb2.AdminAnswer:
         """Have the scheduler execute a command. Raises its refusal, a `DiptychError`; then nothing has changed."""
@@ -192,72 +183,76 @@ class WorkerGroup:
         """Ask the scheduler. Raises `SchedulerDied`."""
         status = await self._questions.status()
         status.instance.CopyFrom(self.describe())
+        if drain := self.departure.progress():
+            status.drain.CopyFrom(drain)
         return status
 
     async def _read(self, session: Session, batches: AsyncIterator[worker_pb2.RouterBatch]) -> None:
         async for batch in batches:
+            if batch.router_instance_id:
+                self._sessions.acknowledge(session, batch.router_instance_id)
             accepted = self._sessions.start(session, batch.start)
-            if accepted:
-                self._empty.clear()
             if batch.resync_kv:
                 logger.warning("a router missed KV events: telling it all cached pages again")
                 self._sessions.resync_kv(session)
             abort = self._sessions.owned(session, batch.abort)
             if accepted or abort:
-                await self.scheduler.send(engine_pb2.SchedulerCommands(start=accepted, abort=abort))
+                await self._legs.send(engine_pb2.SchedulerCommands(start=accepted, abort=abort))
 
     async def _abandon(self, session: Session) -> None:
         """The router is gone: nobody wants its rooms."""
         rooms = self._sessions.close(session)
         if rooms:
             logger.info("a router session ended with %d open rooms: aborting them", len(rooms))
-            await self.scheduler.send(engine_pb2.SchedulerCommands(abort=rooms))
-        self._note_empty()
+            await self._legs.send(engine_pb2.SchedulerCommands(abort=rooms))
 
     def _take(self, events: engine_pb2.SchedulerEvents) -> None:
+        self._legs.note(events.outputs)
         self._sessions.deliver(events.outputs)
         if events.pong:
             self.pulse.take(events.pong)
         if events.HasField("load"):
             self._take_load(events.load)
-        if events.link_news.problem and self._instance.not_ready:
-            self._take_problem(events.link_news.problem)
+        if self._readiness.failed(events.link_news.problem):
+            logger.warning("%s is not ready: %s", self, events.link_news.problem)
+            self._tell()
         if events.HasField("kv_events"):
             self._sessions.tell_kv(events.kv_events)
         self._questions.take(events)
+        if events.context_len:
+            self._instance.context_len = events.context_len
         if events.HasField("loras"):
             self._take_loras(events.loras)
-        self._note_empty()
 
     def _take_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
         links_changed = load.linked_instances != self._sessions.load.linked_instances
         self._sessions.set_load(load)
         if links_changed:
-            self._take_links(load)
-            self._on_news()
+            self._take_links()
+            self._tell()
 
-    def _take_links(self, load: bootstrap_pb2.WorkerLoad) -> None:
-        """The scheduler uses no link below the requirement: the first one makes us ready."""
-        if self._instance.not_ready and load.linked_instances:
-            self._instance.not_ready = ""
-            self._instance.state = bootstrap_pb2.INSTANCE_STATE_READY
+    def _take_links(self) -> None:
+        if self._readiness.is_pending:
+            linked = self._sessions.load.linked_instances
+            self._note_ready(self._readiness.linked(self.peers.num_among(linked)))
+
+    def _take_peers(self) -> None:
+        """Members have come, gone or changed."""
+        self._take_links()
+        if self._readiness.is_pending:
+            self._note_ready(self._readiness.knows_peers(self.peers.num_known))
+
+    def _note_ready(self, is_ready: bool) -> None:
+        if is_ready:
             logger.info("%s is ready", self)
-
-    def _take_problem(self, problem: str) -> None:
-        logger.warning("%s is not ready: %s", self, problem)
-        self._instance.not_ready = problem
-        self._on_news()
+            self._ready_news.set()
+            self._tell()
 
     def _take_loras(self, loras: engine_pb2.LoraSet) -> None:
         del self._instance.loras[:]
         self._instance.loras.extend(loras.adapters)
-        self._on_news()
+        self._tell()
 
-    def _note_empty(self) -> None:
-        if self._sessions.num_open_rooms == 0:
-            self._empty.set()
-
-    def _is_peer(self, other: bootstrap_pb2.Instance) -> bool:
-        ours = self._instance
-        is_loaded = bool(other.compat) and other.state != bootstrap_pb2.INSTANCE_STATE_GONE
-        return is_loaded and other.role == _PEER_ROLE[ours.role] and other.compat == ours.compat
+    def _set_terms(self, terms: bootstrap_pb2.Terms) -> None:
+        self._instance.terms.CopyFrom(terms)
+        self._instance.compat = self._sessions.compat = terms_of(terms).compat

@@ -11,49 +11,55 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
 
-import grpc
-
 from diptych.common import lifecycle, rpc
+from diptych.common.drain_api import drain_route
+from diptych.common.grpc_health import add_health
+from diptych.common.health import HealthServer
 from diptych.common.http_server import HttpServer
 from diptych.common.logging import setup
+from diptych.common.loopback import transfer_where
 from diptych.common.membership_client import Evicted, MembershipWatcher, Registration
+from diptych.common.probes import Probes
+from diptych.common.roles import Role
+from diptych.common.trust import Trust
 from diptych.engine.kv_feed import KvFeeds
 from diptych.engine.loader.source import open_model
+from diptych.engine.loader.tokenizer import stay_in_the_callers_thread
 from diptych.engine.runtime.metrics_app import metrics_app
+from diptych.engine.runtime.prompt_threads import PromptThreads
+from diptych.engine.runtime.role_api import role_route
+from diptych.engine.runtime.role_change import role_changes
 from diptych.engine.runtime.scheduler_client import SchedulerDied, ipc_endpoint, new_folder, start_scheduler
 from diptych.engine.runtime.scheduler_config import SchedulerConfig
 from diptych.engine.runtime.sessions import Sessions
 from diptych.engine.runtime.worker_admin import WorkerAdminService
 from diptych.engine.runtime.worker_config import WorkerConfig
+from diptych.engine.runtime.worker_drain import WorkerDrain
 from diptych.engine.runtime.worker_group import WorkerGroup
+from diptych.engine.runtime.worker_health import WorkerHealth
 from diptych.engine.runtime.worker_metrics import WorkerMetrics
 from diptych.engine.runtime.worker_service import WorkerService
 from diptych.v1 import admin_pb2_grpc, bootstrap_pb2, worker_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
+SCHEDULER_MODULE: Final = "diptych.unified.scheduler"  # run as a process; nothing of it is imported here
 SCRAPE_GRACE_S: Final = 1  # for a scrape that runs when the worker ends
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRole:
-    """What differs between a prefill and a decode worker outside the scheduler."""
-
-    name: str  # "prefill"
-    role: bootstrap_pb2.Role
-    scheduler_module: str
-
-
-def run_worker(config: WorkerConfig, role: WorkerRole) -> int:
+def run_worker(config: WorkerConfig, role: Role) -> int:
     """Run a worker until SIGTERM or until its last scheduler ends; return the exit code."""
-    setup(role.name, config.log_format, config.log_level)
+    stay_in_the_callers_thread()
+    setup(role.value, config.log_format, config.log_level)
+    trust = config.trust()
+    transfer_where(config.host)
     try:
-        asyncio.run(lifecycle.run_until_signal(lambda stop: _serve(config, role, stop), grace_s=config.drain_s + 10))
+        asyncio.run(lifecycle.run_until_signal(lambda stop: _serve(config, trust, role, stop), grace_s=config.grace_s))
     except ExceptionGroup as group:
         ends, others = group.split((SchedulerDied, Evicted))
         if ends is None or others is not None:
@@ -63,26 +69,36 @@ def run_worker(config: WorkerConfig, role: WorkerRole) -> int:
     return 0
 
 
-async def _serve(config: WorkerConfig, role: WorkerRole, stop: asyncio.Event) -> None:
+async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: lifecycle.Stop) -> None:
     metrics = WorkerMetrics()
     async with contextlib.AsyncExitStack() as stack:
-        starting = [_member(config, role, rank, metrics) for rank in range(config.dp)]
+        prompts = _prompt_threads(config)
+        stack.callback(prompts.close)
+        starting = [_member(config, trust, role, rank, metrics, prompts) for rank in range(config.dp)]
         members = [await stack.enter_async_context(each) for each in starting]
+        stack.push_async_callback(_stop_all, members)
         service = WorkerService(member.group for member in members)
-        address = await stack.enter_async_context(_listen(config, service))
-        scraped = HttpServer(
-            metrics_app(metrics, service.groups), config.host, config.metrics_port, stop_grace_s=SCRAPE_GRACE_S
-        )
-        watcher = MembershipWatcher(config.bootstrap)
+        watcher = MembershipWatcher(config.bootstrap, trust, without_loads=True)
+        health = WorkerHealth(lambda: [group.facts for group in service.groups()], watcher, config.stall_s)
+        stack.enter_context(HealthServer(config.host, config.health_port, health.probes))
+        drain = WorkerDrain(service.groups, config.drain_s)
+        roles = role_changes(config)
+        admin = WorkerAdminService(service, drain, roles)
+        address = await stack.enter_async_context(_listen(config, trust, metrics, service, admin, health.probes))
+        app = metrics_app(metrics, service.groups)
+        app.router.routes.append(drain_route("/drain", drain, trust, metrics.refusals))
+        app.router.routes.append(role_route(service, roles, trust, metrics.refusals))
+        scraped = HttpServer(app, config.host, config.metrics_port, stop_grace_s=SCRAPE_GRACE_S)
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(watcher.run())
+            background = [tasks.create_task(watcher.run()), tasks.create_task(health.heartbeat.run())]
             tasks.create_task(scraped.run())
             async with asyncio.TaskGroup() as lives:
                 for member in members:
                     member.group.listen_at(address, f"{config.advertised_host}:{scraped.port}")
                     lives.create_task(_live(member, service, watcher, stop, config))
             scraped.stop()
-            watching.cancel()
+            for task in background:
+                task.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +110,7 @@ class _Member:
 
 
 async def _live(
-    member: _Member, service: WorkerService, watcher: MembershipWatcher, stop: asyncio.Event, config: WorkerConfig
+    member: _Member, service: WorkerService, watcher: MembershipWatcher, stop: lifecycle.Stop, config: WorkerConfig
 ) -> None:
     """Serve one group until `stop`, or until it dies and others are left. Raises if it dies alone, or early."""
     group = member.group
@@ -104,9 +120,10 @@ async def _live(
             if await _until_stopped(group.load(config.kv_require), stop):
                 background.append(tasks.create_task(group.relay()))
                 background.append(tasks.create_task(group.pulse.run()))
-                background.append(tasks.create_task(group.follow_peers(watcher)))
-                await stop.wait()
-                await group.drain(config.drain_s)
+                background.append(tasks.create_task(group.peers.follow(watcher)))
+                background.append(tasks.create_task(group.departure.draining.run()))
+                await group.departure.draining.leave_on(stop, config.drain_s, config.release_s)
+                service.leave(group)
             for task in background:
                 task.cancel()
     except* SchedulerDied as deaths:
@@ -114,6 +131,11 @@ async def _live(
             raise
         logger.error("instance %s died; the others here go on: %s", group, _first_leaf(deaths))
         await group.scheduler.stop()
+
+
+async def _stop_all(members: Sequence[_Member]) -> None:
+    """At once, so that the time it takes does not grow with their number."""
+    await asyncio.gather(*(member.group.scheduler.stop() for member in members))
 
 
 async def _until_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
@@ -130,14 +152,16 @@ async def _until_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -
 
 
 @contextlib.asynccontextmanager
-async def _member(config: WorkerConfig, role: WorkerRole, rank: int, metrics: WorkerMetrics) -> AsyncIterator[_Member]:
+async def _member(
+    config: WorkerConfig, trust: Trust, role: Role, rank: int, metrics: WorkerMetrics, prompts: PromptThreads
+) -> AsyncIterator[_Member]:
     """Start the scheduler of a group; end it at the exit."""
     instance, folder = _instance(config, role, rank), new_folder()
-    scheduler_config = _scheduler_config(config, role, instance.instance_id, folder)
-    scheduler = await start_scheduler(role.scheduler_module, scheduler_config, folder)
-    registration = Registration(config.bootstrap, lambda: group.describe())
-    sessions = Sessions(KvFeeds() if config.kv_events == "on" else None, metrics.leg_ended)
-    group = WorkerGroup(scheduler, instance, sessions, registration.nudge, config.stall_s)
+    scheduler_config = _scheduler_config(config, role, instance, folder)
+    scheduler = await start_scheduler(SCHEDULER_MODULE, scheduler_config, folder)
+    registration = Registration(config.bootstrap, trust, lambda: group.describe())
+    sessions = Sessions(role, KvFeeds() if config.kv_events == "on" else None, metrics.leg_ended)
+    group = WorkerGroup(scheduler, instance, sessions, registration.nudge, prompts, config.stall_s, config.release_s)
     try:
         yield _Member(group, registration)
     finally:
@@ -145,12 +169,20 @@ async def _member(config: WorkerConfig, role: WorkerRole, rank: int, metrics: Wo
 
 
 @contextlib.asynccontextmanager
-async def _listen(config: WorkerConfig, service: WorkerService) -> AsyncIterator[str]:
+async def _listen(
+    config: WorkerConfig,
+    trust: Trust,
+    metrics: WorkerMetrics,
+    service: WorkerService,
+    admin: WorkerAdminService,
+    probes: Probes,
+) -> AsyncIterator[str]:
     """Serve gRPC until the exit; yield the address that others reach us by."""
-    server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
+    server = rpc.new_server(trust, metrics.refusals)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
-    admin_pb2_grpc.add_WorkerAdminServicer_to_server(WorkerAdminService(service), server)
-    port = rpc.listen(server, config.host, config.port)
+    admin_pb2_grpc.add_WorkerAdminServicer_to_server(admin, server)
+    add_health(server, probes, ("diptych.v1.Worker", "diptych.v1.WorkerAdmin"))
+    port = rpc.listen(server, config.host, config.port, trust)
     await server.start()
     try:
         yield f"{config.advertised_host}:{port}"
@@ -158,33 +190,46 @@ async def _listen(config: WorkerConfig, service: WorkerService) -> AsyncIterator
         await server.stop(grace=1)
 
 
-def _instance(config: WorkerConfig, role: WorkerRole, rank: int) -> bootstrap_pb2.Instance:
+def _prompt_threads(config: WorkerConfig) -> PromptThreads:
+    return PromptThreads(
+        lambda: open_model(config.model, config.load_format).tokenizer(),
+        num_threads=config.tokenizer_threads,
+        cache_bytes=config.tokenizer_cache_bytes,
+    )
+
+
+def _instance(config: WorkerConfig, role: Role, rank: int) -> bootstrap_pb2.Instance:
     model_id = open_model(config.model, config.load_format).config.model_id
     return bootstrap_pb2.Instance(
         instance_id=secrets.randbits(64) or 1,
-        role=role.role,
+        role=role.wire,
         model_id=model_id,
         started_as=model_id,
         state=bootstrap_pb2.INSTANCE_STATE_STARTING,
         version=version("diptych"),
         dp_rank=rank,
+        pool=config.pool,
+        pod=config.pod_name,
     )
 
 
-def _scheduler_config(config: WorkerConfig, role: WorkerRole, instance_id: int, folder: str) -> SchedulerConfig:
+def _scheduler_config(
+    config: WorkerConfig, role: Role, instance: bootstrap_pb2.Instance, folder: str
+) -> SchedulerConfig:
     return SchedulerConfig(
-        component=role.name,
+        component=role.value,
         log_format=config.log_format,
         log_level=config.log_level,
         endpoint=ipc_endpoint(folder),
         parent_pid=os.getpid(),
-        instance_id=instance_id,
+        instance_id=instance.instance_id,
         transports=config.transports,
         kv_backend=config.kv_backend,
         kv_path=config.kv_path,
         kv_require=config.kv_require,
         transfer=config.transfer_rules,
-        engine=config.engine_options,
+        engine=config.engine_options.of_group(instance.dp_rank),
+        role=role.value,
     )
 
 

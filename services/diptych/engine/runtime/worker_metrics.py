@@ -14,8 +14,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from diptych.common.membership import State
+from diptych.common.refusals import Refusals
+from diptych.engine.runtime.load_metrics import load_families
 from diptych.kvtransfer.layout_codec import layout_from_wire
-from diptych.v1.worker_pb2 import LINK_STATE_UP, LegStats, LinkStatus, WorkerStatus
+from diptych.v1.worker_pb2 import LINK_STATE_UP, Drain, LegStats, LinkStatus, WorkerStatus
 
 TRANSFER_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -27,6 +30,8 @@ class WorkerMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self.refusals = Refusals()  # of the gRPC server
+        self._registry.register(self.refusals)
         self._transfer = Histogram(
             "diptych_kv_transfer_seconds",
             "A request's KV on its way: first token to acknowledgement (prefill), grant to hand-off (decode)",
@@ -69,8 +74,29 @@ def families(statuses: Statuses) -> Iterator[Metric]:
         up.add_metric([str(rank)], status is not None)
     yield up
     answered = {rank: status for rank, status in statuses.items() if status is not None}
+    yield from _drain_families(answered)
+    yield from load_families(answered)
     yield from _scheduler_families(answered)
     yield from _link_families([(rank, link) for rank, status in answered.items() for link in status.links])
+
+
+def _drain_families(statuses: Mapping[int, WorkerStatus]) -> Iterator[Metric]:
+    state = GaugeMetricFamily("diptych_worker_state", "1 for the state of an instance", labels=["dp_rank", "state"])
+    left = GaugeMetricFamily("diptych_worker_drain_requests_left", "Open requests of a drain", labels=["dp_rank"])
+    oldest = GaugeMetricFamily("diptych_worker_drain_oldest_seconds", "Age of the oldest of them", labels=["dp_rank"])
+    for rank, status in statuses.items():
+        state.add_metric([str(rank), state_of(status)], 1)
+        if status.HasField("drain"):
+            left.add_metric([str(rank)], status.drain.requests_left)
+            oldest.add_metric([str(rank)], status.drain.oldest_s)
+    yield from (state, left, oldest)
+
+
+def state_of(status: WorkerStatus) -> str:
+    """Return "starting", "ready", "paused", "draining" or "empty"."""
+    if status.drain.phase == Drain.PHASE_EMPTY:
+        return "empty"
+    return "paused" if status.instance.paused else State(status.instance.state).name.lower()
 
 
 def _scheduler_families(statuses: Mapping[int, WorkerStatus]) -> Iterator[Metric]:
@@ -82,6 +108,10 @@ def _scheduler_families(statuses: Mapping[int, WorkerStatus]) -> Iterator[Metric
 
     yield counter("integrity_failures", "Hand-offs whose bytes were wrong; must be 0", lambda s: s.integrity_failures)
     yield counter("link_failures", "Links to peers that broke or failed their test", lambda s: s.link_failures)
+    yield counter(
+        "unauthenticated_messages", "Transfer messages without our link key", lambda s: s.unauthenticated_messages
+    )
+    yield counter("refused_page_writes", "Transfer messages for pages not granted", lambda s: s.refused_page_writes)
     yield counter("retractions", "Requests that had to give up their pages for a while", lambda s: s.retractions)
     yield _transfer_bytes(statuses)
     leaks = GaugeMetricFamily(
@@ -97,6 +127,16 @@ def _scheduler_families(statuses: Mapping[int, WorkerStatus]) -> Iterator[Metric
         oldest.add_metric([str(rank)], status.quarantine_oldest_s)
         leaks.add_metric([str(rank)], status.leaks_found)
     yield from (leaks, pages, oldest)
+    yield from _graph_families(statuses)
+
+
+def _graph_families(statuses: Mapping[int, WorkerStatus]) -> Iterator[Metric]:
+    graphs = GaugeMetricFamily("diptych_gpu_graphs", "Batch sizes whose decode step is captured", labels=["dp_rank"])
+    nbytes = GaugeMetricFamily("diptych_gpu_graph_bytes", "GPU memory that these took", labels=["dp_rank"])
+    for rank, status in statuses.items():
+        graphs.add_metric([str(rank)], status.graphs)
+        nbytes.add_metric([str(rank)], status.graph_bytes)
+    yield from (graphs, nbytes)
 
 
 def _transfer_bytes(statuses: Mapping[int, WorkerStatus]) -> Metric:

@@ -10,6 +10,7 @@ from typing import Final, NoReturn, TypeAlias
 import grpc
 from google.protobuf.message import Message
 
+from diptych.common.errors import Overloaded
 from diptych.engine.runtime.pulse import SchedulerSilent
 from diptych.engine.runtime.scheduler_client import SchedulerDied
 from diptych.engine.runtime.worker_group import WorkerGroup
@@ -31,9 +32,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return list(self._groups.values())
 
     def forget(self, group: WorkerGroup) -> int:
-        """Serve a dead group no more; return how many are left."""
-        del self._groups[name_of(group.instance_id)]
+        """Serve a group no more that has died or left; return how many are left. Idempotent."""
+        self._groups.pop(name_of(group.instance_id), None)
         return len(self._groups)
+
+    def leave(self, group: WorkerGroup) -> None:
+        """Nobody will answer for a group that has drained: the last one is served until the worker ends."""
+        if len(self._groups) > 1:
+            self.forget(group)
 
     async def Session(
         self, request_iterator: AsyncIterator[worker_pb2.RouterBatch], context: Context
@@ -45,6 +51,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                     yield batch
         except (SchedulerDied, SchedulerSilent) as end:
             await refuse(context, grpc.StatusCode.UNAVAILABLE, str(end))
+        except Overloaded as error:
+            await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
     async def GetStatus(self, request: worker_pb2.StatusRequest, context: Context) -> worker_pb2.WorkerStatus:
         group = await self.find(name_of(request.instance_id), context)

@@ -16,6 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 _BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
+_ENVIRONMENT: Final = {  # of the libraries; what is set already stays
+    "GLOO_SOCKET_IFNAME": "lo",  # the ranks are on one host, and nobody else's business
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_NVLS_ENABLE": "0",  # multicast through the NVLink switch: some hosts offer it and fail; 1 turns it on
+}
 _TIMEOUT: Final = timedelta(minutes=5)  # the last resort: whoever started the ranks notices a dead one at once
 
 
@@ -36,26 +41,51 @@ class Communicator(Protocol):
         """Return every rank's `x` in order on rank 0, None on the others. All must have one shape."""
         ...
 
+    def broadcast(self, x: Tensor) -> None:
+        """Replace `x` by that of rank 0."""
+        ...
+
+    def smallest(self, number: int) -> int:
+        """Wait for all ranks; return the smallest of their numbers."""
+        ...
+
 
 class TorchCommunicator:
     """Implements `Communicator` over torch.distributed: gloo between CPUs, NCCL between GPUs."""
 
     def __init__(self, rank: int, size: int, store: Path, device: torch.device) -> None:
         """Meet the other ranks through the file `store`, in a folder that only they can read."""
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the ranks are on one host; its name may not resolve
+        for variable, value in _ENVIRONMENT.items():
+            os.environ.setdefault(variable, value)
         self.rank = rank
         self.size = size
+        self._device = device
         backend, meeting = _BACKENDS[device.type], f"file://{store}"
-        dist.init_process_group(backend, meeting, _TIMEOUT, rank=rank, world_size=size)
+        own_gpu = device if device.type == "cuda" else None
+        dist.init_process_group(backend, meeting, _TIMEOUT, rank=rank, world_size=size, device_id=own_gpu)
         self.all_reduce(torch.zeros(1, device=device))  # NCCL connects now, while the store is there
 
     def all_reduce(self, x: Tensor) -> None:
         dist.all_reduce(x)
 
     def gather(self, x: Tensor) -> list[Tensor] | None:
-        parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else None
-        dist.gather(x, parts)
-        return parts
+        """Between GPUs every rank gets all: NCCL has no gather, and torch's is sends, which graphs are not made for."""
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        if self._device.type == "cuda":
+            dist.all_gather(parts, x)
+        else:
+            dist.gather(x, parts if self.rank == 0 else None)
+        return parts if self.rank == 0 else None
+
+    def broadcast(self, x: Tensor) -> None:
+        dist.broadcast(x, src=0)
+
+    def smallest(self, number: int) -> int:
+        numbers = torch.tensor([number], device=self._device)
+        dist.all_reduce(numbers, dist.ReduceOp.MIN)
+        return int(numbers)
 
     def close(self) -> None:
-        dist.destroy_process_group()
+        """Leave the group. On GPUs the end of the process does it: NCCL would wait for the graphs that captured it."""
+        if self._device.type == "cpu":
+            dist.destroy_process_group()

@@ -14,11 +14,14 @@ from typing import Final
 from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.tensor_parallel.ranked_link import ranks_of, sum_digests
 from diptych.kvtransfer import metadata as codec
+from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.plan import Shard, linked_ranks, plan
 from diptych.kvtransfer.transport import (
+    ANY_PEER,
     NO_FLOW,
+    DevicePages,
     Flow,
     InstanceId,
     LinkDown,
@@ -29,6 +32,7 @@ from diptych.kvtransfer.transport import (
     PageIndices,
     PageWrite,
     Pool,
+    Refusals,
     Transport,
     TransportEvent,
 )
@@ -88,6 +92,10 @@ class FanOut:
         self._layout = layout
         return self._transport.allocate_pool(layout)
 
+    def allocate_device_pool(self, layout: PoolLayout, device: Device) -> DevicePages:
+        self._layout = layout
+        return self._transport.allocate_device_pool(layout, device)
+
     def metadata(self) -> bytes:
         """Return this rank's part of the instance's metadata."""
         return self._transport.metadata()
@@ -141,6 +149,17 @@ class FanOut:
         if peer not in self._known:
             raise PeerUnreachable(f"no link to {peer:016x}")
         return self._transport.unpack_pages(self._known[peer][0], pages)
+
+    def grant_pages(self, peer: InstanceId, pages: PageIndices) -> None:
+        """Where several ranks of the peer write parts of one page, to any: a page is granted to one at a time."""
+        ranks = self._known.get(peer, ())
+        self._transport.grant_pages(ranks[0] if len(ranks) == 1 else ANY_PEER, pages)
+
+    def revoke_pages(self, pages: PageIndices) -> None:
+        self._transport.revoke_pages(pages)
+
+    def refusals(self) -> Refusals:
+        return self._transport.refusals()
 
     def poll(self) -> list[TransportEvent]:
         for event in self._transport.poll():

@@ -5,27 +5,23 @@ The lead wraps what touches weights or KV, so that each such act is an entry of 
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import torch
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from diptych.engine.batch import OverlapRunner
 from diptych.engine.host_tier import PageCopier
-from diptych.engine.tensor_parallel.communicator import Communicator, TorchCommunicator
 from diptych.engine.tensor_parallel.copier import TensorParallelCopier
-from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog, store_path
+from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog
 from diptych.engine.tensor_parallel.runner import TensorParallelRunner
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.kvtransfer.transport import Transport
 
+if TYPE_CHECKING:  # needs torch
+    from diptych.engine.tensor_parallel.communicator import TorchCommunicator
+
 
 class RankGroup(Protocol):
     """The ranks of a scheduler, as its composition root needs them."""
-
-    @property
-    def communicator(self) -> Communicator | None:
-        """None for one rank."""
-        ...
 
     def lead_transport(self, transport: Transport) -> Transport: ...
 
@@ -40,8 +36,6 @@ class RankGroup(Protocol):
 
 class Alone:
     """Implements `RankGroup` for one rank."""
-
-    communicator = None
 
     def lead_transport(self, transport: Transport) -> Transport:
         return TensorParallelTransport(transport, NoRanks())  # a peer may have several
@@ -59,10 +53,10 @@ class Alone:
 class Lead:
     """Implements `RankGroup` for several."""
 
-    def __init__(self, endpoint: str, size: int, device: torch.device) -> None:
-        """Wait until every rank is here; `endpoint` is the scheduler's own."""
+    def __init__(self, endpoint: str, size: int, join: Callable[[], TorchCommunicator]) -> None:
+        """Wait until every rank is here, then `join` them; `endpoint` is the scheduler's own."""
         self._log = RankLog(endpoint, size)
-        self.communicator = TorchCommunicator(0, size, store_path(endpoint), device)
+        self._communicator = join()
 
     def lead_transport(self, transport: Transport) -> Transport:
         return TensorParallelTransport(transport, self._log)
@@ -76,9 +70,4 @@ class Lead:
 
     def close(self) -> None:
         self._log.close()
-        self.communicator.close()
-
-
-def rank_group(endpoint: str, size: int, device: torch.device) -> RankGroup:
-    """Return the group of rank 0."""
-    return Lead(endpoint, size, device) if size > 1 else Alone()
+        self._communicator.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from diptych.engine.models.ops import Matrix, Ops, Weight
+from diptych.engine.models.ops import Activate, Experts, Matrix, Ops, Weight
 from diptych.engine.models.placement import Split
 from diptych.engine.tensor_parallel.communicator import Communicator
 
@@ -22,6 +24,9 @@ class TensorParallelOps:
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         matrix = self._ops.matrix(name, weight, split)
         return VocabularyMatrix(matrix, weight.shape[0], self._communicator) if name in _VOCABULARY else matrix
+
+    def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], ffn_size: int, activate: Activate) -> Experts:
+        return self._ops.experts(gate_up, down, ffn_size, activate)
 
     def all_reduce(self, x: Tensor) -> None:
         self._communicator.all_reduce(x)

@@ -8,6 +8,7 @@ from collections import deque
 from diptych.engine.tensor_parallel.log_codec import flow_from_wire, from_bytes, write_from_wire
 from diptych.kvtransfer.errors import TransferError, TransferQueueFull
 from diptych.kvtransfer.transport import (
+    DevicePages,
     LinkDown,
     LinkUp,
     NoteReceived,
@@ -26,7 +27,7 @@ Posted = rank_pb2.CopyPages | rank_pb2.DigestOwnPages | rank_pb2.UnpackPages
 class RankTransfer:
     """Applies the entries that concern transfers, and tells what became of them."""
 
-    def __init__(self, transport: Transport, pool: Pool) -> None:
+    def __init__(self, transport: Transport, pool: Pool | DevicePages) -> None:
         self._transport = transport
         self._pool = pool
         self._names: dict[int, int] = {}  # our operation -> rank 0's name of it
@@ -55,7 +56,7 @@ class RankTransfer:
             case "use_path":
                 self._use_path(entry.use_path)
             case "fill_probe":
-                self._pool.fill_probe(entry.fill_probe)
+                self._pool.fill_pattern(entry.fill_probe)
             case "is_writer_gone":
                 return rank_pb2.RankAnswer(is_writer_gone=self._transport.writer_gone(entry.is_writer_gone))
         return None

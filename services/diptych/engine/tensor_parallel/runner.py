@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from diptych.engine.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult
+from diptych.engine.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult, WaitForResult
 from diptych.engine.tensor_parallel.log_codec import step_to_wire
 from diptych.engine.tensor_parallel.rank_log import RankLog
 from diptych.v1 import rank_pb2
@@ -18,11 +18,11 @@ class TensorParallelRunner:
         self._log = log
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
-        return self.sample(batch, self.logits(batch), sampling)
+        return self.sample(batch, self.logits(batch), sampling)()
 
     def logits(self, batch: ForwardBatch) -> Any:
         self._log.append(rank_pb2.RankEntry(step=step_to_wire(batch)))
         return self._runner.logits(batch)
 
-    def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> StepResult:
+    def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> WaitForResult:
         return self._runner.sample(batch, logits, sampling)

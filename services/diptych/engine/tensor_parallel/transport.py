@@ -15,13 +15,15 @@ import numpy as np
 
 from diptych.engine.tensor_parallel.fan_out import FanOut
 from diptych.engine.tensor_parallel.log_codec import copy_to_wire, to_bytes
-from diptych.engine.tensor_parallel.pool import TensorParallelPool
+from diptych.engine.tensor_parallel.pool import TensorParallelDevicePool, TensorParallelPool
 from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog
 from diptych.engine.tensor_parallel.ranked_link import VERSION, Operation, RankedLink, Stream, sum_digests
+from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import (
     NO_FLOW,
+    DevicePages,
     Flow,
     InstanceId,
     LinkDown,
@@ -32,6 +34,7 @@ from diptych.kvtransfer.transport import (
     PageIndices,
     PageWrite,
     Pool,
+    Refusals,
     Transport,
     TransportEvent,
 )
@@ -59,6 +62,10 @@ class TensorParallelTransport:
     def allocate_pool(self, layout: PoolLayout) -> Pool:
         pool = self._local.allocate_pool(layout)
         return pool if isinstance(self._log, NoRanks) else TensorParallelPool(pool, self._log)
+
+    def allocate_device_pool(self, layout: PoolLayout, device: Device) -> DevicePages:
+        pool = self._local.allocate_device_pool(layout, device)
+        return pool if isinstance(self._log, NoRanks) else TensorParallelDevicePool(pool, self._log)
 
     def metadata(self) -> bytes:
         """Collect the metadata of every rank, once."""
@@ -117,6 +124,17 @@ class TensorParallelTransport:
         wanted = rank_pb2.UnpackPages(operation=operation.name, peer=peer, pages=own)
         self._log.append(rank_pb2.RankEntry(unpack=wanted))
         return operation.name
+
+    def grant_pages(self, peer: InstanceId, pages: PageIndices) -> None:
+        """On this rank: the others hear of a grant later than the peer does."""
+        self._local.grant_pages(peer, pages)
+
+    def revoke_pages(self, pages: PageIndices) -> None:
+        self._local.revoke_pages(pages)
+
+    def refusals(self) -> Refusals:
+        """Of this rank."""
+        return self._local.refusals()
 
     def poll(self) -> list[TransportEvent]:
         own, said = self._local.poll(), self._log.events()

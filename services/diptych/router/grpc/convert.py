@@ -10,8 +10,9 @@ from diptych.engine.finish import Finish
 from diptych.engine.runtime.codec import grammar_from_wire, logprobs_to_wire
 from diptych.engine.sampling_params import SamplingParams
 from diptych.router.best_of import choose_best
-from diptych.router.prepare import Wish
-from diptych.router.request import ChatPrompt, Output, Piece, Prompt, TextPrompt, TokenPrompt, Usage
+from diptych.router.grpc.chat import answer_to_wire, chat_prompt, part_to_wire, tool_use_of
+from diptych.router.request import ChatPrompt, Output, Piece, Prompt, TextPrompt, TokenPrompt, Usage, total_usage
+from diptych.router.wish import Wish
 from diptych.v1 import inference_pb2
 
 _OPTIONAL: Final[Sequence[Any]] = (  # fields that mean the same in `SamplingParams`
@@ -34,8 +35,8 @@ _FINISH: Final[Mapping[Finish, inference_pb2.FinishReason]] = {
 }
 
 
-def wish_from_wire(request: inference_pb2.GenerateRequest, request_id: str, timeout_s: float | None) -> Wish:
-    """Raises `InvalidRequest` if there is no prompt."""
+def wish_from_wire(request: inference_pb2.GenerateRequest) -> Wish:
+    """Return what the message says, but for whose it is. Raises `InvalidRequest` if there is no prompt."""
     sampling = request.sampling
     return Wish(
         model=request.model,
@@ -43,26 +44,29 @@ def wish_from_wire(request: inference_pb2.GenerateRequest, request_id: str, time
         params=_params(sampling),
         max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
         seed=sampling.seed if sampling.HasField("seed") else None,
-        request_id=request_id,
-        timeout_s=timeout_s,
         priority=request.priority,
-        tenant=request.tenant,
         num_choices=request.n or 1,
         best_of=request.best_of or None,
         echo=request.echo,
         cache_salt=request.cache_salt,
+        tool_use=tool_use_of(request.chat),
     )
 
 
-def chunk_to_wire(index: int, piece: Piece, request_id: str) -> inference_pb2.GenerateChunk:
-    chunk = inference_pb2.GenerateChunk(request_id=request_id, text=piece.text, token_ids=piece.token_ids, index=index)
+def chunk_to_wire(index: int, piece: Piece, wish: Wish) -> inference_pb2.GenerateChunk:
+    chunk = inference_pb2.GenerateChunk(
+        request_id=wish.request_id, text=piece.text, token_ids=piece.token_ids, index=index
+    )
     if piece.end is not None:
         chunk.finish_reason = _FINISH[piece.end.finish]
-        chunk.usage.CopyFrom(_usage_to_wire([piece.end.usage], 1))
+        chunk.usage.CopyFrom(_usage_to_wire(piece.end.usage))
+        chunk.matched_stop = piece.end.stop
     if piece.scores is not None:
         chunk.logprobs.CopyFrom(logprobs_to_wire(piece.scores.logprobs))
     if piece.prompt is not None:
         chunk.prompt_logprobs.CopyFrom(logprobs_to_wire(piece.prompt.logprobs))
+    if isinstance(wish.prompts[0], ChatPrompt):
+        chunk.parts.extend(part_to_wire(part) for part in piece.parts)
     return chunk
 
 
@@ -74,9 +78,12 @@ def response_to_wire(outputs: Sequence[Output], wish: Wish) -> inference_pb2.Gen
         text=first.text,
         token_ids=first.token_ids,
         finish_reason=first.finish_reason,
-        usage=_usage_to_wire([output.end.usage for output in outputs], wish.num_made),
+        usage=_usage_to_wire(total_usage([output.end.usage for output in outputs], wish.num_made)),
         more_choices=others,
+        matched_stop=first.matched_stop,
     )
+    if first.HasField("answer"):
+        response.answer.CopyFrom(first.answer)
     if first.HasField("logprobs"):
         response.logprobs.CopyFrom(first.logprobs)
     if outputs[0].prompt is not None:
@@ -90,21 +97,35 @@ def _best(outputs: Sequence[Output], wish: Wish) -> Sequence[Output]:
 
 def _choice_to_wire(index: int, output: Output, wish: Wish) -> inference_pb2.Choice:
     choice = inference_pb2.Choice(
-        index=index, text=output.text, token_ids=output.token_ids, finish_reason=_FINISH[output.end.finish]
+        index=index,
+        text=output.text,
+        token_ids=output.token_ids,
+        finish_reason=_FINISH[output.end.finish],
+        matched_stop=output.end.stop,
     )
     if output.scores is not None and wish.params.logprobs is not None:  # else they served to choose the best
         choice.logprobs.CopyFrom(logprobs_to_wire(output.scores.logprobs))
+    if isinstance(wish.prompts[0], ChatPrompt):
+        choice.answer.CopyFrom(answer_to_wire(output.parts))
     return choice
 
 
-def _usage_to_wire(usages: Sequence[Usage], num_made: int) -> inference_pb2.Usage:
-    """Return the sum; the prompt counts once, however many outputs were made of it."""
-    prompts = usages[::num_made]
+def _usage_to_wire(usage: Usage) -> inference_pb2.Usage:
     return inference_pb2.Usage(
-        prompt_tokens=sum(usage.prompt_tokens for usage in prompts),
-        completion_tokens=sum(usage.completion_tokens for usage in usages),
-        cached_tokens=sum(usage.cached_tokens for usage in prompts),
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
     )
+
+
+def prompt_to_tokenize(request: inference_pb2.TokenizeRequest) -> Prompt:
+    """Raises `InvalidRequest` if there is none."""
+    match request.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(request.text, add_special_tokens=not request.no_special_tokens)
+        case "chat":
+            return chat_prompt(request.chat)
+    raise InvalidRequest("no prompt: set text or chat", param="prompt")
 
 
 def _prompt(request: inference_pb2.GenerateRequest) -> Prompt:
@@ -114,7 +135,7 @@ def _prompt(request: inference_pb2.GenerateRequest) -> Prompt:
         case "tokens":
             return TokenPrompt(list(request.tokens.ids))
         case "chat":
-            return ChatPrompt([{"role": turn.role, "content": turn.content} for turn in request.chat.messages])
+            return chat_prompt(request.chat)
     raise InvalidRequest("no prompt: set text, tokens or chat", param="prompt")
 
 

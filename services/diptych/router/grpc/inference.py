@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
-from diptych.common.errors import DiptychError, InternalError, InvalidRequest, Overloaded, Unavailable
-from diptych.router.grpc.convert import chunk_to_wire, response_to_wire, wish_from_wire
+from diptych.common.errors import DeadlineExceeded, DiptychError, InternalError, InvalidRequest, Overloaded, Unavailable
+from diptych.router.grpc.convert import chunk_to_wire, prompt_to_tokenize, response_to_wire, wish_from_wire
 from diptych.router.interleave import Batch, interleave
+from diptych.router.keys.caller import ANYBODY, Caller
+from diptych.router.keys.callers import Callers
 from diptych.router.outcome import DISCONNECTED, OK, outcome_of
 from diptych.router.pipeline import Pipeline
-from diptych.router.prepare import Wish
 from diptych.router.request import Piece, whole
+from diptych.router.request_id import is_usable, new_request_id
+from diptych.router.routing import routing_of
+from diptych.router.wish import Wish, wish_for_tokens
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -29,26 +34,26 @@ Response = inference_pb2.GenerateResponse
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """Implements `diptych.v1.Inference` over the pipeline."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, callers: Callers | None, *, stall_s: float) -> None:
         self._pipeline = pipeline
+        self._callers = callers  # None: everybody
+        self._stall_s = stall_s  # that a client may take nothing of a stream
 
-    async def GenerateStream(
-        self, request: Request, context: grpc.aio.ServicerContext[Request, Chunk]
-    ) -> AsyncIterator[Chunk]:
-        async with self._answering(request, context):
-            wish = _wish(request, context)
+    async def GenerateStream(self, request: Request, context: grpc.aio.ServicerContext[Request, Chunk]) -> None:
+        async with self._answering(context, request.request_id):
+            wish = self._wish(request, context)
             if wish.num_made != wish.num_choices:
                 text = "best_of must equal n in a stream: the best is known when all are complete"
                 raise InvalidRequest(text, param="best_of")
             async with aclosing(self._pieces(wish)) as batches:
                 async for batch in batches:
                     for index, piece in batch:
-                        yield chunk_to_wire(index, piece, wish.request_id)
+                        await self._write(context, chunk_to_wire(index, piece, wish))
 
     async def Generate(self, request: Request, context: grpc.aio.ServicerContext[Request, Response]) -> Response:
         response = Response()
-        async with self._answering(request, context):
-            wish = _wish(request, context)
+        async with self._answering(context, request.request_id):
+            wish = self._wish(request, context)
             pieces: list[list[Piece]] = [[] for _ in range(wish.num_made)]
             async with aclosing(self._pieces(wish)) as batches:
                 async for batch in batches:
@@ -58,38 +63,94 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             response.model = wish.model or self._pipeline.model.model_id
         return response
 
+    async def _write(self, context: grpc.aio.ServicerContext[Request, Chunk], chunk: Chunk) -> None:
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await context.write(chunk)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the client took nothing of its stream for {self._stall_s:g} s") from None
+
     async def _pieces(self, wish: Wish) -> AsyncGenerator[Batch, None]:
-        with self._pipeline.admit(wish):
-            requests = await self._pipeline.prepare(wish)
-            async with aclosing(interleave([self._pipeline.generate(request) for request in requests])) as batches:
-                async for batch in batches:
-                    yield batch
+        async with (
+            self._pipeline.admit(wish) as requests,
+            aclosing(interleave([self._pipeline.generate(request) for request in requests])) as batches,
+        ):
+            async for batch in batches:
+                yield batch
+
+    def _wish(self, request: Request, context: grpc.aio.ServicerContext[Request, Any]) -> Wish:
+        caller = self._caller(context)
+        request_id = request.request_id or new_request_id()
+        if not is_usable(request_id):
+            raise InvalidRequest(
+                "request_id must be at most 128 printable ASCII characters without spaces", param="request_id"
+            )
+        return replace(
+            wish_from_wire(request),
+            request_id=request_id,
+            timeout_s=context.time_remaining(),
+            tenant=caller.name or request.tenant,  # a key's holder takes nobody else's share
+            caller=caller,
+            routing=routing_of(_metadata(context)),
+        )
+
+    def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
+        """Return whose key the call carries. Raises `Unauthenticated`."""
+        if self._callers is None:
+            return ANYBODY
+        return self._callers.identify(_metadata(context).get("authorization"))
 
     @asynccontextmanager
     async def _answering(
-        self, request: Request, context: grpc.aio.ServicerContext[Request, Any]
+        self, context: grpc.aio.ServicerContext[Any, Any], request_id: str = ""
     ) -> AsyncGenerator[None, None]:
         """Turn what goes wrong inside into a status, and count the outcome."""
         outcome = DISCONNECTED  # what ends without a word of ours was ended by the client
+        failure: DiptychError | None = None
         try:
             yield
             outcome = OK
         except DiptychError as error:
-            outcome = outcome_of(error)
-            await _abort(context, error)
+            failure = error
         except Exception:
-            logger.exception("request %s failed", request.request_id)
+            logger.exception("request %s failed", request_id)
             failure = InternalError("internal error; the router's log has the details")
-            outcome = outcome_of(failure)
-            await _abort(context, failure)
         finally:
-            self._pipeline.metrics.requests.labels("grpc", outcome).inc()
+            self._pipeline.metrics.requests.labels("grpc", outcome_of(failure) if failure else outcome).inc()
+        if failure is not None:
+            await _abort(context, failure)  # may take until the client reads, or leaves
+
+    async def Tokenize(
+        self,
+        request: inference_pb2.TokenizeRequest,
+        context: grpc.aio.ServicerContext[inference_pb2.TokenizeRequest, inference_pb2.TokenizeResponse],
+    ) -> inference_pb2.TokenizeResponse:
+        response = inference_pb2.TokenizeResponse(context_len=self._pipeline.context_len)
+        async with self._answering(context):
+            wish = wish_for_tokens(request.model, prompt_to_tokenize(request), self._caller(context))
+            (token_ids,) = await self._pipeline.tokenize(wish)
+            response.token_ids.extend(token_ids)
+        return response
+
+    async def Detokenize(
+        self,
+        request: inference_pb2.DetokenizeRequest,
+        context: grpc.aio.ServicerContext[inference_pb2.DetokenizeRequest, inference_pb2.DetokenizeResponse],
+    ) -> inference_pb2.DetokenizeResponse:
+        response = inference_pb2.DetokenizeResponse()
+        async with self._answering(context):
+            response.text = await self._pipeline.detokenize(request.token_ids, self._caller(context))
+        return response
 
     async def ListModels(
         self,
         request: inference_pb2.ListModelsRequest,
         context: grpc.aio.ServicerContext[inference_pb2.ListModelsRequest, inference_pb2.ListModelsResponse],
     ) -> inference_pb2.ListModelsResponse:
+        try:
+            self._caller(context)
+        except DiptychError as error:
+            await _abort(context, error)
         base, context_len = self._pipeline.model.model_id, self._pipeline.context_len
         adapters = [inference_pb2.Model(id=i, context_len=context_len, parent=base) for i in self._pipeline.adapters]
         return inference_pb2.ListModelsResponse(
@@ -97,8 +158,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         )
 
 
-def _wish(request: Request, context: grpc.aio.ServicerContext[Request, Any]) -> Wish:
-    return wish_from_wire(request, request.request_id or secrets.token_hex(12), context.time_remaining())
+def _metadata(context: grpc.aio.ServicerContext[Any, Any]) -> dict[str, str]:
+    return {key: str(value) for key, value in context.invocation_metadata() or ()}
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: DiptychError) -> None:

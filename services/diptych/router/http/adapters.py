@@ -6,33 +6,29 @@ Who may call it can make workers read any folder: it belongs behind a gateway th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 from fastapi import FastAPI
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from diptych.common.errors import DiptychError
 from diptych.router.adapter_admin import AdapterAdmin
-from diptych.router.http.app import json_response
+from diptych.router.http.ask import read_fields
 from diptych.router.http.body import read_body
 from diptych.router.http.errors import error_response
-from diptych.router.http.fields import to_invalid_request
+from diptych.router.http.json_response import json_response
 from diptych.router.http.request_id import HEADER, request_id_of
-from diptych.router.http.strict_model import StrictModel
-
-B = TypeVar("B", bound=StrictModel)
+from diptych.router.http.strict_model import Body
 
 
-class LoadBody(StrictModel):
+class LoadBody(Body):
     """Of /v1/load_lora_adapter."""
 
     lora_name: str
     lora_path: str  # a PEFT folder, on each worker's machine
 
 
-class UnloadBody(StrictModel):
+class UnloadBody(Body):
     """Of /v1/unload_lora_adapter."""
 
     lora_name: str
@@ -44,7 +40,7 @@ def add_adapters(app: FastAPI, admin: AdapterAdmin, *, max_body_bytes: int) -> N
 
     async def load(request: Request) -> Response:
         async def work() -> object:
-            body = _parse(LoadBody, await read_body(request, max_body_bytes))
+            body = read_fields(LoadBody, await read_body(request, max_body_bytes))
             num_workers = await admin.load(body.lora_name, body.lora_path)
             return {"lora_name": body.lora_name, "num_workers": num_workers}
 
@@ -52,7 +48,7 @@ def add_adapters(app: FastAPI, admin: AdapterAdmin, *, max_body_bytes: int) -> N
 
     async def unload(request: Request) -> Response:
         async def work() -> object:
-            body = _parse(UnloadBody, await read_body(request, max_body_bytes))
+            body = read_fields(UnloadBody, await read_body(request, max_body_bytes))
             return {"lora_name": body.lora_name, "num_workers": await admin.unload(body.lora_name)}
 
         return await _answer(request, work)
@@ -66,10 +62,3 @@ async def _answer(request: Request, work: Callable[[], Awaitable[object]]) -> Re
         return json_response(await work(), request)
     except DiptychError as error:
         return error_response(error, {HEADER: request_id_of(request)})
-
-
-def _parse(model: type[B], body: bytes) -> B:
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise to_invalid_request(error) from None

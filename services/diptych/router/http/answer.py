@@ -20,16 +20,14 @@ from diptych.common.errors import DiptychError, InternalError
 from diptych.router.best_of import choose_best
 from diptych.router.http.ask import Ask
 from diptych.router.http.disconnect import until_disconnect
-from diptych.router.http.errors import error_body, error_response
-from diptych.router.http.layout import Json, usage_of
+from diptych.router.http.errors import error_response
 from diptych.router.interleave import Batch, interleave
 from diptych.router.outcome import DISCONNECTED, OK, outcome_of
 from diptych.router.pipeline import Pipeline
-from diptych.router.request import GenerationRequest, Piece, Usage, whole
+from diptych.router.request import GenerationRequest, Piece, Usage, total_usage, whole
 
 logger = logging.getLogger(__name__)
 
-DONE: Final = b"data: [DONE]\n\n"
 EVENT_STREAM: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -53,8 +51,8 @@ class Answer(Response, ABC):
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> str:
         try:
-            with self._pipeline.admit(self._ask.wish):
-                await self._respond(await self._pipeline.prepare(self._ask.wish), send)
+            async with self._pipeline.admit(self._ask.wish) as requests:
+                await self._respond(requests, send)
             return OK
         except DiptychError as error:
             failure = error
@@ -65,7 +63,8 @@ class Answer(Response, ABC):
         return outcome_of(failure)
 
     async def _fail(self, error: DiptychError, scope: Scope, receive: Receive, send: Send) -> None:
-        await error_response(error, self._given_headers)(scope, receive, send)
+        response = error_response(error, self._given_headers, self._ask.layout.error_body)
+        await response(scope, receive, send)
 
     @abstractmethod
     async def _respond(self, requests: Sequence[GenerationRequest], send: Send) -> None: ...
@@ -81,7 +80,7 @@ class WholeAnswer(Answer):
                 for index, piece in batch:
                     pieces[index].append(piece)
         wish, outputs = self._ask.wish, [whole(run) for run in pieces]
-        usage = usage_of([output.end.usage for output in outputs], wish.num_made)
+        usage = total_usage([output.end.usage for output in outputs], wish.num_made)
         choices = choose_best(outputs, wish.num_made, wish.num_choices)
         await self._send(orjson.dumps(self._ask.layout.whole(choices, usage)), send)
 
@@ -102,29 +101,30 @@ class StreamAnswer(Answer):
         self._usages: dict[int, Usage] = {}
 
     async def _respond(self, requests: Sequence[GenerationRequest], send: Send) -> None:
+        self._ask.layout.prompt_len = sum(len(request.prompt_ids) for request in requests)
+        events: list[bytes] = []
         async with aclosing(interleave([self._pipeline.generate(request) for request in requests])) as batches:
             async for batch in batches:
                 events = self._events(batch)
-                is_last = len(self._usages) == len(requests)
-                if is_last:
-                    events += self._closing()
-                await self._write(b"".join(events), send, more=not is_last)
+                if len(self._usages) < len(requests):
+                    await self._write(b"".join(events), send, more=True)
+        # after the last write the exchange looks as if the client had left: nothing may wait any more
+        await self._write(b"".join([*events, *self._closing()]), send, more=False)
 
     def _events(self, batch: Batch) -> list[bytes]:
-        events = []
+        events, layout = [], self._ask.layout
         for index, piece in batch:
             is_first = index not in self._opened
             self._opened.add(index)
-            events += [_event(chunk) for chunk in self._ask.layout.chunks(index, piece, is_first=is_first)]
+            events += [layout.framing.event(chunk) for chunk in layout.chunks(index, piece, is_first=is_first)]
             if piece.end:
                 self._usages[index] = piece.end.usage
         return events
 
     def _closing(self) -> list[bytes]:
-        if not self._ask.layout.style.include_usage:
-            return [DONE]
-        usages = [usage for _, usage in sorted(self._usages.items())]
-        return [_event(self._ask.layout.usage_chunk(usage_of(usages, self._ask.wish.num_made))), DONE]
+        layout, usages = self._ask.layout, [usage for _, usage in sorted(self._usages.items())]
+        closing = layout.closing(total_usage(usages, self._ask.wish.num_made))
+        return [*map(layout.framing.event, closing), layout.framing.end]
 
     async def _write(self, body: bytes, send: Send, *, more: bool) -> None:
         if not body:
@@ -137,13 +137,10 @@ class StreamAnswer(Answer):
 
     async def _fail(self, error: DiptychError, scope: Scope, receive: Receive, send: Send) -> None:
         if self._started:
-            await self._write(_event(error_body(error)), send, more=False)
+            layout = self._ask.layout
+            await self._write(layout.framing.event(layout.failure(error)), send, more=False)
         else:
             await super()._fail(error, scope, receive, send)
-
-
-def _event(value: Json) -> bytes:
-    return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
 def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
+from diptych.common.errors import InvalidRequest
+from diptych.engine.sampling_params import SamplingParams
+from diptych.router.http.chat_layout import ChatLayout
 from diptych.router.http.chat_request import ChatRequest
 from diptych.router.http.completion_request import CompletionRequest
 from diptych.router.http.fields import GenerationFields, to_invalid_request
-from diptych.router.http.layout import ChatLayout, CompletionLayout, Layout, Style
+from diptych.router.http.generate_layout import GenerateLayout
+from diptych.router.http.generate_request import GenerateRequest
+from diptych.router.http.layout import CompletionLayout, Layout, Style
+from diptych.router.http.messages_layout import MessageLayout
+from diptych.router.http.messages_request import MessagesRequest
+from diptych.router.http.responses_layout import ResponseLayout
+from diptych.router.http.responses_request import ResponsesRequest
+from diptych.router.http.strict_model import Body
 from diptych.router.http.timings import HEADER as TIMINGS_HEADER
-from diptych.router.prepare import ServedModel, Wish
+from diptych.router.keys.caller import ANYBODY, Caller
 from diptych.router.request import Prompt
+from diptych.router.routing import routing_of
+from diptych.router.served_model import ServedModel
+from diptych.router.wish import Wish
 
 TENANT_HEADER: Final = "x-tenant"
 
-R = TypeVar("R", bound=GenerationFields)
+B = TypeVar("B", bound=Body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +40,33 @@ class Origin:
 
     request_id: str
     headers: Mapping[str, str]
+    caller: Caller = ANYBODY
 
-    @property
-    def tenant(self) -> str:
-        return self.headers.get(TENANT_HEADER, "")
-
-    @property
-    def wants_report(self) -> bool:
-        return self.headers.get(TIMINGS_HEADER) == "1"
+    def wish(
+        self,
+        model: str | None,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        user: str | None = None,
+        max_tokens: int | None = None,
+        seed: int | None = None,
+        **others: Any,
+    ) -> Wish:
+        """Return what a body wishes that came from here; `others` are fields of a `Wish` that only some APIs have."""
+        return Wish(
+            model=model or "",
+            prompts=prompts,
+            params=params,
+            max_tokens=max_tokens,
+            seed=seed,
+            request_id=self.request_id,
+            wants_report=self.headers.get(TIMINGS_HEADER) == "1",
+            tenant=self.caller.name or self.headers.get(TENANT_HEADER) or user or "",  # a key's holder takes no other's
+            caller=self.caller,
+            routing=routing_of(self.headers),
+            **others,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,33 +83,90 @@ Parse = Callable[[bytes, Origin, ServedModel], Ask]
 
 def parse_chat(body: bytes, origin: Origin, model: ServedModel) -> Ask:
     """Read the body of a chat completion. Raises `InvalidRequest`."""
-    fields = _parse(ChatRequest, body)
-    wish = _wish(fields, [fields.prompt()], fields.output_limit, origin)
+    fields = read_fields(ChatRequest, body)
+    wish = _wish(fields, [fields.prompt()], fields.output_limit, origin, tool_use=fields.tool_use())
     stream = bool(fields.stream)
-    return Ask(wish, ChatLayout(_named(model, fields), _style(fields), stream=stream), stream)
+    layout = ChatLayout(_named(model, fields), _style(fields), wish.tool_use, stream=stream)
+    return Ask(wish, layout, stream)
 
 
 def parse_completion(body: bytes, origin: Origin, model: ServedModel) -> Ask:
     """Read the body of a completion. Raises `InvalidRequest`."""
-    fields = _parse(CompletionRequest, body)
-    wish = _wish(fields, fields.prompts(), fields.max_tokens, origin)
-    wish = replace(wish, best_of=fields.best_of, echo=bool(fields.echo))
+    fields = read_fields(CompletionRequest, body)
+    only_here = {"best_of": fields.best_of, "echo": bool(fields.echo)}
+    wish = _wish(fields, fields.prompts(), fields.max_tokens, origin, **only_here)
     return Ask(wish, CompletionLayout(_named(model, fields), _style(fields)), bool(fields.stream))
 
 
-def _wish(fields: GenerationFields, prompts: Sequence[Prompt], max_tokens: int | None, origin: Origin) -> Wish:
-    return Wish(
-        model=fields.model or "",
-        prompts=prompts,
-        params=fields.sampling_params(),
+def parse_generate(body: bytes, origin: Origin, model: ServedModel) -> Ask:
+    """Read the body of /generate. Raises `InvalidRequest`."""
+    fields = read_fields(GenerateRequest, body)
+    sampling = fields.sampling_params
+    wish = origin.wish(
+        fields.lora_path or fields.model,
+        fields.prompts(),
+        fields.params(),
+        max_tokens=sampling.max_new_tokens,
+        seed=sampling.sampling_seed,
+        num_choices=1 if sampling.n is None else sampling.n,
+        priority=fields.priority or 0,
+        cache_salt=fields.cache_salt or "",
+    )
+    layout = GenerateLayout(origin.request_id, model.tokenizer.token_bytes, is_batch=fields.is_batch)
+    return Ask(wish, layout, bool(fields.stream))
+
+
+def parse_messages(body: bytes, origin: Origin, model: ServedModel) -> Ask:
+    """Read the body of a message, as Anthropic's clients write it. Raises `InvalidRequest`."""
+    fields = read_fields(MessagesRequest, body)
+    prompt = fields.chat()
+    user = fields.metadata.user_id if fields.metadata else None
+    wish = origin.wish(
+        fields.model,
+        [prompt],
+        fields.sampling_params(),
+        user=user,
+        max_tokens=fields.max_tokens,
+        tool_use=fields.tool_use(),
+    )
+    return Ask(wish, MessageLayout(fields.model or model.model_id, fields.max_tokens), bool(fields.stream))
+
+
+def parse_responses(body: bytes, origin: Origin, model: ServedModel) -> Ask:
+    """Read the body of a response, as OpenAI's clients write it. Raises `InvalidRequest`."""
+    fields = read_fields(ResponsesRequest, body)
+    prompt, use = fields.chat(), fields.tool_use()
+    if fields.wants_logprobs and model.formats.splits(use):
+        text = "a response has log-probabilities only without tools and reasoning: ask for a chat completion"
+        raise InvalidRequest(text, param="include")
+    wish = origin.wish(
+        fields.model,
+        [prompt],
+        fields.sampling_params(),
+        user=fields.user,
+        max_tokens=fields.max_output_tokens,
+        tool_use=use,
+    )
+    token_bytes = model.tokenizer.token_bytes if fields.wants_logprobs else None
+    layout = ResponseLayout(fields.model or model.model_id, fields.echoed(), token_bytes)
+    return Ask(wish, layout, bool(fields.stream))
+
+
+def _wish(
+    fields: GenerationFields, prompts: Sequence[Prompt], max_tokens: int | None, origin: Origin, **others: Any
+) -> Wish:
+    """Return what both APIs say alike, and `others` of a `Wish`, that only one says."""
+    return origin.wish(
+        fields.model,
+        prompts,
+        fields.sampling_params(),
+        user=fields.user,
         max_tokens=max_tokens,
         seed=fields.seed,
         num_choices=1 if fields.n is None else fields.n,
-        request_id=origin.request_id,
-        wants_report=origin.wants_report,
         priority=fields.priority or 0,
-        tenant=origin.tenant or fields.user or "",
         cache_salt=fields.cache_salt or "",
+        **others,
     )
 
 
@@ -96,7 +185,8 @@ def _style(fields: GenerationFields) -> Style:
     )
 
 
-def _parse(model: type[R], body: bytes) -> R:
+def read_fields(model: type[B], body: bytes) -> B:
+    """Raises `InvalidRequest`."""
     try:
         fields = model.model_validate_json(body)
     except ValidationError as error:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import Message
 
-from diptych.common.errors import InvalidRequest
-from diptych.router.errors import PayloadTooLarge
+from diptych.router.errors import BodyCutOff, PayloadTooLarge
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the whole body. Raises `PayloadTooLarge` before it is in memory."""
+    """Return the whole body. Raises `PayloadTooLarge` before it is in memory, and `BodyCutOff`."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
@@ -27,7 +26,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 def _chunk(message: Message) -> tuple[bytes, bool]:
     if message["type"] == "http.disconnect":
-        raise InvalidRequest("the client left before its request was complete")
+        raise BodyCutOff("the client left before its request was complete")
     return message.get("body", b""), message.get("more_body", False)
 
 

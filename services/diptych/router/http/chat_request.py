@@ -6,14 +6,24 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import from_json
 
 from diptych.common.errors import InvalidRequest
 from diptych.engine.sampling_params import MAX_TOP_LOGPROBS
 from diptych.router.http.fields import GenerationFields, refuse_unsupported
-from diptych.router.http.strict_model import StrictModel
+from diptych.router.http.strict_model import StrictModel, Unsupported
+from diptych.router.http.tool_fields import CallFields, ToolChoice, Tools, shown_tools, tool_use
+from diptych.router.parsing.tool_use import ToolUse
 from diptych.router.request import ChatPrompt
 
-_ROLES: Final = {"developer": "system"}  # the newer name for the same thing
+ROLES: Final[Mapping[str, str]] = {"developer": "system"}  # the newer name for the same thing
+
+
+class TextPart(StrictModel):
+    """A piece of the content of a message."""
+
+    type: Literal["text"]
+    text: str
 
 
 def _joined(content: object) -> object:
@@ -37,32 +47,66 @@ class Message(StrictModel):
     """One turn. An answer of this API can be sent back as it came."""
 
     NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        name: ([],) for name in ("tool_calls", "function_call", "audio", "refusal", "annotations")
+        name: ([],) for name in ("function_call", "audio", "refusal", "annotations")
     }
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_joined)]
-    name: str | None = None  # without effect
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_joined, json_schema_input_type=str | list[TextPart] | None)] = None
+    name: str | None = None  # for templates that look at it
+    tool_calls: list[CallFields] | None = None  # of an assistant
+    tool_call_id: str | None = None  # of a tool: the call that this is the result of
+    reasoning_content: str | None = None  # of an assistant, for templates that look at it
     # not supported
-    tool_calls: Any = None
-    function_call: Any = None
-    audio: Any = None
-    refusal: Any = None
-    annotations: Any = None
+    function_call: Unsupported = None
+    audio: Unsupported = None
+    refusal: Unsupported = None
+    annotations: Unsupported = None
+
+    def check(self, path: str) -> None:
+        refuse_unsupported(self, self.NEUTRAL, prefix=f"{path}.")
+        if self.content is None and not self.tool_calls:
+            raise InvalidRequest(f"{path}.content is required", param=f"{path}.content")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            words = "is required in a message of role 'tool', and allowed in no other"
+            raise InvalidRequest(f"{path}.tool_call_id {words}", param=f"{path}.tool_call_id")
+        for name in ("tool_calls", "reasoning_content"):
+            if getattr(self, name) and self.role != "assistant":
+                words = "is only allowed in a message of role 'assistant'"
+                raise InvalidRequest(f"{path}.{name} {words}", param=f"{path}.{name}")
+
+    def for_template(self) -> Mapping[str, Any]:
+        """Return the turn as chat templates know it: absent keys are absent, and arguments are no text."""
+        turn: dict[str, Any] = {"role": ROLES.get(self.role, self.role), "content": self.content or ""}
+        optional = {"name": self.name, "tool_call_id": self.tool_call_id, "reasoning_content": self.reasoning_content}
+        turn |= {key: value for key, value in optional.items() if value is not None}
+        if self.tool_calls:
+            turn["tool_calls"] = [call_for_template(call) for call in self.tool_calls]
+        return turn
+
+
+def call_for_template(call: CallFields) -> Mapping[str, Any]:
+    """Return a call as chat templates know it."""
+    function = {"name": call.function.name, "arguments": _parsed(call.function.arguments)}
+    return {"id": call.id, "type": call.type, "function": function}
+
+
+def _parsed(arguments: str) -> object:
+    """A model's arguments may be broken, and still be part of the conversation."""
+    try:
+        return from_json(arguments or "{}")  # takes no nesting that anybody after it could not take
+    except ValueError:
+        return arguments
 
 
 class ChatRequest(GenerationFields):
     """The body."""
 
     NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
-        "reasoning_effort": ("none",),
         "verbosity": (),
         "web_search_options": (),
     }
@@ -71,24 +115,32 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    # without effect
-    parallel_tool_calls: bool | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None  # false: at most one call in a message
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None  # the last message is the beginning of the answer
+    add_generation_prompt: bool | None = None  # the opposite, said by those who say both
     # not supported
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+    modalities: Unsupported = None
+    audio: Unsupported = None
+    prediction: Unsupported = None
+    verbosity: Unsupported = None
+    web_search_options: Unsupported = None
 
     def check(self) -> None:
         super().check()
         for index, message in enumerate(self.messages):
-            refuse_unsupported(message, message.NEUTRAL, prefix=f"messages[{index}].")
+            message.check(f"messages[{index}]")
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            text = "continue_final_message needs a last message of role 'assistant'"
+            raise InvalidRequest(text, param="continue_final_message")
+        if self.add_generation_prompt is not None and self.add_generation_prompt == bool(self.continue_final_message):
+            text = "add_generation_prompt must be the opposite of continue_final_message"
+            raise InvalidRequest(text, param="add_generation_prompt")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             text = "max_tokens and max_completion_tokens contradict each other: give one"
             raise InvalidRequest(text, param="max_completion_tokens")
@@ -107,5 +159,11 @@ class ChatRequest(GenerationFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def prompt(self) -> ChatPrompt:
-        turns = [{"role": _ROLES.get(turn.role, turn.role), "content": turn.content} for turn in self.messages]
-        return ChatPrompt(turns)
+        turns = [turn.for_template() for turn in self.messages]
+        tools = shown_tools(self.tools or (), self.tool_choice)
+        is_begun = bool(self.continue_final_message)
+        return ChatPrompt(turns, tools, self.chat_template_kwargs or {}, self.reasoning_effort, is_begun)
+
+    def tool_use(self) -> ToolUse:
+        """Raises `InvalidRequest`."""
+        return tool_use(self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls is not False)

@@ -6,14 +6,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 
 from diptych.common.errors import InvalidRequest
 from diptych.engine.sampling_params import SamplingParams
 from diptych.router.http.fields import GenerationFields
+from diptych.router.http.strict_model import Unsupported
 from diptych.router.request import Prompt, TextPrompt, TokenPrompt
 
 MAX_PROMPTS: Final = 128
+PROMPT_SCHEMA: Final[dict[str, Any]] = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_PROMPTS},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 1},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}, "minItems": 1},
+    ]
+}
 PROMPT_TYPES: Final = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
 
@@ -29,12 +38,12 @@ class CompletionRequest(GenerationFields):
         "suffix": ("",),
     }
 
-    prompt: Any
+    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     best_of: int | None = None
     logprobs: Annotated[int | None, BeforeValidator(_count)] = None
     echo: bool | None = None
     # not supported
-    suffix: Any = None
+    suffix: Unsupported = None
 
     def check(self) -> None:
         super().check()

@@ -1,18 +1,29 @@
-"""Errors in the shape that OpenAI clients expect: {"error": {"message", "type", "param", "code"}}."""
+"""Errors in the shape that an API's clients expect; OpenAI's is {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 import orjson
 from starlette.responses import Response
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, InvalidRequest, NotFound, Overloaded, Unavailable
-from diptych.router.errors import ContextLengthExceeded, ModelNotFound, PayloadTooLarge
+from diptych.router.errors import (
+    ContextLengthExceeded,
+    ModelNotFound,
+    PayloadTooLarge,
+    PermissionDenied,
+    Unauthenticated,
+)
+
+Json = dict[str, Any]
+ErrorBody: TypeAlias = Callable[[DiptychError], Json]
 
 # The most derived class of an error that is listed here counts: its (type, code).
 _WORDS: Final[Mapping[type[DiptychError], tuple[str, str | None]]] = {
+    Unauthenticated: ("invalid_request_error", "invalid_api_key"),
+    PermissionDenied: ("invalid_request_error", "insufficient_permissions"),
     ContextLengthExceeded: ("invalid_request_error", "context_length_exceeded"),
     PayloadTooLarge: ("invalid_request_error", "payload_too_large"),
     InvalidRequest: ("invalid_request_error", None),
@@ -25,18 +36,21 @@ _WORDS: Final[Mapping[type[DiptychError], tuple[str, str | None]]] = {
 }
 
 
-def error_body(error: DiptychError) -> dict[str, Any]:
+def error_body(error: DiptychError) -> Json:
+    """OpenAI's."""
     kind, code = next(_WORDS[base] for base in type(error).__mro__ if base in _WORDS)
     param = error.param if isinstance(error, InvalidRequest) else None
     return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
 
 
-def error_response(error: DiptychError, headers: Mapping[str, str] | None = None) -> Response:
+def error_response(
+    error: DiptychError, headers: Mapping[str, str] | None = None, body: ErrorBody = error_body
+) -> Response:
     return Response(
-        orjson.dumps(error_body(error)),
+        orjson.dumps(body(error)),
         status_code=error.http_status,
         media_type="application/json",
-        headers={**(headers or {}), **_retry_after(error)},
+        headers={**(headers or {}), **_what_next(error)},
     )
 
 
@@ -46,7 +60,9 @@ def plain_error_response(status: int, message: str, headers: Mapping[str, str] |
     return Response(orjson.dumps(body), status_code=status, media_type="application/json", headers=headers)
 
 
-def _retry_after(error: DiptychError) -> Mapping[str, str]:
+def _what_next(error: DiptychError) -> Mapping[str, str]:
     if isinstance(error, Overloaded | Unavailable):
         return {"retry-after": str(error.retry_after_s)}
+    if isinstance(error, Unauthenticated):
+        return {"www-authenticate": "Bearer"}
     return {}

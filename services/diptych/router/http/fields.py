@@ -15,13 +15,12 @@ from pydantic_core import ErrorDetails
 from diptych.common.errors import InvalidRequest
 from diptych.router.http.sampling_fields import SamplingFields
 from diptych.router.http.strict_model import StrictModel
-from diptych.router.prepare import MAX_PRIORITY
+from diptych.router.validation import MAX_PRIORITY
 
 MAX_ERRORS_SHOWN: Final = 3
 
 
 Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
-Token = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class StreamOptions(StrictModel):
@@ -62,7 +61,6 @@ class GenerationFields(SamplingFields):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def check(self) -> None:
-        """Raise `InvalidRequest`, naming the field, for what is not supported."""
         refuse_unsupported(self, self.NEUTRAL)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from diptych.common.errors import InvalidRequest
 from diptych.engine.grammar.grammar import Grammar, GrammarKind
-from diptych.router.http.strict_model import StrictModel
+from diptych.router.http.strict_model import Body, StrictModel
 
 
 def _parsed(schema: object) -> object:
@@ -23,7 +23,7 @@ def _parsed(schema: object) -> object:
         raise ValueError(f"not valid JSON: {error}") from None
 
 
-Schema = Annotated[dict[str, Any], BeforeValidator(_parsed)]
+Schema = Annotated[dict[str, Any], BeforeValidator(_parsed, json_schema_input_type=dict[str, Any] | str)]
 Choices = Annotated[list[str], Field(min_length=1)]
 
 
@@ -63,7 +63,7 @@ class StructuredOutputs(StrictModel):
     json_object: bool | None = None
 
 
-class GrammarFields(StrictModel):
+class GrammarFields(Body):
     """What an output must match: at most one of these."""
 
     response_format: ResponseFormat | None = None

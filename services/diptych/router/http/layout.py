@@ -1,19 +1,25 @@
-"""How answers look on the wire, one class an API. Pure: text and counts in, JSON-ready values out."""
+"""How answers look on the wire, one class an API. Pure: text and counts in, JSON-ready values out.
+
+`Layout` is what an answer needs of any API; `ChoiceLayout` is what OpenAI's chat and completions have in common.
+"""
 
 from __future__ import annotations
 
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Protocol
 
+from diptych.common.errors import DiptychError
 from diptych.engine.finish import Finish
-from diptych.router.http.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from diptych.router.http.errors import error_body
+from diptych.router.http.framing import DATA_ONLY, Framing
+from diptych.router.http.logprobs import completion_logprobs, prompt_logprobs
 from diptych.router.http.timings import timings
-from diptych.router.prepare import ServedModel
 from diptych.router.request import Output, Piece, Report, Usage
+from diptych.router.request_id import new_answer_id
+from diptych.router.served_model import ServedModel
 
 Json = dict[str, Any]
 
@@ -29,36 +35,70 @@ class Style:
     prompt_logprobs: bool = False  # of the prompt, by themselves
 
 
-class Layout(ABC):
+class Layout(Protocol):
     """The parts of one answer, whole or as a stream of chunks."""
+
+    prompt_len: int  # of a stream's prompts together, in tokens; 0: nobody knows yet
+
+    @property
+    def framing(self) -> Framing: ...
+
+    def error_body(self, error: DiptychError) -> Json:
+        """The body of an answer that is an error."""
+        ...
+
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> Json:
+        """The answer in one piece."""
+        ...
+
+    def chunks(self, index: int, piece: Piece, *, is_first: bool) -> list[Json]:
+        """The chunks for a piece of output `index`."""
+        ...
+
+    def closing(self, usage: Usage) -> list[Json]:
+        """The last chunks, after all outputs have ended."""
+        ...
+
+    def failure(self, error: DiptychError) -> Json:
+        """The last chunk of a stream that fails."""
+        ...
+
+
+class ChoiceLayout(ABC):
+    """Choices by index, each chunk of which carries the same head."""
+
+    framing: Final = DATA_ONLY
+    prompt_len = 0
 
     def __init__(self, prefix: str, kind: str, model: ServedModel, style: Style) -> None:
         created, model_id = int(time.time()), model.model_id
-        self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": created, "model": model_id}
+        self._head = {"id": new_answer_id(f"{prefix}-"), "object": kind, "created": created, "model": model_id}
         self._token_bytes = model.tokenizer.token_bytes
         self.style = style
 
-    def whole(self, outputs: Sequence[Output], usage: Json) -> Json:
-        """The answer in one piece."""
+    def error_body(self, error: DiptychError) -> Json:
+        return error_body(error)
+
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> Json:
         choices = [self._whole_choice(index, output) for index, output in enumerate(outputs)]
-        body = {**self._head, "choices": choices, "usage": usage}
+        body = {**self._head, "choices": choices, "usage": _usage(usage)}
         reports = [timings(output.end.report) for output in outputs if output.end.report]
         if reports:
             body["diptych"] = reports[0] if len(outputs) == 1 else {"choices": reports}
         return body
 
     def chunks(self, index: int, piece: Piece, *, is_first: bool) -> list[Json]:
-        """The chunks for a piece of choice `index`."""
         chunks = self._opening(index) if is_first else []
-        if piece.text or (piece.token_ids and (self.style.return_token_ids or self.style.logprobs)):
-            chunks.append(self._chunk(self._with_tokens(self._delta(index, piece), piece.token_ids)))
+        chunks += map(self._chunk, self._deltas(index, piece))
         if piece.end is not None:
             chunks.append(self._with_report(self._chunk(self._end(index, piece.end.finish)), piece.end.report))
         return chunks
 
-    def usage_chunk(self, usage: Json) -> Json:
-        """The last chunk, for a client that wants to know."""
-        return {**self._head, "choices": [], "usage": usage}
+    def closing(self, usage: Usage) -> list[Json]:
+        return [{**self._head, "choices": [], "usage": _usage(usage)}] if self.style.include_usage else []
+
+    def failure(self, error: DiptychError) -> Json:
+        return error_body(error)
 
     def _chunk(self, choice: Json) -> Json:
         chunk = {**self._head, "choices": [choice]}
@@ -68,6 +108,10 @@ class Layout(ABC):
 
     def _with_tokens(self, choice: Json, token_ids: Sequence[int]) -> Json:
         return {**choice, "token_ids": list(token_ids)} if self.style.return_token_ids else choice
+
+    def _shows_tokens(self, piece: Piece) -> bool:
+        """Whether a piece without text has something to show."""
+        return bool(piece.token_ids) and (self.style.return_token_ids or self.style.logprobs)
 
     def _with_prompt(self, part: Json, output: Output) -> Json:
         if not self.style.prompt_logprobs or output.prompt is None:
@@ -84,53 +128,15 @@ class Layout(ABC):
     def _opening(self, index: int) -> list[Json]: ...
 
     @abstractmethod
-    def _delta(self, index: int, piece: Piece) -> Json: ...
+    def _deltas(self, index: int, piece: Piece) -> list[Json]:
+        """The choices of its chunks."""
+        ...
 
     @abstractmethod
     def _end(self, index: int, finish: Finish) -> Json: ...
 
 
-def usage_of(usages: Sequence[Usage], num_made: int) -> Json:
-    """Return the sum; a prompt counts once, however many outputs (`num_made`) were made of it."""
-    prompts = usages[::num_made]
-    num_prompt = sum(usage.prompt_tokens for usage in prompts)
-    num_output = sum(usage.completion_tokens for usage in usages)
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_output,
-        "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in prompts)},
-    }
-
-
-class ChatLayout(Layout):
-    """`chat.completion`, or `chat.completion.chunk` when streamed."""
-
-    def __init__(self, model: ServedModel, style: Style, *, stream: bool) -> None:
-        super().__init__("chatcmpl", "chat.completion.chunk" if stream else "chat.completion", model, style)
-
-    def whole(self, outputs: Sequence[Output], usage: Json) -> Json:
-        return self._with_prompt(super().whole(outputs, usage), outputs[0])
-
-    def _whole_choice(self, index: int, output: Output) -> Json:
-        message = {"role": "assistant", "content": output.text, "refusal": None}
-        choice = {"index": index, "message": message, "logprobs": self._logprobs(output)}
-        return self._with_tokens({**choice, "finish_reason": output.end.finish.value}, output.token_ids)
-
-    def _opening(self, index: int) -> list[Json]:
-        return [self._chunk(_chat_choice(index, {"role": "assistant", "content": "", "refusal": None}))]
-
-    def _delta(self, index: int, piece: Piece) -> Json:
-        return {**_chat_choice(index, {"content": piece.text}), "logprobs": self._logprobs(piece)}
-
-    def _end(self, index: int, finish: Finish) -> Json:
-        return {**_chat_choice(index, {}), "finish_reason": finish.value}
-
-    def _logprobs(self, part: Piece | Output) -> Json | None:
-        return chat_logprobs(part.scores, self._token_bytes) if self.style.logprobs and part.scores else None
-
-
-class CompletionLayout(Layout):
+class CompletionLayout(ChoiceLayout):
     """`text_completion`, streamed or not."""
 
     def __init__(self, model: ServedModel, style: Style) -> None:
@@ -143,8 +149,11 @@ class CompletionLayout(Layout):
     def _opening(self, index: int) -> list[Json]:
         return []
 
-    def _delta(self, index: int, piece: Piece) -> Json:
-        return _completion_choice(index, piece.text, self._logprobs(piece), None)
+    def _deltas(self, index: int, piece: Piece) -> list[Json]:
+        if not piece.text and not self._shows_tokens(piece):
+            return []
+        choice = _completion_choice(index, piece.text, self._logprobs(piece), None)
+        return [self._with_tokens(choice, piece.token_ids)]
 
     def _end(self, index: int, finish: Finish) -> Json:
         return _completion_choice(index, "", None, finish)
@@ -156,8 +165,13 @@ class CompletionLayout(Layout):
         return completion_logprobs(parts, self._token_bytes)
 
 
-def _chat_choice(index: int, delta: Json) -> Json:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+def _usage(usage: Usage) -> Json:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
 
 
 def _completion_choice(index: int, text: str, logprobs: Json | None, finish: Finish | None) -> Json:

@@ -9,6 +9,7 @@ from diptych.engine.loader.token_bytes import TokenBytes
 from diptych.router.request import Scores
 
 Json = dict[str, Any]
+Entry = tuple[int, float, list[tuple[int, float]]]  # a token, its log-probability, and its alternatives'
 
 LEAST: Final = -9999.0  # stands for less than that: JSON has no infinity
 
@@ -16,7 +17,7 @@ LEAST: Final = -9999.0  # stands for less than that: JSON has no infinity
 def chat_logprobs(scores: Scores, token_bytes: TokenBytes) -> Json:
     """Return the `logprobs` object of a chat choice."""
     content = []
-    for token_id, logprob, top in _entries(scores):
+    for token_id, logprob, top in entries(scores):
         alternatives = [_chat_entry(other, value, token_bytes) for other, value in top]
         content.append({**_chat_entry(token_id, logprob, token_bytes), "top_logprobs": alternatives})
     return {"content": content, "refusal": None}
@@ -32,7 +33,7 @@ def completion_logprobs(parts: Sequence[Scores], token_bytes: TokenBytes) -> Jso
         tokens += [text_of(token_id, token_bytes) for token_id in part.token_ids]
         values += [None] * len(unscored)
         tops += [None] * len(unscored)
-        for token_id, logprob, top in _entries(part):
+        for token_id, logprob, top in entries(part):
             values.append(logprob)
             tops.append({text_of(other, token_bytes): value for other, value in [(token_id, logprob), *top]})
     offsets = [offset for part in parts for offset in part.offsets]
@@ -42,7 +43,7 @@ def completion_logprobs(parts: Sequence[Scores], token_bytes: TokenBytes) -> Jso
 def prompt_logprobs(scores: Scores, token_bytes: TokenBytes) -> list[Json | None]:
     """Return vLLM's `prompt_logprobs`: for each token of the prompt, it and its alternatives by token id."""
     listed: list[Json | None] = [None]
-    for token_id, logprob, top in _entries(scores):
+    for token_id, logprob, top in entries(scores):
         listed.append(
             {
                 str(other): {"logprob": value, "decoded_token": text_of(other, token_bytes)}
@@ -62,7 +63,7 @@ def _chat_entry(token_id: int, logprob: float, token_bytes: TokenBytes) -> Json:
     return {"token": text_of(token_id, token_bytes), "logprob": logprob, "bytes": list(token)}
 
 
-def _entries(scores: Scores) -> Iterator[tuple[int, float, list[tuple[int, float]]]]:
+def entries(scores: Scores) -> Iterator[Entry]:
     """Yield each scored token with its log-probability and its alternatives."""
     logprobs = scores.logprobs
     token_ids = scores.token_ids[len(scores.token_ids) - len(logprobs) :]

@@ -1,18 +1,16 @@
-"""The id of a request in headers and logs: the client's own if it is usable, else a new one."""
+"""The id of a request over HTTP, in a header: one that is not usable is replaced."""
 
 from __future__ import annotations
 
-import re
-import secrets
 from typing import Final
 
 from starlette.requests import Request
 
-HEADER: Final = "x-request-id"
+from diptych.router.request_id import is_usable, new_request_id
 
-_USABLE: Final = re.compile(r"[!-~]{1,128}")  # printable ASCII without spaces: harmless in headers and logs
+HEADER: Final = "x-request-id"
 
 
 def request_id_of(request: Request) -> str:
     given = request.headers.get(HEADER, "")
-    return given if _USABLE.fullmatch(given) else secrets.token_hex(12)
+    return given if is_usable(given) else new_request_id()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from diptych.common.roles import LegKind
 from diptych.router.request import Report
-from diptych.router.worker_view import Role
 from diptych.v1.worker_pb2 import LegStats
 
 HEADER: Final = "x-diptych-timings"
 
 
 def timings(report: Report) -> dict[str, Any]:
-    """Return the object. Durations are in microseconds on the clock of the worker that measured them."""
-    prefill = report.stats.get(Role.PREFILL, LegStats())
-    decode = report.stats.get(Role.DECODE, LegStats())
+    """Return the object. Durations are in microseconds on the clock of the worker that measured them.
+
+    What a worker that served alone measured stands under prefill: it has waited for no peer, and moved nothing.
+    """
+    prefill = report.stats.get(LegKind.PREFILL, report.stats.get(LegKind.LOCAL, LegStats()))
+    decode = report.stats.get(LegKind.DECODE, LegStats())
     return {
         "room": _hex(report.room),
         "prefill_instance": _hex(report.pair.prefill_id),
@@ -22,6 +25,7 @@ def timings(report: Report) -> dict[str, Any]:
         "prefill_queue_us": prefill.queue_us,
         "prefill_compute_us": prefill.compute_us,
         "prefill_transfer_us": prefill.transfer_us,
+        "prefill_added_ttft_us": prefill.added_ttft_us,
         "decode_queue_us": decode.queue_us,
         "decode_transfer_us": decode.transfer_us,
         "decode_verify_us": decode.verify_us,

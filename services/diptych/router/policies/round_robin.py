@@ -1,15 +1,15 @@
-"""Rotates over the prefill workers, and for each of them over its decode workers. Looks at no load."""
+"""Rotates over the prefill workers, and for each of them over its decode workers: all are equal. Looks at no load.
+
+A unified worker serves alone only when it has no other to decode for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diptych.router.policies.policy import Candidate, RequestView
-from diptych.router.worker_view import Pair
+from diptych.common.roles import LegKind
+from diptych.router.policies.policy import RequestView, Worker
 
 
-def round_robin(candidates: Sequence[Candidate], request: RequestView) -> Pair:
-    prefills = sorted({candidate.pair.prefill_id for candidate in candidates})
-    turn, index = divmod(request.number, len(prefills))
-    pairs = [candidate.pair for candidate in candidates if candidate.pair.prefill_id == prefills[index]]
-    return pairs[turn % len(pairs)]
+def round_robin(workers: Sequence[Worker], request: RequestView, kind: LegKind) -> Sequence[float]:
+    return [0.0] * len(workers)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from diptych.engine.attention.backend import AttentionBackend
+from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.ops import Matrix, Ops
@@ -40,7 +40,7 @@ class AttentionBlock:
             eps=config.rms_norm_eps,
         )
 
-    def attend(self, buffers: Buffers, attention: AttentionBackend) -> None:
+    def attend(self, buffers: Buffers, attention: PhasedAttention) -> None:
         """`normed` -> `attended`."""
         self.qkv.multiply(buffers.normed, buffers.qkv)
         if self.qkv_bias is not None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
 from diptych.engine.loader.config import Activation, ModelConfig
 from diptych.engine.models.layers.buffers import Buffers
-from diptych.engine.models.ops import Matrix, Ops
+from diptych.engine.models.ops import Activate, Matrix, Ops
 from diptych.engine.models.weights import Weights
-
-Activate = Callable[[Tensor, Tensor], None]
 
 
 class FeedForward(Protocol):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -31,12 +33,16 @@ def adjust(logits: Tensor, sampling: SamplingBatch, forbid: Forbid) -> Tensor:
 
 
 def _add_bias(logits: Tensor, bias: Bias) -> None:
-    at = (torch.from_numpy(bias.rows), torch.from_numpy(bias.token_ids))
-    logits.index_put_(at, torch.from_numpy(bias.values), accumulate=True)
+    rows, token_ids, values = (_beside(logits, array) for array in (bias.rows, bias.token_ids, bias.values))
+    logits.index_put_((rows, token_ids), values, accumulate=True)
 
 
 def _penalise(logits: Tensor, penalties: Penalties) -> None:
-    flat, at = logits.view(-1), torch.from_numpy(penalties.rows * logits.shape[1] + penalties.token_ids)
-    repetition, seen = torch.from_numpy(penalties.repetition), flat.take(at)
+    flat, at = logits.view(-1), _beside(logits, penalties.rows * logits.shape[1] + penalties.token_ids)
+    repetition, seen = _beside(logits, penalties.repetition), flat.take(at)
     seen = torch.where(seen > 0, seen / repetition, seen * repetition)
-    flat.scatter_(0, at, seen - torch.from_numpy(penalties.subtract))
+    flat.scatter_(0, at, seen - _beside(logits, penalties.subtract))
+
+
+def _beside(logits: Tensor, array: npt.NDArray[Any]) -> Tensor:
+    return torch.from_numpy(array).to(logits.device)

@@ -1,0 +1,1 @@
+"""What befalls the platform: one idea a module, each with its `SCENARIO`."""

@@ -1,0 +1,94 @@
+"""A whole decode step of Llama-3-8B, made-up weights in bfloat16, against one read of weights and KV at copy speed.
+
+Through the runner that workers use, queued as an overlapping scheduler queues: with graphs and without, and one step
+after the other. Then under a worker's own scheduler, which receives, plans, commits and answers beside the GPU's work.
+*Idle*: the share of a step in which the GPU had nothing to do, by marks on its stream (`step_marks.py`).
+
+    python bench/gpu/decode_step.py [--parts runner engine fp8] [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from typing import Final
+
+import torch
+from engine_steps import engine_pace
+from forward_batches import PAGE_SIZE, decode_batch
+from llama_8b import DECODE_CASES, decode_limit_s, model_folder
+from model_steps import load, one_by_one, overlapped, runner_of
+from report import Report, arguments
+from roofline import Roofline, roofline
+from step_marks import Pace
+
+from diptych.engine.loader.source import open_model
+from diptych.engine.runner.loaded_model import LoadedModel
+
+WANTED_MS: Final = {(1, 1024): 4.6, (64, 4096): 13.6}
+WANTED_IDLE: Final = 0.03  # of a step
+NUM_STEPS: Final = 60
+PAGES_TO_GROW: Final = 12  # of each request, beyond its context
+NUM_PAGES: Final = 1 + max(size * (context // PAGE_SIZE + PAGES_TO_GROW) for size, context in DECODE_CASES)
+KV_DTYPES: Final = {"runner": "bfloat16", "engine": "bfloat16", "fp8": "fp8_e4m3"}  # by part
+Cases = tuple[tuple[int, int], ...]
+
+
+def name_of(case: tuple[int, int]) -> str:
+    return f"B {case[0]}, L {case[1]}"
+
+
+def measure_runner(report: Report, limits: Roofline, model: LoadedModel, kv_dtype: str, cases: Cases) -> None:
+    with_graphs, without = (runner_of(model, with_graphs=each) for each in (True, False))
+    for case in cases:
+        batch = decode_batch(*case, NUM_PAGES)
+        pace = overlapped(with_graphs, batch, NUM_STEPS)
+        peers = {"one by one": 1e3 * one_by_one(with_graphs, batch, NUM_STEPS)}
+        peers["without graphs"] = 1e3 * overlapped(without, batch, NUM_STEPS).step_s
+        if case in WANTED_MS and kv_dtype == "bfloat16":
+            peers["wanted"] = WANTED_MS[case]
+        limit_s = decode_limit_s(limits, model.config, *case, kv_nbytes=1 if kv_dtype == "fp8_e4m3" else 2)
+        tell(report, f"step, KV {kv_dtype}", case, pace, limit_s, peers)
+
+
+def measure_engine(report: Report, limits: Roofline, model: LoadedModel, kv_dtype: str, cases: Cases) -> None:
+    runner = runner_of(model, with_graphs=True)
+    for case in cases:
+        pace = engine_pace(runner, NUM_PAGES, *case, NUM_STEPS)
+        limit_s = decode_limit_s(limits, model.config, *case)
+        tell(report, f"step under the scheduler, KV {kv_dtype}", case, pace, limit_s, {})
+
+
+def tell(report: Report, what: str, case: tuple[int, int], pace: Pace, limit_s: float, peers: dict[str, float]) -> None:
+    name = f"{what}, {name_of(case)}"
+    ms, limit_ms = 1e3 * pace.step_s, 1e3 * limit_s
+    report.row("gpu/decode", name, ms, "ms", limit_ms, "bytes at copy speed", limit_ms / ms, peers)
+    idle, late = max(pace.idle, 1e-6), {"queued late": 100 * pace.late}
+    report.row("gpu/decode", f"  {name}: idle", 100 * idle, "%", 100 * WANTED_IDLE, "wanted", WANTED_IDLE / idle, late)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--parts", nargs="+", choices=list(KV_DTYPES), default=list(KV_DTYPES))
+    options = parser.parse_args()
+    limits = roofline()
+    cases = (DECODE_CASES[0], DECODE_CASES[-1]) if options.quick else DECODE_CASES
+    measures = {"runner": measure_runner, "engine": measure_engine, "fp8": measure_runner}
+    chosen = [part for part in KV_DTYPES if part in options.parts]
+    with model_folder() as folder, Report(as_json=options.json) as report:
+        source = open_model(str(folder), "dummy")
+        for kv_dtype, parts in itertools.groupby(chosen, KV_DTYPES.__getitem__):
+            model = load(source, NUM_PAGES, kv_dtype)
+            for part in parts:
+                measures[part](report, limits, model, kv_dtype, cases)
+            del model
+            free_memory()
+
+
+def free_memory() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Decode steps under a worker's own scheduler, in this process: its loop, its core, its way of stepping, one runner."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+from forward_batches import PAGE_SIZE
+from llama_8b import CONTEXT_LEN
+from model_steps import MAX_REQUESTS, MAX_STEP_TOKENS
+from step_marks import WARM_STEPS, Marks, Pace
+
+from diptych.engine.aggregated import AggregatedCore
+from diptych.engine.batch import OverlapRunner
+from diptych.engine.events import CompileGrammar
+from diptych.engine.kv_cache import KvCache
+from diptych.engine.limits import Limits
+from diptych.engine.lora.registry import NONE, Loaded
+from diptych.engine.runtime.links import NoLinks
+from diptych.engine.runtime.loop import SchedulerLoop
+from diptych.engine.runtime.queued_steps import QueuedSteps
+from diptych.engine.runtime.step_watch import StepWatch
+from diptych.engine.runtime.stepping import OverlappedStepping, Stepping
+from diptych.v1 import admin_pb2, engine_pb2, inference_pb2, worker_pb2
+
+VOCAB_SIZE: Final = 128256
+SLACK: Final = 64  # tokens that requests want beyond the steps that are measured
+
+
+class Quiet:
+    """Grammars, admin commands and adapters of a scheduler that nobody asks for any."""
+
+    def __init__(self) -> None:
+        self._never = os.eventfd(0)
+
+    def fileno(self) -> int:
+        return self._never
+
+    def submit(self, wanted: CompileGrammar | admin_pb2.AdminCommand) -> None:
+        raise AssertionError(wanted)
+
+    def poll(self) -> tuple[()]:
+        return ()
+
+    def news(self) -> None:
+        return None
+
+    def start(self, room: int, name: str) -> Loaded:
+        return NONE
+
+    def end(self, room: int) -> None:
+        pass
+
+
+class Until:
+    """Steps until enough is marked, then has the loop shut down."""
+
+    def __init__(self, stepping: Stepping, marks: Marks, shut_down: Callable[[], None]) -> None:
+        self._stepping = stepping
+        self.meter = stepping.meter
+        self._marks = marks
+        self._shut_down = shut_down
+
+    def advance(self, perform: Callable[[], None]) -> bool:
+        if self._marks.is_full:
+            self._shut_down()
+        return self._stepping.advance(perform)
+
+    def close(self) -> None:
+        self._stepping.close()
+
+
+def engine_pace(runner: OverlapRunner, num_pages: int, batch_size: int, context: int, num_steps: int) -> Pace:
+    """Return the pace of steps of requests that have `context` tokens in the middle of them; they share no prefix."""
+    marks = Marks(runner, num_steps, batch_size)
+    cache = KvCache(
+        num_pages=num_pages, page_size=PAGE_SIZE, max_requests=MAX_REQUESTS, max_tokens_per_request=CONTEXT_LEN
+    )
+    core = AggregatedCore(cache, Limits(CONTEXT_LEN, VOCAB_SIZE, frozenset(), MAX_STEP_TOKENS, MAX_REQUESTS))
+    zmq_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    frontend, channel = (zmq_context.socket(zmq.PAIR) for _ in range(2))
+    for socket in (frontend, channel):
+        socket.set_hwm(0)
+    frontend.bind("inproc://scheduler")
+    channel.connect("inproc://scheduler")
+    legs = _legs(batch_size, context - num_steps // 2 - WARM_STEPS, num_steps + WARM_STEPS + SLACK)
+    frontend.send(engine_pb2.SchedulerCommands(start=legs).SerializeToString())
+    stop = engine_pb2.SchedulerCommands(shutdown=True).SerializeToString()
+    steps = OverlappedStepping(core, QueuedSteps(marks), time.monotonic)
+    stepping, quiet = Until(steps, marks, lambda: frontend.send(stop)), Quiet()
+    SchedulerLoop(core, stepping, channel, NoLinks(), quiet, quiet, quiet, cache=cache, watch=StepWatch()).run()
+    zmq_context.destroy(linger=0)
+    return marks.pace()
+
+
+def _legs(batch_size: int, prompt_len: int, max_tokens: int) -> list[worker_pb2.StartLeg]:
+    rng = random.Random(prompt_len)
+    sampling = inference_pb2.SamplingParams(max_tokens=max_tokens, temperature=0, top_p=1, ignore_eos=True)
+    return [
+        worker_pb2.StartLeg(
+            room=room + 1, prompt_token_ids=[rng.randrange(2, 100_000) for _ in range(prompt_len)], sampling=sampling
+        )
+        for room in range(batch_size)
+    ]

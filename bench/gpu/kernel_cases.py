@@ -1,0 +1,203 @@
+"""The kernels of a step at the sizes of Llama-3-8B, with the bytes that each must move: cases of `other_kernels.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import torch
+from kv_states import HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, PAGE_SIZE, make_states
+from torch import Tensor
+
+HIDDEN: Final = 4096
+FFN: Final = 14336
+VOCABULARY: Final = 128256
+NUM_EXPERTS: Final = 8
+QKV: Final = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
+TOKENS: Final = (64, 4096)  # of a decode step, of a prefill step
+EPS: Final = 1e-5
+MATRICES: Final = {
+    "qkv": (QKV, HIDDEN),
+    "o": (HIDDEN, HIDDEN),
+    "gate_up": (2 * FFN, HIDDEN),
+    "down": (HIDDEN, FFN),
+    "lm_head": (VOCABULARY, HIDDEN),
+}
+SKINNY: Final = (1, 4, 8, 16)
+BATCHES: Final = (1, 64)  # of logits
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kernel at one size. `make` returns a run with tensors of its own."""
+
+    name: str
+    nbytes: float
+    make: Callable[[], Run]
+    flops: float = 0.0
+    peers: Mapping[str, Callable[[], Run]] = field(default_factory=dict)
+
+
+def states(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def norms() -> Iterator[Case]:
+    from diptych.kernels.gpu.norms import add_rms_norm, rms_norm
+
+    weight = states(HIDDEN)
+    for num_tokens in TOKENS:
+
+        def plain(num_tokens: int = num_tokens) -> Run:
+            x, out = states(num_tokens, HIDDEN), states(num_tokens, HIDDEN)
+            return lambda: rms_norm(x, weight, EPS, out)
+
+        def added(num_tokens: int = num_tokens) -> Run:
+            x, delta, out = (states(num_tokens, HIDDEN) for _ in range(3))
+            return lambda: add_rms_norm(x, delta, weight, EPS, out)
+
+        def torchs(num_tokens: int = num_tokens) -> Run:
+            x = states(num_tokens, HIDDEN)
+            return lambda: torch.nn.functional.rms_norm(x, (HIDDEN,), weight, EPS)
+
+        row = 2 * num_tokens * HIDDEN
+        yield Case(f"rms_norm {num_tokens}", 2 * row, plain, peers={"torch": torchs})
+        yield Case(f"add_rms_norm {num_tokens}", 4 * row, added)
+
+
+def activations() -> Iterator[Case]:
+    from diptych.kernels.gpu.activations import silu_and_mul
+
+    for num_tokens in TOKENS:
+
+        def make(num_tokens: int = num_tokens) -> Run:
+            gate_up, out = states(num_tokens, 2 * FFN), states(num_tokens, FFN)
+            return lambda: silu_and_mul(gate_up, out)
+
+        yield Case(f"silu_and_mul {num_tokens}", 2 * 3 * num_tokens * FFN, make)
+
+
+def rope_store() -> Iterator[Case]:
+    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float8_e4m3fn, "fp8")):
+        for num_tokens in TOKENS:
+            moved = QKV + NUM_HEADS * HEAD_DIM  # numbers: all are read, queries are written back
+            nbytes = 2 * moved + 2 * NUM_KV_HEADS * HEAD_DIM * dtype.itemsize + 4 * HEAD_DIM
+            make = partial(_rope_run, make_states(1, num_tokens, dtype).kv, num_tokens)
+            yield Case(f"rope_store {name} {num_tokens}", num_tokens * nbytes, make)
+
+
+def _rope_run(pool: Tensor, num_tokens: int) -> Run:
+    """Into some layer of the pool."""
+    from diptych.kernels.gpu.rope_store import rope_store
+
+    slots = torch.randperm(len(pool) * PAGE_SIZE, device="cuda")[:num_tokens]
+    positions = torch.arange(num_tokens, device="cuda")
+    table = torch.randn(num_tokens, 2, HEAD_DIM // 2, device="cuda")
+    qkv, layer = states(num_tokens, QKV), pool[:, int(torch.randint(pool.shape[1], ()))]
+    heads = {"num_heads": NUM_HEADS, "num_kv_heads": NUM_KV_HEADS, "head_dim": HEAD_DIM}
+    return lambda: rope_store(qkv, positions, slots, table, layer, **heads)
+
+
+def skinny_gemm() -> Iterator[Case]:
+    """Of the matrices that are not left to cuBLAS."""
+    from diptych.kernels.gpu.skinny_gemm import pays_up_to, skinny_gemm
+
+    for name, (rows, columns) in MATRICES.items():
+        for num_tokens in SKINNY if pays_up_to(rows, columns) else ():
+
+            def make(n: int = num_tokens, rows: int = rows, columns: int = columns) -> Run:
+                x, weight, out = states(n, columns), states(rows, columns), states(n, rows)
+                return lambda: skinny_gemm(x, weight, out)
+
+            def cublas(n: int = num_tokens, rows: int = rows, columns: int = columns) -> Run:
+                x, weight, out = states(n, columns), states(rows, columns), states(n, rows)
+                return lambda: torch.mm(x, weight.T, out=out)
+
+            nbytes = 2 * (rows * columns + num_tokens * (rows + columns))
+            flops = 2 * num_tokens * rows * columns
+            yield Case(f"skinny_gemm {name} {num_tokens}", nbytes, make, flops, {"cuBLAS": cublas})
+
+
+def fp8_quantize() -> Iterator[Case]:
+    from diptych.kernels.gpu.fp8_quantize import quantize_fp8
+
+    for num_tokens in TOKENS:
+
+        def make(num_tokens: int = num_tokens) -> Run:
+            x, out = states(num_tokens, HIDDEN), states(num_tokens, HIDDEN, dtype=torch.float8_e4m3fn)
+            scales = torch.empty(num_tokens, device="cuda")
+            return lambda: quantize_fp8(x, out, scales)
+
+        yield Case(f"quantize_fp8 {num_tokens}", 3 * num_tokens * HIDDEN, make)
+
+
+def moe() -> Iterator[Case]:
+    """Mixtral's experts: eight, two a token."""
+    for num_tokens in (16, 64, 4096):
+        rows = 2 * num_tokens
+        touched = min(NUM_EXPERTS, rows)
+        flops = 2 * rows * 2 * FFN * HIDDEN
+        nbytes = 2 * (touched * 2 * FFN * HIDDEN + num_tokens * HIDDEN + rows * 2 * FFN)
+        yield Case(f"grouped_gemm {num_tokens}", nbytes, partial(_moe_run, num_tokens), flops)
+
+
+def _moe_run(num_tokens: int) -> Run:
+    from diptych.kernels.gpu.moe import ExpertWeights, align_experts, choose_block, grouped_gemm
+
+    x, weights = states(num_tokens, HIDDEN), ExpertWeights.of(states(NUM_EXPERTS, 2 * FFN, HIDDEN).unbind())
+    chosen = torch.rand(num_tokens, NUM_EXPERTS, device="cuda").topk(2).indices
+    out, block = states(2 * num_tokens, 2 * FFN), choose_block(2 * num_tokens, NUM_EXPERTS)
+    return lambda: grouped_gemm(x, weights, align_experts(chosen, NUM_EXPERTS, block), out)
+
+
+def sampling() -> Iterator[Case]:
+    for batch_size in BATCHES:
+        nbytes = 2 * batch_size * VOCABULARY
+        yield Case(
+            f"greedy {batch_size}",
+            nbytes,
+            partial(_greedy_run, batch_size),
+            peers={"argmax": partial(_argmax_run, batch_size)},
+        )
+        yield Case(f"top-k 50, top-p 0.9, {batch_size}", nbytes, partial(_sample_run, batch_size))
+
+
+def _argmax_run(batch_size: int) -> Run:
+    logits = states(batch_size, VOCABULARY)
+    return lambda: logits.argmax(dim=-1)
+
+
+def _greedy_run(batch_size: int) -> Run:
+    from diptych.kernels.gpu.sampling import greedy
+    from diptych.kernels.gpu.sampling_blocks import sampling_workspace
+
+    logits, out = states(batch_size, VOCABULARY), torch.empty(batch_size, dtype=torch.int64, device="cuda")
+    workspace = sampling_workspace(batch_size, VOCABULARY, logits.device)
+    return lambda: greedy(logits, out, workspace)
+
+
+def _sample_run(batch_size: int) -> Run:
+    from diptych.kernels.gpu.sampling import sample
+    from diptych.kernels.gpu.sampling_blocks import sampling_workspace
+
+    logits, out = states(batch_size, VOCABULARY), torch.empty(batch_size, dtype=torch.int64, device="cuda")
+    temperature, top_p, min_p = (torch.full((batch_size,), value, device="cuda") for value in (0.8, 0.9, 0.0))
+    top_k = torch.full((batch_size,), 50, device="cuda")
+    uniforms = torch.rand(batch_size, dtype=torch.float64, device="cuda")
+    workspace = sampling_workspace(batch_size, VOCABULARY, logits.device)
+    return lambda: sample(logits, temperature, top_k, top_p, min_p, uniforms, out, workspace)
+
+
+TABLES: Final[Mapping[str, Callable[[], Iterator[Case]]]] = {
+    "norms": norms,
+    "activations": activations,
+    "rope_store": rope_store,
+    "skinny_gemm": skinny_gemm,
+    "fp8_quantize": fp8_quantize,
+    "moe": moe,
+    "sampling": sampling,
+}

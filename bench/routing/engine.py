@@ -1,0 +1,174 @@
+"""A simulated worker: computes prompts one after the other and decodes its running requests together, step by step.
+
+Time is an argument. The steps between two events are all alike, so they pass as one *stretch* of known length; what
+comes meanwhile cuts it at the next end of a step.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from diptych.router.worker_view import Pair
+from routing.block_cache import BlockCache
+from routing.hardware import Hardware
+from routing.trace import BLOCK_TOKENS, TracedRequest
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request under way, and what became of it."""
+
+    request: TracedRequest
+    pair: Pair
+    number: int
+    arrival_s: float
+    believed_len: int = 0  # tokens of its prompt that the router believed cached there
+    cached_blocks: int = 0  # where its prompt was computed
+    started_s: float = 0.0  # computing
+    computed_len: int = 0  # prompt tokens that need no computing any more
+    first_token_s: float = 0.0
+    moved_len: int = 0  # prompt tokens whose KV went to the decode worker
+    has_memory: bool = False  # to decode in
+    has_kv: bool = False  # at its decode worker
+    finished_s: float = 0.0
+
+    @property
+    def context_len(self) -> int:
+        return self.request.prompt_len + self.request.output_len
+
+    @property
+    def cached_len(self) -> int:
+        """Prompt tokens that were not computed: the last one always is."""
+        return min(BLOCK_TOKENS * self.cached_blocks, self.request.prompt_len - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    start_s: float
+    num_steps: int
+    first_step_s: float
+    growth_s: float = 0.0  # from one step to the next
+    computed_len: int = 0  # of the first prompt, when it ends; 0: it computes no prompt
+
+    def end_s(self) -> float:
+        return self.start_s + self.num_steps * (self.first_step_s + self.growth_s * (self.num_steps - 1) / 2)
+
+    def cut(self, now_s: float) -> _Stretch:
+        """Return the part of it that has begun by `now_s`: one step at least."""
+        elapsed_s = now_s - self.start_s
+        half = self.first_step_s / self.growth_s - 0.5
+        begun = math.ceil(math.sqrt(half**2 + 2 * elapsed_s / self.growth_s) - half - 1e-9)
+        return replace(self, num_steps=min(max(1, begun), self.num_steps))
+
+
+@dataclass(slots=True)
+class Engine:
+    """One worker. Whoever holds it calls `step` when `next_s` has come."""
+
+    instance_id: int
+    hardware: Hardware
+    cache: BlockCache
+    prompts: deque[Job] = field(default_factory=deque)  # the first one is being computed
+    waiting: deque[Job] = field(default_factory=deque)  # for memory
+    reserved_tokens: int = 0
+    next_s: float = math.inf
+    _batch: list[tuple[int, int, Job]] = field(default_factory=list)  # a heap by the step that ends the request
+    _joining: list[Job] = field(default_factory=list)
+    _context_tokens: int = 0
+    _num_steps: int = 0
+    _stretch: _Stretch | None = None
+
+    @property
+    def free_tokens(self) -> int:
+        return self.hardware.kv_tokens - self.reserved_tokens
+
+    def add_prompt(self, job: Job, now_s: float) -> None:
+        self.prompts.append(job)
+        self._wake(now_s)
+
+    def join(self, job: Job, now_s: float) -> None:
+        """Decode a request from the next step on: its KV is here."""
+        self._joining.append(job)
+        self._wake(now_s)
+
+    def grant(self) -> list[Job]:
+        """Give memory for their whole contexts to those that wait for it, in order."""
+        granted: list[Job] = []
+        while self.waiting and (not self.reserved_tokens or self._fits(self.waiting[0])):
+            job = self.waiting.popleft()
+            self.reserved_tokens += job.context_len
+            job.has_memory = True
+            granted.append(job)
+        return granted
+
+    def release(self, job: Job) -> None:
+        """Take back the memory of a finished request."""
+        if job.has_memory:
+            self.reserved_tokens -= job.context_len
+        else:
+            self.waiting.remove(job)
+
+    def step(self) -> tuple[Job | None, list[Job]]:
+        """End the stretch; return the prompt that it completed, if any, and the requests that are finished."""
+        assert self._stretch is not None
+        now_s, stretch = self.next_s, self._stretch
+        self._num_steps += stretch.num_steps
+        self._context_tokens += stretch.num_steps * len(self._batch)
+        finished = self._pop_finished()
+        completed = self._advance(stretch.computed_len) if stretch.computed_len else None
+        self._begin(now_s)
+        return completed, finished
+
+    def _fits(self, job: Job) -> bool:
+        return job.context_len <= self.free_tokens
+
+    def _pop_finished(self) -> list[Job]:
+        finished: list[Job] = []
+        while self._batch and self._batch[0][0] <= self._num_steps:
+            job = heapq.heappop(self._batch)[2]
+            self._context_tokens -= job.context_len
+            finished.append(job)
+        return finished
+
+    def _advance(self, computed_len: int) -> Job | None:
+        self.prompts[0].computed_len = computed_len
+        return self.prompts.popleft() if computed_len == self.prompts[0].request.prompt_len else None
+
+    def _wake(self, now_s: float) -> None:
+        if self._stretch is None:
+            self._begin(now_s)
+        elif self._stretch.num_steps > 1:
+            self._stretch = self._stretch.cut(now_s)
+            self.next_s = self._stretch.end_s()
+
+    def _begin(self, now_s: float) -> None:
+        for job in self._joining:
+            heapq.heappush(self._batch, (self._num_steps + job.request.output_len - 1, job.number, job))
+            self._context_tokens += job.request.prompt_len + 1
+        self._joining.clear()
+        self._stretch = self._next_stretch(now_s)
+        self.next_s = self._stretch.end_s() if self._stretch else math.inf
+
+    def _next_stretch(self, now_s: float) -> _Stretch | None:
+        hardware = self.hardware
+        decode_s = hardware.step_s + hardware.context_token_s * self._context_tokens if self._batch else 0.0
+        if self.prompts:
+            computed_len, compute_s = self._chunk(self.prompts[0], now_s)
+            return _Stretch(now_s, 1, compute_s + decode_s, computed_len=computed_len)
+        if self._batch:
+            num_steps = self._batch[0][0] - self._num_steps
+            return _Stretch(now_s, num_steps, decode_s, hardware.context_token_s * len(self._batch))
+        return None
+
+    def _chunk(self, job: Job, now_s: float) -> tuple[int, float]:
+        """Return how much of the prompt is computed after its next chunk, and the time for it."""
+        overhead_s = 0.0
+        if not job.computed_len:  # its first one
+            job.started_s, overhead_s = now_s, self.hardware.prompt_s
+            job.cached_blocks = self.cache.cached(job.request.block_list)
+            job.computed_len = job.cached_len
+        end = min(job.computed_len + self.hardware.chunk_tokens, job.request.prompt_len)
+        return end, overhead_s + self.hardware.compute_s(job.computed_len, end)

@@ -1,0 +1,46 @@
+"""Sets of simulated workers to replay a trace on, and the pairs that they form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from diptych.router.policies.policy import Policy
+from diptych.router.worker_view import Pair
+from routing.block_cache import BlockCache
+from routing.dispatch import Dispatch
+from routing.engine import Engine
+from routing.hardware import Hardware
+from routing.replay import Replay
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Workers by what they do; one that is in both ranges does both."""
+
+    prefill_ids: range
+    decode_ids: range
+    hardware: Hardware
+    num_blocks: int  # that a worker caches
+    may_pair: Callable[[Pair], bool] = lambda pair: True
+
+    def replay(self, policy: Policy) -> Replay:
+        """Return a run that has not begun."""
+        ids = sorted({*self.prefill_ids, *self.decode_ids})
+        engines = {key: Engine(key, self.hardware, BlockCache(self.num_blocks)) for key in ids}
+        return Replay(engines, Dispatch(policy, engines, self._pairs()))
+
+    def _pairs(self) -> Sequence[Pair]:
+        pairs = (Pair(prefill_id, decode_id) for prefill_id in self.prefill_ids for decode_id in self.decode_ids)
+        return [pair for pair in pairs if self.may_pair(pair)]
+
+
+def unified(num_workers: int, hardware: Hardware, num_blocks: int) -> Fleet:
+    """Workers that do both, and pair with each other as well as serve alone."""
+    return Fleet(range(1, num_workers + 1), range(1, num_workers + 1), hardware, num_blocks)
+
+
+def disaggregated(num_prefill: int, num_decode: int, hardware: Hardware, num_blocks: int) -> Fleet:
+    """Workers of one role each."""
+    decode_ids = range(num_prefill + 1, num_prefill + num_decode + 1)
+    return Fleet(range(1, num_prefill + 1), decode_ids, hardware, num_blocks)

@@ -1,0 +1,124 @@
+"""How well routing policies place requests: a trace replayed on simulated workers by the real policies and index.
+
+No model, no socket, no clock: a run gives the same numbers everywhere. Three parts:
+
+- *closed*: eight workers that serve alone, with 4,096 blocks each, and 64 requests at a time. Other routers were
+  measured on the same replay. `serial`: one prompt after the other, 2 ms each and 0.5 ms a block that is not cached.
+  `instant`: every prompt takes the same time, so that nothing but the policy balances misses.
+- *open*: eight prefill and four decode workers of `DENSE_32B`; requests come as stamped, so many times faster. Goodput
+  is the share of requests that meet both a time to first token and a mean time per token.
+- *split*: unified workers, of which a request may use one or two, against always one and always two.
+
+Reads Mooncake's conversation trace where it is; without it, makes up conversations of the same shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from report import Report, arguments
+from routing.fleet import disaggregated, unified
+from routing.hardware import DENSE_32B, INSTANT, SERIAL
+from routing.outcome import Outcome, outcome, pooled_hit_rate
+from routing.sheet import Sheet
+from routing.trace import TracedRequest, parse_rows, read_trace, synthetic_rows, whole_blocks
+
+from diptych.router.policies import POLICIES
+from diptych.router.worker_view import Pair
+
+TRACE: Final = Path(__file__).parents[2] / "shared/data/traces/mooncake_conversation_trace.jsonl"
+NUM_CLOSED: Final = 3000
+CONCURRENCY: Final = 64
+TTFTS_S: Final = (0.3, 1.0, 5.0)
+TPOTS_S: Final = (0.025, 0.050)
+SPLIT_SPEEDS: Final = (1.0, 0.5, 1.5, 2.0)
+CLOSED_COLUMNS: Final = ("hit rate", "CV requests", "CV missed", "makespan s", "p50 ms", "p99 ms")
+GOODPUTS: Final = tuple((ttft_s, tpot_s) for tpot_s in TPOTS_S for ttft_s in TTFTS_S)
+OPEN_COLUMNS: Final = (
+    *("hit rate", "CV missed", "TTFT p50", "p90", "p99"),
+    *(f"{ttft_s:g}s/{1000 * tpot_s:g}ms" for ttft_s, tpot_s in GOODPUTS),
+)
+CHOICES: Final[Mapping[str, Callable[[Pair], bool]]] = {
+    "pair_cost": lambda pair: True,
+    "always one": lambda pair: pair.is_local,
+    "always two": lambda pair: not pair.is_local,
+}
+
+
+def main() -> None:
+    args = _arguments()
+    requests = read_trace(args.trace) if args.trace.exists() else parse_rows(synthetic_rows(12_000))
+    if not args.json:
+        print(f"{len(requests)} requests, {args.trace.name if args.trace.exists() else 'made up'}\n")
+    speeds, sizes = ((3.0,), (4096,)) if args.quick else (args.speeds, (4096, 16384))
+    shown = requests[:4000] if args.quick else requests
+    report = Report(as_json=args.json)
+    closed(report, whole_blocks(requests[:NUM_CLOSED]), args.policies)
+    for num_blocks in sizes:
+        for speed in speeds:
+            open_loop(report, shown, args.policies, num_blocks, speed)
+    for speed in SPLIT_SPEEDS[: 1 if args.quick else None]:
+        split(report, shown, speed)
+
+
+def closed(report: Report, requests: Sequence[TracedRequest], policies: Sequence[str]) -> None:
+    bound = pooled_hit_rate(requests, 8 * 4096)
+    for name, hardware in (("serial", SERIAL), ("instant", INSTANT)):
+        fleet = replace(unified(8, hardware, 4096), may_pair=lambda pair: pair.is_local)
+        title = f"closed, {name}: one cache of all blocks would hit {bound:.3f}"
+        with Sheet(report, "routing_quality", title, f"closed {name}", CLOSED_COLUMNS, bound) as sheet:
+            for policy in policies:
+                jobs = fleet.replay(POLICIES[policy]).closed_loop(requests, CONCURRENCY)
+                sheet.add(policy, _closed_row(outcome(jobs, fleet.prefill_ids)))
+
+
+def open_loop(
+    report: Report, requests: Sequence[TracedRequest], policies: Sequence[str], num_blocks: int, speed: float
+) -> None:
+    fleet = disaggregated(8, 4, DENSE_32B, num_blocks)
+    rate = len(requests) / requests[-1].arrival_s * speed
+    title = f"open, 8 x {num_blocks} blocks, {speed:g} times as fast: {rate:.1f} requests/s"
+    with Sheet(report, "routing_quality", title, f"open {num_blocks} x{speed:g}", OPEN_COLUMNS) as sheet:
+        for policy in policies:
+            jobs = fleet.replay(POLICIES[policy]).open_loop(requests, speed)
+            sheet.add(policy, _open_row(outcome(jobs, fleet.prefill_ids)))
+
+
+def split(report: Report, requests: Sequence[TracedRequest], speed: float) -> None:
+    fleet = unified(8, DENSE_32B, 4096)
+    title = f"split, 8 unified workers, {speed:g} times as fast"
+    columns = ("mean TTFT s", "mean total s", "mean TPOT ms", *OPEN_COLUMNS[5:])
+    with Sheet(report, "routing_quality", title, f"split x{speed:g}", columns) as sheet:
+        for name, may_pair in CHOICES.items():
+            limited = replace(fleet, may_pair=may_pair)
+            found = outcome(limited.replay(POLICIES["pair_cost"]).open_loop(requests, speed), fleet.prefill_ids)
+            sheet.add(name, (found.ttft_s.mean(), found.total_s.mean(), 1000 * found.tpot_s.mean(), *_goodputs(found)))
+
+
+def _closed_row(found: Outcome) -> Sequence[float]:
+    p50, _, p99 = found.ttft_percentiles()
+    return found.hit_rate, found.cv_requests, found.cv_missed, found.makespan_s, 1000 * p50, 1000 * p99
+
+
+def _open_row(found: Outcome) -> Sequence[float]:
+    return found.hit_rate, found.cv_missed, *found.ttft_percentiles(), *_goodputs(found)
+
+
+def _goodputs(found: Outcome) -> Sequence[float]:
+    return [found.goodput(ttft_s, tpot_s) for ttft_s, tpot_s in GOODPUTS]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = arguments(__doc__)
+    parser.add_argument("--trace", type=Path, default=TRACE, help="in Mooncake's format")
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=list(POLICIES))
+    parser.add_argument("--speeds", nargs="+", type=float, default=[1.0, 2.0, 4.0], help="of the open loop")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

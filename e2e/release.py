@@ -1,0 +1,67 @@
+"""A release of the chart in a cluster, and when an operation on it is over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from cluster import TIMEOUT_S, Cluster
+
+CHART: Final = Path(__file__).parents[1] / "helm" / "diptych"
+VALUES: Final = CHART / "ci" / "sim-values.yaml"
+NAME: Final = "e2e"
+SELECTOR: Final = f"app.kubernetes.io/instance={NAME},app.kubernetes.io/component!=test"
+DEPLOYMENTS: Final = tuple(f"{NAME}-diptych-{component}" for component in ("bootstrap", "router", "prefill", "decode"))
+WAIT: Final = ("--wait", f"--timeout={TIMEOUT_S}s")
+
+
+class Release:
+    """Rule: a method returns when its operation is over, and the last pod of before is gone."""
+
+    def __init__(self, cluster: Cluster, image: str) -> None:
+        self.cluster = cluster
+        repository, _, tag = image.rpartition(":")
+        self._values = (f"--values={VALUES}", f"--set=image.repository={repository},image.tag={tag}")
+
+    def install(self) -> None:
+        self.cluster.helm("install", NAME, str(CHART), *self._values, *WAIT)
+
+    def test(self, check: str) -> str:
+        """Return what a pod of `helm test` says."""
+        return self.cluster.helm("test", NAME, "--logs", f"--filter=name={NAME}-diptych-test-{check}")
+
+    def upgrade(self, *values: str) -> None:
+        self.cluster.helm("upgrade", NAME, str(CHART), *self._values, *values, *WAIT)
+        self.settle()
+
+    def rollback(self) -> None:
+        self.cluster.helm("rollback", NAME, *WAIT)
+        self.settle()
+
+    def scale(self, deployment: str, replicas: int) -> None:
+        self.cluster.kubectl("scale", f"deployment/{deployment}", f"--replicas={replicas}")
+        self.settle()
+
+    def restart(self, deployment: str) -> None:
+        self.cluster.kubectl("rollout", "restart", f"deployment/{deployment}")
+        self.settle()
+
+    def delete_pod(self, deployment: str, *flags: str) -> None:
+        """Delete one pod, and wait for its successor."""
+        self.cluster.kubectl("delete", "pod", self.pods(deployment)[0]["metadata"]["name"], *flags)
+        self.settle()
+
+    def pods(self, deployment: str) -> list[dict[str, Any]]:
+        return [pod for pod in self.all_pods() if pod["metadata"]["name"].rsplit("-", 2)[0] == deployment]
+
+    def all_pods(self) -> list[dict[str, Any]]:
+        return self.cluster.get("pods", "-l", SELECTOR)
+
+    def settle(self) -> None:
+        """Wait until every Deployment is as it should be, and nothing terminates any more."""
+        for deployment in DEPLOYMENTS:
+            self.cluster.kubectl("rollout", "status", f"deployment/{deployment}", f"--timeout={TIMEOUT_S}s")
+        ending = [pod["metadata"]["name"] for pod in self.all_pods() if "deletionTimestamp" in pod["metadata"]]
+        if ending:
+            pods = [f"pod/{name}" for name in ending]
+            self.cluster.kubectl("wait", "--for=delete", *pods, f"--timeout={TIMEOUT_S}s")

@@ -1,0 +1,95 @@
+"""The life of a release, in order, under traffic whose answers are known.
+
+Graceful operations cost no request, and none has to be tried again. Killing a router costs at most what it held.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import pytest
+from cluster import Cluster
+from conftest import Watch
+from release import DEPLOYMENTS, NAME, SELECTOR, Release
+from traffic import NUM_CLIENTS, Traffic, Window
+
+FIRST_ANSWER_S: Final = 60
+POOLS: Final = (f"{NAME}-diptych-prefill", f"{NAME}-diptych-decode")
+ROUTERS: Final = f"{NAME}-diptych-router"
+
+
+def assert_harmless(window: Window) -> None:
+    assert window.answered > 0
+    assert (window.failed, window.wrong, window.tried_again) == (0, 0, 0), window.problems
+
+
+def test_installing_leads_to_answers_over_http_and_grpc_within_a_minute(release: Release) -> None:
+    began_s = time.monotonic()
+    release.install()
+    assert "HTTP and gRPC agree" in release.test("answers")
+    assert time.monotonic() - began_s < FIRST_ANSWER_S
+
+
+def test_helm_test_moves_pages_and_says_how_fast(release: Release) -> None:
+    assert "GB/s" in release.test("kv")
+
+
+def test_an_upgrade_of_every_component_fails_no_request(release: Release, watched: Watch) -> None:
+    with watched() as window:
+        release.upgrade("--set=log.level=debug")
+    assert_harmless(window)
+
+
+def test_a_rollback_fails_no_request(release: Release, watched: Watch) -> None:
+    with watched() as window:
+        release.rollback()
+    assert_harmless(window)
+
+
+@pytest.mark.parametrize("deployment", POOLS)
+def test_scaling_a_pool_from_one_to_three_and_back_fails_no_request(
+    release: Release, watched: Watch, deployment: str
+) -> None:
+    with watched() as window:
+        for replicas in (1, 3, 1, 2):
+            release.scale(deployment, replicas)
+    assert_harmless(window)
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS)
+def test_deleting_a_pod_fails_no_request(release: Release, watched: Watch, deployment: str) -> None:
+    with watched() as window:
+        release.delete_pod(deployment)
+    assert_harmless(window)
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS)
+def test_killing_a_pod_costs_at_most_what_it_held(release: Release, watched: Watch, deployment: str) -> None:
+    with watched() as window:
+        release.delete_pod(deployment, "--grace-period=0", "--force")
+    assert window.wrong == 0, window.problems
+    assert window.failed <= (NUM_CLIENTS if deployment == ROUTERS else 0), window.problems
+
+
+@pytest.mark.parametrize("component", ["bootstrap", "router"])
+def test_restarting_the_control_plane_fails_no_request(release: Release, watched: Watch, component: str) -> None:
+    with watched() as window:
+        release.restart(f"{NAME}-diptych-{component}")
+    assert_harmless(window)
+
+
+def test_draining_nodes_fails_no_request(release: Release, cluster: Cluster, watched: Watch) -> None:
+    with watched() as window:
+        for node in sorted({pod["spec"]["nodeName"] for pod in release.all_pods()}):
+            cluster.drain(node, SELECTOR)
+            release.settle()
+    assert_harmless(window)
+
+
+def test_uninstalling_leaves_only_the_secrets_it_names(release: Release, cluster: Cluster, traffic: Traffic) -> None:
+    traffic.stop()
+    cluster.helm("uninstall", NAME, "--wait")
+    kinds = "deployment,service,configmap,secret,serviceaccount,poddisruptionbudget,networkpolicy,role,rolebinding"
+    left = {item["metadata"]["name"] for item in cluster.get(kinds, "-l", f"app.kubernetes.io/instance={NAME}")}
+    assert left == {f"{NAME}-diptych-api-keys", f"{NAME}-diptych-token"}

@@ -1,0 +1,65 @@
+{{/* Alerts, as a YAML list. docs/operations/troubleshooting.md has a heading for each. */}}
+{{- define "diptych.alerts" -}}
+{{- $here := printf "namespace=%q" (include "diptych.namespace" .) -}}
+{{- $ready := printf `diptych_router_pool_workers{%s,state="ready"` $here -}}
+- alert: DiptychNoPair
+  expr: absent({{ $ready }},role="unified"}) and on () (absent({{ $ready }},role="prefill"}) or absent({{ $ready }},role="decode"}))
+  for: 2m
+  severity: critical
+  summary: No pair of workers is ready, so no request can be served.
+- alert: DiptychWorkerSilent
+  expr: min by (pod) (diptych_worker_up{ {{- $here }}}) == 0
+  for: 1m
+  severity: critical
+  summary: A scheduler of {{ "{{ $labels.pod }}" }} does not answer.
+- alert: DiptychIntegrityFailure
+  expr: sum by (pod) (increase(diptych_kv_integrity_failures_total{ {{- $here }}}[10m])) > 0
+  for: 0m
+  severity: critical
+  summary: KV arrived at {{ "{{ $labels.pod }}" }} with wrong bytes.
+- alert: DiptychPageLeak
+  expr: max by (pod) (diptych_kv_leaks_found{ {{- $here }}}) > 0
+  for: 0m
+  severity: critical
+  summary: The books of KV pages of {{ "{{ $labels.pod }}" }} contradict each other.
+- alert: DiptychLinkDown
+  expr: min by (pod, peer) (diptych_kv_link_up{ {{- $here }}}) == 0
+  for: 5m
+  severity: warning
+  summary: A KV link of {{ "{{ $labels.pod }}" }} has been down for five minutes.
+- alert: DiptychQuarantine
+  expr: max by (pod) (diptych_kv_quarantine_oldest_seconds{ {{- $here }}}) > 60
+  for: 1m
+  severity: warning
+  summary: Pages of {{ "{{ $labels.pod }}" }} may still be written by a peer that is frozen.
+- alert: DiptychTurnedAway
+  expr: sum(rate(diptych_router_turned_away_total{ {{- $here }}}[5m])) > 0.05 * sum(rate(diptych_router_attempts_total{ {{- $here }}}[5m]))
+  for: 5m
+  severity: warning
+  summary: More than one request in twenty is turned away.
+- alert: DiptychPrefillBacklog
+  expr: max by (pool) (diptych_router_pool_prefill_backlog_seconds{ {{- $here }}}) / on (pool) max by (pool) (diptych_router_pool_workers{ {{- $here }},role=~"prefill|unified",state="ready"}) > 30
+  for: 5m
+  severity: warning
+  summary: Prompts wait for more than half a minute in pool {{ "{{ $labels.pool }}" }}.
+- alert: DiptychDecodeFull
+  expr: min by (pool) (diptych_worker_kv_occupancy_ratio{ {{- $here }},role=~"decode|unified"}) > 0.95
+  for: 5m
+  severity: warning
+  summary: The KV memory of every worker in pool {{ "{{ $labels.pool }}" }} is full.
+- alert: DiptychBreakersOpen
+  expr: max(diptych_router_breakers_open{ {{- $here }}}) > 0
+  for: 5m
+  severity: warning
+  summary: Routers leave workers or links alone, because requests keep failing on them.
+- alert: DiptychStranger
+  expr: sum by (pod) (increase(diptych_auth_refusals_total{ {{- $here }}}[10m])) > 20 or sum by (pod) (increase(diptych_kv_refused_page_writes_total{ {{- $here }}}[10m])) > 0
+  for: 0m
+  severity: warning
+  summary: Somebody without the token calls {{ "{{ $labels.pod }}" }}, or writes pages that were not granted.
+- alert: DiptychBootstrapAway
+  expr: absent(diptych_bootstrap_members{ {{- $here }}})
+  for: 5m
+  severity: warning
+  summary: No bootstrap replica is scraped; what runs goes on, but nobody new is found.
+{{- end }}

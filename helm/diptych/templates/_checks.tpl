@@ -1,0 +1,107 @@
+{{/* What no schema can say: values that contradict each other. Each problem is a line that says what to change. */}}
+
+{{- define "diptych.problems" -}}
+{{ include "diptych.trustProblems" . }}
+{{ include "diptych.modelProblems" . }}
+{{ include "diptych.routerProblems" . }}
+{{ include "diptych.roleProblems" . }}
+{{- range include "diptych.pools" . | fromYamlArray }}
+{{- $place := printf "%s pool %s: " .role .name }}
+{{- $problems := print (include "diptych.poolProblems" .) "\n" (include "diptych.scalingProblems" .) "\n" (include "diptych.deviceProblems" .) }}
+{{- range splitList "\n" $problems | compact }}
+{{ $place }}{{ . | trimPrefix "." }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "diptych.trustProblems" -}}
+{{- with .Values.auth }}
+{{- if not (or .token.enabled .tls.enabled) }}
+auth: enable token, tls or both: components trust nobody by default
+{{- end }}
+{{- if and .tls.certManager.enabled (not .tls.enabled) }}
+auth.tls.certManager is enabled, but auth.tls.enabled is false: set it to true
+{{- end }}
+{{- if and .tls.certManager.enabled .tls.existingSecret }}
+auth.tls: name an existingSecret or enable certManager, not both
+{{- end }}
+{{- if and .tls.certManager.enabled (not .tls.certManager.issuerRef.name) }}
+auth.tls.certManager.issuerRef.name is missing: name the Issuer that signs for this platform
+{{- end }}
+{{- end }}
+{{- if and .Values.apiKeys.open .Values.apiKeys.existingSecret }}
+apiKeys: open serves everybody without a key, so existingSecret is never read: choose one
+{{- end }}
+{{- end }}
+
+{{- define "diptych.modelProblems" -}}
+{{- with .Values.model }}
+{{- $volume := .volume }}
+{{- if gt (len (compact (list $volume.pvc.claimName $volume.hostPath.path $volume.image.reference))) 1 }}
+model.volume: name one of pvc.claimName, hostPath.path and image.reference, not several
+{{- end }}
+{{- if and (hasPrefix (printf "%s/" .mountPath) .name) (not (include "diptych.hasModelVolume" $)) }}
+model.name is {{ .name }}, below model.mountPath, but nothing is mounted there: name a volume in model.volume, or model.fetch.image
+{{- end }}
+{{- range include "diptych.pools" $ | fromYamlArray }}
+{{- if and (eq $.Values.model.name "sim") (ne (.options.device | default "auto") "sim") }}
+{{ .role }} pool {{ .name }}: model.name sim is nothing to compute with: give the pool options.device sim
+{{- end }}
+{{- end }}
+{{- if and $volume.pvc.subPath (not $volume.pvc.claimName) }}
+model.volume.pvc.subPath needs pvc.claimName
+{{- end }}
+{{- if and .fetch.image $volume.image.reference }}
+model.fetch can't write into model.volume.image, which is read-only: use one of them
+{{- end }}
+{{- if and $volume.image.reference (semverCompare "<1.33-0" $.Capabilities.KubeVersion.Version) }}
+model.volume.image needs Kubernetes 1.33 or later, this is {{ $.Capabilities.KubeVersion.Version }}: use pvc, hostPath or fetch
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "diptych.routerProblems" -}}
+{{- with .Values.router }}
+{{- $grace := include "diptych.routerGrace" . | int }}
+{{- if and .terminationGracePeriodSeconds (lt (int .terminationGracePeriodSeconds) $grace) }}
+router.terminationGracePeriodSeconds is {{ .terminationGracePeriodSeconds }}, but drainSeconds {{ .drainSeconds }} + endpointSeconds {{ .endpointSeconds }} + 30 to end are {{ $grace }}: leave it empty, or lower drainSeconds
+{{- end }}
+{{- if gt (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas) }}
+router.autoscaling: minReplicas {{ .autoscaling.minReplicas }} is more than maxReplicas {{ .autoscaling.maxReplicas }}
+{{- end }}
+{{- include "diptych.pdbProblems" (dict "pdb" .pdb "place" "router") }}
+{{- end }}
+{{- include "diptych.pdbProblems" (dict "pdb" .Values.bootstrap.pdb "place" "bootstrap") }}
+{{- range $kind, $route := .Values.gateway }}
+{{- if and $route.enabled (not $route.parentRefs) }}
+gateway.{{ $kind }}.parentRefs is empty: name the Gateway, [{name: my-gateway}]
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* (dict pdb place) */}}
+{{- define "diptych.pdbProblems" -}}
+{{- $hasMax := not (kindIs "invalid" .pdb.maxUnavailable) }}
+{{- $hasMin := not (kindIs "invalid" .pdb.minAvailable) }}
+{{- if and .pdb.enabled (eq $hasMax $hasMin) }}
+{{ .place }}.pdb: give maxUnavailable or minAvailable, and set the other one to null
+{{- end }}
+{{- end }}
+
+{{- define "diptych.roleProblems" -}}
+{{- range $role := list "prefill" "decode" "unified" }}
+{{- $names := list }}
+{{- range (index $.Values $role).pools }}
+{{- if has .name $names }}
+{{ $role }}.pools: two are called {{ .name }}: names make Deployments, so each needs its own
+{{- end }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- end }}
+{{- $hasPrefill := not (empty .Values.prefill.pools) }}
+{{- if and (ne $hasPrefill (not (empty .Values.decode.pools))) (not .Values.unified.pools) }}
+{{ $hasPrefill | ternary "decode" "prefill" }}.pools is empty: without such a pool, or unified.pools, no request can be served
+{{- else if not (or $hasPrefill .Values.decode.pools .Values.unified.pools) }}
+there is no pool of workers: give prefill.pools and decode.pools, or unified.pools
+{{- end }}
+{{- end }}

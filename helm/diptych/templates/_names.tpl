@@ -1,0 +1,82 @@
+{{/* Names, labels, images. Components: router, bootstrap, worker, deletion-costs, test. */}}
+
+{{- define "diptych.name" -}}
+{{ .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{/* With the longest role and the longest name of a pool no longer than a label may be: KEDA makes one of it. */}}
+{{- define "diptych.fullname" -}}
+{{- $name := .Values.nameOverride | default .Chart.Name -}}
+{{- $both := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{ .Values.fullnameOverride | default $both | trunc 34 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "diptych.namespace" -}}
+{{ .Values.namespaceOverride | default .Release.Namespace }}
+{{- end }}
+
+{{/* Of a pool: fullname-role, and the pool's name unless that is "default". */}}
+{{- define "diptych.poolName" -}}
+{{- $name := eq .pool.name "default" | ternary .pool.role (printf "%s-%s" .pool.role .pool.name) -}}
+{{ include "diptych.fullname" .root }}-{{ $name }}
+{{- end }}
+
+{{/* (dict root component pool?) What selects pods, and never changes. */}}
+{{- define "diptych.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "diptych.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+app.kubernetes.io/component: {{ .component }}
+{{- with .pool }}
+diptych.io/role: {{ .role }}
+diptych.io/pool: {{ .name | quote }}
+{{- end }}
+{{- end }}
+
+{{/* (dict root component pool?) Labels of an object. */}}
+{{- define "diptych.labels" -}}
+{{ include "diptych.selectorLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: diptych
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* (dict root component name pool? annotations? labels?) The metadata of an object. */}}
+{{- define "diptych.metadata" -}}
+name: {{ .name | quote }}
+namespace: {{ include "diptych.namespace" .root | quote }}
+labels:
+  {{- include "diptych.labels" . | nindent 2 }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* (dict root image variant) registry/repository, then @digest or :tag. `image` is a pool's own, which may be empty. */}}
+{{- define "diptych.image" -}}
+{{- $common := .root.Values.image -}}
+{{- $own := .image | default dict -}}
+{{- $repository := $own.repository | default $common.repository -}}
+{{- $isOwn := or $own.repository $own.tag $own.digest -}}
+{{- $digest := empty $isOwn | ternary $common.digest $own.digest -}}
+{{- $tag := $own.tag | default (and (not $own.repository) $common.tag) | default (printf "%s-%s" .root.Chart.AppVersion .variant) -}}
+{{- with $common.registry }}{{ trimSuffix "/" . }}/{{ end -}}
+{{- $repository -}}
+{{- if $digest }}@{{ $digest }}{{ else }}:{{ $tag }}{{ end -}}
+{{- end }}
+
+{{- define "diptych.serviceAccountName" -}}
+{{- $accounts := .root.Values.serviceAccounts -}}
+{{- if $accounts.create -}}
+{{ include "diptych.fullname" .root }}-{{ .component }}
+{{- else -}}
+{{ index $accounts.names (.component | camelcase | untitle) | default "default" }}
+{{- end -}}
+{{- end }}

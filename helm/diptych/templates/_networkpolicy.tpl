@@ -1,0 +1,67 @@
+{{/* Who may reach whom. The kubelet's probes come from the node and pass. */}}
+
+{{/* (dict root components) A peer: pods of this release that are one of these components; none named: any. */}}
+{{- define "diptych.peer" -}}
+- podSelector:
+    matchLabels:
+      app.kubernetes.io/name: {{ include "diptych.name" .root | quote }}
+      app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+    {{- with .components }}
+    matchExpressions:
+      - {key: app.kubernetes.io/component, operator: In, values: [{{ join ", " . }}]}
+    {{- end }}
+{{- end }}
+
+{{/* (dict root port) Prometheus to the metrics; begins with a line break. */}}
+{{- define "diptych.prometheusRule" -}}
+{{- with .root.Values.networkPolicy.prometheus }}
+- from:
+    {{- toYaml . | nindent 4 }}
+  ports:
+    - {protocol: TCP, port: {{ $.port }}}
+{{- end }}
+{{- end }}
+
+{{/* Clients, whom the API asks for keys; with `clients` also what this release itself sends. */}}
+{{- define "diptych.routerIngress" -}}
+- ports:
+    - {protocol: TCP, port: http}
+    - {protocol: TCP, port: grpc}
+  {{- with .Values.networkPolicy.clients }}
+  from:
+    {{- include "diptych.peer" (dict "root" $ "components" list) | nindent 4 }}
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- include "diptych.prometheusRule" (dict "root" $ "port" "health") }}
+{{- end }}
+
+{{/* Workers reach each other on any port: transfers choose theirs. */}}
+{{- define "diptych.workerIngress" -}}
+- from:
+    {{- include "diptych.peer" (dict "root" . "components" (list "worker")) | nindent 4 }}
+- from:
+    {{- include "diptych.peer" (dict "root" . "components" (list "router" "bootstrap" "deletion-costs" "test")) | nindent 4 }}
+  ports:
+    - {protocol: TCP, port: grpc}
+{{- include "diptych.prometheusRule" (dict "root" . "port" "metrics") }}
+{{- end }}
+
+{{- define "diptych.bootstrapIngress" -}}
+- from:
+    {{- include "diptych.peer" (dict "root" . "components" list) | nindent 4 }}
+  ports:
+    - {protocol: TCP, port: grpc}
+{{- include "diptych.prometheusRule" (dict "root" . "port" "health") }}
+{{- end }}
+
+{{/* Each other, DNS, and what the operator adds. */}}
+{{- define "diptych.egress" -}}
+- to:
+    {{- include "diptych.peer" (dict "root" . "components" list) | nindent 4 }}
+- ports:
+    - {protocol: UDP, port: 53}
+    - {protocol: TCP, port: 53}
+{{- with .Values.networkPolicy.egress.extra }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,73 @@
+{{/* Contradictions within a pool, which is complete: each problem is a line. */}}
+
+{{- define "diptych.poolProblems" -}}
+{{- $grace := include "diptych.workerGrace" . | int }}
+{{- if and .terminationGracePeriodSeconds (lt (int .terminationGracePeriodSeconds) $grace) }}
+terminationGracePeriodSeconds is {{ .terminationGracePeriodSeconds }}, but preStopSeconds {{ .preStopSeconds }} + drainSeconds {{ .drainSeconds }} + options.kvTransferTimeoutS {{ .options.kvTransferTimeoutS | default 30 }} + 15 to end are {{ $grace }}: leave it empty, or lower drainSeconds
+{{- end }}
+{{- if and .preStop (not .preStopSeconds) }}
+preStop is given without preStopSeconds: say how long it may take, for the grace period
+{{- end }}
+{{- if lt (include "diptych.progressDeadline" . | int) (int .startupSeconds) }}
+progressDeadlineSeconds {{ .progressDeadlineSeconds }} is less than startupSeconds {{ .startupSeconds }}: a rollout would fail while a model loads
+{{- end }}
+{{- with .strategy.rollingUpdate }}
+{{- if and (eq (toString .maxSurge) "0") (eq (toString .maxUnavailable) "0") }}
+strategy.rollingUpdate: maxSurge 0 and maxUnavailable 0 let no rollout happen: raise one
+{{- end }}
+{{- end }}
+{{- include "diptych.pdbProblems" (dict "pdb" .pdb "place" "") }}
+{{- end }}
+
+{{- define "diptych.scalingProblems" -}}
+{{- with .autoscaling }}
+{{- if and .hpa.enabled .keda.enabled }}
+autoscaling: hpa and keda are both enabled, and would fight over one Deployment: choose one
+{{- end }}
+{{- if gt (int .minReplicas) (int .maxReplicas) }}
+autoscaling: minReplicas {{ .minReplicas }} is more than maxReplicas {{ .maxReplicas }}
+{{- end }}
+{{- if and .keda.enabled (not .keda.triggers) (not .keda.serverAddress) }}
+autoscaling.keda.serverAddress is missing: name Prometheus, http://prometheus.monitoring:9090
+{{- end }}
+{{- end }}
+{{- $isDefault := and (include "diptych.isAutoscaled" .) (not (or .autoscaling.hpa.metrics .autoscaling.keda.triggers)) }}
+{{- if and $isDefault (not (include "diptych.signals" (dict "pool" . "root" (dict "Values" (dict) "Release" (dict "Namespace" ""))) | trim)) }}
+autoscaling.targets are all 0: there is nothing to scale a {{ .role }} pool by
+{{- end }}
+{{- end }}
+
+{{- define "diptych.deviceProblems" -}}
+{{- $gpus := int .gpu.count }}
+{{- $device := .options.device | default "auto" }}
+{{- $processes := include "diptych.processes" . | int }}
+{{- if and $gpus (ne $gpus $processes) }}
+gpu.count is {{ $gpus }}, but options.tp {{ .options.tp | default 1 }} × options.dp {{ .options.dp | default 1 }} make {{ $processes }} processes, each with one GPU: make them equal
+{{- end }}
+{{- if and $gpus (has $device (list "cpu" "sim")) }}
+gpu.count is {{ $gpus }}, but options.device {{ $device }} uses none: set one of them differently
+{{- end }}
+{{- if and (not $gpus) (eq $device "cuda") }}
+options.device is cuda, but gpu.count is 0: ask for GPUs
+{{- end }}
+{{- if and $gpus .options.hostCacheMib }}
+options.hostCacheMib: a GPU's pages are not kept in host memory: leave it out, or use gpu.count 0
+{{- end }}
+{{- if and .rdma.require (not .rdma.enabled) }}
+rdma.require needs rdma.enabled: true
+{{- end }}
+{{- if and .rdma.require (ne (.options.kvRequire | default "rdma") "rdma") }}
+rdma.require asks for --kv-require=rdma, but options.kvRequire is {{ .options.kvRequire }}: leave one of them out
+{{- end }}
+{{- if and (eq (.options.kvBackend | default "ucx") "nixl") (or .rdma.require (ne (.options.kvRequire | default "any") "any")) }}
+options.kvBackend nixl does not tell its lanes: leave out rdma.require and options.kvRequire
+{{- end }}
+{{- $shm := include "diptych.shmSize" . }}
+{{- if and (not $gpus) (lt (include "diptych.mib" $shm | int) (sub (include "diptych.shmNeed" .) 256 | int)) }}
+shm.size is {{ $shm }}, but its KV pages take {{ sub (include "diptych.shmNeed" .) 256 }}Mi: (options.kvCacheMib + options.hostCacheMib) × processes
+{{- end }}
+{{- $limit := dig "limits" "memory" "" .resources }}
+{{- if and $limit (include "diptych.mib" $limit) (le (include "diptych.mib" $limit | int) (include "diptych.mib" $shm | int)) }}
+resources.limits.memory is {{ $limit }}, but /dev/shm alone may take {{ $shm }} of it: raise the limit
+{{- end }}
+{{- end }}

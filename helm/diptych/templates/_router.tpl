@@ -1,0 +1,81 @@
+{{/* The pod of routers. (dict root component values) */}}
+
+{{/* Seconds of a router from the wish to end it to its end: the hook with its drain, and an end that finds nothing left. */}}
+{{- define "diptych.routerGrace" -}}
+{{- add (ceil .drainSeconds | int) (ceil .endpointSeconds | int) 30 -}}
+{{- end }}
+
+{{- define "diptych.routerPod" -}}
+{{ include "diptych.podSecurity" (merge (dict "usesApi" .values.checkPods) .) }}
+terminationGracePeriodSeconds: {{ .values.terminationGracePeriodSeconds | default (include "diptych.routerGrace" .values) }}
+{{ include "diptych.placement" . }}
+{{- with include "diptych.initContainers" . | trim }}
+initContainers:
+  {{- . | nindent 2 }}
+{{- end }}
+volumes:
+  {{- include "diptych.volumes" . | nindent 2 }}
+  {{- include "diptych.modelVolumes" .root | nindent 2 }}
+  {{- if not .root.Values.apiKeys.open }}
+  - name: api-keys
+    secret:
+      secretName: {{ include "diptych.apiKeysSecret" .root | quote }}
+      defaultMode: 0440
+      items: [{key: keys.toml, path: keys.toml}]
+  {{- end }}
+{{- end }}
+
+{{- define "diptych.routerContainer" -}}
+name: router
+image: {{ include "diptych.image" (dict "root" .root "variant" .root.Values.image.variant) }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+args:
+  - router
+  {{- include "diptych.modelFlags" .root | nindent 2 }}
+  - --http-port=8000
+  - --grpc-port=9000
+  - --health-port=8081
+  - --drain-s={{ .values.drainSeconds }}
+  - {{ .root.Values.apiKeys.open | ternary "--open-api" "--api-keys-file=/etc/diptych/api-keys/keys.toml" }}
+  {{- include "diptych.flags" .values.options | nindent 2 }}
+  {{- with .values.extraArgs }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+env:
+  - name: DIPTYCH_HOST
+    value: 0.0.0.0
+  - name: DIPTYCH_ADVERTISE_HOST
+    valueFrom: {fieldRef: {fieldPath: status.podIP}}
+  {{- if .values.checkPods }}
+  - name: DIPTYCH_ENDPOINT_SLICES
+    value: kubernetes.io/service-name={{ include "diptych.fullname" .root }}-workers
+  {{- end }}
+  {{- include "diptych.env" . | nindent 2 }}
+{{- with .values.envFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+ports:
+  - {name: http, containerPort: 8000}
+  - {name: grpc, containerPort: 9000}
+  - {name: health, containerPort: 8081}
+{{ include "diptych.probes" .values }}
+lifecycle:
+  preStop:
+    exec:
+      # Answers who still comes, with `connection: close`, until nobody does; then SIGTERM. If it can't, SIGTERM drains.
+      command: [diptych, drain, --deadline-s={{ .values.drainSeconds }}, --linger-s={{ .values.endpointSeconds }}]
+terminationMessagePolicy: FallbackToLogsOnError
+resources:
+  {{- toYaml .values.resources | nindent 2 }}
+securityContext:
+  {{- include "diptych.containerSecurity" (dict) | nindent 2 }}
+volumeMounts:
+  {{- include "diptych.volumeMounts" . | nindent 2 }}
+  {{- include "diptych.modelMounts" .root | nindent 2 }}
+  {{- if not .root.Values.apiKeys.open }}
+  - name: api-keys
+    mountPath: /etc/diptych/api-keys
+    readOnly: true
+  {{- end }}
+{{- end }}

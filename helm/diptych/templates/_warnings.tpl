@@ -1,0 +1,36 @@
+{{/* What works, but may not be meant: a line each. */}}
+{{- define "diptych.warnings" -}}
+{{- if and .Values.apiKeys.open (not .Values.networkPolicy.clients) }}
+apiKeys.open: whoever reaches the router's Service may use the API. Name them in networkPolicy.clients.
+{{- end }}
+{{- if not .Values.auth.token.enabled }}
+auth.token is off: the workers' HTTP port refuses drains, as it knows no certificates.
+{{- end }}
+{{- if not .Values.networkPolicy.enabled }}
+networkPolicy is off: KV links are not encrypted, so let nobody but workers reach workers.
+{{- end }}
+{{- if and (lt (int .Values.router.replicas) 2) (not .Values.router.autoscaling.enabled) }}
+router.replicas is {{ .Values.router.replicas }}: a router that is lost is an outage.
+{{- end }}
+{{- range include "diptych.pools" . | fromYamlArray }}
+{{- $place := printf "%s pool %s" .role .name }}
+{{- if and (int .gpu.count) (not .strategy) (eq (int .replicas) 1) (not (include "diptych.isAutoscaled" .)) }}
+{{ $place }} has one worker, and a rollout stops it before its successor starts, as GPUs rarely are to spare. With a spare one: strategy.rollingUpdate {maxSurge: 1, maxUnavailable: 0}.
+{{- end }}
+{{- if and .rdma.enabled (not .rdma.require) }}
+{{ $place }}: without rdma.require a worker whose RDMA device fails serves over TCP, slowly.
+{{- end }}
+{{- if and (int .gpu.count) (eq $.Values.model.name "smollm2") }}
+{{ $place }}: the image for GPUs does not hold smollm2. Name a model of yours.
+{{- end }}
+{{- if .hostNetwork }}
+{{ $place }} is on the nodes' network, where NetworkPolicies do not apply.
+{{- end }}
+{{- end }}
+{{- if and .Values.router.checkPods .Values.networkPolicy.egress.enabled }}
+router.checkPods: networkPolicy.egress.extra must let routers reach the Kubernetes API.
+{{- end }}
+{{- if include "diptych.makesSecrets" . }}
+Secrets that the chart made stay when the release is uninstalled: kubectl -n {{ include "diptych.namespace" . }} delete secret -l app.kubernetes.io/instance={{ .Release.Name }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,202 @@
+"""Rotates the queries and keys of new tokens and writes their keys and values into the pages of a layer, in one pass.
+
+The position embedding is the two-halves form of RoFormer (arXiv 2104.09864). Rule: the numbers are those of plain torch
+operations in the dtype of the states, each product and sum rounded to it, and for FP8 those of `gpu_casts`; so that
+greedy tokens agree with the CPU's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diptych.kernels.gpu.grid import cdiv, power_of_two
+from diptych.kernels.gpu_casts import narrow
+
+TILE: Final = 4096  # numbers of a program
+HAS_FP8: Final = (8, 9)  # the compute capability from which on GPUs cast to FP8
+
+
+def rope_store(
+    qkv: Tensor,
+    positions: Tensor,
+    out_slots: Tensor,
+    rope_table: Tensor,
+    kv_layer: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    """Rotate the queries of `qkv` in place; store its keys, rotated, and values at `out_slots` of `kv_layer`.
+
+    `qkv` `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, contiguous; its keys stay as they are.
+    `positions` and `out_slots` `[num_tokens]`, int32 or int64: a slot is page * page_size + offset; a token of slot -1
+    is padding, of which nothing is read or written. `rope_table` float32 `[num_positions, 2, rope_dim / 2]`, cosines
+    and sines of the first `rope_dim` <= `head_dim` dimensions; the others are not rotated. `kv_layer`
+    `[num_pages, 2, page_size, num_kv_heads, head_dim]` is a view of the pool; float8 (e4m3fn) holds the number divided
+    by `k_scale`, `v_scale`, at most 448. Runs on the current stream and can be part of a CUDA graph.
+    """
+    num_states = num_heads + 2 * num_kv_heads
+    assert qkv.is_contiguous(), qkv.stride()
+    assert qkv.shape == (len(positions), num_states * head_dim), qkv.shape
+    assert len(out_slots) == len(positions), (out_slots.shape, positions.shape)
+    assert rope_table.dtype == torch.float32, rope_table.dtype
+    assert rope_table.is_contiguous(), rope_table.stride()
+    assert kv_layer.shape[1] == 2, kv_layer.shape
+    assert kv_layer.shape[3:] == (num_kv_heads, head_dim), kv_layer.shape
+    assert kv_layer.stride(4) == 1, kv_layer.stride()
+    rope_half = rope_table.shape[2]
+    columns = power_of_two(rope_half)
+    rows = min(power_of_two(num_states), max(1, TILE // (2 * columns)))
+    is_fp8 = kv_layer.dtype == torch.float8_e4m3fn
+    with torch.cuda.device_of(qkv):
+        rope_store_kernel[(len(positions), cdiv(num_states, rows))](
+            qkv,
+            positions,
+            out_slots,
+            rope_table,
+            kv_layer.view(torch.int8) if is_fp8 else kv_layer,
+            *kv_layer.stride()[:4],
+            k_scale,
+            v_scale,
+            NUM_HEADS=num_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            ROPE_HALF=rope_half,
+            PAGE_SIZE=kv_layer.shape[2],
+            FP8=is_fp8,
+            SCALED=(k_scale, v_scale) != (1.0, 1.0),
+            BY_INSTRUCTION=is_fp8 and qkv.is_cuda and torch.cuda.get_device_capability(qkv.device) >= HAS_FP8,
+            ROWS=rows,
+            COLUMNS=columns,
+            REST=power_of_two(head_dim - 2 * rope_half) if head_dim > 2 * rope_half else 0,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
+
+
+@triton.jit(do_not_specialize_on_alignment=["positions", "out_slots"])  # parts of what was staged for a step
+def rope_store_kernel(
+    qkv,
+    positions,
+    out_slots,
+    rope_table,
+    kv,
+    page_stride,
+    value_stride,
+    slot_stride,
+    head_stride,
+    k_scale,
+    v_scale,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROPE_HALF: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    FP8: tl.constexpr,
+    SCALED: tl.constexpr,
+    BY_INSTRUCTION: tl.constexpr,  # the GPU casts to FP8
+    ROWS: tl.constexpr,  # heads a program: of queries, keys and values
+    COLUMNS: tl.constexpr,  # ROPE_HALF as a power of two
+    REST: tl.constexpr,  # dimensions that are not rotated, as a power of two
+):
+    NUM_STATES: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
+    DTYPE: tl.constexpr = qkv.dtype.element_ty
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(out_slots + token).to(tl.int64)
+    columns = tl.arange(0, COLUMNS)[None, :]
+    in_half = columns < ROPE_HALF
+    angles = rope_table + tl.load(positions + token).to(tl.int64) * 2 * ROPE_HALF + columns
+    cos = tl.load(angles, mask=in_half & (slot >= 0), other=0.0).to(DTYPE)
+    sin = tl.load(angles + ROPE_HALF, mask=in_half & (slot >= 0), other=0.0).to(DTYPE)
+    if slot < 0:
+        return
+    heads = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    is_query = (heads < NUM_HEADS)[:, None]
+    is_value = (heads >= NUM_HEADS + NUM_KV_HEADS)[:, None]
+    is_stored = (heads >= NUM_HEADS)[:, None] & (heads < NUM_STATES)[:, None]
+    states = qkv + token * NUM_STATES * HEAD_DIM + heads[:, None] * HEAD_DIM
+    kv_heads = tl.where(is_value, heads[:, None] - NUM_KV_HEADS, heads[:, None]) - NUM_HEADS
+    cells = kv + slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * slot_stride
+    cells += tl.where(is_value, value_stride, 0) + kv_heads * head_stride
+    scales = tl.where(is_value, v_scale, k_scale)
+
+    inside = in_half & (heads < NUM_STATES)[:, None]
+    first = tl.load(states + columns, mask=inside, other=0.0)
+    second = tl.load(states + columns + ROPE_HALF, mask=inside, other=0.0)
+    turned_first = turned(first, cos, second, -sin, DTYPE)
+    turned_second = turned(second, cos, first, sin, DTYPE)
+    tl.debug_barrier()  # in a small tile several threads load the same numbers: all of them before one stores
+    tl.store(states + columns, turned_first, mask=inside & is_query)
+    tl.store(states + columns + ROPE_HALF, turned_second, mask=inside & is_query)
+    first, second = tl.where(is_value, first, turned_first), tl.where(is_value, second, turned_second)
+    if FP8:
+        first = narrowed(first, scales, SCALED, BY_INSTRUCTION)
+        second = narrowed(second, scales, SCALED, BY_INSTRUCTION)
+    tl.store(cells + columns, first.to(cells.dtype.element_ty), mask=inside & is_stored)
+    tl.store(cells + columns + ROPE_HALF, second.to(cells.dtype.element_ty), mask=inside & is_stored)
+    if REST:
+        columns = 2 * ROPE_HALF + tl.arange(0, REST)[None, :]
+        inside = is_stored & (columns < HEAD_DIM)
+        rest = tl.load(states + columns, mask=inside, other=0.0)
+        if FP8:
+            rest = narrowed(rest, scales, SCALED, BY_INSTRUCTION)
+        tl.store(cells + columns, rest.to(cells.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def turned(a, cos, b, sin, DTYPE: tl.constexpr):
+    """Return a * cos + b * sin with every step rounded to the dtype."""
+    left = (a.to(tl.float32) * cos.to(tl.float32)).to(DTYPE)
+    right = (b.to(tl.float32) * sin.to(tl.float32)).to(DTYPE)
+    return (left.to(tl.float32) + right.to(tl.float32)).to(DTYPE)
+
+
+@triton.jit
+def narrowed(numbers, scales, SCALED: tl.constexpr, BY_INSTRUCTION: tl.constexpr):
+    """Return the bits of FP8 that stand for numbers."""
+    wide = numbers.to(tl.float32)
+    if SCALED:
+        wide = tl.div_rn(wide, scales)
+    if BY_INSTRUCTION:
+        return wide.to(tl.float8e4nv).to(tl.int8, bitcast=True)
+    else:
+        return narrow(wide, "fp8_e4m3")
+
+
+def reference_rope_store(
+    qkv: Tensor,
+    positions: Tensor,
+    out_slots: Tensor,
+    rope_table: Tensor,
+    kv_layer: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    """Do the same by torch operations; keys are rotated in `qkv`, too."""
+    tokens = (out_slots >= 0).nonzero()[:, 0]
+    slots, page_size, rope_half = out_slots[tokens].long(), kv_layer.shape[2], rope_table.shape[2]
+    states = qkv.view(len(qkv), -1, head_dim)[tokens]
+    cos, sin = rope_table[positions[tokens].long()].to(qkv.dtype)[:, :, None].unbind(1)
+    first, second = states[:, : num_heads + num_kv_heads, : 2 * rope_half].chunk(2, dim=2)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=2)
+    states[:, : num_heads + num_kv_heads, : 2 * rope_half] = turned
+    qkv.view(len(qkv), -1, head_dim)[tokens] = states
+    new_kv = states[:, num_heads:].reshape(-1, 2, num_kv_heads, head_dim)
+    pool = kv_layer
+    if kv_layer.dtype == torch.float8_e4m3fn:  # torch indexes no FP8
+        scales = torch.tensor([k_scale, v_scale], device=qkv.device)[:, None, None]
+        new_kv = (new_kv.float() / scales).clamp(-448, 448).to(kv_layer.dtype).view(torch.uint8)
+        pool = kv_layer.view(torch.uint8)
+    pool[slots // page_size, :, slots % page_size] = new_kv.to(pool.dtype)

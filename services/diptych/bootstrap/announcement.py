@@ -1,0 +1,106 @@
+"""What an instance says of itself: read from the wire, kept and passed on as bytes. Pure.
+
+A change is serialised once for all watchers, who get it by concatenation, which for protobuf is merging. What can't be
+a record is refused here, before it touches anything.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from diptych.common.errors import InvalidRequest
+from diptych.common.membership import Record, State
+from diptych.common.watch_stream import place_of
+from diptych.v1.bootstrap_pb2 import Heartbeat, Instance, LoadNews, WatchUpdate
+
+MAX_NAME_CHARS: Final = 256
+MAX_TEXT_CHARS: Final = 4096  # of what people read, and of paths that name a model
+
+_NAMES: Final = ("address", "compat", "version", "metrics_address")
+_TEXTS: Final = ("model_id", "started_as", "not_ready")
+_CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # they would forge lines in logs and on terminals
+_STATES: Final = frozenset(map(int, State))
+
+
+def read_heartbeat(data: bytes) -> Record[bytes]:
+    """Return the record; its payload is the Instance, without load and sequence. Raises `InvalidRequest`."""
+    try:
+        heartbeat = Heartbeat.FromString(data)
+    except DecodeError:
+        raise InvalidRequest("this is no diptych.v1.Heartbeat") from None
+    instance = heartbeat.instance
+    _check(instance)
+    load = instance.load.SerializeToString()
+    instance.ClearField("load")
+    instance.ClearField("sequence")
+    return Record(
+        instance.instance_id,
+        place_of(instance),
+        State(instance.state),
+        instance.SerializeToString(deterministic=True),
+        instance.started_unix_ns,
+        heartbeat.sequence,
+        load,
+    )
+
+
+def instance_of(record: Record[bytes]) -> Instance:
+    """Return the Instance, without load and sequence."""
+    return Instance.FromString(record.payload)
+
+
+def upsert_chunk(record: Record[bytes]) -> bytes:
+    """Return a WatchUpdate that tells a whole record."""
+    load = _nested(Instance.LOAD_FIELD_NUMBER, record.load) if record.load else b""
+    sequence = Instance(sequence=record.sequence).SerializeToString()
+    return _nested(WatchUpdate.UPSERTS_FIELD_NUMBER, record.payload + load + sequence)
+
+
+def load_chunk(record: Record[bytes]) -> bytes:
+    """Return a WatchUpdate that tells how busy an instance is."""
+    news = LoadNews(instance_id=record.instance_id, sequence=record.sequence).SerializeToString()
+    return _nested(WatchUpdate.LOADS_FIELD_NUMBER, news + _nested(LoadNews.LOAD_FIELD_NUMBER, record.load))
+
+
+def _check(instance: Instance) -> None:
+    if not instance.instance_id or not instance.address or not instance.role:
+        raise InvalidRequest("a heartbeat needs instance_id, role and address")
+    if instance.state not in _STATES:
+        raise InvalidRequest(f"state {instance.state} is unknown to this version")
+    names = _names(instance)
+    texts = {name: getattr(instance, name) for name in _TEXTS}
+    for limit, said in ((MAX_NAME_CHARS, names), (MAX_TEXT_CHARS, texts)):
+        for name, words in said.items():
+            if len(words) > limit:
+                raise InvalidRequest(f"{name} has more than {limit} characters")
+    adapters = (words for adapter in instance.loras for words in (adapter.name, adapter.fingerprint))
+    if _CONTROLS.search("".join((*names.values(), *texts.values(), *adapters))):
+        raise InvalidRequest("a record can't have control characters")
+
+
+def _names(instance: Instance) -> dict[str, str]:
+    terms = instance.terms
+    return {
+        **{name: getattr(instance, name) for name in _NAMES},
+        "weights": terms.weights,
+        "kv_shape": terms.kv_shape,
+        "kv_backend": terms.kv_backend,
+        "dtype": instance.transfer.layout.dtype,
+    }
+
+
+def _nested(number: int, message: bytes) -> bytes:
+    """Return a message as a field of another: numbers below 16 take a byte."""
+    return bytes((number << 3 | 2,)) + _varint(len(message)) + message
+
+
+def _varint(value: int) -> bytes:
+    digits = bytearray()
+    while value >= 128:
+        digits.append(value & 127 | 128)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)

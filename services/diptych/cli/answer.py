@@ -1,0 +1,19 @@
+"""What a member says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diptych.v1.bootstrap_pb2 import Instance
+from diptych.v1.worker_pb2 import Drain, WorkerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A member's record, newest first hand, and what it adds to it."""
+
+    member: Instance
+    status: WorkerStatus | None = None  # of a worker that answers
+    drain: Drain | None = None  # while it drains
+    problem: str = ""  # why it does not answer
+    is_gone: bool = False  # nothing listens at its address

@@ -1,0 +1,133 @@
+"""`diptych check`: whether a running platform does what it is there for. For deployments, such as `helm test`."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import grpc
+
+from diptych.cli.asking import ask
+from diptych.cli.link_report import link_words, size
+from diptych.cli.members import members
+from diptych.common.config import REQUIRED, argument, option
+from diptych.common.errors import ConfigError, DiptychError
+from diptych.common.trust import TrustConfig
+from diptych.v1.inference_pb2 import GenerateRequest, SamplingParams
+from diptych.v1.inference_pb2_grpc import InferenceStub
+
+PROMPT: Final = "The capital of France is"
+MAX_TOKENS: Final = 8
+TOKENS: Final = range(32, 224)  # every vocabulary has these, and none of them ends an output here
+ANSWER_S: Final = 5.0  # for a worker to tell about its links
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckConfig(TrustConfig):
+    """Check that a platform works, and exit with 0 if it does.
+
+    `answers` has one prompt completed over HTTP and over gRPC: the answers must be the same. `kv` has the KV of a new
+    prompt handed over from a prefill to a decode worker, and says over what and how fast.
+    """
+
+    what: Literal["answers", "kv"] = argument(REQUIRED, help="answers, kv")
+    router: str = option("http://127.0.0.1:8000", help="URL of a router's HTTP API")
+    target: str = option("127.0.0.1:9000", help="host:port of its gRPC API, for `answers`")
+    api_key: str = option("", help="key of the API, where it needs one; better by the variable: others see flags")
+    bootstrap: tuple[str, ...] = option(("127.0.0.1:7000",), help="addresses of the bootstrap replicas, for `kv`")
+    prompt_tokens: int = option(512, help="length of the prompt whose KV is handed over")
+    timeout_s: float = option(60.0, help="for an answer")
+
+    def validate(self) -> None:
+        if self.prompt_tokens < 1 or self.timeout_s <= 0:
+            raise ConfigError("--prompt-tokens and --timeout-s must be positive")
+
+
+class CheckFailed(DiptychError):
+    """The platform does not do what it should; the words say what it does instead."""
+
+
+def main(config: CheckConfig) -> int:
+    """Print what was found. Raises `CheckFailed`."""
+    print(_check_answers(config) if config.what == "answers" else _check_kv(config), flush=True)
+    return 0
+
+
+def _check_answers(config: CheckConfig) -> str:
+    over_http = _complete(config, {"prompt": PROMPT, "max_tokens": MAX_TOKENS})["choices"][0]["text"]
+    over_grpc = _generate(config)
+    if not over_http or over_http != over_grpc:
+        raise CheckFailed(f"HTTP answers {over_http!r}, gRPC {over_grpc!r}: they should say the same, and something")
+    return f"HTTP and gRPC agree: {PROMPT!r} is continued by {over_http!r}"
+
+
+def _check_kv(config: CheckConfig) -> str:
+    prompt = random.SystemRandom().choices(TOKENS, k=config.prompt_tokens)
+    timings = _complete(config, {"prompt": prompt, "max_tokens": 2, "ignore_eos": True})["diptych"]
+    check_moved(timings)
+    return f"{moved_words(timings)}\n{_link(config, timings)}"
+
+
+def check_moved(timings: Mapping[str, Any]) -> None:
+    """Raise `CheckFailed` unless all KV came to a decode worker as it left a prefill worker."""
+    if timings["prefill_instance"] == timings["decode_instance"]:
+        raise CheckFailed(f"worker {timings['decode_instance']} served alone, and handed nothing over")
+    if not timings["pages_moved"]:
+        raise CheckFailed("no page was moved, though nobody can have had this prompt's KV")
+    sent, found = timings["prefill_kv_digest"], timings["decode_kv_digest"]
+    if int(sent, 16) and int(found, 16) and sent != found:
+        raise CheckFailed(f"KV with the digest {sent} was sent, and {found} found")
+
+
+def moved_words(timings: Mapping[str, Any]) -> str:
+    added_ms = timings["prefill_added_ttft_us"] / 1000
+    return (
+        f"{timings['pages_moved']} pages, {size(timings['bytes_moved'])}, from prefill {timings['prefill_instance']} "
+        f"to decode {timings['decode_instance']}; that took {added_ms:.1f} ms beyond the prompt's computation"
+    )
+
+
+def _link(config: CheckConfig, timings: Mapping[str, Any]) -> str:
+    trust, wanted = config.trust(), int(timings["prefill_instance"], 16)
+    for member in members(config.bootstrap, trust):
+        if member.instance_id == wanted and (status := ask(member, trust, ANSWER_S).status):
+            peer = int(timings["decode_instance"], 16)
+            return "\n".join(link_words(link) for link in status.links if link.peer_instance_id == peer)
+    raise CheckFailed(f"prefill {timings['prefill_instance']} does not tell about its links")
+
+
+def _complete(config: CheckConfig, body: Json) -> Json:
+    headers = {"content-type": "application/json", "x-diptych-timings": "1"}
+    if config.api_key:
+        headers["authorization"] = f"Bearer {config.api_key}"
+    data = json.dumps({"model": "", "temperature": 0, **body}).encode()  # the only model
+    return _ask(urllib.request.Request(f"{config.router}/v1/completions", data, headers), config.timeout_s)
+
+
+def _ask(request: urllib.request.Request, timeout_s: float) -> Json:
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            return dict(json.load(answer))
+    except urllib.error.HTTPError as error:
+        with error:
+            raise CheckFailed(f"{request.full_url} answers {error.code}: {error.read().decode()}") from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise CheckFailed(f"{request.full_url}: {getattr(error, 'reason', error)}") from None
+
+
+def _generate(config: CheckConfig) -> str:
+    metadata = (("authorization", f"Bearer {config.api_key}"),) if config.api_key else ()
+    request = GenerateRequest(text=PROMPT, sampling=SamplingParams(max_tokens=MAX_TOKENS, temperature=0))
+    with grpc.insecure_channel(config.target) as channel:
+        try:
+            return str(InferenceStub(channel).Generate(request, timeout=config.timeout_s, metadata=metadata).text)
+        except grpc.RpcError as error:
+            raise CheckFailed(f"gRPC at {config.target}: {error.details()} ({error.code().name})") from None

@@ -1,0 +1,82 @@
+"""Change what a running worker serves: `diptych role 127.0.0.1:41234 decode`. No request is lost over it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from diptych.cli.members import members
+from diptych.common.config import REQUIRED, argument, option
+from diptych.common.errors import ConfigError, DiptychError
+from diptych.common.instance_names import is_meant, name_of
+from diptych.common.roles import WORKER_ROLES, Role
+from diptych.common.rpc import open_sync_channel
+from diptych.common.trust import Trust, TrustConfig
+from diptych.v1.admin_pb2 import SetRoleRequest, SetRoleResponse
+from diptych.v1.admin_pb2_grpc import WorkerAdminStub
+from diptych.v1.bootstrap_pb2 import Instance
+
+MARGIN_S: Final = 60.0  # beyond the drain: for what was handed back to let go, and for links
+
+
+@dataclass(frozen=True, slots=True)
+class RoleConfig(TrustConfig):
+    """Have a running worker serve prefill, decode, or both (unified), without a restart.
+
+    It takes nothing new, lets what runs finish or hands it back to the routers, and then serves the new role.
+    """
+
+    worker: str = argument(REQUIRED, help="instance id (or how it begins), or host:port as `diptych links` shows it")
+    role: Role = argument(REQUIRED, help="prefill, decode or unified")
+    bootstrap: tuple[str, ...] = option(
+        ("127.0.0.1:7000",), help="bootstrap replicas; dns:///NAME:PORT: all behind a name"
+    )
+    drain_s: float = option(30.0, help="for what runs to finish; the rest is handed back")
+
+    def validate(self) -> None:
+        if self.drain_s < 0:
+            raise ConfigError(f"--drain-s must not be negative, as {self.drain_s} is")
+
+
+class RoleRefused(DiptychError):
+    """The worker serves what it served before."""
+
+
+def main(config: RoleConfig) -> int:
+    """Change the role and say how long it took; return the exit code."""
+    trust = config.trust()
+    worker = find(members(config.bootstrap, trust), config.worker)
+    start_s = time.monotonic()
+    answer = _set_role(worker, config, trust)
+    took_s = time.monotonic() - start_s
+    print(f"{name_of(worker)} now serves {config.role.value}, after {took_s:.2f} s")
+    if answer.not_ready:
+        print(f"it is not ready yet: {answer.not_ready}")
+    return 0
+
+
+def find(listed: Sequence[Instance], wanted: str) -> Instance:
+    """Return the worker that is meant. Raises `ConfigError` unless it is exactly one."""
+    workers = [each for each in listed if each.role in WORKER_ROLES]
+    found = [each for each in workers if is_meant(each, wanted)]
+    if len(found) != 1:
+        problem = "several workers are" if found else "no worker is"
+        listing = "\n  ".join(sorted(map(name_of, found or workers))) or "none"
+        raise ConfigError(f"{problem} called {wanted!r}; there are:\n  {listing}")
+    return found[0]
+
+
+def _set_role(worker: Instance, config: RoleConfig, trust: Trust) -> SetRoleResponse:
+    request = SetRoleRequest(
+        instance_id=worker.instance_id, role=config.role.wire, drain_ms=round(config.drain_s * 1000)
+    )
+    with open_sync_channel(worker.address, trust) as channel:
+        try:
+            answer: SetRoleResponse = WorkerAdminStub(channel).SetRole(request, timeout=config.drain_s + MARGIN_S)
+        except grpc.RpcError as error:
+            raise RoleRefused(f"{name_of(worker)}: {error.details() or error.code().name}") from None
+    return answer

@@ -1,0 +1,51 @@
+"""What every backend of GPUs does first in a layer: rotate queries and keys, store keys and values, in one pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from diptych.engine.attention.kv_scales import kv_scales
+from diptych.engine.attention.rope import rope_tables
+from diptych.engine.loader.config import ModelConfig
+from diptych.engine.runner.staged_batch import StagedBatch
+from diptych.kernels.gpu.rope_store import rope_store
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuLayer:
+    """One layer's part of the pool, and its constants."""
+
+    config: ModelConfig
+    kv: Tensor  # [num_pages, 2, page_size, num_kv_heads, head_dim], a view
+    rope: Tensor  # [num_positions, 2, rope_dim / 2]
+    window: int  # tokens that it sees; 0: all
+    k_scale: float = 1.0  # of FP8: a key is what is stored times this
+    v_scale: float = 1.0
+
+    def rotate_and_store(self, qkv: Tensor, batch: StagedBatch) -> Tensor:
+        """Return the rotated queries, `[num_tokens, num_heads, head_dim]`: a view of `qkv`."""
+        config = self.config
+        rope_store(
+            qkv,
+            batch.positions,
+            batch.out_slots,
+            self.rope,
+            self.kv,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            k_scale=self.k_scale,
+            v_scale=self.v_scale,
+        )
+        return qkv.view(len(qkv), -1, config.head_dim)[:, : config.num_heads]
+
+
+def gpu_layers(config: ModelConfig, kv: Tensor) -> list[GpuLayer]:
+    """Return the layers of `kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`."""
+    ropes = rope_tables(config, kv)
+    return [
+        GpuLayer(config, kv[:, index], ropes[config.rope_of(index)], config.window(index), *scales)
+        for index, scales in enumerate(kv_scales(config, kv.dtype))
+    ]

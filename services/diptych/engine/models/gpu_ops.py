@@ -1,0 +1,73 @@
+"""`Ops` by our Triton kernels and cuBLAS, on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from diptych.engine.models.dense import dense
+from diptych.engine.models.gpu_experts import GroupedExperts
+from diptych.engine.models.ops import Activate, Experts, Matrix, Weight
+from diptych.engine.models.placement import Split
+from diptych.engine.quantization.weight import QuantizedWeight
+from diptych.kernels.gpu import activations, norms
+from diptych.kernels.gpu.skinny_gemm import pays_up_to, skinny_gemm
+
+
+class GpuMatrix:
+    """A weight as torch keeps it, in the states' dtype."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+        self._transposed = weight.T
+        self._few = pays_up_to(*weight.shape) if weight.dtype.itemsize == 2 else 0  # rows
+
+    def multiply(self, x: Tensor, out: Tensor) -> None:
+        if 0 < len(x) <= self._few:
+            skinny_gemm(x, self.weight, out)
+        else:
+            torch.mm(x, self._transposed, out=out)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.weight[ids]
+
+
+class GpuOps:
+    """Weights of any format are expanded to the states' dtype. Nothing waits for the device."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._device = device
+
+    def matrix(self, name: str, weight: Weight, split: Split) -> GpuMatrix:
+        if isinstance(weight, QuantizedWeight):
+            weight = dense(weight.parts, self._dtype, self._device)
+        return GpuMatrix(weight)
+
+    def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], ffn_size: int, activate: Activate) -> Experts:
+        return GroupedExperts([_weight(each) for each in gate_up], [_weight(each) for each in down], activate)
+
+    def all_reduce(self, x: Tensor) -> None:
+        """One rank has it all."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        norms.rms_norm(x, weight, eps, out)
+
+    def add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        norms.add_rms_norm(x, delta, weight, eps, out)
+
+    def silu_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        activations.silu_and_mul(gate_up, out)
+
+    def gelu_tanh_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        activations.gelu_tanh_and_mul(gate_up, out)
+
+    def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
+        norms.norm_heads(qkv, num_heads, q_weight, k_weight, eps)
+
+
+def _weight(matrix: Matrix) -> Tensor:
+    assert isinstance(matrix, GpuMatrix), matrix
+    return matrix.weight

@@ -1,0 +1,51 @@
+"""What a token of a prompt costs to compute, by how much lies before it: attention looks at all of that.
+
+So that no step takes much longer than another, what a step may compute is a budget of costs, not of tokens: far into a
+long prompt its chunks become shorter. Costs are counted in tokens at the start of a prompt. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from diptych.engine.loader.config import ModelConfig
+
+MIN_CHUNK: Final = 16  # tokens, however dear: weights are read once a step
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCost:
+    """How the cost of a token grows with its position."""
+
+    even_len: float = math.inf  # tokens before it whose attention costs as much as all of the weights
+
+    def chunk_len(self, start: int, budget: int) -> int:
+        """Return how many tokens from `start` on a budget pays for, or `MIN_CHUNK` of them; never more than it."""
+        return min(budget, max(MIN_CHUNK, int(budget / self._rate(start))))
+
+    def of(self, start: int, num_tokens: int) -> int:
+        """Return what a chunk costs."""
+        return math.ceil(num_tokens * self._rate(start))
+
+    def _rate(self, start: int) -> float:
+        return 1 + start / self.even_len
+
+
+SAME_EVERYWHERE: Final = PromptCost()
+
+
+def prompt_cost(config: ModelConfig) -> PromptCost:
+    """Count multiplications. A layer with a window looks at no more than that, and so is left out."""
+    head_sizes = config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+    weights = sum(config.hidden_size * (head_sizes + 3 * _ffn_size(config, i)) for i in range(config.num_layers))
+    num_wide = sum(not config.window(layer) for layer in range(config.num_layers))
+    per_position = 2 * config.num_heads * config.head_dim * num_wide
+    return PromptCost(weights / per_position if per_position else math.inf)
+
+
+def _ffn_size(config: ModelConfig, layer: int) -> int:
+    """Of all networks that a token passes."""
+    moe = config.moe
+    return moe.experts_per_token * moe.ffn_size if moe is not None and config.is_moe(layer) else config.ffn_size

@@ -1,0 +1,1 @@
+"""What running a model on a GPU takes: staged inputs, captured graphs, memory that is measured."""

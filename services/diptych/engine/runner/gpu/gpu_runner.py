@@ -1,0 +1,127 @@
+"""Runs a batch on a GPU: the engine's `OverlapRunner` there.
+
+Rule: nothing here waits for the device but what `sample` returns. A step's inputs are staged, its kernels queued, or
+replayed from a graph, and its tokens copied back, all on one stream; the next step may be queued behind it before its
+tokens are known to the host, since placeholders are filled in from the tokens where they were sampled.
+
+With tensor-parallel ranks, rank 0 samples. The others get its tokens before a step that has placeholders; that it has
+some, every rank sees in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from diptych.engine.batch import ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
+from diptych.engine.graph_use import GraphUse
+from diptych.engine.models.lora import Loras
+from diptych.engine.runner.gpu.fill_in import filled_in
+from diptych.engine.runner.gpu.graphs import Graphs
+from diptych.engine.runner.gpu.inputs import StepInputs
+from diptych.engine.runner.gpu.ladder import rung_of
+from diptych.engine.runner.loaded_model import LoadedModel
+from diptych.engine.runner.staged_batch import StagedBatch, logits_rows
+
+
+class Sampled(Protocol):
+    """Tokens on the device, and what was asked of them."""
+
+    @property
+    def token_ids(self) -> Tensor:
+        """int64 `[num_samples]`."""
+        ...
+
+    def start_copy(self) -> WaitForResult: ...
+
+
+class LaunchSampling(Protocol):
+    """Queues the choice of a step's tokens."""
+
+    def __call__(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> Sampled: ...
+
+
+class GpuRunner:
+    """Implements `OverlapRunner`. One thread at a time may call it, always on the same stream."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        inputs: StepInputs,
+        launch_sampling: LaunchSampling,
+        newest: Tensor,
+        graphs: Graphs,
+        layer_listener: Callable[[], OnLayer | None] = lambda: None,
+    ) -> None:
+        """`newest`: int64 `[max_requests]` on the device, where the tokens sampled last are kept.
+
+        `layer_listener` is asked before each step who is to hear that the kernels of a layer are queued.
+        """
+        self._model = model
+        self._inputs = inputs
+        self._launch_sampling = launch_sampling
+        self._newest = newest
+        self.graphs = graphs
+        self._layer_listener = layer_listener
+
+    @property
+    def loras(self) -> Loras:
+        return self._model.loras
+
+    @property
+    def graph_use(self) -> GraphUse:
+        return GraphUse(len(self.graphs), self.graphs.nbytes)
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
+        """Write the batch's KV and sample."""
+        return self.sample(batch, self.logits(batch), sampling)()
+
+    def logits(self, batch: ForwardBatch) -> Tensor:
+        """Queue the forward pass; return the logits to be, good until the next step's.
+
+        They are of the rows to sample from, and then of the prompt rows.
+        """
+        with torch.inference_mode():
+            if self._model.communicator is not None and (batch.input_ids < 0).any():
+                self._model.communicator.broadcast(self._newest)
+            self.loras.begin(batch.adapters, batch.extend_lens, logits_rows(batch))
+            rung = rung_of(batch, self.graphs.rungs)
+            return self._launch(batch) if rung is None else self._replay(batch, rung)
+
+    def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
+        """Queue the choice of the batch's tokens; the logits may be overwritten."""
+        with torch.inference_mode():
+            sampled = self._launch_sampling(batch, logits, sampling)
+            self._newest[: len(sampled.token_ids)].copy_(sampled.token_ids)
+            return sampled.start_copy()
+
+    def _launch(self, batch: ForwardBatch) -> Tensor:
+        """Queue kernel by kernel."""
+        staged = self._inputs.stage(batch)
+        self._model.attention.init_forward_metadata(staged)
+        return self._forward(staged, self._layer_listener())
+
+    def _replay(self, batch: ForwardBatch, rung: int) -> Tensor:
+        """Queue a graph, capturing it first where there is none of this size."""
+        staged = self._inputs.stage_padded(batch, rung)
+        if rung not in self.graphs:
+            self._model.attention.capture_metadata(staged)
+            self.graphs.capture(rung, lambda: self._forward(staged, None))
+        self._model.attention.replay_metadata(staged)
+        logits = self.graphs.replay(rung)
+        self._tell_layers()
+        return logits[: batch.batch_size]
+
+    def _forward(self, staged: StagedBatch, on_layer: OnLayer | None) -> Tensor:
+        return self._model.forward(replace(staged, input_ids=filled_in(staged.input_ids, self._newest)), on_layer)
+
+    def _tell_layers(self) -> None:
+        """All layers of a replay are queued at once."""
+        on_layer = self._layer_listener()
+        if on_layer is not None:
+            for layer in range(self._model.config.num_layers):
+                on_layer(layer)

@@ -1,0 +1,65 @@
+"""A step's inputs on a GPU: one copy, and for steps that are replayed the same addresses each time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import torch
+
+from diptych.engine.batch import ForwardBatch
+from diptych.engine.runner.gpu.ladder import pad
+from diptych.engine.runner.gpu.staging import ALIGNMENT, Staging
+from diptych.engine.runner.staged_batch import StagedBatch, extend_starts, logits_rows
+
+NUM_ARRAYS: Final = 7
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What a step can have at most."""
+
+    max_step_tokens: int  # of prompts
+    max_requests: int
+    max_pages: int  # of a request
+
+    @property
+    def nbytes(self) -> int:
+        """Of a step's arrays."""
+        num_tokens = self.max_step_tokens + self.max_requests
+        per_token, per_request = 4 * 8, (2 + self.max_pages) * 4  # ids, positions, slots, rows; lengths, starts, pages
+        return num_tokens * per_token + (self.max_requests + 1) * per_request + NUM_ARRAYS * ALIGNMENT
+
+
+class StepInputs:
+    """Stages steps. What it returns is good until it stages the next."""
+
+    def __init__(self, limits: StepLimits, staging: Staging, device: torch.device) -> None:
+        self._staging = staging
+        self._page_table = torch.zeros(limits.max_requests, limits.max_pages, dtype=torch.int32, device=device)
+
+    def stage(self, batch: ForwardBatch) -> StagedBatch:
+        """Bring any step's arrays to the device. Those before the page table lie where the number of tokens says."""
+        arrays = (
+            batch.input_ids,
+            batch.positions,
+            batch.out_slots,
+            logits_rows(batch),
+            batch.seq_lens.astype(np.int32),
+            extend_starts(batch),
+            batch.page_table,
+        )
+        ids, positions, slots, rows, lens, starts, table = self._staging.upload(arrays)
+        return StagedBatch(batch, ids, positions, slots, table, lens, starts, rows)
+
+    def stage_padded(self, batch: ForwardBatch, rung: int) -> StagedBatch:
+        """Bring a decode step there as one of `rung` rows, at addresses that depend on `rung` alone.
+
+        The page table is the one as wide as a request can become: the step's own is copied into it. What a replay
+        finds behind that is of steps before, and behind the end of every request.
+        """
+        staged = self.stage(pad(batch, rung))
+        table = self._page_table[:rung]
+        table[:, : batch.page_table.shape[1]].copy_(staged.page_table)
+        return replace(staged, page_table=table)

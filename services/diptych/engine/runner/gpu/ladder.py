@@ -1,0 +1,62 @@
+"""Which decode steps are replayed from a graph, and at which size: pure rules.
+
+A graph is captured for one batch size. A batch runs in the smallest graph that holds it, filled up with rows that read
+and write nothing. While a step is bound by reading the weights, such a row costs almost nothing; from 128 rows on
+arithmetic counts, so the rungs are never further apart than a quarter of what they hold.
+
+Rule: what is replayed depends on the batch alone, never on the process, because all tensor-parallel ranks must take the
+same way through their collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from diptych.engine.batch import I64, ForwardBatch, ForwardMode
+
+NO_SLOT: Final = -1  # where a padding row's KV goes
+
+
+def ladder(max_batch: int) -> tuple[int, ...]:
+    """Return the batch sizes of graphs, ascending; the last is `max_batch`."""
+    rungs = [size for size in (1, 2, 4, 8) if size < max_batch]
+    size = 16
+    while size < max_batch:
+        rungs.append(size)
+        size += 16 if size < 128 else 32
+    return (*rungs, max_batch)
+
+
+def rung_of(batch: ForwardBatch, rungs: Sequence[int]) -> int | None:
+    """Return the size of the graph that computes `batch`; None: no graph does.
+
+    Adapters choose kernels by who is in the batch, so a step with any of them is launched kernel by kernel.
+    """
+    if batch.mode is not ForwardMode.DECODE or batch.adapters is not None:
+        return None
+    if len(batch.sample_rows) != batch.batch_size or batch.prompt_rows is not None:
+        return None
+    return next((rung for rung in rungs if rung >= batch.batch_size), None)
+
+
+def pad(batch: ForwardBatch, size: int) -> ForwardBatch:
+    """Return a decode batch of `size` rows: `batch`, and behind it rows without tokens in the KV pool."""
+    missing = size - batch.batch_size
+    rows: I64 = np.arange(size)
+    return ForwardBatch(
+        mode=batch.mode,
+        input_ids=_pad(batch.input_ids, missing, 0),
+        positions=_pad(batch.positions, missing, 0),
+        out_slots=_pad(batch.out_slots, missing, NO_SLOT),
+        page_table=np.pad(batch.page_table, ((0, missing), (0, 0))),
+        seq_lens=_pad(batch.seq_lens, missing, 0),
+        extend_lens=_pad(batch.extend_lens, missing, 1),
+        sample_rows=rows,
+    )
+
+
+def _pad(array: I64, missing: int, value: int) -> I64:
+    return np.concatenate([array, np.full(missing, value, dtype=array.dtype)])

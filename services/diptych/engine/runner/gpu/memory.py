@@ -1,0 +1,63 @@
+"""How much of a GPU's memory the KV pool takes: what is really free once the weights are there and a step was run.
+
+Rule: a process takes at most its share of the device's memory, and what is free of it. The rest of the device is for
+other processes, and for what nobody foresees: fragmentation, libraries that allocate late. Of what the process may
+take, weights, the largest step and the graphs get theirs; what is left is the pool's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from diptych.common.errors import ConfigError
+
+GIB: Final = 2**30
+GRAPH_NBYTES: Final = 16 << 20  # an estimate for one graph without its tensors; what each has taken is in the log
+SPARE_NBYTES: Final = GIB  # for steps that run while other weights are loaded, where none was measured
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """A GPU with a loaded model. Bytes."""
+
+    total: int
+    free: int  # while no step runs, and none keeps anything
+    own: int  # this process's tensors then: the weights
+    step_peak: int  # what the largest step takes on top, until it is over
+
+
+def graphs_nbytes(num_graphs: int, step_peak: int, max_requests: int, max_step_tokens: int) -> int:
+    """Return what graphs of decode steps may take: each its own, and together the tensors of the largest of them.
+
+    A step's tensors have a row for each token: `step_peak` bytes for `max_step_tokens`.
+    """
+    tensors = step_peak * min(max_requests, max_step_tokens) // max_step_tokens
+    return num_graphs * GRAPH_NBYTES + tensors if num_graphs else 0
+
+
+def pool_nbytes(memory: DeviceMemory, share: float, graphs: int) -> int:
+    """Return how many bytes of KV fit beside `graphs` bytes. Raises `ConfigError` when none do."""
+    may_take = min(int(memory.total * share) - memory.own, memory.free)
+    left = may_take - memory.step_peak - graphs
+    if left <= 0:
+        raise ConfigError(
+            f"no GPU memory is left for KV: {memory.free / GIB:.1f} of {memory.total / GIB:.1f} GiB are free, "
+            f"the weights have {memory.own / GIB:.1f} of the {share:.0%} that --gpu-memory-share lets a process take, "
+            f"a step takes {memory.step_peak / GIB:.1f} and graphs {graphs / GIB:.1f}: raise the share, "
+            "lower --max-step-tokens, or share the model by --tp"
+        )
+    return left
+
+
+def check_room_beside(weights: int, step_peak: int, free: int) -> None:
+    """Raise `ConfigError` unless other weights fit into `free` bytes beside the ones that go on to serve.
+
+    A step that runs meanwhile must find its memory: it would end the worker if it did not.
+    """
+    needed = weights + (step_peak or SPARE_NBYTES)
+    if needed > free:
+        raise ConfigError(
+            f"other weights and a step beside them take {needed / GIB:.1f} GiB of GPU memory, {free / GIB:.1f} are "
+            "free: lower --gpu-memory-share or --kv-cache-mib, or start a worker with the other weights"
+        )

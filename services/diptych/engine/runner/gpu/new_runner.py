@@ -1,0 +1,40 @@
+"""Puts the runner of a GPU together. Needs Triton, and the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from diptych.engine.batch import OnLayer
+from diptych.engine.runner.gpu.gpu_runner import GpuRunner
+from diptych.engine.runner.gpu.graphs import CudaCapture, Graphs
+from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
+from diptych.engine.runner.gpu.ladder import ladder
+from diptych.engine.runner.gpu.staging import Staging
+from diptych.engine.runner.kv_pool import DTYPES
+from diptych.engine.runner.loaded_model import LoadedModel
+from diptych.engine.runner.sampling.gpu_sampler import GpuSampler
+
+
+def new_runner(
+    model: LoadedModel,
+    limits: StepLimits,
+    device: torch.device,
+    *,
+    with_graphs: bool,
+    layer_listener: Callable[[], OnLayer | None] = lambda: None,
+) -> GpuRunner:
+    """Return what runs `model` on its pool; with graphs where it can be recorded."""
+    rungs = ladder(limits.max_requests) if with_graphs and model.attention.is_recordable else ()
+    with torch.inference_mode():
+        sampler = GpuSampler(device, model.config.vocab_size, limits.max_requests)
+        sampler.warm_up(DTYPES[model.options.dtype])
+        return GpuRunner(
+            model,
+            StepInputs(limits, Staging(limits.nbytes, device, torch.cuda.Event), device),
+            sampler.queue,
+            torch.zeros(limits.max_requests, dtype=torch.int64, device=device),
+            Graphs(rungs, CudaCapture(device)),
+            layer_listener,
+        )

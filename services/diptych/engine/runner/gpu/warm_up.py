@@ -1,0 +1,72 @@
+"""Steps that a worker runs before it is ready, so that no kernel is compiled or loaded while requests wait.
+
+What a step launches follows from how many tokens and requests it has: a few rows are multiplied in another way than
+many, short prompts attend in other tiles than long ones. Powers of two meet all ways. Rule: all tokens are of the null
+page, where nobody's KV is.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from diptych.engine.batch import I64, ForwardBatch, ForwardMode, Runner, SamplingBatch
+from diptych.engine.runner.gpu.inputs import StepLimits
+
+logger = logging.getLogger(__name__)
+
+
+def warm_up(launching: Runner, replaying: Runner, limits: StepLimits, page_size: int, longest: int) -> None:
+    """Run the steps kernel by kernel, and the largest decode step as it will be; `longest`: tokens of one request.
+
+    `replaying` captures its largest graph then: whether there is memory for it is known before a request needs it. On
+    tensor-parallel ranks this is a collective.
+    """
+    began_s, num_steps = time.monotonic(), 0
+    for batch in warm_up_steps(limits, page_size, longest):
+        launching.execute(batch, _greedy(batch.batch_size))
+        num_steps += 1
+    replaying.execute(_decode(limits.max_requests, page_size), _greedy(limits.max_requests))
+    logger.info("%d steps of all sizes were run ahead, in %.1f s", num_steps, time.monotonic() - began_s)
+
+
+def warm_up_steps(limits: StepLimits, page_size: int, longest: int) -> Iterator[ForwardBatch]:
+    """Yield prompts of any number of tokens, then any number of requests that continue, each up to the limit."""
+    for num_tokens in up_to(limits.max_step_tokens):
+        full, rest = divmod(num_tokens, longest)
+        lens = [longest] * full + [rest] * (rest > 0)
+        yield _step(ForwardMode.EXTEND, np.array(lens[: limits.max_requests]), page_size)
+    for num_requests in up_to(limits.max_requests):
+        yield _decode(num_requests, page_size)
+
+
+def up_to(limit: int) -> tuple[int, ...]:
+    """Return the powers of two below `limit`, and `limit`."""
+    return (*(1 << exponent for exponent in range((limit - 1).bit_length())), limit)
+
+
+def _decode(num_requests: int, page_size: int) -> ForwardBatch:
+    return _step(ForwardMode.DECODE, np.ones(num_requests, np.int64), page_size)
+
+
+def _step(mode: ForwardMode, lens: I64, page_size: int) -> ForwardBatch:
+    positions = np.concatenate([np.arange(length) for length in lens])
+    return ForwardBatch(
+        mode=mode,
+        input_ids=np.zeros_like(positions),
+        positions=positions,
+        out_slots=positions % page_size,
+        page_table=np.zeros((len(lens), -(-int(lens.max()) // page_size)), np.int32),
+        seq_lens=lens,
+        extend_lens=lens,
+        sample_rows=np.arange(len(lens)),
+    )
+
+
+def _greedy(num_samples: int) -> SamplingBatch:
+    zeros = np.zeros(num_samples, np.int64)
+    ones = np.ones(num_samples, np.float32)
+    return SamplingBatch(ones * 0, ones, zeros, zeros.astype(np.uint64), zeros)

@@ -1,0 +1,86 @@
+"""A model whose weights are loaded, and the KV pool that it attends to.
+
+Weights do not depend on the pool: on a GPU they are loaded first, onto a small pool, and the real one gets what memory
+they leave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from diptych.common.errors import ConfigError
+from diptych.engine.attention.backend import PhasedAttention
+from diptych.engine.attention.registry import Backend, Setting, choose
+from diptych.engine.batch import OnLayer
+from diptych.engine.loader.config import ModelConfig
+from diptych.engine.loader.source import ModelSource
+from diptych.engine.models.decoder import Decoder
+from diptych.engine.models.lora import Loras
+from diptych.engine.models.weights import load
+from diptych.engine.quantization.weight import expanded
+from diptych.engine.runner.kv_pool import DTYPES
+from diptych.engine.runner.model_part import ModelPart
+from diptych.engine.runner.sampling import Sampler
+from diptych.engine.runner.staged_batch import StagedBatch
+from diptych.engine.tensor_parallel.communicator import Communicator
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How a model is loaded and computed."""
+
+    dtype: str
+    quantization: str = "auto"
+    attention_backend: str = "auto"
+    decode_attention_backend: str | None = None  # of steps without prompts; None: as the others
+    num_threads: int = 1
+    max_loras: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """Make it with `load_model`. One thread at a time may run it."""
+
+    config: ModelConfig  # of this rank's part
+    options: ModelOptions
+    decoder: Decoder
+    loras: Loras
+    sampler: Sampler
+    attention: PhasedAttention
+    communicator: Communicator | None
+
+    def on(self, kv: Tensor) -> LoadedModel:
+        """Return the same model on another pool."""
+        with torch.inference_mode():
+            return replace(self, attention=_choose(self.config, kv, self.options).attention)
+
+    def forward(self, batch: StagedBatch, on_layer: OnLayer | None = None) -> Tensor:
+        """Return the logits of `batch.logits_rows`. Attention was told of the batch before, and so were adapters."""
+        return self.decoder.forward(batch.input_ids, batch.logits_rows, self.attention, on_layer)
+
+
+def load_model(
+    source: ModelSource, kv: Tensor, options: ModelOptions, communicator: Communicator | None = None
+) -> LoadedModel:
+    """Load a model to the device of `kv`. With a `communicator` load one rank's part; `kv` is that part's pool."""
+    if options.dtype not in DTYPES:
+        raise ConfigError(f"dtype {options.dtype!r} is not supported; {', '.join(DTYPES)} are")
+    dtype = DTYPES[options.dtype]
+    with torch.inference_mode():
+        part = ModelPart.of(source, communicator)
+        backend = _choose(part.config, kv, options)
+        ops = part.wrap(backend.ops)
+        tensors = part.tensors if options.quantization == "auto" else expanded(part.tensors)
+        weights = load(part.config, part.placement, tensors, ops, dtype, kv.device)
+        loras = Loras(part.config.num_layers, options.max_loras, backend.low_rank, dtype, kv.device)
+        decoder = Decoder(part.config, weights.wrapped(loras.wrap), ops, dtype)
+    return LoadedModel(part.config, options, decoder, loras, backend.sampler, backend.attention, communicator)
+
+
+def _choose(config: ModelConfig, kv: Tensor, options: ModelOptions) -> Backend:
+    extend = options.attention_backend
+    setting = Setting(config, kv, DTYPES[options.dtype], options.num_threads)
+    return choose(extend, options.decode_attention_backend or extend, setting)

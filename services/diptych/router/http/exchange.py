@@ -1,0 +1,48 @@
+"""From a request of one of the generation APIs to the answer that will serve it, or to an error in that API's words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from diptych.common.errors import DiptychError
+from diptych.router.http.answer import StreamAnswer, WholeAnswer
+from diptych.router.http.ask import Origin, Parse
+from diptych.router.http.body import read_body
+from diptych.router.http.errors import ErrorBody, error_body, error_response
+from diptych.router.http.key_gate import caller_of
+from diptych.router.http.request_id import HEADER, request_id_of
+from diptych.router.outcome import outcome_of
+from diptych.router.pipeline import Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """A way to ask for generated text."""
+
+    name: str  # in metrics
+    path: str
+    parse: Parse
+    error_body: ErrorBody = error_body
+    id_header: str = HEADER  # where clients look for the request's id, beside ours
+
+
+class Exchange:
+    """Turns requests into answers."""
+
+    def __init__(self, pipeline: Pipeline, max_body_bytes: int) -> None:
+        self._pipeline = pipeline
+        self.max_body_bytes = max_body_bytes
+
+    async def answer(self, request: Request, api: Api) -> Response:
+        origin = Origin(request_id_of(request), request.headers, caller_of(request))
+        headers = {HEADER: origin.request_id, api.id_header: origin.request_id}
+        try:
+            ask = api.parse(await read_body(request, self.max_body_bytes), origin, self._pipeline.model)
+        except DiptychError as error:
+            self._pipeline.metrics.requests.labels(api.name, outcome_of(error)).inc()
+            return error_response(error, headers, api.error_body)
+        kind = StreamAnswer if ask.stream else WholeAnswer
+        return kind(self._pipeline, api.name, ask, headers)

@@ -1,0 +1,115 @@
+"""Lets a parser be written as if the whole text were there: a generator that yields where it needs more of it.
+
+Rule: what is read depends on the text alone, never on how it was cut; so a reader that could be mistaken waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+Reading = Generator[None, None, T]  # yields to get more text; returns what was read
+Take = Callable[[str], None]
+
+
+class Reader:
+    """The text of a message, read from the front."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0  # what is before has been read
+        self._held: list[str] | None = None  # what has been read since `hold`, should it be needed again
+        self._ended = False
+
+    # by whoever has the text
+
+    def feed(self, text: str) -> None:
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    def end(self) -> None:
+        self._ended = True
+
+    # by the parser
+
+    def hold(self, text: str = "") -> None:
+        """Remember from here on what is read, as if `text` had just been."""
+        self._held = [text]
+
+    def release(self) -> str:
+        """Return what was read since `hold`, and remember no more."""
+        held, self._held = "".join(self._held or ()), None
+        return held
+
+    def peek(self) -> Reading[str]:
+        """Return the next character; "" at the end."""
+        while self._at == len(self._text) and not self._ended:
+            yield
+        return self._text[self._at : self._at + 1]
+
+    def skip_blanks(self) -> Reading[None]:
+        while (yield from self.peek()).isspace():
+            self._take(self._at + 1)
+
+    def take(self, literal: str) -> Reading[bool]:
+        """Read `literal` if the text goes on with it, and tell whether it does."""
+        while not self._ended and self._may_become(literal):
+            yield
+        found = self._text.startswith(literal, self._at)
+        if found:
+            self._take(self._at + len(literal))
+        return found
+
+    def until(self, marks: Sequence[str], take: Take) -> Reading[str]:
+        """Read up to the mark that is complete first, and past it; return it, "" at the end of the text."""
+        beginnings = {mark[:1] for mark in marks}
+        while True:
+            found = _first(self._text, self._at, marks)
+            if found is not None:
+                start, mark = found
+                take(self._take(start))
+                self._take(start + len(mark))
+                return mark
+            may_begin = not self._ended and any(self._text.find(char, self._at) >= 0 for char in beginnings)
+            num_kept = _num_open(self._text, self._at, marks) if may_begin else 0
+            take(self._take(len(self._text) - num_kept))
+            if self._ended:
+                return ""
+            yield
+
+    def while_open(self, find_end: Callable[[str], int | None], take: Take) -> Reading[bool]:
+        """Read on until `find_end`, which sees each piece once, says where it ends; tell whether it did."""
+        while True:
+            end = find_end(self._text[self._at :])
+            take(self._take(len(self._text) if end is None else self._at + end))
+            if end is not None or self._ended:
+                return end is not None
+            yield
+
+    def _may_become(self, literal: str) -> bool:
+        rest = self._text[self._at :]
+        return len(rest) < len(literal) and literal.startswith(rest)
+
+    def _take(self, end: int) -> str:
+        taken = self._text[self._at : end]
+        self._at = end
+        if self._held is not None:
+            self._held.append(taken)
+        return taken
+
+
+def _first(text: str, start: int, marks: Sequence[str]) -> tuple[int, str] | None:
+    """Return the mark that is complete first, with its place; of those complete at one character, the longest."""
+    found = [(at + len(mark), at, mark) for mark in marks if (at := text.find(mark, start)) >= 0]
+    if not found:
+        return None
+    _, at, mark = min(found)
+    return at, mark
+
+
+def _num_open(text: str, start: int, marks: Sequence[str]) -> int:
+    """Return how many characters at the end may be the beginning of a mark."""
+    longest = min(max(map(len, marks)) - 1, len(text) - start)
+    return next((n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks)), 0)

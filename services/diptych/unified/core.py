@@ -1,0 +1,206 @@
+"""The scheduler core of every worker: a prefill and a decode core over one KV cache, whatever role is served.
+
+So a role changes without a reload, and what began in a former role still comes to its end. An event goes to the core
+that has its room; a note of a room that nobody has, to the one that hears such notes. A step belongs to one core, and
+they take turns while both have something to compute. `Reserve` keeps unified workers from waiting for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Final
+
+from diptych.common.roles import LegKind, Role
+from diptych.decode.core import DecodeCore
+from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.events import (
+    AbortRoom,
+    Effect,
+    Emit,
+    Event,
+    GrammarFailed,
+    GrammarReady,
+    HandBack,
+    HandOffSent,
+    NoteArrived,
+    PagesDigested,
+    PagesUnpacked,
+    PeerDown,
+    PeerUp,
+    ServeRole,
+    Start,
+    WriteDone,
+    WriterGone,
+)
+from diptych.engine.kv_cache import KvCache
+from diptych.engine.limits import Limits
+from diptych.engine.output import Failure, FailureCode, Output
+from diptych.engine.scheduler_core import Load
+from diptych.engine.transfer_rules import TransferRules
+from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
+from diptych.prefill.core import PrefillCore
+from diptych.unified.reserve import Reserve, max_tokens
+
+_DEFAULT_KIND: Final = {Role.PREFILL: LegKind.PREFILL, Role.DECODE: LegKind.DECODE}
+
+RoleCore = PrefillCore | DecodeCore
+
+
+class UnifiedCore:
+    """Implements `SchedulerCore` for any role."""
+
+    def __init__(self, cache: KvCache, limits: Limits, rules: TransferRules, page_nbytes: int, role: Role) -> None:
+        self._cache = cache
+        self._limits = limits
+        self._prefill = PrefillCore(cache, limits, rules, page_nbytes)
+        self._reserve = Reserve(cache, self._prefill)
+        self._decode = DecodeCore(cache, limits, page_nbytes, self._reserve.spare)
+        self._refusals: list[Effect] = []
+        self._stepping: RoleCore = self._decode  # that launched the last step
+        self._serve(role)
+
+    # events
+
+    def handle(self, event: Event, now_s: float) -> None:
+        match event:
+            case Start():
+                self._start(event, now_s)
+            case NoteArrived(_, note):
+                self._listener(note).handle(event, now_s)
+            case AbortRoom(room) | HandBack(room) | GrammarReady(room) | GrammarFailed(room):
+                self._owner(room).handle(event, now_s)
+            case WriteDone() | HandOffSent():
+                self._prefill.handle(event, now_s)
+            case PagesDigested() | PagesUnpacked() | WriterGone():
+                self._decode.handle(event, now_s)
+            case PeerUp() | PeerDown():
+                self._prefill.handle(event, now_s)
+                self._decode.handle(event, now_s)
+            case ServeRole(role):
+                self._serve(role)
+
+    def _serve(self, role: Role) -> None:
+        self._role = role
+        self.max_tokens = max_tokens(role, self._limits.context_len, self._cache)
+        self._prefill.max_tokens = self._decode.max_tokens = self.max_tokens
+        self._reserve.keep(self.max_tokens if role is Role.UNIFIED else 0)
+
+    def _start(self, event: Start, now_s: float) -> None:
+        kind = event.kind or _DEFAULT_KIND.get(self._role)
+        problem = self._refuse(event.request.room, kind)
+        if problem:
+            self._refusals.append(Emit(Output(event.request.room, failure=problem)))
+        else:
+            core = self._prefill if kind is LegKind.PREFILL else self._decode
+            core.handle(event, now_s)
+
+    def _refuse(self, room: int, kind: LegKind | None) -> Failure | None:
+        """What the one core must not take, for reasons that it does not know."""
+        if kind is None:
+            return Failure(FailureCode.INVALID, "the leg doesn't say which part of the request it is")
+        if not self._role.serves(kind):
+            return Failure(FailureCode.OVERLOADED, f"this worker serves {self._role.value} now, no {kind.value} legs")
+        if self._prefill.has_room(room) or self._decode.has_room(room):
+            return Failure(FailureCode.INVALID, f"room {room:016x} is already in use")
+        return None
+
+    def _owner(self, room: int) -> RoleCore:
+        return self._prefill if self._prefill.has_room(room) else self._decode
+
+    def _listener(self, note: Note) -> RoleCore:
+        """Who hears a note: of all but an abort there is one side only that hears such notes."""
+        match note:
+            case PagesReady() | Ack():
+                return self._prefill
+            case HandOff() | AbortAck():
+                return self._decode
+            case Abort(room):
+                return self._decode if self._decode.has_room(room) else self._prefill
+
+    # steps
+
+    @property
+    def can_overlap(self) -> bool:
+        """Behind steps that decode, while no prompt waits for its turn: pages of prompts are sent between steps."""
+        return self._stepping is self._decode and not self._prefill.has_prompts
+
+    def plan(self, now_s: float) -> ForwardBatch | None:
+        """Launch a step of the core whose turn it is, or of the other one, which may give pages back instead."""
+        turn: RoleCore = self._prefill if self._stepping is self._decode else self._decode
+        for core in (turn, self._stepping, turn):
+            batch = core.plan(now_s)
+            if batch is not None:
+                self._stepping = core
+                return batch
+        return None
+
+    def sampling(self) -> SamplingBatch:
+        return self._stepping.sampling()
+
+    def commit(self, result: StepResult, now_s: float) -> None:
+        self._stepping.commit(result, now_s)
+
+    def rooms_of_step(self) -> Set[int]:
+        return self._stepping.rooms_of_step()
+
+    def give_up(self) -> None:
+        self._stepping.give_up()
+
+    # time and state
+
+    def expire(self, now_s: float) -> None:
+        self._prefill.expire(now_s)
+        self._decode.expire(now_s)
+
+    def next_deadline_s(self) -> float | None:
+        times = (self._prefill.next_deadline_s(), self._decode.next_deadline_s())
+        return min((at_s for at_s in times if at_s is not None), default=None)
+
+    def suspects(self) -> set[int]:
+        return self._decode.suspects()
+
+    def take_effects(self) -> list[Effect]:
+        """Return those of both. A page passes from one core to the other only when nothing is wanted of it any more."""
+        effects = [*self._refusals, *self._prefill.take_effects(), *self._decode.take_effects()]
+        self._refusals.clear()
+        return effects
+
+    def load(self) -> Load:
+        prefill, decode = self._prefill.load(), self._decode.load()
+        return Load(
+            num_waiting=prefill.num_waiting + decode.num_waiting,
+            num_running=prefill.num_running + decode.num_running,
+            free_pages=prefill.free_pages,
+            total_pages=prefill.total_pages,
+            waiting_tokens=prefill.waiting_tokens + decode.waiting_tokens,
+            num_waiting_prompts=prefill.num_waiting_prompts + decode.num_waiting_prompts,
+            grantable_pages=decode.grantable_pages if self._role.serves(LegKind.DECODE) else 0,
+            blocked_tokens=prefill.blocked_tokens,
+            num_ungranted=decode.num_ungranted,
+        )
+
+    @property
+    def num_open_rooms(self) -> int:
+        return self._prefill.num_open_rooms + self._decode.num_open_rooms
+
+    @property
+    def num_pages_received(self) -> int:
+        return self._decode.num_pages_received
+
+    @property
+    def num_integrity_failures(self) -> int:
+        return self._decode.num_integrity_failures
+
+    @property
+    def num_retracted(self) -> int:
+        return self._decode.num_retracted
+
+    def quarantined_since_s(self) -> float | None:
+        return self._decode.quarantined_since_s()
+
+    def page_counts(self) -> dict[str, int]:
+        return self._cache.pool.counts()
+
+    def check(self) -> list[str]:
+        held = self._prefill.holders() + self._decode.holders()
+        return self._cache.check(held.owning, importing=held.importing, quarantined=held.quarantined)

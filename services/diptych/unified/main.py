@@ -1,0 +1,18 @@
+"""The unified worker: `diptych unified`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diptych.common.roles import Role
+from diptych.engine.runtime.worker_config import WorkerConfig
+from diptych.engine.runtime.worker_main import run_worker
+
+
+@dataclass(frozen=True, slots=True)
+class UnifiedConfig(WorkerConfig):
+    """Serve whole requests, and compute prompts or generate output together with other workers."""
+
+
+def main(config: UnifiedConfig) -> int:
+    return run_worker(config, Role.UNIFIED)

@@ -1,0 +1,28 @@
+"""The scheduler process of every worker: `python -m diptych.unified.scheduler JSON`, started by its frontend."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from diptych.common.roles import Role
+from diptych.engine.kv_cache import KvCache
+from diptych.engine.limits import Limits
+from diptych.engine.runtime.kv_backends import open_transport
+from diptych.engine.runtime.scheduler_config import SchedulerConfig
+from diptych.engine.runtime.scheduler_process import run_scheduler
+from diptych.engine.scheduler_core import SchedulerCore
+from diptych.kvtransfer.layout import PoolLayout
+from diptych.unified.core import UnifiedCore
+
+
+def build_core(cache: KvCache, limits: Limits, config: SchedulerConfig, layout: PoolLayout) -> SchedulerCore:
+    return UnifiedCore(cache, limits, config.transfer, layout.page_nbytes, Role(config.role))
+
+
+def main() -> NoReturn:
+    run_scheduler(sys.argv, build_core, open_transport)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Whatever messages are lost, doubled, late or overtaken: every watcher comes to see the truth within one lease.
+
+The world (`tests/support/membership_world.py`) checks the rules as it plays; planted bugs show that it can.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+from membership_actors import Wrong
+from membership_world import World, disturb
+
+from diptych.bootstrap import membership, replica
+from diptych.bootstrap.announcement import read_heartbeat
+from diptych.bootstrap.membership import Delta, Membership
+from diptych.bootstrap.outbox import Outbox
+from diptych.common.membership import MembershipView
+
+NUM_GAMES = 30
+Mutant = Callable[[pytest.MonkeyPatch], None]
+
+
+def play(seed: int) -> None:
+    world = World(seed, num_replicas=1 + seed % 3)
+    world.play(20.0, disturb)
+    world.calm_down()
+    world.converge()
+
+
+def play_all(seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        play(seed)
+
+
+@pytest.mark.parametrize("seed", range(NUM_GAMES))
+def test_all_watchers_see_the_truth_within_a_lease_after_the_last_disturbance(seed: int) -> None:
+    play(seed)
+
+
+def test_another_game_in_every_run() -> None:
+    seed = random.randrange(NUM_GAMES, 2**32)
+    try:
+        play(seed)
+    except Wrong as wrong:
+        raise AssertionError(f"play({seed})") from wrong
+
+
+def test_a_worker_that_restarts_50_times_at_its_address_is_never_taken_for_its_former_self() -> None:
+    world = World(seed=0, num_replicas=2, num_addresses=1)
+    address = world.addresses[0]
+    for _ in range(50):
+        world.start(address)
+        world.play(world.rng.choice((0.3, 1.0, 2.5, 5.0)), lambda world: world.change(address))
+    world.calm_down()
+    world.converge()
+    assert [len(watcher.view.instances) for watcher in world.watchers] == [1, 1, 1]
+
+
+# Planted bugs
+
+
+def _late_messages_count(patch: pytest.MonkeyPatch) -> None:
+    numbers = itertools.count(1)
+    patch.setattr(replica, "read_heartbeat", lambda data: replace(read_heartbeat(data), sequence=next(numbers)))
+
+
+def _the_first_replica_is_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("diptych.common.membership._sequence", lambda record: 0)
+
+
+def _addresses_go_by_arrival(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(membership._Member, "rank", property(lambda member: (0, member.order)))
+
+
+def _leases_never_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Membership, "_on_tick", lambda self, now_s: Delta())
+
+
+def _nothing_is_retained(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MembershipView, "_retain", lambda self, number: set(self._replicas.pop(number, {})))
+
+
+def _retentions_never_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MembershipView, "_set_retentions", lambda self, now_s: None)
+
+
+def _former_selves_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MembershipView, "_is_superseded", lambda self, known: False)
+
+
+def _departures_are_not_told(patch: pytest.MonkeyPatch) -> None:
+    put = Outbox.put
+    patch.setattr(Outbox, "put", lambda self, upserts, removed, ended: put(self, upserts, (), ()))
+
+
+MUTANTS: list[Mutant] = [
+    _late_messages_count,
+    _the_first_replica_is_believed,
+    _addresses_go_by_arrival,
+    _leases_never_end,
+    _nothing_is_retained,
+    _retentions_never_end,
+    _former_selves_stay,
+    _departures_are_not_told,
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__.strip("_"))
+def test_a_planted_bug_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(Wrong):
+        play_all(range(NUM_GAMES))

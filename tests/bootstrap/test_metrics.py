@@ -1,0 +1,66 @@
+"""What a replica tells Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from diptych.bootstrap.census import Census
+from diptych.bootstrap.metrics import BootstrapMetrics
+from diptych.bootstrap.server import BootstrapService
+from diptych.common.refusals import Refusals
+from diptych.v1 import bootstrap_pb2
+from diptych.v1.bootstrap_pb2 import Heartbeat, Instance
+
+
+def heartbeat(instance_id: int, role: Any, state: Any, *, at: str) -> bytes:
+    instance = Instance(instance_id=instance_id, role=role, state=state, address=at)
+    return Heartbeat(sequence=1, instance=instance).SerializeToString()
+
+
+async def census_after(*heartbeats: bytes) -> Census:
+    service = BootstrapService(lease_s=3.0, heartbeat_s=1.0, clock=lambda: 100.0)
+    for each in heartbeats:
+
+        async def one(data: bytes = each) -> AsyncIterator[bytes]:
+            yield data
+
+        context: Any = None  # asked only when something is refused
+        async for _ in service.register(one(), context):
+            pass
+    return await service.census()
+
+
+def samples(census: Census) -> dict[str, float]:
+    refusals = Refusals()
+    refusals.note("wrong_token", "ipv4:10.0.0.1:2345", "/m")
+    text = BootstrapMetrics(lambda: census, refusals).page().body.decode()
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+def test_members_are_counted_by_role_and_state_and_changes_by_kind() -> None:
+    starting, ready = bootstrap_pb2.INSTANCE_STATE_STARTING, bootstrap_pb2.INSTANCE_STATE_READY
+    census = asyncio.run(
+        census_after(
+            heartbeat(1, bootstrap_pb2.ROLE_PREFILL, ready, at="a:1"),
+            heartbeat(2, bootstrap_pb2.ROLE_PREFILL, starting, at="a:2"),
+            heartbeat(3, bootstrap_pb2.ROLE_ROUTER, ready, at="a:3"),
+            heartbeat(4, bootstrap_pb2.ROLE_ROUTER, ready, at="a:3"),
+            heartbeat(2, bootstrap_pb2.ROLE_PREFILL, starting, at="a:2"),  # again: no news
+        )
+    )
+    assert samples(census) == {
+        'diptych_bootstrap_members{role="prefill",state="ready"}': 1,
+        'diptych_bootstrap_members{role="prefill",state="starting"}': 1,
+        'diptych_bootstrap_members{role="router",state="ready"}': 1,
+        "diptych_bootstrap_watchers": 0,
+        "diptych_bootstrap_heartbeats_total": 5,
+        "diptych_bootstrap_refused_heartbeats_total": 0,
+        "diptych_bootstrap_expirations_total": 0,
+        "diptych_bootstrap_evictions_total": 1,
+        "diptych_bootstrap_goodbyes_total": 0,
+        "diptych_bootstrap_mismatches_total": 0,
+        'diptych_auth_refusals_total{reason="wrong_token"}': 1,
+    }

@@ -1,0 +1,194 @@
+"""What `diptych drain` and `diptych status` choose and print."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from diptych.cli.answer import Answer
+from diptych.cli.drain import DrainConfig
+from diptych.cli.drain import main as drain_main
+from diptych.cli.drain_report import chosen, drain_words
+from diptych.cli.status_report import as_json, as_text, mismatches
+from diptych.common.errors import ConfigError
+from diptych.common.pods import Pod
+from diptych.v1.bootstrap_pb2 import (
+    INSTANCE_STATE_DRAINING,
+    INSTANCE_STATE_READY,
+    INSTANCE_STATE_STARTING,
+    ROLE_DECODE,
+    ROLE_PREFILL,
+    ROLE_ROUTER,
+    Instance,
+    Terms,
+    WorkerLoad,
+)
+from diptych.v1.worker_pb2 import LINK_STATE_DOWN, LINK_STATE_UP, Drain, LinkStatus, WorkerStatus
+
+PREFILL = Instance(
+    instance_id=0x1A,
+    role=ROLE_PREFILL,
+    address="a:1",
+    state=INSTANCE_STATE_STARTING,
+    not_ready="no peer is linked yet",
+    version="0.1.0",
+    compat="x",
+    terms=Terms(weights="w1"),
+    load=WorkerLoad(num_running=2, num_waiting=1, free_pages=6, total_pages=8, waiting_tokens=300),
+    pool="big",
+)
+DECODE = Instance(
+    instance_id=0xD << 60,
+    role=ROLE_DECODE,
+    address="b:1",
+    state=INSTANCE_STATE_DRAINING,
+    version="0.1.0",
+    compat="y",
+    terms=Terms(weights="w2"),
+    pod="d-7f",
+    load=WorkerLoad(free_pages=4, total_pages=4, grantable_pages=3),
+)
+SECOND = Instance(instance_id=(0xD << 60) + 1, role=ROLE_DECODE, address="b:1", dp_rank=1, state=INSTANCE_STATE_READY)
+ROUTER = Instance(instance_id=0xE << 60, role=ROLE_ROUTER, address="c:8000", state=INSTANCE_STATE_READY)
+ALL = [PREFILL, DECODE, SECOND, ROUTER]
+DRAINING = Drain(phase=Drain.PHASE_DRAINING, requests_left=3, oldest_s=12.4, deadline_s=18.0)
+EMPTY = Drain(phase=Drain.PHASE_EMPTY)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "role", "found"),
+    [
+        ("b:1", "", [DECODE, SECOND]),
+        ("b:1#1", "", [SECOND]),
+        ("000000000000001a", "", [PREFILL]),
+        ("E", "", [ROUTER]),
+        ("", "decode", [DECODE, SECOND]),
+        ("", "router", [ROUTER]),
+    ],
+)
+def test_a_member_is_named_by_address_or_id_or_chosen_by_role(wanted: str, role: str, found: list[Instance]) -> None:
+    assert chosen(ALL, wanted, role) == found
+
+
+def test_a_pod_names_all_processes_of_it() -> None:
+    processes = [Instance(instance_id=each, role=ROLE_ROUTER, address=f"c:{each}", pod="router-1") for each in (1, 2)]
+    assert chosen([*ALL, *processes], "router-1", "") == processes
+
+
+def test_a_name_that_nobody_has_or_several_may_have_is_refused_with_a_list() -> None:
+    with pytest.raises(ConfigError, match=r"no member is called 'f:1'; there are:\n  decode d0"):
+        chosen(ALL, "f:1", "")
+    elsewhere = Instance(instance_id=(0xE << 60) + 1, role=ROLE_ROUTER, address="d:8000")
+    with pytest.raises(ConfigError, match=r"'e' may mean each of these"):
+        chosen([*ALL, elsewhere], "e", "")
+
+
+@pytest.mark.parametrize(
+    ("drain", "words"),
+    [
+        (None, "serving"),
+        (DRAINING, "draining, 3 requests left, the oldest since 12 s, handed back in 18 s"),
+        (
+            Drain(phase=Drain.PHASE_DRAINING, requests_left=1, oldest_s=31.0),
+            "draining, 1 request left, the oldest since 31 s, being handed back",
+        ),
+        (Drain(phase=Drain.PHASE_DRAINING), "draining, waits for pages that are on their way"),
+        (EMPTY, "empty"),
+    ],
+)
+def test_a_drain_is_told_in_words(drain: Drain | None, words: str) -> None:
+    assert drain_words(drain) == words
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"member": "a", "role": "decode"},
+        {"member": "a", "role": "decode", "pod_name": "p"},
+        {"member": "a", "deadline_s": -1.0},
+        {"member": "a", "deadline_s": 1.0},
+        {"member": "a", "linger_s": -1.0},
+    ],
+)
+def test_what_contradicts_itself_is_refused(options: dict[str, object]) -> None:
+    hurry = options.get("deadline_s") == 1.0
+    with pytest.raises(ConfigError):
+        DrainConfig(**options, hurry=hurry).validate()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [({}, "p"), ({"member": "a"}, "a"), ({"role": "decode"}, "")],
+    ids=["own pod", "member", "role"],
+)
+def test_in_a_pod_who_is_not_named_is_that_pod(options: dict[str, str], wanted: str) -> None:
+    config = DrainConfig(pod_name="p", **options)  # type: ignore[arg-type]
+    config.validate()
+    assert config.wanted == wanted
+
+
+def test_it_lingers_also_when_nobody_could_be_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    with pytest.raises(ConfigError, match="can't ask bootstrap"):
+        drain_main(DrainConfig(member="a", bootstrap=("127.0.0.1:1",), linger_s=7.0))
+    assert pauses == [7.0]
+
+
+LINKS = [
+    LinkStatus(state=LINK_STATE_UP, lanes="rc_mlx5/mlx5_0:1"),
+    LinkStatus(state=LINK_STATE_UP, lanes="tcp/eth0"),
+    LinkStatus(state=LINK_STATE_DOWN, lanes="tcp/eth1"),
+]
+STRANGER = Pod("p-9c", "10.0.0.9", True)
+ANSWERS = [
+    Answer(PREFILL, WorkerStatus(instance=PREFILL, prefill_tokens_per_s=200, prefill_busy=0.5)),
+    Answer(DECODE, WorkerStatus(instance=DECODE, links=LINKS), DRAINING),
+    Answer(SECOND, problem="deadline exceeded"),
+    Answer(ROUTER, drain=EMPTY),
+]
+
+
+def test_people_see_tables_of_pools_and_members_and_what_is_not_well() -> None:
+    assert as_text(ANSWERS, mismatches(ALL), [STRANGER]).splitlines() == [
+        "role     pool  workers  ready  running  waiting  backlog  busy  KV in use",
+        "prefill  big   1        0      2        1        1.5 s    50%   25%",
+        "decode         2        0      0        0        0.0 s    0%    0%",
+        "",
+        "role     pool  pod   instance          state     address  version  running  waiting  free pages  credit  "
+        "links",
+        "prefill  big         000000000000001a  starting  a:1      0.1.0    2        1        6/8         -       0/0",
+        "decode         d-7f  d000000000000000  draining  b:1      0.1.0    0        0        4/4         3       "
+        "2/3 rc_mlx5/mlx5_0:1, tcp/eth0",
+        "decode               d000000000000001  ready     b:1#1             -        -        -           -       -",
+        "router               e000000000000000  empty     c:8000            -        -        -           -       -",
+        "",
+        "prefill 000000000000001a at a:1: not ready: no peer is linked yet",
+        "decode d000000000000000 at b:1: draining, 3 requests left, the oldest since 12 s, handed back in 18 s",
+        "decode d000000000000001 at b:1#1: does not answer: deadline exceeded",
+        "router e000000000000000 at c:8000: empty",
+        "prefill 000000000000001a at a:1 and decode d000000000000000 at b:1 can't pair: " + mismatches(ALL)[0].reason,
+        "pod p-9c at 10.0.0.9 is not registered",
+    ]
+
+
+def test_programs_see_the_same() -> None:
+    report = as_json(ANSWERS, mismatches(ALL))
+    assert [member["state"] for member in report["members"]] == ["starting", "draining", "ready", "empty"]
+    assert report["members"][1]["drain"] == {"requests_left": 3, "oldest_s": 12.4, "deadline_s": 18.0}
+    load = {"num_running": 2, "num_waiting": 1, "free_pages": 6, "total_pages": 8}
+    assert report["members"][0]["load"] == {**load, "waiting_tokens": 300, "grantable_pages": 0}
+    assert report["members"][1]["lanes"] == ["rc_mlx5/mlx5_0:1", "tcp/eth0"]
+    assert [pool["backlog_s"] for pool in report["pools"]] == [1.5, 0.0]
+    assert [each["pairs"] for each in report["mismatches"]] == [[["000000000000001a", "d000000000000000"]]]
+
+
+def test_workers_that_fit_or_would_not_pair_anyway_are_no_mismatch() -> None:
+    fitting = Instance(instance_id=3, role=ROLE_DECODE, compat="x", terms=Terms(weights="w1"))
+    other_prefill = Instance(instance_id=4, role=ROLE_PREFILL, compat="z", terms=Terms(weights="w3"))
+    assert mismatches([PREFILL, fitting, ROUTER]) == []
+    assert mismatches([PREFILL, other_prefill]) == []
+    of_another_model = Instance(instance_id=5, role=ROLE_DECODE, compat="z", terms=Terms(weights="w3"), started_as="m")
+    assert mismatches([PREFILL, of_another_model]) == []

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from diptych.common.garbage import postponed
+
+
+def test_garbage_is_searched_for_again_when_all_is_imported_or_that_failed() -> None:
+    with postponed():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ImportError), postponed():
+        raise ImportError
+    assert gc.isenabled()

@@ -1,0 +1,65 @@
+"""The arithmetic of a layer by kernels of GPUs is that of the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from diptych.engine.models.ops import Ops, TorchOps
+from diptych.engine.models.placement import Split
+from diptych.engine.quantization.weight import QuantizedWeight
+from diptych.kernels.quantized import QuantizedArray
+
+EPS = 1e-5
+
+
+def both(dtype: torch.dtype, device: torch.device) -> tuple[Ops, Ops]:
+    from diptych.engine.models.gpu_ops import GpuOps
+
+    return GpuOps(dtype, device), TorchOps(dtype, device)
+
+
+def states(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(*shape, device=device).to(dtype)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_norms_and_activations_are_as_in_the_reference(num_rows: int, device: torch.device) -> None:
+    x, delta, weight = (states(device, torch.float32, *shape) for shape in ((num_rows, 48), (num_rows, 48), (48,)))
+    gate_up, qkv, head = (states(device, torch.float32, *shape) for shape in ((num_rows, 96), (num_rows, 96), (16,)))
+    results = []
+    for ops in both(torch.float32, device):
+        normed, added, silu, gelu = (torch.empty_like(x) for _ in range(4))
+        sum_of, heads = x.clone(), qkv.clone()
+        ops.rms_norm(x, weight, EPS, normed)
+        ops.add_rms_norm(sum_of, delta, weight, EPS, added)
+        ops.silu_and_mul(gate_up, silu)
+        ops.gelu_tanh_and_mul(gate_up, gelu)
+        ops.norm_heads(heads, 2, head, head, EPS)
+        results.append((normed, sum_of, added, silu, gelu, heads))
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("num_tokens", "num_rows"), [(3, 2048), (3, 20), (20, 2048)])
+def test_products_of_few_and_of_many_rows_are_as_in_the_reference(
+    num_tokens: int, num_rows: int, device: torch.device
+) -> None:
+    weight, x = states(device, torch.float16, num_rows, 64), states(device, torch.float16, num_tokens, 64)
+    products, rows = [], []
+    for ops in both(torch.float16, device):
+        matrix, product = ops.matrix("0.o", weight, Split.NONE), x.new_empty(num_tokens, num_rows)
+        matrix.multiply(x, product)
+        products.append(product)
+        rows.append(matrix.rows(torch.tensor([5, 0], device=device)))
+    torch.testing.assert_close(*products, atol=2e-2, rtol=2e-3)
+    assert torch.equal(*rows)
+
+
+def test_what_a_checkpoint_stores_in_few_bits_is_expanded(device: torch.device) -> None:
+    codes = np.arange(32, dtype=np.int8).reshape(2, 16)
+    weight = QuantizedWeight((QuantizedArray("int8", codes, np.full((2, 1), 0.5, np.float32)),))
+    rows = [ops.matrix("0.o", weight, Split.NONE).rows(torch.arange(2)) for ops in both(torch.float16, device)]
+    assert rows[0].tolist() == (codes * 0.5).tolist()
+    assert torch.equal(*rows)

@@ -1,0 +1,70 @@
+"""Attention by Triton kernels gives what the reference gives, and leaves the same KV behind, step after step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from attention_pools import Pools
+from tiny_config import tiny_config
+
+from diptych.engine.batch import ForwardMode
+from diptych.engine.loader.config import ModelConfig, Rope
+from diptych.engine.runner.gpu.ladder import pad
+from diptych.engine.runner.staged_batch import stage
+
+LLAMA = tiny_config(context_len=128)
+GEMMA = replace(LLAMA, windows=(7, 0), local_rope=Rope(1e3, 16), attention_softcap=5.0, query_scale=0.2)
+SCALED = replace(LLAMA, kv_scales=((0.5, 0.03), (0.02, 2.0)))
+PARTLY_ROTATED = replace(LLAMA, rope=Rope(1e4, 8), num_heads=3, num_kv_heads=1)
+SHAPES = pytest.mark.parametrize("config", [LLAMA, GEMMA, PARTLY_ROTATED], ids=["llama", "gemma", "partly rotated"])
+
+
+def new_pools(config: ModelConfig, kv_dtype: torch.dtype, device: torch.device) -> Pools:
+    from diptych.engine.attention.triton_backend import TritonAttention
+
+    return Pools(config, kv_dtype, device, TritonAttention)
+
+
+@SHAPES
+def test_prompts_in_parts_mixed_steps_and_single_tokens_are_as_in_the_reference(
+    config: ModelConfig, device: torch.device
+) -> None:
+    pools = new_pools(config, torch.float32, device)
+    pools.extend({"a": 9, "b": 1})
+    pools.extend({"b": 1, "a": 6, "c": 4}, ForwardMode.MIXED)
+    pools.decode(["a", "b", "c"])
+    pools.decode(["c"])
+
+
+@pytest.mark.parametrize("config", [LLAMA, SCALED], ids=["unscaled", "scaled"])
+def test_narrow_pools_hold_the_same_bytes(config: ModelConfig, device: torch.device) -> None:
+    pools = new_pools(config, torch.float8_e4m3fn, device)
+    pools.extend({"a": 9, "b": 3})
+    pools.extend({"b": 1, "a": 4}, ForwardMode.MIXED)
+    pools.decode(["b", "a"])
+
+
+def test_scales_are_for_fp8_only(device: torch.device) -> None:
+    scaled, plain = (new_pools(config, torch.float32, device) for config in (SCALED, LLAMA))
+    for pools in (scaled, plain):
+        torch.manual_seed(1)
+        pools.extend({"a": 9})
+    assert torch.equal(scaled.kv[0], plain.kv[0])
+
+
+def test_rows_of_padding_read_and_store_nothing_and_give_zeros(device: torch.device) -> None:
+    pools = new_pools(LLAMA, torch.float32, device)
+    pools.extend({"a": 5})
+    host = pools.batch({"a": 1}, ForwardMode.DECODE)
+    padded = stage(pad(host, 2), device)
+    before = pools.kv[0].clone()
+    (qkv, out), _ = pools.states(2)
+    pools.backend.capture_metadata(padded)
+    pools.backend.replay_metadata(padded)
+    pools.backend.forward_decode(qkv, 0, out)
+    assert not out[1].any()
+    assert out[0].isfinite().all()
+    changed = (pools.kv[0] != before).flatten(2).any(-1).nonzero().tolist()
+    assert changed == [[int(host.page_table[0, -1]), 0]]

@@ -1,0 +1,39 @@
+"""What a step finds on the device, and what it is told of it on the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from diptych.engine.batch import ForwardBatch, ForwardMode
+from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
+from diptych.engine.runner.gpu.staging import Staging
+
+LIMITS = StepLimits(max_step_tokens=16, max_requests=8, max_pages=4)
+
+
+class Mark:
+    """An event that is over at once."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def test_a_padded_step_has_as_many_rows_on_the_host_as_on_the_device() -> None:
+    """A backend that plans on the host plans for the graph's rows, not for the batch's."""
+    rows = np.arange(3)
+    batch = ForwardBatch(
+        mode=ForwardMode.DECODE,
+        input_ids=rows,
+        positions=rows,
+        out_slots=rows * 16,
+        page_table=rows[:, None].astype(np.int32),
+        seq_lens=rows + 1,
+        extend_lens=np.ones(3, np.int64),
+        sample_rows=rows,
+    )
+    cpu = torch.device("cpu")
+    staged = StepInputs(LIMITS, Staging(LIMITS.nbytes, cpu, Mark), cpu).stage_padded(batch, 8)
+    assert staged.host.seq_lens.tolist() == staged.seq_lens.tolist() == [1, 2, 3, 0, 0, 0, 0, 0]
+    assert len(staged.host.page_table) == len(staged.page_table) == 8

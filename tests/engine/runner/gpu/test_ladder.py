@@ -1,0 +1,67 @@
+"""Which steps are replayed, and what they are filled up with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from diptych.engine.batch import ForwardBatch, ForwardMode
+from diptych.engine.runner.gpu.ladder import ladder, pad, rung_of
+
+
+def decode_batch(size: int) -> ForwardBatch:
+    rows = np.arange(size)
+    return ForwardBatch(
+        mode=ForwardMode.DECODE,
+        input_ids=rows + 100,
+        positions=rows + 16,
+        out_slots=rows * 32 + 16,
+        page_table=np.stack([2 * rows, 2 * rows + 1], axis=1).astype(np.int32),
+        seq_lens=rows + 17,
+        extend_lens=np.ones(size, np.int64),
+        sample_rows=rows,
+    )
+
+
+@pytest.mark.parametrize("max_batch", [1, 2, 3, 8, 16, 17, 64, 100, 256, 1000])
+def test_the_ladder_ends_at_the_largest_batch_and_wastes_less_than_half_and_little_where_rows_cost(
+    max_batch: int,
+) -> None:
+    rungs = ladder(max_batch)
+    assert rungs[-1] == max_batch
+    assert list(rungs) == sorted(set(rungs))
+    for size in range(1, max_batch + 1):
+        rung = min(rung for rung in rungs if rung >= size)
+        assert rung < 2 * size or rung == 1
+        if size > 128:
+            assert rung <= size * 1.25
+
+
+def test_a_decode_step_takes_the_smallest_graph_that_holds_it() -> None:
+    rungs = ladder(20)
+    assert [rung_of(decode_batch(size), rungs) for size in (1, 3, 8, 9, 17, 20)] == [1, 4, 8, 16, 20, 20]
+    assert rung_of(decode_batch(21), rungs) is None
+
+
+def test_other_steps_are_launched_kernel_by_kernel() -> None:
+    batch = decode_batch(2)
+    assert rung_of(replace(batch, adapters=np.array([-1, 0])), (2,)) is None
+    assert rung_of(replace(batch, sample_rows=np.array([1])), (2,)) is None
+    for mode in (ForwardMode.EXTEND, ForwardMode.MIXED):
+        assert rung_of(replace(batch, mode=mode), (2,)) is None
+
+
+def test_padding_rows_have_no_tokens_and_write_nowhere() -> None:
+    batch = decode_batch(3)
+    full = pad(batch, 5)
+    assert full.batch_size == 5
+    assert full.input_ids.tolist() == [100, 101, 102, 0, 0]
+    assert full.positions.tolist() == [16, 17, 18, 0, 0]
+    assert full.out_slots.tolist() == [16, 48, 80, -1, -1]
+    assert full.seq_lens.tolist() == [17, 18, 19, 0, 0]
+    assert full.page_table.tolist() == [[0, 1], [2, 3], [4, 5], [0, 0], [0, 0]]
+    assert full.page_table.dtype == np.int32
+    assert full.sample_rows.tolist() == list(range(5))
+    assert pad(batch, 3).out_slots.tolist() == batch.out_slots.tolist()

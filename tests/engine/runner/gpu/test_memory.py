@@ -1,0 +1,51 @@
+"""How much of a GPU becomes KV pool."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from diptych.common.errors import ConfigError
+from diptych.engine.runner.gpu.memory import (
+    GIB,
+    GRAPH_NBYTES,
+    SPARE_NBYTES,
+    DeviceMemory,
+    check_room_beside,
+    graphs_nbytes,
+    pool_nbytes,
+)
+
+ALONE = DeviceMemory(total=100 * GIB, free=84 * GIB, own=15 * GIB, step_peak=3 * GIB)
+
+
+def test_the_pool_takes_what_weights_steps_and_graphs_leave_of_the_share() -> None:
+    assert pool_nbytes(ALONE, 0.75, 0) == (75 - 15 - 3) * GIB
+    assert pool_nbytes(ALONE, 0.75, 2 * GIB) == (75 - 15 - 3 - 2) * GIB
+
+
+def test_graphs_share_tensors_of_as_many_rows_as_requests() -> None:
+    assert graphs_nbytes(16, 3 * GIB, max_requests=64, max_step_tokens=6144) == 16 * GRAPH_NBYTES + GIB // 32
+    assert graphs_nbytes(1, 3 * GIB, max_requests=64, max_step_tokens=8) == GRAPH_NBYTES + 3 * GIB
+    assert graphs_nbytes(0, 3 * GIB, max_requests=64, max_step_tokens=6144) == 0
+
+
+def test_what_others_have_taken_is_not_there() -> None:
+    """The second of two workers that may take half each has as much as the first, but not more than is free."""
+    second = replace(ALONE, free=34 * GIB)
+    assert pool_nbytes(second, 0.5, 0) == pool_nbytes(ALONE, 0.5, 0) - GIB == 31 * GIB
+
+
+def test_a_model_that_leaves_nothing_is_refused_in_numbers() -> None:
+    memory = DeviceMemory(total=80 * GIB, free=9 * GIB, own=70 * GIB, step_peak=2 * GIB)
+    with pytest.raises(ConfigError, match=r"9\.0 of 80\.0 GiB are free, the weights have 70\.0 of the 88%"):
+        pool_nbytes(memory, 0.88, 0)
+
+
+def test_other_weights_are_refused_where_a_step_would_not_find_its_memory_beside_them() -> None:
+    check_room_beside(15 * GIB, 2 * GIB, free=17 * GIB)
+    with pytest.raises(ConfigError, match=r"take 17\.0 GiB of GPU memory, 16\.5 are free"):
+        check_room_beside(15 * GIB, 2 * GIB, free=33 * GIB // 2)
+    with pytest.raises(ConfigError, match="lower --gpu-memory-share"):
+        check_room_beside(15 * GIB, 0, free=15 * GIB + SPARE_NBYTES - 1)

@@ -1,0 +1,170 @@
+"""A tiny random model on real GPUs: however its steps are run, the same tokens; and the memory that was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine.batch import I64, ForwardBatch, ForwardMode, SamplingBatch
+from diptych.engine.loader.source import ModelSource, open_model
+
+HAS_GPU = torch.cuda.is_available()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),  # kernels are compiled
+    pytest.mark.skipif(not HAS_GPU, reason="needs a GPU"),
+]
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+SEEDED = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.9, top_k=50, seed=7, ignore_eos=True)
+PENALISED = SamplingParams(max_tokens=24, temperature=0.0, repetition_penalty=1.3, logprobs=2, ignore_eos=True)
+PROMPTS = [[first, 5, 7, *range(9 * first)] for first in range(21)]
+OPTIONS = EngineOptions(
+    device="cuda", dtype="float32", kv_cache_mib=256, max_step_tokens=64, max_requests=20, cuda_graphs="off"
+)
+Tokens = list[tuple[int, ...]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """Heads as kernels have them: 8 of 64, in groups of 4."""
+    config = transformers.LlamaConfig(
+        vocab_size=321,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        eos_token_id=None,
+        bos_token_id=None,
+        initializer_range=0.1,
+    )
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("models") / "grouped"
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    (path / "tokenizer.json").write_bytes((tiny_folder / "tokenizer.json").read_bytes())
+    return path
+
+
+def tokens(folder: Path, options: EngineOptions) -> Tokens:
+    """Batches that grow, shrink, and share steps with prompts."""
+    with Engine(str(folder), options) as engine:
+        return [
+            each.token_ids
+            for params in (GREEDY, SEEDED, PENALISED, GREEDY)
+            for each in engine.generate_batch(PROMPTS, params)
+        ]
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Tokens:
+    """One step after the other, kernel by kernel."""
+    return tokens(folder, replace(OPTIONS, overlap="off"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cuda_graphs": "on", "overlap": "off"},
+        {"overlap": "on"},
+        {"cuda_graphs": "on"},
+        {"cuda_graphs": "on", "schedule_mode": "mixed"},
+    ],
+    ids=["graphs", "overlap", "both", "both, mixed"],
+)
+def test_graphs_and_overlap_change_no_token(folder: Path, plain: Tokens, changes: dict[str, Any]) -> None:
+    assert tokens(folder, replace(OPTIONS, **changes)) == plain
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nothing_is_compiled_while_requests_wait(folder: Path, capfd: pytest.CaptureFixture[str], dtype: Any) -> None:
+    tokens(folder, replace(OPTIONS, dtype=dtype, cuda_graphs="on", schedule_mode="mixed"))
+    assert "while serving" not in capfd.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("cuda_graphs", ["off", "on"])
+def test_two_ranks_give_the_tokens_of_one(folder: Path, plain: Tokens, cuda_graphs: Any) -> None:
+    assert tokens(folder, replace(OPTIONS, tp=2, cuda_graphs=cuda_graphs)) == plain
+
+
+def test_a_pool_takes_what_is_left_of_the_share(folder: Path) -> None:
+    free, total = torch.cuda.mem_get_info()
+    if free < 0.5 * total:
+        pytest.skip("somebody else uses the GPU")
+    options = replace(OPTIONS, kv_cache_mib=0, gpu_memory_share=0.2, cuda_graphs="on")
+    with Engine(str(folder), options) as engine:
+        engine.generate_batch(PROMPTS, GREEDY)
+        taken = free - torch.cuda.mem_get_info()[0]
+    assert 0.15 * total < taken < 0.21 * total
+
+
+@pytest.fixture(scope="module")
+def source(folder: Path) -> ModelSource:
+    return open_model(str(folder))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_padded_replay_has_the_logits_of_a_step_that_is_launched(source: ModelSource, dtype: str) -> None:
+    """5 rows in a graph of 8. The pool holds no number where nothing was written."""
+    launched, replayed = (logits(source, dtype, with_graphs=with_graphs) for with_graphs in (False, True))
+    assert launched.isfinite().all()
+    torch.testing.assert_close(replayed, launched, rtol=2e-2, atol=2e-2)
+
+
+def logits(source: ModelSource, dtype: str, *, with_graphs: bool) -> torch.Tensor:
+    """Return those of three decode steps, each of the tokens of the one before, nobody waiting in between."""
+    from diptych.engine.runner.gpu.inputs import StepLimits
+    from diptych.engine.runner.gpu.new_runner import new_runner
+    from diptych.engine.runner.loaded_model import ModelOptions, load_model
+    from diptych.engine.runner.model_runner import ModelRunner
+
+    device = torch.device("cuda", 0)
+    layout = ModelRunner.pool_layout(source.config, num_pages=64, page_size=16, dtype=dtype)
+    kv = torch.full(layout.shape, torch.nan, dtype=getattr(torch, dtype), device=device)
+    model = load_model(source, kv, ModelOptions(dtype))
+    runner = new_runner(model, StepLimits(256, 8, 32), device, with_graphs=with_graphs)
+    lens = np.array([3, 16, 17, 33, 60])
+    runner.execute(batch_of(ForwardMode.EXTEND, lens, lens, np.arange(lens.sum()) % 300), greedy(5))
+    steps, waits = [], []
+    for step in range(1, 4):
+        batch = batch_of(ForwardMode.DECODE, lens + step, np.ones_like(lens), -1 - np.arange(5))
+        steps.append(runner.logits(batch).float().clone())
+        waits.append(runner.sample(batch, steps[-1].clone(), greedy(5)))
+    chosen = np.stack([wait().token_ids for wait in waits])
+    found = torch.stack(steps)
+    assert chosen.tolist() == found.argmax(-1).tolist()
+    assert len(runner.graphs) == (1 if with_graphs else 0)
+    return found
+
+
+def batch_of(mode: ForwardMode, seq_lens: I64, extend_lens: I64, input_ids: I64) -> ForwardBatch:
+    """Request i has the pages from 8 * i on."""
+    positions = np.concatenate([np.arange(n - new, n) for n, new in zip(seq_lens, extend_lens, strict=True)])
+    rows = np.arange(len(seq_lens))
+    owner = np.repeat(rows, extend_lens)
+    return ForwardBatch(
+        mode=mode,
+        input_ids=input_ids,
+        positions=positions,
+        out_slots=owner * 128 + positions,
+        page_table=(8 * rows[:, None] + np.arange(4)).astype(np.int32),
+        seq_lens=seq_lens,
+        extend_lens=extend_lens,
+        sample_rows=rows,
+    )
+
+
+def greedy(num_samples: int) -> SamplingBatch:
+    zeros = np.zeros(num_samples, np.int64)
+    ones = np.ones(num_samples, np.float32)
+    return SamplingBatch(ones * 0, ones, zeros, zeros.astype(np.uint64), zeros)

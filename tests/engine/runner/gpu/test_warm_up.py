@@ -1,0 +1,41 @@
+"""Steps that are run ahead: of all sizes, and nobody's pages."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from diptych.engine.batch import ForwardMode
+from diptych.engine.runner.gpu.inputs import StepLimits
+from diptych.engine.runner.gpu.warm_up import up_to, warm_up_steps
+
+
+def test_sizes_are_the_powers_of_two_and_the_limit() -> None:
+    assert [up_to(limit) for limit in (1, 2, 5, 8)] == [(1,), (1, 2), (1, 2, 4, 5), (1, 2, 4, 8)]
+
+
+def test_steps_have_all_sizes_and_write_to_the_null_page_alone() -> None:
+    steps = list(warm_up_steps(StepLimits(max_step_tokens=40, max_requests=5, max_pages=8), page_size=4, longest=16))
+    prompts = [step.extend_lens.tolist() for step in steps if step.mode is ForwardMode.EXTEND]
+    assert prompts == [[1], [2], [4], [8], [16], [16, 16], [16, 16, 8]]
+    assert [step.batch_size for step in steps if step.mode is ForwardMode.DECODE] == [1, 2, 4, 5]
+    for step in steps:
+        assert len(step.input_ids) == step.extend_lens.sum() == len(step.positions)
+        assert step.out_slots.max() < 4
+        assert not step.page_table.any()
+        assert step.page_table.shape == (step.batch_size, -(-step.seq_lens.max() // 4))
+
+
+def test_prompts_that_many_requests_would_have_to_share_are_as_many_as_may_run() -> None:
+    steps = list(warm_up_steps(StepLimits(max_step_tokens=64, max_requests=2, max_pages=8), page_size=4, longest=8))
+    assert max(step.batch_size for step in steps) == 2
+
+
+def test_a_kernel_that_is_compiled_later_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    from diptych.engine.runner.gpu.late_kernels import tell
+
+    tell(src=None, metadata={"name": "grouped_gemm"}, times=SimpleNamespace(total=1_500_000), cache_hit=False)
+    assert caplog.messages == ["kernel grouped_gemm was compiled in 1.50 s, while serving"]
+    assert caplog.records[0].levelno == logging.WARNING

@@ -1,0 +1,44 @@
+"""Every model family by kernels of GPUs against transformers; in the interpreter, the start of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diptych.engine.loader.source import open_model
+
+NewDriver = Callable[..., Any]
+INTERPRETED = ("gemma3",)  # norms before, after and of heads, windows, two embeddings of positions
+
+
+@pytest.fixture
+def extent(device: torch.device, family_model: Any, request: pytest.FixtureRequest) -> tuple[slice, int]:
+    """Which prompts, and how many tokens are decoded after them."""
+    if device.type == "cuda":
+        return slice(None), len(family_model.outputs[0])
+    family = request.node.callspec.params["family_model"]
+    if family not in INTERPRETED:
+        pytest.skip("interpreted for some families only")
+    return slice(0, 2), 1
+
+
+def test_prompts_and_decode_give_the_logits_of_transformers(
+    new_driver: NewDriver, family_model: Any, device: torch.device, extent: tuple[slice, int]
+) -> None:
+    which, num_decoded = extent
+    driver = new_driver(open_model(str(family_model.folder)), "triton", device=device.type)
+    prompts, outputs = family_model.prompts[which], family_model.outputs[which]
+    logits = driver.extend(dict(enumerate(prompts)))
+    for step in range(num_decoded):
+        ends = [len(prompt) - 1 + step for prompt in prompts]
+        expected = [theirs[end] for theirs, end in zip(family_model.logits[which], ends, strict=True)]
+        assert_close(logits, expected)
+        logits = driver.decode({i: tokens[step] for i, tokens in enumerate(outputs)})
+
+
+def assert_close(ours: Tensor, theirs: list[Tensor]) -> None:
+    torch.testing.assert_close(ours.cpu(), torch.stack(theirs), atol=1e-3, rtol=1e-4)

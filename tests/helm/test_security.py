@@ -1,0 +1,196 @@
+"""Nobody may do more than its work needs: pods, accounts, networks, secrets."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import tomllib
+from typing import Any
+
+import chart
+import pytest
+from chart import Objects, objects
+
+OURS = [scenario for scenario in chart.SCENARIOS if scenario != "everything"]  # that has containers of others
+
+
+def containers(found: Objects) -> list[dict[str, Any]]:
+    pods = [each["spec"] for each in found.pods().values()]
+    return [container for pod in pods for container in (*pod["containers"], *pod.get("initContainers", []))]
+
+
+@pytest.mark.parametrize("scenario", OURS)
+def test_every_pod_keeps_to_the_restricted_profile_but_for_rdma(scenario: str) -> None:
+    found = objects(scenario=scenario)
+    for name, pod in found.pods().items():
+        security = pod["spec"]["securityContext"]
+        assert (security["runAsNonRoot"], security["seccompProfile"]) == (True, {"type": "RuntimeDefault"}), name
+        assert not {"hostPID", "hostIPC", "hostNetwork"} & set(pod["spec"])
+    for container in containers(found):
+        security = container["securityContext"]
+        assert security["capabilities"].get("add", []) == (
+            ["IPC_LOCK"] if scenario == "rdma" and container["name"] == "worker" else []
+        )
+        assert security == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "capabilities": security["capabilities"],
+        }
+        assert security["capabilities"]["drop"] == ["ALL"]
+
+
+@pytest.mark.parametrize("scenario", OURS)
+def test_no_pod_has_access_to_the_kubernetes_api_but_the_helper(scenario: str) -> None:
+    pods = objects(scenario=scenario).pods()
+    allowed = {name for name, pod in pods.items() if pod["spec"]["automountServiceAccountToken"]}
+    assert allowed == ({"r-diptych-deletion-costs"} if scenario == "hpa" else set())
+
+
+def test_the_helper_lists_and_patches_pods_of_its_namespace_and_nothing_else() -> None:
+    found = objects(scenario="hpa")
+    (role,) = found.of_kind("Role")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "patch"]}]
+    assert not found.of_kind("ClusterRole")
+    (binding,) = found.of_kind("RoleBinding")
+    account = found.pods()["r-diptych-deletion-costs"]["spec"]["serviceAccountName"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "ns"}]
+
+
+def test_routers_that_check_pods_list_endpoint_slices_of_a_service_of_all_workers_and_nothing_else() -> None:
+    found = objects("router: {checkPods: true}")
+    assert found["Role/r-diptych-pod-check"]["rules"] == [
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list"]}
+    ]
+    uses_api = {name for name, pod in found.pods().items() if pod["spec"]["automountServiceAccountToken"]}
+    assert uses_api == {"r-diptych-router"}
+    (container,) = found.pods()["r-diptych-router"]["spec"]["containers"]
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    assert variables["DIPTYCH_ENDPOINT_SLICES"] == "kubernetes.io/service-name=r-diptych-workers"
+    selector = found["Service/r-diptych-workers"]["spec"]["selector"]
+    for name, pod in found.pods().items():
+        labels = pod["metadata"]["labels"]
+        assert (selector.items() <= labels.items()) == ("prefill" in name or "decode" in name)
+
+
+@pytest.mark.parametrize("scenario", chart.SCENARIOS)
+def test_every_pod_has_an_account_that_is_made(scenario: str) -> None:
+    found = objects(scenario=scenario)
+    accounts = {pod["spec"]["serviceAccountName"] for pod in found.pods().values()}
+    made = {each["metadata"]["name"] for each in found.of_kind("ServiceAccount")}
+    assert made == accounts if scenario != "existing-secrets" else accounts == {"default", "llm-workers"}
+
+
+def policy(found: Objects, component: str) -> dict[str, Any]:
+    spec: dict[str, Any] = found[f"NetworkPolicy/r-diptych-{component}"]["spec"]
+    return spec
+
+
+def is_allowed(found: Objects, component: str, source: dict[str, str], port: str) -> bool:
+    """Whether a pod of this release with these labels may reach a port, named or not."""
+
+    def matches(peer: dict[str, Any]) -> bool:
+        selector = peer.get("podSelector")
+        if selector is None or "namespaceSelector" in peer:
+            return False
+        wanted = selector.get("matchExpressions", [])
+        labels = selector["matchLabels"].items() <= source.items()
+        return labels and all(source[each["key"]] in each["values"] for each in wanted)
+
+    def opens(rule: dict[str, Any]) -> bool:
+        ports = [each["port"] for each in rule.get("ports", [])]
+        return (not ports or port in ports) and ("from" not in rule or any(map(matches, rule["from"])))
+
+    return any(map(opens, policy(found, component)["ingress"]))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "port", "is_open"),
+    [
+        ("client", "router", "http", True),
+        ("client", "router", "health", False),  # nor metrics
+        ("client", "r-diptych-decode", "grpc", False),
+        ("client", "bootstrap", "grpc", False),
+        ("r-diptych-router", "worker", "grpc", True),
+        ("r-diptych-router", "worker", "metrics", False),
+        ("r-diptych-router", "worker", "any other", False),
+        ("r-diptych-prefill", "worker", "any other", True),
+        ("r-diptych-prefill", "bootstrap", "grpc", True),
+        ("r-diptych-router", "bootstrap", "grpc", True),
+        ("r-diptych-prefill", "bootstrap", "health", False),
+        ("r-diptych-test-kv", "worker", "grpc", True),
+        ("r-diptych-test-kv", "bootstrap", "grpc", True),
+    ],
+)
+def test_networks_are_open_for_whom_they_are_needed(source: str, target: str, port: str, is_open: bool) -> None:
+    found = objects()
+    component = "worker" if target.startswith("r-") else target
+    labels = {} if source == "client" else found.pods()[source]["metadata"]["labels"]
+    assert is_allowed(found, component, labels, port) is is_open
+
+
+def test_every_policy_selects_pods_and_names_ports_that_they_have() -> None:
+    found = objects(scenario="tls")
+    for each in found.of_kind("NetworkPolicy"):
+        wanted = each["spec"]["podSelector"]["matchLabels"].items()
+        pods = [pod for pod in found.pods().values() if wanted <= pod["metadata"]["labels"].items()]
+        assert pods
+        named = {port["port"] for rule in each["spec"]["ingress"] for port in rule.get("ports", [])}
+        for pod in pods:
+            assert named <= {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+
+
+def test_named_clients_and_the_release_itself_reach_routers_and_nobody_else() -> None:
+    found = objects(scenario="tls")
+    assert not is_allowed(found, "router", {}, "http")
+    assert is_allowed(found, "router", found.pods()["r-diptych-test-kv"]["metadata"]["labels"], "http")
+    gateways = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateways"}}}
+    assert gateways in policy(found, "router")["ingress"][0]["from"]
+    assert policy(found, "worker")["policyTypes"] == ["Ingress", "Egress"]
+
+
+def secret(found: Objects, name: str) -> dict[str, str]:
+    data = found[f"Secret/r-diptych-{name}"]["data"]
+    return {key: base64.b64decode(value).decode() for key, value in data.items()}
+
+
+def test_secrets_that_the_chart_makes_are_kept_and_fit_together() -> None:
+    found = objects("auth: {tls: {enabled: true}}")
+    for each in found.of_kind("Secret"):
+        assert each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert len(secret(found, "token")["token"]) == 64
+    keys = secret(found, "api-keys")
+    assert tomllib.loads(keys["keys.toml"]) == {"default": {"sha256": hashlib.sha256(keys["key"].encode()).hexdigest()}}
+
+
+def test_the_certificate_that_the_chart_makes_is_one_that_members_can_use(tmp_path: Any) -> None:
+    from diptych.common.tls import Tls, TlsFiles
+
+    files = secret(objects("auth: {tls: {enabled: true, name: our-name}}"), "tls")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    Tls(TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt", "our-name")).current()
+
+
+def test_no_secret_is_in_a_command_line_or_an_environment() -> None:
+    found = objects("auth: {tls: {enabled: true}}")
+    token, key = secret(found, "token")["token"], secret(found, "api-keys")["key"]
+    pods = str(found.pods())
+    assert token not in pods
+    assert key not in pods
+
+
+def test_existing_secrets_are_mounted_and_none_is_made() -> None:
+    found = objects(scenario="existing-secrets")
+    assert not found.of_kind("Secret")
+    volumes = found.pods()["r-diptych-router"]["spec"]["volumes"]
+    names = {each["secret"]["secretName"] for each in volumes if "secret" in each}
+    assert names == {"diptych-token", "diptych-tls", "diptych-api-keys"}
+
+
+def test_cert_manager_makes_what_is_mounted() -> None:
+    found = objects(scenario="everything")
+    (certificate,) = found.of_kind("Certificate")
+    assert certificate["spec"]["dnsNames"] == ["diptych"]
+    volumes = found.pods()["r-llm-router"]["spec"]["volumes"]
+    assert certificate["spec"]["secretName"] in str(volumes)

@@ -1,0 +1,363 @@
+"""What the chart makes of values: the things that upgrades, drains and rollouts depend on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chart
+import pytest
+import yaml
+from chart import Objects, objects
+
+ROUTER, PREFILL, DECODE = "r-diptych-router", "r-diptych-prefill", "r-diptych-decode"
+
+
+def pool(**values: Any) -> Objects:
+    """Render with one decode pool of these values."""
+    return objects(yaml.safe_dump({"decode": {"pools": [{"name": "default", **values}]}}))
+
+
+def deployment(found: Objects, name: str) -> dict[str, Any]:
+    spec: dict[str, Any] = found[f"Deployment/{name}"]["spec"]
+    return spec
+
+
+def args(found: Objects, name: str) -> list[str]:
+    return list(found.container(name)["args"])
+
+
+def env(found: Objects, name: str) -> dict[str, Any]:
+    return {each["name"]: each.get("value", each.get("valueFrom")) for each in found.container(name)["env"]}
+
+
+def test_the_defaults_are_a_platform_of_routers_bootstrap_and_a_pool_of_each_role() -> None:
+    made = {each["metadata"]["name"]: each["spec"]["replicas"] for each in objects().of_kind("Deployment")}
+    assert made == {ROUTER: 2, "r-diptych-bootstrap": 2, PREFILL: 1, DECODE: 1}
+
+
+def test_every_role_is_made_by_one_template() -> None:
+    pools = "[{name: default, options: {kvCacheMib: 64}}]"
+    found = objects(f"{{prefill: {{pools: {pools}}}, decode: {{pools: {pools}}}, unified: {{pools: {pools}}}}}")
+    texts = {
+        yaml.safe_dump(deployment(found, f"r-diptych-{role}")).replace(role, "ROLE")
+        for role in ("prefill", "decode", "unified")
+    }
+    assert len(texts) == 1
+
+
+def test_a_pool_has_the_workers_values_and_its_own_over_them() -> None:
+    found = objects(
+        "{workers: {options: {pageSize: 32, dp: 2}, nodeSelector: {a: b}},"
+        " decode: {pools: [{name: x, replicas: 3, options: {dp: 1}, nodeSelector: {c: d}}]}}"
+    )
+    spec = deployment(found, "r-diptych-decode-x")
+    assert spec["replicas"] == 3
+    assert {"--page-size=32", "--dp=1"} <= set(args(found, "r-diptych-decode-x"))
+    assert spec["template"]["spec"]["nodeSelector"] == {"a": "b", "c": "d"}
+
+
+def test_options_become_flags() -> None:
+    options = {"kvCacheMib": 2048, "gpuMemoryShare": 0.85, "tenantWeights": ["a=2", "b=1"], "stallS": 90}
+    flags = ["--gpu-memory-share=0.85", "--kv-cache-mib=2048", "--stall-s=90", "--tenant-weights=a=2,b=1"]
+    assert args(pool(options=options), DECODE)[-4:] == flags
+    assert args(objects("router: {options: {runtimeLora: false}}"), ROUTER)[-1] == "--no-runtime-lora"
+
+
+def test_large_numbers_are_written_out() -> None:
+    assert "--max-body-bytes=67108864" in args(objects("router: {options: {maxBodyBytes: 67108864}}"), ROUTER)
+    assert "--kv-cache-mib=1000000" in args(
+        pool(options={"kvCacheMib": 1000000}, resources={"limits": {"memory": "2Ti"}}), DECODE
+    )
+
+
+def test_members_know_their_pod_and_find_every_replica_of_bootstrap() -> None:
+    found = env(objects(), DECODE)
+    assert found["DIPTYCH_BOOTSTRAP"] == "dns:///r-diptych-bootstrap:7000"
+    assert found["DIPTYCH_ADVERTISE_HOST"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert found["DIPTYCH_POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    service = objects()["Service/r-diptych-bootstrap"]["spec"]
+    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [
+        ({}, 60 + 30 + 15),
+        ({"drainSeconds": 600}, 600 + 30 + 15),
+        ({"options": {"kvTransferTimeoutS": 12.5}}, 60 + 13 + 15),
+        ({"preStop": {"exec": {"command": ["a"]}}, "preStopSeconds": 7}, 7 + 60 + 30 + 15),
+        ({"terminationGracePeriodSeconds": 900}, 900),
+    ],
+)
+def test_a_worker_has_the_time_that_its_drain_takes(values: dict[str, Any], seconds: int) -> None:
+    found = pool(**values)
+    assert found.pods()[DECODE]["spec"]["terminationGracePeriodSeconds"] == seconds
+    assert f"--drain-s={values.get('drainSeconds', 60)}" in args(found, DECODE)
+
+
+def test_a_router_drains_in_its_hook_and_is_given_the_time() -> None:
+    found = objects("router: {drainSeconds: 100, endpointSeconds: 7}")
+    command = found.container(ROUTER)["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == ["diptych", "drain", "--deadline-s=100", "--linger-s=7"]
+    assert "DIPTYCH_POD_NAME" in env(found, ROUTER), "by which the command knows whom it drains"
+    assert found.pods()[ROUTER]["spec"]["terminationGracePeriodSeconds"] == 100 + 7 + 30
+
+
+@pytest.mark.parametrize(("gpus", "surge"), [(0, 1), (1, 0)])
+def test_a_rollout_needs_no_spare_gpu(gpus: int, surge: int) -> None:
+    strategy = deployment(pool(gpu={"count": gpus}), DECODE)["strategy"]["rollingUpdate"]
+    assert strategy == {"maxSurge": surge, "maxUnavailable": 1 - surge}
+
+
+def test_gpus_and_rdma_devices_are_limits_and_bring_their_image() -> None:
+    found = objects(scenario="rdma")
+    container = found.container("diptych-decode" if "Deployment/diptych-decode" in found else DECODE)
+    assert container["resources"]["limits"] == {"memory": "512Gi", "nvidia.com/gpu": "8", "rdma/ib": "8"}
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert container["image"] == "diptych:0.1.0-cuda"
+    assert "--kv-require=rdma" in container["args"]
+    assert {"name": "UCX_IB_GID_INDEX", "value": "3"} in container["env"]
+
+
+@pytest.mark.parametrize(
+    ("image", "name"),
+    [
+        ("{}", "diptych:0.1.0-cpu"),
+        ("{tag: v2}", "diptych:v2"),
+        ("{registry: a.b/c, repository: d/e, tag: v2}", "a.b/c/d/e:v2"),
+        ("{digest: 'sha256:" + "a" * 64 + "', tag: v2}", "diptych@sha256:" + "a" * 64),
+    ],
+)
+def test_images_have_a_registry_and_a_tag_or_digest(image: str, name: str) -> None:
+    assert objects(f"image: {image}").container(ROUTER)["image"] == name
+
+
+def test_a_pools_own_image_beats_the_common_digest() -> None:
+    found = objects(f"{{image: {{digest: 'sha256:{'a' * 64}'}}, workers: {{image: {{repository: x, tag: v3}}}}}}")
+    assert (found.container(DECODE)["image"], found.container(ROUTER)["image"][:14]) == ("x:v3", "diptych@sha256")
+
+
+def test_probes_ask_the_health_port_and_loading_has_its_time() -> None:
+    container = pool(startupSeconds=3600, ports={"grpc": 1, "metrics": 2, "health": 3}).container(DECODE)
+    assert {"name": "health", "containerPort": 3} in container["ports"]
+    for kind in ("startup", "readiness", "liveness"):
+        path = {"startup": "startup", "readiness": "ready", "liveness": "live"}[kind]
+        assert container[f"{kind}Probe"]["httpGet"] == {"path": f"/health/{path}", "port": "health"}
+        assert container[f"{kind}Probe"]["timeoutSeconds"] >= 5
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 3600
+
+
+def test_a_rollout_waits_for_longer_than_a_load() -> None:
+    assert deployment(pool(startupSeconds=3600), DECODE)["progressDeadlineSeconds"] == 3600 + 60 + 30 + 15 + 300
+
+
+def test_shared_memory_holds_the_kv_pages() -> None:
+    def size(**values: Any) -> str:
+        volumes = pool(**values).pods()[DECODE]["spec"]["volumes"]
+        return str(next(each for each in volumes if each["name"] == "shm")["emptyDir"]["sizeLimit"])
+
+    limits = {"limits": {"memory": "64Gi"}}
+    assert size(options={"kvCacheMib": 1024, "dp": 2, "hostCacheMib": 512}, resources=limits) == "3328Mi"
+    assert size() == "768Mi"
+    assert size(gpu={"count": 1}) == "2048Mi"
+    assert size(shm={"size": "3Gi"}) == "3Gi"
+
+
+def test_who_could_not_pair_has_another_compat_label() -> None:
+    def label(values: str = "") -> str:
+        return str(objects(values).pods()[DECODE]["metadata"]["labels"]["diptych.io/compat"])
+
+    assert label() == label("{workers: {options: {pageSize: 32, dtype: bfloat16}}, image: {tag: v2}}")
+    others = ("{model: {name: qwen}}", "{model: {revision: b}}", "{workers: {options: {kvBackend: nixl}}}")
+    assert len({label(), *map(label, others)}) == 4
+
+
+def test_selectors_are_minimal_and_do_not_change_with_the_chart() -> None:
+    found = objects(scenario="everything")
+    for each in found.of_kind("Deployment"):
+        keys = set(each["spec"]["selector"]["matchLabels"])
+        common = {"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component"}
+        assert keys in (common, common | {"diptych.io/role", "diptych.io/pool"})
+        pod = each["spec"]["template"]["metadata"]["labels"]
+        assert each["spec"]["selector"]["matchLabels"].items() <= pod.items()
+        assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(pod), "a new chart alone would roll all pods"
+
+
+def test_replicas_are_left_to_the_autoscaler() -> None:
+    found = objects(scenario="hpa")
+    assert "replicas" not in deployment(found, DECODE)
+    assert "replicas" not in deployment(found, ROUTER)
+    metrics = {
+        each["metadata"]["name"]: [
+            (metric["pods"]["metric"]["name"], metric["pods"]["target"]["averageValue"])
+            for metric in each["spec"]["metrics"]
+            if "pods" in metric
+        ]
+        for each in found.of_kind("HorizontalPodAutoscaler")
+    }
+    assert metrics == {
+        ROUTER: [],
+        PREFILL: [("diptych_worker_prefill_backlog_seconds", "10000m"), ("diptych_worker_prefill_busy_ratio", "700m")],
+        DECODE: [("diptych_worker_kv_demand_ratio", "800m")],
+    }
+
+
+def test_decode_shrinks_slower_than_prefill() -> None:
+    found = objects(scenario="hpa")
+    periods = {
+        name: found[f"HorizontalPodAutoscaler/{name}"]["spec"]["behavior"]["scaleDown"]["policies"][0]["periodSeconds"]
+        for name in (PREFILL, DECODE)
+    }
+    assert periods == {PREFILL: 60, DECODE: 120}
+
+
+def test_keda_asks_about_its_own_namespace_and_pool_and_takes_silence_for_an_error() -> None:
+    spec = objects(scenario="keda")[f"ScaledObject/{DECODE}"]["spec"]
+    assert [each["metadata"]["query"] for each in spec["triggers"]] == [
+        'max(diptych_router_pool_kv_full_workers{namespace="ns",pool="default",role="decode"})',
+        'max(diptych_router_pool_requests_running{namespace="ns",pool="default",role="decode"})',
+    ]
+    assert {each["metadata"]["ignoreNullValues"] for each in spec["triggers"]} == {"false"}
+    assert [each["metadata"]["threshold"] for each in spec["triggers"]] == ["0.8", "48"]
+    assert spec["fallback"]["replicas"] == 4
+
+
+def test_keda_counts_each_scheduler_of_a_pod() -> None:
+    pool = "{name: default, options: {dp: 2, kvCacheMib: 256}}"
+    spec = objects(f"decode: {{pools: [{pool}]}}", scenario="keda")[f"ScaledObject/{DECODE}"]["spec"]
+    assert [each["metadata"]["threshold"] for each in spec["triggers"]] == ["1.6"]
+
+
+def test_a_budget_a_pool_that_never_blocks_the_drain_of_a_node() -> None:
+    budgets = {each["metadata"]["name"]: each["spec"] for each in objects().of_kind("PodDisruptionBudget")}
+    assert {name: spec["maxUnavailable"] for name, spec in budgets.items()} == {
+        "r-diptych-bootstrap": 1,
+        ROUTER: 1,
+        PREFILL: 1,
+        DECODE: 1,
+    }
+
+
+def test_spread_constraints_select_their_own_pool() -> None:
+    constraint = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    found = pool(topologySpreadConstraints=[constraint]).pods()[DECODE]["spec"]["topologySpreadConstraints"]
+    assert found[0]["labelSelector"]["matchLabels"]["diptych.io/role"] == "decode"
+
+
+def test_a_selector_of_their_own_is_left_as_it_is() -> None:
+    own = {"matchLabels": {"team": "a"}}
+    constraint = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": own}
+    found = pool(topologySpreadConstraints=[constraint]).pods()[DECODE]["spec"]["topologySpreadConstraints"]
+    assert found == [constraint]
+
+
+def test_names_that_yaml_takes_for_numbers_stay_names() -> None:
+    tls = "tls: {enabled: true, name: '7', existingSecret: '8'}"
+    names = f"fullnameOverride: '1', nameOverride: '2', namespaceOverride: '3', auth: {{{tls}}}"
+    pools = "decode: {pools: [{name: '1e3', topologySpreadConstraints: [{topologyKey: zone}]}]}"
+    found = objects(f"{{{names}, {pools}, model: {{name: 'a: b'}}, metrics: {{rules: {{enabled: true}}}}}}")
+    for each in found.values():
+        strings = (each["metadata"]["name"], each["metadata"]["namespace"], *each["metadata"]["labels"].values())
+        assert all(isinstance(value, str) for value in strings)
+    pod = found.pods()["1-decode-1e3"]
+    assert pod["metadata"]["labels"]["diptych.io/pool"] == "1e3"
+    spread = pod["spec"]["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"]
+    assert spread["diptych.io/pool"] == "1e3"
+    assert "--model=a: b" in args(found, "1-decode-1e3")
+    assert env(found, "1-decode-1e3")["DIPTYCH_TLS_NAME"] == "7"
+    assert {"secretName": "8", "defaultMode": 0o440} in [volume.get("secret") for volume in pod["spec"]["volumes"]]
+
+
+def test_weights_are_mounted_read_only_by_workers_and_routers() -> None:
+    found = objects(scenario="gpu")
+    for name in (ROUTER, DECODE):
+        mounts = {each["name"]: each for each in found.container(name)["volumeMounts"]}
+        assert mounts["model"] == {"name": "model", "mountPath": "/models", "readOnly": True}
+        assert "--model=/models/llama-3-8b-instruct" in args(found, name)
+
+
+def test_an_init_container_brings_weights_into_the_volume() -> None:
+    pod = objects(scenario="unified").pods()["r-diptych-unified-small"]["spec"]
+    (fetch,) = pod["initContainers"]
+    assert {"name": "model", "mountPath": "/models"} in fetch["volumeMounts"]
+    assert fetch["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_an_oci_image_is_a_volume() -> None:
+    volumes = objects(scenario="oci").pods()[DECODE]["spec"]["volumes"]
+    image = next(each["image"] for each in volumes if each["name"] == "model")
+    assert image == {"reference": "registry.example.com/models/qwen3-8b:2025-04", "pullPolicy": "IfNotPresent"}
+
+
+def test_host_network_flips_dns_and_takes_the_ports_that_are_given() -> None:
+    found = objects(scenario="everything")
+    pod = found.pods()["r-llm-prefill-gpu"]["spec"]
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert "--port=7110" in args(found, "r-llm-prefill-gpu")
+
+
+def test_the_service_speaks_http_and_cleartext_http2() -> None:
+    ports = objects()[f"Service/{ROUTER}"]["spec"]["ports"]
+    assert [(each["name"], each["port"], each["appProtocol"]) for each in ports] == [
+        ("http", 8000, "http"),
+        ("grpc", 9000, "kubernetes.io/h2c"),
+    ]
+
+
+def test_routes_lead_to_the_service() -> None:
+    found = objects(scenario="tls")
+    (http,) = found[f"HTTPRoute/{ROUTER}"]["spec"]["rules"]
+    assert http["matches"] == [{"path": {"type": "PathPrefix", "value": "/v1"}}]
+    assert http["timeouts"] == {"request": "0s"}
+    (grpc,) = found[f"GRPCRoute/{ROUTER}"]["spec"]["rules"]
+    assert grpc["backendRefs"] == [{"name": ROUTER, "port": 9000}]
+
+
+def test_fields_that_the_chart_does_not_know_can_be_given() -> None:
+    found = objects("workers: {podSpec: {hostUsers: false}, containerSpec: {livenessProbe: {periodSeconds: 30}}}")
+    assert found.pods()[DECODE]["spec"]["hostUsers"] is False
+    probe = found.container(DECODE)["livenessProbe"]
+    assert (probe["periodSeconds"], probe["httpGet"]["port"]) == (30, "health")
+
+
+def test_extra_objects_may_use_templates() -> None:
+    found = objects(scenario="everything")
+    assert found["ConfigMap/extra"]["data"] == {"release": "r"}
+    assert found["ConfigMap/extra-text"]["metadata"]["namespace"] == "ns"
+
+
+def test_common_labels_and_annotations_are_everywhere() -> None:
+    for each in objects(scenario="everything").values():
+        if not each["metadata"]["name"].startswith("extra"):
+            assert each["metadata"]["labels"]["team"] == "platform"
+            assert each["metadata"]["annotations"]["example.com/owner"] == "platform"
+
+
+def test_helm_test_completes_a_prompt_and_moves_kv() -> None:
+    found = objects("tests: {promptTokens: 100}")
+    checks = {each["metadata"]["name"]: each["spec"]["containers"][0] for each in found.of_kind("Pod")}
+    assert {name: container["args"][:2] for name, container in checks.items()} == {
+        "r-diptych-test-answers": ["check", "answers"],
+        "r-diptych-test-kv": ["check", "kv"],
+    }
+    assert "--prompt-tokens=100" in checks["r-diptych-test-kv"]["args"]
+    assert not objects(scenario="unified").get("Pod/r-diptych-test-kv"), "nothing is handed over there"
+    mixed = objects("unified: {pools: [{name: default}]}")
+    assert not mixed.get("Pod/r-diptych-test-kv"), "a unified worker may serve its request"
+
+
+def test_the_notes_warn_of_what_may_not_be_meant() -> None:
+    def notes(values: str) -> str:
+        return chart.run("install", "r", str(chart.CHART), "--dry-run=client", "--hide-secret", values=values).stdout
+
+    assert "NOTE: apiKeys.open: whoever reaches" in notes("apiKeys: {open: true}")
+    found = notes("{workers: {gpu: {count: 1}}, networkPolicy: {enabled: false}}")
+    assert "NOTE: decode pool default has one worker, and a rollout stops it" in found
+    assert "NOTE: decode pool default: the image for GPUs does not hold smollm2" in found
+    assert "NOTE: networkPolicy is off" in found
+    found = notes("{router: {checkPods: true}, networkPolicy: {egress: {enabled: true}}}")
+    assert "NOTE: router.checkPods: networkPolicy.egress.extra must let routers" in found
+    tls = "tls: {enabled: true}, token: {enabled: false}"
+    assert "NOTE: Secrets that the chart made stay" in notes(f"{{auth: {{{tls}}}, apiKeys: {{open: true}}}}")
+    assert "port-forward svc/r-diptych-router 8000 9000" in found

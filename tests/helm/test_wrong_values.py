@@ -1,0 +1,76 @@
+"""Values that are wrong, or contradict each other, are refused with words that say where and what to change."""
+
+from __future__ import annotations
+
+import re
+
+import chart
+import pytest
+
+WRONG = {
+    # what the schema refuses
+    "replica: 2": "additional properties 'replica' not allowed",
+    "router: {replicas: two}": "at '/router/replicas': got string, want integer",
+    "router: {replicas: -1}": "at '/router/replicas': minimum: got -1, want 0",
+    "router: {options: {maxConcurent: 5}}": "at '/router/options': additional properties 'maxConcurent' not allowed",
+    "router: {options: {policy: fastest}}": "at '/router/options/policy': value must be one of",
+    "router: {options: {httpPort: 80}}": "at '/router/options': additional properties 'httpPort' not allowed",
+    "router: {service: {type: Public}}": "at '/router/service/type': value must be one of 'ClusterIP'",
+    "workers: {options: {tp: two}}": "at '/workers/options/tp': got string, want integer",
+    "workers: {options: {kvRequire: infiniband}}": "at '/workers/options/kvRequire': value must be one of",
+    "workers: {gpus: 2}": "at '/workers': additional properties 'gpus' not allowed",
+    "workers: {shm: {size: 2GB}}": "at '/workers/shm/size': '2GB' does not match pattern",
+    "prefill: {pools: [{replicas: 2}]}": "at '/prefill/pools/0': missing property 'name'",
+    "prefill: {pools: [{name: Big_Pool}]}": "at '/prefill/pools/0/name': 'Big_Pool' does not match pattern",
+    "prefill: {replicas: 2}": "at '/prefill': additional properties 'replicas' not allowed",
+    "decode: {pools: {name: a}}": "at '/decode/pools': got object, want array",
+    "image: {digest: abc}": "at '/image/digest': 'abc' does not match pattern",
+    "image: {pullPolicy: Sometimes}": "at '/image/pullPolicy': value must be one of 'Always'",
+    "log: {level: loud}": "at '/log/level': value must be one of",
+    "model: {name: ''}": "at '/model/name': minLength",
+    "ingress: {paths: [v1]}": "at '/ingress/paths/0': 'v1' does not match pattern",
+    # what only the templates can know
+    "auth: {token: {enabled: false}}": "auth: enable token, tls or both",
+    "auth: {tls: {certManager: {enabled: true}}}": "auth.tls.enabled is false: set it to true",
+    "auth: {tls: {enabled: true, certManager: {enabled: true}}}": "auth.tls.certManager.issuerRef.name is missing",
+    "apiKeys: {open: true, existingSecret: keys}": "so existingSecret is never read",
+    "model: {name: /models/a}": "nothing is mounted there: name a volume",
+    "model: {name: sim}": "decode pool default: model.name sim is nothing to compute with",
+    "model: {volume: {pvc: {claimName: a}, hostPath: {path: /a}}}": "model.volume: name one of",
+    "model: {volume: {image: {reference: a}}}": "model.volume.image needs Kubernetes 1.33 or later, this is v1.28",
+    "prefill: {pools: []}": "prefill.pools is empty: without such a pool, or unified.pools, no request can be served",
+    "{prefill: {pools: []}, decode: {pools: []}}": "there is no pool of workers",
+    "decode: {pools: [{name: a}, {name: a}]}": "decode.pools: two are called a",
+    "workers: {terminationGracePeriodSeconds: 60}": "prefill pool default: termination.* is 60, but .* are 105",
+    "workers: {preStop: {exec: {command: [a]}}}": "preStop is given without preStopSeconds",
+    "workers: {progressDeadlineSeconds: 600}": "progressDeadlineSeconds 600 is less than startupSeconds 1800",
+    "workers: {strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 0}}}": "let no rollout happen",
+    "workers: {pdb: {minAvailable: 1}}": "decode pool default: .*set the other one to null",
+    "workers: {autoscaling: {hpa: {enabled: true}, keda: {enabled: true, serverAddress: a}}}": "would fight over one",
+    "workers: {autoscaling: {keda: {enabled: true}}}": "keda.serverAddress is missing",
+    "workers: {autoscaling: {minReplicas: 9}}": "minReplicas 9 is more than maxReplicas 4",
+    "workers: {autoscaling: {hpa: {enabled: true}, targets: {kvOccupancy: 0}}}": "nothing to scale a decode pool by",
+    "workers: {gpu: {count: 2}}": "gpu.count is 2, but options.tp 1 .* options.dp 1 make 1 processes",
+    "workers: {options: {device: cuda}}": "options.device is cuda, but gpu.count is 0",
+    "workers: {gpu: {count: 1}, options: {hostCacheMib: 5}}": "a GPU's pages are not kept in host memory",
+    "workers: {rdma: {require: true}}": "rdma.require needs rdma.enabled: true",
+    "workers: {rdma: {enabled: true, require: true}, options: {kvRequire: shm}}": "options.kvRequire is shm: leave one",
+    "workers: {options: {kvBackend: nixl, kvRequire: rdma}}": "kvBackend nixl does not tell its lanes",
+    "workers: {shm: {size: 64Mi}}": r"shm.size is 64Mi, but its KV pages take 256Mi",
+    "workers: {resources: {limits: {memory: 256Mi}}}": "but /dev/shm alone may take 512Mi of it: raise the limit",
+    "router: {terminationGracePeriodSeconds: 30}": "router.terminationGracePeriodSeconds is 30, but .* are 95",
+    "router: {autoscaling: {minReplicas: 9}}": "router.autoscaling: minReplicas 9 is more than maxReplicas 8",
+    "gateway: {grpc: {enabled: true}}": "gateway.grpc.parentRefs is empty: name the Gateway",
+}
+
+
+@pytest.mark.parametrize(("values", "words"), WRONG.items(), ids=list(WRONG))
+def test_wrong_values_are_refused_with_words(values: str, words: str) -> None:
+    found = chart.template(values)
+    assert found.returncode != 0
+    assert re.search(words, found.stderr), found.stderr
+
+
+def test_all_contradictions_are_said_at_once() -> None:
+    found = chart.template("{auth: {token: {enabled: false}}, model: {name: /models/a}, workers: {gpu: {count: 2}}}")
+    assert found.stderr.count("\n  - ") == 4  # both pools ask for two GPUs

@@ -1,0 +1,190 @@
+"""Whatever bytes a peer sends: they are understood or refused with the error that says so, and cost little."""
+
+from __future__ import annotations
+
+import contextlib
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+from fuzzing import FLOATS, I32, U32, U64, fuzz, malformed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diptych.kvtransfer import metadata, note_codec
+from diptych.kvtransfer.errors import LayoutMismatch, MalformedMetadata, MalformedNote
+from diptych.kvtransfer.layout import HeadShare, PoolLayout
+from diptych.kvtransfer.nixl.conversation import Conversation
+from diptych.kvtransfer.nixl.frames import Frame, Kind
+from diptych.kvtransfer.nixl.frames import decode as decode_frame
+from diptych.kvtransfer.nixl.frames import encode as encode_frame
+from diptych.kvtransfer.notes import PROTOCOL_VERSION, Abort, AbortAck, Ack, HandOff, Note, PagesReady
+from diptych.kvtransfer.plan import Conversion
+from diptych.kvtransfer.pool import MAX_PROBE_PAGES
+from diptych.kvtransfer.probe import codec as probe_codec
+from diptych.kvtransfer.probe.notes import Flows, ProbeAsk, ProbeCheck, ProbeEnd, ProbeFound, ProbeNote, ProbeOffer
+from diptych.kvtransfer.process import ProcessIdentity
+from diptych.v1 import bootstrap_pb2, transfer_pb2, worker_pb2
+
+PEER, OWN, ROOM = 0xFFFF_0000_0000_0001, 2, 5
+KEY = b"sixteen bytes ok"
+LAYOUT = PoolLayout(num_pages=64, num_layers=2, page_size=16, num_kv_heads=4, head_dim=64, dtype="bfloat16")
+MAX_GROWTH = 1 << 20  # bytes
+
+NOTES: list[Note] = [
+    PagesReady(ROOM, (3, 4), (1, 9), 16, 40, 16, 2**64 - 1),
+    HandOff(ROOM, 7, "stop", 2, (1, 9), 16),
+    Ack(ROOM),
+    Abort(ROOM, worker_pb2.ERROR_CODE_DEADLINE, "too late"),
+    AbortAck(ROOM),
+]
+PROBE_NOTES: list[ProbeNote] = [
+    Flows(True, False),
+    ProbeAsk(),
+    ProbeOffer((64, 65), 16),
+    ProbeCheck(),
+    ProbeFound(2**64 - 1),
+    ProbeEnd("copy", 1e9, ""),
+]
+METADATA = metadata.EngineMetadata(
+    process=ProcessIdentity("boot", "pid:[1]", 1234, 5678),
+    layout=LAYOUT,
+    pool_base=0x7F00_0000_0000,
+    pool_key=b"key",
+    worker_address=b"address",
+    library="UCX 1.22.0",
+    link_key=KEY,
+)
+
+
+@contextlib.contextmanager
+def costing_little() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < MAX_GROWTH
+    finally:
+        tracemalloc.stop()
+
+
+@fuzz
+@given(data=malformed(*(note_codec.encode(note, sender=PEER, target=OWN) for note in NOTES)))
+def test_notes(data: bytes) -> None:
+    with contextlib.suppress(MalformedNote):
+        note = note_codec.decode(data, sender=PEER, target=OWN)
+        assert note.room != 0
+        again = note_codec.encode(note, sender=PEER, target=OWN)
+        assert note_codec.decode(again, sender=PEER, target=OWN) == note
+
+
+@fuzz
+@given(code=I32)
+def test_an_abort_for_a_reason_that_we_do_not_know_is_an_abort(code: int) -> None:
+    """It must not be dropped: pages wait for it."""
+    wire = transfer_pb2.TransferNote(version=PROTOCOL_VERSION, sender=PEER, target=OWN, room=ROOM)
+    wire.abort.reason.code = code  # type: ignore[assignment]
+    note = note_codec.decode(wire.SerializeToString(), sender=PEER, target=OWN)
+    known = code in worker_pb2.ErrorCode.values() and code != 0
+    assert note == Abort(ROOM, code if known else worker_pb2.ERROR_CODE_ABORTED, "")
+
+
+@fuzz
+@given(data=malformed(*(probe_codec.encode(note, sender=PEER, target=OWN) for note in PROBE_NOTES)))
+def test_notes_of_link_tests(data: bytes) -> None:
+    with contextlib.suppress(MalformedNote):
+        note = probe_codec.decode(data, sender=PEER, target=OWN)
+        if isinstance(note, ProbeOffer):
+            assert len(note.pages) <= MAX_PROBE_PAGES
+
+
+@pytest.mark.parametrize(
+    "offer", [ProbeOffer((1,) * (MAX_PROBE_PAGES + 1), 16), ProbeOffer((1,), 2**32 - 1), ProbeOffer((1, 1), 16)]
+)
+def test_an_offer_that_would_have_us_write_without_end_is_refused(offer: ProbeOffer) -> None:
+    data = probe_codec.encode(offer, sender=PEER, target=OWN)
+    with pytest.raises(MalformedNote, match="offer"):
+        probe_codec.decode(data, sender=PEER, target=OWN)
+
+
+@fuzz
+@given(data=malformed(metadata.encode(METADATA)))
+def test_metadata(data: bytes) -> None:
+    with costing_little(), contextlib.suppress(MalformedMetadata, LayoutMismatch):
+        found = metadata.decode(data, like=LAYOUT)
+        Conversion.between(LAYOUT, found.layout)
+    with contextlib.suppress(MalformedMetadata):
+        metadata.decode_layout(data)
+
+
+@fuzz
+@given(
+    sizes=st.tuples(U32, U32, U32, U32, U32),
+    share=st.none() | st.builds(HeadShare, U32, U32, U32),
+    dtype=st.sampled_from(("bfloat16", "float32", "fp8_e4m3", "", "nan")),
+    keep=st.sets(st.integers(0, 4)),
+)
+def test_layouts(sizes: tuple[int, ...], share: HeadShare | None, dtype: str, keep: set[int]) -> None:
+    """Some sizes are ours, so that the rest is looked at, too."""
+    ours = (LAYOUT.num_pages, LAYOUT.num_layers, LAYOUT.page_size, LAYOUT.num_kv_heads, LAYOUT.head_dim)
+    names = ("num_pages", "num_layers", "page_size", "num_kv_heads", "head_dim")
+    chosen = [ours[i] if i in keep else sizes[i] for i in range(5)]
+    wire = transfer_pb2.EngineMetadata.FromString(metadata.encode(METADATA))
+    wire.layout.CopyFrom(bootstrap_pb2.KvLayout(dtype=dtype))
+    for name, value in zip(names, chosen, strict=True):
+        setattr(wire.layout, name, value)
+    if share is not None:
+        wire.layout.share.rank = share.rank
+        wire.layout.share.num_ranks = share.num_ranks
+        wire.layout.share.total_kv_heads = share.total_kv_heads
+    with costing_little(), contextlib.suppress(MalformedMetadata, LayoutMismatch):
+        found = metadata.decode(wire.SerializeToString(), like=LAYOUT)
+        assert found.layout.page_nbytes <= metadata.MAX_PAGE_NBYTES
+        for one, other in ((LAYOUT, found.layout), (found.layout, LAYOUT)):
+            Conversion.between(one, other)
+
+
+def frames() -> st.SearchStrategy[Frame]:
+    number = st.integers(0, 6) | U64
+    return st.builds(
+        Frame,
+        kind=st.sampled_from(Kind),
+        source=st.just(PEER),
+        target=st.just(OWN),
+        session=number,
+        peer_session=st.sampled_from((0, 9)) | U64,
+        number=number,
+        taken=number,
+        window=U64,
+        sent_ns=U64,
+        echo_ns=U64,
+        digest=st.none() | U64,
+        data=st.binary(max_size=10),
+    )
+
+
+@fuzz
+@given(data=malformed(encode_frame(Frame(Kind.NOTE, PEER, OWN, 3, 9, 1, 2, 3, 4, 5, digest=6, data=b"note"), KEY)))
+def test_frames(data: bytes) -> None:
+    with contextlib.suppress(MalformedNote):
+        frame = decode_frame(data)
+        assert decode_frame(encode_frame(frame, KEY)) == frame
+
+
+@fuzz
+@given(heard=st.lists(frames(), max_size=20))
+def test_a_peer_that_says_anything_in_any_order(heard: list[Frame]) -> None:
+    talk = Conversation(OWN, PEER, 9, former_session=2, window=4, now_ns=1)
+    for now_ns, frame in enumerate(heard):
+        talk.hear(frame, now_ns)
+        talk.beat(now_ns)
+        assert talk.num_early <= 4 + 1
+
+
+@fuzz
+@given(bytes_per_s=FLOATS)
+def test_a_verdict_with_any_speed(bytes_per_s: float) -> None:
+    note = probe_codec.decode(
+        probe_codec.encode(ProbeEnd("copy", bytes_per_s), sender=PEER, target=OWN), sender=PEER, target=OWN
+    )
+    assert isinstance(note, ProbeEnd)
+    assert 0 <= note.bytes_per_s < float("inf")

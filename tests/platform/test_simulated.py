@@ -1,0 +1,68 @@
+"""The whole platform without torch: only the model is simulated, and every answer is known."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from diptych.engine.sim.known_answers import KnownAnswers
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(120)]
+
+Platform = Any
+OPTIONS = ("--model", "sim", "--device", "sim")
+WITHOUT_TORCH = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "triton"):
+            raise ImportError(f"{name} is not installed here")
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory, platform_class: Callable[..., Platform]) -> Iterator[Platform]:
+    folder = tmp_path_factory.mktemp("simulated")
+    (folder / "sitecustomize.py").write_text(WITHOUT_TORCH)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("DIPTYCH_SIM_TIMING", "none")
+        patch.setenv("DIPTYCH_KV_CACHE_MIB", "16")
+        running = platform_class(folder / "log", options=OPTIONS)
+    yield running
+    running.stop()
+
+
+def test_a_chat_is_answered_as_the_pages_that_arrived_say(simulated: Platform) -> None:
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"model": "sim", "messages": messages, "max_tokens": 40, "temperature": 0}
+    status, answer = simulated.post("/v1/chat/completions", body, headers={"x-diptych-timings": "1"})
+    assert status == 200
+    assert answer["choices"][0]["message"]["content"] == KnownAnswers().chat(messages, 40)
+    assert answer["diptych"]["bytes_moved"] > 0
+
+
+def test_answers_stay_right_under_load_with_shared_prefixes(simulated: Platform) -> None:
+    known, common = KnownAnswers(), "the beginning that all of these share, " * 20
+    prompts = [common[: 100 * (number % 8)] + f"and then number {number}" for number in range(48)]
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(lambda prompt: simulated.complete(prompt, 24)["choices"][0]["text"], prompts))
+    assert answers == [known.completion(prompt, 24) for prompt in prompts]
+    simulated.assert_clean()
+
+
+def test_what_is_drawn_depends_on_the_seed_alone(simulated: Platform) -> None:
+    drawn = [simulated.complete("once", 16, temperature=1, seed=seed)["choices"][0]["text"] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_an_answer_keeps_to_its_schema(simulated: Platform) -> None:
+    answer = simulated.complete("a colour", 40, guided_choice=["red", "green"])
+    assert answer["choices"][0]["text"] in ("red", "green")

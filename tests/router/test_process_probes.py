@@ -1,0 +1,34 @@
+"""The probes of a router of several processes."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from diptych.common.health import HealthServer
+from diptych.common.probes import Probes, Verdict
+from diptych.router.process_probes import ProcessProbes, judge
+
+GOOD, BAD = Verdict(True, "fine"), Verdict(False, "no worker")
+
+
+@pytest.mark.parametrize(
+    ("answers", "verdict"),
+    [
+        ([GOOD, GOOD], Verdict(True, "2 of 2 processes answer")),
+        ([GOOD], Verdict(True, "1 of 2 processes answer")),
+        ([GOOD, BAD], BAD),
+        ([], Verdict(False, "0 of 2 processes answer")),
+    ],
+)
+def test_who_answers_decides_and_a_bad_answer_counts(answers: list[Verdict], verdict: Verdict) -> None:
+    assert judge(answers, 2) == verdict
+
+
+def test_a_process_that_hangs_makes_the_router_neither_live_nor_ready() -> None:
+    fine = Probes(*[lambda: GOOD] * 3)
+    with HealthServer("127.0.0.1", 0, fine) as answering, socket.create_server(("127.0.0.1", 0)) as hanging:
+        probes = ProcessProbes("127.0.0.1", [answering.port, hanging.getsockname()[1]], timeout_s=0.2).probes
+        for probe in (probes.live, probes.ready):
+            assert probe() == Verdict(False, "process 1 hangs: it has not answered for 0.2 s")

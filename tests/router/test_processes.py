@@ -1,0 +1,214 @@
+"""`diptych router --workers 2`: real processes, with a bootstrap and without workers."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from diptych.cli.members import members
+from diptych.common.errors import ConfigError, DiptychError
+from diptych.common.lifecycle import Stop
+from diptych.common.ports import claim, free_ports
+from diptych.common.restart_policy import RestartPolicy
+from diptych.common.trust import TrustConfig
+from diptych.router.config import RouterConfig
+from diptych.router.processes import Processes
+from diptych.v1 import bootstrap_pb2
+
+TIMEOUT_S = 60.0
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+}
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline_s, "it never happened"
+        time.sleep(0.05)
+    return value
+
+
+class Routers:
+    """A router of two processes, and the bootstrap that it registers with."""
+
+    def __init__(self, model: Path) -> None:
+        self.http_port, self.health_port, bootstrap_port = free_ports("127.0.0.1", 3)
+        self.bootstrap_address = f"127.0.0.1:{bootstrap_port}"
+        self.bootstrap = self._start("bootstrap", f"--port={bootstrap_port}")
+        self.process = self._start(
+            "router",
+            "--workers=2",
+            f"--model={model}",
+            "--load-format=dummy",
+            f"--bootstrap={self.bootstrap_address}",
+            f"--http-port={self.http_port}",
+            "--grpc-port=0",
+            f"--health-port={self.health_port}",
+            "--pair-wait-s=2",
+        )
+
+    def _start(self, *command: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "GRPC_VERBOSITY": "ERROR"}
+        return subprocess.Popen([sys.executable, "-m", "diptych.cli", *command], env=environment)
+
+    def addresses(self) -> dict[str, int]:
+        """Of the router's members: the instance at each."""
+        try:
+            listed = members([self.bootstrap_address], TrustConfig().trust())
+        except DiptychError:
+            return {}
+        return {each.address: each.instance_id for each in listed if each.role == bootstrap_pb2.ROLE_ROUTER}
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
+
+    def child_at(self, address: str) -> psutil.Process:
+        """The process that listens there."""
+        port = int(address.rpartition(":")[2])
+        return next(child for child in self.children() if port in listening_ports(child))
+
+    def close(self) -> None:
+        for process in (self.process, self.bootstrap):
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def routers(tmp_path: Path) -> Iterator[Routers]:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    routers = Routers(tmp_path)
+    yield routers
+    routers.close()
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+        return str(answer.read().decode())
+
+
+def ask(address: str) -> http.client.HTTPConnection:
+    """Send a request, which runs for as long as it waits for workers."""
+    connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": [1]}))
+    return connection
+
+
+def runs_one_request(address: str) -> bool:
+    return "diptych_router_requests_running 1.0" in get(f"http://{address}/metrics")
+
+
+def listening_ports(process: psutil.Process) -> set[int]:
+    return {each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+
+
+def processes_named(page: str) -> set[str]:
+    return set(re.findall(r'diptych_router_requests_running\{process="(\d)"\}', page))
+
+
+def test_processes_share_ports_and_are_members_of_their_own_and_one_that_dies_comes_back(routers: Routers) -> None:
+    first = wait_for(lambda: len(found := routers.addresses()) == 2 and found)
+    shared = f"http://127.0.0.1:{routers.http_port}/metrics"
+    assert processes_named(get(shared)) == {"0", "1"}
+    assert processes_named(get(f"http://127.0.0.1:{routers.health_port}/metrics")) == {"0", "1"}
+    for address in first:
+        assert address != f"127.0.0.1:{routers.http_port}"
+        assert "process=" not in get(f"http://{address}/metrics")
+    assert "2 of 2" in get(f"http://127.0.0.1:{routers.health_port}/health/live")
+
+    child = routers.children()[0]
+    ports = listening_ports(child)
+    assert len(ports) == 4
+    child.kill()
+    assert not psutil.wait_procs([child], TIMEOUT_S)[1]
+    for port in ports:
+        with pytest.raises(ConfigError, match="in use"):
+            claim("127.0.0.1", port, flag="--port")
+    again = wait_for(lambda: (found := routers.addresses()) != first and len(found) == 2 and found)
+    assert again.keys() == first.keys()
+    assert len(set(again.values()) & set(first.values())) == 1
+
+    children = routers.children()
+    routers.process.send_signal(signal.SIGTERM)
+    assert routers.process.wait(TIMEOUT_S) == 0
+    assert not psutil.wait_procs(children, TIMEOUT_S)[1]
+
+
+def test_when_a_process_dies_its_clients_hear_it_and_try_again_and_the_others_requests_go_on(routers: Routers) -> None:
+    wait_for(lambda: len(routers.addresses()) == 2)
+    addresses = list(routers.addresses())
+    dying, staying = [ask(address) for address in addresses]
+    for address in addresses:
+        wait_for(partial(runs_one_request, address))
+    child = routers.child_at(addresses[0])
+    child.kill()
+    assert not psutil.wait_procs([child], TIMEOUT_S)[1]
+    with pytest.raises(ConnectionError):
+        dying.getresponse()
+    again = ask(f"127.0.0.1:{routers.http_port}")
+    for connection in (staying, again):
+        with connection.getresponse() as answer:
+            assert (answer.status, json.load(answer)["error"]["type"]) == (503, "server_error")
+        connection.close()
+    dying.close()
+
+
+class NoMoreProcesses:
+    """Takes the place of what starts processes, on a machine that has no more memory for them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, on_try: Callable[[], object] = lambda: None) -> None:
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", self._start)
+        self._on_try = on_try
+        self.num_tries = 0
+
+    async def _start(self, *command: str, **options: Any) -> None:
+        self.num_tries += 1
+        self._on_try()
+        raise OSError("Cannot allocate memory")
+
+
+def processes(policy: RestartPolicy) -> Processes:
+    return Processes(
+        RouterConfig(model="m", host="127.0.0.1", workers=1, http_port=0, grpc_port=0, health_port=0), policy
+    )
+
+
+def test_a_process_that_cannot_be_started_is_tried_again_like_one_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = NoMoreProcesses(monkeypatch)
+    assert asyncio.run(processes(RestartPolicy(max_deaths=3, first_delay_s=0.0)).run(Stop())) == 1
+    assert machine.num_tries == 3
+
+
+def test_no_process_is_started_again_once_the_router_was_told_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> int:
+        stop = Stop()
+        machine = NoMoreProcesses(monkeypatch, lambda: asyncio.get_running_loop().call_later(0.01, stop.set))
+        assert await processes(RestartPolicy(first_delay_s=TIMEOUT_S, max_delay_s=TIMEOUT_S)).run(stop) == 0
+        return machine.num_tries
+
+    assert asyncio.run(run()) == 1

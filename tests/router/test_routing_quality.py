@@ -1,0 +1,121 @@
+"""The replay that measures policies, and what it must show of them on a made-up trace."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from routing.block_cache import BlockCache
+from routing.engine import Engine, Job
+from routing.fleet import Fleet, disaggregated, unified
+from routing.hardware import DENSE_32B, SERIAL
+from routing.outcome import Outcome, outcome, pooled_hit_rate
+from routing.trace import parse_rows, read_trace, synthetic_rows, whole_blocks
+
+from diptych.router.policies import POLICIES
+from diptych.router.worker_view import Pair
+
+NUM_BLOCKS = 512
+REQUESTS = parse_rows(synthetic_rows(1000))
+ALONE = replace(unified(8, SERIAL, NUM_BLOCKS), may_pair=lambda pair: pair.is_local)
+SPLIT = disaggregated(4, 2, DENSE_32B, NUM_BLOCKS)
+
+
+def closed(policy: str) -> Outcome:
+    return outcome(ALONE.replay(POLICIES[policy]).closed_loop(whole_blocks(REQUESTS), 64), ALONE.prefill_ids)
+
+
+def opened(policy: str, fleet: Fleet, speed: float) -> Outcome:
+    return outcome(fleet.replay(POLICIES[policy]).open_loop(REQUESTS[:500], speed), fleet.prefill_ids)
+
+
+# the policies
+
+
+@pytest.mark.parametrize("policy", ["cache_aware", "pair_cost"])
+def test_a_prompt_goes_where_it_is_cached_and_no_worker_has_more_to_do(policy: str) -> None:
+    found = closed(policy)
+    assert found.hit_rate > 0.85 * pooled_hit_rate(REQUESTS, 8 * NUM_BLOCKS)
+    assert found.cv_missed < 0.1
+
+
+def test_pair_cost_meets_more_objectives_than_policies_that_look_at_loads_or_caches_alone() -> None:
+    best = opened("pair_cost", SPLIT, 1.5)
+    for other in ("least_load", "cache_aware"):
+        found = opened(other, SPLIT, 1.5)
+        assert best.goodput(1.0, 0.05) > found.goodput(1.0, 0.05)
+
+
+@pytest.mark.parametrize("speed", [0.3, 1.0])
+def test_a_choice_between_one_worker_and_two_is_hardly_worse_than_the_better_of_both(speed: float) -> None:
+    fleet = unified(6, DENSE_32B, NUM_BLOCKS)
+    either = opened("pair_cost", fleet, speed)
+    one = opened("pair_cost", replace(fleet, may_pair=lambda pair: pair.is_local), speed)
+    two = opened("pair_cost", replace(fleet, may_pair=lambda pair: not pair.is_local), speed)
+    assert either.total_s.mean() < 1.05 * min(one.total_s.mean(), two.total_s.mean())
+
+
+# the replay itself
+
+
+def test_a_replay_is_the_same_every_time() -> None:
+    runs = [opened("power_of_two", SPLIT, 1.0) for _ in range(2)]
+    assert runs[0].total_s.tolist() == runs[1].total_s.tolist()
+
+
+def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in synthetic_rows(30)), encoding="utf-8")
+    read, made = read_trace(path, 20), parse_rows(synthetic_rows(20))
+    assert [request.block_list for request in read] == [request.block_list for request in made]
+
+
+def test_requests_of_one_instant_are_spread_up_to_the_next() -> None:
+    rows = [{"timestamp": ms, "input_length": 5, "output_length": 1, "hash_ids": [0]} for ms in (0, 0, 3000, 3000)]
+    assert [request.arrival_s for request in parse_rows(rows)] == [0.0, 1.5, 3.0, 3.0]
+
+
+def test_an_old_block_goes_before_those_that_it_continues() -> None:
+    cache = BlockCache(3)
+    assert cache.put([1, 2, 3]) == ([1, 2, 3], [])
+    assert cache.put([1, 4]) == ([4], [3])
+    assert [cache.cached(blocks) for blocks in ([1, 2, 3], [1, 4], [2])] == [2, 2, 1]
+
+
+def test_steps_that_pass_at_once_take_as_long_as_one_by_one() -> None:
+    jobs = [_decoding(number, prompt_len, output_len) for number, (prompt_len, output_len) in enumerate(CONTEXTS)]
+    engine = Engine(1, DENSE_32B, BlockCache(8))
+    for job in jobs:
+        job.has_memory = True
+        engine.join(job, 0.0)
+    ends: dict[int, float] = {}
+    while engine.next_s < math.inf:
+        now_s = engine.next_s
+        ends |= {job.number: now_s for job in engine.step()[1]}
+    assert ends == pytest.approx(_step_by_step(CONTEXTS))
+
+
+CONTEXTS = ((1000, 5), (20_000, 40), (300, 40), (50_000, 12))
+
+
+def _decoding(number: int, prompt_len: int, output_len: int) -> Job:
+    return Job(replace(REQUESTS[0], prompt_len=prompt_len, output_len=output_len), Pair(1, 1), number, 0.0)
+
+
+def _step_by_step(contexts: Sequence[tuple[int, int]]) -> dict[int, float]:
+    """The first one begins alone: the others join at its next step."""
+    now_s, done = 0.0, dict.fromkeys(range(len(contexts)), 1)
+    ends: dict[int, float] = {}
+    running = [0]
+    while running:
+        tokens = sum(contexts[number][0] + done[number] for number in running)
+        now_s += DENSE_32B.step_s + DENSE_32B.context_token_s * tokens
+        for number in running:
+            done[number] += 1
+        ends |= {number: now_s for number in running if done[number] == contexts[number][1]}
+        running = [number for number in done if number not in ends]
+    return ends

@@ -1,0 +1,109 @@
+"""A server with the real services of bootstrap and worker, and callers who do or don't belong here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from diptych.bootstrap.server import BootstrapService
+from diptych.common.refusals import Refusals
+from diptych.common.rpc import listen, new_server, open_channel
+from diptych.common.tokens import Tokens
+from diptych.common.trust import Trust
+from diptych.engine.runtime.role_change import RoleChanges
+from diptych.engine.runtime.worker_admin import WorkerAdminService
+from diptych.engine.runtime.worker_drain import WorkerDrain
+from diptych.engine.runtime.worker_service import WorkerService
+from diptych.v1 import admin_pb2, admin_pb2_grpc, bootstrap_pb2, bootstrap_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+TIMEOUT_S = 10.0
+OURS = Trust(Tokens.of_variable("the-token-of-this-platform"), None)
+THEIRS = Trust(Tokens.of_variable("the-token-of-another-one"), None)
+INSTANCE = bootstrap_pb2.Instance(
+    instance_id=1, address="a:1", role=bootstrap_pb2.ROLE_PREFILL, state=bootstrap_pb2.INSTANCE_STATE_READY
+)
+
+Call = Callable[[grpc.aio.Channel], Awaitable[Any]]
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), TIMEOUT_S))
+
+
+@contextlib.asynccontextmanager
+async def serving(trust: Trust, refusals: Refusals | None = None, port: int = 0) -> AsyncIterator[str]:
+    """Everything that a component serves to others, without a model behind it; yields the address."""
+    server, checks = new_server(trust, refusals or Refusals()), health.aio.HealthServicer()  # type: ignore[attr-defined]
+    worker, bootstrap = WorkerService([]), BootstrapService(lease_s=60, heartbeat_s=0.1)
+    bootstrap.add_to(server)
+    worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
+    admin_pb2_grpc.add_WorkerAdminServicer_to_server(
+        WorkerAdminService(worker, WorkerDrain(worker.groups, drain_s=1.0), RoleChanges(drain_s=1.0)), server
+    )
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    port = listen(server, "127.0.0.1", port, trust)
+    await server.start()
+    running = asyncio.ensure_future(bootstrap.run())
+    await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(grace=None)
+        await cancel([running])
+
+
+async def first(call: Any) -> Any:
+    """The first message of a stream."""
+    async for message in call:
+        return message
+
+
+async def silent() -> AsyncIterator[Any]:
+    """What a caller says that opens a stream and sends nothing."""
+    await asyncio.Event().wait()
+    yield
+
+
+METHODS = {
+    f"/{service.full_name}/{method.name}"
+    for package in (bootstrap_pb2, worker_pb2, admin_pb2)
+    for service in package.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+
+
+def watch(channel: grpc.aio.Channel) -> Awaitable[Any]:
+    return first(bootstrap_pb2_grpc.BootstrapStub(channel).Watch(bootstrap_pb2.WatchRequest()))
+
+
+def call_of(method: str) -> Call:
+    """Whatever kind of call it is: open a stream, and say nothing."""
+    return lambda channel: first(channel.stream_stream(method, bytes, bytes)(silent()))
+
+
+async def code_of(call: Call, address: str, trust: Trust) -> tuple[grpc.StatusCode, str]:
+    """How a call ends; OK when it is answered."""
+    async with open_channel(address, trust) as channel:
+        try:
+            await call(channel)
+        except grpc.aio.AioRpcError as error:
+            return error.code(), error.details() or ""
+    return grpc.StatusCode.OK, ""
+
+
+def count(refusals: Refusals, reason: str) -> float:
+    registry = CollectorRegistry()
+    registry.register(refusals)
+    return registry.get_sample_value("diptych_auth_refusals_total", {"reason": reason}) or 0.0
+
+
+async def cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)

@@ -1,0 +1,158 @@
+"""Unified cores on null models, joined by a network that delivers everything at once, in order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from diptych.common.roles import LegKind, Role
+from diptych.engine.events import (
+    DigestPages,
+    Emit,
+    EmitTokens,
+    NoteArrived,
+    PagesDigested,
+    PeerUp,
+    SendNote,
+    ServeRole,
+    Start,
+    StreamPages,
+    UnpackPages,
+    WriteDone,
+    WritePages,
+)
+from diptych.engine.kv_cache import KvCache
+from diptych.engine.limits import Limits
+from diptych.engine.null_runner import NullRunner
+from diptych.engine.output import Output
+from diptych.engine.request import new_request
+from diptych.engine.runtime.model_worker import TpModelWorkerClient
+from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.sampling_params import SamplingParams
+from diptych.engine.transfer_rules import TransferRules
+from diptych.kvtransfer.digest import add_digests, digest_bytes
+from diptych.unified.core import UnifiedCore
+
+VOCAB = 1000
+PAGE = 4
+CONTEXT = 256
+
+
+class Worker:
+    """One core with its model and pool."""
+
+    def __init__(self, role: Role, num_pages: int, clock: Callable[[], float], overlap: bool) -> None:
+        self.kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
+        limits = Limits(CONTEXT, VOCAB, frozenset(), max_step_tokens=8, max_requests=8)
+        self.cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=8, max_tokens_per_request=CONTEXT)
+        self.core = UnifiedCore(self.cache, limits, TransferRules("always"), PAGE * 8, role)
+        runner = NullRunner(self.kv, VOCAB)
+        self.stepping: Stepping = (
+            OverlappedStepping(self.core, TpModelWorkerClient(runner), clock)
+            if overlap
+            else SynchronousStepping(self.core, runner, clock)
+        )
+        self.outputs: dict[int, list[Output]] = defaultdict(list)
+        self.digests: dict[int, int] = {}
+
+
+class Fleet:
+    """Workers by instance id, 1 and up, each linked to all others."""
+
+    def __init__(
+        self, *roles: Role, num_pages: int = 64, clock: Callable[[], float] = lambda: 0.0, overlap: bool = False
+    ) -> None:
+        """`clock` is read when a step is planned and when it has run."""
+        self.workers = {number: Worker(role, num_pages, clock, overlap) for number, role in enumerate(roles, 1)}
+        for number, worker in self.workers.items():
+            for other in self.workers.keys() - {number}:
+                worker.core.handle(PeerUp(other), 0.0)
+
+    def start(self, room: int, prompt: Sequence[int], prefill: int, decode: int, max_tokens: int = 5) -> None:
+        """Start both legs, or the only one where both are of the same worker."""
+        if prefill == decode:
+            self.start_leg(decode, room, prompt, LegKind.LOCAL, 0, max_tokens)
+        else:
+            self.start_leg(decode, room, prompt, LegKind.DECODE, prefill, max_tokens)
+            self.start_leg(prefill, room, prompt, LegKind.PREFILL, decode, max_tokens)
+
+    def start_leg(
+        self, worker: int, room: int, prompt: Sequence[int], kind: LegKind | None, peer: int, max_tokens: int = 5
+    ) -> None:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        request = new_request(room, np.array(prompt, dtype=np.int64), params)
+        self.workers[worker].core.handle(Start(request, peer, kind), 0.0)
+
+    def serve(self, worker: int, role: Role) -> None:
+        self.workers[worker].core.handle(ServeRole(role), 0.0)
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.stepping.close()
+
+    def run(self) -> None:
+        """Until nothing moves."""
+        for _ in range(10_000):
+            if not any([self.advance(number) for number in self.workers]):
+                return
+        raise AssertionError("the workers make no progress")
+
+    def advance(self, number: int) -> bool:
+        """Perform what a worker wants, and let it compute a step."""
+        worker = self.workers[number]
+        worker.core.expire(0.0)
+        moved = self.deliver(number)
+        busy = worker.stepping.advance(lambda: None)
+        assert worker.core.check() == []
+        return self.deliver(number) or moved or busy
+
+    def deliver(self, number: int) -> bool:
+        worker, moved = self.workers[number], False
+        while effects := worker.core.take_effects():
+            moved = True
+            for effect in effects:
+                self._perform(number, worker, effect)
+        return moved
+
+    def _perform(self, number: int, worker: Worker, effect: object) -> None:
+        match effect:
+            case Emit(output):
+                worker.outputs[output.room].append(output)
+            case EmitTokens():
+                for output in effect.outputs():
+                    worker.outputs[output.room].append(output)
+            case SendNote(peer, note, stream, digest):
+                sent = NoteArrived(number, note, worker.digests.pop(stream, digest))
+                self.workers[peer].core.handle(sent, 0.0)
+            case WritePages(room, peer, write) | StreamPages(room, peer, write):
+                self.workers[peer].kv[write.dst] = worker.kv[write.src]
+                digest = _digest(self.workers[peer], write.dst.tolist())
+                worker.digests[room] = add_digests(worker.digests.get(room, 0), digest)
+                worker.core.handle(WriteDone(room, None, digest), 0.0)
+            case DigestPages(room, pages):
+                worker.core.handle(PagesDigested(room, _digest(worker, pages.tolist())), 0.0)
+            case _:
+                assert not isinstance(effect, UnpackPages)
+
+    def tokens(self, room: int) -> list[int]:
+        """The client's view."""
+        outputs = [output for worker in self.workers.values() for output in worker.outputs[room]]
+        merged = {o.first_index + i: token for o in outputs for i, token in enumerate(o.token_ids)}
+        return [merged[index] for index in sorted(merged)]
+
+    def failures(self, room: int) -> list[str]:
+        outputs = [output for worker in self.workers.values() for output in worker.outputs[room]]
+        return [output.failure.message for output in outputs if output.failure]
+
+
+def _digest(worker: Worker, pages: list[int]) -> int:
+    nbytes = worker.kv[0].nbytes
+    return add_digests(*(digest_bytes(worker.kv[page].tobytes(), page * nbytes) for page in pages))
+
+
+@pytest.fixture
+def fleet_class() -> type[Fleet]:
+    return Fleet

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from diptych.common.errors import ConfigError
+from diptych.common.roles import LegKind, Role
+from diptych.engine.batch import ForwardBatch
+from diptych.engine.events import AbortRoom, NoteArrived
+from diptych.engine.kv_cache import KvCache
+from diptych.engine.null_runner import expected_output
+from diptych.engine.output import FailureCode
+from diptych.kvtransfer.notes import Abort, HandOff
+from diptych.unified.reserve import max_tokens
+
+VOCAB = 1000
+PROMPTS = {room: [room * 7 + i for i in range(10 + room)] for room in range(1, 7)}
+
+FleetClass = Any  # the fixture's class: test helpers can't be imported
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_requests_go_both_ways_between_two_workers_and_stay_on_one(fleet_class: FleetClass, overlap: bool) -> None:
+    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED, overlap=overlap)
+    for (room, prompt), (prefill, decode) in zip(
+        PROMPTS.items(), [(1, 2), (2, 1), (1, 1), (2, 2), (2, 1), (1, 2)], strict=True
+    ):
+        fleet.start(room, prompt, prefill, decode)
+    fleet.run()
+    assert {room: fleet.tokens(room) for room in PROMPTS} == {
+        room: expected_output(prompt, 5, VOCAB) for room, prompt in PROMPTS.items()
+    }
+    received = [sum(-(-len(PROMPTS[room]) // 4) for room in rooms) for rooms in ((2, 5), (1, 6))]
+    assert [worker.core.num_pages_received for worker in fleet.workers.values()] == received
+    assert [worker.core.num_open_rooms for worker in fleet.workers.values()] == [0, 0]
+    fleet.close()
+
+
+def test_a_step_that_decodes_runs_on_while_the_next_is_planned_unless_a_prompt_waits(fleet_class: FleetClass) -> None:
+    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED, overlap=True)
+    core = fleet.workers[1].core
+    fleet.start(1, [1, 2, 3], 1, 1, max_tokens=40)
+    for _ in range(3):
+        fleet.advance(1)
+    assert core.can_overlap
+    fleet.start(2, list(range(20)), 1, 2)
+    assert core.can_overlap  # nothing is granted yet
+    fleet.deliver(2)
+    assert not core.can_overlap
+    fleet.run()
+    assert fleet.tokens(1) == expected_output([1, 2, 3], 40, VOCAB)
+    assert fleet.tokens(2) == expected_output(list(range(20)), 5, VOCAB)
+    fleet.close()
+
+
+def test_what_one_side_computed_is_a_cached_prefix_for_the_other(fleet_class: FleetClass) -> None:
+    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED)
+    prompt = list(range(20))
+    for room, (prefill, decode) in enumerate([(1, 2), (2, 2), (2, 1)], 1):
+        fleet.start(room, prompt, prefill, decode)
+        fleet.run()
+    cached = [fleet.workers[worker].outputs[room][-1].stats.cached_tokens for room, worker in ((2, 2), (3, 2))]
+    assert cached == [16, 16]
+
+
+def test_prompts_and_decoding_requests_take_turns(fleet_class: FleetClass, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED)
+    core = fleet.workers[1].core
+    fleet.start(1, [1, 2, 3], 1, 1, max_tokens=30)
+    fleet.advance(1)
+    fleet.start(2, list(range(80)), 1, 2)  # ten steps
+    fleet.deliver(2)
+    rows: list[int] = []
+    plan: Callable[[float], ForwardBatch | None] = core.plan
+
+    def record(now_s: float) -> ForwardBatch | None:
+        batch = plan(now_s)
+        rows.append(len(batch.input_ids) if batch else 0)
+        return batch
+
+    monkeypatch.setattr(core, "plan", record)
+    for _ in range(20):
+        fleet.advance(1)
+    assert sorted(rows[:2]) == [1, 8]
+    assert rows == rows[:2] * 10
+    fleet.run()
+
+
+def test_a_leg_of_another_role_is_refused_until_the_role_changes(fleet_class: FleetClass) -> None:
+    fleet = fleet_class(Role.PREFILL, Role.UNIFIED)
+    fleet.start_leg(1, 1, [1, 2, 3], LegKind.LOCAL, 0)
+    fleet.run()
+    assert fleet.failures(1) == ["this worker serves prefill now, no local legs"]
+    fleet.serve(1, Role.UNIFIED)
+    fleet.start(2, [1, 2, 3], 1, 1)
+    fleet.start(3, [1, 2, 3], 2, 1)
+    fleet.run()
+    assert [fleet.tokens(room) for room in (2, 3)] == [expected_output([1, 2, 3], 5, VOCAB)] * 2
+
+
+def test_a_leg_that_names_no_kind_is_what_the_role_says(fleet_class: FleetClass) -> None:
+    fleet = fleet_class(Role.PREFILL, Role.DECODE, Role.UNIFIED)
+    fleet.start_leg(2, 1, [1, 2, 3], None, 1)
+    fleet.start_leg(1, 1, [1, 2, 3], None, 2)
+    fleet.start_leg(3, 2, [1, 2, 3], None, 2)
+    fleet.run()
+    assert fleet.tokens(1) == expected_output([1, 2, 3], 5, VOCAB)
+    assert fleet.failures(2) == ["the leg doesn't say which part of the request it is"]
+
+
+def test_a_room_is_of_one_side_only(fleet_class: FleetClass) -> None:
+    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED)
+    fleet.start_leg(1, 1, [1, 2, 3], LegKind.PREFILL, 2)
+    fleet.start_leg(1, 1, [1, 2, 3], LegKind.LOCAL, 0)
+    fleet.deliver(1)
+    assert fleet.failures(1) == ["room 0000000000000001 is already in use"]
+
+
+def test_what_began_in_a_former_role_comes_to_its_end(fleet_class: FleetClass) -> None:
+    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED)
+    fleet.start(1, list(range(20)), 1, 2)
+    fleet.start(2, list(range(20)), 2, 1)
+    fleet.deliver(1)
+    fleet.serve(1, Role.DECODE)
+    fleet.run()
+    assert [fleet.tokens(room) for room in (1, 2)] == [expected_output(list(range(20)), 5, VOCAB)] * 2
+
+
+@pytest.mark.parametrize("kind", [LegKind.PREFILL, LegKind.DECODE])
+def test_an_abort_of_the_peer_reaches_the_side_that_has_the_room(fleet_class: FleetClass, kind: LegKind) -> None:
+    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED)
+    fleet.start_leg(1, 1, [1, 2, 3], kind, 2)
+    core = fleet.workers[1].core
+    core.handle(NoteArrived(2, Abort(1, FailureCode.TRANSFER_FAILED.value, "words")), 0.0)
+    fleet.deliver(1)
+    assert fleet.failures(1) == ["words"]
+    assert core.num_open_rooms == 0
+
+
+def test_notes_of_unknown_rooms_are_answered_by_the_side_that_hears_such_notes(fleet_class: FleetClass) -> None:
+    core = fleet_class(Role.UNIFIED).workers[1].core
+    core.handle(NoteArrived(2, Abort(1, 0, "")), 0.0)
+    core.handle(NoteArrived(2, HandOff(3, 5, None, 1, (0,), 0)), 0.0)
+    answers = [(effect.peer, type(effect.note), effect.note.room) for effect in core.take_effects()]
+    assert [(peer, name.__name__, room) for peer, name, room in answers] == [(2, "AbortAck", 1), (2, "Ack", 3)]
+
+
+def test_two_workers_whose_pools_are_granted_to_each_other_come_to_an_end(fleet_class: FleetClass) -> None:
+    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED, num_pages=13)
+    prompts = {room: [room] * (22 if room <= 2 else 4) for room in range(1, 15)}  # the first two: half of a pool
+    pairs = {room: (1, 2) if room % 2 else (2, 1) for room in prompts}
+    for room, (prefill, decode) in pairs.items():
+        fleet.start_leg(decode, room, prompts[room], LegKind.DECODE, prefill, 2)
+    for number in (1, 2):  # all that can be granted is, before any prompt comes
+        fleet.deliver(number)
+    for room, (prefill, decode) in pairs.items():
+        fleet.start_leg(prefill, room, prompts[room], LegKind.PREFILL, decode, 2)
+    fleet.run()
+    assert {room: fleet.tokens(room) for room in prompts} == {
+        room: expected_output(prompt, 2, VOCAB) for room, prompt in prompts.items()
+    }
+
+
+def test_the_reserve_is_what_prompts_may_take_less_what_they_have(fleet_class: FleetClass) -> None:
+    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED, num_pages=33)
+    core = fleet.workers[1].core
+    assert (core.max_tokens, core.load().grantable_pages) == (64, 16)
+    fleet.start(1, list(range(20)), 1, 2)
+    fleet.deliver(2)
+    core.plan(0.0)
+    assert core.load().grantable_pages == 32 - 5 - (16 - 5)
+    fleet.serve(1, Role.DECODE)
+    assert (core.max_tokens, core.load().grantable_pages) == (128, 32 - 5)
+    fleet.serve(1, Role.PREFILL)
+    assert core.load().grantable_pages == 0
+
+
+def test_no_page_can_be_granted_while_the_last_row_is_kept_for_a_prompt(fleet_class: FleetClass) -> None:
+    fleet = fleet_class(Role.UNIFIED)
+    worker = fleet.workers[1]
+    for room in range(7):
+        fleet.start_leg(1, room, [room + 1], LegKind.LOCAL, 0)
+    assert worker.core.load().grantable_pages == 0
+    worker.core.plan(0.0)
+    assert worker.cache.num_free_rows == 1
+    assert worker.core.load().grantable_pages == 0
+
+
+def test_one_request_at_a_time_is_too_few_for_both_roles() -> None:
+    cache = KvCache(num_pages=8, page_size=4, max_requests=1, max_tokens_per_request=64)
+    assert max_tokens(Role.DECODE, 64, cache) == 28
+    with pytest.raises(ConfigError, match="--max-requests 2"):
+        max_tokens(Role.UNIFIED, 64, cache)
+
+
+def test_an_abort_of_the_router_reaches_a_local_request(fleet_class: FleetClass) -> None:
+    fleet = fleet_class(Role.UNIFIED)
+    fleet.start(1, list(range(20)), 1, 1)
+    fleet.advance(1)
+    fleet.workers[1].core.handle(AbortRoom(1, "gone"), 0.0)
+    fleet.run()
+    assert fleet.failures(1) == ["gone"]
+    assert fleet.workers[1].core.num_open_rooms == 0
