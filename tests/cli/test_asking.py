@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +17,7 @@ from diptych.common.errors import ConfigError
 from diptych.common.tls import Tls
 from diptych.common.tokens import Tokens
 from diptych.common.trust import INSECURE, Trust
-from diptych.v1.bootstrap_pb2 import ROLE_ROUTER, Instance
+from diptych.v1.bootstrap_pb2 import ROLE_DECODE, ROLE_ROUTER, Instance, Role
 from diptych.v1.worker_pb2 import Drain
 
 TIMEOUT_S = 5.0
@@ -96,3 +97,13 @@ def test_with_certificates_alone_a_router_is_listed_and_to_drain_it_wants_a_toke
 def test_no_replica_is_an_error_in_words() -> None:
     with pytest.raises(ConfigError, match="names no replica"):
         members((), INSECURE)
+
+
+@pytest.mark.parametrize("role", [ROLE_ROUTER, ROLE_DECODE])
+def test_who_can_not_be_reached_is_silent_and_not_gone(role: Role) -> None:
+    with socket.socket() as port:  # bound, and not listening: refuses
+        port.bind(("127.0.0.1", 0))
+        member = Instance(instance_id=0xAA, role=role, address=f"127.0.0.1:{port.getsockname()[1]}")
+        answer = ask(member, OURS, TIMEOUT_S)
+    assert answer.problem
+    assert not answer.is_gone

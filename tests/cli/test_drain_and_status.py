@@ -7,7 +7,7 @@ import time
 import pytest
 
 from diptych.cli.answer import Answer
-from diptych.cli.drain import DrainConfig
+from diptych.cli.drain import DrainConfig, settled
 from diptych.cli.drain import main as drain_main
 from diptych.cli.drain_report import chosen, drain_words
 from diptych.cli.status_report import as_json, as_text, mismatches
@@ -99,6 +99,29 @@ def test_a_name_that_nobody_has_or_several_may_have_is_refused_with_a_list() -> 
 )
 def test_a_drain_is_told_in_words(drain: Drain | None, words: str) -> None:
     assert drain_words(drain) == words
+
+
+SILENT = Answer(DECODE, problem="connection refused")
+
+
+def test_who_neither_answers_nor_is_listed_any_more_is_gone() -> None:
+    moved = Answer(SECOND, problem="another has its port", is_gone=True)
+    gone = Answer(DECODE, problem="connection refused; bootstrap lists it no more", is_gone=True)
+    assert settled([SILENT, Answer(PREFILL), moved], lambda: []) == [gone, Answer(PREFILL), moved]
+
+
+def test_who_is_listed_is_not_gone_nor_is_anybody_while_bootstrap_is_away() -> None:
+    def away() -> list[Instance]:
+        raise ConfigError("can't ask bootstrap")
+
+    assert settled([SILENT], lambda: [DECODE]) == [SILENT]
+    assert settled([SILENT], away) == [SILENT]
+
+
+def test_bootstrap_is_left_alone_while_all_answer() -> None:
+    asked: list[int] = []
+    settled([Answer(PREFILL)], lambda: asked.append(1) or [])  # type: ignore[func-returns-value]
+    assert not asked
 
 
 @pytest.mark.parametrize(

@@ -16,4 +16,4 @@ class Answer:
     status: WorkerStatus | None = None  # of a worker that answers
     drain: Drain | None = None  # while it drains
     problem: str = ""  # why it does not answer
-    is_gone: bool = False  # nothing listens at its address
+    is_gone: bool = False  # known to be, as silence alone says little: another has its address, or nobody lists it

@@ -91,8 +91,8 @@ def _ask_worker(worker: Instance, trust: Trust, timeout_s: float) -> Answer:
 
 
 def _silent(worker: Instance, error: grpc.RpcError) -> Answer:
-    gone = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND)  # the latter: another has its port
-    return Answer(worker, problem=error.details() or error.code().name, is_gone=gone)
+    is_gone = error.code() == grpc.StatusCode.NOT_FOUND  # another has its port; UNAVAILABLE may be the network's fault
+    return Answer(worker, problem=error.details() or error.code().name, is_gone=is_gone)
 
 
 def _lacks_token(trust: Trust) -> bool:
@@ -109,8 +109,7 @@ def _ask_router(router: Instance, trust: Trust, timeout_s: float, method: str, q
         with error:
             return Answer(router, problem=f"HTTP status {error.code}", is_gone=error.code == HTTPStatus.NOT_FOUND)
     except OSError as error:
-        reason = getattr(error, "reason", error)
-        return Answer(router, problem=str(reason), is_gone=isinstance(reason, ConnectionRefusedError))
+        return Answer(router, problem=str(getattr(error, "reason", error)))
     progress = instances.get(f"{router.instance_id:016x}")
     if progress is None:
         return Answer(router, problem="another router has its address", is_gone=True)

@@ -6,7 +6,8 @@ Nothing is stopped: an empty worker or router waits for SIGTERM.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from diptych.cli.answer import Answer
@@ -87,6 +88,23 @@ def _drain(config: DrainConfig, trust: Trust) -> None:
             return
         time.sleep(POLL_S)
         answers = ask_all(leaving, lambda member: ask(member, trust, ANSWER_S))
+        answers = settled(answers, lambda: members(config.bootstrap, trust))
+
+
+def settled(answers: Sequence[Answer], listed: Callable[[], Sequence[Instance]]) -> Sequence[Answer]:
+    """Mark as gone who neither answers nor is listed any more. While bootstrap can't be asked, nobody is."""
+    if not any(each.problem and not each.is_gone for each in answers):
+        return answers
+    try:
+        alive = {member.instance_id for member in listed()}
+    except DiptychError:
+        return answers
+    return [
+        replace(each, is_gone=True, problem=f"{each.problem}; bootstrap lists it no more")
+        if each.problem and not each.is_gone and each.member.instance_id not in alive
+        else each
+        for each in answers
+    ]
 
 
 class _Watch:
@@ -110,7 +128,7 @@ class _Watch:
 
 def _words(answer: Answer) -> str:
     if answer.is_gone:
-        return "gone"
+        return f"gone: {answer.problem}"
     return f"does not answer: {answer.problem}" if answer.problem else drain_words(answer.drain)
 
 
