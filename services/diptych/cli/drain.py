@@ -91,7 +91,7 @@ def _drain(config: DrainConfig, trust: Trust) -> None:
         answers = settled(answers, lambda: members(config.bootstrap, trust))
 
 
-def settled(answers: Sequence[Answer], listed: Callable[[], Sequence[Instance]]) -> Sequence[Answer]:
+def settled(answers: list[Answer], listed: Callable[[], Sequence[Instance]]) -> list[Answer]:
     """Mark as gone who neither answers nor is listed any more. While bootstrap can't be asked, nobody is."""
     if not any(each.problem and not each.is_gone for each in answers):
         return answers
