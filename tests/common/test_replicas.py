@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -79,7 +80,71 @@ def test_a_command_asks_all_that_there_are_now() -> None:
         replicas_of([NAME], away.resolve)
 
 
-@pytest.mark.parametrize("given", [(), ("dns:///boot",), ("dns:///:7000",), ("a:1", "dns:///boot:x")])
+def test_a_replica_that_is_done_with_keeps_nothing_busy_and_is_not_served_again() -> None:
+    async def done(address: str) -> None:
+        served.append(address)
+
+    async def test() -> None:
+        third = asyncio.Event()
+
+        def resolve(host: str, port: int) -> Sequence[str]:
+            asked_s.append(loop.time())
+            if len(asked_s) == 3:
+                loop.call_soon_threadsafe(third.set)
+            return ["a:1"]
+
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(Replicas([NAME], resolve, interval_s=0.05).run(done))
+        async with asyncio.timeout(10):
+            await third.wait()
+        task.cancel()
+
+    served: list[str] = []
+    asked_s: list[float] = []
+    asyncio.run(test())
+    assert served == ["a:1"]
+    assert asked_s[2] - asked_s[0] > 0.05  # two pauses lie between
+
+
+def test_what_fails_while_a_name_is_resolved_is_raised() -> None:
+    ended = threading.Event()
+
+    async def fails(address: str) -> None:
+        try:
+            raise ConfigError(address)
+        finally:
+            ended.set()
+
+    def resolve(host: str, port: int) -> Sequence[str]:
+        if started:
+            assert ended.wait(10)
+        started.append(host)
+        return ["a:1"]
+
+    started: list[str] = []
+    with pytest.raises(ConfigError, match="a:1"):
+        asyncio.run(asyncio.wait_for(Replicas([NAME], resolve, interval_s=0.0).run(fails), 10))
+
+
+def test_an_address_may_stand_for_a_name() -> None:
+    assert replicas_of(["dns:///[::1]:7000"]) == ["[::1]:7000"]
+
+
+LONG = f"dns:///{'a' * 64}:7000"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (),
+        ("dns:///boot",),
+        ("dns:///:7000",),
+        ("a:1", "dns:///boot:x"),
+        ("dns:///a..b:7000",),
+        (LONG,),
+        ("dns:///a:70000",),
+    ],
+)
 def test_addresses_that_can_not_be_are_refused(given: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="--bootstrap"):
         check_replicas(given)

@@ -35,7 +35,7 @@ def check_replicas(given: Sequence[str]) -> None:
         raise ConfigError("--bootstrap names no replica: give host:port")
     for name in filter(_is_name, given):
         host, port = _parts(name)
-        if not (host and port.isdecimal()):
+        if not (_can_be_asked_for(host) and port.isdecimal() and int(port) < 2**16):
             raise ConfigError(f"--bootstrap takes host:port or {NAME}NAME:PORT, not {name!r}")
 
 
@@ -92,23 +92,32 @@ class Replicas:
             self._failed.add(name)
 
     async def _pause(self, tasks: Collection[asyncio.Task[None]]) -> None:
-        """Wait until names are to be resolved again. Raises what a task raises."""
-        timeout_s = self._interval_s if self._names else None
-        if not tasks:
-            await asyncio.sleep(self._interval_s)
-            return
-        done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        """Wait until names are to be resolved again. Raises what a task raises, and not before."""
+        until = asyncio.ensure_future(asyncio.sleep(self._interval_s))
+        try:
+            while not until.done():
+                for task in filter(asyncio.Task.done, tasks):
+                    task.result()
+                running = [task for task in tasks if not task.done()]
+                await asyncio.wait([until, *running], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            until.cancel()
 
 
 def _is_name(address: str) -> bool:
     return address.startswith(NAME)
 
 
+def _can_be_asked_for(host: str) -> bool:
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:  # an empty or too long part
+        return False
+
+
 def _parts(name: str) -> tuple[str, str]:
     host, _, port = name.removeprefix(NAME).rpartition(":")
-    return host, port
+    return host.removeprefix("[").removesuffix("]"), port
 
 
 def _behind(address: str, resolve: Resolve) -> Sequence[str]:
