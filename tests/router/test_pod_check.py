@@ -18,9 +18,10 @@ class Members:
 
     def __init__(self) -> None:
         self.away = False
+        self.listed = {1: A, 2: B}
 
     def instances(self) -> Mapping[int, Instance]:
-        return {1: A, 2: B}
+        return self.listed
 
     def retained(self) -> Mapping[int, Instance]:
         return self.instances() if self.away else {}
@@ -60,3 +61,14 @@ def test_a_worker_goes_with_its_pod_while_no_replica_vouches_for_it() -> None:
     assert set(check.instances()) == {1}
     members.away = False
     assert set(check.instances()) == {1, 2}
+
+
+def test_a_pod_is_remembered_while_it_is_there_or_a_member_is_of_it() -> None:
+    members, cluster = Members(), Cluster()
+    check = PodCheck(members, cluster.pods)
+    asyncio.run(check.look())
+    cluster.names = []
+    asyncio.run(check.look())
+    members.listed[3] = Instance(instance_id=3, pod="stranger")  # was forgotten: nothing is known of its pod
+    members.away = True
+    assert set(check.instances()) == {3}

@@ -74,6 +74,7 @@ class PodCheck:
             self._is_away = True
             return
         self._is_away = False
-        self._seen |= self._pods.keys()
+        members = {member.pod for member in self._members.instances().values()}
+        self._seen = (self._seen & members) | self._pods.keys()  # who is no member needs no memory
         for listener in self._listeners:
             listener()
