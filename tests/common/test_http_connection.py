@@ -34,3 +34,18 @@ def test_a_connection_sends_at_once_and_leaves_little_in_the_kernel() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(accepted()) == (1, MAX_UNSENT_BYTES)
+
+
+def test_a_client_that_connects_and_says_nothing_is_cut_off_like_one_that_is_silent_between_requests() -> None:
+    async def bytes_until_the_end() -> bytes:
+        config = uvicorn.Config("nothing:here", interface="asgi3", timeout_keep_alive=1)
+        config.loaded, config.loaded_app, config.ws_protocol_class = True, None, None
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: HttpConnection(config, ServerState(), {}), "127.0.0.1", 0)
+        async with server, asyncio.timeout(60):
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            everything = await reader.read()
+            writer.close()
+            return everything
+
+    assert asyncio.run(bytes_until_the_end()) == b""

@@ -30,7 +30,7 @@ class HttpServer:
         stall_s: float = STALL_S,
         own_port: int | None = None,
     ) -> None:
-        """A client that takes nothing for `stall_s` is cut off.
+        """A client that takes nothing for `stall_s` is cut off, and one whose request's head takes longer.
 
         With `own_port` other processes may listen at `port` too; this one alone is reached at `own_port`.
         """

@@ -7,6 +7,7 @@ DiptychError
 │   ├── ContextLengthExceeded   400  the prompt leaves no room for an output token
 │   ├── PayloadTooLarge         413  the body is longer than the router reads
 │   └── BodyCutOff              400  the client left before its body was complete: nobody hears it
+│       └── BodyTooSlow         408  its body stopped coming, or would take too long
 ├── Overloaded
 │   └── RateLimited             429  a limit of the key is reached
 └── NotFound
@@ -48,6 +49,12 @@ class PayloadTooLarge(InvalidRequest):
 
 class BodyCutOff(InvalidRequest):
     """The client left before its body was complete."""
+
+
+class BodyTooSlow(BodyCutOff):
+    """The client's body stopped coming, or would take too long."""
+
+    http_status = 408
 
 
 class ModelNotFound(NotFound):

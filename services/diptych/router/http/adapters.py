@@ -14,7 +14,7 @@ from starlette.responses import Response
 from diptych.common.errors import DiptychError
 from diptych.router.adapter_admin import AdapterAdmin
 from diptych.router.http.ask import read_fields
-from diptych.router.http.body import read_body
+from diptych.router.http.body import BodyLimits, read_body
 from diptych.router.http.errors import error_response
 from diptych.router.http.json_response import json_response
 from diptych.router.http.request_id import HEADER, request_id_of
@@ -35,12 +35,12 @@ class UnloadBody(Body):
     lora_int_id: int | None = None  # without effect
 
 
-def add_adapters(app: FastAPI, admin: AdapterAdmin, *, max_body_bytes: int) -> None:
+def add_adapters(app: FastAPI, admin: AdapterAdmin, limits: BodyLimits) -> None:
     """Add both paths to the application."""
 
     async def load(request: Request) -> Response:
         async def work() -> object:
-            body = read_fields(LoadBody, await read_body(request, max_body_bytes))
+            body = read_fields(LoadBody, await read_body(request, limits))
             num_workers = await admin.load(body.lora_name, body.lora_path)
             return {"lora_name": body.lora_name, "num_workers": num_workers}
 
@@ -48,7 +48,7 @@ def add_adapters(app: FastAPI, admin: AdapterAdmin, *, max_body_bytes: int) -> N
 
     async def unload(request: Request) -> Response:
         async def work() -> object:
-            body = read_fields(UnloadBody, await read_body(request, max_body_bytes))
+            body = read_fields(UnloadBody, await read_body(request, limits))
             return {"lora_name": body.lora_name, "num_workers": await admin.unload(body.lora_name)}
 
         return await _answer(request, work)

@@ -45,7 +45,7 @@ def create_app(pipeline: Pipeline, probes: Probes, exchange: Exchange) -> FastAP
     app.add_exception_handler(HTTPException, _framework_error)
     app.add_exception_handler(Exception, _our_error)
     _add_generation(app, exchange)
-    add_tokens(app, pipeline, exchange.max_body_bytes)
+    add_tokens(app, pipeline, exchange.limits)
     _add_models(app, pipeline)
     _add_operations(app, pipeline, probes)
     _add_probes(app, probes)

@@ -15,6 +15,7 @@ from diptych.router.http.adapters import add_adapters
 from diptych.router.http.admin import admin_routes, operators_app
 from diptych.router.http.all_metrics import AllMetrics
 from diptych.router.http.app import APIS, create_app
+from diptych.router.http.body import BodyLimits
 from diptych.router.http.exchange import Exchange
 from diptych.router.http.key_gate import KeyGate
 from diptych.router.http.shortcut import Shortcut
@@ -28,10 +29,11 @@ def clients_app(
     config: RouterConfig, trust: Trust, fleet: Fleet, pipeline: Pipeline, probes: Probes, callers: Callers | None
 ) -> ASGIApp:
     """Return the APIs; with `callers` they want a key."""
-    exchange = Exchange(pipeline, config.max_body_bytes)
+    limits = BodyLimits(config.max_body_bytes, config.client_stall_s, config.request_timeout_s)
+    exchange = Exchange(pipeline, limits)
     app = create_app(pipeline, probes, exchange)
     if config.runtime_lora:
-        add_adapters(app, AdapterAdmin(fleet, trust), max_body_bytes=config.max_body_bytes)
+        add_adapters(app, AdapterAdmin(fleet, trust), limits)
     served = Shortcut(app, exchange, {api.path: api for api in APIS})
     return KeyGate(served, callers) if callers else served
 

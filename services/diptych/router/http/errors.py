@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, InvalidRequest, NotFound, Overloaded, Unavailable
 from diptych.router.errors import (
+    BodyTooSlow,
     ContextLengthExceeded,
     ModelNotFound,
     PayloadTooLarge,
@@ -26,6 +27,7 @@ _WORDS: Final[Mapping[type[DiptychError], tuple[str, str | None]]] = {
     PermissionDenied: ("invalid_request_error", "insufficient_permissions"),
     ContextLengthExceeded: ("invalid_request_error", "context_length_exceeded"),
     PayloadTooLarge: ("invalid_request_error", "payload_too_large"),
+    BodyTooSlow: ("invalid_request_error", "request_timeout"),
     InvalidRequest: ("invalid_request_error", None),
     ModelNotFound: ("invalid_request_error", "model_not_found"),
     NotFound: ("invalid_request_error", "not_found"),
@@ -63,6 +65,8 @@ def plain_error_response(status: int, message: str, headers: Mapping[str, str] |
 def _what_next(error: DiptychError) -> Mapping[str, str]:
     if isinstance(error, Overloaded | Unavailable):
         return {"retry-after": str(error.retry_after_s)}
+    if isinstance(error, BodyTooSlow):
+        return {"connection": "close"}  # where its next request would begin nobody knows
     if isinstance(error, Unauthenticated):
         return {"www-authenticate": "Bearer"}
     return {}

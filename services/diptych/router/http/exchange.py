@@ -10,7 +10,7 @@ from starlette.responses import Response
 from diptych.common.errors import DiptychError
 from diptych.router.http.answer import StreamAnswer, WholeAnswer
 from diptych.router.http.ask import Origin, Parse
-from diptych.router.http.body import read_body
+from diptych.router.http.body import BodyLimits, read_body
 from diptych.router.http.errors import ErrorBody, error_body, error_response
 from diptych.router.http.key_gate import caller_of
 from diptych.router.http.request_id import HEADER, request_id_of
@@ -32,15 +32,15 @@ class Api:
 class Exchange:
     """Turns requests into answers."""
 
-    def __init__(self, pipeline: Pipeline, max_body_bytes: int) -> None:
+    def __init__(self, pipeline: Pipeline, limits: BodyLimits) -> None:
         self._pipeline = pipeline
-        self.max_body_bytes = max_body_bytes
+        self.limits = limits
 
     async def answer(self, request: Request, api: Api) -> Response:
         origin = Origin(request_id_of(request), request.headers, caller_of(request))
         headers = {HEADER: origin.request_id, api.id_header: origin.request_id}
         try:
-            ask = api.parse(await read_body(request, self.max_body_bytes), origin, self._pipeline.model)
+            ask = api.parse(await read_body(request, self.limits), origin, self._pipeline.model)
         except DiptychError as error:
             self._pipeline.metrics.requests.labels(api.name, outcome_of(error)).inc()
             return error_response(error, headers, api.error_body)

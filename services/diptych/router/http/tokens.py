@@ -13,7 +13,7 @@ from starlette.responses import Response
 from diptych.common.errors import DiptychError
 from diptych.router.http.anthropic_errors import anthropic_error_body
 from diptych.router.http.ask import Origin, read_fields
-from diptych.router.http.body import read_body
+from diptych.router.http.body import BodyLimits, read_body
 from diptych.router.http.disconnect import until_disconnect
 from diptych.router.http.errors import ErrorBody, Json, error_body, error_response
 from diptych.router.http.json_response import json_response
@@ -66,14 +66,14 @@ TOKEN_APIS = (
 )
 
 
-def add_tokens(app: FastAPI, pipeline: Pipeline, max_body_bytes: int) -> None:
+def add_tokens(app: FastAPI, pipeline: Pipeline, limits: BodyLimits) -> None:
     """Add the paths to the application."""
 
     async def answer(api: TokenApi, request: Request) -> Response:
         origin = Origin(request_id_of(request), request.headers, caller_of(request))
         count = pipeline.metrics.requests.labels
         try:
-            body = await read_body(request, max_body_bytes)
+            body = await read_body(request, limits)
             found = await until_disconnect(request.receive, api.work(body, origin, pipeline))
         except DiptychError as error:
             count("tokens", outcome_of(error)).inc()

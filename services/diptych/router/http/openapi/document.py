@@ -26,6 +26,7 @@ _REASONS: Final[Mapping[int, str]] = {
     401: "No key, or one that is not known",
     403: "The key is not for this",
     404: "There is no such thing",
+    408: "The body did not come, or too slowly",
     413: "The body is too long",
     429: "Too much at once: try again after `Retry-After` seconds",
     500: "A bug of the server",

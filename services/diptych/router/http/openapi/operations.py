@@ -32,7 +32,7 @@ from diptych.router.http.token_request import DetokenizeRequest, TokenizeRequest
 
 Answers = Mapping[int, Model | str]
 
-_WORK: Final = (400, 401, 404, 413, 429, 500, 503, 504)  # what can become of a request that costs something
+_WORK: Final = (400, 401, 404, 408, 413, 429, 500, 503, 504)  # what can become of a request that costs something
 _LOOK: Final = (401, 404)
 TEXT: Final = "text/plain"
 
