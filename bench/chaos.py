@@ -19,11 +19,12 @@ import json
 import logging
 import os
 import random
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from drill.cluster import Cluster, Sizes
 from drill.drill import LONG, SHORT, Drill, Scenario, play
@@ -54,7 +55,16 @@ Outcome = dict[str, Any]  # of a scenario: counts and problems
 async def run(
     cluster: Cluster, questions: Sequence[Question], scenarios: Sequence[Scenario], args: argparse.Namespace
 ) -> dict[str, Outcome]:
-    """Play the scenarios one after another on one platform."""
+    """Play the scenarios one after another on one platform, and close it: also when the drill is ended early."""
+    try:
+        return await _play_all(cluster, questions, scenarios, args)
+    finally:
+        cluster.close()  # here, as what waits in threads for a component would else keep the loop
+
+
+async def _play_all(
+    cluster: Cluster, questions: Sequence[Question], scenarios: Sequence[Scenario], args: argparse.Namespace
+) -> dict[str, Outcome]:
     rng = random.Random(args.seed)
     service = Service(cluster.routers, rng)
     traffic = Traffic(service, questions, rng)
@@ -103,9 +113,14 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def end(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
 def main() -> int:
     args = parse()
     isolate()
+    signal.signal(signal.SIGTERM, end)  # as an exception, so that whatever is open is closed
     with tempfile.TemporaryDirectory() as temporary:
         folder: Path = args.logs or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -115,10 +130,7 @@ def main() -> int:
         questions = make_questions(model, args.device, random.Random(args.seed))
         wanted = list(SCENARIOS) if "all" in args.scenario else args.scenario
         cluster = Cluster(folder, model, args.transports, args.device, Sizes())
-        try:
-            outcomes = asyncio.run(run(cluster, questions, [SCENARIOS[name] for name in wanted], args))
-        finally:
-            cluster.close()
+        outcomes = asyncio.run(run(cluster, questions, [SCENARIOS[name] for name in wanted], args))
     if args.json:
         print(json.dumps(outcomes))
     return int(any(outcome["problems"] for outcome in outcomes.values()))

@@ -129,16 +129,26 @@ class Cluster:
         self.trust = TrustConfig(auth_token_file=self.tokens).trust()
         self.network = Network() if Network.is_possible() else None
         self._numbers = {kind: itertools.count(1) for kind in ("bootstrap", "router", *ROLES)}
-        trusted = {"auth-token-file": self.tokens, "log-format": "json"}
-        self.bootstraps = [Bootstrap(*self._place("bootstrap"), trusted, self.trust) for _ in range(sizes.bootstrap)]
-        addresses = ",".join(each.address for each in self.bootstraps)
-        self._options = {**trusted, "model": model, "load-format": "dummy", "bootstrap": addresses}
-        self._worker_options = {**self._options, **WORKER_OPTIONS, "transports": transports, "device": device}
+        self.bootstraps: list[Bootstrap] = []
         self.workers: list[Worker] = []
+        self.routers: list[Router] = []
+        try:
+            self._start(sizes, {"auth-token-file": self.tokens, "log-format": "json"}, model, transports, device)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, sizes: Sizes, trusted: Mapping[str, object], model: Path, transports: str, device: str) -> None:
+        for _ in range(sizes.bootstrap):
+            self.bootstraps.append(Bootstrap(*self._place("bootstrap"), trusted, self.trust))
+        addresses = ",".join(each.address for each in self.bootstraps)
+        options = {**trusted, "model": model, "load-format": "dummy", "bootstrap": addresses}
+        self._worker_options = {**options, **WORKER_OPTIONS, "transports": transports, "device": device}
         for role, count in (("prefill", sizes.prefill), ("decode", sizes.decode)):
             for _ in range(count):
                 self.add_worker(role)
-        self.routers = [Router(*self._place("router"), self._options) for _ in range(sizes.router)]
+        for _ in range(sizes.router):
+            self.routers.append(Router(*self._place("router"), options))
 
     def _place(self, kind: str) -> tuple[str, Host, Path]:
         """Name, host and log of a new component."""
