@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from diptych.common.errors import ConfigError
-from diptych.common.ports import claim, free_ports, reserve_port
+from diptych.common.ports import claim, claim_for_processes, free_port, free_ports, reserve_port
 
 
 def test_a_free_port_is_granted_and_0_picks_one() -> None:
@@ -44,3 +44,20 @@ def test_a_reserved_port_is_for_those_who_share_it() -> None:
         with pytest.raises(OSError, match="in use"):
             socket.create_server(address)
         socket.create_server(address, reuse_port=True).close()
+
+
+def test_only_one_may_have_processes_share_a_port_also_while_none_of_them_listens_yet() -> None:
+    port = free_port()
+    with claim_for_processes("127.0.0.1", port, flag="--http-port"):
+        socket.create_server(("127.0.0.1", port), reuse_port=True).close()
+        with pytest.raises(ConfigError, match=rf"another router runs, or starts, at 127\.0\.0\.1:{port} .*--http-port"):
+            claim_for_processes("127.0.0.1", port, flag="--http-port")
+        claim_for_processes("127.0.0.1", free_port(), flag="--http-port").close()
+    claim_for_processes("127.0.0.1", port, flag="--http-port").close()
+
+
+def test_a_port_at_which_somebody_listens_can_be_shared_by_no_stranger() -> None:
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port} \(.*\): stop what uses it"):
+            claim_for_processes("127.0.0.1", port, flag="--grpc-port")

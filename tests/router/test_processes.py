@@ -23,14 +23,14 @@ import pytest
 from diptych.cli.members import members
 from diptych.common.errors import ConfigError, DiptychError
 from diptych.common.lifecycle import Stop
-from diptych.common.ports import claim, free_ports
+from diptych.common.ports import claim, free_port, free_ports
 from diptych.common.restart_policy import RestartPolicy
 from diptych.common.trust import TrustConfig
 from diptych.router.config import RouterConfig
 from diptych.router.processes import Processes
 from diptych.v1 import bootstrap_pb2
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0  # processes start, and a machine may have others
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -176,6 +176,22 @@ def test_when_a_process_dies_its_clients_hear_it_and_try_again_and_the_others_re
             assert (answer.status, json.load(answer)["error"]["type"]) == (503, "server_error")
         connection.close()
     dying.close()
+
+
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])
+def test_a_second_router_at_the_ports_of_one_that_still_starts_is_refused(tmp_path: Path, flag: str) -> None:
+    """Their processes could all listen there: connections would be split between two routers."""
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    port = free_port()
+    other = "--grpc-port=0" if flag == "--http-port" else "--http-port=0"
+    command = (sys.executable, "-m", "diptych.cli", "router", "--workers=2", f"--model={tmp_path}")
+    both = [subprocess.Popen([*command, f"{flag}={port}", other], stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    wait_for(lambda: any(process.poll() is not None for process in both))
+    refused, running = sorted(both, key=lambda process: process.poll() is None)
+    running.kill()
+    running.communicate()
+    assert f"another router runs, or starts, at 127.0.0.1:{port}" in refused.communicate()[1]
+    assert (refused.returncode, running.returncode) == (1, -signal.SIGKILL)
 
 
 class NoMoreProcesses:

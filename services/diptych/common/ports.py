@@ -40,6 +40,23 @@ def reserve_port(host: str) -> socket.socket:
     return keeper
 
 
+def claim_for_processes(host: str, port: int, *, flag: str) -> socket.socket:
+    """Claim `port` for processes that will listen there with SO_REUSEPORT, for as long as the returned socket is open.
+
+    The system would let everybody in who listens in this way, and split connections between strangers. So a name beside
+    the port is taken, which one only can have in the network of this machine or pod. Raises `ConfigError`.
+    """
+    claim(host, port, flag=flag)
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0diptych/tcp/{host}/{port}")
+    except OSError as error:
+        name.close()
+        advice = f"stop it, or choose another port with {flag}"
+        raise ConfigError(f"another router runs, or starts, at {host}:{port} ({error.strerror}): {advice}") from None
+    return name
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     return free_ports(host, 1)[0]
 

@@ -23,7 +23,7 @@ import uvloop
 from diptych.common import lifecycle
 from diptych.common.config import to_flags
 from diptych.common.health import HealthServer
-from diptych.common.ports import claim, reserve_port
+from diptych.common.ports import claim_for_processes, reserve_port
 from diptych.common.restart_policy import GiveUp, RestartPolicy
 from diptych.router.config import RouterConfig
 from diptych.router.process_metrics import pages_for_health
@@ -37,8 +37,6 @@ STOP_SLACK_S: Final = 8  # beyond the drain, for a process to end
 
 def run_processes(config: RouterConfig) -> int:
     """Run `config.workers` processes until SIGTERM; return the exit code."""
-    for port, flag in ((config.http_port, "--http-port"), (config.grpc_port, "--grpc-port")):
-        claim(config.host, port, flag=flag)
     grace_s = math.ceil(config.drain_s) + STOP_SLACK_S
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(lifecycle.run_until_signal(Processes(config).run, grace_s=grace_s))
@@ -48,13 +46,21 @@ class Processes:
     """The processes of one router. `run` until told to stop."""
 
     def __init__(self, config: RouterConfig, policy: RestartPolicy | None = None) -> None:
+        """Claim the ports. Raises `ConfigError` if others have them."""
         self._keepers: list[socket.socket] = []
-        http_port, grpc_port = (port or self._reserve(config.host) for port in (config.http_port, config.grpc_port))
+        ports = ((config.http_port, "--http-port"), (config.grpc_port, "--grpc-port"))
+        http_port, grpc_port = (self._claim(config.host, *each) for each in ports)
         self._config = replace(config, http_port=http_port, grpc_port=grpc_port)
         self._policy = policy or RestartPolicy()
         self._ports = [self._reserve(config.host) for _ in range(config.workers)]
         self._health_ports = [self._reserve(config.host) for _ in range(config.workers)]
         self._exit_code = 0
+
+    def _claim(self, host: str, port: int, flag: str) -> int:
+        if port == 0:
+            return self._reserve(host)
+        self._keepers.append(claim_for_processes(host, port, flag=flag))
+        return port
 
     def _reserve(self, host: str) -> int:
         """Return a port that no connection made from here gets while a process is down: a restart needs it again."""
