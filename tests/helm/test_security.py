@@ -120,10 +120,15 @@ def is_allowed(found: Objects, component: str, source: dict[str, str], port: str
         ("r-diptych-prefill", "bootstrap", "health", False),
         ("r-diptych-test-kv", "worker", "grpc", True),
         ("r-diptych-test-kv", "bootstrap", "grpc", True),
+        ("r-diptych-test-kv", "worker", "any other", False),
+        ("r-diptych-bootstrap", "worker", "grpc", False),
+        ("r-diptych-deletion-costs", "worker", "grpc", False),
+        ("r-diptych-deletion-costs", "bootstrap", "grpc", True),
+        ("r-diptych-bootstrap", "bootstrap", "grpc", False),
     ],
 )
 def test_networks_are_open_for_whom_they_are_needed(source: str, target: str, port: str, is_open: bool) -> None:
-    found = objects()
+    found = objects("deletionCosts: {enabled: true}")
     component = "worker" if target.startswith("r-") else target
     labels = {} if source == "client" else found.pods()[source]["metadata"]["labels"]
     assert is_allowed(found, component, labels, port) is is_open
@@ -143,7 +148,9 @@ def test_every_policy_selects_pods_and_names_ports_that_they_have() -> None:
 def test_named_clients_and_the_release_itself_reach_routers_and_nobody_else() -> None:
     found = objects(scenario="tls")
     assert not is_allowed(found, "router", {}, "http")
-    assert is_allowed(found, "router", found.pods()["r-diptych-test-kv"]["metadata"]["labels"], "http")
+    pods = {name: pod["metadata"]["labels"] for name, pod in found.pods().items()}
+    reach = {name for name, labels in pods.items() if is_allowed(found, "router", labels, "http")}
+    assert reach == {"r-diptych-router", "r-diptych-test-answers", "r-diptych-test-kv"}
     gateways = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateways"}}}
     assert gateways in policy(found, "router")["ingress"][0]["from"]
     assert policy(found, "worker")["policyTypes"] == ["Ingress", "Egress"]

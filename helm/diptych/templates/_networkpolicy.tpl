@@ -22,33 +22,34 @@
 {{- end }}
 {{- end }}
 
-{{/* Clients, whom the API asks for keys; with `clients` also what this release itself sends. */}}
+{{/* Clients, whom the API asks for keys; with `clients` also `helm test`, and `diptych status` in a router's pod. */}}
 {{- define "diptych.routerIngress" -}}
 - ports:
     - {protocol: TCP, port: http}
     - {protocol: TCP, port: grpc}
   {{- with .Values.networkPolicy.clients }}
   from:
-    {{- include "diptych.peer" (dict "root" $ "components" list) | nindent 4 }}
+    {{- include "diptych.peer" (dict "root" $ "components" (list "router" "test")) | nindent 4 }}
     {{- toYaml . | nindent 4 }}
   {{- end }}
 {{- include "diptych.prometheusRule" (dict "root" $ "port" "health") }}
 {{- end }}
 
-{{/* Workers reach each other on any port: transfers choose theirs. */}}
+{{/* Workers reach each other on any port: transfers choose theirs. Bootstrap and the helper call no worker. */}}
 {{- define "diptych.workerIngress" -}}
 - from:
     {{- include "diptych.peer" (dict "root" . "components" (list "worker")) | nindent 4 }}
 - from:
-    {{- include "diptych.peer" (dict "root" . "components" (list "router" "bootstrap" "deletion-costs" "test")) | nindent 4 }}
+    {{- include "diptych.peer" (dict "root" . "components" (list "router" "test")) | nindent 4 }}
   ports:
     - {protocol: TCP, port: grpc}
 {{- include "diptych.prometheusRule" (dict "root" . "port" "metrics") }}
 {{- end }}
 
+{{/* Replicas do not call each other. */}}
 {{- define "diptych.bootstrapIngress" -}}
 - from:
-    {{- include "diptych.peer" (dict "root" . "components" list) | nindent 4 }}
+    {{- include "diptych.peer" (dict "root" . "components" (list "router" "worker" "deletion-costs" "test")) | nindent 4 }}
   ports:
     - {protocol: TCP, port: grpc}
 {{- include "diptych.prometheusRule" (dict "root" . "port" "health") }}
