@@ -334,6 +334,14 @@ def test_common_labels_and_annotations_are_everywhere() -> None:
             assert each["metadata"]["annotations"]["example.com/owner"] == "platform"
 
 
+def test_of_two_labels_with_one_key_the_operators_is_taken_and_of_two_of_theirs_the_nearer() -> None:
+    common = "commonLabels: {app.kubernetes.io/part-of: ai, team: a}"
+    found = objects(f"{{{common}, workers: {{podLabels: {{team: b}}}}, router: {{service: {{labels: {{team: c}}}}}}}}")
+    assert found["Deployment/" + DECODE]["metadata"]["labels"]["app.kubernetes.io/part-of"] == "ai"
+    assert found.pods()[DECODE]["metadata"]["labels"]["team"] == "b"
+    assert found[f"Service/{ROUTER}"]["metadata"]["labels"]["team"] == "c"
+
+
 def test_helm_test_completes_a_prompt_and_moves_kv() -> None:
     found = objects("tests: {promptTokens: 100}")
     checks = {each["metadata"]["name"]: each["spec"]["containers"][0] for each in found.of_kind("Pod")}

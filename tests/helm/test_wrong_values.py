@@ -60,6 +60,9 @@ WRONG = {
     "workers: {resources: {limits: {memory: 256Mi}}}": "but /dev/shm alone may take 512Mi of it: raise the limit",
     "router: {terminationGracePeriodSeconds: 30}": "router.terminationGracePeriodSeconds is 30, but .* are 95",
     "router: {autoscaling: {minReplicas: 9}}": "router.autoscaling: minReplicas 9 is more than maxReplicas 8",
+    "commonLabels: {app.kubernetes.io/name: a}": "commonLabels: app.kubernetes.io/name is a label of the chart's own",
+    "router: {podLabels: {helm.sh/chart: a}}": "router.podLabels: helm.sh/chart is a label of the chart's own",
+    "workers: {podLabels: {diptych.io/pool: a}}": "decode pool default: podLabels: diptych.io/pool is a label of",
     "gateway: {grpc: {enabled: true}}": "gateway.grpc.parentRefs is empty: name the Gateway",
 }
 

@@ -20,6 +20,15 @@ SCENARIOS: Final = tuple(
 Object = dict[str, Any]
 
 
+class Unambiguous(yaml.CSafeLoader):
+    """Takes no mapping with two values for one key, as strict servers do."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        assert len(set(keys)) == len(keys), f"a key comes twice: {keys}"
+        return super().construct_mapping(node, deep)
+
+
 def helm() -> str | None:
     """Return where Helm is: `make` puts it into .helm."""
     return shutil.which("helm") or shutil.which("helm", path=ROOT / ".helm")
@@ -48,7 +57,7 @@ def render(values: str = "", *, scenario: str = "", kube: str = "") -> list[Obje
     """Return the objects."""
     rendered = template(values, scenario=scenario, kube=kube)
     assert rendered.returncode == 0, rendered.stderr
-    return [each for each in yaml.load_all(rendered.stdout, yaml.CSafeLoader) if each]
+    return [each for each in yaml.load_all(rendered.stdout, Unambiguous) if each]
 
 
 class Objects(Mapping[str, Object]):

@@ -5,9 +5,11 @@
 {{ include "diptych.modelProblems" . }}
 {{ include "diptych.routerProblems" . }}
 {{ include "diptych.roleProblems" . }}
+{{ include "diptych.commonLabelProblems" . }}
 {{- range include "diptych.pools" . | fromYamlArray }}
 {{- $place := printf "%s pool %s: " .role .name }}
-{{- $problems := print (include "diptych.poolProblems" .) "\n" (include "diptych.scalingProblems" .) "\n" (include "diptych.deviceProblems" .) }}
+{{- $labels := include "diptych.labelProblems" (dict "labels" .podLabels "place" "podLabels") }}
+{{- $problems := print $labels "\n" (include "diptych.poolProblems" .) "\n" (include "diptych.scalingProblems" .) "\n" (include "diptych.deviceProblems" .) }}
 {{- range splitList "\n" $problems | compact }}
 {{ $place }}{{ . | trimPrefix "." }}
 {{- end }}
@@ -75,6 +77,24 @@ router.autoscaling: minReplicas {{ .autoscaling.minReplicas }} is more than maxR
 {{- range $kind, $route := .Values.gateway }}
 {{- if and $route.enabled (not $route.parentRefs) }}
 gateway.{{ $kind }}.parentRefs is empty: name the Gateway, [{name: my-gateway}]
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "diptych.commonLabelProblems" -}}
+{{- $metrics := .Values.metrics }}
+{{- $places := dict "commonLabels" .Values.commonLabels "router.podLabels" .Values.router.podLabels "router.service.labels" .Values.router.service.labels "bootstrap.podLabels" .Values.bootstrap.podLabels }}
+{{- $places = merge $places (dict "metrics.monitors.labels" $metrics.monitors.labels "metrics.rules.labels" $metrics.rules.labels "metrics.dashboards.labels" $metrics.dashboards.labels) }}
+{{- range $place, $labels := $places }}
+{{- include "diptych.labelProblems" (dict "labels" $labels "place" $place) }}
+{{- end }}
+{{- end }}
+
+{{/* (dict labels place) */}}
+{{- define "diptych.labelProblems" -}}
+{{- range $key := include "diptych.ownLabels" . | fromJsonArray }}
+{{- if hasKey $.labels $key }}
+{{ $.place }}: {{ $key }} is a label of the chart's own, by which pods and objects are found: choose another key
 {{- end }}
 {{- end }}
 {{- end }}

@@ -32,16 +32,18 @@ diptych.io/pool: {{ .name | quote }}
 {{- end }}
 {{- end }}
 
-{{/* (dict root component pool?) Labels of an object. */}}
+{{/* (dict root component pool? labels?) Labels of an object: of several with one key the operator's. */}}
 {{- define "diptych.labels" -}}
-{{ include "diptych.selectorLabels" . }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/part-of: diptych
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
+{{- $selector := include "diptych.selectorLabels" . | fromYaml -}}
+{{- $chart := printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" -}}
+{{- $told := dict "app.kubernetes.io/version" .root.Chart.AppVersion "app.kubernetes.io/part-of" "diptych" -}}
+{{- $by := dict "app.kubernetes.io/managed-by" .root.Release.Service "helm.sh/chart" $chart -}}
+{{- merge $selector $by (.labels | default dict) .root.Values.commonLabels $told | toYaml -}}
 {{- end }}
+
+{{/* Label keys that are the chart's alone: pods are selected by them, or Helm knows its objects. */}}
+{{- define "diptych.ownLabels" -}}
+{{- list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/managed-by" "helm.sh/chart" "diptych.io/role" "diptych.io/pool" "diptych.io/compat" | toJson -}}
 {{- end }}
 
 {{/* (dict root component name pool? annotations? labels?) The metadata of an object. */}}
@@ -50,9 +52,6 @@ name: {{ .name | quote }}
 namespace: {{ include "diptych.namespace" .root | quote }}
 labels:
   {{- include "diptych.labels" . | nindent 2 }}
-  {{- with .labels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
 {{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
 annotations:
   {{- toYaml . | nindent 2 }}

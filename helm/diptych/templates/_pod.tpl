@@ -2,17 +2,9 @@
 
 {{/* (dict root component pool? values labels?) Labels and annotations of pods: nothing that changes with the chart alone. */}}
 {{- define "diptych.podMetadata" -}}
+{{- $selector := include "diptych.selectorLabels" . | fromYaml }}
 labels:
-  {{- include "diptych.selectorLabels" . | nindent 2 }}
-  {{- with .root.Values.commonLabels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-  {{- with .labels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-  {{- with .values.podLabels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- merge $selector (.labels | default dict) .values.podLabels .root.Values.commonLabels | toYaml | nindent 2 }}
 {{- with merge (dict) .values.podAnnotations .root.Values.commonAnnotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
