@@ -20,13 +20,14 @@ SCENARIOS: Final = tuple(
 Object = dict[str, Any]
 
 
-class Unambiguous(yaml.CSafeLoader):
+class Unambiguous(yaml.CSafeLoader):  # type: ignore[misc]  # it has no types
     """Takes no mapping with two values for one key, as strict servers do."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
         assert len(set(keys)) == len(keys), f"a key comes twice: {keys}"
-        return super().construct_mapping(node, deep)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 def helm() -> str | None:
