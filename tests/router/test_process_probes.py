@@ -8,6 +8,7 @@ import pytest
 
 from diptych.common.health import HealthServer
 from diptych.common.probes import Probes, Verdict
+from diptych.router.health import DRAINING
 from diptych.router.process_probes import ProcessProbes, judge
 
 GOOD, BAD = Verdict(True, "fine"), Verdict(False, "no worker")
@@ -20,9 +21,13 @@ GOOD, BAD = Verdict(True, "fine"), Verdict(False, "no worker")
         ([GOOD], Verdict(True, "1 of 2 processes answer")),
         ([GOOD, BAD], BAD),
         ([], Verdict(False, "0 of 2 processes answer")),
+        ([DRAINING, GOOD], Verdict(True, "1 of 2 processes answer")),
+        ([DRAINING, BAD], BAD),
+        ([DRAINING, DRAINING], DRAINING),
+        ([DRAINING], DRAINING),
     ],
 )
-def test_who_answers_decides_and_a_bad_answer_counts(answers: list[Verdict], verdict: Verdict) -> None:
+def test_who_answers_and_stays_decides_and_a_bad_answer_counts(answers: list[Verdict], verdict: Verdict) -> None:
     assert judge(answers, 2) == verdict
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -57,7 +58,7 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 class Routers:
     """A router of two processes, and the bootstrap that it registers with."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, pair_wait_s: float = 2) -> None:
         self.http_port, self.health_port, bootstrap_port = free_ports("127.0.0.1", 3)
         self.bootstrap_address = f"127.0.0.1:{bootstrap_port}"
         self.bootstrap = self._start("bootstrap", f"--port={bootstrap_port}")
@@ -70,7 +71,7 @@ class Routers:
             f"--http-port={self.http_port}",
             "--grpc-port=0",
             f"--health-port={self.health_port}",
-            "--pair-wait-s=2",
+            f"--pair-wait-s={pair_wait_s}",
         )
 
     def _start(self, *command: str) -> subprocess.Popen[bytes]:
@@ -100,9 +101,21 @@ class Routers:
 
 
 @pytest.fixture
-def routers(tmp_path: Path) -> Iterator[Routers]:
+def model(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
-    routers = Routers(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def routers(model: Path) -> Iterator[Routers]:
+    routers = Routers(model)
+    yield routers
+    routers.close()
+
+
+@pytest.fixture
+def patient_routers(model: Path) -> Iterator[Routers]:
+    routers = Routers(model, pair_wait_s=TIMEOUT_S)
     yield routers
     routers.close()
 
@@ -178,13 +191,44 @@ def test_when_a_process_dies_its_clients_hear_it_and_try_again_and_the_others_re
     dying.close()
 
 
+def drain(address: str, deadline_s: float) -> None:
+    headers = {"authorization": f"Bearer {os.environ['DIPTYCH_AUTH_TOKEN']}"}
+    url = f"http://{address}/admin/drain?deadline_s={deadline_s}"
+    urllib.request.urlopen(urllib.request.Request(url, b"", headers), timeout=TIMEOUT_S).close()
+
+
+def readiness(routers: Routers) -> str:
+    """Why the router is not ready: these have no workers."""
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        get(f"http://127.0.0.1:{routers.health_port}/health/ready")
+    with refusal.value:
+        return str(json.load(refusal.value)["reason"])
+
+
+def test_a_drained_process_leaves_the_shared_ports_to_the_others_and_its_state_is_not_the_routers(
+    patient_routers: Routers,
+) -> None:
+    wait_for(lambda: len(patient_routers.addresses()) == 2)
+    for address, others in zip(sorted(patient_routers.addresses()), ["none is registered", "draining"], strict=True):
+        held = ask(address)
+        wait_for(partial(runs_one_request, address))
+        left = partial(listening_ports, patient_routers.child_at(address))
+        drain(address, deadline_s=0)
+        with held.getresponse() as answer:
+            assert answer.status == 503
+        held.close()
+        while len(left()) > 2:  # of its own: HTTP and probes
+            time.sleep(0.05)
+        assert others in readiness(patient_routers)
+        assert get(f"http://{address}/health/live")
+
+
 @pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])
-def test_a_second_router_at_the_ports_of_one_that_still_starts_is_refused(tmp_path: Path, flag: str) -> None:
+def test_a_second_router_at_the_ports_of_one_that_still_starts_is_refused(model: Path, flag: str) -> None:
     """Their processes could all listen there: connections would be split between two routers."""
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
     port = free_port()
     other = "--grpc-port=0" if flag == "--http-port" else "--http-port=0"
-    command = (sys.executable, "-m", "diptych.cli", "router", "--workers=2", f"--model={tmp_path}")
+    command = (sys.executable, "-m", "diptych.cli", "router", "--workers=2", f"--model={model}")
     both = [subprocess.Popen([*command, f"{flag}={port}", other], stderr=subprocess.PIPE, text=True) for _ in range(2)]
     wait_for(lambda: any(process.poll() is not None for process in both))
     refused, running = sorted(both, key=lambda process: process.poll() is None)

@@ -67,6 +67,11 @@ class HttpServer:
         """Serve until `stop`, and then until running requests ended or the grace is over."""
         await self._server.serve(sockets=self._sockets)
 
+    def leave_shared_port(self) -> None:
+        """Take new connections at `own_port` only; those that there are stay."""
+        self._server.servers[0].close()
+        self._sockets[0].close()
+
     def stop(self) -> None:
         self._server.should_exit = True
 

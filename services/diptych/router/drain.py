@@ -1,11 +1,12 @@
 """How a router leaves. It stops being ready, and whoever still reaches it is served and told to connect elsewhere.
 
-Only SIGTERM closes its ports. What has not ended at the deadline ends with an error: a client's connection can't move.
+What has not ended at the deadline ends with an error: a client's connection can't move. Only SIGTERM closes its
+ports; but one of several processes leaves those that it shares at the deadline, as the others take whoever comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from starlette.datastructures import MutableHeaders
@@ -23,9 +24,10 @@ DRAIN_PATH: Final = f"{ADMIN_PATHS}drain"
 class OpenRequests:
     """Implements `diptych.common.draining.Work` for a router."""
 
-    def __init__(self, admission: Admission, fleet: Fleet) -> None:
+    def __init__(self, admission: Admission, fleet: Fleet, leave_ports: Callable[[], Awaitable[None]]) -> None:
         self._admission = admission
         self._fleet = fleet
+        self._leave_ports = leave_ports
 
     @property
     def num_left(self) -> int:
@@ -40,6 +42,7 @@ class OpenRequests:
 
     async def hand_back(self) -> None:
         self._fleet.close("the router is stopping")
+        await self._leave_ports()
 
 
 class RouterDrain:

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from diptych.common.heartbeat import LoopHeartbeat
 from diptych.common.probes import Probes, Verdict, judge_loops
 
+DRAINING: Final = Verdict(False, "draining")
 STALL_S: Final = 30.0  # nothing on the loop takes a fraction of that
 
 
@@ -54,5 +55,6 @@ class RouterHealth:
         return judge_loops({"the event loop": self._clock() - self._heartbeat.last_s}, STALL_S)
 
     def _ready(self) -> Verdict:
-        problem = "draining" if self._is_draining else self._problem
-        return Verdict(problem is None, problem or "at least one pair of workers is ready")
+        if self._is_draining:
+            return DRAINING
+        return Verdict(self._problem is None, self._problem or "at least one pair of workers is ready")

@@ -2,7 +2,8 @@
 
 A process whose port is closed is being started again and gets no connections: it makes nobody unready, as long as
 another one answers. One that answers that it is not well, or not ready, does, and so does one that is silent at its
-open port, which hangs: both get their part of the connections.
+open port, which hangs: both get their part of the connections. One that is being drained counts as little as one that
+is gone: it serves whoever reaches it, and leaves the shared ports before it refuses anybody.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import partial
 from typing import Final
 
 from diptych.common.probes import Probes, Verdict
+from diptych.router.health import DRAINING
 from diptych.router.share import local_host
 
 TIMEOUT_S: Final = 1.0
@@ -50,8 +52,11 @@ class ProcessProbes:
 
 
 def judge(answers: Sequence[Verdict], num_processes: int) -> Verdict:
-    """Return the first bad answer; good ones together are good."""
-    bad = next((answer for answer in answers if not answer.is_good), None)
+    """Return the first bad answer of those that stay; good ones together are good."""
+    staying = [answer for answer in answers if answer != DRAINING]
+    bad = next((answer for answer in staying if not answer.is_good), None)
     if bad is not None:
         return bad
-    return Verdict(bool(answers), f"{len(answers)} of {num_processes} processes answer")
+    if answers and not staying:
+        return DRAINING
+    return Verdict(bool(staying), f"{len(staying)} of {num_processes} processes answer")

@@ -76,7 +76,12 @@ def build(
         health.drain()
         on_leaving()
 
-    draining = Draining(OpenRequests(admission, fleet), leave)
+    async def leave_shared_ports() -> None:
+        if share is not None:
+            http.leave_shared_port()
+            await grpc.stop(STOP_GRACE_S)
+
+    draining = Draining(OpenRequests(admission, fleet, leave_shared_ports), leave)
     dispatcher = _dispatcher(config, fleet, metrics)
     preparer = _preparer(config, model, fleet, metrics)
     pipeline = _pipeline(config, model, preparer, dispatcher, admission)
