@@ -2,6 +2,7 @@
 
 {{- define "diptych.problems" -}}
 {{ include "diptych.trustProblems" . }}
+{{ include "diptych.certificateProblems" . }}
 {{ include "diptych.modelProblems" . }}
 {{ include "diptych.routerProblems" . }}
 {{ include "diptych.roleProblems" . }}

@@ -13,10 +13,9 @@
 {{- end }}
 
 {{- define "diptych.makesSecrets" -}}
-{{- $tls := .Values.auth.tls -}}
 {{- $token := and .Values.auth.token.enabled (not .Values.auth.token.existingSecret) -}}
 {{- $keys := not (or .Values.apiKeys.open .Values.apiKeys.existingSecret) -}}
-{{- if or $token $keys (and $tls.enabled (not $tls.existingSecret) (not $tls.certManager.enabled)) }}true{{ end -}}
+{{- if or $token $keys (include "diptych.makesCertificate" .) }}true{{ end -}}
 {{- end }}
 
 {{- define "diptych.trustEnv" -}}
@@ -61,5 +60,32 @@
 - name: tls
   mountPath: /etc/diptych/tls
   readOnly: true
+{{- end }}
+{{- end }}
+
+{{/* The data of a secret that the chart makes once, as it is in the cluster; YAML. */}}
+{{- define "diptych.keptData" -}}
+{{- (lookup "v1" "Secret" (include "diptych.namespace" .root) .name).data | default dict | toYaml -}}
+{{- end }}
+
+{{- define "diptych.makesCertificate" -}}
+{{- with .Values.auth.tls }}{{ if and .enabled (not .existingSecret) (not .certManager.enabled) }}true{{ end }}{{ end -}}
+{{- end }}
+
+{{/* (dict pem name) Whether a certificate is for a DNS name: it holds that, as DER writes it, of less than 128 bytes. */}}
+{{- define "diptych.certificateIsFor" -}}
+{{- $block := regexFind "(?s)-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----" .pem -}}
+{{- $der := regexReplaceAll "-----[A-Z ]+-----|\\s" $block "" | b64dec -}}
+{{- if contains (printf "\x82%c%s" (len .name) .name) $der }}true{{ end -}}
+{{- end }}
+
+{{/* A certificate that was made once stays, whatever the values say now. */}}
+{{- define "diptych.certificateProblems" -}}
+{{- $name := include "diptych.tlsSecret" . -}}
+{{- $kept := dict -}}
+{{- if include "diptych.makesCertificate" . }}{{ $kept = include "diptych.keptData" (dict "root" . "name" $name) | fromYaml }}{{ end -}}
+{{- $pem := index $kept "tls.crt" | default "" | b64dec -}}
+{{- if and $kept (not (include "diptych.certificateIsFor" (dict "pem" $pem "name" .Values.auth.tls.name))) }}
+auth.tls.name is {{ .Values.auth.tls.name }}, but the certificate in secret {{ $name }}, which the chart made once, is for another name: set the name back, or make a new one by `kubectl -n {{ include "diptych.namespace" . }} delete secret {{ $name }}` while nothing runs, as members with the old one trust none with the new one
 {{- end }}
 {{- end }}
