@@ -62,7 +62,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 def _about(path: str) -> dict[str, Any] | None:
     """What the server can do, as clients find it out."""
     groups = [version for version in KINDS if "/" in version]
-    told = {
+    told: dict[str, dict[str, Any]] = {
         "version": {"major": "1", "minor": "30", "gitVersion": "v1.30.0"},
         "api": {"kind": "APIVersions", "versions": ["v1"]},
         "apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(each) for each in groups]},
