@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,6 +58,25 @@ def test_a_stream_joined_is_the_whole(stub: Any) -> None:
     assert {chunk.finish_reason for chunk in chunks[:-1]} <= {inference_pb2.FINISH_REASON_UNSPECIFIED}
     assert len({chunk.request_id for chunk in chunks}) == 1
     assert chunks[0].request_id
+
+
+def test_a_busy_client_is_told_to_connect_anew_while_its_running_call_goes_on(start_cluster: Any, hang: Any) -> None:
+    """Else it would keep to a router that drains."""
+    cluster = start_cluster(1, 1)
+    cluster.script = SCRIPT
+    cluster.decode().faults = [hang(1)]
+    states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
+    with grpc.insecure_channel(cluster.grpc_target) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        running = stub.GenerateStream(GenerateRequest(text="abc"))
+        first = next(running)
+        channel.subscribe(states.put)
+        while states.get(timeout=20) is not grpc.ChannelConnectivity.IDLE:
+            pass
+        cluster.decode().faults = []
+        assert stub.Generate(GenerateRequest(text="abc")).text == SCRIPT
+        cluster.release(cluster.decode())
+        assert first.text + "".join(chunk.text for chunk in running) == SCRIPT
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ from diptych.router.tokenization import Tokenization
 from diptych.router.tokenizer_metrics import TokenizerUsage
 from diptych.router.ttft_gate import TtftGate
 
+MAX_CONNECTION_S: Final = 60.0  # of gRPC, before a client is told to connect anew
+MIN_CONNECTION_S: Final = 1.0
 STOP_GRACE_S: Final = 3  # after draining, for the last words to running requests
 
 
@@ -142,5 +144,17 @@ def _http(config: RouterConfig, app: DrainableApp, share: Share | None) -> HttpS
 
 
 def _grpc(config: RouterConfig, service: InferenceService, health: RouterHealth, share: Share | None) -> GrpcServer:
-    limit, shared = config.max_body_bytes, share is not None
-    return GrpcServer(service, health.probes, config.host, config.grpc_port, max_message_bytes=limit, shared=shared)
+    return GrpcServer(
+        service,
+        health.probes,
+        config.host,
+        config.grpc_port,
+        max_message_bytes=config.max_body_bytes,
+        max_connection_s=_max_connection_s(config.drain_s),
+        shared=share is not None,
+    )
+
+
+def _max_connection_s(drain_s: float) -> float:
+    """All connections shall have moved, and their last calls have time to end, before a drain's deadline."""
+    return min(MAX_CONNECTION_S, max(MIN_CONNECTION_S, drain_s / 3))

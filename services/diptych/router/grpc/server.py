@@ -19,7 +19,11 @@ SERVICE: Final = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_nam
 
 
 class GrpcServer:
-    """The client-facing gRPC server. `start` it, `stop` it."""
+    """The client-facing gRPC server. `start` it, `stop` it.
+
+    After `max_connection_s` a client is told to open another connection for its next calls; running ones go on. Busy
+    clients would else keep to a router that drains until it is gone.
+    """
 
     def __init__(
         self,
@@ -29,10 +33,12 @@ class GrpcServer:
         port: int,
         *,
         max_message_bytes: int,
+        max_connection_s: float,
         shared: bool = False,
     ) -> None:
         options = (
             ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_connection_age_ms", round(max_connection_s * 1000)),  # the running calls' time has no bound
             ("grpc.so_reuseport", int(shared)),  # a second server on a port must fail, not share its clients
         )
         self._server = grpc.aio.server(options=options)
