@@ -70,6 +70,15 @@ def test_large_numbers_are_written_out() -> None:
     )
 
 
+def test_pods_listen_at_every_address_and_services_have_those_that_are_asked_for() -> None:
+    found = objects("router: {service: {headless: true, ipFamilyPolicy: RequireDualStack, ipFamilies: [IPv6, IPv4]}}")
+    assert {env(found, name)["DIPTYCH_HOST"] for name in (ROUTER, PREFILL, DECODE, "r-diptych-bootstrap")} == {"::"}
+    for name in (ROUTER, f"{ROUTER}-headless"):
+        spec = found[f"Service/{name}"]["spec"]
+        assert (spec["ipFamilyPolicy"], spec["ipFamilies"]) == ("RequireDualStack", ["IPv6", "IPv4"])
+    assert "ipFamilies" not in objects()[f"Service/{ROUTER}"]["spec"]
+
+
 def test_members_know_their_pod_and_find_every_replica_of_bootstrap() -> None:
     found = env(objects(), DECODE)
     assert found["DIPTYCH_BOOTSTRAP"] == "dns:///r-diptych-bootstrap:7000"

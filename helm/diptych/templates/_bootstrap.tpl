@@ -26,7 +26,7 @@ args:
   {{- end }}
 env:
   - name: DIPTYCH_HOST
-    value: 0.0.0.0
+    value: "::"
   {{- include "diptych.env" . | nindent 2 }}
 {{- with .values.envFrom }}
 envFrom:

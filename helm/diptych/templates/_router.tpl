@@ -5,6 +5,16 @@
 {{- add (ceil .drainSeconds | int) (ceil .endpointSeconds | int) 30 -}}
 {{- end }}
 
+{{/* (a Service's values) Its families of addresses; none named: the cluster's first. */}}
+{{- define "diptych.ipFamilies" -}}
+{{- with .ipFamilyPolicy }}
+ipFamilyPolicy: {{ . }}
+{{- end }}
+{{- with .ipFamilies }}
+ipFamilies: {{ toJson . }}
+{{- end }}
+{{- end }}
+
 {{- define "diptych.routerPod" -}}
 {{ include "diptych.podSecurity" (merge (dict "usesApi" .values.checkPods) .) }}
 terminationGracePeriodSeconds: {{ .values.terminationGracePeriodSeconds | default (include "diptych.routerGrace" .values) }}
@@ -43,7 +53,7 @@ args:
   {{- end }}
 env:
   - name: DIPTYCH_HOST
-    value: 0.0.0.0
+    value: "::"
   - name: DIPTYCH_ADVERTISE_HOST
     valueFrom: {fieldRef: {fieldPath: status.podIP}}
   {{- if .values.checkPods }}

@@ -100,7 +100,7 @@ volumeMounts:
 
 {{- define "diptych.workerEnv" -}}
 - name: DIPTYCH_HOST
-  value: 0.0.0.0
+  value: "::"
 - name: DIPTYCH_ADVERTISE_HOST
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 - name: DIPTYCH_POOL

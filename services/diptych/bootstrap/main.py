@@ -17,6 +17,7 @@ from diptych.common.errors import ConfigError
 from diptych.common.grpc_health import add_health
 from diptych.common.health import HealthServer
 from diptych.common.logging import LogConfig, setup
+from diptych.common.reachable import bracketed
 from diptych.common.refusals import Refusals
 from diptych.common.rpc import listen, new_server
 from diptych.common.trust import Trust, TrustConfig
@@ -30,7 +31,7 @@ CENSUS_S: Final = 5.0  # that the event loop gets to answer a scrape
 class BootstrapConfig(LogConfig, TrustConfig):
     """Know who is alive, and tell everybody."""
 
-    host: str = option("127.0.0.1", help="address to listen on")
+    host: str = option("127.0.0.1", help="address to listen on; `::`: every one, of IPv4 too")
     port: int = option(7000, help="gRPC port; 0: any free one")
     health_port: int = option(0, help="HTTP port of /health/live|ready|startup and /metrics; 0: any free one")
     heartbeat_s: float = option(1.0, help="how often instances report, in seconds")
@@ -68,7 +69,7 @@ async def _serve(config: BootstrapConfig, trust: Trust, stop: asyncio.Event) -> 
     add_health(server, health.probes, ("diptych.v1.Bootstrap",))
     port = listen(server, config.host, config.port, trust)
     await server.start()
-    logger.info("bootstrap at %s:%d", config.host, port)
+    logger.info("bootstrap at %s:%d", bracketed(config.host), port)
     loop = asyncio.get_running_loop()
     metrics = BootstrapMetrics(
         lambda: asyncio.run_coroutine_threadsafe(service.census(), loop).result(CENSUS_S), refusals

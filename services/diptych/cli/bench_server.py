@@ -10,6 +10,7 @@ import numpy as np
 
 from diptych.cli.bench_pool import open_bench
 from diptych.common import rpc
+from diptych.common.reachable import bracketed
 from diptych.common.refusals import Refusals
 from diptych.common.trust import Trust
 from diptych.kvtransfer.errors import TransferError
@@ -70,7 +71,7 @@ async def serve(host: str, port: int, trust: Trust, pool_mib: int, transports: T
     asyncio.get_running_loop().add_reader(transport.fileno(), service.read)
     try:
         await server.start()
-        print(f"ready: diptych bench kv --peer {host}:{bound}", flush=True)
+        print(f"ready: diptych bench kv --peer {bracketed(host)}:{bound}", flush=True)
         await stop.wait()
     finally:
         asyncio.get_running_loop().remove_reader(transport.fileno())

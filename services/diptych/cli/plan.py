@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from diptych.common.reachable import local_host
+
 DRAIN_S: Final = 5  # running requests get this long at the end; less than the supervisor's patience
 
 
@@ -26,7 +28,7 @@ class Site:
     @property
     def client_host(self) -> str:
         """The host by which clients on this machine reach the router."""
-        return "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        return local_host(self.host)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from diptych.common.errors import ConfigError
 from diptych.common.lifecycle import run_until_signal
 from diptych.common.logging import colours_wanted, setup
 from diptych.common.ports import claim
+from diptych.common.reachable import bracketed
 from diptych.common.trust import TrustConfig
 from diptych.engine.loader.load_format import LoadFormat
 from diptych.engine.runner.device_kind import DeviceKind
@@ -111,13 +112,14 @@ def _run(config: UpConfig, trust: SharedTrust) -> int:
 def banner(config: UpConfig, site: Site, model_id: str, token_file: Path | None = None) -> str:
     """Return what a newcomer needs next."""
     workers = ", ".join(f"{each.count} {each.role}" for each in config.workers)
-    url = f"http://{site.client_host}:{site.http_port}"
+    host = bracketed(site.client_host)
+    url = f"http://{host}:{site.http_port}"
     token = f"\n  token      export DIPTYCH_AUTH_TOKEN_FILE={token_file}" if token_file else ""
     return f"""
   Diptych is ready: {workers}. Ctrl-C stops it.
 
   HTTP       {url}/v1
-  gRPC       {site.client_host}:{site.grpc_port}
+  gRPC       {host}:{site.grpc_port}
   bootstrap  {site.bootstrap}{token}
 
   curl {url}/v1/chat/completions -H 'content-type: application/json' \\
@@ -157,7 +159,7 @@ async def _status(host: str, port: int, path: str) -> int:
         async with asyncio.timeout(_ANSWER_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port)
             with contextlib.closing(writer):
-                writer.write(f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+                writer.write(f"GET {path} HTTP/1.1\r\nhost: {bracketed(host)}\r\nconnection: close\r\n\r\n".encode())
                 words = (await reader.readline()).split()
     except OSError:  # incl. TimeoutError
         return 0

@@ -20,7 +20,9 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 
 from diptych.common.errors import ConfigError
+from diptych.common.listening import binding
 from diptych.common.probes import Probe, Probes, Verdict
+from diptych.common.reachable import bracketed
 
 logger = logging.getLogger(__name__)
 
@@ -155,11 +157,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _listen(host: str, port: int, pages: Pages, *, shared: bool) -> _Server:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family, bound = binding(host)
     try:
-        return _Server(family, (host, port), pages, shared=shared)
+        return _Server(family, (bound, port), pages, shared=shared)
     except OSError as error:
-        words = f"can't serve health on {host}:{port}: {error.strerror}; free the port or choose another --health-port"
+        where = f"{bracketed(host)}:{port}"
+        words = f"can't serve health on {where}: {error.strerror}; free the port or choose another --health-port"
         raise ConfigError(words) from None
 
 

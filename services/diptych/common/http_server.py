@@ -11,6 +11,8 @@ import uvicorn
 
 from diptych.common.errors import ConfigError
 from diptych.common.http_connection import MAX_UNSENT_BYTES, connections_that_stall
+from diptych.common.listening import binding
+from diptych.common.reachable import bracketed
 
 BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75  # longer than common proxies keep a connection
@@ -84,15 +86,16 @@ class _Server(uvicorn.Server):
 
 
 def _listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family, bound = binding(host)
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)  # of its connections
     try:
-        listener.bind((host, port))
+        listener.bind((bound, port))
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"can't listen on {host}:{port}: {error.strerror}; free the port or choose another") from None
+        words = f"can't listen on {bracketed(host)}:{port}: {error.strerror}; free the port or choose another"
+        raise ConfigError(words) from None
     return listener

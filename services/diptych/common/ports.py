@@ -12,6 +12,8 @@ from random import SystemRandom
 from typing import Final
 
 from diptych.common.errors import ConfigError
+from diptych.common.listening import binding
+from diptych.common.reachable import bracketed
 
 PICKED: Final = range(20_000, 32_768)  # Linux gives those from 32,768 on, others from 49,152
 
@@ -22,21 +24,23 @@ def claim(host: str, port: int, *, flag: str) -> int:
         raise ConfigError(f"{flag} must be between 0 and 65535, not {port}")
     if port == 0:
         return free_port(host)
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+    family, bound = binding(host)
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind((bound, port))
         except OSError as error:
             advice = f"stop what uses it, or choose another port with {flag} ({flag} 0 picks a free one)"
-            raise ConfigError(f"can't listen on {host}:{port} ({error.strerror}): {advice}") from None
+            raise ConfigError(f"can't listen on {bracketed(host)}:{port} ({error.strerror}): {advice}") from None
     return port
 
 
 def reserve_port(host: str) -> socket.socket:
     """Return a socket that keeps a port for processes that listen there with SO_REUSEPORT, while it is open."""
-    keeper = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family, bound = binding(host)
+    keeper = socket.socket(family)
     keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    keeper.bind((host, 0))
+    keeper.bind((bound, 0))
     return keeper
 
 
@@ -53,7 +57,8 @@ def claim_for_processes(host: str, port: int, *, flag: str) -> socket.socket:
     except OSError as error:
         name.close()
         advice = f"stop it, or choose another port with {flag}"
-        raise ConfigError(f"another router runs, or starts, at {host}:{port} ({error.strerror}): {advice}") from None
+        words = f"another router runs, or starts, at {bracketed(host)}:{port} ({error.strerror}): {advice}"
+        raise ConfigError(words) from None
     return name
 
 
@@ -69,10 +74,11 @@ def free_ports(host: str, count: int) -> list[int]:
 
 def _bound(host: str) -> socket.socket:
     reason = ""
+    family, bound = binding(host)
     for port in SystemRandom().sample(PICKED, 100):
-        probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        probe = socket.socket(family)
         try:
-            probe.bind((host, port))
+            probe.bind((bound, port))
         except OSError as error:
             reason = str(error.strerror)
             probe.close()

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import socket
+from typing import Final
+
+EVERYWHERE: Final = "::"  # every address, IPv4 too
+
+
+def is_everywhere(listening: str) -> bool:
+    """Say whether a server that listens there is at every address of this machine."""
+    return listening in (EVERYWHERE, "0.0.0.0", "")
+
+
+def local_host(listening: str) -> str:
+    """Return the address at which this machine reaches itself where it listens at `listening`."""
+    return "127.0.0.1" if is_everywhere(listening) else listening  # `::1` is not always there
 
 
 def reachable_host(listening: str, advertised: str) -> str:
     """Return `advertised` if it is given, else the listening host, or this machine's name where that is any."""
     if advertised:
         return bracketed(advertised)
-    return socket.gethostname() if listening in ("0.0.0.0", "::") else bracketed(listening)
+    return socket.gethostname() if is_everywhere(listening) else bracketed(listening)
 
 
 def bracketed(host: str) -> str:

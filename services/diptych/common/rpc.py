@@ -13,6 +13,7 @@ import grpc
 
 from diptych.common.errors import ConfigError
 from diptych.common.gatekeeper import Gatekeeper
+from diptych.common.listening import binding
 from diptych.common.reachable import bracketed
 from diptych.common.refusals import Refusals
 from diptych.common.tls import Tls, TlsContents
@@ -83,7 +84,7 @@ def new_server(trust: Trust, refusals: Refusals, options: Options = ()) -> grpc.
 
 def listen(server: grpc.aio.Server, host: str, port: int, trust: Trust) -> int:
     """Bind `server` and return its port, chosen by the system for 0. Raises `ConfigError` if it is taken."""
-    address = f"{bracketed(host)}:{port}"
+    address = f"{bracketed(binding(host)[1])}:{port}"
     try:
         if trust.tls is None:
             return server.add_insecure_port(address)

@@ -71,7 +71,7 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     bootstrap: tuple[str, ...] = option(
         ("127.0.0.1:7000",), help="bootstrap replicas; dns:///NAME:PORT: all behind a name"
     )
-    host: str = option("127.0.0.1", help="address to listen on")
+    host: str = option("127.0.0.1", help="address to listen on; `::`: every one, of IPv4 too")
     http_port: int = option(8000, help="port of the HTTP API; 0: any free one")
     grpc_port: int = option(9000, help="port of the gRPC API; 0: any free one")
     health_port: int = option(0, help="HTTP port of the probes, /health/live|ready|startup; 0: any free one")

@@ -11,7 +11,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.parser import text_string_to_metric_families
 
 from diptych.common.health import Page, Pages
-from diptych.router.share import Share, local_host
+from diptych.common.reachable import local_host
+from diptych.router.share import Share
 
 TIMEOUT_S: Final = 2.0
 SCRAPE_S: Final = 8.0  # of the health port: that of all processes, one after another

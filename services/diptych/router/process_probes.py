@@ -15,8 +15,8 @@ from functools import partial
 from typing import Final
 
 from diptych.common.probes import Probes, Verdict
+from diptych.common.reachable import local_host
 from diptych.router.health import DRAINING
-from diptych.router.share import local_host
 
 TIMEOUT_S: Final = 1.0
 

@@ -13,8 +13,6 @@ from typing import Final
 
 VARIABLE: Final = "DIPTYCH_ROUTER_SHARE"  # set by the parent
 
-_ANY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -36,8 +34,3 @@ def share_of_this_process() -> Share | None:
     """Return what the parent said; None in a router that is one process."""
     told = os.environ.pop(VARIABLE, "")
     return Share(**json.loads(told)) if told else None
-
-
-def local_host(listening: str) -> str:
-    """Return the address at which this machine reaches itself where it listens at `listening`."""
-    return _ANY.get(listening, listening)

@@ -29,7 +29,7 @@ class WorkerConfig(EngineOptions, TrustConfig):
     bootstrap: tuple[str, ...] = option(
         ("127.0.0.1:7000",), help="bootstrap replicas; dns:///NAME:PORT: all behind a name"
     )
-    host: str = option("127.0.0.1", help="address to listen on")
+    host: str = option("127.0.0.1", help="address to listen on; `::`: every one, of IPv4 too")
     port: int = option(0, help="gRPC port; 0: any free one, peers learn it from bootstrap")
     metrics_port: int = option(0, help="HTTP port of /metrics for Prometheus; 0: any free one, named in the log")
     health_port: int = option(0, help="HTTP port of the probes, /health/live|ready|startup; 0: any free one")
