@@ -41,7 +41,7 @@ T = TypeVar("T")
 MODEL_ID = "tiny"
 EOS = 256
 CONTEXT_LEN = 2048
-TIMEOUT_S = 60.0
+TIMEOUT_S = 200.0  # only for what hangs: machines may be busy
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 PREFILL, DECODE, UNIFIED = bootstrap_pb2.ROLE_PREFILL, bootstrap_pb2.ROLE_DECODE, bootstrap_pb2.ROLE_UNIFIED
 READY = bootstrap_pb2.INSTANCE_STATE_READY
@@ -236,9 +236,20 @@ class Cluster:
         )
         instance.transfer.layout.page_size = 16
         instance.load.free_pages = instance.load.grantable_pages = 10_000
-        worker = SimulatedWorker(instance, self.recite, self._notify, self._republish, self._encode)
+        worker = SimulatedWorker(
+            instance, self.recite, self._notify, self._republish, self._encode, self._wait_for_first_token
+        )
         await worker.start()
         return worker
+
+    async def _wait_for_first_token(self, leg: worker_pb2.StartLeg) -> None:
+        """Return once the router has it from prefill: a decode worker can't speak before the pages came that make it.
+
+        Only so is it certain what the router knows when a decode leg fails.
+        """
+        session = self.router.fleet.session(leg.peer_instance_id)
+        while session and (prefill := session._legs._legs.get(leg.room)) and prefill.first_s is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)  # nobody tells
 
     async def _publish(self, workers: Sequence[SimulatedWorker], *, linked: bool = True) -> None:
         self._members = {}

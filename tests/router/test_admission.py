@@ -20,7 +20,7 @@ def busy(start_cluster: Any, hang: Any) -> Any:
     """`busy(**options)`: a cluster with one place, whose holder goes on when the decode worker is released."""
 
     def start(**options: Any) -> tuple[Cluster, http.client.HTTPConnection]:
-        cluster = start_cluster(max_concurrent=1, **options)
+        cluster = start_cluster(**{"max_concurrent": 1, "max_queue_wait_s": 200.0, **options})
         cluster.decode().faults = [hang(1)]
         connection = cluster.connect()
         cluster.wait_for(lambda: cluster.decode().started)
@@ -162,7 +162,7 @@ def test_questions_about_tokens_need_a_place_too(busy: Any) -> None:
 
 def test_who_asks_about_tokens_may_leave_the_line(busy: Any) -> None:
     cluster, first = busy()
-    leaving = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=10)
+    leaving = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
     leaving.request("POST", "/tokenize", json.dumps({"prompt": "p"}))
     in_line(cluster, 1)
     leaving.close()

@@ -178,7 +178,7 @@ def test_garbage_is_refused(cluster: Cluster, path: str, body: bytes) -> None:
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_beyond_the_limit_is_refused_unread(cluster: Cluster, chunked: bool) -> None:
     body = b"x" * (10 << 20)
-    connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
     data: Any = iter([body[:5_000_000], body[5_000_000:]]) if chunked else body
     connection.request(
         "POST",

@@ -24,7 +24,7 @@ SCRIPT = "Zoë says: 你好 🙂! And then some more, until the end of the story
 
 def stream(cluster: Cluster, **fields: Any) -> tuple[str, str]:
     """Return the text of a stream and its finish reason; any error fails the test."""
-    connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
     connection.request("POST", "/v1/completions", json.dumps({"prompt": "p", "stream": True, **fields}))
     answer = connection.getresponse()
     body = answer.read()
@@ -56,16 +56,18 @@ def num_running(*workers: SimulatedWorker) -> int:
     return sum(len(worker.running) for worker in workers)
 
 
-def test_a_hundred_streams_survive_a_decode_worker_that_hands_them_back(start_cluster: Any) -> None:
+def test_a_hundred_streams_survive_a_decode_worker_that_hands_them_back(start_cluster: Any, hang: Any) -> None:
     cluster = start_cluster(2, 2)
     cluster.script = SCRIPT
-    for worker in cluster.workers:
-        worker.step_s = 0.005
-    leaving = cluster.decode(0)
+    leaving, staying = cluster.decode(0), cluster.decode(1)
+    for number in range(100):
+        leaving.faults.append(hang(number % 50))
+        staying.faults.append(hang(number % 50))
     with ThreadPoolExecutor(100) as pool:
         streams = [pool.submit(stream, cluster) for _ in range(100)]
         cluster.wait_for(lambda: num_running(leaving) >= 30)
         on_loop(cluster, leaving.drain, leaving.hand_back)
+        cluster.release(staying)
         assert {each.result() for each in streams} == {(SCRIPT, "stop")}
     assert value(cluster, "diptych_router_handed_back_total") >= 30
     assert "diptych_router_retries_total{" not in cluster.get("/metrics")[1]
@@ -201,7 +203,7 @@ def test_without_another_pair_the_client_is_told_to_come_back(start_cluster: Any
 
 
 def test_a_request_waits_for_the_worker_that_replaces_the_one_that_left(start_cluster: Any, hang: Any) -> None:
-    cluster = start_cluster(1, 1, lost_pair_wait_s=10.0)
+    cluster = start_cluster(1, 1, lost_pair_wait_s=200.0)
     cluster.script = SCRIPT
     leaving = cluster.decode()
     leaving.faults = [hang(3)]
@@ -266,7 +268,7 @@ def test_what_comes_to_a_router_that_is_empty_already_has_the_whole_time_after_s
 def test_a_request_whose_body_is_on_its_way_at_sigterm_is_served(start_cluster: Any) -> None:
     cluster = start_cluster(drain_s=60.0)
     body = json.dumps({"prompt": "p"}).encode()
-    connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
     connection.putrequest("POST", "/v1/completions")
     connection.putheader("content-length", str(len(body)))
     connection.endheaders(body[:5])

@@ -39,7 +39,7 @@ def test_grpc_health_tells_the_same(cluster: Cluster) -> None:
             return [stub.Check(health_pb2.HealthCheckRequest(service=name)).status for name in names]
 
         cluster.wait_until(lambda: statuses() == [SERVING] * 4)
-        watched = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"), timeout=10)
+        watched = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"), timeout=200)
         assert next(watched).status == SERVING
         cluster.publish()
         assert next(watched).status == NOT_SERVING
@@ -50,7 +50,7 @@ def test_grpc_health_tells_the_same(cluster: Cluster) -> None:
 def test_who_watches_a_routers_health_does_not_hold_up_its_end(start_cluster: Any) -> None:
     cluster = start_cluster(drain_s=60.0)
     with grpc.insecure_channel(cluster.grpc_target) as channel:
-        watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=10)
+        watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=200)
         assert next(watched).status == SERVING
         cluster.stop_router()
         assert [each.status for each in watched] == [NOT_SERVING]

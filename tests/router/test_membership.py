@@ -58,7 +58,7 @@ def test_the_legs_of_an_evicted_worker_move_to_another(start_cluster: Any, hang:
 
 
 def test_a_stopped_worker_is_noticed_and_its_successor_used(start_cluster: Any) -> None:
-    cluster = start_cluster(pair_wait_s=5.0)
+    cluster = start_cluster(pair_wait_s=200.0)
     cluster.stop_worker(cluster.decode())
     cluster.wait_until(lambda: ready(cluster)[0] == 503)
     assert ready(cluster)[1] == "no decode worker for tiny is usable: 1 ready but not connected to this router"
@@ -97,7 +97,7 @@ def test_without_a_pair_the_answer_is_503_with_retry_after_and_the_reason(cluste
 
 
 def test_a_request_waits_a_moment_for_a_pair(start_cluster: Any) -> None:
-    cluster = start_cluster(pair_wait_s=10.0)
+    cluster = start_cluster(pair_wait_s=200.0)
     cluster.publish(cluster.prefill())
     connection = cluster.connect()
     cluster.wait_until(lambda: "diptych_router_requests_running 1.0" in cluster.get("/metrics")[1])

@@ -72,7 +72,7 @@ def test_log_probabilities_of_prompt_and_output(cluster: Cluster) -> None:
 
 
 def test_an_event_of_a_stream_has_what_is_new(cluster: Cluster) -> None:
-    connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
     connection.request("POST", "/generate", json.dumps({"text": "a", "stream": True}))
     *events, end = connection.getresponse().read().decode().strip().split("\n\n")
     connection.close()

@@ -140,7 +140,7 @@ def test_requests_of_one_moment_travel_in_one_message(cluster: Cluster) -> None:
 
 
 def test_a_stopping_router_lets_a_stream_finish(start_cluster: Any, hang: Any) -> None:
-    cluster = start_cluster(drain_s=10.0)
+    cluster = start_cluster(drain_s=200.0)
     cluster.decode().faults = [hang(2)]
     with cluster.ask(stream=True) as answer:
         cluster.stop_router()

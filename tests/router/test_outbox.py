@@ -21,7 +21,7 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def taken(outbox: Outbox, count: int) -> list[RouterBatch]:
     async def take() -> list[RouterBatch]:
-        return [RouterBatch.FromString(await asyncio.wait_for(anext(outbox), 1.0)) for _ in range(count)]
+        return [RouterBatch.FromString(await asyncio.wait_for(anext(outbox), 200)) for _ in range(count)]
 
     return asyncio.run(take())
 

@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from diptych.common.health import HealthServer
+from diptych.common.ports import free_port
 from diptych.common.probes import Probes, Verdict
 from diptych.router.health import DRAINING
 from diptych.router.process_probes import ProcessProbes, judge
@@ -32,8 +33,14 @@ def test_who_answers_and_stays_decides_and_a_bad_answer_counts(answers: list[Ver
 
 
 def test_a_process_that_hangs_makes_the_router_neither_live_nor_ready() -> None:
-    fine = Probes(*[lambda: GOOD] * 3)
-    with HealthServer("127.0.0.1", 0, fine) as answering, socket.create_server(("127.0.0.1", 0)) as hanging:
-        probes = ProcessProbes("127.0.0.1", [answering.port, hanging.getsockname()[1]], timeout_s=0.2).probes
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        probes = ProcessProbes("127.0.0.1", [hanging.getsockname()[1]], timeout_s=0.2).probes
         for probe in (probes.live, probes.ready):
-            assert probe() == Verdict(False, "process 1 hangs: it has not answered for 0.2 s")
+            assert probe() == Verdict(False, "process 0 hangs: it has not answered for 0.2 s")
+
+
+def test_each_process_is_asked_and_one_whose_port_is_closed_is_not_there() -> None:
+    fine = Probes(*[lambda: GOOD] * 3)
+    with HealthServer("127.0.0.1", 0, fine) as answering:
+        probes = ProcessProbes("127.0.0.1", [free_port(), answering.port], timeout_s=200).probes
+        assert probes.ready() == Verdict(True, "1 of 2 processes answer")

@@ -172,23 +172,25 @@ def test_processes_share_ports_and_are_members_of_their_own_and_one_that_dies_co
     assert not psutil.wait_procs(children, TIMEOUT_S)[1]
 
 
-def test_when_a_process_dies_its_clients_hear_it_and_try_again_and_the_others_requests_go_on(routers: Routers) -> None:
-    wait_for(lambda: len(routers.addresses()) == 2)
-    addresses = list(routers.addresses())
+def test_when_a_process_dies_its_clients_hear_it_and_try_again_and_the_others_requests_go_on(
+    patient_routers: Routers,
+) -> None:
+    wait_for(lambda: len(patient_routers.addresses()) == 2)
+    addresses = list(patient_routers.addresses())
     dying, staying = [ask(address) for address in addresses]
     for address in addresses:
         wait_for(partial(runs_one_request, address))
-    child = routers.child_at(addresses[0])
+    child = patient_routers.child_at(addresses[0])
     child.kill()
     assert not psutil.wait_procs([child], TIMEOUT_S)[1]
     with pytest.raises(ConnectionError):
         dying.getresponse()
-    again = ask(f"127.0.0.1:{routers.http_port}")
-    for connection in (staying, again):
-        with connection.getresponse() as answer:
-            assert (answer.status, json.load(answer)["error"]["type"]) == (503, "server_error")
-        connection.close()
     dying.close()
+    assert get(f"http://127.0.0.1:{patient_routers.http_port}/v1/models")
+    drain(addresses[1], deadline_s=0)
+    with staying.getresponse() as answer:
+        assert (answer.status, json.load(answer)["error"]["message"]) == (503, "the router is stopping")
+    staying.close()
 
 
 def drain(address: str, deadline_s: float) -> None:

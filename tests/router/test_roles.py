@@ -21,7 +21,7 @@ def kinds(worker: Any) -> set[int]:
 
 def set_role(worker: Any, role: bootstrap_pb2.Role) -> None:
     with grpc.insecure_channel(worker.instance.address) as channel:
-        admin_pb2_grpc.WorkerAdminStub(channel).SetRole(admin_pb2.SetRoleRequest(role=role), timeout=10)
+        admin_pb2_grpc.WorkerAdminStub(channel).SetRole(admin_pb2.SetRoleRequest(role=role), timeout=200)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def cluster(start_shared_cluster: Any) -> Cluster:
 
 @contextmanager
 def connected(cluster: Cluster) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", cluster.router.http.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", cluster.router.http.port), timeout=200) as connection:
         yield connection
 
 

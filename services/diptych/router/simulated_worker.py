@@ -1,14 +1,14 @@
 """A worker without a model, for tests and measurements of a router: speaks the real protocol, fails on command.
 
 It computes nothing: the caller says what the output of a leg is. A prefill leg gives its first token and ends; a decode
-leg gives the others, one message a token, without waiting for prefill; a local leg gives all. A leg that its role does
+leg gives the others, one message a token, once the caller lets it; a local leg gives all. A leg that its role does
 not serve is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -41,6 +41,10 @@ class Fault:
         return LegOutput(room=room, error=worker_pb2.LegError(code=self.code, message="told to fail"))
 
 
+async def _at_once(leg: StartLeg) -> None:
+    """For decode legs that wait for nobody."""
+
+
 _ABORTED: Final = Fault("error", code=worker_pb2.ERROR_CODE_ABORTED)
 _HANDED_BACK: Final = Fault("error", code=worker_pb2.ERROR_CODE_HANDED_BACK)
 
@@ -55,7 +59,9 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         on_event: Callable[[], None] = lambda: None,
         on_record: Callable[[], None] = lambda: None,
         encode: Callable[[str, bool], Sequence[int]] = lambda text, add_special_tokens: text.encode(),
+        pages_came: Callable[[StartLeg], Awaitable[None]] = _at_once,
     ) -> None:
+        """`pages_came` is waited for before a decode leg says its first word."""
         self.instance = instance
         self.admin = SimulatedAdmin(instance, self._tell_record)
         self.stats = STATS  # of every leg
@@ -75,6 +81,7 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
         self._on_event = on_event
         self._on_record = on_record
         self._encode = encode
+        self._pages_came = pages_came
         self._sessions: list[Batches] = []
         self._sessions_by_room: dict[int, Batches] = {}
 
@@ -189,6 +196,8 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
                     ready.put_nowait(_batch(fault.output(leg.room)) if fault.kind == "error" else None)
                     break
                 await self.released.wait()
+            if number == 0 and self._kind(leg) is LegKind.DECODE:
+                await self._pages_came(leg)
             ready.put_nowait(_batch(output))
             await asyncio.sleep(self.step_s)
         self.running.pop(leg.room, None)
