@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import platform
 from typing import Final
 
 EVERYWHERE: Final = "::"  # every address, IPv4 too
@@ -22,7 +22,7 @@ def reachable_host(listening: str, advertised: str) -> str:
     """Return `advertised` if it is given, else the listening host, or this machine's name where that is any."""
     if advertised:
         return bracketed(advertised)
-    return socket.gethostname() if is_everywhere(listening) else bracketed(listening)
+    return platform.node() if is_everywhere(listening) else bracketed(listening)
 
 
 def bracketed(host: str) -> str:
