@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diptych.kernels.gpu.fp8_cast import casts_to_fp8
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 from diptych.kernels.gpu.rows import LARGEST_ROW, warps
 from diptych.kernels.gpu_casts import narrow
 
 LARGEST: Final = 448.0
 SMALLEST_PEAK: Final = 1e-30  # a row of zeros has a scale, too, and no scale has an infinite inverse
-HAS_FP8: Final = (8, 9)  # the first GPUs that cast themselves
 TILE_NUMBERS: Final = 4096
 NAN_BITS: Final = tl.constexpr(0x7F)
 
@@ -36,7 +36,13 @@ def quantize_fp8(x: Tensor, out: Tensor, scales: Tensor) -> None:
     columns = power_of_two(size)
     with torch.cuda.device_of(x):
         quantize_rows_kernel[(num_rows,)](
-            x, out.view(torch.int8), scales, SIZE=size, COLUMNS=columns, NATIVE=_native(x), num_warps=warps(columns)
+            x,
+            out.view(torch.int8),
+            scales,
+            SIZE=size,
+            COLUMNS=columns,
+            NATIVE=casts_to_fp8(x),
+            num_warps=warps(columns),
         )
 
 
@@ -45,7 +51,7 @@ def quantize_fp8_static(x: Tensor, out: Tensor, scale: float) -> None:
     _check(x, out)
     with torch.cuda.device_of(x):
         quantize_kernel[(cdiv(x.numel(), TILE_NUMBERS),)](
-            x, out.view(torch.int8), 1.0 / scale, x.numel(), TILE=TILE_NUMBERS, NATIVE=_native(x)
+            x, out.view(torch.int8), 1.0 / scale, x.numel(), TILE=TILE_NUMBERS, NATIVE=casts_to_fp8(x)
         )
 
 
@@ -65,10 +71,6 @@ def _check(x: Tensor, out: Tensor) -> None:
     assert (out.shape, out.dtype) == (x.shape, torch.float8_e4m3fn), (out.shape, x.shape, out.dtype)
     assert x.is_contiguous(), x.stride()
     assert out.is_contiguous(), out.stride()
-
-
-def _native(x: Tensor) -> bool:
-    return x.is_cuda and torch.cuda.get_device_capability(x.device) >= HAS_FP8
 
 
 @triton.jit

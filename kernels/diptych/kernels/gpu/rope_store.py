@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diptych.kernels.gpu.fp8_cast import casts_to_fp8
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 from diptych.kernels.gpu_casts import narrow
 
 TILE: Final = 4096  # numbers of a program
-HAS_FP8: Final = (8, 9)  # the compute capability from which on GPUs cast to FP8
 
 
 def rope_store(
@@ -73,7 +73,7 @@ def rope_store(
             PAGE_SIZE=kv_layer.shape[2],
             FP8=is_fp8,
             SCALED=(k_scale, v_scale) != (1.0, 1.0),
-            BY_INSTRUCTION=is_fp8 and qkv.is_cuda and torch.cuda.get_device_capability(qkv.device) >= HAS_FP8,
+            BY_INSTRUCTION=is_fp8 and casts_to_fp8(qkv),
             ROWS=rows,
             COLUMNS=columns,
             REST=power_of_two(head_dim - 2 * rope_half) if head_dim > 2 * rope_half else 0,
