@@ -378,3 +378,22 @@ def test_the_notes_warn_of_what_may_not_be_meant() -> None:
     tls = "tls: {enabled: true}, token: {enabled: false}"
     assert "NOTE: Secrets that the chart made stay" in notes(f"{{auth: {{{tls}}}, apiKeys: {{open: true}}}}")
     assert "port-forward svc/r-diptych-router 8000 9000" in found
+
+
+@pytest.mark.parametrize(
+    ("image", "warns"),
+    [("{tag: v2}", True), ("{tag: v2, variant: cuda}", False), ("{tag: v2-cuda}", False), ("{}", False)],
+)
+def test_the_notes_ask_whether_the_image_of_all_is_made_for_gpus(image: str, warns: bool) -> None:
+    values = f"{{image: {image}, decode: {{pools: [{{name: default, gpu: {{count: 1}}}}]}}}}"
+    notes = chart.run("install", "r", str(chart.CHART), "--dry-run=client", "--hide-secret", values=values).stdout
+    assert ("NOTE: decode pool default computes on GPUs with the image of all, v2." in notes) is warns
+
+
+def test_the_helper_and_helm_test_run_where_they_are_told() -> None:
+    place = "nodeSelector: {disk: ssd}, tolerations: [{operator: Exists}], priorityClassName: low"
+    pods = objects(f"{{deletionCosts: {{enabled: true, {place}}}, tests: {{{place}}}}}").pods()
+    for name in ("r-diptych-deletion-costs", "r-diptych-test-answers", "r-diptych-test-kv"):
+        spec = pods[name]["spec"]
+        found = (spec["nodeSelector"], spec["tolerations"], spec["priorityClassName"])
+        assert found == ({"disk": "ssd"}, [{"operator": "Exists"}], "low"), name

@@ -35,6 +35,7 @@ WRONG = {
     "auth: {tls: {enabled: true, certManager: {enabled: true}}}": "auth.tls.certManager.issuerRef.name is missing",
     "apiKeys: {open: true, existingSecret: keys}": "so existingSecret is never read",
     "model: {name: /models/a}": "nothing is mounted there: name a volume",
+    "model: {name: Qwen/Qwen3-8B}": "workers download nothing; name a path below model.mountPath, /models/Qwen3-8B",
     "model: {name: sim}": "decode pool default: model.name sim is nothing to compute with",
     "model: {volume: {pvc: {claimName: a}, hostPath: {path: /a}}}": "model.volume: name one of",
     "model: {volume: {image: {reference: a}}}": "model.volume.image needs Kubernetes 1.33 or later, this is v1.28",

@@ -46,6 +46,9 @@ model.volume: name one of pvc.claimName, hostPath.path and image.reference, not 
 {{- if and (hasPrefix (printf "%s/" .mountPath) .name) (not (include "diptych.hasModelVolume" $)) }}
 model.name is {{ .name }}, below model.mountPath, but nothing is mounted there: name a volume in model.volume, or model.fetch.image
 {{- end }}
+{{- if and (contains "/" .name) (not (hasPrefix "/" .name)) }}
+model.name is {{ .name }}: workers download nothing; name a path below model.mountPath, {{ .mountPath }}/{{ base .name }}, and bring the model there by model.volume or model.fetch
+{{- end }}
 {{- range include "diptych.pools" $ | fromYamlArray }}
 {{- if and (eq $.Values.model.name "sim") (ne (.options.device | default "auto") "sim") }}
 {{ .role }} pool {{ .name }}: model.name sim is nothing to compute with: give the pool options.device sim

@@ -2,7 +2,8 @@
 {{- define "diptych.testPod" -}}
 {{- $fullname := include "diptych.fullname" .root }}
 {{- $service := .root.Values.router.service }}
-{{- $values := dict "extraEnv" list "extraVolumes" list "extraVolumeMounts" list "podAnnotations" dict }}
+{{- $none := dict "extraEnv" list "extraVolumes" list "extraVolumeMounts" list "podAnnotations" dict }}
+{{- $values := merge $none .root.Values.tests }}
 {{- $hooks := dict "helm.sh/hook" "test" "helm.sh/hook-delete-policy" "before-hook-creation" }}
 {{- $scope := dict "root" .root "component" "test" "values" $values "name" (printf "%s-test-%s" $fullname .check) "annotations" $hooks -}}
 apiVersion: v1
@@ -12,6 +13,7 @@ metadata:
 spec:
   restartPolicy: Never
   {{- include "diptych.podSecurity" (merge (dict "component" "router") $scope) | nindent 2 }}
+  {{- include "diptych.placement" $scope | nindent 2 }}
   containers:
     - name: check
       image: {{ include "diptych.image" (dict "root" .root "variant" .root.Values.image.variant) }}

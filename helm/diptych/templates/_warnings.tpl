@@ -23,6 +23,11 @@ router.replicas is {{ .Values.router.replicas }}: a router that is lost is an ou
 {{- if and (int .gpu.count) (eq $.Values.model.name "smollm2") }}
 {{ $place }}: the image for GPUs does not hold smollm2. Name a model of yours.
 {{- end }}
+{{- $common := $.Values.image }}
+{{- $isOwn := or .image.repository .image.tag .image.digest }}
+{{- if and (int .gpu.count) (not $isOwn) (ne $common.variant "cuda") (or $common.digest (and $common.tag (not (contains "cuda" $common.tag)))) }}
+{{ $place }} computes on GPUs with the image of all, {{ $common.digest | default $common.tag }}. If that is not made for them, name another in the pool's image.
+{{- end }}
 {{- if .hostNetwork }}
 {{ $place }} is on the nodes' network, where NetworkPolicies do not apply.
 {{- end }}
