@@ -9,6 +9,7 @@ ARGS ?=
 IMAGES ?= sim cpu
 PARALLEL ?= -n 2
 PIP_ARGS ?=
+SIGN ?=
 
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
@@ -19,7 +20,7 @@ comma := ,
 EXTRAS := demo$(if $(COMPILER),,$(comma)compiler)
 INPUTS := pyproject.toml constraints.txt
 
-.PHONY: serve test e2e nixl helm lint bench chaos fuzz proto constraints chart images clean
+.PHONY: serve test e2e nixl helm lint bench chaos fuzz proto constraints chart package images clean
 
 serve: .venv/serve.stamp
 	@$(BIN)/diptych up $(ARGS)
@@ -68,6 +69,10 @@ images:
 # What is made of the chart's values.yaml: its schema, a page of the documentation, plain manifests.
 chart: .venv/dev.stamp .helm/stamp
 	PATH=".helm:$$PATH" $(BIN)/python helm/make_files.py
+
+# The chart as one file in dist/: docs/operations/install.md. SIGN="--sign --key NAME --keyring FILE": and a signature.
+package: .helm/stamp
+	.helm/helm package helm/diptych --destination dist $(SIGN)
 
 proto: .venv/dev.stamp
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/diptych/v1/*.proto
