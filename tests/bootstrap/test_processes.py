@@ -17,7 +17,7 @@ from diptych.common.ports import free_port
 from diptych.common.trust import TrustConfig
 from diptych.v1.bootstrap_pb2 import INSTANCE_STATE_READY, ROLE_PREFILL, Instance
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 200.0
 TRUST = TrustConfig().trust()
 
 
@@ -30,7 +30,7 @@ class Replica:
         self.start()
 
     def start(self) -> None:
-        options = ["--port", str(self.port), "--health-port", "0", "--heartbeat-s", "0.5", "--lease-s", "3"]
+        options = ["--port", str(self.port), "--health-port", "0", "--heartbeat-s", "0.5", "--lease-s", "60"]
         self._process = subprocess.Popen([sys.executable, "-m", "diptych.cli", "bootstrap", *options])
 
     def kill(self) -> None:

@@ -27,7 +27,7 @@ from diptych.v1.bootstrap_pb2 import (
     Instance,
 )
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 200.0
 LEASE_S = 1.0
 HEARTBEAT_S = 0.1
 

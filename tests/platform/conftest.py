@@ -26,7 +26,7 @@ from diptych.common.rpc import open_sync_channel
 from diptych.common.trust import TrustConfig
 from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc, worker_pb2, worker_pb2_grpc
 
-START_TIMEOUT_S = 150.0
+START_TIMEOUT_S = 300.0
 DEFAULTS = {"DIPTYCH_KV_INTEGRITY": "always", "DIPTYCH_KV_CACHE_MIB": "64"}  # of every platform; filling 512 takes 2 s
 
 
@@ -72,21 +72,21 @@ class Platform:
 
     def is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/ready", timeout=10) as answer:
+            with urllib.request.urlopen(f"{self.url}/ready", timeout=200) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
 
     def num_open_legs(self) -> int:
         """Legs that workers have not ended, as the router knows."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=200) as answer:
             lines = answer.read().decode().splitlines()
         return sum(int(float(line.split()[1])) for line in lines if line.startswith("diptych_router_legs_open{"))
 
     def wait_until_ready(self) -> None:
-        wait_for(self.is_ready, 60.0, "the platform is routable again")
+        wait_for(self.is_ready, 200.0, "the platform is routable again")
 
-    def post(self, path: str, body: Any, *, timeout_s: float = 60.0, headers: dict[str, str] | None = None) -> Any:
+    def post(self, path: str, body: Any, *, timeout_s: float = 200.0, headers: dict[str, str] | None = None) -> Any:
         """Return (status, parsed body). `body` is JSON, or bytes to send as they are."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"content-type": "application/json", **(headers or {})})
@@ -105,7 +105,7 @@ class Platform:
         return answer
 
     def model_id(self) -> str:
-        with urllib.request.urlopen(f"{self.url}/v1/models", timeout=30) as answer:
+        with urllib.request.urlopen(f"{self.url}/v1/models", timeout=200) as answer:
             return str(json.load(answer)["data"][0]["id"])
 
     def components(self, name: str) -> list[psutil.Process]:
@@ -126,7 +126,7 @@ class Platform:
     def instances(self) -> list[bootstrap_pb2.Instance]:
         with open_sync_channel(f"127.0.0.1:{self.bootstrap_port}", TrustConfig().trust()) as channel:
             stub = bootstrap_pb2_grpc.BootstrapStub(channel)
-            updates = stub.Watch(bootstrap_pb2.WatchRequest(), timeout=30, wait_for_ready=True)
+            updates = stub.Watch(bootstrap_pb2.WatchRequest(), timeout=200, wait_for_ready=True)
             update: bootstrap_pb2.WatchUpdate = next(updates)
             updates.cancel()
             return list(update.upserts)
@@ -143,7 +143,7 @@ class Platform:
             )
             return status
 
-    def assert_clean(self, timeout_s: float = 60.0) -> None:
+    def assert_clean(self, timeout_s: float = 200.0) -> None:
         """Wait until no room is open, then check every page on both sides."""
         try:
             statuses = wait_for(self._idle_statuses, timeout_s, "every room has ended")
@@ -170,7 +170,7 @@ class Platform:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         try:
-            return self.process.wait(60)
+            return self.process.wait(200)
         except subprocess.TimeoutExpired:
             for process in self.tree():
                 process.kill()

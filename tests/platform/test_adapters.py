@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
 Platform = Any
 MAX_TOKENS = 10

@@ -38,7 +38,7 @@ UNTIL_READY = """
 import time, urllib.error, urllib.request
 while True:
     try:
-        urllib.request.urlopen("http://127.0.0.1:8084/health/ready", timeout=5).close()
+        urllib.request.urlopen("http://127.0.0.1:8084/health/ready", timeout=200).close()
         break
     except OSError:
         time.sleep(0.1)

@@ -14,7 +14,7 @@ NIXL_FOLDER = Path(os.environ.get("DIPTYCH_NIXL_PATH", Path(__file__).parents[2]
 HAS_NIXL = (NIXL_FOLDER / "nixl_cu13").is_dir() or importlib.util.find_spec("nixl_cu13") is not None
 pytestmark = [
     pytest.mark.platform,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(not HAS_NIXL, reason="no NIXL: `make nixl`"),
 ]
 

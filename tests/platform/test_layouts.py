@@ -22,7 +22,7 @@ from diptych.engine.runner.kv_pool import KV_DTYPES
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.kernels.page_pack import CELLS, cast
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
 Platform = Any
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)

@@ -19,7 +19,7 @@ from diptych.common.rpc import open_sync_channel
 from diptych.common.trust import INSECURE, TrustConfig
 from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc, inference_pb2, worker_pb2, worker_pb2_grpc
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
 Platform = Any
 NOBODY = 0xBAD
@@ -37,7 +37,7 @@ def kind_of(port: int) -> str:
     """What a stranger finds at a port."""
     for path in ("/v1/models", "/health/live", "/metrics"):
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=200) as answer:
                 assert answer.status == 200
                 return f"HTTP {path}"
         except urllib.error.HTTPError as error:
@@ -56,7 +56,7 @@ def _grpc_kind(port: int) -> str:
     with open_sync_channel(f"127.0.0.1:{port}", INSECURE) as channel:
         for stub, name, request in calls:
             try:
-                list(getattr(stub(channel), name)(request, timeout=10))
+                list(getattr(stub(channel), name)(request, timeout=200))
             except grpc.RpcError as error:
                 codes.add(error.code().name)
     return f"gRPC {' '.join(codes)}"
@@ -97,7 +97,7 @@ def test_no_process_shows_the_token(platform: Platform) -> None:
 def test_a_refusal_is_counted_where_prometheus_looks(platform: Platform) -> None:
     worker = next(each for each in platform.instances() if each.role != bootstrap_pb2.ROLE_ROUTER)
     assert kind_of(int(worker.address.rpartition(":")[2])) == "gRPC UNAUTHENTICATED"
-    with urllib.request.urlopen(f"http://{worker.metrics_address}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{worker.metrics_address}/metrics", timeout=200) as answer:
         assert 'diptych_auth_refusals_total{reason="no_token"}' in answer.read().decode()
 
 
@@ -117,7 +117,7 @@ def test_no_worker_connects_to_a_peer_that_a_request_names(platform: Platform, r
     leg.kind = worker_pb2.LEG_KIND_DECODE if role == bootstrap_pb2.ROLE_DECODE else worker_pb2.LEG_KIND_PREFILL
     to_send: queue.SimpleQueue[worker_pb2.RouterBatch | None] = queue.SimpleQueue()
     with open_sync_channel(worker.address, TrustConfig().trust()) as channel:
-        batches = worker_pb2_grpc.WorkerStub(channel).Session(iter(to_send.get, None), timeout=30)
+        batches = worker_pb2_grpc.WorkerStub(channel).Session(iter(to_send.get, None), timeout=200)
         to_send.put(worker_pb2.RouterBatch(start=[leg]))
         to_send.put(worker_pb2.RouterBatch(abort=[leg.room]))
         (output,) = next(batch.outputs for batch in batches if batch.outputs)

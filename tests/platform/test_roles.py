@@ -24,7 +24,7 @@ from diptych.v1 import bootstrap_pb2, worker_pb2
 from diptych.v1.admin_pb2 import SetRoleRequest, SetRoleResponse
 from diptych.v1.admin_pb2_grpc import WorkerAdminStub
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
 NUM_PROMPTS = 12
 NUM_TOKENS = 24
@@ -95,7 +95,7 @@ def set_role(platform: Platform, worker: bootstrap_pb2.Instance, role: Role, dra
     request = SetRoleRequest(instance_id=worker.instance_id, role=role.wire, drain_ms=round(drain_s * 1000))
     start_s = time.monotonic()
     with open_sync_channel(worker.address, TrustConfig().trust()) as channel:
-        answer: SetRoleResponse = WorkerAdminStub(channel).SetRole(request, timeout=60)
+        answer: SetRoleResponse = WorkerAdminStub(channel).SetRole(request, timeout=200)
     assert answer.not_ready == ""
     return time.monotonic() - start_s
 
@@ -104,7 +104,7 @@ def test_unified_workers_serve_each_other_and_each_alone(
     start: Callable[..., Platform], answers: dict[int, list[int]], wait_for: Callable[..., Any]
 ) -> None:
     platform = start(0, 0, 2)
-    wait_for(lambda: all(len(each.instance.load.linked_instances) == 1 for each in platform.statuses()), 60, "links")
+    wait_for(lambda: all(len(each.instance.load.linked_instances) == 1 for each in platform.statuses()), 200.0, "links")
     together = ask_all(platform, answers)
     flows = {(seen["prefill_instance"], seen["decode_instance"]) for seen in together}
     first, second = sorted(f"{instance_id:016x}" for instance_id in pages(platform))
@@ -119,7 +119,7 @@ def test_unified_workers_serve_each_other_and_each_alone(
     assert received > 0
 
     platform.components("unified")[0].terminate()  # it drains, and stays away
-    wait_for(lambda: len(ready(platform)) == 1, 60, "one is left")
+    wait_for(lambda: len(ready(platform)) == 1, 200.0, "one is left")
     alone = ask_all(platform, answers)
     assert all(seen["prefill_instance"] == seen["decode_instance"] for seen in alone)
     assert {seen["pages_moved"] for seen in alone} == {0}
@@ -164,7 +164,7 @@ class Traffic:
 @pytest.fixture
 def four(start: Callable[..., Platform], wait_for: Callable[..., Any]) -> Iterator[Platform]:
     platform = start(2, 2, 0)
-    wait_for(lambda: len(ready(platform)) == 4, 60, "every worker is ready, not only the first pair")
+    wait_for(lambda: len(ready(platform)) == 4, 200.0, "every worker is ready, not only the first pair")
     processes = {process.pid for process in platform.tree()}
     yield platform
     assert {process.pid for process in platform.tree() if process.status() != psutil.STATUS_ZOMBIE} == processes
@@ -180,7 +180,7 @@ def test_roles_change_under_traffic_and_nobody_notices(
         for role in roles:
             busy_s = set_role(four, worker, role)
             before, seen = pages(four)[worker.instance_id], traffic.num_right
-            wait_for(lambda seen=seen: traffic.num_right > seen + 3 * NUM_CLIENTS or traffic.wrong, 60, "traffic")
+            wait_for(lambda seen=seen: traffic.num_right > seen + 3 * NUM_CLIENTS or traffic.wrong, 200.0, "traffic")
             want = (before, (role.serves(LegKind.PREFILL), role.serves(LegKind.DECODE)))
             wait_for(lambda want=want: moved(four, worker, want[0]) == want[1], 60, f"pages as for {role.value}")
             print(f"{role.value}: {busy_s:.2f} s under traffic")
@@ -202,7 +202,9 @@ def test_requests_that_do_not_end_in_time_go_on_elsewhere(four: Platform, wait_f
     wanted, decode = one(0), bootstrap_pb2.ROLE_DECODE
     with ThreadPoolExecutor(16) as pool:
         running = pool.map(one, range(32))
-        busy = wait_for(lambda: [s for s in four.statuses() if s.open_rooms and s.instance.role == decode], 60, "a leg")
+        busy = wait_for(
+            lambda: [s for s in four.statuses() if s.open_rooms and s.instance.role == decode], 200.0, "a leg"
+        )
         set_role(four, busy[0].instance, Role.PREFILL, drain_s=0.0)
         assert list(running) == [wanted] * 32
 
@@ -211,7 +213,7 @@ def test_a_role_is_changed_by_command(four: Platform) -> None:
     worker = next(each for each in four.instances() if each.role in WORKER_ROLES)
     bootstrap = f"127.0.0.1:{four.bootstrap_port}"
     command = [sys.executable, "-m", "diptych.cli", "role", worker.address, "unified", "--bootstrap", bootstrap]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     assert re.fullmatch(r".* now serves unified, after [\d.]+ s\n", done.stdout), done.stdout
     (changed,) = [each for each in four.instances() if each.instance_id == worker.instance_id]
     assert changed.role == bootstrap_pb2.ROLE_UNIFIED

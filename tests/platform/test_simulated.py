@@ -11,7 +11,7 @@ import pytest
 
 from diptych.engine.sim.known_answers import KnownAnswers
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
 Platform = Any
 OPTIONS = ("--model", "sim", "--device", "sim")

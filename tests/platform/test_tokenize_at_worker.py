@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.platform
 
 Platform = Any
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 300.0
 CHAT = [{"role": "user", "content": "Name a colour. <|im_end|> naïve 😀"}]
 
 
@@ -31,7 +31,7 @@ def ask_by_text(
 
     def answer(request: urllib.request.Request | str) -> tuple[int, Any]:
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=200) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
@@ -44,7 +44,7 @@ def ask_by_text(
         yield lambda path, body: answer(urllib.request.Request(url + path, json.dumps(body).encode()))
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(200)
 
 
 @pytest.mark.parametrize(

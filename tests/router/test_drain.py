@@ -225,7 +225,7 @@ def drain_router(cluster: Cluster, query: str = "") -> dict[str, Any]:
 def test_a_draining_router_is_not_ready_yet_serves_who_reaches_it_and_asks_them_to_go(
     start_cluster: Any, hang: Any
 ) -> None:
-    cluster = start_cluster()
+    cluster = start_cluster(drain_s=200.0)
     cluster.decode().faults = [hang(2)]
     with cluster.ask(stream=True) as answer:
         progress = drain_router(cluster)
@@ -281,7 +281,7 @@ def test_a_request_whose_body_is_on_its_way_at_sigterm_is_served(start_cluster: 
 
 
 def test_a_connection_is_asked_to_close_by_what_holds_when_its_answer_begins(start_cluster: Any, hang: Any) -> None:
-    cluster = start_cluster()
+    cluster = start_cluster(drain_s=200.0)
     cluster.decode().faults = [hang(2)]
     connection = cluster.connect()
     cluster.wait_for(lambda: num_running(cluster.decode()) == 1)

@@ -13,7 +13,7 @@ from diptych.common.trust import INSECURE
 from diptych.router.main import _stay_registered
 from diptych.v1.bootstrap_pb2 import INSTANCE_STATE_READY, ROLE_ROUTER, Instance
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 200.0
 
 
 def test_an_evicted_router_stops_as_if_it_was_told_to() -> None:
