@@ -28,10 +28,11 @@ class Lengths:
     restarts: int  # at the same address
     away_s: float  # of bootstrap
     faults: int  # one a second
+    answers: int  # at least, in each scenario
 
 
-SHORT: Final = Lengths(streams=2, kills=1, restarts=2, away_s=6.0, faults=10)
-LONG: Final = Lengths(streams=16, kills=20, restarts=50, away_s=60.0, faults=120)
+SHORT: Final = Lengths(streams=2, kills=1, restarts=2, away_s=6.0, faults=10, answers=16)
+LONG: Final = Lengths(streams=16, kills=20, restarts=50, away_s=60.0, faults=120, answers=200)
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ async def play(scenario: Scenario, drill: Drill) -> None:
     cluster, traffic = drill.cluster, drill.traffic
     await cluster.wait_until_well()
     retries_before, began_s = _retries(cluster), time.monotonic()
-    traffic.start(drill.lengths.streams)
+    traffic.start(drill.lengths.streams, drill.lengths.answers)
     try:
         await scenario.run(drill)
     finally:
@@ -75,7 +76,8 @@ async def play(scenario: Scenario, drill: Drill) -> None:
         **drill.counts,
         "seconds": round(time.monotonic() - began_s, 1),
     }
-    drill.problems += [*tally.wrong, *tally.unanswered]
+    drill.problems += [*tally.wrong, *tally.unanswered, *tally.unmoved]
+    drill.complain_unless(tally.answered >= drill.lengths.answers, f"only {tally.answered} requests were answered")
     drill.complain_unless(scenario.may_fail or not tally.failed, f"failed requests: {dict(tally.failed)}")
     await _settle(drill)
     await _aftermath(drill)

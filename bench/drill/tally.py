@@ -32,6 +32,8 @@ class Tally:
     failed: Counter[int] = field(default_factory=Counter)  # by status; 200: by an event of a stream
     wrong: list[str] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
+    unmoved: list[str] = field(default_factory=list)  # answers of two workers between which no page has moved
+    by_pairs: int = 0  # of the answers: those of two workers
     pages_moved: int = 0
     digests_differ: int = 0
     slowest_s: float = 0.0  # from request to answer or error
@@ -56,17 +58,27 @@ class Tally:
 
     def _add_answer(self, reply: Reply) -> None:
         self.answered += 1
-        self.pages_moved += reply.timings["pages_moved"]
+        self._add_pages(reply)
         digests = {reply.timings["prefill_kv_digest"], reply.timings["decode_kv_digest"]}
         if len(digests) > 1:
             logger.info("digests: %s", reply.timings)
             self.digests_differ += UNTOLD not in digests
+
+    def _add_pages(self, reply: Reply) -> None:
+        """Whatever decode has cached, the page with a prompt's last token has to come from prefill."""
+        timings = reply.timings
+        self.pages_moved += timings["pages_moved"]
+        if timings["prefill_instance"] != timings["decode_instance"]:
+            self.by_pairs += 1
+            if not timings["pages_moved"]:
+                self.unmoved.append(f"no page has moved: {timings}")
 
     @property
     def counts(self) -> dict[str, Any]:
         return {
             "offered": self.offered,
             "answered": self.answered,
+            "answered by pairs": self.by_pairs,
             "left by their clients": self.left,
             "tried on another router": self.tried_elsewhere,
             "held by a killed router": self.held_by_killed,

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 SLOW_S: Final = 3.0  # worth a line in the log
 SHARE_STREAMED: Final = 0.8
+MAX_TRIES: Final = 10  # for each answer that is wanted, where requests may fail
 
 
 @dataclass(eq=False, slots=True)
@@ -69,11 +70,13 @@ class Traffic:
         self._running: dict[asyncio.Task[None], Request] = {}
         self._clients: list[asyncio.Task[None]] = []
         self._is_stopping = False
+        self._at_least = 0
         self._killed: set[tuple[Router, int]] = set()  # a router and its start
         self.tally = Tally()
 
-    def start(self, num_streams: int) -> None:
-        self._is_stopping, self.tally = False, Tally()
+    def start(self, num_streams: int, at_least: int = 0) -> None:
+        """Until `stop`, and on until `at_least` requests were answered, however slow the machine is."""
+        self._is_stopping, self._at_least, self.tally = False, at_least, Tally()
         self._clients = [asyncio.create_task(self._client()) for _ in range(num_streams)]
 
     async def stop(self) -> Tally:
@@ -103,8 +106,13 @@ class Traffic:
 
     async def _client(self) -> None:
         async with httpx.AsyncClient(timeout=None) as client:
-            while not self._is_stopping:
+            while not self._is_stopping or self._is_too_little():
                 await self._offer(client, self._rng.choice(self._questions))
+
+    def _is_too_little(self) -> bool:
+        """Not, once it is known that something is wrong."""
+        tally, wanted = self.tally, self._at_least
+        return tally.answered < wanted and not tally.unanswered and tally.offered < MAX_TRIES * wanted
 
     async def _offer(self, client: httpx.AsyncClient, question: Question) -> None:
         self.tally.offered += 1

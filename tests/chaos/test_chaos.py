@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drill.drill import SHORT
 
 CHAOS = Path(__file__).parents[2] / "bench" / "chaos.py"
 NOBODY_FAILS = ("rolling-restart", "scale", "kills", "no-bootstrap", "same-address", "reconfigure", "intruder")
 SCENARIOS = (*NOBODY_FAILS, "faults")
-TIMEOUT_S = 840
+TIMEOUT_S = 2400  # only for what hangs
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(TIMEOUT_S + 20)]
 
@@ -33,6 +34,6 @@ def test_no_answer_is_wrong_no_request_is_lost_and_nothing_is_left(outcomes: dic
     print(*(f"{name:40} {count:>8}" for name, count in counts.items()), sep="\n")
     assert problems == []
     assert counts["answered"] + counts["left by their clients"] + counts["failed"] == counts["offered"]
-    assert counts["answered"] > counts["offered"] / 2
-    assert counts["pages moved"] > counts["answered"]
+    assert counts["answered"] >= SHORT.answers
+    assert counts["pages moved"] >= counts["answered by pairs"] > 0
     assert counts["failed"] == 0 or scenario not in NOBODY_FAILS

@@ -20,7 +20,7 @@ from diptych.v1.worker_pb2_grpc import WorkerStub
 from drill.cluster import ANSWER_TIMEOUT_S, Worker
 from drill.drill import Drill, Scenario
 
-CHANGED_S: Final = 60.0
+CHANGED_S: Final = 180.0
 NOTICED_S: Final = 0.2  # by everybody that a file has another time stamp
 DRAIN_MS: Final = 1000  # what runs longer is handed back
 ROLES: Final = (bootstrap_pb2.ROLE_UNIFIED, bootstrap_pb2.ROLE_PREFILL, bootstrap_pb2.ROLE_DECODE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from drill.drill import Drill, Scenario
 
-GONE_S = 40.0  # longer than any component drains
+GONE_S = 180.0  # longer than any component drains
 
 
 async def run(drill: Drill) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from drill.cluster import ROLES
 from drill.drill import Drill, Scenario
 
-GONE_S = 40.0
+GONE_S = 180.0
 
 
 async def run(drill: Drill) -> None:
