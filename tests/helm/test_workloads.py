@@ -56,6 +56,15 @@ def test_a_pool_has_the_workers_values_and_its_own_over_them() -> None:
     assert spec["template"]["spec"]["nodeSelector"] == {"a": "b", "c": "d"}
 
 
+@pytest.mark.parametrize("name", [ROUTER, "r-diptych-bootstrap", PREFILL])
+def test_a_variable_of_the_operators_takes_the_place_of_the_charts(name: str) -> None:
+    own = "extraEnv: [{name: DIPTYCH_LOG_LEVEL, value: error}, {name: A, value: b}]"
+    found = objects(f"{{router: {{{own}}}, bootstrap: {{{own}}}, workers: {{{own}}}}}").container(name)["env"]
+    names = [each["name"] for each in found]
+    assert len(set(names)) == len(names), "server-side apply refuses two of one name"
+    assert found[-2:] == [{"name": "DIPTYCH_LOG_LEVEL", "value": "error"}, {"name": "A", "value": "b"}]
+
+
 def test_options_become_flags() -> None:
     options = {"kvCacheMib": 2048, "gpuMemoryShare": 0.85, "tenantWeights": ["a=2", "b=1"], "stallS": 90}
     flags = ["--gpu-memory-share=0.85", "--kv-cache-mib=2048", "--stall-s=90", "--tenant-weights=a=2,b=1"]

@@ -144,9 +144,20 @@ livenessProbe:
 {{- end }}
 {{- end }}
 
+{{/* (a container's env) Without variables that come again later: those are the operator's. */}}
+{{- define "diptych.lastOfEach" -}}
+{{- $names := list -}}
+{{- $kept := list -}}
+{{- range reverse . -}}
+{{- if not (has .name $names) }}{{ $names = append $names .name }}{{ $kept = prepend $kept . }}{{ end -}}
+{{- end -}}
+{{- toYaml $kept -}}
+{{- end }}
+
 {{/* (dict root component pool? values spec container metadata) A pod template; podSpec and containerSpec have the last word. */}}
 {{- define "diptych.podTemplate" -}}
 {{- $container := mergeOverwrite (.container | fromYaml) (deepCopy .values.containerSpec) -}}
+{{- $_ := set $container "env" (include "diptych.lastOfEach" $container.env | fromYamlArray) -}}
 {{- $containers := concat (list $container) .values.extraContainers -}}
 {{- $spec := mergeOverwrite (.spec | fromYaml) (dict "containers" $containers) (deepCopy .values.podSpec) -}}
 metadata:
