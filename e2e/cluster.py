@@ -27,8 +27,20 @@ class Cluster:
         """Return objects: `get("pods", "-l", "a=b")`."""
         return list(json.loads(self.kubectl("get", *words, "-o", "json"))["items"])
 
+    def wait(self, what: str, condition: str) -> None:
+        self.kubectl("wait", what, f"--for={condition}", f"--timeout={TIMEOUT_S}s")
+
+    def follow(self, pod: str) -> subprocess.Popen[str]:
+        """Start printing its log, until the pod ends or the process is terminated."""
+        command = ("kubectl", "-n", self.namespace, "logs", "--follow", pod)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
     def apply(self, *objects: dict[str, Any]) -> None:
         self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+    def describe(self) -> str:
+        """Return what a person would look at first."""
+        return self.kubectl("get", "pods", "-o", "wide") + self.kubectl("get", "events", "--sort-by=.lastTimestamp")
 
     def drain(self, node: str, selector: str) -> None:
         """Evict the pods of a node as `kubectl drain` does; let their successors start there, too."""

@@ -8,7 +8,9 @@ from typing import Any, Final
 from cluster import TIMEOUT_S, Cluster
 
 CHART: Final = Path(__file__).parents[1] / "helm" / "diptych"
-VALUES: Final = CHART / "ci" / "sim-values.yaml"
+SIM: Final = (CHART / "ci" / "sim-values.yaml", Path(__file__).with_name("values.yaml"))
+AUTOSCALED: Final = (SIM[0], Path(__file__).with_name("autoscaling.yaml"))
+REAL: Final = (CHART / "ci" / "cpu-values.yaml", Path(__file__).with_name("real_model.yaml"))
 NAME: Final = "e2e"
 SELECTOR: Final = f"app.kubernetes.io/instance={NAME},app.kubernetes.io/component!=test"
 DEPLOYMENTS: Final = tuple(f"{NAME}-diptych-{component}" for component in ("bootstrap", "router", "prefill", "decode"))
@@ -18,20 +20,23 @@ WAIT: Final = ("--wait", f"--timeout={TIMEOUT_S}s")
 class Release:
     """Rule: a method returns when its operation is over, and the last pod of before is gone."""
 
-    def __init__(self, cluster: Cluster, image: str) -> None:
+    def __init__(self, cluster: Cluster, image: str, *values: Path) -> None:
         self.cluster = cluster
-        repository, _, tag = image.rpartition(":")
-        self._values = (f"--values={VALUES}", f"--set=image.repository={repository},image.tag={tag}")
+        self._image = image
+        self._values = tuple(f"--values={path}" for path in values)
 
     def install(self) -> None:
-        self.cluster.helm("install", NAME, str(CHART), *self._values, *WAIT)
+        self.cluster.helm("install", NAME, str(CHART), *self._values, _image(self._image), *WAIT)
+
+    def uninstall(self) -> None:
+        self.cluster.helm("uninstall", NAME, "--cascade=foreground", *WAIT)
 
     def test(self, check: str) -> str:
         """Return what a pod of `helm test` says."""
         return self.cluster.helm("test", NAME, "--logs", f"--filter=name={NAME}-diptych-test-{check}")
 
-    def upgrade(self, *values: str) -> None:
-        self.cluster.helm("upgrade", NAME, str(CHART), *self._values, *values, *WAIT)
+    def upgrade(self, *values: str, image: str = "") -> None:
+        self.cluster.helm("upgrade", NAME, str(CHART), *self._values, _image(image or self._image), *values, *WAIT)
         self.settle()
 
     def rollback(self) -> None:
@@ -40,16 +45,16 @@ class Release:
 
     def scale(self, deployment: str, replicas: int) -> None:
         self.cluster.kubectl("scale", f"deployment/{deployment}", f"--replicas={replicas}")
-        self.settle()
+        self.settle(deployment)
 
     def restart(self, deployment: str) -> None:
         self.cluster.kubectl("rollout", "restart", f"deployment/{deployment}")
-        self.settle()
+        self.settle(deployment)
 
     def delete_pod(self, deployment: str, *flags: str) -> None:
         """Delete one pod, and wait for its successor."""
         self.cluster.kubectl("delete", "pod", self.pods(deployment)[0]["metadata"]["name"], *flags)
-        self.settle()
+        self.settle(deployment)
 
     def pods(self, deployment: str) -> list[dict[str, Any]]:
         return [pod for pod in self.all_pods() if pod["metadata"]["name"].rsplit("-", 2)[0] == deployment]
@@ -57,11 +62,16 @@ class Release:
     def all_pods(self) -> list[dict[str, Any]]:
         return self.cluster.get("pods", "-l", SELECTOR)
 
-    def settle(self) -> None:
-        """Wait until every Deployment is as it should be, and nothing terminates any more."""
-        for deployment in DEPLOYMENTS:
+    def settle(self, *deployments: str) -> None:
+        """Wait until these Deployments (none: all) are as they should be, and nothing terminates any more."""
+        for deployment in deployments or DEPLOYMENTS:
             self.cluster.kubectl("rollout", "status", f"deployment/{deployment}", f"--timeout={TIMEOUT_S}s")
         ending = [pod["metadata"]["name"] for pod in self.all_pods() if "deletionTimestamp" in pod["metadata"]]
         if ending:
             pods = [f"pod/{name}" for name in ending]
             self.cluster.kubectl("wait", "--for=delete", *pods, f"--timeout={TIMEOUT_S}s")
+
+
+def _image(image: str) -> str:
+    repository, _, tag = image.rpartition(":")
+    return f"--set=image.repository={repository},image.tag={tag}"

@@ -10,9 +10,9 @@ from typing import Final
 
 import pytest
 from cluster import Cluster
-from conftest import Watch
+from conftest import IMAGE, NEXT_IMAGE, Watch
 from release import DEPLOYMENTS, NAME, SELECTOR, Release
-from traffic import NUM_CLIENTS, Traffic, Window
+from traffic import USUAL, Traffic, Window
 
 FIRST_ANSWER_S: Final = 60
 POOLS: Final = (f"{NAME}-diptych-prefill", f"{NAME}-diptych-decode")
@@ -22,6 +22,10 @@ ROUTERS: Final = f"{NAME}-diptych-router"
 def assert_harmless(window: Window) -> None:
     assert window.answered > 0
     assert (window.failed, window.wrong, window.tried_again) == (0, 0, 0), window.problems
+
+
+def images(release: Release) -> set[str]:
+    return {container["image"] for pod in release.all_pods() for container in pod["spec"]["containers"]}
 
 
 def test_installing_leads_to_answers_over_http_and_grpc_within_a_minute(release: Release) -> None:
@@ -35,15 +39,17 @@ def test_helm_test_moves_pages_and_says_how_fast(release: Release) -> None:
     assert "GB/s" in release.test("kv")
 
 
-def test_an_upgrade_of_every_component_fails_no_request(release: Release, watched: Watch) -> None:
+def test_an_upgrade_of_image_and_settings_fails_no_request(release: Release, watched: Watch) -> None:
     with watched() as window:
-        release.upgrade("--set=log.level=debug")
+        release.upgrade("--set=log.level=debug", image=NEXT_IMAGE)
+    assert images(release) == {NEXT_IMAGE}
     assert_harmless(window)
 
 
 def test_a_rollback_fails_no_request(release: Release, watched: Watch) -> None:
     with watched() as window:
         release.rollback()
+    assert images(release) == {IMAGE}
     assert_harmless(window)
 
 
@@ -64,14 +70,16 @@ def test_deleting_a_pod_fails_no_request(release: Release, watched: Watch, deplo
     assert_harmless(window)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("deployment", DEPLOYMENTS)
 def test_killing_a_pod_costs_at_most_what_it_held(release: Release, watched: Watch, deployment: str) -> None:
     with watched() as window:
         release.delete_pod(deployment, "--grace-period=0", "--force")
     assert window.wrong == 0, window.problems
-    assert window.failed <= (NUM_CLIENTS if deployment == ROUTERS else 0), window.problems
+    assert window.failed <= (USUAL.num_clients if deployment == ROUTERS else 0), window.problems
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("component", ["bootstrap", "router"])
 def test_restarting_the_control_plane_fails_no_request(release: Release, watched: Watch, component: str) -> None:
     with watched() as window:
@@ -80,16 +88,18 @@ def test_restarting_the_control_plane_fails_no_request(release: Release, watched
 
 
 def test_draining_nodes_fails_no_request(release: Release, cluster: Cluster, watched: Watch) -> None:
+    before = {pod["metadata"]["name"] for pod in release.all_pods()}
     with watched() as window:
         for node in sorted({pod["spec"]["nodeName"] for pod in release.all_pods()}):
             cluster.drain(node, SELECTOR)
             release.settle()
+    assert before.isdisjoint(pod["metadata"]["name"] for pod in release.all_pods())
     assert_harmless(window)
 
 
 def test_uninstalling_leaves_only_the_secrets_it_names(release: Release, cluster: Cluster, traffic: Traffic) -> None:
     traffic.stop()
-    cluster.helm("uninstall", NAME, "--wait")
+    release.uninstall()
     kinds = "deployment,service,configmap,secret,serviceaccount,poddisruptionbudget,networkpolicy,role,rolebinding"
     left = {item["metadata"]["name"] for item in cluster.get(kinds, "-l", f"app.kubernetes.io/instance={NAME}")}
     assert left == {f"{NAME}-diptych-api-keys", f"{NAME}-diptych-token"}

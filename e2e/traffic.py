@@ -5,23 +5,30 @@ Rule: a request belongs to the operation if it was open at any moment of it.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cluster import TIMEOUT_S, Cluster
+from cluster import Cluster
+from log import Line, Log
 from release import NAME
 
 SCRIPT: Final = Path(__file__).with_name("traffic_pod.py")
-POD: Final = "traffic"
-NUM_CLIENTS: Final = 6
-POLL_S: Final = 0.5
 
-Line = dict[str, Any]
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How many ask at once, for how many tokens, with how many: fewest and most."""
+
+    num_clients: int
+    prompt: tuple[int, int]
+    output: tuple[int, int]
+
+
+USUAL: Final = Kind(num_clients=6, prompt=(8, 400), output=(4, 200))
 
 
 @dataclass(slots=True)
@@ -45,38 +52,45 @@ class Window:
 class Traffic:
     """Known-answer requests without a pause."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, name: str, kind: Kind) -> None:
         self._cluster = cluster
+        self._name = name
+        self._kind = kind
+        self._log: Log | None = None
 
     def start(self, image: str) -> None:
         """Return when answers come."""
-        self._cluster.apply(_script(), _pod(image))
-        self._cluster.kubectl("wait", f"pod/{POD}", "--for=condition=Ready", f"--timeout={TIMEOUT_S}s")
-        self._wait_for(lambda lines: bool(lines) and lines[-1]["answered"] > NUM_CLIENTS)
+        self._cluster.apply(_script(self._name), _pod(self._name, self._kind, image))
+        self._cluster.wait(f"pod/{self._name}", "condition=Ready")
+        self._log = Log(self._cluster.follow(self._name))
+        self._log.wait_for(lambda lines: bool(lines) and lines[-1]["answered"] > self._kind.num_clients)
 
     def stop(self) -> None:
-        self._cluster.kubectl("delete", f"pod/{POD}", f"configmap/{POD}", "--grace-period=0", "--force")
+        """Do nothing if it does not run."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+            self._cluster.kubectl(
+                "delete", f"pod/{self._name}", f"configmap/{self._name}", "--grace-period=0", "--force"
+            )
 
     @contextmanager
     def watched(self) -> Iterator[Window]:
         """Yield what is filled in once the block is done and every request of it has ended."""
-        window, began_s, first = Window(), time.monotonic(), len(self._lines())
-        yield window
-        window.took_s = time.monotonic() - began_s
-        count = len(self._lines()) + 1  # a line later all requests of the block are in `offered`
-        offered = self._wait_for(lambda lines: len(lines) >= count)[-1]["offered"]
-        _fill(window, self._wait_for(lambda lines: _ended(lines[-1]) >= offered), first)
+        assert self._log is not None
+        window, began_s, first = Window(), time.monotonic(), len(self._log.so_far())
+        try:
+            yield window
+            window.took_s = time.monotonic() - began_s
+            self._see_out()
+        finally:
+            _fill(window, self._log.so_far(), first)
 
-    def _wait_for(self, is_enough: Callable[[list[Line]], bool]) -> list[Line]:
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while not is_enough(lines := self._lines()):
-            assert time.monotonic() < deadline_s, lines[-3:]
-            time.sleep(POLL_S)
-        return lines
-
-    def _lines(self) -> list[Line]:
-        printed = self._cluster.kubectl("logs", POD).splitlines()
-        return [json.loads(line) for line in printed if line.startswith("{")]
+    def _see_out(self) -> None:
+        assert self._log is not None
+        count = len(self._log.so_far()) + 1  # a line later all requests of the block are in `offered`
+        offered = self._log.wait_for(lambda lines: len(lines) >= count)[-1]["offered"]
+        self._log.wait_for(lambda lines: _ended(lines[-1]) >= offered)
 
 
 def _ended(line: Line) -> int:
@@ -87,25 +101,26 @@ def _fill(window: Window, lines: list[Line], first: int) -> None:
     before, after = lines[first - 1], lines[-1]
     for name in ("offered", "answered", "failed", "wrong", "tried_again"):
         setattr(window, name, after[name] - before[name])
-    window.slowest_s = max(line["slowest_s"] for line in lines[first:])
+    window.slowest_s = max((line["slowest_s"] for line in lines[first:]), default=0.0)
     window.problems = [problem for line in lines[first:] for problem in line["problems"]]
 
 
-def _script() -> dict[str, Any]:
+def _script(name: str) -> dict[str, Any]:
     data = {SCRIPT.name: SCRIPT.read_text()}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": POD}, "data": data}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
-def _pod(image: str) -> dict[str, Any]:
+def _pod(name: str, kind: Kind, image: str) -> dict[str, Any]:
     secret = {"name": f"{NAME}-diptych-api-keys", "key": "key"}
+    numbers = [str(number) for number in (kind.num_clients, *kind.prompt, *kind.output)]
     container = {
-        "name": POD,
+        "name": name,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["python", f"/e2e/{SCRIPT.name}", f"{NAME}-diptych-router", "8000", "9000", str(NUM_CLIENTS)],
+        "command": ["python", f"/e2e/{SCRIPT.name}", f"{NAME}-diptych-router", "8000", "9000", *numbers],
         "env": [{"name": "DIPTYCH_API_KEY", "valueFrom": {"secretKeyRef": secret}}],
         "volumeMounts": [{"name": "script", "mountPath": "/e2e"}],
     }
-    volumes = [{"name": "script", "configMap": {"name": POD}}]
+    volumes = [{"name": "script", "configMap": {"name": name}}]
     spec = {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": POD}, "spec": spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}

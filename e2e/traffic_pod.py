@@ -26,9 +26,9 @@ from diptych.v1.inference_pb2_grpc import InferenceStub
 
 HUNG_S: Final = 60.0
 PAUSE_S: Final = 0.05  # before another attempt
-OUTPUT_TOKENS: Final = (4, 300)
 LETTERS: Final = "abcdefghijklmnopqrstuvwxyz "
 
+Sizes = tuple[tuple[int, int], tuple[int, int]]  # of prompts and outputs: fewest and most tokens
 Ask = Callable[[str, int], str]
 
 
@@ -61,10 +61,10 @@ class Tally:
         return json.dumps(line)
 
 
-def run_client(ask: Ask, known: KnownAnswers, tally: Tally, rng: random.Random) -> None:
+def run_client(ask: Ask, known: KnownAnswers, tally: Tally, rng: random.Random, sizes: Sizes) -> None:
     while True:
-        prompt = "".join(rng.choices(LETTERS, k=rng.randint(8, 400)))
-        max_tokens = rng.randint(*OUTPUT_TOKENS)
+        prompt = "".join(rng.choices(LETTERS, k=rng.randint(*sizes[0])))
+        max_tokens = rng.randint(*sizes[1])
         tally.count("offered")
         began_s = time.monotonic()
         try:
@@ -152,11 +152,12 @@ class Grpc:
 
 
 def main() -> None:
-    host, http_port, grpc_port, num_clients = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    host, (http_port, grpc_port, num_clients, *numbers) = sys.argv[1], map(int, sys.argv[2:])
+    sizes = (numbers[0], numbers[1]), (numbers[2], numbers[3])
     key, known, tally = os.environ.get("DIPTYCH_API_KEY", ""), KnownAnswers(), Tally()
     for index in range(num_clients):
         kind, port = ((Http, http_port), (KeptHttp, http_port), (Grpc, grpc_port))[index % 3]
-        client = (kind(host, port, key), known, tally, random.Random(index))
+        client = (kind(host, port, key), known, tally, random.Random(index), sizes)
         threading.Thread(target=run_client, args=client, daemon=True).start()
     while True:
         time.sleep(1)
