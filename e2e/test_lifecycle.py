@@ -108,3 +108,4 @@ def test_uninstalling_leaves_only_the_secrets_it_names(release: Release, cluster
     kinds = "deployment,service,configmap,secret,serviceaccount,poddisruptionbudget,networkpolicy,role,rolebinding"
     left = {item["metadata"]["name"] for item in cluster.get(kinds, "-l", f"app.kubernetes.io/instance={NAME}")}
     assert left == {f"{NAME}-diptych-api-keys", f"{NAME}-diptych-token"}
+    assert release.all_pods() == []
