@@ -30,6 +30,10 @@ class Cluster:
     def wait(self, what: str, condition: str) -> None:
         self.kubectl("wait", what, f"--for={condition}", f"--timeout={TIMEOUT_S}s")
 
+    def rollout(self, deployment: str) -> None:
+        """Wait until it is over."""
+        self.kubectl("rollout", "status", f"deployment/{deployment}", f"--timeout={TIMEOUT_S}s")
+
     def follow(self, pod: str) -> subprocess.Popen[str]:
         """Start printing its log, until the pod ends or the process is terminated."""
         command = ("kubectl", "-n", self.namespace, "logs", "--follow", pod)

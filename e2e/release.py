@@ -9,6 +9,7 @@ from cluster import TIMEOUT_S, Cluster
 
 CHART: Final = Path(__file__).parents[1] / "helm" / "diptych"
 SIM: Final = (CHART / "ci" / "sim-values.yaml", Path(__file__).with_name("values.yaml"))
+TRUSTING: Final = (*SIM, Path(__file__).with_name("trust.yaml"))
 AUTOSCALED: Final = (SIM[0], Path(__file__).with_name("autoscaling.yaml"))
 REAL: Final = (CHART / "ci" / "cpu-values.yaml", Path(__file__).with_name("real_model.yaml"))
 NAME: Final = "e2e"
@@ -43,8 +44,11 @@ class Release:
         self.cluster.helm("rollback", NAME, *WAIT)
         self.settle()
 
-    def scale(self, deployment: str, replicas: int) -> None:
-        self.cluster.kubectl("scale", f"deployment/{deployment}", f"--replicas={replicas}")
+    def scale(self, deployment: str, *replicas: int) -> None:
+        """Scale again and again, each time when the pods of the last time are ready."""
+        for count in replicas:
+            self.cluster.kubectl("scale", f"deployment/{deployment}", f"--replicas={count}")
+            self.cluster.rollout(deployment)
         self.settle(deployment)
 
     def restart(self, deployment: str) -> None:
@@ -65,7 +69,7 @@ class Release:
     def settle(self, *deployments: str) -> None:
         """Wait until these Deployments (none: all) are as they should be, and nothing terminates any more."""
         for deployment in deployments or DEPLOYMENTS:
-            self.cluster.kubectl("rollout", "status", f"deployment/{deployment}", f"--timeout={TIMEOUT_S}s")
+            self.cluster.rollout(deployment)
         ending = [pod["metadata"]["name"] for pod in self.all_pods() if "deletionTimestamp" in pod["metadata"]]
         if ending:
             pods = [f"pod/{name}" for name in ending]

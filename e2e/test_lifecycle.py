@@ -18,11 +18,6 @@ FIRST_ANSWER_S: Final = 60
 BOOTSTRAP, ROUTERS, PREFILL, DECODE = DEPLOYMENTS
 
 
-def thorough(deployment: str) -> object:
-    """Left out where time is short: another one of its kind is asked."""
-    return pytest.param(deployment, marks=pytest.mark.thorough)
-
-
 def assert_harmless(window: Window) -> None:
     assert window.answered > 0
     assert (window.failed, window.wrong, window.tried_again) == (0, 0, 0), window.problems
@@ -58,17 +53,17 @@ def test_a_rollback_fails_no_request(release: Release, watched: Watch) -> None:
     assert_harmless(window)
 
 
-@pytest.mark.parametrize("deployment", [thorough(PREFILL), DECODE])
+@pytest.mark.parametrize("deployment", [pytest.param(PREFILL, marks=pytest.mark.thorough), DECODE])
 def test_scaling_a_pool_from_one_to_three_and_back_fails_no_request(
     release: Release, watched: Watch, deployment: str
 ) -> None:
     with watched() as window:
-        for replicas in (1, 3, 1, 2):
-            release.scale(deployment, replicas)
+        release.scale(deployment, 1, 3, 1, 2)
     assert_harmless(window)
 
 
-@pytest.mark.parametrize("deployment", [thorough(BOOTSTRAP), ROUTERS, thorough(PREFILL), thorough(DECODE)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("deployment", DEPLOYMENTS)
 def test_deleting_a_pod_fails_no_request(release: Release, watched: Watch, deployment: str) -> None:
     with watched() as window:
         release.delete_pod(deployment)
