@@ -272,18 +272,18 @@ def test_a_selector_of_their_own_is_left_as_it_is() -> None:
 
 def test_names_that_yaml_takes_for_numbers_stay_names() -> None:
     tls = "tls: {enabled: true, name: '7', existingSecret: '8'}"
-    names = f"fullnameOverride: '1', nameOverride: '2', namespaceOverride: '3', auth: {{{tls}}}"
+    names = f"fullnameOverride: 'on', nameOverride: '2', namespaceOverride: '3', auth: {{{tls}}}"
     pools = "decode: {pools: [{name: '1e3', topologySpreadConstraints: [{topologyKey: zone}]}]}"
     found = objects(f"{{{names}, {pools}, model: {{name: 'a: b'}}, metrics: {{rules: {{enabled: true}}}}}}")
     for each in found.values():
         strings = (each["metadata"]["name"], each["metadata"]["namespace"], *each["metadata"]["labels"].values())
         assert all(isinstance(value, str) for value in strings)
-    pod = found.pods()["1-decode-1e3"]
+    pod = found.pods()["on-decode-1e3"]
     assert pod["metadata"]["labels"]["diptych.io/pool"] == "1e3"
     spread = pod["spec"]["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"]
     assert spread["diptych.io/pool"] == "1e3"
-    assert "--model=a: b" in args(found, "1-decode-1e3")
-    assert env(found, "1-decode-1e3")["DIPTYCH_TLS_NAME"] == "7"
+    assert "--model=a: b" in args(found, "on-decode-1e3")
+    assert env(found, "on-decode-1e3")["DIPTYCH_TLS_NAME"] == "7"
     assert {"secretName": "8", "defaultMode": 0o440} in [volume.get("secret") for volume in pod["spec"]["volumes"]]
 
 

@@ -28,6 +28,11 @@ WRONG = {
     "image: {pullPolicy: Sometimes}": "at '/image/pullPolicy': value must be one of 'Always'",
     "log: {level: loud}": "at '/log/level': value must be one of",
     "model: {name: ''}": "at '/model/name': minLength",
+    "ingress: {paths: []}": "at '/ingress/paths': minItems: got 0, want 1",
+    "gateway: {http: {paths: []}}": "at '/gateway/http/paths': minItems: got 0, want 1",
+    "fullnameOverride: Mine": "at '/fullnameOverride': 'Mine' does not match pattern",
+    "nameOverride: my_name": "at '/nameOverride': 'my_name' does not match pattern",
+    "workers: {extraVolumes: [{name: tmp, emptyDir: {}}]}": "r-diptych-.*: two volumes are called tmp",
     "ingress: {paths: [v1]}": "at '/ingress/paths/0': 'v1' does not match pattern",
     # what only the templates can know
     "auth: {token: {enabled: false}}": "auth: enable token, tls or both",

@@ -160,6 +160,11 @@ livenessProbe:
 {{- $_ := set $container "env" (include "diptych.lastOfEach" $container.env | fromYamlArray) -}}
 {{- $containers := concat (list $container) .values.extraContainers -}}
 {{- $spec := mergeOverwrite (.spec | fromYaml) (dict "containers" $containers) (deepCopy .values.podSpec) -}}
+{{- $names := list -}}
+{{- range $spec.volumes -}}
+{{- if has .name $names }}{{ fail (printf "\n\n%s: two volumes are called %s, which is a name of the chart's own: choose another in extraVolumes\n" $.name .name) }}{{ end -}}
+{{- $names = append $names .name -}}
+{{- end -}}
 metadata:
   {{- include "diptych.podMetadata" . | nindent 2 }}
 spec:
