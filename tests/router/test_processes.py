@@ -140,19 +140,32 @@ def listening_ports(process: psutil.Process) -> set[int]:
     return {each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
 
 
-def processes_named(page: str) -> set[str]:
-    return set(re.findall(r'diptych_router_requests_running\{process="(\d)"\}', page))
+def shows_two_processes(url: str) -> bool:
+    return set(re.findall(r'diptych_router_requests_running\{process="(\d)"\}', get(url))) == {"0", "1"}
+
+
+def verdict(routers: Routers, probe: str) -> str:
+    """What the probe of the whole router says, whether it is good or not."""
+    try:
+        return get(f"http://127.0.0.1:{routers.health_port}/health/{probe}")
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            return refusal.read().decode()
+
+
+def says(routers: Routers, words: str) -> bool:
+    return words in verdict(routers, "ready")
 
 
 def test_processes_share_ports_and_are_members_of_their_own_and_one_that_dies_comes_back(routers: Routers) -> None:
     first = wait_for(lambda: len(found := routers.addresses()) == 2 and found)
     shared = f"http://127.0.0.1:{routers.http_port}/metrics"
-    assert processes_named(get(shared)) == {"0", "1"}
-    assert processes_named(get(f"http://127.0.0.1:{routers.health_port}/metrics")) == {"0", "1"}
+    for page in (shared, f"http://127.0.0.1:{routers.health_port}/metrics"):
+        wait_for(partial(shows_two_processes, page))  # one that does not answer within a second is left out
     for address in first:
         assert address != f"127.0.0.1:{routers.http_port}"
         assert "process=" not in get(f"http://{address}/metrics")
-    assert "2 of 2" in get(f"http://127.0.0.1:{routers.health_port}/health/live")
+    wait_for(lambda: "2 of 2" in verdict(routers, "live"))
 
     child = routers.children()[0]
     ports = listening_ports(child)
@@ -193,18 +206,14 @@ def test_when_a_process_dies_its_clients_hear_it_and_try_again_and_the_others_re
     staying.close()
 
 
+def has_two_ports(process: psutil.Process) -> bool:
+    return len(listening_ports(process)) == 2
+
+
 def drain(address: str, deadline_s: float) -> None:
     headers = {"authorization": f"Bearer {os.environ['DIPTYCH_AUTH_TOKEN']}"}
     url = f"http://{address}/admin/drain?deadline_s={deadline_s}"
     urllib.request.urlopen(urllib.request.Request(url, b"", headers), timeout=TIMEOUT_S).close()
-
-
-def readiness(routers: Routers) -> str:
-    """Why the router is not ready: these have no workers."""
-    with pytest.raises(urllib.error.HTTPError) as refusal:
-        get(f"http://127.0.0.1:{routers.health_port}/health/ready")
-    with refusal.value:
-        return str(json.load(refusal.value)["reason"])
 
 
 def test_a_drained_process_leaves_the_shared_ports_to_the_others_and_its_state_is_not_the_routers(
@@ -214,15 +223,16 @@ def test_a_drained_process_leaves_the_shared_ports_to_the_others_and_its_state_i
     for address, others in zip(sorted(patient_routers.addresses()), ["none is registered", "draining"], strict=True):
         held = ask(address)
         wait_for(partial(runs_one_request, address))
-        left = partial(listening_ports, patient_routers.child_at(address))
+        child = patient_routers.child_at(address)
         drain(address, deadline_s=0)
         with held.getresponse() as answer:
             assert answer.status == 503
         held.close()
-        while len(left()) > 2:  # of its own: HTTP and probes
-            time.sleep(0.05)
-        assert others in readiness(patient_routers)
+        wait_for(partial(has_two_ports, child))  # of its own: HTTP and probes
+        wait_for(partial(says, patient_routers, others))
         assert get(f"http://{address}/health/live")
+    patient_routers.process.send_signal(signal.SIGTERM)
+    assert patient_routers.process.wait(TIMEOUT_S) == 0
 
 
 @pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])
