@@ -53,6 +53,12 @@ def test_the_banner_holds_a_curl_that_can_be_pasted() -> None:
     assert json.loads(command[-1])["model"] == "small-model"
 
 
+def test_an_ipv6_address_can_be_pasted_too() -> None:
+    text = banner(UpConfig(), Site("::1", 8000, 9000, 7000), "small-model")
+    assert "http://[::1]:8000/v1" in text
+    assert "[::1]:9000" in text
+
+
 def test_a_port_in_use_ends_it_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
