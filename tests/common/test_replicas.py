@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pytest
 
 from diptych.common.errors import ConfigError
-from diptych.common.reachable import reachable_host
 from diptych.common.replicas import Replicas, check_replicas, replicas_of, resolve
 
 NAME = "dns:///boot:7000"
@@ -154,7 +153,3 @@ def test_addresses_behind_a_name_are_of_one_family(monkeypatch: pytest.MonkeyPat
     both = [(socket.AF_INET6, 1, 6, "", ("fd00::1", 7000, 0, 0)), (socket.AF_INET, 1, 6, "", ("10.0.0.1", 7000))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
     assert resolve("boot", 7000) == ["[fd00::1]:7000"]
-
-
-def test_an_advertised_ipv6_address_can_be_followed_by_a_port() -> None:
-    assert [reachable_host("::", "fd00::1"), reachable_host("fd00::2", "")] == ["[fd00::1]", "[fd00::2]"]
