@@ -42,6 +42,14 @@ MODEL_ID = "tiny"
 EOS = 256
 CONTEXT_LEN = 2048
 TIMEOUT_S = 200.0  # only for what hangs: machines may be busy
+DEFAULTS: Mapping[str, Any] = {  # of the router's options
+    "http_port": 0,
+    "grpc_port": 0,
+    "drain_s": 0.2,
+    "pair_wait_s": 0.2,  # where there is none, the answer comes soon
+    "lost_pair_wait_s": TIMEOUT_S,  # where a worker comes back, it has the time
+    "policy": "least_load",
+}
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 PREFILL, DECODE, UNIFIED = bootstrap_pb2.ROLE_PREFILL, bootstrap_pb2.ROLE_DECODE, bootstrap_pb2.ROLE_UNIFIED
 READY = bootstrap_pb2.INSTANCE_STATE_READY
@@ -72,9 +80,7 @@ class Cluster:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        config = RouterConfig(
-            **{"http_port": 0, "grpc_port": 0, "drain_s": 0.2, "pair_wait_s": 0.2, "policy": "least_load", **options}
-        )
+        config = RouterConfig(**{**DEFAULTS, **options})
         try:
             self.workers = self.call(self._start_workers(roles))
             self.call(self._start_router(config))

@@ -181,7 +181,7 @@ def test_a_worker_that_lost_the_adapter_meanwhile_is_passed_over(cluster: Cluste
 
 
 def test_a_request_whose_adapter_is_unloaded_before_it_runs_is_404(start_cluster: StartCluster, fail: Any) -> None:
-    cluster = start_cluster(runtime_lora=True)
+    cluster = start_cluster(runtime_lora=True, lost_pair_wait_s=0.2)
     load(cluster)
 
     def gone(leg: worker_pb2.StartLeg) -> Any:
@@ -192,7 +192,6 @@ def test_a_request_whose_adapter_is_unloaded_before_it_runs_is_404(start_cluster
 
     cluster.prefill()._recite = gone
     cluster.prefill().faults.append(fail(0, worker_pb2.ERROR_CODE_OVERLOADED))
-    cluster.decode().faults.append(fail(0, worker_pb2.ERROR_CODE_OVERLOADED))
     status, answer = cluster.post("/v1/completions", {"model": "ada", "prompt": "p"})
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
 

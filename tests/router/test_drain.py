@@ -92,8 +92,9 @@ def test_a_request_that_is_handed_back_before_its_first_token_starts_elsewhere_a
     assert value(cluster, "diptych_router_handed_back_total") == 1
 
 
-def test_the_other_legs_abort_may_come_first(start_cluster: Any, hang: Any) -> None:
+def test_the_other_legs_abort_may_come_first(start_cluster: Any, hang: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The peer heard before us that the worker leaves, and only says that the room was given up."""
+    monkeypatch.setattr("diptych.router.attempt.REASON_GRACE_S", 200.0)
     cluster = start_cluster(1, 2)
     cluster.script = SCRIPT
     for worker in cluster.workers:
@@ -160,7 +161,10 @@ def leave(cluster: Cluster, worker: SimulatedWorker) -> None:
     cluster.publish(*(other for other in cluster.workers if other is not worker))
 
 
-def test_a_goodbye_that_overtakes_the_last_outputs_costs_none(start_cluster: Any, hang: Any) -> None:
+def test_a_goodbye_that_overtakes_the_last_outputs_costs_none(
+    start_cluster: Any, hang: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diptych.router.fleet.LAST_WORDS_S", 200.0)
     cluster = start_cluster(1, 2, policy="round_robin")
     cluster.script = SCRIPT
     leaving, other = cluster.decode(0), cluster.decode(1)

@@ -143,7 +143,10 @@ def test_prefill_is_not_missed_once_decode_has_everything(cluster: Cluster, fail
     assert text_of(stream(cluster)[1]) == SCRIPT
 
 
-def test_an_aborted_leg_waits_for_its_peers_reason(cluster: Cluster, fail: Any) -> None:
+def test_an_aborted_leg_waits_for_its_peers_reason(
+    cluster: Cluster, fail: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diptych.router.attempt.REASON_GRACE_S", 200.0)
     fail_all(cluster, "prefill", fail(0, worker_pb2.ERROR_CODE_ABORTED))
     fail_all(cluster, "decode", fail(0, worker_pb2.ERROR_CODE_INVALID))
     status, answer = cluster.post("/v1/completions", {"prompt": "p"})
