@@ -15,7 +15,7 @@ import pytest
 
 from diptych.common.lifecycle import PARENT_PID_VARIABLE
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
 IPV4, IPV6 = "10.77.0.1", "fd77::1"
 SETUP = """
@@ -62,7 +62,7 @@ class Pod:
     def run(self, *arguments: str) -> str:
         """Return what python prints. What fails shows all logs."""
         ended = subprocess.run(
-            self._command(*arguments), env=self._environment, capture_output=True, text=True, timeout=90
+            self._command(*arguments), env=self._environment, capture_output=True, text=True, timeout=500
         )
         logs = [f"== {log.name}\n{log.read_text()[-2000:]}" for log in self.folder.iterdir()]
         assert ended.returncode == 0, "\n".join([ended.stdout, ended.stderr, *logs])

@@ -109,14 +109,14 @@ def test_outputs_go_on_in_their_grammar_when_a_decode_worker_is_killed(
         return str(platform.complete(PROMPT, 500, guided_regex=LONG)["choices"][0]["text"])
 
     def num_pages() -> int:
-        """In use at decode workers: the outputs are under way."""
+        """In use at each decode worker at least: outputs are under way there."""
         at_decode = [s for s in platform.statuses() if s.instance.role == bootstrap_pb2.ROLE_DECODE]
-        return sum(status.pages_by_state["owned"] for status in at_decode)
+        return min(int(status.pages_by_state["owned"]) for status in at_decode)
 
     undisturbed = ask(0)
     with ThreadPoolExecutor(4) as pool:
         answers = pool.map(ask, range(4))
-        wait_until(lambda: num_pages() >= 10, 200.0, "four outputs are under way")
+        wait_until(lambda: num_pages() >= 3, 200.0, "outputs are under way on both")
         platform.kill("decode")
         assert list(answers) == [undisturbed] * 4
     assert len(undisturbed) == 160
