@@ -173,9 +173,9 @@ def test_an_unknown_model_is_not_found(stub: Any) -> None:
 
 def test_a_deadline_is_told_to_the_workers_and_ends_both_legs(cluster: Cluster, stub: Any, hang: Any) -> None:
     timeout_s = 0.15
+    cluster.prefill().faults, cluster.decode().faults = [hang(1)] * 100, [hang(2)] * 100
     while not all(worker.started for worker in cluster.workers):  # in time: a busy machine may need more of it
         timeout_s *= 2
-        cluster.prefill().faults, cluster.decode().faults = [hang(1)], [hang(2)]
         with pytest.raises(grpc.RpcError) as error:
             stub.Generate(GenerateRequest(text="a"), timeout=timeout_s)
         assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -208,8 +208,8 @@ def test_one_failed_choice_fails_them_all(cluster: Cluster, fail: Any) -> None:
 
 def test_a_deadline_ends_a_request_that_nobody_answers(start_cluster: Any, hang: Any) -> None:
     cluster = start_cluster(request_timeout_s=0.3)
+    cluster.prefill().faults, cluster.decode().faults = [hang(0)] * 100, [hang(0)] * 100
     while not all(worker.started for worker in cluster.workers):  # in time: a busy machine may need more of it
-        cluster.prefill().faults, cluster.decode().faults = [hang(0)], [hang(0)]
         status, answer = cluster.post("/v1/completions", {"prompt": "p"})
         assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
     cluster.wait_for(lambda: all(worker.aborted for worker in cluster.workers))
