@@ -108,7 +108,9 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
         0.0, help="429 at once for what won't get its first token in so many seconds; 0: never", group="limits"
     )
     max_body_bytes: int = option(8 << 20, help="longest request body or gRPC message", group="limits")
-    client_stall_s: float = option(60.0, help="a client that takes nothing for so long is cut off", group="limits")
+    client_stall_s: float = option(
+        60.0, help="a client that takes or sends nothing for so long is cut off", group="limits"
+    )
     request_timeout_s: float = option(600.0, help="a request that takes longer ends with 504", group="limits")
     tokenize_at: TokenizeAt = option(
         "router", help="who makes tokens of prompts; worker: long ones cost the router little", group="limits"
