@@ -28,7 +28,7 @@ class Kind:
     output: tuple[int, int]
 
 
-USUAL: Final = Kind(num_clients=6, prompt=(8, 400), output=(4, 200))
+USUAL: Final = Kind(num_clients=6, prompt=(8, 400), output=(4, 100))
 
 
 @dataclass(slots=True)

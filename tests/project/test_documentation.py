@@ -40,3 +40,12 @@ def test_every_decision_has_a_number_of_its_own() -> None:
     numbers = [path.name[:4] for path in (ROOT / "docs" / "decisions").glob("*.md")]
     assert len(numbers) == len(set(numbers))
     assert all(re.fullmatch(r"\d{4}", number) for number in numbers)
+
+
+def test_every_test_that_operators_are_told_of_exists() -> None:
+    files = [*(ROOT / "e2e").glob("test_*.py"), *(ROOT / "tests" / "helm").glob("test_*.py")]
+    tests = {name for path in files for name in (path.stem, *re.findall(r"def (test_\w+)", path.read_text()))}
+    pages = (ROOT / "docs" / "operations").glob("*.md")
+    named = {name for page in pages for name in re.findall(r"`(test_\w+)`", page.read_text())}
+    assert named
+    assert named <= tests
