@@ -28,7 +28,8 @@ from diptych.v1.bootstrap_pb2 import (
 )
 
 TIMEOUT_S = 200.0
-LEASE_S = 1.0
+LEASE_S = 1.0  # where a lease ends
+LONG_S = 600.0  # where none does, however busy the machine
 HEARTBEAT_S = 0.1
 
 
@@ -38,7 +39,7 @@ def instance(instance_id: int, *, at: str = "", state: Any = INSTANCE_STATE_READ
 
 
 @contextlib.asynccontextmanager
-async def bootstrap(port: int = 0, *, lease_s: float = LEASE_S, clock: Clock = time.monotonic) -> AsyncIterator[int]:
+async def bootstrap(port: int = 0, *, lease_s: float = LONG_S, clock: Clock = time.monotonic) -> AsyncIterator[int]:
     """A bootstrap server; yields its port."""
     service = BootstrapService(lease_s=lease_s, heartbeat_s=HEARTBEAT_S, clock=clock)
     server = new_server(INSECURE, Refusals(), [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
@@ -63,8 +64,8 @@ async def running(*runs: Any) -> AsyncIterator[None]:
 class Observer:
     """A watcher that remembers every set of instances that it saw."""
 
-    def __init__(self, *ports: int) -> None:
-        self.watcher = MembershipWatcher([f"127.0.0.1:{port}" for port in ports], INSECURE, lease_s=LEASE_S)
+    def __init__(self, *ports: int, lease_s: float = LONG_S) -> None:
+        self.watcher = MembershipWatcher([f"127.0.0.1:{port}" for port in ports], INSECURE, lease_s=lease_s)
         self.watcher.add_listener(self._on_change)
         self.history: list[dict[int, int]] = []
         self._changed = asyncio.Event()
@@ -90,7 +91,7 @@ def registration(ports: Sequence[int], record: Instance) -> Registration:
 
 def test_a_watcher_sees_an_instance_register_become_ready_and_leave() -> None:
     async def test() -> None:
-        async with bootstrap(lease_s=600) as port:
+        async with bootstrap() as port:
             observer, record = Observer(port), instance(1, state=INSTANCE_STATE_STARTING)
             worker = registration([port], record)
             async with running(observer.watcher.run()):
@@ -121,8 +122,8 @@ def test_a_watcher_that_comes_later_gets_everybody_at_once() -> None:
 
 def test_silence_ends_the_lease_and_a_closed_stream_does_not() -> None:
     async def test() -> None:
-        async with bootstrap() as port:
-            observer, loop = Observer(port), asyncio.get_running_loop()
+        async with bootstrap(lease_s=LEASE_S) as port:
+            observer, loop = Observer(port, lease_s=LEASE_S), asyncio.get_running_loop()
             async with running(observer.watcher.run()), channel(port) as stub:
                 started_s = loop.time()
                 await heartbeat_once(stub, Heartbeat(sequence=1, instance=instance(1)))
@@ -143,8 +144,8 @@ def test_a_replica_that_was_paused_takes_nobody_for_dead() -> None:
             nonlocal paused_s, woken_s
             paused_s, woken_s = 60.0, loop.time()
 
-        async with bootstrap(clock=lambda: time.monotonic() + paused_s) as port:
-            observer = Observer(port)
+        async with bootstrap(lease_s=LEASE_S, clock=lambda: time.monotonic() + paused_s) as port:
+            observer = Observer(port, lease_s=LEASE_S)
             async with running(observer.watcher.run()), channel(port) as stub:
                 await heartbeat_once(stub, Heartbeat(sequence=1, instance=instance(1)))
                 await observer.sees({1: INSTANCE_STATE_READY})
@@ -249,7 +250,7 @@ def test_a_replica_that_falls_silent_counts_as_away() -> None:
         silent = listen(server, "127.0.0.1", 0, INSECURE)
         await server.start()
         async with bootstrap() as port:
-            observer = Observer(silent, port)
+            observer = Observer(silent, port, lease_s=LEASE_S)
             async with running(observer.watcher.run()):
                 await observer.sees({1: INSTANCE_STATE_READY})
                 snapshot.ClearField("upserts")
@@ -261,7 +262,7 @@ def test_a_replica_that_falls_silent_counts_as_away() -> None:
 
 def test_a_watcher_hears_of_its_replica_although_nothing_happens() -> None:
     async def test() -> None:
-        async with bootstrap() as port, channel(port) as stub:
+        async with bootstrap(lease_s=LEASE_S) as port, channel(port) as stub:
             updates = stub.Watch(bootstrap_pb2.WatchRequest())
             async with asyncio.timeout(TIMEOUT_S):
                 heard = [await updates.read() for _ in range(3)]
@@ -277,7 +278,7 @@ def test_a_watcher_hears_of_its_replica_although_nothing_happens() -> None:
 
 def test_the_server_names_interval_and_lease() -> None:
     async def test() -> None:
-        async with bootstrap() as port, channel(port) as stub:
+        async with bootstrap(lease_s=LEASE_S) as port, channel(port) as stub:
             reply = await heartbeat_once(stub, Heartbeat(sequence=1, instance=instance(1)))
             assert reply == bootstrap_pb2.HeartbeatReply(interval_ms=100, lease_ms=1000)
 
@@ -306,7 +307,7 @@ def test_nobody_is_missed_when_bootstrap_restarts() -> None:
             worker = running(registration([port], instance(1)).run(), observer.watcher.run())
             await worker.__aenter__()
             await observer.sees({1: INSTANCE_STATE_READY})
-        async with bootstrap(port, lease_s=600) as port:
+        async with bootstrap(port) as port:
             async with running(registration([port], instance(2)).run()):
                 await observer.sees({1: INSTANCE_STATE_READY, 2: INSTANCE_STATE_READY})
                 await registered_again(port, 1)
