@@ -22,9 +22,10 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from drill.cluster import Cluster, Sizes
 from drill.drill import LONG, SHORT, Drill, Scenario, play
@@ -53,13 +54,23 @@ Outcome = dict[str, Any]  # of a scenario: counts and problems
 
 
 async def run(
-    cluster: Cluster, questions: Sequence[Question], scenarios: Sequence[Scenario], args: argparse.Namespace
+    start: Callable[[], Cluster], questions: Sequence[Question], scenarios: Sequence[Scenario], args: argparse.Namespace
 ) -> dict[str, Outcome]:
     """Play the scenarios one after another on one platform, and close it: also when the drill is ended early."""
+    end_by_cancelling()
+    cluster = start()
     try:
         return await _play_all(cluster, questions, scenarios, args)
     finally:
         cluster.close()  # here, as what waits in threads for a component would else keep the loop
+
+
+def end_by_cancelling() -> None:
+    """A signal ends this task where it waits: not in the midst of a start, whose process nobody would know yet."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 async def _play_all(
@@ -113,14 +124,9 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def end(number: int, _: object) -> NoReturn:
-    sys.exit(128 + number)
-
-
 def main() -> int:
     args = parse()
     isolate()
-    signal.signal(signal.SIGTERM, end)  # as an exception, so that whatever is open is closed
     with tempfile.TemporaryDirectory() as temporary:
         folder: Path = args.logs or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,8 +135,11 @@ def main() -> int:
         model = write_model(folder / "model")
         questions = make_questions(model, args.device, random.Random(args.seed))
         wanted = list(SCENARIOS) if "all" in args.scenario else args.scenario
-        cluster = Cluster(folder, model, args.transports, args.device, Sizes())
-        outcomes = asyncio.run(run(cluster, questions, [SCENARIOS[name] for name in wanted], args))
+        start = partial(Cluster, folder, model, args.transports, args.device, Sizes())
+        try:
+            outcomes = asyncio.run(run(start, questions, [SCENARIOS[name] for name in wanted], args))
+        except asyncio.CancelledError:
+            return 1  # told to end
     if args.json:
         print(json.dumps(outcomes))
     return int(any(outcome["problems"] for outcome in outcomes.values()))

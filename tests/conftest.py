@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from diptych.engine.loader import demo
 from diptych.engine.loader.source import ModelSource, open_model
 from diptych.engine.loader.tokenizer import Tokenizer
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it, and jobs in the background ignore it
 os.environ[TOKEN_VARIABLE] = "the-token-of-all-tests"  # for every process that a test starts, and for its own clients
 
 ALONE: Final = (
