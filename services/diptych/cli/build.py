@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -23,9 +24,14 @@ def _parts() -> dict[str, Callable[[], Path]]:
     from diptych.kvtransfer.ucx import binding
     from diptych.router import page_chain, page_set
 
-    return {
+    parts = {
         "KV transfer": binding.build,
         "CPU kernels": build,
         "page sets": page_set.build,
         "page names": page_chain.build,
     }
+    if find_spec("triton"):
+        from diptych.kernels.gpu import launcher_build
+
+        parts["GPU launcher"] = launcher_build.build
+    return parts

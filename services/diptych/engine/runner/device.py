@@ -19,7 +19,14 @@ def open_device(wanted: str, gpu: int) -> torch.device:
         if find_spec("triton") is None:
             raise ConfigError("a GPU needs Triton: install diptych[gpu], or use --device cpu")
         torch.cuda.set_device(device)
+        _use_our_launcher()
     return device
+
+
+def _use_our_launcher() -> None:
+    from diptych.kernels.gpu import launcher  # Triton is not installed everywhere
+
+    launcher.use_it()
 
 
 def choose_device(wanted: str, gpu: int, num_gpus: int) -> str:

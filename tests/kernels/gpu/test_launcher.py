@@ -1,0 +1,58 @@
+"""Triton's C extension, built as in an image: with a compiler once, without one ever after."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diptych.common.native import build_library
+
+BUILD = "from diptych.kernels.gpu import launcher_build; print(launcher_build.build())"
+USE = """
+from diptych.kernels.gpu import launcher
+launcher.use_it()
+from triton.backends.nvidia.driver import CudaUtils
+print(CudaUtils().launch)
+"""
+
+
+def python(program: str, environment: dict[str, str]) -> str:
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def a_driver(folder: Path, extension: Path) -> None:
+    """A `libcuda.so.1` that has what the extension calls, and nothing else."""
+    symbols = subprocess.run(["nm", "-D", "--undefined-only", extension], check=True, stdout=subprocess.PIPE, text=True)
+    calls = {line.split()[-1] for line in symbols.stdout.splitlines() if line.split()[-1].startswith("cu")}
+    assert "cuModuleLoadData" in calls
+    source = folder / "driver.c"
+    source.write_text("".join(f"int {call}(void) {{ return 0; }}\n" for call in sorted(calls)))
+    os.symlink(build_library(source), folder / "libcuda.so.1")
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Of a process that compiles for itself alone, and finds a driver in `tmp_path`."""
+    monkeypatch.setenv("DIPTYCH_CACHE_DIR", str(tmp_path / "cache"))
+    others = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = {"LD_LIBRARY_PATH": str(tmp_path), "TRITON_LIBCUDA_PATH": str(tmp_path)}
+    return {**others, **paths, "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+
+
+def test_what_was_built_ahead_is_loaded_where_there_is_no_compiler(tmp_path: Path, environment: dict[str, str]) -> None:
+    environment["DIPTYCH_MARCH"] = "x86-64"
+    a_driver(tmp_path, Path(python(BUILD, environment).strip()))
+    assert "built-in" in python(USE, {**environment, "CC": "no-compiler", "PATH": ""})
+
+
+def test_it_is_built_at_the_first_use_where_that_was_not_done(tmp_path: Path, environment: dict[str, str]) -> None:
+    a_driver(tmp_path, Path(python(BUILD, environment).strip()))
+    [built] = (tmp_path / "cache" / "native").glob("cuda_utils-*.so")
+    built.unlink()
+    assert "built-in" in python(USE, environment)
+    assert built.exists()
