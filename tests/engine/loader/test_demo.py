@@ -81,3 +81,10 @@ def test_progress_ends_at_the_whole(downloads: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     demo.fetch(lambda *step: seen.append(step))
     assert seen[-1] == ("unpacking SmolLM2-135M-Instruct", len(CONTENT), len(CONTENT))
+
+
+def test_a_cache_that_can_not_be_written_is_an_error_that_says_what_to_do(downloads: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    with pytest.raises(ConfigError, match=r"can't be kept in .*cache/models: .*DIPTYCH_CACHE_DIR, or give --model"):
+        fetch()
+    assert downloads.read_text() == ""

@@ -34,15 +34,27 @@ CHUNK_BYTES = 1 << 20
 
 
 def fetch(progress: Progress) -> Path:
-    """Return the GGUF file, downloading it at the first call. Safe under concurrent callers; offline afterwards."""
+    """Return the GGUF file, downloading it at the first call. Safe under concurrent callers; offline afterwards.
+
+    Raises `ConfigError` where it can't be fetched or kept.
+    """
     target = cache_dir() / "models" / Path(MEMBER).name
+    if not _is_complete(target):
+        try:
+            _fetch_alone(target, progress)
+        except OSError as error:
+            raise ConfigError(
+                f"{MODEL_ID} can't be kept in {target.parent}: {error.strerror}; name a folder that can be written by"
+                " DIPTYCH_CACHE_DIR, or give --model a path"
+            ) from error
+    return target
+
+
+def _fetch_alone(target: Path, progress: Progress) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    if _is_complete(target):
-        return target
     with _lock(target.with_suffix(".lock")):
         if not _is_complete(target):  # the one before us may have fetched it
             _fetch_into(target, progress)
-    return target
 
 
 def _is_complete(path: Path) -> bool:
