@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE_ROOTS = ("kernels", "kvtransfer", "proto", "services")
-EXTRAS = ("cpu", "ucx", "demo", "dev", "compiler")  # those that make installs
+EXTRAS = ("cpu", "ucx", "demo", "dev", "compiler", "otel")  # those that make installs
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ from diptych.router.config import RouterConfig
 from diptych.router.main import formats_of, run
 from diptych.router.served_model import ServedModel
 from diptych.router.simulated_worker import Fault, Output, SimulatedWorker
+from diptych.router.tracing.environment import OpenExport
 from diptych.router.wiring import build
 from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
 
@@ -68,7 +69,11 @@ class Cluster:
     """A router and its workers, on a thread of their own."""
 
     def __init__(
-        self, roles: Sequence[bootstrap_pb2.Role], options: Mapping[str, Any], special_tokens: Sequence[str] = ()
+        self,
+        roles: Sequence[bootstrap_pb2.Role],
+        options: Mapping[str, Any],
+        special_tokens: Sequence[str] = (),
+        open_export: OpenExport | None = None,
     ) -> None:
         self.tokenizer = make_tokenizer(special_tokens)
         self.script: str | None = "Hello!"
@@ -83,7 +88,7 @@ class Cluster:
         config = RouterConfig(**{**DEFAULTS, **options})
         try:
             self.workers = self.call(self._start_workers(roles))
-            self.call(self._start_router(config))
+            self.call(self._start_router(config, open_export))
         except BaseException:
             self._end_thread()
             raise
@@ -276,11 +281,11 @@ class Cluster:
         for worker in self.workers:
             worker.say(worker_pb2.WorkerBatch(load=worker.instance.load))
 
-    async def _start_router(self, config: RouterConfig) -> None:
+    async def _start_router(self, config: RouterConfig, open_export: OpenExport | None) -> None:
         model = ServedModel(MODEL_ID, self.tokenizer, self.tokenizer.vocab_size, CONTEXT_LEN)
         model = replace(model, formats=formats_of(model, config.tool_parser, config.reasoning_parser))
         self._stop = Stop()
-        self.router = build(config, INSECURE, model, self)
+        self.router = build(config, INSECURE, model, self, open_export=open_export)
         self.router.dispatcher.selector.number = 0  # the first in order has the first turn
         self.url = f"http://127.0.0.1:{self.router.http.port}"
         self.grpc_target = f"127.0.0.1:{self.router.grpc.port}"
@@ -308,10 +313,15 @@ def cluster_factory() -> Iterator[Callable[..., Cluster]]:
     clusters: list[Cluster] = []
 
     def start(
-        prefill: int = 1, decode: int = 1, unified: int = 0, special_tokens: Sequence[str] = (), **options: Any
+        prefill: int = 1,
+        decode: int = 1,
+        unified: int = 0,
+        special_tokens: Sequence[str] = (),
+        open_export: OpenExport | None = None,
+        **options: Any,
     ) -> Cluster:
         roles = [PREFILL] * prefill + [DECODE] * decode + [UNIFIED] * unified
-        clusters.append(Cluster(roles, options, special_tokens))
+        clusters.append(Cluster(roles, options, special_tokens, open_export))
         return clusters[-1]
 
     yield start

@@ -26,6 +26,7 @@ from diptych.router.progress import Progress
 from diptych.router.request import Delta, Report
 from diptych.router.selection import Selector
 from diptych.router.start_attempt import start_attempt
+from diptych.router.tracing.record import AttemptTrace, OutputTrace
 from diptych.router.worker_view import Pair
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Execution:
         self._attempt: Attempt | None = None
         self._is_proven = False  # both legs of the attempt have done their part of an output token
         self._knows_cached = False
+        self.trace: OutputTrace | None = request.trace.begin_output() if request.trace is not None else None
         self.cached_tokens = 0  # of the prompt, when the first attempt was prefilled
 
     async def next(self) -> Delta:
@@ -105,7 +107,8 @@ class Execution:
             return None
         progress.blamed |= avoided  # for being slow
         self._metrics.hedges.inc()
-        return self._start(await selector.select(progress, 0.0))
+        asked_s = time.monotonic()
+        return self._start(await selector.select(progress, 0.0), asked_s)
 
     def _lose(self, attempt: Attempt, failure: LegFailure) -> None:
         """An attempt has failed while another goes on."""
@@ -175,14 +178,17 @@ class Execution:
         begun_s = time.monotonic()
         progress.begin(begun_s)
         self._pair = selection.pair
-        self._attempt = self._start(selection)
+        self._attempt = self._start(selection, now_s)
         self._metrics.dispatch.observe(time.monotonic() - begun_s)
         return self._attempt
 
-    def _start(self, selection: Selection) -> Attempt:
+    def _start(self, selection: Selection, asked_s: float) -> Attempt:
         now_s = time.monotonic()
         attempt = start_attempt(self._dispatcher.fleet, self._progress, selection, now_s)
-        self._story.attempts.append(AttemptStory(selection, attempt.room, now_s))
+        story = AttemptStory(selection, attempt.room, now_s)
+        self._story.attempts.append(story)
+        if self.trace is not None:
+            self.trace.attempts.append(AttemptTrace(asked_s, story, attempt.stats))
         self._metrics.attempts.labels(selection.plan.name, selection.pair.num_workers).inc()
         return attempt
 

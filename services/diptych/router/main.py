@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
+import os
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -30,6 +32,7 @@ from diptych.router.process_metrics import pages_for_health
 from diptych.router.processes import run_processes
 from diptych.router.served_model import ServedModel
 from diptych.router.share import Share, share_of_this_process
+from diptych.router.tracing.environment import OpenExport, export_of
 from diptych.router.wiring import STOP_GRACE_S, Router, build
 from diptych.v1 import bootstrap_pb2
 
@@ -42,6 +45,7 @@ def main(config: RouterConfig) -> int:
     stay_in_the_callers_thread()
     setup("router", config.log_format, config.log_level)
     trust = config.trust()
+    open_export = export_of(os.environ)
     share = share_of_this_process()
     if config.workers > 1 and share is None:
         return run_processes(config)
@@ -52,8 +56,8 @@ def main(config: RouterConfig) -> int:
     grace_s = math.ceil(config.drain_s) + 2 * STOP_GRACE_S
     spare_what_stays()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        serving = lifecycle.run_until_signal(lambda stop: _serve(config, trust, model, share, stop), grace_s=grace_s)
-        return runner.run(serving)
+        serve = functools.partial(_serve, config, trust, model, share, open_export)
+        return runner.run(lifecycle.run_until_signal(serve, grace_s=grace_s))
 
 
 def open_served_model(name: str, load_format: LoadFormat = "auto") -> ServedModel:
@@ -70,7 +74,12 @@ def formats_of(model: ServedModel, tools: str, reasoning: str) -> MessageFormats
 
 
 async def _serve(
-    config: RouterConfig, trust: Trust, model: ServedModel, share: Share | None, stop: lifecycle.Stop
+    config: RouterConfig,
+    trust: Trust,
+    model: ServedModel,
+    share: Share | None,
+    open_export: OpenExport | None,
+    stop: lifecycle.Stop,
 ) -> int:
     watcher = MembershipWatcher(config.bootstrap, trust)
     check = _pod_check(config, watcher)
@@ -79,7 +88,7 @@ async def _serve(
         record.state = bootstrap_pb2.INSTANCE_STATE_DRAINING
         registration.nudge()
 
-    router = build(config, trust, model, check or watcher, on_leaving=leave, share=share)
+    router = build(config, trust, model, check or watcher, on_leaving=leave, share=share, open_export=open_export)
     record = _record(config, model, router)
     registration = Registration(config.bootstrap, trust, lambda: record)
     logger.info("serving %s: HTTP at port %d, gRPC at port %d", model.model_id, router.http.port, router.grpc.port)
@@ -145,6 +154,8 @@ async def run(router: Router, stop: lifecycle.Stop, *, drain_s: float) -> None:
         for task in background:
             task.cancel()
     router.preparer.close()
+    if router.tracer is not None:
+        await router.tracer.close()
 
 
 async def _wait_until_ended(servers: Collection[asyncio.Task[None]], stop: lifecycle.Stop, timeout_s: float) -> None:

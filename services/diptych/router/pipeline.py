@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final
 
+from prometheus_client import Histogram
+
 from diptych.engine.output_text import OutputText
 from diptych.router.admission import Admission, Place
 from diptych.router.admission_queue import Claim
@@ -22,6 +24,8 @@ from diptych.router.progress import Progress, RetryLimits
 from diptych.router.request import End, GenerationRequest, Piece
 from diptych.router.response import Response
 from diptych.router.served_model import ServedModel
+from diptych.router.tracing.asked import note_wish
+from diptych.router.tracing.record import CallTrace, Stage
 from diptych.router.ttft_gate import TtftGate
 from diptych.router.wish import Wish
 
@@ -81,11 +85,13 @@ class Pipeline:
     @asynccontextmanager
     async def admit(self, wish: Wish) -> AsyncGenerator[Sequence[GenerationRequest], None]:
         """Hold the places of a wish, and give its requests, valid and tokenised. Raises the caller's `DiptychError`."""
+        if wish.trace is not None:
+            note_wish(wish.trace, wish, self.model.model_id)
         self._preparer.check(wish)
         patience_s = min(self._preparer.timeout_s(wish), self._gate.slo_s(wish.routing))
         claim = Claim(wish.num_requests, wish.priority, patience_s)
         async with self._place(claim, wish.caller) as place:
-            self.metrics.admit.observe(time.monotonic() - place.begun_s)
+            _took("admit", self.metrics.admit, place.begun_s, wish.trace)
             requests = await self._prepare(wish, place.begun_s)
             requests = self._gate.check(requests)
             wish.caller.charge_prompt(sum(request.prompt_len for request in requests[:: wish.num_made]))
@@ -100,7 +106,7 @@ class Pipeline:
     async def _prepare(self, wish: Wish, arrival_s: float) -> Sequence[GenerationRequest]:
         start_s = time.monotonic()
         requests = await self._preparer.prepare(wish, arrival_s)
-        self.metrics.prepare.observe(time.monotonic() - start_s)
+        _took("prepare", self.metrics.prepare, start_s, wish.trace)
         return requests
 
     async def tokenize(self, wish: Wish) -> list[Sequence[int]]:
@@ -130,8 +136,18 @@ class Pipeline:
             execution.close()  # a stop string has cut it short: no more steps for it
             report = await execution.report(REPORT_WAIT_S) if request.wants_report else None
             usage = response.finished(execution.prompt_len, execution.cached_tokens)
-            yield replace(piece, end=End(finish, usage, report, response.stop))
+            end = End(finish, usage, report, response.stop)
+            if execution.trace is not None:
+                execution.trace.end = end
+            yield replace(piece, end=end)
         finally:
             execution.close()
             response.close()
             request.caller.charge_output(response.num_tokens)
+
+
+def _took(stage: str, histogram: Histogram, begun_s: float, trace: CallTrace | None) -> None:
+    now_s = time.monotonic()
+    histogram.observe(now_s - begun_s)
+    if trace is not None:
+        trace.stages.append(Stage(stage, begun_s, now_s))

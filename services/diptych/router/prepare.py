@@ -94,6 +94,7 @@ class Preparer:
             new_parser=prompt.new_parser,
             caller=wish.caller,
             routing=wish.routing,
+            trace=wish.trace,
             text=prompt.text and PromptText(*prompt.text, context_len, param_of(wish.prompts[0])),
         )
 

@@ -14,6 +14,7 @@ from diptych.engine.sampling_params import SamplingParams
 from diptych.router.keys.caller import ANYBODY, Caller
 from diptych.router.parsing.parts import Content, MessageParser, Part
 from diptych.router.routing import DEFAULT_ROUTING, Routing
+from diptych.router.tracing.record import CallTrace
 from diptych.router.worker_view import Pair
 from diptych.v1.worker_pb2 import LegStats
 
@@ -102,6 +103,7 @@ class GenerationRequest:
     routing: Routing = DEFAULT_ROUTING
     text: PromptText | None = None  # the prompt, where the router has not tokenised it
     prediction: Prediction | None = None  # None: nobody asked for one
+    trace: CallTrace | None = None  # of the call that it was made for; None: nobody follows it
 
     @property
     def prompt_len(self) -> int:

@@ -38,6 +38,8 @@ from diptych.router.served_model import ServedModel
 from diptych.router.share import Share
 from diptych.router.tokenization import Tokenization
 from diptych.router.tokenizer_metrics import TokenizerUsage
+from diptych.router.tracing.environment import OpenExport
+from diptych.router.tracing.tracer import Tracer
 from diptych.router.ttft_gate import TtftGate
 
 MAX_CONNECTION_S: Final = 60.0  # of gRPC, before a client is told to connect anew
@@ -57,6 +59,7 @@ class Router:
     preparer: Preparer
     http: HttpServer
     grpc: GrpcServer
+    tracer: Tracer | None
 
 
 def build(
@@ -66,6 +69,7 @@ def build(
     membership: Membership,
     on_leaving: Callable[[], None] = lambda: None,
     share: Share | None = None,
+    open_export: OpenExport | None = None,
 ) -> Router:
     """Wire a router, or one of its processes. Its ports are bound, but nothing runs yet."""
     metrics = RouterMetrics()
@@ -88,12 +92,14 @@ def build(
     preparer = _preparer(config, model, fleet, metrics)
     pipeline = _pipeline(config, model, preparer, dispatcher, admission)
     callers = _callers(config, metrics)
-    app = clients_app(config, trust, fleet, pipeline, health.probes, callers)
+    tracer = _tracer(config, fleet, open_export)
+    app = clients_app(config, trust, fleet, pipeline, health.probes, callers, tracer)
     app = app if share is None else with_all_metrics(app, config, pipeline, share)
     drain = RouterDrain(draining, f"{fleet.router_id:016x}", config.drain_s)
     http = _http(config, DrainableApp(app, draining, admin_app(trust, fleet, pipeline, drain, callers)), share)
-    grpc = _grpc(config, InferenceService(pipeline, callers, stall_s=config.client_stall_s), health, share)
-    return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc)
+    service = InferenceService(pipeline, callers, tracer, stall_s=config.client_stall_s)
+    grpc = _grpc(config, service, health, share)
+    return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, tracer)
 
 
 def _admission(config: RouterConfig, metrics: RouterMetrics) -> Admission:
@@ -133,6 +139,13 @@ def _callers(config: RouterConfig, metrics: RouterMetrics) -> Callers | None:
     if callers:
         metrics.registry.register(KeyUsage(callers))
     return callers
+
+
+def _tracer(config: RouterConfig, fleet: Fleet, open_export: OpenExport | None) -> Tracer | None:
+    if open_export is None:
+        return None
+    attributes = {"service.instance.id": f"{fleet.router_id:016x}", "k8s.pod.name": config.pod_name}
+    return Tracer(open_export({name: value for name, value in attributes.items() if value}))
 
 
 def _http(config: RouterConfig, app: DrainableApp, share: Share | None) -> HttpServer:

@@ -10,6 +10,7 @@ from diptych.router.keys.caller import ANYBODY, Caller
 from diptych.router.parsing.tool_use import NO_TOOLS, ToolUse
 from diptych.router.request import Prompt
 from diptych.router.routing import DEFAULT_ROUTING, Routing
+from diptych.router.tracing.record import CallTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Wish:
     caller: Caller = ANYBODY
     tool_use: ToolUse = NO_TOOLS  # of a chat
     routing: Routing = DEFAULT_ROUTING
+    trace: CallTrace | None = None  # None: nobody follows it
 
     @property
     def is_shaped(self) -> bool:

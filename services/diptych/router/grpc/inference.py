@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
@@ -21,6 +21,8 @@ from diptych.router.pipeline import Pipeline
 from diptych.router.request import Piece, whole
 from diptych.router.request_id import is_usable, new_request_id
 from diptych.router.routing import routing_of
+from diptych.router.tracing.record import Attributes, CallTrace, Edge
+from diptych.router.tracing.tracer import Tracer
 from diptych.router.wish import Wish, wish_for_tokens
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 
@@ -30,18 +32,31 @@ Request = inference_pb2.GenerateRequest
 Chunk = inference_pb2.GenerateChunk
 Response = inference_pb2.GenerateResponse
 
+STATUSES: Final = {OK: "OK", DISCONNECTED: "CANCELLED"}  # of calls that end without an error of ours
+
+
+def _edge(method: str, *, stream: bool) -> Edge:
+    name = f"{inference_pb2.DESCRIPTOR.services_by_name['Inference'].full_name}/{method}"
+    attributes: Attributes = {"rpc.system.name": "grpc", "rpc.method": name, "gen_ai.request.stream": stream}
+    return Edge(name, attributes, "rpc.response.status_code")
+
+
+STREAM: Final = _edge("GenerateStream", stream=True)
+WHOLE: Final = _edge("Generate", stream=False)
+
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """Implements `diptych.v1.Inference` over the pipeline."""
 
-    def __init__(self, pipeline: Pipeline, callers: Callers | None, *, stall_s: float) -> None:
+    def __init__(self, pipeline: Pipeline, callers: Callers | None, tracer: Tracer | None, *, stall_s: float) -> None:
         self._pipeline = pipeline
         self._callers = callers  # None: everybody
+        self._tracer = tracer  # None: nobody follows calls
         self._stall_s = stall_s  # that a client may take nothing of a stream
 
     async def GenerateStream(self, request: Request, context: grpc.aio.ServicerContext[Request, Chunk]) -> None:
-        async with self._answering(context, request.request_id):
-            wish = self._wish(request, context)
+        async with self._answering(context, request.request_id, STREAM) as trace:
+            wish = self._wish(request, context, trace)
             if wish.num_made != wish.num_choices:
                 text = "best_of must equal n in a stream: the best is known when all are complete"
                 raise InvalidRequest(text, param="best_of")
@@ -52,8 +67,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def Generate(self, request: Request, context: grpc.aio.ServicerContext[Request, Response]) -> Response:
         response = Response()
-        async with self._answering(context, request.request_id):
-            wish = self._wish(request, context)
+        async with self._answering(context, request.request_id, WHOLE) as trace:
+            wish = self._wish(request, context, trace)
             pieces: list[list[Piece]] = [[] for _ in range(wish.num_made)]
             async with aclosing(self._pieces(wish)) as batches:
                 async for batch in batches:
@@ -78,7 +93,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             async for batch in batches:
                 yield batch
 
-    def _wish(self, request: Request, context: grpc.aio.ServicerContext[Request, Any]) -> Wish:
+    def _wish(self, request: Request, context: grpc.aio.ServicerContext[Request, Any], trace: CallTrace | None) -> Wish:
         caller = self._caller(context)
         request_id = request.request_id or new_request_id()
         if not is_usable(request_id):
@@ -92,6 +107,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             tenant=caller.name or request.tenant,  # a key's holder takes nobody else's share
             caller=caller,
             routing=routing_of(_metadata(context)),
+            trace=trace,
         )
 
     def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
@@ -102,13 +118,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     @asynccontextmanager
     async def _answering(
-        self, context: grpc.aio.ServicerContext[Any, Any], request_id: str = ""
-    ) -> AsyncGenerator[None, None]:
-        """Turn what goes wrong inside into a status, and count the outcome."""
+        self, context: grpc.aio.ServicerContext[Any, Any], request_id: str = "", edge: Edge | None = None
+    ) -> AsyncGenerator[CallTrace | None, None]:
+        """Turn what goes wrong inside into a status, and count the outcome. With an `edge` the call may be followed."""
+        trace = self._follow(context, edge)
         outcome = DISCONNECTED  # what ends without a word of ours was ended by the client
         failure: DiptychError | None = None
         try:
-            yield
+            yield trace
             outcome = OK
         except DiptychError as error:
             failure = error
@@ -116,9 +133,23 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             logger.exception("request %s failed", request_id)
             failure = InternalError("internal error; the router's log has the details")
         finally:
-            self._pipeline.metrics.requests.labels("grpc", outcome_of(failure) if failure else outcome).inc()
+            outcome = outcome_of(failure) if failure else outcome
+            self._pipeline.metrics.requests.labels("grpc", outcome).inc()
+            if trace is not None:
+                self._unfollow(trace, outcome, failure)
         if failure is not None:
             await _abort(context, failure)  # may take until the client reads, or leaves
+
+    def _follow(self, context: grpc.aio.ServicerContext[Any, Any], edge: Edge | None) -> CallTrace | None:
+        if self._tracer is None or edge is None:
+            return None
+        return self._tracer.begin(edge, _metadata(context))
+
+    def _unfollow(self, trace: CallTrace, outcome: str, failure: DiptychError | None) -> None:
+        assert self._tracer is not None, "it has begun the trace"
+        trace.outcome = outcome
+        trace.status = failure.grpc_status if failure else STATUSES[outcome]
+        self._tracer.end(trace)
 
     async def Tokenize(
         self,

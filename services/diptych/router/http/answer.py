@@ -47,7 +47,10 @@ class Answer(Response, ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outcome = await until_disconnect(receive, self._serve(scope, receive, send))
-        self._pipeline.metrics.requests.labels(self._api, outcome or DISCONNECTED).inc()
+        outcome = outcome or DISCONNECTED
+        self._pipeline.metrics.requests.labels(self._api, outcome).inc()
+        if self._ask.wish.trace is not None:
+            self._ask.wish.trace.outcome = outcome
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> str:
         try:

@@ -19,22 +19,32 @@ from diptych.router.http.body import BodyLimits
 from diptych.router.http.exchange import Exchange
 from diptych.router.http.key_gate import KeyGate
 from diptych.router.http.shortcut import Shortcut
+from diptych.router.http.traced import Traced
 from diptych.router.keys.callers import Callers
 from diptych.router.pipeline import Pipeline
 from diptych.router.process_metrics import ProcessMetrics
 from diptych.router.share import Share
+from diptych.router.tracing.tracer import Tracer
 
 
 def clients_app(
-    config: RouterConfig, trust: Trust, fleet: Fleet, pipeline: Pipeline, probes: Probes, callers: Callers | None
+    config: RouterConfig,
+    trust: Trust,
+    fleet: Fleet,
+    pipeline: Pipeline,
+    probes: Probes,
+    callers: Callers | None,
+    tracer: Tracer | None,
 ) -> ASGIApp:
-    """Return the APIs; with `callers` they want a key."""
+    """Return the APIs; with `callers` they want a key, with `tracer` they are followed."""
     limits = BodyLimits(config.max_body_bytes, config.client_stall_s, config.request_timeout_s)
     exchange = Exchange(pipeline, limits)
     app = create_app(pipeline, probes, exchange)
     if config.runtime_lora:
         add_adapters(app, AdapterAdmin(fleet, trust), limits)
-    served = Shortcut(app, exchange, {api.path: api for api in APIS})
+    apis = {api.path: api for api in APIS}
+    served: ASGIApp = Shortcut(app, exchange, apis)
+    served = Traced(served, tracer, apis) if tracer else served
     return KeyGate(served, callers) if callers else served
 
 

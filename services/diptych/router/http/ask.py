@@ -27,6 +27,7 @@ from diptych.router.keys.caller import ANYBODY, Caller
 from diptych.router.request import Prompt
 from diptych.router.routing import routing_of
 from diptych.router.served_model import ServedModel
+from diptych.router.tracing.record import CallTrace
 from diptych.router.wish import Wish
 
 TENANT_HEADER: Final = "x-tenant"
@@ -41,6 +42,7 @@ class Origin:
     request_id: str
     headers: Mapping[str, str]
     caller: Caller = ANYBODY
+    trace: CallTrace | None = None
 
     def wish(
         self,
@@ -65,6 +67,7 @@ class Origin:
             tenant=self.caller.name or self.headers.get(TENANT_HEADER) or user or "",  # a key's holder takes no other's
             caller=self.caller,
             routing=routing_of(self.headers),
+            trace=self.trace,
             **others,
         )
 

@@ -14,6 +14,7 @@ from diptych.router.http.body import BodyLimits, read_body
 from diptych.router.http.errors import ErrorBody, error_body, error_response
 from diptych.router.http.key_gate import caller_of
 from diptych.router.http.request_id import HEADER, request_id_of
+from diptych.router.http.traced import trace_of
 from diptych.router.outcome import outcome_of
 from diptych.router.pipeline import Pipeline
 
@@ -37,12 +38,17 @@ class Exchange:
         self.limits = limits
 
     async def answer(self, request: Request, api: Api) -> Response:
-        origin = Origin(request_id_of(request), request.headers, caller_of(request))
+        trace = trace_of(request.scope)
+        origin = Origin(request_id_of(request), request.headers, caller_of(request), trace)
         headers = {HEADER: origin.request_id, api.id_header: origin.request_id}
         try:
             ask = api.parse(await read_body(request, self.limits), origin, self._pipeline.model)
         except DiptychError as error:
             self._pipeline.metrics.requests.labels(api.name, outcome_of(error)).inc()
+            if trace is not None:
+                trace.outcome = outcome_of(error)
             return error_response(error, headers, api.error_body)
+        if trace is not None:
+            trace.attributes["gen_ai.request.stream"] = ask.stream
         kind = StreamAnswer if ask.stream else WholeAnswer
         return kind(self._pipeline, api.name, ask, headers)

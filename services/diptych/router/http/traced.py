@@ -1,0 +1,55 @@
+"""Has the calls to the generation APIs followed, from the end of their headers to the end of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from diptych.router.tracing.record import CallTrace, Edge
+from diptych.router.tracing.tracer import Tracer
+
+TRACE: Final = "diptych.trace"  # in the scope
+
+
+class Traced:
+    """An ASGI application in front of another one. It is there only where somebody wants traces."""
+
+    def __init__(self, app: ASGIApp, tracer: Tracer, paths: Mapping[str, object]) -> None:
+        self._app = app
+        self._tracer = tracer
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
+            return await self._app(scope, receive, send)
+        call = self._tracer.begin(_edge(scope), Headers(scope=scope))
+        scope[TRACE] = call
+
+        async def note(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                call.status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            self._tracer.end(call)
+
+
+def trace_of(scope: Scope) -> CallTrace | None:
+    trace: CallTrace | None = scope.get(TRACE)
+    return trace
+
+
+def _edge(scope: Scope) -> Edge:
+    path = scope["path"]
+    attributes = {
+        "http.request.method": "POST",
+        "http.route": path,
+        "url.path": path,
+        "url.scheme": scope["scheme"],
+    }
+    return Edge(f"POST {path}", attributes, "http.response.status_code")

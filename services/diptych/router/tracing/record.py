@@ -1,0 +1,89 @@
+"""What is noted of a call while it is served, for the spans that are made of it afterwards.
+
+Notes are a few assignments; nothing here knows OpenTelemetry. Times are on the monotonic clock, but for one on the
+wall's that the others are counted from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from diptych.common.roles import LegKind
+from diptych.router.explain import AttemptStory
+from diptych.v1.worker_pb2 import LegStats
+
+if TYPE_CHECKING:  # requests carry their traces
+    from diptych.router.request import End
+
+PARENT_FIELDS: Final = ("traceparent", "tracestate")  # of W3C's trace context, in headers and metadata
+
+Attribute: TypeAlias = str | bool | int | float | Sequence[str]
+Attributes: TypeAlias = Mapping[str, Attribute]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Where a call came in."""
+
+    span_name: str
+    attributes: Attributes
+    status_attribute: str  # what the status of the answer is called there
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of a call that the router's metrics time, too."""
+
+    name: str
+    begun_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptTrace:
+    """One attempt, with what its legs measure; they may say their last words after the request has ended."""
+
+    asked_s: float  # when a pair was asked for
+    story: AttemptStory
+    stats: Mapping[LegKind, LegStats]
+
+
+@dataclass(slots=True)
+class OutputTrace:
+    """One of the outputs that a call makes."""
+
+    attempts: list[AttemptTrace] = field(default_factory=list)
+    end: End | None = None  # None: it did not get so far
+
+
+@dataclass(slots=True, eq=False)
+class CallTrace:
+    """One call of a client."""
+
+    edge: Edge
+    begun_s: float
+    begun_ns: int  # the same moment on the wall's clock, since 1970
+    parent: Mapping[str, str]  # what the client said of its own span
+    attributes: dict[str, Attribute] = field(default_factory=dict)
+    stages: list[Stage] = field(default_factory=list)
+    outputs: list[OutputTrace] = field(default_factory=list)
+    num_made: int = 1  # outputs of each prompt
+    status: str | int | None = None  # None: there was no answer
+    outcome: str = "error"  # as the metrics name it, once it is known
+    ended_s: float = 0.0
+
+    def begin_output(self) -> OutputTrace:
+        self.outputs.append(OutputTrace())
+        return self.outputs[-1]
+
+
+def parent_of(fields: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what headers or metadata say of the client's span."""
+    return {name: value for name in PARENT_FIELDS if (value := fields.get(name))}
+
+
+def known(found: Mapping[str, Attribute | None]) -> dict[str, Attribute]:
+    """Return the attributes that have a value."""
+    return {name: value for name, value in found.items() if value is not None}

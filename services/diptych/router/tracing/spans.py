@@ -1,0 +1,145 @@
+"""Makes spans of what was noted of a call. Pure: the exporter gives them ids, and the wall's clock.
+
+What happened on workers is placed by the durations that they report, from the moment their leg was sent: workers need
+no exporter, and no clock that agrees with another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from diptych.common.roles import LegKind
+from diptych.router.request import total_usage
+from diptych.router.tracing.record import AttemptTrace, Attribute, CallTrace, OutputTrace, known
+from diptych.v1.worker_pb2 import LegStats
+
+FAILURES: Final = frozenset({"deadline", "error", "unavailable"})  # outcomes that are not the client's doing
+PREFILL_STAGES: Final = ("queue", "compute", "transfer")  # of a leg, one after the other, as `LegStats` names them
+DECODE_STAGES: Final = ("queue", "transfer", "verify", "join")
+LOCAL_STAGES: Final = ("queue", "compute")
+STAGES: Final[Mapping[LegKind, Sequence[str]]] = {
+    LegKind.PREFILL: PREFILL_STAGES,
+    LegKind.DECODE: DECODE_STAGES,
+    LegKind.LOCAL: LOCAL_STAGES,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A moment of a span."""
+
+    name: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a call, and its own parts. Times on the monotonic clock."""
+
+    name: str
+    begun_s: float
+    ended_s: float
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    children: Sequence[Span] = ()
+    events: Sequence[Event] = ()
+    is_failure: bool = False
+
+
+def span_of(call: CallTrace) -> Span:
+    """Return the span of the whole call, without its parts: not every call is sampled."""
+    found = {
+        **call.edge.attributes,
+        **call.attributes,
+        call.edge.status_attribute: call.status,
+        **_usage(call),
+        "gen_ai.response.finish_reasons": [output.end.finish.value for output in call.outputs if output.end] or None,
+        "diptych.attempts": sum(len(output.attempts) for output in call.outputs),
+        "diptych.outcome": call.outcome,
+        "error.type": None if call.outcome == "ok" else call.outcome,
+    }
+    is_failure = call.outcome in FAILURES
+    return Span(call.edge.span_name, call.begun_s, call.ended_s, known(found), is_failure=is_failure)
+
+
+def parts_of(call: CallTrace) -> list[Span]:
+    """Return the spans below that of the call."""
+    stages = [Span(stage.name, stage.begun_s, stage.ended_s) for stage in call.stages]
+    return [*stages, *(_output(output, call.ended_s) for output in call.outputs if output.attempts)]
+
+
+def _usage(call: CallTrace) -> dict[str, Attribute]:
+    """The counts that the client gets: a prompt counts once, however many outputs were made of it."""
+    usages = [output.end.usage for output in call.outputs if output.end]
+    if not usages:
+        return {}
+    total = total_usage(usages, call.num_made)
+    return {
+        "gen_ai.usage.input_tokens": total.prompt_tokens,
+        "gen_ai.usage.output_tokens": total.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": total.cached_tokens,
+    }
+
+
+def _output(output: OutputTrace, end_s: float) -> Span:
+    attempts = [part for attempt in output.attempts for part in _attempt(attempt, end_s)]
+    found: dict[str, Attribute] = {"diptych.attempts": len(output.attempts)}
+    if output.end is not None:
+        found["gen_ai.usage.output_tokens"] = output.end.usage.completion_tokens
+    return Span("generate", attempts[0].begun_s, max(part.ended_s for part in attempts), found, attempts)
+
+
+def _attempt(attempt: AttemptTrace, end_s: float) -> tuple[Span, Span]:
+    """Return the choice of a pair, and what came of it."""
+    story = attempt.story
+    ended_s = end_s if story.ended_s is None else story.ended_s
+    pair, plan = story.selection.pair, story.selection.plan
+    found = {
+        "diptych.prefill_instance": _hex(pair.prefill_id),
+        "diptych.decode_instance": _hex(pair.decode_id),
+        "diptych.room": _hex(story.room),
+        "diptych.policy": plan.name,
+        "diptych.expected_ttft_s": story.selection.expected_ttft_s,
+        "diptych.outcome": story.outcome,
+    }
+    events = () if story.first_token_s is None else (Event("first_token", story.first_token_s),)
+    failed = story.outcome.startswith("failed")
+    legs = tuple(_legs(attempt, ended_s))
+    choice = Span("select", attempt.asked_s, story.begun_s, {"diptych.policy": plan.name})
+    return choice, Span("attempt", story.begun_s, ended_s, known(found), legs, events, failed)
+
+
+def _legs(attempt: AttemptTrace, ended_s: float) -> Iterator[Span]:
+    pair, begun_s = attempt.story.selection.pair, attempt.story.begun_s
+    if pair.is_local:
+        yield _leg(LegKind.LOCAL, pair.prefill_id, attempt.stats.get(LegKind.LOCAL), begun_s, ended_s)
+        return
+    yield _leg(LegKind.PREFILL, pair.prefill_id, attempt.stats.get(LegKind.PREFILL), begun_s, ended_s)
+    yield _leg(LegKind.DECODE, pair.decode_id, attempt.stats.get(LegKind.DECODE), begun_s, ended_s)
+
+
+def _leg(kind: LegKind, instance_id: int, stats: LegStats | None, begun_s: float, ended_s: float) -> Span:
+    """Without `stats` nothing is known of it: it was cut off, or its worker is gone."""
+    attributes: dict[str, Attribute] = {"diptych.instance": _hex(instance_id)}
+    if stats is None:
+        return Span(kind.value, begun_s, ended_s, attributes)
+    attributes |= {"diptych.cached_tokens": stats.cached_tokens, "diptych.bytes_moved": stats.bytes_moved}
+    stages = list(_stages(kind, stats, begun_s))
+    if kind is LegKind.PREFILL and stages:
+        ended_s = stages[-1].ended_s  # long before the attempt
+    return Span(kind.value, begun_s, ended_s, attributes, stages)
+
+
+def _stages(kind: LegKind, stats: LegStats, begun_s: float) -> Iterator[Span]:
+    """Those that took any time, under the names that they have in the metrics."""
+    role = "decode" if kind is LegKind.DECODE else "prefill"
+    for stage in STAGES[kind]:
+        duration_us = getattr(stats, f"{stage}_us")
+        if duration_us:
+            yield Span(f"{role}_{stage}", begun_s, begun_s + duration_us / 1e6)
+            begun_s += duration_us / 1e6
+
+
+def _hex(number: int) -> str:
+    return f"{number:016x}"
