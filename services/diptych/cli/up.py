@@ -123,7 +123,8 @@ def banner(config: UpConfig, site: Site, model_id: str, token_file: Path | None 
   bootstrap  {site.bootstrap}{token}
 
   curl {url}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{model_id}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    -d '{{"model": "{model_id}", "temperature": 0,
+         "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
 """
 
 
