@@ -115,6 +115,7 @@ def banner(config: UpConfig, site: Site, model_id: str, token_file: Path | None 
     host = bracketed(site.client_host)
     url = f"http://{host}:{site.http_port}"
     token = f"\n  token      export DIPTYCH_AUTH_TOKEN_FILE={token_file}" if token_file else ""
+    question = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
     return f"""
   Diptych is ready: {workers}. Ctrl-C stops it.
 
@@ -123,8 +124,7 @@ def banner(config: UpConfig, site: Site, model_id: str, token_file: Path | None 
   bootstrap  {site.bootstrap}{token}
 
   curl {url}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{model_id}", "temperature": 0,
-         "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    -d '{{"model": "{model_id}", "temperature": 0, {question}}}'
 """
 
 
