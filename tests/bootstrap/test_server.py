@@ -249,7 +249,7 @@ def test_a_replica_that_falls_silent_counts_as_away() -> None:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         silent = listen(server, "127.0.0.1", 0, INSECURE)
         await server.start()
-        async with bootstrap() as port:
+        async with bootstrap(lease_s=LEASE_S) as port:
             observer = Observer(silent, port, lease_s=LEASE_S)
             async with running(observer.watcher.run()):
                 await observer.sees({1: INSTANCE_STATE_READY})
