@@ -156,6 +156,14 @@ def test_named_clients_and_the_release_itself_reach_routers_and_nobody_else() ->
     assert policy(found, "worker")["policyTypes"] == ["Ingress", "Egress"]
 
 
+@pytest.mark.parametrize("host", ["collector", "[fd00::1]"])
+def test_where_egress_is_restricted_routers_reach_the_collectors_port_and_nobody_else_does(host: str) -> None:
+    found = objects(f'{{networkPolicy: {{egress: {{enabled: true}}}}, tracing: {{endpoint: "http://{host}:4318"}}}}')
+    collector = {"ports": [{"protocol": "TCP", "port": 4318}]}
+    components = ("router", "worker", "bootstrap")
+    assert [collector in policy(found, each)["egress"] for each in components] == [True, False, False]
+
+
 def secret(found: Objects, name: str) -> dict[str, str]:
     data = found[f"Secret/r-diptych-{name}"]["data"]
     return {key: base64.b64decode(value).decode() for key, value in data.items()}

@@ -88,6 +88,17 @@ def test_pods_listen_at_every_address_and_services_have_those_that_are_asked_for
     assert "ipFamilies" not in objects()[f"Service/{ROUTER}"]["spec"]
 
 
+def test_routers_send_traces_where_a_collector_is_named() -> None:
+    found = objects('tracing: {endpoint: "http://collector.observability:4317", sampleRatio: 0.25}')
+    assert {name: value for name, value in env(found, ROUTER).items() if name.startswith("OTEL_")} == {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector.observability:4317",
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": "0.25",
+    }
+    others = [env(found, name) for name in (PREFILL, DECODE, "r-diptych-bootstrap")] + [env(objects(), ROUTER)]
+    assert not any(name.startswith("OTEL_") for each in others for name in each)
+
+
 def test_members_know_their_pod_and_find_every_replica_of_bootstrap() -> None:
     found = env(objects(), DECODE)
     assert found["DIPTYCH_BOOTSTRAP"] == "dns:///r-diptych-bootstrap:7000"

@@ -55,14 +55,18 @@
 {{- include "diptych.prometheusRule" (dict "root" . "port" "health") }}
 {{- end }}
 
-{{/* Each other, DNS, and what the operator adds. */}}
+{{/* (dict root component) Each other, DNS, routers the port of the collector, wherever it is, and what the operator adds. */}}
 {{- define "diptych.egress" -}}
 - to:
-    {{- include "diptych.peer" (dict "root" . "components" list) | nindent 4 }}
+    {{- include "diptych.peer" (dict "root" .root "components" list) | nindent 4 }}
 - ports:
     - {protocol: UDP, port: 53}
     - {protocol: TCP, port: 53}
-{{- with .Values.networkPolicy.egress.extra }}
+{{- if and .root.Values.tracing.endpoint (eq .component "router") }}
+- ports:
+    - {protocol: TCP, port: {{ regexFind "[0-9]+$" .root.Values.tracing.endpoint }}}
+{{- end }}
+{{- with .root.Values.networkPolicy.egress.extra }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}

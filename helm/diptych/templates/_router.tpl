@@ -60,6 +60,16 @@ env:
   - name: DIPTYCH_ENDPOINT_SLICES
     value: kubernetes.io/service-name={{ include "diptych.fullname" .root }}-workers
   {{- end }}
+  {{- with .root.Values.tracing }}
+  {{- if .endpoint }}
+  - name: OTEL_EXPORTER_OTLP_ENDPOINT
+    value: {{ .endpoint | quote }}
+  - name: OTEL_TRACES_SAMPLER
+    value: parentbased_traceidratio
+  - name: OTEL_TRACES_SAMPLER_ARG
+    value: {{ .sampleRatio | quote }}
+  {{- end }}
+  {{- end }}
   {{- include "diptych.env" . | nindent 2 }}
 {{- with .values.envFrom }}
 envFrom:
