@@ -85,9 +85,9 @@ class Pipeline:
     @asynccontextmanager
     async def admit(self, wish: Wish) -> AsyncGenerator[Sequence[GenerationRequest], None]:
         """Hold the places of a wish, and give its requests, valid and tokenised. Raises the caller's `DiptychError`."""
+        self._preparer.check(wish)
         if wish.trace is not None:
             note_wish(wish.trace, wish, self.model.model_id)
-        self._preparer.check(wish)
         patience_s = min(self._preparer.timeout_s(wish), self._gate.slo_s(wish.routing))
         claim = Claim(wish.num_requests, wish.priority, patience_s)
         async with self._place(claim, wish.caller) as place:

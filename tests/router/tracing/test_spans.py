@@ -14,7 +14,7 @@ from diptych.router.policies import plan_of
 from diptych.router.policies.policy import Candidates, RequestView, Worker
 from diptych.router.request import End, Usage
 from diptych.router.tracing.record import AttemptTrace, CallTrace, Edge, OutputTrace, Stage
-from diptych.router.tracing.spans import Span, parts_of, span_of
+from diptych.router.tracing.spans import MAX_OUTPUTS, Span, parts_of, span_of
 from diptych.router.worker_view import Pair, WorkerLoad
 from diptych.v1.worker_pb2 import LegStats
 
@@ -169,6 +169,12 @@ def test_a_leg_that_reported_nothing_lasts_as_long_as_its_attempt() -> None:
     *_, generate = parts_of(call(OutputTrace([cut])))
     assert times(generate.children[1]) == {"prefill": (10.3, 12.0), "decode": (10.3, 12.0)}
     assert generate.attributes == {"diptych.attempts": 1}
+
+
+def test_a_call_for_many_outputs_shows_the_first_of_them() -> None:
+    made = call(*(OutputTrace([attempt()], end()) for _ in range(MAX_OUTPUTS + 1)))
+    assert [part.name for part in parts_of(made)].count("generate") == MAX_OUTPUTS
+    assert span_of(made).attributes["diptych.attempts"] == MAX_OUTPUTS + 1
 
 
 def test_an_output_for_which_no_pair_was_found_has_no_span() -> None:

@@ -21,7 +21,7 @@ from diptych.router.pipeline import Pipeline
 from diptych.router.request import Piece, whole
 from diptych.router.request_id import is_usable, new_request_id
 from diptych.router.routing import routing_of
-from diptych.router.tracing.record import Attributes, CallTrace, Edge
+from diptych.router.tracing.record import REQUEST_ID, Attributes, CallTrace, Edge
 from diptych.router.tracing.tracer import Tracer
 from diptych.router.wish import Wish, wish_for_tokens
 from diptych.v1 import inference_pb2, inference_pb2_grpc
@@ -100,6 +100,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise InvalidRequest(
                 "request_id must be at most 128 printable ASCII characters without spaces", param="request_id"
             )
+        if trace is not None:
+            trace.attributes[REQUEST_ID] = request_id
         return replace(
             wish_from_wire(request),
             request_id=request_id,

@@ -17,6 +17,7 @@ from diptych.router.http.request_id import HEADER, request_id_of
 from diptych.router.http.traced import trace_of
 from diptych.router.outcome import outcome_of
 from diptych.router.pipeline import Pipeline
+from diptych.router.tracing.record import REQUEST_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Exchange:
     async def answer(self, request: Request, api: Api) -> Response:
         trace = trace_of(request.scope)
         origin = Origin(request_id_of(request), request.headers, caller_of(request), trace)
+        if trace is not None:
+            trace.attributes[REQUEST_ID] = origin.request_id
         headers = {HEADER: origin.request_id, api.id_header: origin.request_id}
         try:
             ask = api.parse(await read_body(request, self.limits), origin, self._pipeline.model)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # requests carry their traces
     from diptych.router.request import End
 
 PARENT_FIELDS: Final = ("traceparent", "tracestate")  # of W3C's trace context, in headers and metadata
+MAX_PARENT_LEN: Final = 512  # of each, by W3C's advice: it is sent with every span
+REQUEST_ID: Final = "diptych.request_id"  # an attribute
 
 Attribute: TypeAlias = str | bool | int | float | Sequence[str]
 Attributes: TypeAlias = Mapping[str, Attribute]
@@ -81,7 +83,7 @@ class CallTrace:
 
 def parent_of(fields: Mapping[str, str]) -> Mapping[str, str]:
     """Return what headers or metadata say of the client's span."""
-    return {name: value for name in PARENT_FIELDS if (value := fields.get(name))}
+    return {name: value for name in PARENT_FIELDS if 0 < len(value := fields.get(name, "")) <= MAX_PARENT_LEN}
 
 
 def known(found: Mapping[str, Attribute | None]) -> dict[str, Attribute]:

@@ -16,6 +16,7 @@ from diptych.router.tracing.record import AttemptTrace, Attribute, CallTrace, Ou
 from diptych.v1.worker_pb2 import LegStats
 
 FAILURES: Final = frozenset({"deadline", "error", "unavailable"})  # outcomes that are not the client's doing
+MAX_OUTPUTS: Final = 16  # of a call that get spans: a call for a thousand would hold up others
 PREFILL_STAGES: Final = ("queue", "compute", "transfer")  # of a leg, one after the other, as `LegStats` names them
 DECODE_STAGES: Final = ("queue", "transfer", "verify", "join")
 LOCAL_STAGES: Final = ("queue", "compute")
@@ -66,7 +67,8 @@ def span_of(call: CallTrace) -> Span:
 def parts_of(call: CallTrace) -> list[Span]:
     """Return the spans below that of the call."""
     stages = [Span(stage.name, stage.begun_s, stage.ended_s) for stage in call.stages]
-    return [*stages, *(_output(output, call.ended_s) for output in call.outputs if output.attempts)]
+    outputs = [output for output in call.outputs if output.attempts]
+    return [*stages, *(_output(output, call.ended_s) for output in outputs[:MAX_OUTPUTS])]
 
 
 def _usage(call: CallTrace) -> dict[str, Attribute]:
