@@ -76,6 +76,7 @@ def test_a_request_continues_its_clients_trace_and_says_where_it_was_served(clus
 
 def test_its_stages_are_there_those_of_workers_too(cluster: Any, collector: Collector) -> None:
     complete(cluster)
+    cluster.stop_router()
     (call,) = collector.calls(1)
     stages = collector.children(call)
     assert set(stages) == {"admit", "prepare", "generate"}
@@ -98,6 +99,7 @@ def test_a_grpc_call_is_traced_likewise(cluster: Any, collector: Collector) -> N
         list(stub.GenerateStream(request, metadata=list(PARENT.items())))
         with pytest.raises(grpc.RpcError):
             stub.Generate(inference_pb2.GenerateRequest(text="abc", model="other"))
+    cluster.stop_router()
     stream, whole = collector.calls(2)
     assert (stream.trace_id.hex(), stream.parent_span_id.hex()) == (TRACE_ID, PARENT_ID)
     assert stream.name == values(stream.attributes)["rpc.method"] == "diptych.v1.Inference/GenerateStream"
@@ -113,6 +115,7 @@ def test_a_request_that_is_tried_again_shows_both_attempts(
     cluster = start_cluster(decode=2, policy="round_robin", open_export=OtlpExport)
     cluster.decode(0).faults = [fail(0, worker_pb2.ERROR_CODE_RETRACTED)]
     complete(cluster)
+    cluster.stop_router()
     (call,) = collector.calls(1)
     assert values(call.attributes)["diptych.attempts"] == 2
     attempts = [span for span in collector.spans if span.name == "attempt"]
@@ -123,6 +126,7 @@ def test_a_request_that_is_tried_again_shows_both_attempts(
 def test_a_request_that_is_refused_is_a_call_without_an_output(cluster: Any, collector: Collector) -> None:
     assert cluster.post("/v1/completions", b"{")[0] == 400
     assert cluster.post("/v1/completions", {"prompt": "p", "model": "other"})[0] == 404
+    cluster.stop_router()
     found = [values(call.attributes) for call in collector.calls(2)]
     assert [(each["http.response.status_code"], each["error.type"]) for each in found] == [
         (400, "invalid"),
