@@ -154,3 +154,22 @@ def test_a_cancellation_that_was_swallowed_is_raised_again() -> None:
             await task
 
     asyncio.run(test())
+
+
+def test_the_first_process_of_a_container_ends_at_sigterm_before_it_has_begun() -> None:
+    code = """
+    import os, signal
+    os.getpid = lambda: 1
+    from diptych.cli import main
+    def load(name):
+        print("imports", flush=True)
+        signal.pause()
+    main.importlib.import_module = load
+    main.main(["bootstrap"])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "imports\n"
+        process.terminate()
+        assert process.wait() == 128 + signal.SIGTERM, "by a handler: the kernel does not end such a process"

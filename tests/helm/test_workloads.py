@@ -132,9 +132,11 @@ def test_a_router_drains_in_its_hook_and_is_given_the_time() -> None:
     assert found.pods()[ROUTER]["spec"]["terminationGracePeriodSeconds"] == 100 + 7 + 30
 
 
-@pytest.mark.parametrize(("gpus", "surge"), [(0, 1), (1, 0)])
-def test_a_rollout_needs_no_spare_gpu(gpus: int, surge: int) -> None:
-    strategy = deployment(pool(gpu={"count": gpus}), DECODE)["strategy"]["rollingUpdate"]
+@pytest.mark.parametrize(
+    ("values", "surge"), [({}, 1), ({"gpu": {"count": 1}}, 0), ({"rdma": {"enabled": True}}, 0)], ids=str
+)
+def test_a_rollout_needs_no_spare_device(values: dict[str, Any], surge: int) -> None:
+    strategy = deployment(pool(**values), DECODE)["strategy"]["rollingUpdate"]
     assert strategy == {"maxSurge": surge, "maxUnavailable": 1 - surge}
 
 

@@ -48,9 +48,9 @@
 {{- .shm.size | default (printf "%sMi" (include "diptych.shmNeed" .)) -}}
 {{- end }}
 
-{{/* GPUs rarely have a spare: a rollout must free one first. Without GPUs a pool of one need not have an outage. */}}
+{{/* GPUs and RDMA devices rarely have a spare: a rollout must free them first. Without, a pool of one need not have an outage. */}}
 {{- define "diptych.strategy" -}}
-{{- $surge := gt (int .gpu.count) 0 | ternary 0 1 -}}
+{{- $surge := or (gt (int .gpu.count) 0) .rdma.enabled | ternary 0 1 -}}
 {{- $default := dict "type" "RollingUpdate" "rollingUpdate" (dict "maxSurge" $surge "maxUnavailable" (sub 1 $surge)) -}}
 {{- .strategy | default $default | toYaml -}}
 {{- end }}

@@ -14,8 +14,8 @@ router.replicas is {{ .Values.router.replicas }}: a router that is lost is an ou
 {{- end }}
 {{- range include "diptych.pools" . | fromYamlArray }}
 {{- $place := printf "%s pool %s" .role .name }}
-{{- if and (int .gpu.count) (not .strategy) (eq (int .replicas) 1) (not (include "diptych.isAutoscaled" .)) }}
-{{ $place }} has one worker, and a rollout stops it before its successor starts, as GPUs rarely are to spare. With a spare one: strategy.rollingUpdate {maxSurge: 1, maxUnavailable: 0}.
+{{- if and (or (int .gpu.count) .rdma.enabled) (not .strategy) (eq (int .replicas) 1) (not (include "diptych.isAutoscaled" .)) }}
+{{ $place }} has one worker, and a rollout stops it before its successor starts, as GPUs and RDMA devices rarely are to spare. With a spare one: strategy.rollingUpdate {maxSurge: 1, maxUnavailable: 0}.
 {{- end }}
 {{- if and .rdma.enabled (not .rdma.require) }}
 {{ $place }}: without rdma.require a worker whose RDMA device fails serves over TCP, slowly.

@@ -62,6 +62,7 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `diptych` with `argv`, or with the process's own arguments; return the exit code."""
     lifecycle.die_with_supervisor()
+    lifecycle.end_on_sigterm()
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help", "help"):
         print(usage())

@@ -42,6 +42,16 @@ def die_with_supervisor() -> None:
         die_with_parent(parent_pid=int(parent_pid))
 
 
+def end_on_sigterm() -> None:
+    """As the first process of a container end at SIGTERM, while nothing else handles it yet.
+
+    Linux does nothing to such a process where others would end. One told to end while it still imports would go on,
+    serve, and be killed after its grace period with all that it holds.
+    """
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+
+
 def exit_now(code: int) -> NoReturn:
     """End this process without the interpreter's own clean-up, which takes most of a second once torch is loaded.
 

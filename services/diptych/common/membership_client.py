@@ -8,6 +8,7 @@ worker or router stops for that.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
@@ -162,9 +163,8 @@ class Registration:
         call = stub.Register()
         while True:
             nudge.clear()
-            await call.write(self._heartbeat())
             async with asyncio.timeout(_REPLY_TIMEOUT_S):
-                reply = await call.read()
+                reply = await _exchange(call, self._heartbeat())
             if not isinstance(reply, HeartbeatReply):
                 return  # grpc.aio.EOF
             if reply.evicted:
@@ -192,8 +192,20 @@ class Registration:
             logger.debug("no goodbye to bootstrap at %s: it is away", address)
 
 
+async def _exchange(
+    call: grpc.aio.StreamStreamCall[bootstrap_pb2.Heartbeat, HeartbeatReply], heartbeat: bootstrap_pb2.Heartbeat
+) -> HeartbeatReply | object:
+    """Return the reply, or `grpc.aio.EOF`. Raises `AioRpcError` with the reason if the replica ends the stream."""
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it ended under the write
+        await call.write(heartbeat)
+    return await call.read()
+
+
 class _Link:
-    """One replica: runs a session with it again and again, and says in the log when it comes and goes."""
+    """One replica: runs a session with it again and again, and says in the log when it comes and goes.
+
+    Every reason why it is away is said once: the first one need not be what keeps it away.
+    """
 
     def __init__(self, address: str, trust: Trust, purpose: str, on_lost: Callable[[], None]) -> None:
         self._address = address
@@ -201,7 +213,8 @@ class _Link:
         self._purpose = purpose
         self._on_lost = on_lost
         self._delay_s = _FIRST_RETRY_S
-        self._is_up: bool | None = None  # None: not known yet
+        self._is_up = False
+        self._told: set[str] = set()  # why it is away
 
     async def run(self, session: Callable[[BootstrapStub], Awaitable[None]]) -> None:
         """Run `session` for ever. It calls `established` when the replica has answered."""
@@ -219,7 +232,7 @@ class _Link:
             self._note_lost("the stream ended")
         except grpc.aio.AioRpcError as error:
             self._note_lost(error.details() or error.code().name)
-        except (TimeoutError, asyncio.InvalidStateError):  # the latter: the stream ended under a write
+        except TimeoutError:
             self._note_lost("no answer")
 
     def established(self) -> None:
@@ -227,10 +240,12 @@ class _Link:
         if not self._is_up:
             logger.info("%s bootstrap at %s", self._purpose, self._address)
         self._is_up = True
+        self._told.clear()
         self._delay_s = _FIRST_RETRY_S
 
     def _note_lost(self, reason: str) -> None:
         self._on_lost()
-        if self._is_up is not False:
-            logger.warning("%s bootstrap at %s: away (%s); trying again", self._purpose, self._address, reason)
         self._is_up = False
+        if reason not in self._told:
+            self._told.add(reason)
+            logger.warning("%s bootstrap at %s: away (%s); trying again", self._purpose, self._address, reason)
