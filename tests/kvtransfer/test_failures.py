@@ -59,7 +59,7 @@ def ended(end: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        end.process.kill()
+        end.kill()
 
 
 def submit(end: Any, peer: int, count: int) -> list[int]:
