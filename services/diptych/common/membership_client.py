@@ -30,6 +30,7 @@ from diptych.v1.bootstrap_pb2_grpc import BootstrapStub
 
 logger = logging.getLogger(__name__)
 
+_MAX_REASONS = 20  # why a replica is away
 _FIRST_RETRY_S = 0.1
 _MAX_RETRY_S = 1.0  # well below the lease, so that a restarted replica hears of everybody in time
 _REPLY_TIMEOUT_S = 5.0
@@ -246,6 +247,6 @@ class _Link:
     def _note_lost(self, reason: str) -> None:
         self._on_lost()
         self._is_up = False
-        if reason not in self._told:
+        if reason not in self._told and len(self._told) < _MAX_REASONS:
             self._told.add(reason)
             logger.warning("%s bootstrap at %s: away (%s); trying again", self._purpose, self._address, reason)
