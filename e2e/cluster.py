@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -34,10 +35,31 @@ class Cluster:
         """Wait until it is over."""
         self.kubectl("rollout", "status", f"deployment/{deployment}", f"--timeout={TIMEOUT_S}s")
 
+    def see(self, words: str, *command: str) -> str:
+        """Return the first line of `kubectl` with these words as soon as it comes. It may go on for ever."""
+        with self.begin(*command) as process:
+            timer = threading.Timer(TIMEOUT_S, process.terminate)
+            timer.start()
+            try:
+                assert process.stdout is not None
+                lines = []
+                for line in process.stdout:
+                    if words in line:
+                        return line
+                    lines.append(line)
+            finally:
+                timer.cancel()
+                process.terminate()
+        raise AssertionError(f"{words!r} never came:\n{''.join(lines[-30:])}")
+
     def follow(self, pod: str) -> subprocess.Popen[str]:
         """Start printing its log, until the pod ends or the process is terminated."""
-        command = ("kubectl", "-n", self.namespace, "logs", "--follow", pod)
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        return self.begin("logs", "--follow", pod)
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        """Start `kubectl`. What it prints and what it complains of come together."""
+        command = ("kubectl", "-n", self.namespace, *words)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def apply(self, *objects: dict[str, Any]) -> None:
         self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
@@ -46,21 +68,16 @@ class Cluster:
         """Return what a person would look at first."""
         return self.kubectl("get", "pods", "-o", "wide") + self.kubectl("get", "events", "--sort-by=.lastTimestamp")
 
-    def drain(self, node: str, selector: str) -> None:
-        """Evict the pods of a node as `kubectl drain` does; let their successors start there, too."""
-        command = (
-            "kubectl",
-            "drain",
-            node,
-            f"--pod-selector={selector}",
-            "--delete-emptydir-data",
-            "--ignore-daemonsets",
-        )
-        with subprocess.Popen((*command, f"--timeout={TIMEOUT_S}s"), stdout=subprocess.PIPE, text=True) as process:
+    def drain(self, node: str, selector: str) -> str:
+        """Evict the pods of a node, and let their successors start there, too. Return what `kubectl drain` says."""
+        flags = (f"--pod-selector={selector}", "--delete-emptydir-data", "--ignore-daemonsets")
+        command = ("kubectl", "drain", node, *flags, f"--timeout={TIMEOUT_S}s")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             self.kubectl("wait", f"node/{node}", "--for=jsonpath={.spec.unschedulable}=true")
             self.kubectl("uncordon", node)
             printed, _ = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 0, printed
+        return printed
 
 
 def _run(command: Sequence[str], stdin: str | None = None) -> str:

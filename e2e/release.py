@@ -11,6 +11,9 @@ CHART: Final = Path(__file__).parents[1] / "helm" / "diptych"
 SIM: Final = (CHART / "ci" / "sim-values.yaml", Path(__file__).with_name("values.yaml"))
 TRUSTING: Final = (*SIM, Path(__file__).with_name("trust.yaml"))
 AUTOSCALED: Final = (SIM[0], Path(__file__).with_name("autoscaling.yaml"))
+TROUBLED: Final = (SIM[0], Path(__file__).with_name("troubled.yaml"))
+REMEDIED: Final = f"--values={Path(__file__).with_name('remedied.yaml')}"
+RDMA: Final = (SIM[0], Path(__file__).with_name("rdma.yaml"))
 REAL: Final = (CHART / "ci" / "cpu-values.yaml", Path(__file__).with_name("real_model.yaml"))
 NAME: Final = "e2e"
 SELECTOR: Final = f"app.kubernetes.io/instance={NAME},app.kubernetes.io/component!=test"
@@ -27,7 +30,18 @@ class Release:
         self._values = tuple(f"--values={path}" for path in values)
 
     def install(self) -> None:
-        self.cluster.helm("install", NAME, str(CHART), *self._values, _image(self._image), *WAIT)
+        self.submit("install", *WAIT)
+
+    def submit(self, operation: str, *flags: str, image: str = "") -> None:
+        """Install or upgrade, and wait for nothing: it may never be ready."""
+        self.cluster.helm(operation, NAME, str(CHART), *self._values, _image(image or self._image), *flags)
+
+    def wait_for_control(self) -> None:
+        """Bootstrap is ready, routers run. Those wait for workers, which may never be ready."""
+        self.cluster.rollout(DEPLOYMENTS[0])
+        routers = ("pods", "-l", f"app.kubernetes.io/instance={NAME},app.kubernetes.io/component=router")
+        runs = "--for=jsonpath={.status.containerStatuses[0].started}=true"
+        self.cluster.kubectl("wait", *routers, runs, f"--timeout={TIMEOUT_S}s")
 
     def uninstall(self) -> None:
         self.cluster.helm("uninstall", NAME, "--cascade=foreground", *WAIT)
@@ -37,7 +51,7 @@ class Release:
         return self.cluster.helm("test", NAME, "--logs", f"--filter=name={NAME}-diptych-test-{check}")
 
     def upgrade(self, *values: str, image: str = "") -> None:
-        self.cluster.helm("upgrade", NAME, str(CHART), *self._values, _image(image or self._image), *values, *WAIT)
+        self.submit("upgrade", *values, *WAIT, image=image)
         self.settle()
 
     def rollback(self) -> None:
