@@ -58,7 +58,7 @@ def test_the_checklist_has_sixty_five_points_each_done_refused_or_open() -> None
         r"^\| (\d+) \| (.+?) \| (\w+) \| (?:(.*) )?\|$", (OPERATIONS / "chart-checklist.md").read_text(), re.M
     )
     assert [int(number) for number, *_ in rows] == list(range(1, 66))
-    assert {state for _, _, state, _ in rows} == {"done", "refused", "open"}
+    assert {state for _, _, state, _ in rows} <= {"done", "refused", "open"}
     assert [number for number, _, state, words in rows if state != "done" and not words] == []
 
 
