@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from http_serving import serving
 
 from diptych.cli.answer import Answer
 from diptych.cli.asking import NEEDS_TOKEN, ask, ask_to_drain
@@ -56,12 +56,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def router() -> Iterator[RouterAt]:
-    with RouterAt() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
+    with serving(RouterAt()) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def test_the_instance_that_is_meant_is_drained_and_no_other_at_its_address(router: RouterAt) -> None:

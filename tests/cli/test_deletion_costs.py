@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kubernetes_server import kubernetes_server
+from http_serving import serving
+from kubernetes_server import Server
 
 from diptych.cli.deletion_cost import ANNOTATION
 from diptych.cli.deletion_costs import update
@@ -19,7 +20,7 @@ def worker(pod: str, running: int) -> Instance:
 def test_a_round_writes_the_costs_that_changed_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "namespace").write_text("llm")
     (tmp_path / "token").write_text("first")
-    with kubernetes_server() as server:
+    with serving(Server()) as server:
         server.annotations = {"a": {ANNOTATION: "1"}, "b": {ANNOTATION: "1"}}
         api = KubernetesApi(f"http://127.0.0.1:{server.server_port}", tmp_path)
         update(api, "app=x", [worker("a", 1), worker("b", 9), worker("c", 0), worker("gone", 2)])

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kubernetes_server import Server, kubernetes_server
+from http_serving import serving
+from kubernetes_server import Server
 
 from diptych.common.errors import ConfigError, Unavailable
 from diptych.common.kubernetes_api import KubernetesApi, in_cluster
@@ -16,7 +17,7 @@ PODS = "/api/v1/namespaces/llm/pods"
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with kubernetes_server() as server:
+    with serving(Server()) as server:
         yield server
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import chart
 import pytest
 import yaml
-from secrets_server import Secret, SecretsServer, serving
+from http_serving import serving
+from secrets_server import Secret, SecretsServer
 
 OWNED = {"meta.helm.sh/release-name": "r", "meta.helm.sh/release-namespace": "ns"}  # as Helm notes it
 TLS = "auth: {tls: {enabled: true, name: %s}}"
@@ -16,7 +17,7 @@ TLS = "auth: {tls: {enabled: true, name: %s}}"
 
 @pytest.fixture
 def cluster() -> Iterator[SecretsServer]:
-    with serving() as server:
+    with serving(SecretsServer()) as server:
         yield server
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import chart
 import pytest
-from registry_server import serving
+from http_serving import serving
+from registry_server import RegistryServer
 
 NAME = "Diptych Test <test@example.com>"
 
@@ -42,7 +43,7 @@ def test_a_package_renders_as_the_folder_does(package: Path) -> None:
 def test_a_package_goes_through_a_registry_unchanged(package: Path, tmp_path: Path) -> None:
     pulled = tmp_path / "pulled"
     pulled.mkdir()
-    with serving() as registry:
+    with serving(RegistryServer()) as registry:
         where = f"oci://{registry.host}/charts"
         helm("push", str(package), where, "--plain-http", home=tmp_path)
         helm("pull", f"{where}/diptych", "--version=0.1.0", "--plain-http", f"--destination={pulled}", home=tmp_path)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.server
 import json
-import threading
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -51,11 +48,3 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
-
-
-@contextlib.contextmanager
-def kubernetes_server() -> Iterator[Server]:
-    with Server() as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        yield server
-        server.shutdown()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.server
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from urllib.parse import parse_qs, urlsplit
 
 
@@ -20,18 +17,6 @@ class RegistryServer(http.server.ThreadingHTTPServer):
 
     def store(self, names: tuple[str, ...], content: bytes, content_type: str) -> None:
         self.stored.update(dict.fromkeys(names, (content, content_type)))
-
-
-@contextmanager
-def serving() -> Iterator[RegistryServer]:
-    with RegistryServer() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

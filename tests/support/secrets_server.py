@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -27,18 +24,6 @@ class SecretsServer(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.secrets: dict[str, Secret] = {}
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
-
-
-@contextmanager
-def serving() -> Iterator[SecretsServer]:
-    with SecretsServer() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
