@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from triton.backends import nvidia
 
 from diptych.common.native import build_library
 
@@ -25,10 +27,9 @@ def python(program: str, environment: dict[str, str]) -> str:
     return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def a_driver(folder: Path, extension: Path) -> None:
-    """A `libcuda.so.1` that has what the extension calls, and nothing else."""
-    symbols = subprocess.run(["nm", "-D", "--undefined-only", extension], check=True, stdout=subprocess.PIPE, text=True)
-    calls = {line.split()[-1] for line in symbols.stdout.splitlines() if line.split()[-1].startswith("cu")}
+def a_driver(folder: Path) -> None:
+    """A `libcuda.so.1` that has what the extension calls."""
+    calls = set(re.findall(r"\bcu[A-Z]\w+(?=\()", Path(nvidia.__file__).with_name("driver.c").read_text()))
     assert "cuModuleLoadData" in calls
     source = folder / "driver.c"
     source.write_text("".join(f"int {call}(void) {{ return 0; }}\n" for call in sorted(calls)))
@@ -46,13 +47,12 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
 
 def test_what_was_built_ahead_is_loaded_where_there_is_no_compiler(tmp_path: Path, environment: dict[str, str]) -> None:
     environment["DIPTYCH_MARCH"] = "x86-64"
-    a_driver(tmp_path, Path(python(BUILD, environment).strip()))
+    a_driver(tmp_path)
+    python(BUILD, environment)
     assert "built-in" in python(USE, {**environment, "CC": "no-compiler", "PATH": ""})
 
 
 def test_it_is_built_at_the_first_use_where_that_was_not_done(tmp_path: Path, environment: dict[str, str]) -> None:
-    a_driver(tmp_path, Path(python(BUILD, environment).strip()))
-    [built] = (tmp_path / "cache" / "native").glob("cuda_utils-*.so")
-    built.unlink()
+    a_driver(tmp_path)
     assert "built-in" in python(USE, environment)
-    assert built.exists()
+    assert [*(tmp_path / "cache" / "native").glob("cuda_utils-*.so")] != []
