@@ -122,6 +122,30 @@ def skinny_gemm() -> Iterator[Case]:
             yield Case(f"skinny_gemm {name} {num_tokens}", nbytes, make, flops, {"cuBLAS": cublas})
 
 
+def skinny_gated_gemm() -> Iterator[Case]:
+    from diptych.kernels.gpu.activations import silu_and_mul
+    from diptych.kernels.gpu.skinny_gated_gemm import skinny_gated_gemm
+
+    for num_tokens in SKINNY:
+
+        def make(n: int = num_tokens) -> Run:
+            x, weight, out = states(n, HIDDEN), states(2 * FFN, HIDDEN), states(n, FFN)
+            return lambda: skinny_gated_gemm(x, weight, out, "silu")
+
+        def in_turn(n: int = num_tokens) -> Run:
+            x, weight, gate_up, out = states(n, HIDDEN), states(2 * FFN, HIDDEN), states(n, 2 * FFN), states(n, FFN)
+
+            def run() -> None:
+                torch.mm(x, weight.T, out=gate_up)
+                silu_and_mul(gate_up, out)
+
+            return run
+
+        nbytes = 2 * (2 * FFN * HIDDEN + num_tokens * (HIDDEN + FFN))
+        flops = 2 * num_tokens * 2 * FFN * HIDDEN
+        yield Case(f"skinny_gated_gemm {num_tokens}", nbytes, make, flops, {"cuBLAS, then SiLU": in_turn})
+
+
 def fp8_quantize() -> Iterator[Case]:
     from diptych.kernels.gpu.fp8_quantize import quantize_fp8
 
@@ -197,6 +221,7 @@ TABLES: Final[Mapping[str, Callable[[], Iterator[Case]]]] = {
     "activations": activations,
     "rope_store": rope_store,
     "skinny_gemm": skinny_gemm,
+    "skinny_gated_gemm": skinny_gated_gemm,
     "fp8_quantize": fp8_quantize,
     "moe": moe,
     "sampling": sampling,

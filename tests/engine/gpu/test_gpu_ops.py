@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from diptych.engine.loader.config import Activation
 from diptych.engine.models.ops import Ops, TorchOps
 from diptych.engine.models.placement import Split
 from diptych.engine.quantization.weight import QuantizedWeight
@@ -55,6 +56,20 @@ def test_products_of_few_and_of_many_rows_are_as_in_the_reference(
         rows.append(matrix.rows(torch.tensor([5, 0], device=device)))
     torch.testing.assert_close(*products, atol=2e-2, rtol=2e-3)
     assert torch.equal(*rows)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(("num_tokens", "ffn_size"), [(3, 4096), (3, 48), (20, 4096)])
+def test_gated_products_of_few_and_of_many_rows_are_as_in_the_reference(
+    num_tokens: int, ffn_size: int, activation: Activation, device: torch.device
+) -> None:
+    weight, x = states(device, torch.float16, 2 * ffn_size, 64) / 8, states(device, torch.float16, num_tokens, 64)
+    results = []
+    for ops in both(torch.float16, device):
+        gate_up, out = x.new_empty(num_tokens, 2 * ffn_size), x.new_full((num_tokens, ffn_size), torch.nan)
+        ops.gated(ops.matrix("0.gate_up", weight, Split.NONE), activation).forward(x, gate_up, out)
+        results.append(out)
+    torch.testing.assert_close(*results, atol=5e-3, rtol=5e-3)
 
 
 def test_what_a_checkpoint_stores_in_few_bits_is_expanded(device: torch.device) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ahead_of_time import Kernel
 
-from diptych.kernels.gpu import activations, fp8_quantize, moe, moe_combine, norms, rows, skinny_gemm
+from diptych.kernels.gpu import activations, fp8_quantize, moe, moe_combine, norms, rows, skinny_gated_gemm, skinny_gemm
 
 HIDDEN, FFN = 4096, 14_336
 CELLS = frozenset({"v4.b32"})
@@ -29,9 +29,9 @@ def heads() -> Kernel:
     return Kernel("norm of heads", norms.norm_heads_kernel, types, constants, loads=CELLS, stores=CELLS)
 
 
-def activation(name: str, kernel: Any) -> Kernel:
-    constants = {"SIZE": FFN, "TILE": activations.TILE_NUMBERS}
-    return Kernel(name, kernel, pointers("gate_up out"), constants, loads=CELLS, stores=CELLS)
+def activation(name: str, called: str) -> Kernel:
+    constants = {"SIZE": FFN, "TILE": activations.TILE_NUMBERS, "ACTIVATION": called}
+    return Kernel(name, activations.activate_kernel, pointers("gate_up out"), constants, loads=CELLS, stores=CELLS)
 
 
 def skinny(name: str, n: int, k: int) -> Kernel:
@@ -42,6 +42,22 @@ def skinny(name: str, n: int, k: int) -> Kernel:
         f"skinny GEMM, {name}",
         skinny_gemm.skinny_gemm_kernel,
         pointers("x weight out", m="i32", n="i32"),
+        constants,
+        frozenset({"m"}),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        loads=COPIES,
+    )
+
+
+def gates(name: str, ffn_size: int, called: str) -> Kernel:
+    tile = skinny_gated_gemm.choose_tile(ffn_size)
+    constants = {"FFN_SIZE": ffn_size, "K": HIDDEN, "STEPS": HIDDEN // tile.block_k, "EVEN": True, "ACTIVATION": called}
+    constants |= {"BLOCK_M": skinny_gemm.MAX_ROWS, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k}
+    return Kernel(
+        f"gated GEMM, {name}",
+        skinny_gated_gemm.skinny_gated_gemm_kernel,
+        pointers("x weight out", m="i32"),
         constants,
         frozenset({"m"}),
         num_warps=tile.num_warps,
@@ -95,11 +111,13 @@ def kernels() -> Iterator[Kernel]:
     types = pointers("x delta weight out", eps="fp32")
     yield rowwise("norm of a sum", norms.add_rms_norm_kernel, types)
     yield heads()
-    yield activation("SiLU", activations.silu_and_mul_kernel)
-    yield activation("GELU", activations.gelu_tanh_and_mul_kernel)
+    yield activation("SiLU", "silu")
+    yield activation("GELU", "gelu_tanh")
     yield skinny("of 2048 rows", 2048, HIDDEN)
     yield skinny("of 4096 rows", HIDDEN, FFN)
     yield skinny("of 8192 rows", 8192, 8192)
     yield skinny("of a vocabulary", 128_256, HIDDEN)
+    yield gates("of 14,336 pairs", FFN, "silu")
+    yield gates("of 4096 pairs", 4096, "gelu_tanh")
     yield from quantize()
     yield from experts()

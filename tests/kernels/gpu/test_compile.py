@@ -18,6 +18,7 @@ import pytest
 HERE: Final = Path(__file__).parent
 COMPILER: Final = HERE.parents[1] / "support" / "ahead_of_time.py"
 SHARED_NBYTES: Final = 227 << 10  # what a program on an H200 may have
+SYSTEM_NBYTES: Final = 1 << 10  # what each takes beside its own
 
 Code = dict[str, dict[str, Any]]
 
@@ -57,6 +58,12 @@ def test_no_kernel_has_what_it_must_not_have(code: Code) -> None:
 
 def test_programs_fit_into_shared_memory(code: Code) -> None:
     assert {name: each["shared_nbytes"] for name, each in code.items() if each["shared_nbytes"] > SHARED_NBYTES} == {}
+
+
+def test_two_programs_that_multiply_gates_fit_into_a_multiprocessor(code: Code) -> None:
+    sizes = [each["shared_nbytes"] for name, each in code.items() if name.startswith("gated GEMM")]
+    assert len(sizes) == 2
+    assert max(sizes) + SYSTEM_NBYTES <= (SHARED_NBYTES + SYSTEM_NBYTES) // 2
 
 
 @pytest.mark.parametrize("kernel", ["mover, large pages", "mover, small pages"])

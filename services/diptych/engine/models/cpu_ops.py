@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from diptych.engine.loader.config import Activation
 from diptych.engine.models.experts import ExpertsInTurn
+from diptych.engine.models.gated import Gated, GatedInTurn, activate_of
 from diptych.engine.models.ops import Activate, Experts, Matrix, Weight
 from diptych.engine.models.placement import Split
 from diptych.kernels.cpu import elementwise
@@ -22,6 +24,9 @@ class CpuOps:
             return PackedMatrix(weight)
         parts = [QuantizedMatrix(part) for part in weight.parts]
         return parts[0] if len(parts) == 1 else StackedMatrix(parts)
+
+    def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
+        return GatedInTurn(gate_up, activate_of(self, activation))
 
     def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], ffn_size: int, activate: Activate) -> Experts:
         return ExpertsInTurn(gate_up, down, ffn_size, activate)

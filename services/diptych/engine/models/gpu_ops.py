@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from diptych.engine.loader.config import Activation
 from diptych.engine.models.dense import dense
+from diptych.engine.models.gated import Gated, GatedInTurn, activate_of
 from diptych.engine.models.gpu_experts import GroupedExperts
 from diptych.engine.models.ops import Activate, Experts, Matrix, Weight
 from diptych.engine.models.placement import Split
 from diptych.engine.quantization.weight import QuantizedWeight
-from diptych.kernels.gpu import activations, norms
+from diptych.kernels.gpu import activations, norms, skinny_gated_gemm
 from diptych.kernels.gpu.skinny_gemm import pays_up_to, skinny_gemm
 
 
@@ -34,6 +36,24 @@ class GpuMatrix:
         return self.weight[ids]
 
 
+class GpuGated:
+    """Activates the products of a few rows where they are computed, those of more in a pass of their own."""
+
+    def __init__(self, matrix: GpuMatrix, activation: Activation, in_turn: Gated) -> None:
+        self._matrix = matrix
+        self._activation = activation
+        self._in_turn = in_turn
+        num_rows, num_columns = matrix.weight.shape
+        is_narrow = matrix.weight.dtype.itemsize == 2
+        self._few = skinny_gated_gemm.pays_up_to(num_rows // 2, num_columns) if is_narrow else 0  # rows
+
+    def forward(self, x: Tensor, gate_up: Tensor, out: Tensor) -> None:
+        if 0 < len(x) <= self._few:
+            skinny_gated_gemm.skinny_gated_gemm(x, self._matrix.weight, out, self._activation)
+        else:
+            self._in_turn.forward(x, gate_up, out)
+
+
 class GpuOps:
     """Weights of any format are expanded to the states' dtype. Nothing waits for the device."""
 
@@ -45,6 +65,10 @@ class GpuOps:
         if isinstance(weight, QuantizedWeight):
             weight = dense(weight.parts, self._dtype, self._device)
         return GpuMatrix(weight)
+
+    def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
+        in_turn = GatedInTurn(gate_up, activate_of(self, activation))
+        return GpuGated(gate_up, activation, in_turn) if isinstance(gate_up, GpuMatrix) else in_turn
 
     def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], ffn_size: int, activate: Activate) -> Experts:
         return GroupedExperts([_weight(each) for each in gate_up], [_weight(each) for each in down], activate)

@@ -13,8 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diptych.engine.loader.config import Activation
 from diptych.engine.models.dense import CPU, dense
 from diptych.engine.models.experts import ExpertsInTurn
+from diptych.engine.models.gated import Gated, GatedInTurn, activate_of
 from diptych.engine.models.placement import Split
 from diptych.engine.quantization.weight import QuantizedWeight
 
@@ -54,6 +56,10 @@ class Ops(Protocol):
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         """Take over the weight `[num_rows, num_columns]` called `name`: "embed", "lm_head", "0.qkv", ..."""
+        ...
+
+    def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
+        """Take over a matrix that was made by `matrix`, adapters may be around it."""
         ...
 
     def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], ffn_size: int, activate: Activate) -> Experts:
@@ -105,6 +111,9 @@ class TorchOps:
         if isinstance(weight, QuantizedWeight):  # torch's products want one dtype
             weight = dense(weight.parts, self._dtype, self._device)
         return TorchMatrix(weight)
+
+    def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
+        return GatedInTurn(gate_up, activate_of(self, activation))
 
     def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], ffn_size: int, activate: Activate) -> Experts:
         return ExpertsInTurn(gate_up, down, ffn_size, activate)

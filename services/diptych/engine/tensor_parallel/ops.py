@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from diptych.engine.loader.config import Activation
+from diptych.engine.models.gated import Gated
 from diptych.engine.models.ops import Activate, Experts, Matrix, Ops, Weight
 from diptych.engine.models.placement import Split
 from diptych.engine.tensor_parallel.communicator import Communicator
@@ -24,6 +26,9 @@ class TensorParallelOps:
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         matrix = self._ops.matrix(name, weight, split)
         return VocabularyMatrix(matrix, weight.shape[0], self._communicator) if name in _VOCABULARY else matrix
+
+    def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
+        return self._ops.gated(gate_up, activation)
 
     def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], ffn_size: int, activate: Activate) -> Experts:
         return self._ops.experts(gate_up, down, ffn_size, activate)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from diptych.engine.loader.config import ModelConfig, Moe
+from diptych.engine.models.gated import activate_of
 from diptych.engine.models.layers.buffers import Buffers
-from diptych.engine.models.layers.mlp import activation
 from diptych.engine.models.ops import Experts, Matrix, Ops
 from diptych.engine.models.weights import Weights
 
@@ -28,8 +28,7 @@ class MoeBlock:
         assert config.moe is not None
         names = [f"{layer}.experts.{i}" for i in range(config.moe.num_experts)]
         gate_up, down = ([weights.matrix(f"{name}.{part}") for name in names] for part in ("gate_up", "down"))
-        activate = activation(ops, config.activation)
-        experts = ops.experts(gate_up, down, config.moe.ffn_size, activate)
+        experts = ops.experts(gate_up, down, config.moe.ffn_size, activate_of(ops, config.activation))
         return MoeBlock(ops, weights.matrix(f"{layer}.router"), experts, config.moe)
 
     def forward(self, buffers: Buffers) -> None:
