@@ -8,10 +8,10 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class GraphUse:
-    """CUDA graphs of decode steps, and the device memory that they took when they were captured."""
+    """Steps that were captured as CUDA graphs."""
 
-    num_graphs: int
-    nbytes: int
+    num_graphs: int  # sizes: batch sizes of decode steps, and numbers of tokens of small steps with prompts
+    nbytes: int  # of the device's memory, taken when they were captured
 
 
 NO_GRAPHS: Final = GraphUse(0, 0)

@@ -45,3 +45,13 @@ def test_each_phase_may_have_a_backend_of_its_own() -> None:
     assert isinstance(backend.attention.of(ForwardMode.DECODE), CpuAttention)
     assert isinstance(backend.ops, CpuOps)
     assert not backend.attention.is_recordable
+
+
+def test_all_but_attention_can_be_recorded_where_the_arithmetic_is_a_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reference and the C kernels look at what they computed: at who chose which expert."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    phases = [("cpu", "cpu"), ("torch", "torch"), ("triton", "triton"), ("triton", "torch"), ("torch", "triton")]
+    found = [choose(*names, SETTING).only_queues for names in phases]
+    assert found == [False, False, True, True, True]

@@ -44,7 +44,7 @@ class FlashInferAttention:
         self._plan_left = torch.cuda.Event()
 
     def init_forward_metadata(self, batch: StagedBatch) -> None:
-        if len(batch.input_ids) == len(batch.seq_lens):
+        if len(batch.positions) == len(batch.seq_lens):
             self._plan(self._decode, batch)
         else:
             self._plan(self._extend, batch, torch.from_numpy(extend_starts(batch.host)), causal=True)

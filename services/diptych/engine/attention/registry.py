@@ -56,6 +56,7 @@ class Backend:
     ops: Ops
     low_rank: LowRankKernels
     sampler: Sampler
+    only_queues: bool  # of `ops`: nothing waits to see what was computed, so that a GPU can record it
 
 
 Made = tuple[AttentionBackend, GraphAttention | None]  # and again, if its decode steps can be recorded
@@ -69,9 +70,10 @@ def choose(prefill: str, decode: str, setting: Setting) -> Backend:
     attention = PhasedAttention(of_prompts, of_decodes, recordable)
     if "cpu" in names:
         kernels = LowRankKernels(low_rank.pack, low_rank.LowRankTable)
-        return Backend(attention, CpuOps(), kernels, CpuSampler())
-    ops = TorchOps if set(names) == {"torch"} else _gpu_ops
-    return Backend(attention, ops(setting.dtype, setting.kv.device), TORCH, TorchSampler())
+        return Backend(attention, CpuOps(), kernels, CpuSampler(), only_queues=False)
+    is_reference = set(names) == {"torch"}
+    ops = (TorchOps if is_reference else _gpu_ops)(setting.dtype, setting.kv.device)
+    return Backend(attention, ops, TORCH, TorchSampler(), only_queues=not is_reference)
 
 
 def _resolved(name: str, setting: Setting) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +16,9 @@ from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.mlp import FeedForward, Mlp
 from diptych.engine.models.layers.moe import MoeBlock
 from diptych.engine.models.ops import Ops
+from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.models.weights import Weights
+from diptych.engine.runner.staged_batch import StagedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype) -> None:
         self._config = config
         self._ops = ops
+        self._dtype = dtype
         self._embed = weights.matrix("embed")
         self._lm_head = self._embed if config.tie_embeddings else weights.matrix("lm_head")
         scale = config.embedding_scale
@@ -44,30 +48,52 @@ class Decoder:
         self._layers = [_layer(config, weights, ops, index) for index in range(config.num_layers)]
 
     def forward(
-        self, input_ids: Tensor, logits_rows: Tensor, attention: PhasedAttention, on_layer: OnLayer | None = None
+        self,
+        batch: StagedBatch,
+        attention: PhasedAttention,
+        on_layer: OnLayer | None = None,
+        pieces: Pieces | None = None,
     ) -> Tensor:
-        """Run `[num_tokens]` new tokens; return the logits `[num_rows, vocab_size]` of the tokens `logits_rows`.
+        """Run the new tokens of `batch`; return the logits `[num_rows, vocab_size]` of its `logits_rows`.
 
-        `attention` was told of the batch before. After the last attention only `logits_rows` are computed.
+        `attention` was told of the batch before. After the last attention only `logits_rows` are computed. All before
+        it goes through `pieces`; without them it is computed at once, in new memory.
         """
-        x = self._embedded(input_ids)
-        buffers = Buffers.allocate(self._config, x)
-        self._ops.rms_norm(x, self._input_norm, self._config.rms_norm_eps, buffers.normed)
-        for index, layer in enumerate(self._layers):
-            layer.attention.attend(buffers, attention)
+        if pieces is None:
+            pieces = Pieces(self.new_buffers(len(batch.input_ids), batch.input_ids.device), at_once)
+        buffers = pieces.buffers
+        x = pieces.run(lambda: self._begin(batch.input_ids, buffers))
+        qkv, attended = (each[: len(batch.positions)] for each in (buffers.qkv, buffers.attended))
+        for index in range(len(self._layers)):
+            if index:
+                pieces.run(partial(self._between, index, x, buffers))
+            attention.attend(qkv, index, attended)
             if on_layer is not None:
                 on_layer(index)
-            if layer is self._layers[-1]:
-                return self._last(layer, x[logits_rows], buffers.attended[logits_rows])
-            self._finish(layer, x, buffers)
-        raise AssertionError("a model without layers")
+        return self._last(x[batch.logits_rows], attended[batch.logits_rows])
 
-    def _last(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
+    def new_buffers(self, num_tokens: int, device: torch.device) -> Buffers:
+        """Return what a step of so many tokens needs for its pieces."""
+        return Buffers.allocate(self._config, num_tokens, self._dtype, device)
+
+    def _begin(self, input_ids: Tensor, buffers: Buffers) -> Tensor:
+        """From tokens to the first attention; return the residual stream `[num_tokens, hidden_size]`."""
+        x = self._embedded(input_ids)
+        self._ops.rms_norm(x, self._input_norm, self._config.rms_norm_eps, buffers.normed)
+        self._layers[0].attention.project_in(buffers)
+        return x
+
+    def _between(self, index: int, x: Tensor, buffers: Buffers) -> None:
+        """From the attention before to that of layer `index`."""
+        self._finish(self._layers[index - 1], x, buffers)
+        self._layers[index].attention.project_in(buffers)
+
+    def _last(self, x: Tensor, attended: Tensor) -> Tensor:
         """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
         if not len(x):
             return x.new_empty(0, self._config.vocab_size)
-        buffers = replace(Buffers.allocate(self._config, x), attended=attended)
-        self._finish(layer, x, buffers)
+        buffers = replace(self.new_buffers(len(x), x.device), attended=attended)
+        self._finish(self._layers[-1], x, buffers)
         return self._logits(buffers.normed)
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
@@ -76,7 +102,7 @@ class Decoder:
 
     def _finish(self, layer: Layer, x: Tensor, buffers: Buffers) -> None:
         """From what attention found to the next layer's normed input; `x` is the residual stream."""
-        layer.attention.project(buffers)
+        layer.attention.project_out(buffers)
         self._add(x, buffers, layer.attention_post_norm, layer.ffn_norm)
         layer.ffn.forward(buffers)
         self._add(x, buffers, layer.ffn_post_norm, layer.next_norm)

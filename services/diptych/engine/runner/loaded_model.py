@@ -19,6 +19,7 @@ from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.source import ModelSource
 from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.lora import Loras
+from diptych.engine.models.pieces import Pieces
 from diptych.engine.models.weights import load
 from diptych.engine.quantization.weight import expanded
 from diptych.engine.runner.kv_pool import DTYPES
@@ -51,15 +52,16 @@ class LoadedModel:
     sampler: Sampler
     attention: PhasedAttention
     communicator: Communicator | None
+    only_queues: bool  # all but attention, whatever the numbers: a GPU can record it
 
     def on(self, kv: Tensor) -> LoadedModel:
         """Return the same model on another pool."""
         with torch.inference_mode():
             return replace(self, attention=_choose(self.config, kv, self.options).attention)
 
-    def forward(self, batch: StagedBatch, on_layer: OnLayer | None = None) -> Tensor:
+    def forward(self, batch: StagedBatch, on_layer: OnLayer | None = None, pieces: Pieces | None = None) -> Tensor:
         """Return the logits of `batch.logits_rows`. Attention was told of the batch before, and so were adapters."""
-        return self.decoder.forward(batch.input_ids, batch.logits_rows, self.attention, on_layer)
+        return self.decoder.forward(batch, self.attention, on_layer, pieces)
 
 
 def load_model(
@@ -77,7 +79,16 @@ def load_model(
         weights = load(part.config, part.placement, tensors, ops, dtype, kv.device)
         loras = Loras(part.config.num_layers, options.max_loras, backend.low_rank, dtype, kv.device)
         decoder = Decoder(part.config, weights.wrapped(loras.wrap), ops, dtype)
-    return LoadedModel(part.config, options, decoder, loras, backend.sampler, backend.attention, communicator)
+    return LoadedModel(
+        config=part.config,
+        options=options,
+        decoder=decoder,
+        loras=loras,
+        sampler=backend.sampler,
+        attention=backend.attention,
+        communicator=communicator,
+        only_queues=backend.only_queues,
+    )
 
 
 def _choose(config: ModelConfig, kv: Tensor, options: ModelOptions) -> Backend:

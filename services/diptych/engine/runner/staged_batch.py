@@ -18,11 +18,12 @@ class StagedBatch:
     """`host`, and its arrays on the device of the KV pool.
 
     A decode step may be padded to the size of a recorded graph: by rows with `seq_lens` 0 and `out_slots` -1, for which
-    nothing is read or stored, and what is computed means nothing.
+    nothing is read or stored, and what is computed means nothing. A step with prompts may be filled up, too: by
+    `input_ids` alone, behind the step's own. Attention sees none of these.
     """
 
     host: ForwardBatch
-    input_ids: Tensor  # int64 [num_tokens]
+    input_ids: Tensor  # int64 [num_tokens], or more
     positions: Tensor  # int64 [num_tokens]
     out_slots: Tensor  # int64 [num_tokens]
     page_table: Tensor  # int32 [batch_size, max_pages]

@@ -21,7 +21,6 @@ from diptych.engine.loader.config import ModelConfig
 from diptych.engine.loader.source import ModelSource
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
-from diptych.engine.runner.gpu.ladder import ladder
 from diptych.engine.runner.gpu.largest_step import longest_extend
 from diptych.engine.runner.gpu.memory import GIB, check_room_beside, graphs_nbytes, pool_nbytes
 from diptych.engine.runner.kv_pool import new_kv
@@ -79,8 +78,7 @@ class ModelLoader:
         options = self._options
         memory = measure(self._new_runner(model), limits, options.page_size, self._device)
         self._step_nbytes = memory.step_peak
-        num_graphs = len(ladder(limits.max_requests)) if options.cuda_graphs == "on" else 0
-        graphs = graphs_nbytes(num_graphs, memory.step_peak, limits.max_requests, limits.max_step_tokens)
+        graphs = graphs_nbytes(limits, model.config.num_layers, memory.step_peak) if options.cuda_graphs == "on" else 0
         nbytes = pool_nbytes(memory, options.gpu_memory_share, graphs)
         words = "of %.1f GiB of GPU memory weights have %.1f, a step takes %.1f, %.1f are free; the KV pool gets %.1f"
         logger.info(words, *(each / GIB for each in (memory.total, memory.own, memory.step_peak, memory.free, nbytes)))
@@ -93,9 +91,10 @@ class ModelLoader:
 
         options, longest = self._options, min(model.config.context_len, kv.shape[0] * kv.shape[3])
         try:
-            warm_up(self._new_runner(model), runner, self._limits(model.config), options.page_size, longest)
+            limits, recorded_tokens = self._limits(model.config), runner.pieces.rungs
+            warm_up(self._new_runner(model), runner, limits, options.page_size, longest, recorded_tokens)
         except torch.OutOfMemoryError as error:
-            what = f"a step of {options.max_step_tokens} tokens or the graph of {options.max_requests} requests"
+            what = f"a step of {options.max_step_tokens} tokens or the graphs of {options.max_requests} requests"
             words = f"no GPU memory is left beside weights and KV for {what}: lower --kv-cache-mib or --max-step-tokens"
             raise ConfigError(words) from error
         tell_of_late_kernels()

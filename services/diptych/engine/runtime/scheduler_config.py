@@ -83,7 +83,7 @@ class EngineOptions:
     gpu_memory_share: float = option(
         0.9, help="of a GPU's memory that a process may take, when --kv-cache-mib is 0", group="engine"
     )
-    cuda_graphs: Switch = option("on", help="replay steps that only decode, on GPUs", group="engine")
+    cuda_graphs: Switch = option("on", help="replay decode steps and small prompts, on GPUs", group="engine")
     page_size: int = option(16, help="tokens a KV page", group="engine")
     max_step_tokens: int = option(512, help="prompt tokens a step, fewer far into a long one", group="engine")
     max_requests: int = option(64, help="requests that hold KV at once", group="engine")

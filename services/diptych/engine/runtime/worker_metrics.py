@@ -131,7 +131,7 @@ def _scheduler_families(statuses: Mapping[int, WorkerStatus]) -> Iterator[Metric
 
 
 def _graph_families(statuses: Mapping[int, WorkerStatus]) -> Iterator[Metric]:
-    graphs = GaugeMetricFamily("diptych_gpu_graphs", "Batch sizes whose decode step is captured", labels=["dp_rank"])
+    graphs = GaugeMetricFamily("diptych_gpu_graphs", "Sizes of steps that are captured", labels=["dp_rank"])
     nbytes = GaugeMetricFamily("diptych_gpu_graph_bytes", "GPU memory that these took", labels=["dp_rank"])
     for rank, status in statuses.items():
         graphs.add_metric([str(rank)], status.graphs)

@@ -1,123 +1,42 @@
-"""The runner of GPUs, on a CPU: what stands for the device computes by torch, and a replay does the same work again."""
+"""The runner of GPUs, emulated on a CPU, under a scheduler: the tokens of the runner of CPUs."""
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor
+from emulated_gpu import Recorder, emulated_runner
 
-from diptych.engine.attention.backend import PhasedAttention
-from diptych.engine.attention.torch_backend import TorchAttention
-from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult, WaitForResult
+from diptych.engine.batch import ForwardMode
+from diptych.engine.limits import Scheduling
 from diptych.engine.loader.source import ModelSource, open_model
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
-from diptych.engine.runner.gpu.graphs import Captured, Graphs
-from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
+from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.ladder import ladder
-from diptych.engine.runner.gpu.staging import Staging
-from diptych.engine.runner.gpu.warm_up import warm_up
-from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_model
+from diptych.engine.runner.gpu.warm_up import warm_up, warm_up_steps
+from diptych.engine.runner.loaded_model import ModelOptions, load_model
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.runner.sampling import sample_step
-from diptych.engine.runner.staged_batch import StagedBatch
 from diptych.engine.runtime.queued_steps import QueuedSteps
 from diptych.engine.sampling_params import SamplingParams
 
 PAGE, NUM_PAGES, VOCAB, MAX_REQUESTS = 4, 128, 321, 8
 LIMITS = StepLimits(max_step_tokens=16, max_requests=MAX_REQUESTS, max_pages=NUM_PAGES)
+TOKEN_RUNGS = (4, 12, 16)
 NewEngine = Callable[..., Any]
 
 
-class TensorAttention(TorchAttention):
-    """Reads the step from its tensors when it attends, as a recorded kernel does."""
-
-    def capture_metadata(self, batch: StagedBatch) -> None:
-        self._recorded = batch
-
-    def replay_metadata(self, batch: StagedBatch) -> None:
-        assert batch.page_table.data_ptr() == self._recorded.page_table.data_ptr()
-
-    def forward_decode(self, qkv: Tensor, layer: int, out: Tensor) -> None:
-        recorded = self._recorded
-        used = recorded.seq_lens > 0
-        assert (recorded.out_slots[~used] == -1).all(), "padding rows write nowhere"
-        count = int(used.sum())
-        assert used[:count].all(), "padding comes last"
-        now = replace(
-            recorded,
-            positions=recorded.positions[:count],
-            out_slots=recorded.out_slots[:count],
-            page_table=recorded.page_table[:count],
-            seq_lens=recorded.seq_lens[:count],
-        )
-        super().init_forward_metadata(now)
-        super().forward_decode(qkv[:count], layer, out[:count])
-        out[count:] = torch.nan
-
-
-class Recorder:
-    """Records work by keeping it."""
-
-    def capture(self, work: Callable[[], Tensor]) -> Captured:
-        output = torch.full_like(work(), torch.nan)
-
-        def replay() -> None:
-            with torch.inference_mode():
-                output.copy_(work())
-
-        return Captured(replay, output)
-
-    def used_nbytes(self) -> int:
-        return 0
-
-
-class Mark:
-    """A mark of a device that has always come so far."""
-
-    def record(self) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-
-@dataclass
-class Tokens:
-    """What was sampled."""
-
-    result: StepResult
-
-    @property
-    def token_ids(self) -> Tensor:
-        return torch.from_numpy(self.result.token_ids)
-
-    def start_copy(self) -> WaitForResult:
-        return lambda: self.result
-
-
-def gpu_like(source: ModelSource, with_graphs: bool) -> GpuRunner:
+def gpu_like(source: ModelSource, with_graphs: bool, recorder: Recorder | None = None) -> GpuRunner:
     """A model without a number in its pool, and limits that a step may reach but not pass."""
     layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE, dtype="float32")
-    kv, cpu = torch.full(layout.shape, torch.nan), torch.device("cpu")
-    model: LoadedModel = load_model(source, kv, ModelOptions("float32"))
-    attention = TensorAttention(source.config, kv, torch.float32)
-    phased = PhasedAttention(model.attention._extend, attention, attention) if with_graphs else model.attention
-
-    def launch_sampling(batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> Tokens:
-        return Tokens(sample_step(model.sampler, logits, sampling, batch.prompt_rows))
-
-    return GpuRunner(
-        replace(model, attention=phased),
-        StepInputs(LIMITS, Staging(LIMITS.nbytes, cpu, Mark), cpu),
-        launch_sampling,
-        torch.zeros(MAX_REQUESTS, dtype=torch.int64),
-        Graphs(ladder(MAX_REQUESTS) if with_graphs else (), Recorder()),
-    )
+    kv = torch.full(layout.shape, torch.nan)
+    model = load_model(source, kv, ModelOptions("float32"))
+    rungs, token_rungs = (ladder(MAX_REQUESTS), TOKEN_RUNGS) if with_graphs else ((), ())
+    return emulated_runner(model, kv, LIMITS, rungs=rungs, token_rungs=token_rungs, recorder=recorder)
 
 
 PARAMS = [
@@ -152,14 +71,45 @@ def expected(new_engine: NewEngine, source: ModelSource) -> list[list[int]]:
 
 @pytest.mark.parametrize("with_graphs", [False, True], ids=["launched", "replayed"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["one-by-one", "overlapped"])
+@pytest.mark.parametrize("mode", ["prefill-first", "mixed"])
 def test_a_step_gives_the_same_tokens_padded_and_replayed_and_behind_one_whose_tokens_nobody_knows(
-    new_engine: NewEngine, source: ModelSource, expected: list[list[int]], with_graphs: bool, overlap: bool
+    new_engine: NewEngine,
+    source: ModelSource,
+    expected: list[list[int]],
+    with_graphs: bool,
+    overlap: bool,
+    mode: Literal["prefill-first", "mixed"],
 ) -> None:
     runner = gpu_like(source, with_graphs)
     if not with_graphs:
         warm_up(runner, runner, LIMITS, PAGE, longest=16)
     engine = new_engine(
-        NUM_PAGES, max_requests=MAX_REQUESTS, overlap=overlap, runner=runner, vocab_size=VOCAB, worker=QueuedSteps
+        NUM_PAGES,
+        max_requests=MAX_REQUESTS,
+        scheduling=Scheduling(mode=mode),
+        overlap=overlap,
+        runner=runner,
+        vocab_size=VOCAB,
+        worker=QueuedSteps,
     )
     assert tokens(engine) == expected
-    assert len(runner.graphs) == (4 if with_graphs else 0)  # of 1, 2, 4 and 8 rows
+    assert len(runner.graphs) in ((3, 4) if with_graphs else (0,))  # of 2, 4 and 8 rows, and 1 where prompts go first
+    assert len(runner.pieces) in ((2, 3) if with_graphs else (0,))
+    assert runner.graph_use.num_graphs == len(runner.graphs) + len(runner.pieces)
+
+
+def test_all_sizes_of_pieces_are_recorded_ahead_the_largest_first(
+    source: ModelSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    recorder = Recorder()
+    runner = gpu_like(source, True, recorder)
+    warm_up(gpu_like(source, False), runner, LIMITS, PAGE, longest=8, recorded_tokens=runner.pieces.rungs)
+    assert len(runner.pieces) == len(TOKEN_RUNGS)
+    sizes = [int(size) for size in re.findall(r"pieces of a step of (\d+) tokens", caplog.text)]
+    assert sizes == sorted(TOKEN_RUNGS, reverse=True)
+    ahead = recorder.captured
+    for batch in warm_up_steps(LIMITS, PAGE, longest=8):
+        if batch.mode is ForwardMode.EXTEND:
+            runner.logits(batch)
+    assert recorder.captured == ahead

@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from emulated_gpu import Recorder
 
-from diptych.engine.runner.gpu.graphs import MIB, Captured, Graphs
-
-
-class Recorder:
-    """Captures as a GPU does: the same work again, on the same tensors, its output in the same place."""
-
-    def __init__(self) -> None:
-        self.captured = 0
-        self._used = 0
-
-    def capture(self, work: Callable[[], Tensor]) -> Captured:
-        self.captured += 1
-        self._used += 3 * MIB
-        output = torch.full_like(work(), -7)
-
-        def replay() -> None:
-            output.copy_(work())
-
-        return Captured(replay, output)
-
-    def used_nbytes(self) -> int:
-        return self._used
+from diptych.engine.runner.gpu.graphs import MIB, Graphs
 
 
 def test_what_is_captured_is_replayed_on_what_its_inputs_hold_then_and_its_memory_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    recorder = Recorder()
+    recorder = Recorder(nbytes=3 * MIB)
     graphs = Graphs((1, 2), recorder)
     inputs = torch.tensor([1.0, 2.0])
     graphs.capture(2, lambda: inputs * 2)

@@ -20,20 +20,36 @@ class Mark:
     def synchronize(self) -> None: ...
 
 
+def test_a_step_that_is_filled_up_has_more_tokens_at_one_address_and_nothing_else_of_them() -> None:
+    cpu = torch.device("cpu")
+    inputs = StepInputs(LIMITS, Staging(LIMITS.nbytes, cpu, Mark), cpu)
+    addresses = set()
+    for size in (3, 5, 8):
+        staged = inputs.stage_filled_up(batch_of(size), 8)
+        addresses.add(staged.input_ids.data_ptr())
+        assert staged.input_ids.tolist() == [*range(size), *[0] * (8 - size)]
+        assert staged.positions.tolist() == list(range(size))
+        assert len(staged.out_slots) == len(staged.seq_lens) == staged.host.batch_size == size
+    assert len(addresses) == 1
+
+
 def test_a_padded_step_has_as_many_rows_on_the_host_as_on_the_device() -> None:
     """A backend that plans on the host plans for the graph's rows, not for the batch's."""
-    rows = np.arange(3)
-    batch = ForwardBatch(
+    cpu = torch.device("cpu")
+    staged = StepInputs(LIMITS, Staging(LIMITS.nbytes, cpu, Mark), cpu).stage_padded(batch_of(3), 8)
+    assert staged.host.seq_lens.tolist() == staged.seq_lens.tolist() == [1, 2, 3, 0, 0, 0, 0, 0]
+    assert len(staged.host.page_table) == len(staged.page_table) == 8
+
+
+def batch_of(size: int) -> ForwardBatch:
+    rows = np.arange(size)
+    return ForwardBatch(
         mode=ForwardMode.DECODE,
         input_ids=rows,
         positions=rows,
         out_slots=rows * 16,
         page_table=rows[:, None].astype(np.int32),
         seq_lens=rows + 1,
-        extend_lens=np.ones(3, np.int64),
+        extend_lens=np.ones(size, np.int64),
         sample_rows=rows,
     )
-    cpu = torch.device("cpu")
-    staged = StepInputs(LIMITS, Staging(LIMITS.nbytes, cpu, Mark), cpu).stage_padded(batch, 8)
-    assert staged.host.seq_lens.tolist() == staged.seq_lens.tolist() == [1, 2, 3, 0, 0, 0, 0, 0]
-    assert len(staged.host.page_table) == len(staged.page_table) == 8

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from diptych.engine.batch import ForwardBatch, ForwardMode
-from diptych.engine.runner.gpu.ladder import ladder, pad, rung_of
+from diptych.engine.runner.gpu.ladder import fill_up, ladder, pad, rung_of, token_ladder, token_rung_of
 
 
 def decode_batch(size: int) -> ForwardBatch:
@@ -51,6 +51,34 @@ def test_other_steps_are_launched_kernel_by_kernel() -> None:
     assert rung_of(replace(batch, sample_rows=np.array([1])), (2,)) is None
     for mode in (ForwardMode.EXTEND, ForwardMode.MIXED):
         assert rung_of(replace(batch, mode=mode), (2,)) is None
+
+
+@pytest.mark.parametrize("max_step_tokens", [1, 16, 17, 64, 100, 448, 500, 512, 8192])
+def test_pieces_hold_up_to_512_tokens_and_waste_less_than_half_or_64(max_step_tokens: int) -> None:
+    rungs = token_ladder(max_step_tokens)
+    assert rungs[-1] == min(max_step_tokens, 512)
+    assert list(rungs) == sorted(set(rungs))
+    for size in range(1, rungs[-1] + 1):
+        rung = min(rung for rung in rungs if rung >= size)
+        assert rung <= 16 or rung < 2 * size
+        assert rung - size < 64
+
+
+def test_a_small_step_with_prompts_takes_the_smallest_pieces_that_hold_it() -> None:
+    rungs, batch = token_ladder(100), decode_batch(2)
+    for mode in (ForwardMode.EXTEND, ForwardMode.MIXED):
+        steps = [replace(batch, mode=mode, input_ids=np.arange(size)) for size in (1, 16, 17, 65, 100, 101)]
+        assert [token_rung_of(step, rungs) for step in steps] == [16, 16, 32, 100, 100, None]
+    prompt = replace(batch, mode=ForwardMode.EXTEND)
+    assert token_rung_of(replace(prompt, sample_rows=np.array([1])), rungs) == 16
+    assert token_rung_of(prompt, ()) is None
+    assert token_rung_of(replace(prompt, adapters=np.array([-1, 0])), rungs) is None
+    assert token_rung_of(batch, rungs) is None, "it only decodes"
+
+
+def test_tokens_are_filled_up_behind_the_own_ones() -> None:
+    assert fill_up(np.array([7, -1]), 4).tolist() == [7, -1, 0, 0]
+    assert fill_up(np.array([7, -1]), 2).tolist() == [7, -1]
 
 
 def test_padding_rows_have_no_tokens_and_write_nowhere() -> None:

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from diptych.common.errors import ConfigError
+from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.memory import (
     GIB,
     GRAPH_NBYTES,
+    PIECE_NBYTES,
     SPARE_NBYTES,
     DeviceMemory,
     check_room_beside,
@@ -25,10 +27,12 @@ def test_the_pool_takes_what_weights_steps_and_graphs_leave_of_the_share() -> No
     assert pool_nbytes(ALONE, 0.75, 2 * GIB) == (75 - 15 - 3 - 2) * GIB
 
 
-def test_graphs_share_tensors_of_as_many_rows_as_requests() -> None:
-    assert graphs_nbytes(16, 3 * GIB, max_requests=64, max_step_tokens=6144) == 16 * GRAPH_NBYTES + GIB // 32
-    assert graphs_nbytes(1, 3 * GIB, max_requests=64, max_step_tokens=8) == GRAPH_NBYTES + 3 * GIB
-    assert graphs_nbytes(0, 3 * GIB, max_requests=64, max_step_tokens=6144) == 0
+def test_graphs_share_tensors_of_as_many_rows_as_requests_and_pieces_those_of_their_most_tokens() -> None:
+    limits = StepLimits(max_step_tokens=6144, max_requests=64, max_pages=8)
+    own = 8 * GRAPH_NBYTES + 10 * 33 * PIECE_NBYTES
+    assert graphs_nbytes(limits, 32, 3 * GIB) == own + GIB // 32 + GIB // 4
+    few = replace(limits, max_step_tokens=8)
+    assert graphs_nbytes(few, 1, 3 * GIB) == 8 * GRAPH_NBYTES + 2 * PIECE_NBYTES + 6 * GIB
 
 
 def test_what_others_have_taken_is_not_there() -> None:

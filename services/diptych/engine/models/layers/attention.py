@@ -1,4 +1,4 @@
-"""The attention block of a layer: project, norm the heads, attend, project back."""
+"""What is before and after attention in a layer: project, norm the heads; project back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.loader.config import ModelConfig
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.ops import Matrix, Ops
@@ -15,9 +14,8 @@ from diptych.engine.models.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
-    """`attend`, then `project`: between them the last layer drops the tokens that nobody asks about."""
+    """`project_in`, then attention, then `project_out`: in the last layer of the tokens alone that are asked about."""
 
-    layer: int
     num_heads: int
     ops: Ops
     qkv: Matrix
@@ -30,7 +28,6 @@ class AttentionBlock:
     def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> AttentionBlock:
         head_norms = (weights.norm(f"{layer}.q_norm"), weights.norm(f"{layer}.k_norm")) if config.qk_norm else None
         return AttentionBlock(
-            layer=layer,
             num_heads=config.num_heads,
             ops=ops,
             qkv=weights.matrix(f"{layer}.qkv"),
@@ -40,16 +37,15 @@ class AttentionBlock:
             eps=config.rms_norm_eps,
         )
 
-    def attend(self, buffers: Buffers, attention: PhasedAttention) -> None:
-        """`normed` -> `attended`."""
+    def project_in(self, buffers: Buffers) -> None:
+        """`normed` -> `qkv`."""
         self.qkv.multiply(buffers.normed, buffers.qkv)
         if self.qkv_bias is not None:
             buffers.qkv.add_(self.qkv_bias)
         if self.head_norms is not None:
             self.ops.norm_heads(buffers.qkv, self.num_heads, *self.head_norms, self.eps)
-        attention.attend(buffers.qkv, self.layer, buffers.attended)
 
-    def project(self, buffers: Buffers) -> None:
+    def project_out(self, buffers: Buffers) -> None:
         """`attended` -> `delta`."""
         self.o.multiply(buffers.attended, buffers.delta)
         self.ops.all_reduce(buffers.delta)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+import torch
 from torch import Tensor
 
 from diptych.engine.loader.config import ModelConfig
@@ -21,9 +22,12 @@ class Buffers:
     activated: Tensor
 
     @staticmethod
-    def allocate(config: ModelConfig, states: Tensor) -> Buffers:
-        """Return those of a step with so many `states` `[num_tokens, hidden_size]`, of their dtype and device."""
+    def allocate(config: ModelConfig, num_tokens: int, dtype: torch.dtype, device: torch.device) -> Buffers:
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         hidden, ffn = config.hidden_size, config.ffn_size
         sizes = (hidden, q_size + 2 * kv_size, q_size, hidden, 2 * ffn, ffn)
-        return Buffers(*(states.new_empty(len(states), size) for size in sizes))
+        return Buffers(*(torch.empty(num_tokens, size, dtype=dtype, device=device) for size in sizes))
+
+    def first(self, num_tokens: int) -> Buffers:
+        """Return those of fewer tokens, in the same memory."""
+        return Buffers(*(getattr(self, each.name)[:num_tokens] for each in fields(self)))

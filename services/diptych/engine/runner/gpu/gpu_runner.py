@@ -1,7 +1,7 @@
 """Runs a batch on a GPU: the engine's `OverlapRunner` there.
 
 Rule: nothing here waits for the device but what `sample` returns. A step's inputs are staged, its kernels queued, or
-replayed from a graph, and its tokens copied back, all on one stream; the next step may be queued behind it before its
+replayed from graphs, and its tokens copied back, all on one stream; the next step may be queued behind it before its
 tokens are known to the host, since placeholders are filled in from the tokens where they were sampled.
 
 With tensor-parallel ranks, rank 0 samples. The others get its tokens before a step that has placeholders; that it has
@@ -20,10 +20,12 @@ from torch import Tensor
 from diptych.engine.batch import ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
 from diptych.engine.graph_use import GraphUse
 from diptych.engine.models.lora import Loras
+from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.runner.gpu.fill_in import filled_in
 from diptych.engine.runner.gpu.graphs import Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs
-from diptych.engine.runner.gpu.ladder import rung_of
+from diptych.engine.runner.gpu.ladder import rung_of, token_rung_of
+from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.runner.staged_batch import StagedBatch, logits_rows
 
@@ -55,6 +57,7 @@ class GpuRunner:
         launch_sampling: LaunchSampling,
         newest: Tensor,
         graphs: Graphs,
+        pieces: PieceGraphs,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
     ) -> None:
         """`newest`: int64 `[max_requests]` on the device, where the tokens sampled last are kept.
@@ -66,6 +69,7 @@ class GpuRunner:
         self._launch_sampling = launch_sampling
         self._newest = newest
         self.graphs = graphs
+        self.pieces = pieces
         self._layer_listener = layer_listener
 
     @property
@@ -74,7 +78,7 @@ class GpuRunner:
 
     @property
     def graph_use(self) -> GraphUse:
-        return GraphUse(len(self.graphs), self.graphs.nbytes)
+        return GraphUse(len(self.graphs) + len(self.pieces), self.graphs.nbytes + self.pieces.nbytes)
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
         """Write the batch's KV and sample."""
@@ -89,8 +93,7 @@ class GpuRunner:
             if self._model.communicator is not None and (batch.input_ids < 0).any():
                 self._model.communicator.broadcast(self._newest)
             self.loras.begin(batch.adapters, batch.extend_lens, logits_rows(batch))
-            rung = rung_of(batch, self.graphs.rungs)
-            return self._launch(batch) if rung is None else self._replay(batch, rung)
+            return self._queue(batch)
 
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Queue the choice of the batch's tokens; the logits may be overwritten."""
@@ -98,6 +101,13 @@ class GpuRunner:
             sampled = self._launch_sampling(batch, logits, sampling)
             self._newest[: len(sampled.token_ids)].copy_(sampled.token_ids)
             return sampled.start_copy()
+
+    def _queue(self, batch: ForwardBatch) -> Tensor:
+        if (rung := rung_of(batch, self.graphs.rungs)) is not None:
+            return self._replay(batch, rung)
+        if (rung := token_rung_of(batch, self.pieces.rungs)) is not None:
+            return self._replay_pieces(batch, rung)
+        return self._launch(batch)
 
     def _launch(self, batch: ForwardBatch) -> Tensor:
         """Queue kernel by kernel."""
@@ -116,8 +126,18 @@ class GpuRunner:
         self._tell_layers()
         return logits[: batch.batch_size]
 
-    def _forward(self, staged: StagedBatch, on_layer: OnLayer | None) -> Tensor:
-        return self._model.forward(replace(staged, input_ids=filled_in(staged.input_ids, self._newest)), on_layer)
+    def _replay_pieces(self, batch: ForwardBatch, rung: int) -> Tensor:
+        """Queue a graph between each two layers' attention, capturing them first where there are none of this size."""
+        staged = self._inputs.stage_filled_up(batch, rung)
+        self._model.attention.init_forward_metadata(staged)
+        if rung not in self.pieces:
+            self.pieces.record(rung, lambda pieces: self._forward(staged, None, pieces))
+        return self._forward(staged, self._layer_listener(), self.pieces.replayed(rung))
+
+    def _forward(self, staged: StagedBatch, on_layer: OnLayer | None, pieces: Pieces | None = None) -> Tensor:
+        run = at_once if pieces is None else pieces.run
+        input_ids = run(lambda: filled_in(staged.input_ids, self._newest))
+        return self._model.forward(replace(staged, input_ids=input_ids), on_layer, pieces)
 
     def _tell_layers(self) -> None:
         """All layers of a replay are queued at once."""

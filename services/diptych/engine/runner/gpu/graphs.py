@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,22 +19,25 @@ logger = logging.getLogger(__name__)
 
 MIB: Final = 2**20
 
-Work = Callable[[], Tensor]  # queues kernels on the current stream and returns what they will have computed
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class Captured(Generic[T]):
     """Work that can be queued again by one call."""
 
     replay: Callable[[], None]
-    output: Tensor
+    output: T
 
 
 class Capture(Protocol):
     """Records work."""
 
-    def capture(self, work: Work) -> Captured:
-        """Record `work`, which may also be run."""
+    def capture(self, work: Callable[[], T]) -> Captured[T]:
+        """Record `work`: it queues kernels on the current stream and returns what they will have computed.
+
+        It is run at least once meanwhile.
+        """
         ...
 
     def used_nbytes(self) -> int:
@@ -48,7 +51,7 @@ class Graphs:
     def __init__(self, rungs: Sequence[int], capture: Capture) -> None:
         self.rungs = rungs  # sizes that there may be graphs of, ascending
         self._capture = capture
-        self._captured: dict[int, Captured] = {}
+        self._captured: dict[int, Captured[Tensor]] = {}
         self.nbytes = 0  # taken while they were captured
 
     def __len__(self) -> int:
@@ -58,7 +61,7 @@ class Graphs:
     def __contains__(self, rung: int) -> bool:
         return rung in self._captured
 
-    def capture(self, rung: int, work: Work) -> None:
+    def capture(self, rung: int, work: Callable[[], Tensor]) -> None:
         """Capture `work` of that size; it runs at least once meanwhile."""
         began_s, used = time.monotonic(), self._capture.used_nbytes()
         self._captured[rung] = self._capture.capture(work)
@@ -83,7 +86,7 @@ class CudaCapture:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def capture(self, work: Work) -> Captured:
+    def capture(self, work: Callable[[], T]) -> Captured[T]:
         """Run `work` once, so that its kernels are compiled and its libraries set up; then record it.
 
         Other threads go on to use the device meanwhile: the transfer engine's, NCCL's.

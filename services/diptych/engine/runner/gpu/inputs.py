@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from diptych.engine.batch import ForwardBatch
-from diptych.engine.runner.gpu.ladder import pad
+from diptych.engine.batch import I64, ForwardBatch
+from diptych.engine.runner.gpu.ladder import fill_up, pad
 from diptych.engine.runner.gpu.staging import ALIGNMENT, Staging
 from diptych.engine.runner.staged_batch import StagedBatch, extend_starts, logits_rows
 
@@ -41,17 +41,11 @@ class StepInputs:
 
     def stage(self, batch: ForwardBatch) -> StagedBatch:
         """Bring any step's arrays to the device. Those before the page table lie where the number of tokens says."""
-        arrays = (
-            batch.input_ids,
-            batch.positions,
-            batch.out_slots,
-            logits_rows(batch),
-            batch.seq_lens.astype(np.int32),
-            extend_starts(batch),
-            batch.page_table,
-        )
-        ids, positions, slots, rows, lens, starts, table = self._staging.upload(arrays)
-        return StagedBatch(batch, ids, positions, slots, table, lens, starts, rows)
+        return self._stage(batch, batch.input_ids)
+
+    def stage_filled_up(self, batch: ForwardBatch, rung: int) -> StagedBatch:
+        """Bring a step there whose pieces have `rung` tokens: so many `input_ids`, always at one address."""
+        return self._stage(batch, fill_up(batch.input_ids, rung))
 
     def stage_padded(self, batch: ForwardBatch, rung: int) -> StagedBatch:
         """Bring a decode step there as one of `rung` rows, at addresses that depend on `rung` alone.
@@ -63,3 +57,16 @@ class StepInputs:
         table = self._page_table[:rung]
         table[:, : batch.page_table.shape[1]].copy_(staged.page_table)
         return replace(staged, page_table=table)
+
+    def _stage(self, batch: ForwardBatch, input_ids: I64) -> StagedBatch:
+        arrays = (
+            input_ids,
+            batch.positions,
+            batch.out_slots,
+            logits_rows(batch),
+            batch.seq_lens.astype(np.int32),
+            extend_starts(batch),
+            batch.page_table,
+        )
+        ids, positions, slots, rows, lens, starts, table = self._staging.upload(arrays)
+        return StagedBatch(batch, ids, positions, slots, table, lens, starts, rows)

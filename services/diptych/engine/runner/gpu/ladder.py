@@ -1,8 +1,9 @@
-"""Which decode steps are replayed from a graph, and at which size: pure rules.
+"""Which steps are replayed from graphs, and at which size: pure rules.
 
-A graph is captured for one batch size. A batch runs in the smallest graph that holds it, filled up with rows that read
-and write nothing. While a step is bound by reading the weights, such a row costs almost nothing; from 128 rows on
-arithmetic counts, so the rungs are never further apart than a quarter of what they hold.
+A decode step is one graph, captured for one batch size; a small step with prompts is one graph between each two layers'
+attention, captured for one number of tokens. A batch runs in the smallest size that holds it, filled up with rows that
+read and write nothing. While a step is bound by reading the weights, such a row costs almost nothing; from 128 rows on
+arithmetic counts, so the rungs are never further apart than a quarter of what they hold, or half a prompt of 128.
 
 Rule: what is replayed depends on the batch alone, never on the process, because all tensor-parallel ranks must take the
 same way through their collectives.
@@ -18,6 +19,8 @@ import numpy as np
 from diptych.engine.batch import I64, ForwardBatch, ForwardMode
 
 NO_SLOT: Final = -1  # where a padding row's KV goes
+MOST_TOKENS: Final = 512  # the kernels of a larger step take longer than the host takes to launch them
+TOKENS: Final = (16, 32, *range(64, MOST_TOKENS, 64))
 
 
 def ladder(max_batch: int) -> tuple[int, ...]:
@@ -40,6 +43,27 @@ def rung_of(batch: ForwardBatch, rungs: Sequence[int]) -> int | None:
     if len(batch.sample_rows) != batch.batch_size or batch.prompt_rows is not None:
         return None
     return next((rung for rung in rungs if rung >= batch.batch_size), None)
+
+
+def token_ladder(max_step_tokens: int) -> tuple[int, ...]:
+    """Return the numbers of tokens of recorded pieces, ascending."""
+    most = min(max_step_tokens, MOST_TOKENS)
+    return (*(size for size in TOKENS if size < most), most)
+
+
+def token_rung_of(batch: ForwardBatch, rungs: Sequence[int]) -> int | None:
+    """Return for how many tokens the pieces are recorded by which to compute `batch`; None: kernel by kernel.
+
+    It has prompts, and perhaps requests that continue. Adapters: as in `rung_of`.
+    """
+    if batch.mode is ForwardMode.DECODE or batch.adapters is not None:
+        return None
+    return next((rung for rung in rungs if rung >= len(batch.input_ids)), None)
+
+
+def fill_up(input_ids: I64, size: int) -> I64:
+    """Return `size` tokens: `input_ids`, and behind them any."""
+    return _pad(input_ids, size - len(input_ids), 0)
 
 
 def pad(batch: ForwardBatch, size: int) -> ForwardBatch:

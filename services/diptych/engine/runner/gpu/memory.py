@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from diptych.common.errors import ConfigError
+from diptych.engine.runner.gpu.inputs import StepLimits
+from diptych.engine.runner.gpu.ladder import ladder, token_ladder
 
 GIB: Final = 2**30
 GRAPH_NBYTES: Final = 16 << 20  # an estimate for one graph without its tensors; what each has taken is in the log
+PIECE_NBYTES: Final = 1 << 20  # for the graph of one piece
 SPARE_NBYTES: Final = GIB  # for steps that run while other weights are loaded, where none was measured
 
 
@@ -27,13 +30,14 @@ class DeviceMemory:
     step_peak: int  # what the largest step takes on top, until it is over
 
 
-def graphs_nbytes(num_graphs: int, step_peak: int, max_requests: int, max_step_tokens: int) -> int:
-    """Return what graphs of decode steps may take: each its own, and together the tensors of the largest of them.
+def graphs_nbytes(limits: StepLimits, num_layers: int, step_peak: int) -> int:
+    """Return what graphs may take: each its own; and those of decode steps, and of pieces, the tensors of the largest.
 
     A step's tensors have a row for each token: `step_peak` bytes for `max_step_tokens`.
     """
-    tensors = step_peak * min(max_requests, max_step_tokens) // max_step_tokens
-    return num_graphs * GRAPH_NBYTES + tensors if num_graphs else 0
+    rungs, token_rungs, most = ladder(limits.max_requests), token_ladder(limits.max_step_tokens), limits.max_step_tokens
+    own = len(rungs) * GRAPH_NBYTES + len(token_rungs) * (num_layers + 1) * PIECE_NBYTES
+    return own + step_peak * (min(rungs[-1], most) + token_rungs[-1]) // most
 
 
 def pool_nbytes(memory: DeviceMemory, share: float, graphs: int) -> int:

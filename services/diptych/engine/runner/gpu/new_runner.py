@@ -10,7 +10,8 @@ from diptych.engine.batch import OnLayer
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.graphs import CudaCapture, Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
-from diptych.engine.runner.gpu.ladder import ladder
+from diptych.engine.runner.gpu.ladder import ladder, token_ladder
+from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.staging import Staging
 from diptych.engine.runner.kv_pool import DTYPES
 from diptych.engine.runner.loaded_model import LoadedModel
@@ -25,8 +26,10 @@ def new_runner(
     with_graphs: bool,
     layer_listener: Callable[[], OnLayer | None] = lambda: None,
 ) -> GpuRunner:
-    """Return what runs `model` on its pool; with graphs where it can be recorded."""
+    """Return what runs `model` on its pool; with graphs of what can be recorded."""
     rungs = ladder(limits.max_requests) if with_graphs and model.attention.is_recordable else ()
+    token_rungs = token_ladder(limits.max_step_tokens) if with_graphs and model.only_queues else ()
+    capture = CudaCapture(device)
     with torch.inference_mode():
         sampler = GpuSampler(device, model.config.vocab_size, limits.max_requests)
         sampler.warm_up(DTYPES[model.options.dtype])
@@ -35,6 +38,7 @@ def new_runner(
             StepInputs(limits, Staging(limits.nbytes, device, torch.cuda.Event), device),
             sampler.queue,
             torch.zeros(limits.max_requests, dtype=torch.int64, device=device),
-            Graphs(rungs, CudaCapture(device)),
+            Graphs(rungs, capture),
+            PieceGraphs(token_rungs, capture, lambda num_tokens: model.decoder.new_buffers(num_tokens, device)),
             layer_listener,
         )

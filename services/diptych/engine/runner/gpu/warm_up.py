@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -19,10 +19,18 @@ from diptych.engine.runner.gpu.inputs import StepLimits
 logger = logging.getLogger(__name__)
 
 
-def warm_up(launching: Runner, replaying: Runner, limits: StepLimits, page_size: int, longest: int) -> None:
+def warm_up(
+    launching: Runner,
+    replaying: Runner,
+    limits: StepLimits,
+    page_size: int,
+    longest: int,
+    recorded_tokens: Sequence[int] = (),
+) -> None:
     """Run the steps kernel by kernel, and the largest decode step as it will be; `longest`: tokens of one request.
 
-    `replaying` captures its largest graph then: whether there is memory for it is known before a request needs it. On
+    `replaying` captures its largest graph then: whether there is memory for it is known before a request needs it. It
+    also captures the pieces of steps of `recorded_tokens`, the largest first: the others find their memory in its. On
     tensor-parallel ranks this is a collective.
     """
     began_s, num_steps = time.monotonic(), 0
@@ -30,15 +38,16 @@ def warm_up(launching: Runner, replaying: Runner, limits: StepLimits, page_size:
         launching.execute(batch, _greedy(batch.batch_size))
         num_steps += 1
     replaying.execute(_decode(limits.max_requests, page_size), _greedy(limits.max_requests))
+    for num_tokens in reversed(recorded_tokens):
+        batch = _prompts(num_tokens, limits, page_size, longest)
+        replaying.execute(batch, _greedy(batch.batch_size))
     logger.info("%d steps of all sizes were run ahead, in %.1f s", num_steps, time.monotonic() - began_s)
 
 
 def warm_up_steps(limits: StepLimits, page_size: int, longest: int) -> Iterator[ForwardBatch]:
     """Yield prompts of any number of tokens, then any number of requests that continue, each up to the limit."""
     for num_tokens in up_to(limits.max_step_tokens):
-        full, rest = divmod(num_tokens, longest)
-        lens = [longest] * full + [rest] * (rest > 0)
-        yield _step(ForwardMode.EXTEND, np.array(lens[: limits.max_requests]), page_size)
+        yield _prompts(num_tokens, limits, page_size, longest)
     for num_requests in up_to(limits.max_requests):
         yield _decode(num_requests, page_size)
 
@@ -46,6 +55,12 @@ def warm_up_steps(limits: StepLimits, page_size: int, longest: int) -> Iterator[
 def up_to(limit: int) -> tuple[int, ...]:
     """Return the powers of two below `limit`, and `limit`."""
     return (*(1 << exponent for exponent in range((limit - 1).bit_length())), limit)
+
+
+def _prompts(num_tokens: int, limits: StepLimits, page_size: int, longest: int) -> ForwardBatch:
+    full, rest = divmod(num_tokens, longest)
+    lens = [longest] * full + [rest] * (rest > 0)
+    return _step(ForwardMode.EXTEND, np.array(lens[: limits.max_requests]), page_size)
 
 
 def _decode(num_requests: int, page_size: int) -> ForwardBatch:

@@ -1,0 +1,132 @@
+"""The runner of GPUs on a CPU: what stands for the device computes by torch, and a replay does the same work again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from diptych.engine.attention.backend import PhasedAttention
+from diptych.engine.attention.torch_backend import TorchAttention
+from diptych.engine.batch import ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
+from diptych.engine.runner.gpu.gpu_runner import GpuRunner
+from diptych.engine.runner.gpu.graphs import Captured, Graphs
+from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
+from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
+from diptych.engine.runner.gpu.staging import Staging
+from diptych.engine.runner.loaded_model import LoadedModel
+from diptych.engine.runner.sampling import sample_step
+from diptych.engine.runner.staged_batch import StagedBatch
+
+CPU = torch.device("cpu")
+NO_ID = 1 << 40  # no table has such a row
+T = TypeVar("T")
+
+
+class TensorAttention(TorchAttention):
+    """Reads the step from its tensors when it attends, as a recorded kernel does."""
+
+    def capture_metadata(self, batch: StagedBatch) -> None:
+        self._recorded = batch
+
+    def replay_metadata(self, batch: StagedBatch) -> None:
+        assert batch.page_table.data_ptr() == self._recorded.page_table.data_ptr()
+
+    def forward_decode(self, qkv: Tensor, layer: int, out: Tensor) -> None:
+        recorded = self._recorded
+        used = recorded.seq_lens > 0
+        assert (recorded.out_slots[~used] == -1).all(), "padding rows write nowhere"
+        count = int(used.sum())
+        assert used[:count].all(), "padding comes last"
+        now = replace(
+            recorded,
+            positions=recorded.positions[:count],
+            out_slots=recorded.out_slots[:count],
+            page_table=recorded.page_table[:count],
+            seq_lens=recorded.seq_lens[:count],
+        )
+        super().init_forward_metadata(now)
+        super().forward_decode(qkv[:count], layer, out[:count])
+        out[count:] = torch.nan
+
+
+class Recorder:
+    """Records work by keeping it. What a device would compute when it is replayed is nowhere before."""
+
+    def __init__(self, nbytes: int = 0) -> None:
+        """`nbytes`: that each recording takes."""
+        self.captured = 0
+        self._nbytes = nbytes
+
+    def capture(self, work: Callable[[], T]) -> Captured[T]:
+        self.captured += 1
+        output = work()
+        if isinstance(output, Tensor):
+            output.fill_(torch.nan if output.is_floating_point() else NO_ID)
+
+        def replay() -> None:
+            with torch.inference_mode():
+                again = work()
+                if isinstance(output, Tensor) and isinstance(again, Tensor):
+                    output.copy_(again)
+
+        return Captured(replay, output)
+
+    def used_nbytes(self) -> int:
+        return self._nbytes * self.captured
+
+
+class Mark:
+    """A mark of a device that has always come so far."""
+
+    def record(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+@dataclass
+class Tokens:
+    """What was sampled."""
+
+    result: StepResult
+
+    @property
+    def token_ids(self) -> Tensor:
+        return torch.from_numpy(self.result.token_ids)
+
+    def start_copy(self) -> WaitForResult:
+        return lambda: self.result
+
+
+def emulated_runner(
+    model: LoadedModel,
+    kv: Tensor,
+    limits: StepLimits,
+    *,
+    rungs: Sequence[int] = (),
+    token_rungs: Sequence[int] = (),
+    recorder: Recorder | None = None,
+    layer_listener: Callable[[], OnLayer | None] = lambda: None,
+) -> GpuRunner:
+    """Return what runs `model`, which was loaded onto `kv`, with graphs of these sizes."""
+    attention = TensorAttention(model.config, kv, torch.float32)
+    phased = PhasedAttention(model.attention._extend, attention, attention) if rungs else model.attention
+    recorder = recorder or Recorder()
+
+    def launch_sampling(batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> Tokens:
+        return Tokens(sample_step(model.sampler, logits, sampling, batch.prompt_rows))
+
+    return GpuRunner(
+        replace(model, attention=phased),
+        StepInputs(limits, Staging(limits.nbytes, CPU, Mark), CPU),
+        launch_sampling,
+        torch.zeros(limits.max_requests, dtype=torch.int64),
+        Graphs(rungs, recorder),
+        PieceGraphs(token_rungs, recorder, lambda num_tokens: model.decoder.new_buffers(num_tokens, CPU)),
+        layer_listener,
+    )
