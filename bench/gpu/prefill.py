@@ -1,10 +1,11 @@
 """Prompts of 4,096 tokens through Llama-3-8B, made-up weights in bfloat16: tokens/s against the arithmetic alone.
 
-Through the runner that workers use; steps are queued one behind the other. The limit is the model's arithmetic, causal
-attention included, at the speed of a large matrix product in the same run. Then a few new tokens behind a cached
-prefix: milliseconds against one read of weights and KV. *Kernels alone* is the same step when all of it was queued
-before it began: what is above that is the host's launching, kernel by kernel, and what graphs or a compiler could win.
-Last, where FlashInfer is installed, the first prompts again with its attention, which it may have to compile first.
+Through the runner that workers use; steps are queued one behind the other. The limit is the model's arithmetic,
+causal attention included, at the speed of a large matrix product in the same run. Then a few new tokens behind a
+cached prefix: milliseconds against one read of weights and KV, replayed from graphs but for attention, as workers do
+it, and *kernel by kernel*. *Kernels alone* is the same step when all of it was queued before it began: what is above
+that is the host's launching. Last, where FlashInfer is installed, the first prompts again with its attention, which
+it may have to compile first.
 
     python bench/gpu/prefill.py [--quick] [--json]
 """
@@ -54,16 +55,21 @@ def measure_prompts(
     report.row("gpu/prefill", name, value, "tokens/s", limit, "bf16 product", value / limit, peers)
 
 
-def measure_small(report: Report, limits: Roofline, config: ModelConfig, runner: OverlapRunner, case: Case) -> None:
+def measure_small(
+    report: Report, limits: Roofline, config: ModelConfig, runner: OverlapRunner, launching: OverlapRunner, case: Case
+) -> None:
     batch_size, new, prefix = case
     batch = extend_batch(new, NUM_PAGES, batch_size=batch_size, prefix_len=prefix)
     pace = overlapped(runner, batch, NUM_STEPS)
-    alone = {"one by one": 1e3 * one_by_one(runner, batch, NUM_STEPS)}
-    alone["kernels alone"] = 1e3 * kernels_s(runner, batch, NUM_STEPS)
+    beside = {
+        "one by one": 1e3 * one_by_one(runner, batch, NUM_STEPS),
+        "kernel by kernel": 1e3 * overlapped(launching, batch, NUM_STEPS).step_s,
+        "kernels alone": 1e3 * kernels_s(runner, batch, NUM_STEPS),
+    }
     nbytes = 2 * (layer_weights(config) + output_weights(config) + kv_numbers(config, batch_size * (prefix + new)))
     ms, limit_ms = 1e3 * pace.step_s, 1e3 * limits.seconds(nbytes, flops_of(config, case))
     name = f"small step, {batch_size} x {new} after {prefix}"
-    report.row("gpu/prefill", name, ms, "ms", limit_ms, "bytes at copy speed, or product", limit_ms / ms, alone)
+    report.row("gpu/prefill", name, ms, "ms", limit_ms, "bytes at copy speed, or product", limit_ms / ms, beside)
 
 
 def measure_flashinfer(report: Report, limits: Roofline, model: LoadedModel) -> None:
@@ -81,11 +87,11 @@ def main() -> None:
     limits = roofline()
     with model_folder() as folder, Report(as_json=options.json) as report:
         model = load(open_model(str(folder), "dummy"), NUM_PAGES)
-        runner = runner_of(model, with_graphs=False)
+        runner, launching = (runner_of(model, with_graphs=each) for each in (True, False))
         for case in CASES[: 1 if options.quick else None]:
             measure_prompts(report, limits, model.config, runner, case)
         for case in SMALL_CASES[: 2 if options.quick else None]:
-            measure_small(report, limits, model.config, runner, case)
+            measure_small(report, limits, model.config, runner, launching, case)
         if find_spec("flashinfer") is not None and not options.quick:
             measure_flashinfer(report, limits, model)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from diptych.engine.models.layers.buffers import Buffers
@@ -30,7 +30,7 @@ class PieceGraphs:
         self._capture = capture
         self._new_buffers = new_buffers
         self._buffers: Buffers | None = None  # of the largest rung
-        self._recorded: dict[int, list[Captured[Any]]] = {}
+        self._recorded: dict[int, tuple[Buffers, list[Captured[Any]]]] = {}
         self.nbytes = 0  # taken while they were recorded
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class PieceGraphs:
     def record(self, rung: int, forward: Callable[[Pieces], object]) -> None:
         """Record the pieces that `forward` runs. What it computes meanwhile means nothing."""
         began_s, used = time.monotonic(), self._capture.used_nbytes()
-        recorded = list[Captured[Any]]()
+        buffers, recorded = self._shared().first(rung), list[Captured[Any]]()
 
         def run(piece: Callable[[], T]) -> T:
             captured = self._capture.capture(piece)
@@ -51,8 +51,8 @@ class PieceGraphs:
             recorded.append(captured)
             return captured.output
 
-        forward(Pieces(self._shared().first(rung), run))
-        self._recorded[rung] = recorded
+        forward(Pieces(buffers, run))
+        self._recorded[rung] = buffers, recorded
         nbytes = max(0, self._capture.used_nbytes() - used)
         self.nbytes += nbytes
         words = (
@@ -63,15 +63,16 @@ class PieceGraphs:
 
     def replayed(self, rung: int) -> Pieces:
         """Return how one step is run: each piece as it was recorded."""
-        recorded: Iterator[Captured[Any]] = iter(self._recorded[rung])
+        buffers, recorded = self._recorded[rung]
+        following = iter(recorded)
 
         def run(piece: Callable[[], T]) -> T:
-            captured = next(recorded)
+            captured = next(following)
             captured.replay()
             output: T = captured.output
             return output
 
-        return Pieces(self._shared().first(rung), run)
+        return Pieces(buffers, run)
 
     def _shared(self) -> Buffers:
         if self._buffers is None:
