@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from diptych.engine.loader.config import Activation
+from diptych.engine.lora.adapter import Adapter, Product
+from diptych.engine.models.lora import TORCH, Loras
 from diptych.engine.models.ops import Ops, TorchOps
 from diptych.engine.models.placement import Split
 from diptych.engine.quantization.weight import QuantizedWeight
 from diptych.kernels.quantized import QuantizedArray
 
 EPS = 1e-5
+NO_SLOT = -1  # of a request without an adapter
 
 
 def both(dtype: torch.dtype, device: torch.device) -> tuple[Ops, Ops]:
@@ -70,6 +73,25 @@ def test_gated_products_of_few_and_of_many_rows_are_as_in_the_reference(
         ops.gated(ops.matrix("0.gate_up", weight, Split.NONE), activation).forward(x, gate_up, out)
         results.append(out)
     torch.testing.assert_close(*results, atol=5e-3, rtol=5e-3)
+
+
+@pytest.mark.parametrize("adapters", [None, [NO_SLOT, 0]])
+def test_gates_and_ups_are_stored_before_they_are_activated_only_where_an_adapter_changes_them(
+    adapters: list[int] | None, device: torch.device
+) -> None:
+    weight, x = states(device, torch.float16, 2 * 4096, 64) / 8, states(device, torch.float16, 2, 64)
+    product = Product("0.gate_up", 0, np.full((1, 64), 0.1, np.float32), np.ones((4096, 1), np.float32))
+    results, stored = [], x.new_empty(0)
+    for ops in reversed(both(torch.float16, device)):
+        loras = Loras(2, 1, TORCH, torch.float16, device)
+        gated = ops.gated(loras.wrap("0.gate_up", ops.matrix("0.gate_up", weight, Split.NONE)), "silu")
+        loras.install(0, loras.prepare(Adapter("0" * 32, (product,))))
+        loras.begin(None if adapters is None else np.array(adapters), np.array([1, 1]), np.array([0, 1]))
+        stored, out = x.new_full((2, 2 * 4096), torch.nan), x.new_empty(2, 4096)
+        gated.forward(x, stored, out)
+        results.append(out)
+    torch.testing.assert_close(*results, atol=5e-3, rtol=5e-3)
+    assert bool(stored.isnan().all()) == (adapters is None)
 
 
 def test_what_a_checkpoint_stores_in_few_bits_is_expanded(device: torch.device) -> None:

@@ -11,6 +11,7 @@ from diptych.engine.loader.config import Activation
 from diptych.engine.models.dense import dense
 from diptych.engine.models.gated import Gated, GatedInTurn, activate_of
 from diptych.engine.models.gpu_experts import GroupedExperts
+from diptych.engine.models.lora import LoraMatrix
 from diptych.engine.models.ops import Activate, Experts, Matrix, Weight
 from diptych.engine.models.placement import Split
 from diptych.engine.quantization.weight import QuantizedWeight
@@ -37,19 +38,21 @@ class GpuMatrix:
 
 
 class GpuGated:
-    """Activates the products of a few rows where they are computed, those of more in a pass of their own."""
+    """Activates the products of a few rows where they are computed, those of more, or with adapters, afterwards."""
 
-    def __init__(self, matrix: GpuMatrix, activation: Activation, in_turn: Gated) -> None:
-        self._matrix = matrix
+    def __init__(self, matrix: GpuMatrix | LoraMatrix, activation: Activation, in_turn: Gated) -> None:
+        self._adapted = matrix if isinstance(matrix, LoraMatrix) else None
+        self._weight = _weight(matrix.base if isinstance(matrix, LoraMatrix) else matrix)
         self._activation = activation
         self._in_turn = in_turn
-        num_rows, num_columns = matrix.weight.shape
-        is_narrow = matrix.weight.dtype.itemsize == 2
+        num_rows, num_columns = self._weight.shape
+        is_narrow = self._weight.dtype.itemsize == 2
         self._few = skinny_gated_gemm.pays_up_to(num_rows // 2, num_columns) if is_narrow else 0  # rows
 
     def forward(self, x: Tensor, gate_up: Tensor, out: Tensor) -> None:
-        if 0 < len(x) <= self._few:
-            skinny_gated_gemm.skinny_gated_gemm(x, self._matrix.weight, out, self._activation)
+        is_adapted = self._adapted is not None and self._adapted.is_adapted
+        if 0 < len(x) <= self._few and not is_adapted:
+            skinny_gated_gemm.skinny_gated_gemm(x, self._weight, out, self._activation)
         else:
             self._in_turn.forward(x, gate_up, out)
 
@@ -67,8 +70,8 @@ class GpuOps:
         return GpuMatrix(weight)
 
     def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
-        in_turn = GatedInTurn(gate_up, activate_of(self, activation))
-        return GpuGated(gate_up, activation, in_turn) if isinstance(gate_up, GpuMatrix) else in_turn
+        assert isinstance(gate_up, GpuMatrix | LoraMatrix), gate_up
+        return GpuGated(gate_up, activation, GatedInTurn(gate_up, activate_of(self, activation)))
 
     def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], ffn_size: int, activate: Activate) -> Experts:
         return GroupedExperts([_weight(each) for each in gate_up], [_weight(each) for each in down], activate)

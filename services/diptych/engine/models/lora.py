@@ -57,17 +57,22 @@ class LoraMatrix:
     """A matrix, and what the loaded adapters add to its products."""
 
     def __init__(self, base: Matrix, current: _Current, table: LowRankTable) -> None:
-        self._base = base
+        self.base = base
         self._current = current
         self._table = table
 
+    @property
+    def is_adapted(self) -> bool:
+        """Whether anybody in the running step has an adapter: if not, it is `base` that is multiplied with."""
+        return self._current.groups is not None
+
     def multiply(self, x: Tensor, out: Tensor) -> None:
-        self._base.multiply(x, out)
+        self.base.multiply(x, out)
         if self._current.groups is not None:
             self._table.add(x, self._current.groups, out)
 
     def rows(self, ids: Tensor) -> Tensor:
-        return self._base.rows(ids)
+        return self.base.rows(ids)
 
 
 class Loras:
