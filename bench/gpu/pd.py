@@ -59,7 +59,7 @@ def mixed(step_tokens: int) -> Mapping[str, Mapping[str, Any]]:
 PLATFORMS: Final[Mapping[str, Platform]] = {
     "replicas": Platform(REPLICAS, mixed(2048)),
     "replicas-512": Platform(REPLICAS, mixed(512)),  # shorter gaps between tokens, later first ones
-    "1P1D": Platform(PREFILL_AND_DECODE, {"prefill": {"max-step-tokens": 4096}}),
+    "1P1D": Platform(PREFILL_AND_DECODE, {"prefill": {"max-step-tokens": 8192}}),
 }
 COMPARED: Final = ("1P1D", "replicas")
 

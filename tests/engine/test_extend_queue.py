@@ -61,6 +61,44 @@ def test_requests_share_a_step_up_to_the_token_budget(queue: ExtendQueue, waitin
     assert queue.waiting_tokens == 8
 
 
+def test_a_prompt_that_waits_for_a_step_of_its_own_holds_no_pages_and_is_the_next() -> None:
+    cache = KvCache(num_pages=3000, page_size=PAGE, max_requests=8, max_tokens_per_request=4000)
+    waiting = new_waiting_queue(cache, Scheduling())
+    queue, free = ExtendQueue(cache, waiting, LIMITS), cache.num_available
+    waiting.add(request(1, 4))
+    waiting.add(request(2, 3000))
+    chunks = queue.plan(0.0, 4000, lambda request: 0)
+    assert chunk_sizes(chunks) == {1: 4}
+    assert cache.num_available == free - 1
+    launch(queue, chunks)
+    waiting.add(request(3, 4))
+    assert chunk_sizes(queue.plan(0.0, 4000, lambda request: 0)) == {2: 3000, 3: 4}
+
+
+def test_a_prompt_that_is_cached_but_for_a_little_shares_a_step() -> None:
+    cache = KvCache(num_pages=3000, page_size=PAGE, max_requests=8, max_tokens_per_request=4000)
+    waiting = new_waiting_queue(cache, Scheduling())
+    queue = ExtendQueue(cache, waiting, LIMITS)
+    cached = request(2, 3000)
+    assert cache.admit(cached)
+    cached.computed_len = 3000
+    cache.retire(cached)
+    waiting.add(request(1, 4))
+    waiting.add(request(2, 3000))
+    assert chunk_sizes(queue.plan(0.0, 4000, lambda request: 0)) == {1: 4, 2: 4}
+
+
+def test_a_prompt_part_way_waits_for_a_step_of_its_own_with_those_behind_it() -> None:
+    cache = KvCache(num_pages=9000, page_size=PAGE, max_requests=8, max_tokens_per_request=9000)
+    waiting = new_waiting_queue(cache, Scheduling())
+    queue = ExtendQueue(cache, waiting, LIMITS)
+    for room, length in ((1, 4), (2, 9000), (3, 1)):
+        each = request(room, length)
+        assert cache.admit(each)
+        queue.add_admitted(each)
+    assert chunk_sizes(queue.plan(0.0, 4000, lambda request: 0)) == {1: 4}
+
+
 def test_a_chunked_request_goes_on_before_new_ones_start(queue: ExtendQueue, waiting: WaitingQueue) -> None:
     waiting.add(request(1, 15))
     launch(queue, plan(queue))

@@ -1,7 +1,8 @@
 """Requests whose prompt is not computed yet, and the choice of what the next step computes of them.
 
 Who is admitted next is the waiting queue's choice; if that request does not fit the pool, nobody passes it, so none
-starves. A prompt longer than what is left of the token budget is chunked, and its chunk ends the batch.
+starves. A prompt longer than what is left of the token budget is chunked, and its chunk ends the step; so does one for
+which the prompts that are completed before it would wait longer than it is worth.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Callable, Iterable
 
 from diptych.engine.kv_cache import KvCache
 from diptych.engine.limits import Limits
+from diptych.engine.packing import Packing
 from diptych.engine.request import Request
-from diptych.engine.step import Chunk, next_chunk
+from diptych.engine.step import Chunk
 from diptych.engine.waiting_queue import WaitingQueue
 
 
@@ -50,17 +52,22 @@ class ExtendQueue:
 
         `spare_pages(request)` are to stay available when `request` is admitted.
         """
-        chunks: list[Chunk] = []
+        step = Packing(self._cost, budget, self._max_batch_size, len(self))
         for request in self._extending:
-            budget -= self._add_chunk(chunks, request, budget)
-        while budget > 0 and self._waiting and self._cache.has_row and len(chunks) < self._max_batch_size:
+            if not step.takes(request.computed_len, request.num_tokens):
+                return step.chunks
+            step.add(request)
+        while self._waiting and self._cache.has_row and step.has_room:
             request = self._waiting.peek(now_s)
+            start = 0 if step.takes_any else self._cache.cached_len(request)
+            if not step.takes(start, request.num_tokens):
+                break
             if not self._cache.admit(request, spare_pages=spare_pages(request)):
                 break
             self._waiting.take(request)
             self._extending.append(request)
-            budget -= self._add_chunk(chunks, request, budget)
-        return chunks
+            step.add(request)
+        return step.chunks
 
     def launch(self, chunks: Iterable[Chunk]) -> list[Request]:
         """Note that a step computes the chunks; return the requests whose prompt is then complete, which leave."""
@@ -72,11 +79,3 @@ class ExtendQueue:
     def recall(self, chunks: Iterable[Chunk]) -> None:
         """The step that was to compute the chunks did not: take back the requests that had left with it."""
         self._extending.extendleft(chunk.request for chunk in chunks if chunk.is_last)
-
-    def _add_chunk(self, chunks: list[Chunk], request: Request, budget: int) -> int:
-        """Return what the chunk costs."""
-        if budget <= 0 or len(chunks) >= self._max_batch_size:
-            return 0
-        chunk = next_chunk(request, self._cost.chunk_len(request.computed_len, budget))
-        chunks.append(chunk)
-        return self._cost.of(chunk.start, chunk.num_tokens)

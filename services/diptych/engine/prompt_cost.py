@@ -13,6 +13,8 @@ from typing import Final
 from diptych.engine.loader.config import ModelConfig
 
 MIN_CHUNK: Final = 16  # tokens, however dear: weights are read once a step
+STEP_COST: Final = 160  # of a step beside its tokens: an H200 reads weights for as long as it computes so many tokens
+LATER: Final = 6  # prompts that come, for each that waits, before a queue ends: tried by `bench/prompt_steps.py`
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,15 @@ class PromptCost:
 
     def _rate(self, start: int) -> float:
         return 1 + start / self.even_len
+
+
+def pays_to_share(cost: int, num_complete: int, num_waiting: int) -> bool:
+    """Return whether a prompt's next chunk should be in a step that completes `num_complete` prompts before it.
+
+    Those get their first tokens later by what the chunk costs. Else all that wait, `num_waiting` with this one, and all
+    that come meanwhile, have theirs later by one more step at most: so a long queue is packed, and a short one is not.
+    """
+    return num_complete * cost <= num_waiting * LATER * STEP_COST
 
 
 SAME_EVERYWHERE: Final = PromptCost()
