@@ -50,7 +50,7 @@ class MarkedPages:
     def read(self, pages: I32, seq_len: int) -> U64:
         """Return what is seen of a request's tokens: their marks, and above them how many layers say otherwise."""
         num_pages = -(-seq_len // self._rows.shape[3])
-        raw = self._rows.take(pages[:num_pages], axis=0)
+        raw = self._rows[pages[:num_pages]]  # `take` would copy the whole pool first
         numbers = self._numbers.take(_keys(raw)).view(np.uint32)[..., 0]  # [num_pages, num_layers, 2, page_size]
         found = (numbers ^ self._masks[..., None]).transpose(0, 3, 1, 2).reshape(-1, self._masks.size)[:seq_len]
         wrong: U64 = (found != found[:, :1]).sum(axis=1, dtype=np.uint64)
