@@ -7,6 +7,7 @@ from diptych.engine.packing import Packing
 from diptych.engine.prompt_cost import LATER, SAME_EVERYWHERE, STEP_COST, PromptCost
 from diptych.engine.request import new_request
 from diptych.engine.sampling_params import SamplingParams
+from diptych.engine.step import MAX_SCORED_TOKENS
 
 WORTH = LATER * STEP_COST  # of the time of one prompt that a step completes, to each that waits
 
@@ -15,9 +16,10 @@ def packed(lengths: list[int], budget: int, cost: PromptCost = SAME_EVERYWHERE, 
     """Return the chunks of the step that prompts in this order get."""
     step = Packing(cost, budget, max_chunks, len(lengths))
     for room, length in enumerate(lengths):
-        if not step.takes(0, length):
+        request = new_request(room, np.arange(length), SamplingParams())
+        if not step.takes(request, 0):
             break
-        step.add(new_request(room, np.arange(length), SamplingParams()))
+        step.add(request)
     return [chunk.num_tokens for chunk in step.chunks]
 
 
@@ -70,4 +72,14 @@ def test_tokens_behind_a_long_prefix_count_as_much_as_they_cost() -> None:
     for start, is_taken in ((4000, True), (5000, False)):
         step = Packing(cost, 10**6, 256, 2)
         step.add(new_request(0, np.arange(4), SamplingParams()))
-        assert step.takes(start, start + size) == is_taken
+        assert step.takes(new_request(1, np.arange(start + size), SamplingParams()), start) == is_taken
+
+
+def test_a_prompt_whose_tokens_are_scored_counts_as_the_short_chunk_that_it_gets() -> None:
+    short = new_request(0, np.arange(1), SamplingParams())
+    scored = new_request(1, np.arange(WORTH * 4), SamplingParams(prompt_logprobs=0))
+    step = Packing(SAME_EVERYWHERE, 10**6, 256, 2)
+    step.add(short)
+    assert step.takes(scored, 0)
+    step.add(scored)
+    assert [chunk.num_tokens for chunk in step.chunks] == [1, MAX_SCORED_TOKENS]

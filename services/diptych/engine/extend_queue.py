@@ -54,13 +54,13 @@ class ExtendQueue:
         """
         step = Packing(self._cost, budget, self._max_batch_size, len(self))
         for request in self._extending:
-            if not step.takes(request.computed_len, request.num_tokens):
+            if not step.takes(request, request.computed_len):
                 return step.chunks
             step.add(request)
         while self._waiting and self._cache.has_row and step.has_room:
             request = self._waiting.peek(now_s)
             start = 0 if step.takes_any else self._cache.cached_len(request)
-            if not step.takes(start, request.num_tokens):
+            if not step.takes(request, start):
                 break
             if not self._cache.admit(request, spare_pages=spare_pages(request)):
                 break

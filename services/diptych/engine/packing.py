@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diptych.engine.prompt_cost import PromptCost, pays_to_share
 from diptych.engine.request import Request
-from diptych.engine.step import Chunk, next_chunk
+from diptych.engine.step import Chunk, chunk_len, next_chunk
 
 
 class Packing:
@@ -27,12 +27,12 @@ class Packing:
         """Whether any chunk should be added that there is room for."""
         return self._pays(self._budget)
 
-    def takes(self, start: int, num_tokens: int) -> bool:
-        """Whether the next chunk of a prompt of so many tokens, computed up to `start`, should be added."""
+    def takes(self, request: Request, start: int) -> bool:
+        """Whether the request's chunk from `start` on should be added."""
         if not self.has_room:
             return False
-        chunk_len = min(num_tokens - start, self._cost.chunk_len(start, self._budget))
-        return self.takes_any or self._pays(self._cost.of(start, chunk_len))
+        num_tokens = chunk_len(request, start, self._cost.chunk_len(start, self._budget))
+        return self.takes_any or self._pays(self._cost.of(start, num_tokens))
 
     def add(self, request: Request) -> None:
         """Add its next chunk; there is room."""

@@ -30,11 +30,16 @@ class Chunk:
         return min(self.start + self.num_tokens, self.request.prompt_len - 1) - self.start
 
 
-def next_chunk(request: Request, max_tokens: int) -> Chunk:
-    """Return the part of the request that comes next, at most `max_tokens` of it."""
+def chunk_len(request: Request, start: int, max_tokens: int) -> int:
+    """Return how many tokens of the request a chunk from `start` on has, at most `max_tokens`."""
     if request.prompt_logprobs is not None:
         max_tokens = min(max_tokens, MAX_SCORED_TOKENS)
-    num_tokens = min(request.extend_len, max_tokens)
+    return min(request.num_tokens - start, max_tokens)
+
+
+def next_chunk(request: Request, max_tokens: int) -> Chunk:
+    """Return the part of the request that comes next, at most `max_tokens` of it."""
+    num_tokens = chunk_len(request, request.computed_len, max_tokens)
     return Chunk(request, request.computed_len, num_tokens, is_last=num_tokens == request.extend_len)
 
 
