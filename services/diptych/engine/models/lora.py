@@ -1,7 +1,7 @@
 """Adds low-rank adapters to a model's matrices: for the tokens of each adapter in a batch, `out += (x @ A.T) @ B.T`.
 
-Rule: a token without an adapter is not touched, so its result is the base model's to the bit, whatever else is in the
-batch. It wraps any matrix, and knows no family.
+Rule: a token without an adapter is not touched, so its product is that of the matrix below to the bit, whatever else is
+in the batch. It wraps any matrix, and knows no family.
 """
 
 from __future__ import annotations
