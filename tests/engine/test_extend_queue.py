@@ -37,6 +37,13 @@ def queue(cache: KvCache, waiting: WaitingQueue) -> ExtendQueue:
     return ExtendQueue(cache, waiting, LIMITS)
 
 
+def large_queue() -> tuple[KvCache, WaitingQueue, ExtendQueue]:
+    """For prompts that are long beside what a step costs."""
+    cache = KvCache(num_pages=9000, page_size=PAGE, max_requests=8, max_tokens_per_request=9000)
+    waiting = new_waiting_queue(cache, Scheduling())
+    return cache, waiting, ExtendQueue(cache, waiting, LIMITS)
+
+
 def plan(queue: ExtendQueue) -> list[Chunk]:
     return queue.plan(0.0, BUDGET, lambda request: 0)
 
@@ -62,9 +69,8 @@ def test_requests_share_a_step_up_to_the_token_budget(queue: ExtendQueue, waitin
 
 
 def test_a_prompt_that_waits_for_a_step_of_its_own_holds_no_pages_and_is_the_next() -> None:
-    cache = KvCache(num_pages=3000, page_size=PAGE, max_requests=8, max_tokens_per_request=4000)
-    waiting = new_waiting_queue(cache, Scheduling())
-    queue, free = ExtendQueue(cache, waiting, LIMITS), cache.num_available
+    cache, waiting, queue = large_queue()
+    free = cache.num_available
     waiting.add(request(1, 4))
     waiting.add(request(2, 3000))
     chunks = queue.plan(0.0, 4000, lambda request: 0)
@@ -76,9 +82,7 @@ def test_a_prompt_that_waits_for_a_step_of_its_own_holds_no_pages_and_is_the_nex
 
 
 def test_a_prompt_that_is_cached_but_for_a_little_shares_a_step() -> None:
-    cache = KvCache(num_pages=3000, page_size=PAGE, max_requests=8, max_tokens_per_request=4000)
-    waiting = new_waiting_queue(cache, Scheduling())
-    queue = ExtendQueue(cache, waiting, LIMITS)
+    cache, waiting, queue = large_queue()
     cached = request(2, 3000)
     assert cache.admit(cached)
     cached.computed_len = 3000
@@ -89,9 +93,7 @@ def test_a_prompt_that_is_cached_but_for_a_little_shares_a_step() -> None:
 
 
 def test_a_prompt_part_way_waits_for_a_step_of_its_own_with_those_behind_it() -> None:
-    cache = KvCache(num_pages=9000, page_size=PAGE, max_requests=8, max_tokens_per_request=9000)
-    waiting = new_waiting_queue(cache, Scheduling())
-    queue = ExtendQueue(cache, waiting, LIMITS)
+    cache, _, queue = large_queue()
     for room, length in ((1, 4), (2, 9000), (3, 1)):
         each = request(room, length)
         assert cache.admit(each)

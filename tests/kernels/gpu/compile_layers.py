@@ -36,13 +36,11 @@ def activation(name: str, called: str) -> Kernel:
 
 def skinny(name: str, n: int, k: int) -> Kernel:
     tile = skinny_gemm.choose_tile(n)
-    constants = {"K": k, "STEPS": k // tile.block_k, "EVEN": True}
-    constants |= {"BLOCK_M": skinny_gemm.MAX_ROWS, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k}
     return Kernel(
         f"skinny GEMM, {name}",
         skinny_gemm.skinny_gemm_kernel,
         pointers("x weight out", m="i32", n="i32"),
-        constants,
+        tile.constants(k),
         frozenset({"m"}),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -52,8 +50,7 @@ def skinny(name: str, n: int, k: int) -> Kernel:
 
 def gates(name: str, ffn_size: int, called: str) -> Kernel:
     tile = skinny_gated_gemm.choose_tile(ffn_size)
-    constants = {"FFN_SIZE": ffn_size, "K": HIDDEN, "STEPS": HIDDEN // tile.block_k, "EVEN": True, "ACTIVATION": called}
-    constants |= {"BLOCK_M": skinny_gemm.MAX_ROWS, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k}
+    constants = {"FFN_SIZE": ffn_size, "ACTIVATION": called, **tile.constants(HIDDEN)}
     return Kernel(
         f"gated GEMM, {name}",
         skinny_gated_gemm.skinny_gated_gemm_kernel,

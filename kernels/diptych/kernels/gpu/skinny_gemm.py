@@ -34,6 +34,11 @@ class Tile:
     num_stages: int
     num_warps: int
 
+    def constants(self, k: int) -> dict[str, int]:
+        """Return what a kernel is compiled with for weights of `k` columns."""
+        steps, blocks = cdiv(k, self.block_k), {"BLOCK_M": MAX_ROWS, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k}
+        return {"K": k, "STEPS": steps, "EVEN": k % self.block_k == 0, **blocks}
+
 
 TILES: Final = {16: Tile(16, 256, 6, 4), 32: Tile(32, 256, 5, 4), 64: Tile(64, 128, 5, 4)}  # 64 KiB on the way, or 40
 
@@ -77,12 +82,7 @@ def skinny_gemm_by(tile: Tile, x: Tensor, weight: Tensor, out: Tensor) -> None:
             out,
             m,
             n,
-            K=k,
-            STEPS=cdiv(k, tile.block_k),
-            EVEN=k % tile.block_k == 0,
-            BLOCK_M=MAX_ROWS,
-            BLOCK_N=tile.block_n,
-            BLOCK_K=tile.block_k,
+            **tile.constants(k),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )

@@ -16,7 +16,7 @@ from diptych.engine.runner.gpu.ladder import ladder, token_ladder
 
 GIB: Final = 2**30
 GRAPH_NBYTES: Final = 16 << 20  # an estimate for one graph without its tensors; what each has taken is in the log
-PIECE_NBYTES: Final = 256 << 10  # for the graph of one piece: 33 of an 8B model took 4 to 6 MiB on an H200
+PIECE_NBYTES: Final = 512 << 10  # for the graph of one piece: 33 of an 8B model took 4 to 24 MiB on an H200
 SPARE_NBYTES: Final = GIB  # for steps that run while other weights are loaded, where none was measured
 
 
