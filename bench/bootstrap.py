@@ -30,10 +30,10 @@ from pathlib import Path
 import psutil
 from report import Report, arguments
 
-from diptych.common.ports import free_port
-from diptych.common.rpc import open_sync_channel
-from diptych.common.tokens import TOKEN_VARIABLE
-from diptych.common.trust import TrustConfig
+from diptych.common.net.ports import free_port
+from diptych.common.net.rpc import open_sync_channel
+from diptych.common.trust.tokens import TOKEN_VARIABLE
+from diptych.common.trust.trust import TrustConfig
 from diptych.v1.bootstrap_pb2 import WatchRequest
 from diptych.v1.bootstrap_pb2_grpc import BootstrapStub
 

@@ -18,9 +18,9 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from diptych.common.membership_client import Registration
-from diptych.common.rpc import open_channel
-from diptych.common.trust import TrustConfig
+from diptych.common.members.membership_client import Registration
+from diptych.common.net.rpc import open_channel
+from diptych.common.trust.trust import TrustConfig
 from diptych.v1.bootstrap_pb2 import INSTANCE_STATE_READY, ROLE_DECODE, ROLE_PREFILL, Instance, WatchRequest
 
 NUM_LINKS = 16

@@ -21,7 +21,7 @@ from typing import Any, Final
 import report
 import tokenizers
 
-from diptych.cli.runtime import Runtime
+from diptych.cli.platform.runtime import Runtime
 
 BENCH: Final = "cancel"
 CONTEXT_LEN: Final = 131_072
@@ -47,6 +47,7 @@ MODEL: Final[dict[str, Any]] = {
     "bos_token_id": None,
 }
 ENVIRONMENT: Final = {
+    "DIPTYCH_OPEN_METRICS": "1",  # the router's, asked at the one port that is known here
     "DIPTYCH_LOAD_FORMAT": "dummy",
     "DIPTYCH_KV_CACHE_DTYPE": "bfloat16",
     "DIPTYCH_KV_CACHE_MIB": "300",

@@ -25,9 +25,9 @@ from model_cost import kv_numbers, prefill_flops
 from report import Report, arguments
 from vllm_client import VllmClient
 
-from diptych.engine.loader.config import ModelConfig
-from diptych.engine.loader.source import ModelSource, open_model
-from diptych.engine.quantization.weight import Stored, expanded
+from diptych.architectures.config import ModelConfig
+from diptych.checkpoints.quantization.weight import Stored, expanded
+from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.kernels.cpu.linear import PackedMatrix
 

@@ -6,7 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from diptych.engine.batch import I64, ForwardBatch, ForwardMode, SamplingBatch
+from diptych.common.arrays import I64
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch
 
 PAGE_SIZE: Final = 16
 

@@ -1,4 +1,4 @@
-"""What structured output costs: compiling a grammar, and the token mask of a decode step.
+"""What structured output costs: checking and compiling a grammar, and the token mask of a decode step.
 
     python bench/grammar.py [--model smollm2] [--quick] [--json]
 
@@ -15,6 +15,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
@@ -23,14 +24,17 @@ import numpy as np
 from random_schemas import Schema, random_schema
 from report import Report, arguments
 
-from diptych.engine.batch import I32
-from diptych.engine.grammar.compiler import Compiler
-from diptych.engine.grammar.grammar import Grammar
-from diptych.engine.grammar.matcher import CompiledGrammar, GrammarMatcher
-from diptych.engine.loader.source import ModelSource, open_model
-from diptych.engine.request import Request, new_request
-from diptych.engine.sampling_builder import build_sampling
-from diptych.engine.sampling_params import SamplingParams
+from diptych.checkpoints.source import ModelSource, open_model
+from diptych.common.arrays import I32
+from diptych.engine.schedule.sampling_builder import build_sampling
+from diptych.engine.values.request import Request, new_request
+from diptych.generation.grammar import Grammar
+from diptych.generation.sampling_params import SamplingParams
+from diptych.grammars.checker import Checker
+from diptych.grammars.compiler import Compiler
+from diptych.grammars.matcher import CompiledGrammar, GrammarMatcher
+from diptych.grammars.source import check
+from diptych.grammars.verdicts import Outcome, Verdict, Verdicts
 
 BATCH_SIZES = (1, 16, 64)
 NAMED: dict[str, Schema] = {
@@ -135,6 +139,7 @@ def main() -> None:
     num_schemas, num_steps = (50, 50) if options.quick else (200, 200)
     random_ones = [random_schema(Random(seed)) for seed in range(num_schemas)]
     with Report(as_json=options.json) as report:
+        bench_check(report, random_ones)
         for name, schemas in {**{name: [one] for name, one in NAMED.items()}, "random, mean": random_ones}.items():
             bench_compile(report, sides, name, schemas)
         for batch_size in BATCH_SIZES:
@@ -142,6 +147,42 @@ def main() -> None:
             bench_steps(report, sides, "a person", [NAMED["a person"]], mask, num_steps)
             bench_steps(report, sides, "all differ", random_ones, mask, num_steps)
         bench_builder(report, source)
+
+
+def bench_check(report: Report, schemas: Sequence[Schema]) -> None:
+    """What a process of its own costs a check: the limit is the same check in this process."""
+    checker = Checker()
+    start_s = time.perf_counter()
+    checker.start()
+    report.row("grammar", "start of a checking process", (time.perf_counter() - start_s) * 1e3, "ms")
+    grammars = [Grammar.from_schema(schema) for schema in schemas]
+    beside, here = [], []
+    for grammar in grammars:
+        beside.append(check_us(partial(checked, checker, grammar)))
+        here.append(check_us(partial(check, grammar)))
+    mean, limit = float(np.mean(beside)), float(np.mean(here))
+    report.row("grammar", "check of random, mean", mean, "us", limit, "in process", limit / mean)
+    verdicts = Verdicts()
+    for grammar in grammars:
+        verdicts.add(grammar, Verdict(Outcome.PASSED), 0.0)
+    known = [check_us(partial(verdicts.find, grammar, 0.0)) for grammar in grammars]
+    report.row("grammar", "check of random, known", float(np.mean(known)), "us")
+    rollup = Path(f"/proc/{checker.pid}/smaps_rollup")
+    if rollup.exists():
+        (pss,) = [line for line in rollup.read_text().splitlines() if line.startswith("Pss:")]
+        report.row("grammar", "memory of a checking process", int(pss.split()[1]) / 1024, "MiB")
+    checker.close()
+
+
+def checked(checker: Checker, grammar: Grammar) -> None:
+    checker.begin()
+    assert checker.check(grammar).source
+
+
+def check_us(work: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    work()
+    return (time.perf_counter() - start_s) * 1e6
 
 
 def bench_compile(report: Report, sides: dict[str, Library], name: str, schemas: Sequence[Schema]) -> None:
@@ -214,7 +255,7 @@ def builder_us(matchers: Sequence[GrammarMatcher], batch_size: int, source: Mode
     times = []
     for _ in range(300):
         start_s = time.perf_counter()
-        build_sampling(requests, eos_ids)
+        build_sampling(requests, eos_ids, source.config.vocab_size)
         times.append((time.perf_counter() - start_s) * 1e6)
     return float(np.median(times))
 

@@ -17,17 +17,17 @@ import numpy as np
 import torch
 from report import Report, arguments
 
-from diptych.engine.batch import I64
-from diptych.engine.batch_builder import build_batch
-from diptych.engine.host_tier import HostTier
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.loader.source import ModelSource, open_model
-from diptych.engine.request import Request, new_request
+from diptych.checkpoints.source import ModelSource, open_model
+from diptych.common.arrays import I64
+from diptych.engine.cache.host_tier import HostTier
+from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.runner.kv_pool import kv_view
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.sampling_params import SamplingParams
-from diptych.engine.step import Chunk, Step
+from diptych.engine.schedule.batch_builder import build_batch
+from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.step import Chunk, Step
+from diptych.generation.sampling_params import SamplingParams
 
 PAGE_SIZE = 16
 PAGE_KIB = (64, 720, 2048)  # the middle one is SmolLM2 in float32, the last Llama 3 8B in bfloat16

@@ -25,10 +25,10 @@ from kvtransfer_rivals import Rival
 from kvtransfer_target import Target
 from report import Report, arguments
 
+from diptych.cli.requests.bench_pool import Scatter, scatter
 from diptych.common.native import build_library
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.scatter import Scatter, scatter
 from diptych.kvtransfer.transport import NO_FLOW, Flow, LinkUp, OpDone, PageWrite, TransportEvent
 from diptych.kvtransfer.ucx import UcxOptions, open_transport
 

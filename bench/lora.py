@@ -18,11 +18,11 @@ from engine import NUM_PAGES, PRODUCT_SIZE, READ_FLOATS, fastest, matrix_product
 from forward_batches import PAGE_SIZE, decode_batch, extend_batch
 from report import Report, arguments
 
-from diptych.engine.batch import ForwardBatch
-from diptych.engine.loader.source import ModelSource, open_model
+from diptych.architectures.registry import FAMILIES
+from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.lora.adapter import TARGETS, Adapter, Product
-from diptych.engine.models.registry import FAMILIES
 from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.values.batch import ForwardBatch
 
 BATCH_SIZE = 8
 CONTEXT = 128

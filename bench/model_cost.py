@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diptych.engine.loader.config import ModelConfig
+from diptych.architectures.config import ModelConfig
 
 
 def layer_weights(config: ModelConfig) -> int:

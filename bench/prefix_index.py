@@ -22,13 +22,13 @@ import psutil
 import xxhash
 from report import Report, arguments
 
-from diptych.engine.batch import I64, U64
-from diptych.engine.kv_feed import MAX_HASHES
-from diptych.engine.packed_tokens import TOKEN_TYPE
-from diptych.engine.page_hash import page_hashes
-from diptych.router import page_chain
-from diptych.router.approximate_index import ApproximateIndex
-from diptych.router.prefix_index import KvNews, PrefixIndex
+from diptych.common.arrays import I64, U64
+from diptych.engine.cache.kv_feed import MAX_HASHES
+from diptych.generation.page_hash import page_hashes
+from diptych.router.choose import page_chain
+from diptych.router.choose.approximate_index import ApproximateIndex
+from diptych.router.choose.prefix_index import KvNews, PrefixIndex
+from diptych.tokens.packed_tokens import TOKEN_TYPE
 
 PAGE_SIZE = 16
 PROMPT_LEN = 39_000  # tokens

@@ -21,15 +21,16 @@ from unittest.mock import patch
 import numpy as np
 from report import Report, arguments
 
-from diptych.engine import packing, prompt_cost
-from diptych.engine.extend_queue import ExtendQueue
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits, Scheduling
-from diptych.engine.prompt_cost import PromptCost
-from diptych.engine.request import new_request
-from diptych.engine.sampling_params import SamplingParams
-from diptych.engine.step import new_step
-from diptych.engine.waiting_queue import new_waiting_queue
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule import packing
+from diptych.engine.schedule.extend_queue import ExtendQueue
+from diptych.engine.schedule.waiting_queue import new_waiting_queue
+from diptych.engine.values import prompt_cost
+from diptych.engine.values.limits import Limits, Scheduling
+from diptych.engine.values.prompt_cost import PromptCost
+from diptych.engine.values.request import new_request
+from diptych.engine.values.step import new_step
+from diptych.generation.sampling_params import SamplingParams
 
 STEP_S: Final = 4.0e-3
 TOKEN_S: Final = 23.0e-6

@@ -26,13 +26,13 @@ from model_cost import prefill_flops
 from report import Report, arguments
 from torch import Tensor
 
-from diptych.engine.batch import ForwardBatch, ForwardMode, PromptRows
-from diptych.engine.loader.source import ModelSource, open_model
-from diptych.engine.loader.tokenizer import Tokenizer
-from diptych.engine.quantization.weight import Stored, as_floats, expanded
+from diptych.checkpoints.quantization.weight import Stored, as_floats, expanded
+from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.runner.kv_pool import KV_DTYPES
 from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows
 from diptych.kernels.quantized import FP8_VALUES, Array, QuantizedArray
+from diptych.tokens.tokenizer import Tokenizer
 
 GROUP = 128
 BATCH_SIZES = (1, 8, 16)

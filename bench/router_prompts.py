@@ -28,9 +28,9 @@ from router_rig.load import NUMBER
 from router_rig.long_context import write_model
 from router_rig.platform import Cast, Platform, platform
 
-from diptych.engine.loader.prompt_encoder import PromptEncoder
-from diptych.engine.loader.source import open_model
-from diptych.engine.loader.tokenizer import stay_in_the_callers_thread
+from diptych.checkpoints.source import open_model
+from diptych.tokens.prompt_encoder import PromptEncoder
+from diptych.tokens.tokenizer import stay_in_the_callers_thread
 
 BENCH: Final = "router_prompts"
 PROMPT_CHARS: Final = 220_000

@@ -1,6 +1,6 @@
 """How well routing policies place requests: a trace replayed on simulated workers by the real policies and index.
 
-No model, no socket, no clock: a run gives the same numbers everywhere. Three parts:
+No model, no socket, no clock: a run gives the same numbers everywhere. Four parts:
 
 - *closed*: eight workers that serve alone, with 4,096 blocks each, and 64 requests at a time. Other routers were
   measured on the same replay. `serial`: one prompt after the other, 2 ms each and 0.5 ms a block that is not cached.
@@ -8,6 +8,8 @@ No model, no socket, no clock: a run gives the same numbers everywhere. Three pa
 - *open*: eight prefill and four decode workers of `DENSE_32B`; requests come as stamped, so many times faster. Goodput
   is the share of requests that meet both a time to first token and a mean time per token.
 - *split*: unified workers, of which a request may use one or two, against always one and always two.
+- *family*: loads that are drawn from seeds (`routing.family`), and of each how much of the best single policy's goodput
+  `pair_cost` has, at the worst of six pairs of objectives.
 
 Reads Mooncake's conversation trace where it is; without it, makes up conversations of the same shape.
 """
@@ -15,20 +17,23 @@ Reads Mooncake's conversation trace where it is; without it, makes up conversati
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from report import Report, arguments
+from routing.contest import Contest, hold
+from routing.family import member
 from routing.fleet import disaggregated, unified
 from routing.hardware import DENSE_32B, INSTANT, SERIAL
 from routing.outcome import Outcome, outcome, pooled_hit_rate
 from routing.sheet import Sheet
 from routing.trace import TracedRequest, parse_rows, read_trace, synthetic_rows, whole_blocks
 
-from diptych.router.policies import POLICIES
-from diptych.router.worker_view import Pair
+from diptych.router.choose.policies import POLICIES
+from diptych.router.workers.worker_view import Pair
 
 TRACE: Final = Path(__file__).parents[2] / "shared/data/traces/mooncake_conversation_trace.jsonl"
 NUM_CLOSED: Final = 3000
@@ -41,6 +46,17 @@ GOODPUTS: Final = tuple((ttft_s, tpot_s) for tpot_s in TPOTS_S for ttft_s in TTF
 OPEN_COLUMNS: Final = (
     *("hit rate", "CV missed", "TTFT p50", "p90", "p99"),
     *(f"{ttft_s:g}s/{1000 * tpot_s:g}ms" for ttft_s, tpot_s in GOODPUTS),
+)
+PARTS: Final = ("closed", "open", "split", "family")
+FAMILY_COLUMNS: Final = (
+    "worst cell",
+    "there",
+    "best other",
+    "cells < 0.99",
+    "TTFT s",
+    "best other's",
+    "total s",
+    "best's",
 )
 CHOICES: Final[Mapping[str, Callable[[Pair], bool]]] = {
     "pair_cost": lambda pair: True,
@@ -57,12 +73,17 @@ def main() -> None:
     speeds, sizes = ((3.0,), (4096,)) if args.quick else (args.speeds, (4096, 16384))
     shown = requests[:4000] if args.quick else requests
     report = Report(as_json=args.json)
-    closed(report, whole_blocks(requests[:NUM_CLOSED]), args.policies)
-    for num_blocks in sizes:
-        for speed in speeds:
+    if "closed" in args.parts:
+        closed(report, whole_blocks(requests[:NUM_CLOSED]), args.policies)
+    if "open" in args.parts:
+        for num_blocks, speed in itertools.product(sizes, speeds):
             open_loop(report, shown, args.policies, num_blocks, speed)
-    for speed in SPLIT_SPEEDS[: 1 if args.quick else None]:
-        split(report, shown, speed)
+    if "split" in args.parts:
+        for speed in SPLIT_SPEEDS[: 1 if args.quick else None]:
+            split(report, shown, speed)
+    if "family" in args.parts:
+        seeds = range(*args.seeds)
+        family(report, seeds[:2] if args.quick else seeds)
 
 
 def closed(report: Report, requests: Sequence[TracedRequest], policies: Sequence[str]) -> None:
@@ -99,6 +120,30 @@ def split(report: Report, requests: Sequence[TracedRequest], speed: float) -> No
             sheet.add(name, (found.ttft_s.mean(), found.total_s.mean(), 1000 * found.tpot_s.mean(), *_goodputs(found)))
 
 
+def family(report: Report, seeds: Sequence[int]) -> None:
+    contests = [hold(member(seed)) for seed in seeds]
+    title = f"family, seeds {seeds[0]} to {seeds[-1]}: pair_cost against the best of all others in each cell"
+    with Sheet(report, "routing_quality", title, "family", FAMILY_COLUMNS) as sheet:
+        for contest in contests:
+            sheet.add(contest.name, _family_row(contest))
+    ratios = [ratio for contest in contests for ratio in contest.ratios]
+    with Sheet(
+        report, "routing_quality", "all cells", "family all", ("worst", "mean", "cells", "< 0.99", "< 0.97")
+    ) as sheet:
+        below = [float(sum(ratio < mark for ratio in ratios)) for mark in (0.99, 0.97)]
+        sheet.add("pair_cost / best", (min(ratios), sum(ratios) / len(ratios), float(len(ratios)), *below))
+
+
+def _family_row(contest: Contest) -> Sequence[float]:
+    cell = min(contest.cells, key=lambda cell: cell.ratio)
+    missed = float(sum(ratio < 0.99 for ratio in contest.ratios))
+    others = contest.others.values()
+    ttft_s, total_s = contest.own.ttft_s.mean(), contest.own.total_s.mean()
+    best_ttft_s = min(found.ttft_s.mean() for found in others)
+    best_total_s = min(found.total_s.mean() for found in others)
+    return cell.ratio, cell.own, cell.best, missed, ttft_s, best_ttft_s, total_s, best_total_s
+
+
 def _closed_row(found: Outcome) -> Sequence[float]:
     p50, _, p99 = found.ttft_percentiles()
     return found.hit_rate, found.cv_requests, found.cv_missed, found.makespan_s, 1000 * p50, 1000 * p99
@@ -116,6 +161,10 @@ def _arguments() -> argparse.Namespace:
     parser = arguments(__doc__)
     parser.add_argument("--trace", type=Path, default=TRACE, help="in Mooncake's format")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=list(POLICIES))
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument(
+        "--seeds", nargs=2, type=int, default=[0, 24], help="of the family: the first, and one past the last"
+    )
     parser.add_argument("--speeds", nargs="+", type=float, default=[1.0, 2.0, 4.0], help="of the open loop")
     return parser.parse_args()
 

@@ -21,11 +21,11 @@ from report import Report, arguments
 from torch import Tensor
 from transformers.generation import logits_process as theirs
 
-from diptych.engine.request import Request, new_request
 from diptych.engine.runner.sampling import sample_step
 from diptych.engine.runner.sampling.cpu_sampler import CpuSampler
-from diptych.engine.sampling_builder import build_sampling
-from diptych.engine.sampling_params import SamplingParams
+from diptych.engine.schedule.sampling_builder import build_sampling
+from diptych.engine.values.request import Request, new_request
+from diptych.generation.sampling_params import SamplingParams
 from diptych.kernels.cpu import library
 
 CONTEXT = 512  # tokens that penalties have seen
@@ -90,9 +90,9 @@ def bench(report: Report, case: Case, batch_size: int, vocab_size: int, float_re
     (peer,) = fastest(rounds, lambda: their_step(case, tokens, logits))
     ours, copy, build = fastest(
         10 * rounds,
-        lambda: sample_step(SAMPLER, logits.clone(), build_sampling(requests, EOS_IDS), None),
+        lambda: sample_step(SAMPLER, logits.clone(), build_sampling(requests, EOS_IDS, vocab_size), None),
         logits.clone,
-        lambda: build_sampling(requests, EOS_IDS),
+        lambda: build_sampling(requests, EOS_IDS, vocab_size),
     )
     ours -= copy  # the engine's logits may be overwritten
     limit = float_read_s * logits.numel()

@@ -23,8 +23,19 @@ import xxhash
 import zmq
 from report import Report, arguments
 
-from diptych.engine.aggregated import AggregatedCore
-from diptych.engine.batch import (
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.cache.radix import RadixTree
+from diptych.engine.lora.registry import LoraRegistry
+from diptych.engine.schedule.aggregated import AggregatedCore
+from diptych.engine.scheduler.adapters import Adapters
+from diptych.engine.scheduler.admin_thread import AdminThread
+from diptych.engine.scheduler.grammar_thread import GrammarThread
+from diptych.engine.scheduler.links.links import NoLinks
+from diptych.engine.scheduler.loop import SchedulerLoop
+from diptych.engine.scheduler.model_worker import TpModelWorkerClient
+from diptych.engine.scheduler.step_watch import StepWatch
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.values.batch import (
     ForwardBatch,
     ForwardMode,
     OverlapRunner,
@@ -33,18 +44,10 @@ from diptych.engine.batch import (
     StepResult,
     WaitForResult,
 )
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits, Scheduling
-from diptych.engine.lora.registry import LoraRegistry
-from diptych.engine.radix import RadixTree
-from diptych.engine.runtime.adapters import Adapters
-from diptych.engine.runtime.admin_thread import AdminThread
-from diptych.engine.runtime.grammar_thread import GrammarThread
-from diptych.engine.runtime.links import NoLinks
-from diptych.engine.runtime.loop import SchedulerLoop
-from diptych.engine.runtime.model_worker import TpModelWorkerClient
-from diptych.engine.runtime.step_watch import StepWatch
-from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.values.events import Start
+from diptych.engine.values.limits import Limits, Scheduling
+from diptych.engine.values.request import new_request
+from diptych.generation.sampling_params import SamplingParams
 from diptych.v1 import engine_pb2, inference_pb2, worker_pb2
 
 TARGET_US = 500.0
@@ -53,6 +56,8 @@ PROMPT_LEN = 100
 VOCAB_SIZE = 32_000
 CONTEXT_LEN = 4096
 NUM_CACHED_PAGES = 1000
+NUM_EQUAL = 16
+EQUAL_LEN = 4096
 MODEL_S = 2e-3
 GREEDY = inference_pb2.SamplingParams(temperature=0, top_p=1, ignore_eos=True)
 DRAWN = inference_pb2.SamplingParams(temperature=0.8, top_p=0.9, top_k=50, seed=1)
@@ -254,12 +259,33 @@ def bench_cache(report: Report, rounds: int) -> None:
     report.row("scheduler", "evict 1,000 pages", us["evict"], "us")
 
 
+def bench_equal_prompts(report: Report) -> None:
+    """Requests with one long prompt that come together: what is computed and held, against the distinct tokens."""
+    num_pages = NUM_EQUAL * (EQUAL_LEN // PAGE_SIZE + 4)
+    cache = KvCache(num_pages=num_pages, page_size=PAGE_SIZE, max_requests=NUM_EQUAL, max_tokens_per_request=2**13)
+    core = AggregatedCore(cache, Limits(2**13, VOCAB_SIZE, frozenset(), 8192, NUM_EQUAL))
+    prompt = np.random.default_rng(3).integers(0, VOCAB_SIZE, EQUAL_LEN)
+    for room in range(1, NUM_EQUAL + 1):
+        core.handle(Start(new_request(room, prompt, SamplingParams(max_tokens=8, ignore_eos=True))), 0.0)
+    num_tokens = num_held = 0
+    while (batch := core.plan(0.0)) is not None:
+        num_tokens += int(batch.extend_lens.sum()) if batch.mode is not ForwardMode.DECODE else 0
+        num_held = max(num_held, cache.pool.capacity - cache.pool.num_free)
+        core.commit(StepResult(np.full(len(batch.sample_rows), 7)), 0.0)
+        core.take_effects()
+    case = f"{NUM_EQUAL} equal prompts of {EQUAL_LEN:,} tokens"
+    distinct_pages = EQUAL_LEN // PAGE_SIZE + NUM_EQUAL  # each has a page of its own for its output
+    report.row("scheduler", f"{case}: computed", num_tokens, "tokens", EQUAL_LEN, "distinct", EQUAL_LEN / num_tokens)
+    report.row("scheduler", f"{case}: held", num_held, "pages", distinct_pages, "distinct", distinct_pages / num_held)
+
+
 def main() -> None:
     args = arguments(__doc__).parse_args()
     with Report(as_json=args.json) as report:
         bench_steps(report, 100 if args.quick else 400, (16, 64, 256))
         bench_overlap(report, 100 if args.quick else 400, 256)
         bench_cache(report, 5 if args.quick else 25)
+        bench_equal_prompts(report)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
-from diptych.engine.runtime.scheduler_client import SchedulerClient, ipc_endpoint, new_folder, start_scheduler
-from diptych.engine.runtime.scheduler_config import EngineOptions, SchedulerConfig, Transports
-from diptych.engine.transfer_rules import TransferRules
+from diptych.engine.frontend.scheduler_client import SchedulerClient, ipc_endpoint, new_folder, start_scheduler
+from diptych.engine.options.config import EngineOptions, SchedulerConfig, Transports
+from diptych.engine.values.transfer_rules import TransferRules
 from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
 MODULE: Final = "diptych.unified.scheduler"

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import report
 
-from diptych.common.ports import free_port
+from diptych.common.net.ports import free_port
 from diptych.engine import Engine, EngineOptions, SamplingParams
 
 READY_TIMEOUT_S = 120.0
@@ -81,6 +81,7 @@ def run_platform(port: int, model: str, prompt: list[int], num_tokens: int) -> R
         timings = event.get("diptych") or timings
     connection.close()
     gaps = tuple(b - a for a, b in itertools.pairwise(stamps))
+    assert timings["whole"], timings
     return Run(stamps[0] - began, gaps, tokens, timings)
 
 

@@ -20,15 +20,15 @@ from pathlib import Path
 
 import numpy as np
 import zmq
+from null_runner import NullRunner, expected_output
 from scheduler import run_loop
 
-from diptych.engine.aggregated import AggregatedCore
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits, Scheduling
-from diptych.engine.null_runner import NullRunner, expected_output
-from diptych.engine.policies import POLICIES
-from diptych.engine.runtime.model_worker import TpModelWorkerClient
-from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.aggregated import AggregatedCore
+from diptych.engine.schedule.policies import POLICIES
+from diptych.engine.scheduler.model_worker import TpModelWorkerClient
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.values.limits import Limits, Scheduling
 from diptych.v1 import engine_pb2, inference_pb2, worker_pb2
 
 VOCAB_SIZE, PAGE_SIZE, CONTEXT_LEN = 1000, 4, 512
@@ -139,7 +139,6 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--overlap", action="store_true", help="plan each step while one runs")
-    parser.add_argument("--mode", choices=("prefill-first", "mixed"), default="mixed", help="schedule mode")
     parser.add_argument("--policy", choices=sorted(POLICIES), default="priority", help="schedule policy")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -147,7 +146,7 @@ def parse() -> argparse.Namespace:
 
 def build(args: argparse.Namespace) -> tuple[AggregatedCore, Stepping, KvCache]:
     cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=NUM_OPEN, max_tokens_per_request=CONTEXT_LEN)
-    scheduling = Scheduling(args.policy, mode=args.mode, tenant_weights={"a": 3.0})
+    scheduling = Scheduling(args.policy, tenant_weights={"a": 3.0})
     core = AggregatedCore(cache, Limits(CONTEXT_LEN, VOCAB_SIZE, frozenset(), 64, NUM_OPEN, scheduling))
     runner = NullRunner(np.zeros((NUM_PAGES, PAGE_SIZE), dtype=np.uint64), VOCAB_SIZE)
     if args.overlap:

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from report import Report, arguments
 
-from diptych.engine.batch import ForwardBatch, ForwardMode
 from diptych.engine.tensor_parallel.communicator import TorchCommunicator
 from diptych.engine.tensor_parallel.log_codec import step_from_wire, step_to_wire
+from diptych.engine.values.batch import ForwardBatch, ForwardMode
 from diptych.v1 import rank_pb2
 
 BENCH: Final = "tensor_parallel"

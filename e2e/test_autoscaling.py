@@ -5,6 +5,7 @@ The workers are simulated, their time is not: a prompt token takes 3 ms, a step 
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from cluster import Cluster
 from conftest import IMAGE, Watch
 from custom_metrics import CustomMetrics
 from release import AUTOSCALED, NAME, Release
-from traffic import Kind, Traffic, Window
+from traffic import Kind, Traffic, assert_harmless
 
 PREFILL: Final = f"{NAME}-diptych-prefill"
 DECODE: Final = f"{NAME}-diptych-decode"
@@ -48,11 +49,6 @@ def traffic(cluster: Cluster) -> Iterator[Traffic]:
     traffic.start(IMAGE)
     yield traffic
     traffic.stop()
-
-
-def assert_harmless(window: Window) -> None:
-    assert window.answered > 0
-    assert (window.failed, window.wrong, window.tried_again) == (0, 0, 0), window.problems
 
 
 def wait_for_workers(cluster: Cluster, deployment: str, count: int) -> None:
@@ -113,7 +109,10 @@ def drain_one_worker(release: Release, cluster: Cluster) -> str:
     """Return the name of the oldest decode worker, once it is empty and the cheapest."""
     pods: list[dict[str, Any]] = sorted(release.pods(DECODE), key=lambda pod: pod["metadata"]["creationTimestamp"])
     name: str = pods[0]["metadata"]["name"]
-    cluster.kubectl("exec", f"deployment/{NAME}-diptych-router", "--", "diptych", "drain", name)
+    [found] = [each for each in cluster.get("secrets") if each["metadata"]["name"] == f"{NAME}-diptych-token"]
+    token = base64.b64decode(found["data"]["operator"]).decode()
+    drain = ("diptych", "drain", name, "--auth-token-file=/dev/stdin")
+    cluster.kubectl("exec", "--stdin", f"deployment/{NAME}-diptych-router", "--", *drain, stdin=token)
     cluster.wait(f"pod/{name}", f"jsonpath={COST}=-1")
     return name
 

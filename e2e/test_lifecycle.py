@@ -12,15 +12,26 @@ import pytest
 from cluster import Cluster
 from conftest import IMAGE, NEXT_IMAGE, Watch
 from release import DEPLOYMENTS, NAME, SELECTOR, Release
-from traffic import USUAL, Traffic, Window
+from traffic import USUAL, Traffic, assert_harmless
 
 FIRST_ANSWER_S: Final = 60
+NUM_ASKED: Final = 4  # each waits 1.5 s for a pair: together much longer than the probes take to notice
+ASK_WITHOUT_WORKERS: Final = f"""
+import base64, http.client, sys
+def ask(host, method, path, body=None):
+    connection = http.client.HTTPConnection(host, 8000)
+    key = base64.b64decode(sys.argv[1]).decode()
+    connection.request(method, path, body, {{"authorization": "Bearer " + key, "content-type": "application/json"}})
+    answer = connection.getresponse()
+    answer.read()
+    return answer
+while ask("localhost", "GET", "/health/ready").status != 503:
+    pass
+for _ in range({NUM_ASKED}):
+    answer = ask("{NAME}-diptych-router", "POST", "/v1/completions", '{{"model": "", "prompt": "a", "max_tokens": 1}}')
+    print(answer.status, answer.headers["retry-after"])
+"""
 BOOTSTRAP, ROUTERS, PREFILL, DECODE = DEPLOYMENTS
-
-
-def assert_harmless(window: Window) -> None:
-    assert window.answered > 0
-    assert (window.failed, window.wrong, window.tried_again) == (0, 0, 0), window.problems
 
 
 def images(release: Release) -> set[str]:
@@ -95,6 +106,14 @@ def test_draining_nodes_fails_no_request(release: Release, cluster: Cluster, wat
             release.settle()
     assert before.isdisjoint(pod["metadata"]["name"] for pod in release.all_pods())
     assert_harmless(window)
+
+
+def test_without_workers_clients_are_told_to_come_again(release: Release, cluster: Cluster, traffic: Traffic) -> None:
+    traffic.stop()
+    cluster.kubectl("scale", f"deployment/{DECODE}", "--replicas=0")
+    key = cluster.kubectl("get", "secret", f"{NAME}-diptych-api-keys", "-o", "jsonpath={.data.key}")
+    told = cluster.kubectl("exec", f"deployment/{ROUTERS}", "--", "python", "-c", ASK_WITHOUT_WORKERS, key)
+    assert told.splitlines() == ["503 1"] * NUM_ASKED, "a refused connection says nothing of when to come again"
 
 
 def test_uninstalling_leaves_only_the_secrets_it_names(release: Release, cluster: Cluster, traffic: Traffic) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import secrets
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -12,12 +12,15 @@ from cluster import Cluster
 from conftest import IMAGE, Watch
 from release import DEPLOYMENTS, NAME, TRUSTING, Release
 
+from diptych.common.trust.token_files import new_token_files
+
 SECRET: Final = f"{NAME}-diptych-token"
+COMPONENTS: Final = ("bootstrap", "worker", "router")  # others only look
 # Runs in each pod until the mounted secret has become what it should be.
 WAIT_UNTIL_MOUNTED: Final = """
 import pathlib, sys, time
 deadline_s = time.monotonic() + 180
-while pathlib.Path("/etc/diptych/auth/token").read_text().split() != sys.argv[1:]:
+while pathlib.Path("/etc/diptych/auth/token").read_text() != sys.argv[1]:
     assert time.monotonic() < deadline_s, "the secret has not come"
     time.sleep(1)
 """
@@ -30,18 +33,22 @@ def release(cluster: Cluster) -> Release:
     return Release(cluster, IMAGE, *TRUSTING)
 
 
-def token(cluster: Cluster) -> str:
+def tokens(cluster: Cluster) -> dict[str, str]:
+    """What is in the file of each kind of member."""
     [found] = [each for each in cluster.get("secrets") if each["metadata"]["name"] == SECRET]
-    return base64.b64decode(found["data"]["token"]).decode().strip()
+    return {name: base64.b64decode(text).decode() for name, text in found["data"].items()}
 
 
-def distribute(release: Release, *lines: str) -> None:
-    """Write the secret, and wait until every pod sees it."""
-    data = {"stringData": {"token": "\n".join(lines) + "\n"}}
-    release.cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, **data})
+def distribute(release: Release, *sets: Mapping[str, str]) -> None:
+    """Write the secret, what each file holds of each set, and wait until every pod sees it."""
+    files = {name: "".join(each[name] for each in sets) for name in sets[0]}
+    metadata = {"name": SECRET}
+    release.cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": files})
 
     def wait(pod: dict[str, Any]) -> None:
-        release.cluster.kubectl("exec", pod["metadata"]["name"], "--", "python", "-c", WAIT_UNTIL_MOUNTED, *lines)
+        component = pod["metadata"]["labels"]["app.kubernetes.io/component"]
+        expected = files[component if component in COMPONENTS else "viewer"]
+        release.cluster.kubectl("exec", pod["metadata"]["name"], "--", "python", "-c", WAIT_UNTIL_MOUNTED, expected)
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(wait, release.all_pods()))
@@ -56,11 +63,11 @@ def test_installing_with_a_certificate_leads_to_answers_and_moves_pages(release:
 def test_a_token_is_replaced_without_a_restart_and_without_a_failed_request(
     release: Release, cluster: Cluster, watched: Watch
 ) -> None:
-    old, new = token(cluster), secrets.token_hex(32)
+    old, new = tokens(cluster), new_token_files()
     before = {pod["metadata"]["name"] for pod in release.all_pods()}
     with watched() as window:
-        for lines in ((old, new), (new, old), (new,)):
-            distribute(release, *lines)
+        for sets in ((old, new), (new, old), (new,)):
+            distribute(release, *sets)
     assert {pod["metadata"]["name"] for pod in release.all_pods()} == before
     assert window.answered > 0
     assert (window.failed, window.wrong, window.tried_again) == (0, 0, 0), window.problems
@@ -74,6 +81,6 @@ def test_whoever_comes_with_the_new_token_is_let_in(release: Release, watched: W
 
 
 def test_an_upgrade_keeps_the_token(release: Release, cluster: Cluster) -> None:
-    before = token(cluster)
+    before = tokens(cluster)
     release.upgrade()
-    assert token(cluster) == before
+    assert tokens(cluster) == before

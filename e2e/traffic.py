@@ -21,14 +21,16 @@ SCRIPT: Final = Path(__file__).with_name("traffic_pod.py")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How many ask at once, for how many tokens, with how many: fewest and most."""
+    """How many ask at once, for how many tokens, with how many: fewest and most; and whose silence counts as hung."""
 
     num_clients: int
     prompt: tuple[int, int]
     output: tuple[int, int]
+    hung_s: int = 60
 
 
 USUAL: Final = Kind(num_clients=6, prompt=(8, 400), output=(4, 100))
+LONG: Final = Kind(num_clients=6, prompt=(8, 40), output=(160, 170), hung_s=180)
 
 
 @dataclass(slots=True)
@@ -47,6 +49,11 @@ class Window:
     def __str__(self) -> str:
         counts = (f"{name} {getattr(self, name)}" for name in ("offered", "answered", "failed", "wrong", "tried_again"))
         return f"{self.took_s:6.1f} s  {', '.join(counts)}, slowest {self.slowest_s:.1f} s"
+
+
+def assert_harmless(window: Window) -> None:
+    assert window.answered > 0
+    assert (window.failed, window.wrong, window.tried_again) == (0, 0, 0), window.problems
 
 
 class Traffic:
@@ -112,7 +119,7 @@ def _script(name: str) -> dict[str, Any]:
 
 def _pod(name: str, kind: Kind, image: str) -> dict[str, Any]:
     secret = {"name": f"{NAME}-diptych-api-keys", "key": "key"}
-    numbers = [str(number) for number in (kind.num_clients, *kind.prompt, *kind.output)]
+    numbers = [str(number) for number in (kind.num_clients, kind.hung_s, *kind.prompt, *kind.output)]
     container = {
         "name": name,
         "image": image,

@@ -24,7 +24,6 @@ from diptych.engine.sim.known_answers import KnownAnswers
 from diptych.v1.inference_pb2 import GenerateRequest, SamplingParams
 from diptych.v1.inference_pb2_grpc import InferenceStub
 
-HUNG_S: Final = 60.0
 PAUSE_S: Final = 0.05  # before another attempt
 LETTERS: Final = "abcdefghijklmnopqrstuvwxyz "
 
@@ -63,8 +62,8 @@ class Tally:
 
 def run_client(ask: Ask, known: KnownAnswers, tally: Tally, rng: random.Random, sizes: Sizes) -> None:
     while True:
-        prompt = "".join(rng.choices(LETTERS, k=rng.randint(*sizes[0])))
         max_tokens = rng.randint(*sizes[1])
+        prompt = draw(known, rng, sizes)
         tally.count("offered")
         began_s = time.monotonic()
         try:
@@ -74,6 +73,14 @@ def run_client(ask: Ask, known: KnownAnswers, tally: Tally, rng: random.Random, 
         else:
             tally.count(*(("answered",) if text == right else ("wrong", f"{text!r}, not {right!r}")))
         tally.took(time.monotonic() - began_s)
+
+
+def draw(known: KnownAnswers, rng: random.Random, sizes: Sizes) -> str:
+    """Return a prompt whose answer does not end by itself before it has the fewest tokens."""
+    while True:
+        prompt = "".join(rng.choices(LETTERS, k=rng.randint(*sizes[0])))
+        if known.num_tokens(prompt, sizes[1][0]) == sizes[1][0]:
+            return prompt
 
 
 def see_through(ask: Ask, prompt: str, max_tokens: int, tally: Tally) -> str:
@@ -88,8 +95,8 @@ def see_through(ask: Ask, prompt: str, max_tokens: int, tally: Tally) -> str:
 class Http:
     """A completion as a whole, on a connection of its own."""
 
-    def __init__(self, host: str, port: int, key: str) -> None:
-        self._connection = http.client.HTTPConnection(host, port, timeout=HUNG_S)
+    def __init__(self, host: str, port: int, key: str, hung_s: float) -> None:
+        self._connection = http.client.HTTPConnection(host, port, timeout=hung_s)
         self._headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
 
     def __call__(self, prompt: str, max_tokens: int) -> str:
@@ -141,23 +148,24 @@ class KeptHttp(Http):
 class Grpc:
     """A call; calls of a client share a channel."""
 
-    def __init__(self, host: str, port: int, key: str) -> None:
+    def __init__(self, host: str, port: int, key: str, hung_s: float) -> None:
+        self._hung_s = hung_s
         self._stub = InferenceStub(grpc.insecure_channel(f"{host}:{port}"))
         self._metadata = (("authorization", f"Bearer {key}"),)
 
     def __call__(self, prompt: str, max_tokens: int) -> str:
         request = GenerateRequest(text=prompt, sampling=SamplingParams(max_tokens=max_tokens, temperature=0))
-        call = self._stub.Generate(request, timeout=HUNG_S, metadata=self._metadata, wait_for_ready=True)
+        call = self._stub.Generate(request, timeout=self._hung_s, metadata=self._metadata, wait_for_ready=True)
         return str(call.text)
 
 
 def main() -> None:
-    host, (http_port, grpc_port, num_clients, *numbers) = sys.argv[1], map(int, sys.argv[2:])
+    host, (http_port, grpc_port, num_clients, hung_s, *numbers) = sys.argv[1], map(int, sys.argv[2:])
     sizes = (numbers[0], numbers[1]), (numbers[2], numbers[3])
     key, known, tally = os.environ.get("DIPTYCH_API_KEY", ""), KnownAnswers(), Tally()
     for index in range(num_clients):
         kind, port = ((Http, http_port), (KeptHttp, http_port), (Grpc, grpc_port))[index % 3]
-        client = (kind(host, port, key), known, tally, random.Random(index), sizes)
+        client = (kind(host, port, key, hung_s), known, tally, random.Random(index), sizes)
         threading.Thread(target=run_client, args=client, daemon=True).start()
     while True:
         time.sleep(1)

@@ -23,7 +23,7 @@ import yaml
 
 from diptych.bootstrap.main import BootstrapConfig
 from diptych.common.config import described
-from diptych.engine.runtime.worker_config import WorkerConfig
+from diptych.engine.frontend.config import WorkerConfig
 from diptych.router.config import RouterConfig
 
 ROOT: Final = Path(__file__).parents[1]
@@ -36,7 +36,19 @@ Json = dict[str, Any]
 CONFIGS: Final[Mapping[str, type[Any]]] = {"router": RouterConfig, "bootstrap": BootstrapConfig, "worker": WorkerConfig}
 OURS: Final = frozenset(  # options that the chart sets itself
     [
-        *("model", "load_format", "drain_s", "pool", "pod_name", "log_format", "log_level", "endpoint_slices"),
+        *(
+            "model",
+            "load_format",
+            "max_model_len",
+            "served_model_name",
+            "chat_template",
+            "drain_s",
+            "pool",
+            "pod_name",
+            "log_format",
+            "log_level",
+            "endpoint_slices",
+        ),
         *("bootstrap", "host", "port", "http_port", "grpc_port", "metrics_port", "health_port", "advertise_host"),
         *("auth_token_file", "tls_cert", "tls_key", "tls_ca", "tls_name", "insecure", "api_keys_file", "open_api"),
     ]
@@ -48,9 +60,12 @@ HEADER: Final = """\
 # Made of helm/diptych with ci/{name}-values.yaml by `make chart`; change those instead. Before `kubectl apply`:
 #
 #   kubectl create namespace diptych
-#   kubectl -n diptych create secret generic diptych-token --from-literal=token=$(openssl rand -hex 32)
+#   diptych tokens tokens
+#   kubectl -n diptych create secret generic diptych-token --from-file=tokens
 #   diptych keys new me > keys.toml
 #   kubectl -n diptych create secret generic diptych-api-keys --from-file=keys.toml
+#
+# and name your clients in the NetworkPolicy of routers, beside components `router` and `test`: nobody else gets in.
 """
 
 
@@ -92,7 +107,7 @@ def schema(entries: tuple[Value, ...]) -> Json:
     """Return the JSON Schema of the values."""
     top = {entry.path: _schema_of(entry) for entry in entries}
     pool = {"type": "object", "additionalProperties": False, "required": ["name"]}
-    pool["properties"] = {"name": POOL_NAME, **top["workers"]["properties"]}
+    pool["properties"] = {"name": POOL_NAME, **_nullable(top["workers"]["properties"])}
     options = {f"{name}Options": _options_schema(config) for name, config in CONFIGS.items()}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -102,6 +117,17 @@ def schema(entries: tuple[Value, ...]) -> Json:
         "properties": {**top, "global": {"type": "object", "description": "Helm's own."}},
         "definitions": {"pool": pool, **options},
     }
+
+
+def _nullable(properties: Json) -> Json:
+    """A pool may take away what an open map of `workers` has."""
+    return {name: _with_null(told) for name, told in properties.items()}
+
+
+def _with_null(told: Json) -> Json:
+    if told.get("additionalProperties") == {"type": "string"}:
+        return {**told, "additionalProperties": {"type": ["string", "null"]}}
+    return {**told, "properties": _nullable(told["properties"])} if "properties" in told else told
 
 
 def _schema_of(value: Value) -> Json:
@@ -133,11 +159,12 @@ def _options(config: type[Any]) -> Iterator[tuple[str, Any, str]]:
 
 
 def _option_schema(kind: Any) -> Json:
+    """Null leaves an option out, as a pool may wish that has those of `workers` too."""
     if typing.get_origin(kind) is typing.Literal:
-        return {"enum": list(typing.get_args(kind))}
+        return {"enum": [*typing.get_args(kind), None]}
     if typing.get_origin(kind) is tuple:
-        return {"type": "array", "items": {"type": "string"}}
-    return {"type": TYPES.get(kind, "string")}
+        return {"type": ["array", "null"], "items": {"type": "string"}}
+    return {"type": [TYPES.get(kind, "string"), "null"]}
 
 
 def _camel(name: str) -> str:
@@ -183,9 +210,14 @@ def _words(entry: Value) -> str:
 
 def manifest(name: str, *, helm: str = "helm") -> str:
     """Render the chart with the values of `ci/` as plain YAML, without what only Helm understands."""
-    secrets = "auth.token.existingSecret=diptych-token,apiKeys.existingSecret=diptych-api-keys"
+    secrets = (
+        "auth.token.existingSecret=diptych-token,auth.token.perMember=true,apiKeys.existingSecret=diptych-api-keys"
+    )
     command = [helm, "template", "diptych", str(CHART), "--namespace=diptych", "--kube-version=1.28"]
-    command += [f"--values={CHART / 'ci' / f'{name}-values.yaml'}", f"--set={secrets},tests.enabled=false"]
+    command += [
+        f"--values={CHART / 'ci' / f'{name}-values.yaml'}",
+        f"--set={secrets},tests.enabled=false",
+    ]
     rendered = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     lines = rendered.splitlines(keepends=True)
     helms = ("# Source:", "helm.sh/chart:", "app.kubernetes.io/managed-by:")

@@ -17,16 +17,16 @@ import tokenizers
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from diptych.common.tokens import TOKEN_VARIABLE
-from diptych.engine.loader import demo
-from diptych.engine.loader.source import ModelSource, open_model
-from diptych.engine.loader.tokenizer import Tokenizer
+from diptych.checkpoints import demo
+from diptych.checkpoints.source import ModelSource, open_model
+from diptych.common.trust.tokens import TOKEN_VARIABLE
+from diptych.tokens.tokenizer import Tokenizer
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it, and jobs in the background ignore it
 os.environ[TOKEN_VARIABLE] = "the-token-of-all-tests"  # for every process that a test starts, and for its own clients
 
 ALONE: Final = (
-    *("chaos", "cli", "kvtransfer", "engine/runtime/test_link_tester", "pd/test_processes"),
+    *("chaos", "cli", "kvtransfer", "engine/scheduler/links/test_tester", "pd/test_processes"),
     *(
         f"platform/test_{what}"
         for what in ("disturbances", "drain", "frozen", "health", "kv_require", "links", "roles")
@@ -58,6 +58,12 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(optionalhook=True)  # not without pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
     return Groups(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_platform_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Commands of tests find no platform but their own, and what tests start is found by no command of the user."""
+    os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
 
 
 @pytest.fixture(scope="session")

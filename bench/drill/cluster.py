@@ -17,9 +17,9 @@ from typing import Final
 import grpc
 import httpx
 
-from diptych.common.ports import free_port
-from diptych.common.rpc import open_channel
-from diptych.common.trust import Trust, TrustConfig
+from diptych.common.net.ports import free_port
+from diptych.common.net.rpc import open_channel
+from diptych.common.trust.trust import Trust, TrustConfig
 from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc, worker_pb2, worker_pb2_grpc
 from drill.component import Component
 from drill.network import HERE, Host, Network

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from diptych.checkpoints.source import open_model
 from diptych.engine import Engine, EngineOptions, SamplingParams
-from diptych.engine.loader.source import open_model
-from diptych.engine.runner.device_kind import DeviceKind
+from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.sim.known_answers import KnownAnswers
 
 MODEL: Final = {

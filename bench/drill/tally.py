@@ -16,7 +16,6 @@ from drill.reply import Reply
 
 logger = logging.getLogger(__name__)
 
-UNTOLD: Final = "0" * 16  # a digest of a leg that was lost after it had done its part
 RETRY_STATUSES: Final = (429, 503)  # which must say when to try again
 
 
@@ -59,10 +58,10 @@ class Tally:
     def _add_answer(self, reply: Reply) -> None:
         self.answered += 1
         self._add_pages(reply)
-        digests = {reply.timings["prefill_kv_digest"], reply.timings["decode_kv_digest"]}
-        if len(digests) > 1:
+        sent, found = reply.timings.get("prefill_kv_digest"), reply.timings.get("decode_kv_digest")
+        if sent != found:
             logger.info("digests: %s", reply.timings)
-            self.digests_differ += UNTOLD not in digests
+            self.digests_differ += bool(sent and found)  # else a leg was lost after it had done its part
 
     def _add_pages(self, reply: Reply) -> None:
         """Whatever decode has cached, the page with a prompt's last token has to come from prefill."""

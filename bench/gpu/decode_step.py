@@ -22,7 +22,7 @@ from report import Report, arguments
 from roofline import Roofline, roofline
 from step_marks import Pace
 
-from diptych.engine.loader.source import open_model
+from diptych.checkpoints.source import open_model
 from diptych.engine.runner.loaded_model import LoadedModel
 
 WANTED_MS: Final = {(1, 1024): 4.6, (64, 4096): 13.6}

@@ -14,17 +14,17 @@ from llama_8b import CONTEXT_LEN
 from model_steps import MAX_REQUESTS, MAX_STEP_TOKENS
 from step_marks import WARM_STEPS, Marks, Pace
 
-from diptych.engine.aggregated import AggregatedCore
-from diptych.engine.batch import OverlapRunner
-from diptych.engine.events import CompileGrammar
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits
+from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import NONE, Loaded
-from diptych.engine.runtime.links import NoLinks
-from diptych.engine.runtime.loop import SchedulerLoop
-from diptych.engine.runtime.queued_steps import QueuedSteps
-from diptych.engine.runtime.step_watch import StepWatch
-from diptych.engine.runtime.stepping import OverlappedStepping, Stepping
+from diptych.engine.schedule.aggregated import AggregatedCore
+from diptych.engine.scheduler.links.links import NoLinks
+from diptych.engine.scheduler.loop import SchedulerLoop
+from diptych.engine.scheduler.queued_steps import QueuedSteps
+from diptych.engine.scheduler.step_watch import StepWatch
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping
+from diptych.engine.values.batch import OverlapRunner
+from diptych.engine.values.events import CompileGrammar
+from diptych.engine.values.limits import Limits
 from diptych.v1 import admin_pb2, engine_pb2, inference_pb2, worker_pb2
 
 VOCAB_SIZE: Final = 128256
@@ -42,6 +42,9 @@ class Quiet:
 
     def submit(self, wanted: CompileGrammar | admin_pb2.AdminCommand) -> None:
         raise AssertionError(wanted)
+
+    def drop(self, room: int) -> None:
+        pass
 
     def poll(self) -> tuple[()]:
         return ()

@@ -15,8 +15,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from diptych.kvtransfer.device import Device, DevicePool
+from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.pool import DevicePool
 from diptych.kvtransfer.transport import LinkUp, TransportEvent
 from diptych.kvtransfer.ucx import UcxOptions, open_transport
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from model_cost import decode_flops, kv_numbers, layer_weights, output_weights
 from roofline import Roofline
 
-from diptych.engine.loader.config import ModelConfig
+from diptych.architectures.config import ModelConfig
 
 CONTEXT_LEN: Final = 16384
 PROMPT_LEN: Final = 4096  # of prefill

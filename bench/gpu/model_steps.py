@@ -14,14 +14,14 @@ from llama_8b import CONTEXT_LEN
 from step_marks import Marks, Pace
 from torch import Tensor
 
-from diptych.engine.batch import ForwardBatch, ForwardMode, OverlapRunner
-from diptych.engine.loader.config import ModelConfig
-from diptych.engine.loader.source import ModelSource
+from diptych.architectures.config import ModelConfig
+from diptych.checkpoints.source import ModelSource
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.new_runner import new_runner
 from diptych.engine.runner.kv_pool import new_kv
 from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_model
 from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, OverlapRunner
 
 MAX_REQUESTS: Final = 64
 MAX_STEP_TOKENS: Final = 8192

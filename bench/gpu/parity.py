@@ -30,9 +30,9 @@ from parity_prompts import prompts
 from report import Report, arguments
 from scheduler_pair import SchedulerPair
 
+from diptych.checkpoints.source import open_model
 from diptych.engine import Engine, EngineOptions, SamplingParams
-from diptych.engine.loader.source import open_model
-from diptych.engine.transfer_rules import TransferRules
+from diptych.engine.values.transfer_rules import TransferRules
 
 ANSWERS: Final = Path(__file__).with_name("parity_smollm2.json")
 NUM_TOKENS: Final = 32

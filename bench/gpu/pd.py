@@ -28,8 +28,8 @@ from pd_load import Served, Workload
 from pd_site import PREFILL_AND_DECODE, REPLICAS, Gpus, Site, begin, wait
 from report import Report, arguments
 
-from diptych.engine.loader.config import ModelConfig
-from diptych.engine.loader.source import open_model
+from diptych.architectures.config import ModelConfig
+from diptych.checkpoints.source import open_model
 
 WORKLOADS: Final = ("2000/1000@5", "4000/500@4", "8000/200@2", "2000/1000@8", "4000/500@7", "8000/200@3.5")
 TOKEN_S: Final = 0.007  # of output, or so: warm-up lasts until as many requests run as will
@@ -53,7 +53,7 @@ class Platform:
 
 
 def mixed(step_tokens: int) -> Mapping[str, Mapping[str, Any]]:
-    return {"unified": {"max-step-tokens": step_tokens, "schedule-mode": "mixed"}}
+    return {"unified": {"max-step-tokens": step_tokens}}
 
 
 PLATFORMS: Final[Mapping[str, Platform]] = {

@@ -13,7 +13,7 @@ from pd_load import Served, Workload
 from report import Report
 from router_rig.platform import percentile
 
-from diptych.engine.loader.config import ModelConfig
+from diptych.architectures.config import ModelConfig
 
 TTFTS_S: Final = (0.3, 1.0, 5.0)
 TPOTS_S: Final = (0.010, 0.025, 0.050)
@@ -93,7 +93,8 @@ def tell_hand_off(report: Report, case: str, served: Sequence[Served]) -> None:
     report.row("gpu/pd", f"{case} ITL p99/p50 of decode", spread, "x", ITL_RATIO, "wanted", ITL_RATIO / spread)
     limit = 1e3 * ADDED_SHARE * statistics.median(each.ttft_s for each in served)
     for stage, words in STAGES.items():
-        value = statistics.median(each.timings.get(stage, 0) for each in served) / 1e3
+        known = [each.timings[stage] for each in served if stage in each.timings]
+        value = statistics.median(known or [0]) / 1e3
         if stage == ADDED and value:
             report.row("gpu/pd", f"{case} {words}", value, "ms", limit, "2 % of TTFT", limit / value)
         else:

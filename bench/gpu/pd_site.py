@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from router_rig.platform import running, wait_until_ready
 
-from diptych.common.ports import free_ports
+from diptych.common.net.ports import free_ports
 
 READY_TIMEOUT_S: Final = 150.0  # weights of 16 GB, kernels to compile
 

@@ -23,8 +23,8 @@ from model_cost import prefill_flops
 from report import Report, arguments
 from roofline import Roofline, roofline
 
-from diptych.engine.loader.config import ModelConfig
-from diptych.engine.loader.source import ModelSource, open_model
+from diptych.architectures.config import ModelConfig
+from diptych.checkpoints.source import ModelSource, open_model
 
 DEVICE: Final = "cuda"
 DECODE_CASES: Final = ((1, 1024), (8, 1024), (64, 1024))  # of 4,096 tokens, 64 would take it minutes

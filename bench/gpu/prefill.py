@@ -24,10 +24,10 @@ from model_steps import kernels_s, load, one_by_one, overlapped, random_pool, ru
 from report import Report, arguments
 from roofline import Roofline, roofline
 
-from diptych.engine.batch import OverlapRunner
-from diptych.engine.loader.config import ModelConfig
-from diptych.engine.loader.source import open_model
+from diptych.architectures.config import ModelConfig
+from diptych.checkpoints.source import open_model
 from diptych.engine.runner.loaded_model import LoadedModel
+from diptych.engine.values.batch import OverlapRunner
 
 CASES: Final = ((1, PROMPT_LEN, 0), (2, PROMPT_LEN, 0), (1, PROMPT_LEN // 2, PROMPT_LEN // 2), (8, PROMPT_LEN // 4, 0))
 SMALL_CASES: Final = ((1, 16, 1024), (1, 128, 1024), (4, 64, 1024), (1, 512, 1024), (1, 64, 8192))

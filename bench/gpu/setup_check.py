@@ -16,11 +16,11 @@ from typing import Final
 
 NEEDED: Final = ("torch", "triton", "numpy", "grpc", "google.protobuf", "orjson", "xxhash", "tokenizers", "jinja2")
 FOR_SERVERS: Final = (
-    *("zmq", "fastapi", "uvicorn", "httptools", "uvloop", "prometheus_client", "regex", "psutil"),
+    *("zmq", "fastapi", "uvicorn", "httptools", "uvloop", "prometheus_client", "re2", "psutil"),
     *("grpc_health.v1.health", "grpc_reflection.v1alpha.reflection", "llguidance"),
 )
 OURS: Final = (  # these show what the ones above are missing
-    *("diptych.v1.worker_pb2_grpc", "diptych.unified.scheduler", "diptych.engine.runtime.engine"),
+    *("diptych.v1.worker_pb2_grpc", "diptych.unified.scheduler", "diptych.engine.embedded.engine"),
     *("diptych.unified.main", "diptych.router.main", "diptych.bootstrap.main"),
 )
 OPTIONAL: Final = ("flashinfer", "transformers", "matplotlib", "gguf", "pytest")

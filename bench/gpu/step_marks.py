@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from diptych.engine.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult, WaitForResult
+from diptych.engine.values.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult, WaitForResult
 
 T = TypeVar("T")
 HALVES: Final = 2  # of a step

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import uvloop
 
-from diptych.common.roles import LegKind
-from diptych.common.rpc import open_channel
-from diptych.common.trust import INSECURE
-from diptych.router.outbox import Outbox, open_session
+from diptych.common.members.roles import LegKind
+from diptych.common.net.rpc import open_channel
+from diptych.common.trust.trust import INSECURE
+from diptych.router.workers.outbox import Outbox, open_session
 from diptych.v1.inference_pb2 import SamplingParams
 from diptych.v1.worker_pb2 import StartLeg
 from router_rig.load import Tally

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from diptych.engine.loader.source import open_model
+from diptych.checkpoints.source import open_model
 
 CONTEXT_LEN: Final = 1 << 20
 CONFIG: Final = {

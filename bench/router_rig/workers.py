@@ -20,12 +20,12 @@ from typing import Any, Final
 import uvloop
 
 from diptych.common.lifecycle import die_with_parent
-from diptych.common.membership_client import Registration
+from diptych.common.members.membership_client import Registration
+from diptych.common.members.roles import WORKER_ROLES, LegKind, Role, leg_kind
+from diptych.common.net.rpc import listen, new_server
 from diptych.common.refusals import Refusals
-from diptych.common.roles import WORKER_ROLES, LegKind, Role, leg_kind
-from diptych.common.rpc import listen, new_server
-from diptych.common.trust import INSECURE
-from diptych.engine.leg_prompt import prompt_len
+from diptych.common.trust.trust import INSECURE
+from diptych.generation.leg_prompt import prompt_len
 from diptych.v1 import bootstrap_pb2, worker_pb2, worker_pb2_grpc
 from diptych.v1.bootstrap_pb2 import Instance
 from diptych.v1.inference_pb2 import FINISH_REASON_LENGTH

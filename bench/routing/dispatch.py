@@ -9,13 +9,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from diptych.router.approximate_index import ApproximateIndex
-from diptych.router.cached_prefixes import LATELY_S, CachedPrefixes
-from diptych.router.estimates import Estimates
-from diptych.router.pairing import partners
-from diptych.router.policies.policy import Candidates, Policy, RequestView, Worker
-from diptych.router.prefix_index import KvNews, PrefixIndex
-from diptych.router.worker_view import Pair, WorkerLoad
+from diptych.router.choose.approximate_index import ApproximateIndex
+from diptych.router.choose.cached_prefixes import LATELY_S, CachedPrefixes
+from diptych.router.choose.estimates import Estimates
+from diptych.router.choose.pairing import partners
+from diptych.router.choose.policies.policy import Candidates, Policy, RequestView, Worker
+from diptych.router.choose.prefix_index import KvNews, PrefixIndex
+from diptych.router.workers.worker_view import Pair, WorkerLoad
 from routing.engine import Engine, Job
 from routing.trace import BLOCK_TOKENS, TracedRequest
 
@@ -27,6 +27,7 @@ class _Open:
     num_legs: int = 0
     num_queued: int = 0
     queued_tokens: int = 0
+    queued_transfer_bytes: int = 0
 
     def add_prompt(self, job: Job) -> None:
         self.num_queued += 1
@@ -59,7 +60,9 @@ class Dispatch:
         self._now_s = now_s
         chains = {BLOCK_TOKENS: request.blocks}
         cached = self._prefixes.cached_tokens(chains)
-        pair = self._policy(self._candidates(cached), self._view(request)).pair
+        candidates = self._candidates(cached)
+        pair = self._policy(candidates, self._view(request)).pair
+        self._estimates.came(candidates.busy_share)
         job = Job(
             request,
             pair,
@@ -86,18 +89,26 @@ class Dispatch:
         computed_len = job.request.prompt_len - job.cached_len
         self._estimates.prefilled(job.pair.prefill_id, computed_len, job.cached_len, job.first_token_s - job.started_s)
 
+    def sent(self, job: Job) -> None:
+        """The KV that decode lacks is on its way."""
+        self._open[job.pair.prefill_id].queued_transfer_bytes += self._moved_bytes(job)
+
     def handed_off(self, job: Job, now_s: float) -> None:
         """The KV is at the decode worker."""
+        self._open[job.pair.prefill_id].queued_transfer_bytes -= self._moved_bytes(job)
         tested_s = self._engines[job.pair.prefill_id].hardware.transfer_s(job.moved_len)
         self._estimates.transferred(job.pair.prefill_id, job.pair.decode_id, tested_s, now_s - job.first_token_s)
 
     def finished(self, job: Job) -> None:
         decode_id, num_gaps = job.pair.decode_id, job.request.output_len - 1
         if num_gaps:
-            gap_s = (job.finished_s - job.first_token_s) / num_gaps
+            gap_s = (job.finished_s - job.joined_s) / num_gaps
             self._estimates.decoded(decode_id, self._engines[decode_id].reserved_tokens, gap_s)
         self._open[decode_id].num_legs -= 1
         self._estimates.ended(job.request.output_len)
+
+    def _moved_bytes(self, job: Job) -> int:
+        return job.moved_len * self._engines[job.pair.prefill_id].hardware.kv_token_bytes
 
     def _clock(self) -> float:
         return self._now_s
@@ -112,6 +123,7 @@ class Dispatch:
             session=f"{family:016x}",
             prefix_key=family,
             output_len=self._estimates.output_len,
+            usual=self._estimates.usual,
         )
 
     def _candidates(self, cached: Mapping[int, int]) -> Candidates:
@@ -135,6 +147,7 @@ class Dispatch:
             free_tokens=engine.free_tokens,
             has_credit=not engine.waiting,
             link_speeds=dict.fromkeys(self._engines, engine.hardware.link_bytes_per_s),
+            queued_transfer_bytes=opened.queued_transfer_bytes,
             num_queued=opened.num_queued,
             context_tokens=engine.reserved_tokens,
         )

@@ -11,7 +11,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from diptych.router.worker_view import Pair
+from diptych.router.workers.worker_view import Pair
 from routing.block_cache import BlockCache
 from routing.hardware import Hardware
 from routing.trace import BLOCK_TOKENS, TracedRequest
@@ -33,6 +33,7 @@ class Job:
     moved_len: int = 0  # prompt tokens whose KV went to the decode worker
     has_memory: bool = False  # to decode in
     has_kv: bool = False  # at its decode worker
+    joined_s: float = 0.0  # the running requests there
     finished_s: float = 0.0
 
     @property
@@ -91,6 +92,7 @@ class Engine:
 
     def join(self, job: Job, now_s: float) -> None:
         """Decode a request from the next step on: its KV is here."""
+        job.joined_s = now_s
         self._joining.append(job)
         self._wake(now_s)
 

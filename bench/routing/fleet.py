@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from diptych.router.policies.policy import Policy
-from diptych.router.worker_view import Pair
+from diptych.router.choose.policies.policy import Policy
+from diptych.router.workers.worker_view import Pair
 from routing.block_cache import BlockCache
 from routing.dispatch import Dispatch
 from routing.engine import Engine
@@ -23,6 +23,10 @@ class Fleet:
     hardware: Hardware
     num_blocks: int  # that a worker caches
     may_pair: Callable[[Pair], bool] = lambda pair: True
+
+    @property
+    def is_unified(self) -> bool:
+        return self.prefill_ids == self.decode_ids
 
     def replay(self, policy: Policy) -> Replay:
         """Return a run that has not begun."""

@@ -96,6 +96,7 @@ class Replay:
         last_s = job.first_token_s + hardware.transfer_s(min(job.moved_len, hardware.chunk_tokens))
         sent_s = max(last_s, begin_s + hardware.transfer_s(job.moved_len))
         self._link_free_s[prefill_id] = sent_s
+        self.dispatch.sent(job)
         self._at(sent_s, job)
 
     def _hand_off(self, job: Job, now_s: float) -> None:

@@ -79,7 +79,10 @@ def synthetic_rows(num_requests: int, seed: int = 0) -> Iterator[dict[str, Any]]
         }
 
 
+def traced(arrival_s: float, block_ids: Sequence[int], prompt_len: int, output_len: int) -> TracedRequest:
+    blocks = (np.array(block_ids, np.uint64) + np.uint64(1)) * _SPREAD
+    return TracedRequest(arrival_s, prompt_len, max(1, output_len), blocks, blocks.tolist())
+
+
 def _request(row: Mapping[str, Any], arrival_s: float) -> TracedRequest:
-    blocks = (np.array(row["hash_ids"], np.uint64) + np.uint64(1)) * _SPREAD
-    output_len = max(1, int(row["output_length"]))
-    return TracedRequest(arrival_s, int(row["input_length"]), output_len, blocks, blocks.tolist())
+    return traced(arrival_s, row["hash_ids"], int(row["input_length"]), int(row["output_length"]))

@@ -8,10 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from diptych.bootstrap.caller import Claim
 from diptych.bootstrap.membership import Delta, Excuse, Heartbeat, Membership, Move, Tick
 from diptych.bootstrap.standing import LISTED, TRANSITIONS, Event, Standing
-from diptych.common.errors import InvalidTransition
-from diptych.common.membership import MembershipView, Record, Snapshot, State, Update
+from diptych.common.errors import Forbidden, InvalidTransition
+from diptych.common.members.membership import MembershipView, Record, Snapshot, State, Update
 
 LEASE_S = 3.0
 MEMORY_S = 60.0
@@ -195,6 +196,49 @@ def test_a_clock_that_was_set_back_keeps_a_worker_out_for_a_lease_at_most(member
     assert members.apply(beat(replace(record(2, at="host:1"), started_ns=5), 0), 2.9).evicted
     restarted = replace(record(3, at="host:1"), started_ns=6)
     assert members.apply(beat(restarted, 0), LEASE_S).upserts == (restarted,)
+
+
+HOME, NEXT_DOOR, AWAY = Claim("h", is_own=True), Claim("gate"), Claim("elsewhere")
+
+
+def claimed(instance_id: int, claim: Claim, sequence: int = 0, *, started_ns: int = 1) -> Heartbeat[str]:
+    return Heartbeat(replace(record(instance_id, at="h:1"), sequence=sequence, started_ns=started_ns), claim)
+
+
+@pytest.mark.parametrize(
+    ("owner", "taker", "takes"),
+    [
+        (HOME, HOME, True),
+        (NEXT_DOOR, NEXT_DOOR, True),
+        (HOME, AWAY, False),
+        (NEXT_DOOR, AWAY, False),
+        (AWAY, HOME, True),
+    ],
+)
+def test_the_address_of_a_living_instance_is_taken_from_its_own_host_at_once_and_from_no_other(
+    members: Membership[str], owner: Claim, taker: Claim, takes: bool
+) -> None:
+    members.apply(claimed(1, owner), 0.0)
+    if takes:
+        assert members.apply(claimed(2, taker, started_ns=2), 1.0).ended == (1,)
+        return
+    for attempt in range(20):
+        with pytest.raises(Forbidden, match="address h:1 belongs to instance 0000000000000001, which lives"):
+            members.apply(claimed(2 + attempt, taker, started_ns=2 + attempt), 1.0)
+        assert [each.instance_id for each in members.snapshot()] == [1]
+    members.apply(Tick(), LEASE_S)
+    assert members.apply(claimed(2, taker, started_ns=2), LEASE_S).upserts, "who is silent has no claim"
+
+
+def test_who_sat_down_at_an_address_leaves_it_to_its_host_however_late_it_says_it_was_started(
+    members: Membership[str],
+) -> None:
+    members.apply(claimed(1, AWAY, started_ns=2**63), 0.0)
+    assert members.apply(claimed(2, HOME, started_ns=1), 1.0).ended == (1,)
+    assert members.apply(claimed(1, AWAY, 1, started_ns=2**63), 1.0).evicted, "it is told so"
+    with pytest.raises(Forbidden):
+        members.apply(claimed(3, AWAY, started_ns=2**63), 1.0)
+    assert [each.instance_id for each in members.snapshot()] == [2]
 
 
 def test_who_said_goodbye_has_no_claim_to_its_address_whatever_its_clock_said(members: Membership[str]) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
+import re
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from diptych.bootstrap.census import Census
+from diptych.bootstrap.limits import Limits
 from diptych.bootstrap.metrics import BootstrapMetrics
-from diptych.bootstrap.server import BootstrapService
+from diptych.bootstrap.replica import Replica
 from diptych.common.refusals import Refusals
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Heartbeat, Instance
+
+METRICS = Path(__file__).parents[2] / "docs" / "api" / "metrics.md"
 
 
 def heartbeat(instance_id: int, role: Any, state: Any, *, at: str) -> bytes:
@@ -19,17 +23,11 @@ def heartbeat(instance_id: int, role: Any, state: Any, *, at: str) -> bytes:
     return Heartbeat(sequence=1, instance=instance).SerializeToString()
 
 
-async def census_after(*heartbeats: bytes) -> Census:
-    service = BootstrapService(lease_s=3.0, heartbeat_s=1.0, clock=lambda: 100.0)
+def census_after(*heartbeats: bytes) -> Census:
+    replica = Replica(lease_s=3.0, limits=Limits())
     for each in heartbeats:
-
-        async def one(data: bytes = each) -> AsyncIterator[bytes]:
-            yield data
-
-        context: Any = None  # asked only when something is refused
-        async for _ in service.register(one(), context):
-            pass
-    return await service.census()
+        replica.hear(each, now_s=100.0)
+    return replica.census()
 
 
 def samples(census: Census) -> dict[str, float]:
@@ -42,14 +40,12 @@ def samples(census: Census) -> dict[str, float]:
 
 def test_members_are_counted_by_role_and_state_and_changes_by_kind() -> None:
     starting, ready = bootstrap_pb2.INSTANCE_STATE_STARTING, bootstrap_pb2.INSTANCE_STATE_READY
-    census = asyncio.run(
-        census_after(
-            heartbeat(1, bootstrap_pb2.ROLE_PREFILL, ready, at="a:1"),
-            heartbeat(2, bootstrap_pb2.ROLE_PREFILL, starting, at="a:2"),
-            heartbeat(3, bootstrap_pb2.ROLE_ROUTER, ready, at="a:3"),
-            heartbeat(4, bootstrap_pb2.ROLE_ROUTER, ready, at="a:3"),
-            heartbeat(2, bootstrap_pb2.ROLE_PREFILL, starting, at="a:2"),  # again: no news
-        )
+    census = census_after(
+        heartbeat(1, bootstrap_pb2.ROLE_PREFILL, ready, at="a:1"),
+        heartbeat(2, bootstrap_pb2.ROLE_PREFILL, starting, at="a:2"),
+        heartbeat(3, bootstrap_pb2.ROLE_ROUTER, ready, at="a:3"),
+        heartbeat(4, bootstrap_pb2.ROLE_ROUTER, ready, at="a:3"),
+        heartbeat(2, bootstrap_pb2.ROLE_PREFILL, starting, at="a:2"),  # again: no news
     )
     assert samples(census) == {
         'diptych_bootstrap_members{role="prefill",state="ready"}': 1,
@@ -63,4 +59,7 @@ def test_members_are_counted_by_role_and_state_and_changes_by_kind() -> None:
         "diptych_bootstrap_goodbyes_total": 0,
         "diptych_bootstrap_mismatches_total": 0,
         'diptych_auth_refusals_total{reason="wrong_token"}': 1,
+        f'diptych_build_info{{version="{version("diptych")}"}}': 1,
     }
+    described = set(re.findall(r"`(diptych_\w+)[`{]", METRICS.read_text()))
+    assert {name.partition("{")[0] for name in samples(census)} <= described

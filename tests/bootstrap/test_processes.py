@@ -12,9 +12,9 @@ import pytest
 
 from diptych.cli.members import members
 from diptych.common.errors import ConfigError
-from diptych.common.membership_client import MembershipWatcher, Registration
-from diptych.common.ports import free_port
-from diptych.common.trust import TrustConfig
+from diptych.common.members.membership_client import MembershipWatcher, Registration
+from diptych.common.net.ports import free_port
+from diptych.common.trust.trust import TrustConfig
 from diptych.v1.bootstrap_pb2 import INSTANCE_STATE_READY, ROLE_PREFILL, Instance
 
 TIMEOUT_S = 200.0

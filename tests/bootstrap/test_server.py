@@ -13,10 +13,10 @@ import pytest
 from diptych.bootstrap.limits import BURST, MAX_MESSAGE_BYTES
 from diptych.bootstrap.server import SERVICE, BootstrapService, Clock
 from diptych.common.errors import ConfigError
-from diptych.common.membership_client import Evicted, MembershipWatcher, Registration
+from diptych.common.members.membership_client import Evicted, MembershipWatcher, Registration
+from diptych.common.net.rpc import listen, new_server, open_channel
 from diptych.common.refusals import Refusals
-from diptych.common.rpc import listen, new_server, open_channel
-from diptych.common.trust import INSECURE
+from diptych.common.trust.trust import INSECURE
 from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc
 from diptych.v1.bootstrap_pb2 import (
     INSTANCE_STATE_DRAINING,
@@ -41,7 +41,7 @@ def instance(instance_id: int, *, at: str = "", state: Any = INSTANCE_STATE_READ
 @contextlib.asynccontextmanager
 async def bootstrap(port: int = 0, *, lease_s: float = LONG_S, clock: Clock = time.monotonic) -> AsyncIterator[int]:
     """A bootstrap server; yields its port."""
-    service = BootstrapService(lease_s=lease_s, heartbeat_s=HEARTBEAT_S, clock=clock)
+    service = BootstrapService(INSECURE, lease_s=lease_s, heartbeat_s=HEARTBEAT_S, clock=clock)
     server = new_server(INSECURE, Refusals(), [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
     service.add_to(server)
     port = listen(server, "127.0.0.1", port, INSECURE)

@@ -40,3 +40,11 @@ def test_an_answer_of_two_workers_between_which_no_page_has_moved_is_a_problem_w
 def test_a_worker_that_serves_alone_moves_nothing() -> None:
     tally = tally_of(answer(pages_moved=0, alone=True))
     assert (tally.answered, tally.by_pairs, tally.unmoved) == (1, 0, [])
+
+
+def test_digests_differ_only_where_both_are_known() -> None:
+    whole, lost, wrong = (answer(pages_moved=1) for _ in range(3))
+    del lost.timings["prefill_kv_digest"]
+    wrong.timings["prefill_kv_digest"] = "0" * 16
+    assert tally_of(whole, lost).digests_differ == 0
+    assert tally_of(whole, lost, wrong).digests_differ == 1

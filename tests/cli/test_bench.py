@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from diptych.cli.bench import BenchConfig
-from diptych.cli.bench_client import Report, Row, as_text
+from diptych.cli.requests.bench_client import Report, Row, as_text
 from diptych.common.errors import ConfigError
 
 COMMAND = (sys.executable, "-m", "diptych.cli", "bench", "kv")
@@ -18,7 +18,7 @@ SMALL = ("--pool-mib", "4", "--transports", "shm")
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *SMALL, *options], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([*COMMAND, *SMALL, *options], capture_output=True, text=True, timeout=200, check=False)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def peer() -> Iterator[str]:
     try:
         yield words[-1]
         server.send_signal(signal.SIGINT)
-        server.communicate(timeout=30)
+        server.communicate(timeout=200)
         assert server.returncode == 0
     finally:
         server.kill()
@@ -54,12 +54,12 @@ def test_nobody_at_the_address_is_said_in_words() -> None:
     answer = run("--peer", "127.0.0.1:1")
     assert answer.returncode == 1
     assert "nobody to measure with at 127.0.0.1:1" in answer.stderr
+    assert "`diptych bench kv --serve` starts the other end" in answer.stderr
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         {"serve": True, "peer": "a:1"},
         {"peer": "a:1", "piece_kib": (24,)},
         {"peer": "a:1", "piece_kib": ()},

@@ -10,7 +10,14 @@ import pytest
 
 from diptych.cli.main import main
 from diptych.v1 import inference_pb2_grpc
-from diptych.v1.inference_pb2 import ChatMessage, GenerateChunk, GenerateRequest, SamplingParams
+from diptych.v1.inference_pb2 import (
+    ChatMessage,
+    GenerateChunk,
+    GenerateRequest,
+    ListModelsRequest,
+    ListModelsResponse,
+    SamplingParams,
+)
 
 
 class Parrot(inference_pb2_grpc.InferenceServicer):
@@ -18,6 +25,11 @@ class Parrot(inference_pb2_grpc.InferenceServicer):
 
     def __init__(self) -> None:
         self.requests: list[GenerateRequest] = []
+
+    def ListModels(self, request: ListModelsRequest, context: Any) -> ListModelsResponse:
+        if dict(context.invocation_metadata()).get("authorization") == "Bearer wrong":
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "no such key")
+        return ListModelsResponse()
 
     def GenerateStream(self, request: GenerateRequest, context: Any) -> Iterator[GenerateChunk]:
         self.requests.append(request)
@@ -57,6 +69,19 @@ def test_what_is_not_asked_for_is_left_to_the_router(parrot: tuple[Parrot, str])
     assert servicer.requests == [GenerateRequest(text="x", sampling=SamplingParams(max_tokens=256))]
 
 
+@pytest.mark.parametrize("command", ["chat", "generate"])
+@pytest.mark.parametrize("option", ["--max-tokens=-1", "--top-k=-1", "--top-k=4294967296", "--seed=-3"])
+def test_a_number_that_the_api_cant_take_is_refused_by_name(
+    command: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag, _, value = option.partition("=")
+    with pytest.raises(SystemExit, match="2"):
+        main([command, option, "--target", "127.0.0.1:1"])
+    refusal = capsys.readouterr().err
+    assert refusal.startswith(f"diptych {command}: {flag} must be from 0 to ")
+    assert f"not {value}\n" in refusal
+
+
 def test_generate_reads_a_prompt_from_standard_input(
     parrot: tuple[Parrot, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +114,15 @@ def test_chat_sends_the_whole_conversation_each_time(
     ]
 
 
+@pytest.mark.parametrize(("options", "temperature"), [([], 0.7), (["--temperature", "0"], 0.0)])
+def test_chat_draws_likelier_words_than_the_api_unless_told(
+    parrot: tuple[Parrot, str], monkeypatch: pytest.MonkeyPatch, options: list[str], temperature: float
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    assert main(["chat", "--target", parrot[1], *options]) == 0
+    assert parrot[0].requests[0].sampling.temperature == pytest.approx(temperature)
+
+
 def test_a_piped_chat_ends_at_the_first_error(
     parrot: tuple[Parrot, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,3 +130,25 @@ def test_a_piped_chat_ends_at_the_first_error(
     assert main(["chat", "--target", parrot[1]]) == 1
     assert "that is a bad word" in capsys.readouterr().err
     assert len(parrot[0].requests) == 1
+
+
+@pytest.mark.parametrize("typed", ["", "hello\n", "/quit\n"])
+def test_chat_without_a_platform_says_so_whatever_is_typed(
+    typed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    assert main(["chat", "--target", "127.0.0.1:1"]) == 1
+    assert capsys.readouterr().err.startswith("diptych chat: nobody answers at 127.0.0.1:1: start Diptych with")
+
+
+def test_chat_with_a_key_that_is_not_known_says_so_before_anything_is_typed(
+    parrot: tuple[Parrot, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["chat", "--target", parrot[1], "--api-key", "wrong"]) == 1
+    assert "set DIPTYCH_API_KEY" in capsys.readouterr().err
+
+
+def test_chat_that_ends_at_once_is_well(parrot: tuple[Parrot, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["chat", "--target", parrot[1]]) == 0

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
-from diptych.cli.answer import Answer
 from diptych.cli.drain import DrainConfig, settled
 from diptych.cli.drain import main as drain_main
-from diptych.cli.drain_report import chosen, drain_words
-from diptych.cli.status_report import as_json, as_text, mismatches
+from diptych.cli.reports.drain_report import chosen, drain_words
+from diptych.cli.reports.status_report import as_json, as_text, mismatches
+from diptych.cli.requests.answer import Answer
+from diptych.cli.router_members import instances_of
 from diptych.common.errors import ConfigError
-from diptych.common.pods import Pod
+from diptych.common.members.pods import Pod
 from diptych.v1.bootstrap_pb2 import (
     INSTANCE_STATE_DRAINING,
     INSTANCE_STATE_READY,
@@ -166,8 +168,9 @@ LINKS = [
     LinkStatus(state=LINK_STATE_DOWN, lanes="tcp/eth1"),
 ]
 STRANGER = Pod("p-9c", "10.0.0.9", True)
+SIZES: dict[str, Any] = {"max_requests": 64, "max_step_tokens": 512}
 ANSWERS = [
-    Answer(PREFILL, WorkerStatus(instance=PREFILL, prefill_tokens_per_s=200, prefill_busy=0.5)),
+    Answer(PREFILL, WorkerStatus(instance=PREFILL, prefill_tokens_per_s=200, prefill_busy=0.5, **SIZES)),
     Answer(DECODE, WorkerStatus(instance=DECODE, links=LINKS), DRAINING),
     Answer(SECOND, problem="deadline exceeded"),
     Answer(ROUTER, drain=EMPTY),
@@ -182,7 +185,7 @@ def test_people_see_tables_of_pools_and_members_and_what_is_not_well() -> None:
         "",
         "role     pool  pod   instance          state     address  version  running  waiting  free pages  credit  "
         "links",
-        "prefill  big         000000000000001a  starting  a:1      0.1.0    2        1        6/8         -       0/0",
+        "prefill  big         000000000000001a  starting  a:1      0.1.0    2/64     1        6/8         -       0/0",
         "decode         d-7f  d000000000000000  draining  b:1      0.1.0    0        0        4/4         3       "
         "2/3 rc_mlx5/mlx5_0:1, tcp/eth0",
         "decode               d000000000000001  ready     b:1#1             -        -        -           -       -",
@@ -203,6 +206,7 @@ def test_programs_see_the_same() -> None:
     assert report["members"][1]["drain"] == {"requests_left": 3, "oldest_s": 12.4, "deadline_s": 18.0}
     load = {"num_running": 2, "num_waiting": 1, "free_pages": 6, "total_pages": 8}
     assert report["members"][0]["load"] == {**load, "waiting_tokens": 300, "grantable_pages": 0}
+    assert {name: report["members"][0][name] for name in SIZES} == SIZES
     assert report["members"][1]["lanes"] == ["rc_mlx5/mlx5_0:1", "tcp/eth0"]
     assert [pool["backlog_s"] for pool in report["pools"]] == [1.5, 0.0]
     assert [each["pairs"] for each in report["mismatches"]] == [[["000000000000001a", "d000000000000000"]]]
@@ -215,3 +219,22 @@ def test_workers_that_fit_or_would_not_pair_anyway_are_no_mismatch() -> None:
     assert mismatches([PREFILL, other_prefill]) == []
     of_another_model = Instance(instance_id=5, role=ROLE_DECODE, compat="z", terms=Terms(weights="w3"), started_as="m")
     assert mismatches([PREFILL, of_another_model]) == []
+
+
+def test_what_only_a_router_said_is_told_above_the_tables() -> None:
+    listed = {"instance": "1a", "role": "prefill", "address": "a:1", "model": "m", "state": "starting"}
+    [worker] = instances_of(
+        [{**listed, "not_ready": "no peer", "is_paused": False, "pool": "big", "pod": "p-1", "version": "0.1.0"}]
+    )
+    assert (worker.instance_id, worker.role, worker.state, worker.pool) == (
+        0x1A,
+        ROLE_PREFILL,
+        INSTANCE_STATE_STARTING,
+        "big",
+    )
+    answers = [Answer(worker, problem="connection refused")]
+    text = as_text(answers, [], problem="bootstrap is away")
+    assert text.startswith("bootstrap is away\n\n")
+    assert "p-1" in text
+    assert as_json(answers, [], problem="bootstrap is away")["problem"] == "bootstrap is away"
+    assert as_json([], [])["problem"] == ""

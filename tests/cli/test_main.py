@@ -1,19 +1,27 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from importlib.metadata import version
 
 import pytest
 
-from diptych.cli.main import COMMANDS, main
+from diptych.cli.main import COMMANDS, FIRST, main
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"  {name} " in text and command.summary in text for name, command in COMMANDS.items())
+
+
+def test_help_begins_with_the_five_commands_of_a_newcomer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert [words[0] for words in lines] == ["up", "chat", "generate", "status", "links", *list(COMMANDS)[5:]]
+    assert len(FIRST) == 5
 
 
 @pytest.mark.parametrize("argv", [["version"], ["--version"]])
@@ -28,6 +36,12 @@ def test_version_is_that_of_the_package(argv: list[str], capsys: pytest.CaptureF
 def test_an_unknown_command_is_refused_with_a_hint(name: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == 2
     assert capsys.readouterr().err == f"diptych: there is no command {name!r}; {hint}\n"
+
+
+def test_an_option_without_a_command_is_refused_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "x"]) == 2
+    hint = "belongs behind a command, as in `diptych up --model ...`; `diptych --help` lists them.\n"
+    assert capsys.readouterr().err == f"diptych: --model {hint}"
 
 
 def test_an_error_that_a_user_can_act_on_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,5 +71,28 @@ except SystemExit:
     pass
 sys.exit(",".join(name for name in {heavy!r} if name in sys.modules))
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False)
     assert (result.returncode, result.stderr) == (1, "\n")
+
+
+def test_a_worker_with_too_little_kv_memory_says_so_before_it_starts_another_process() -> None:
+    options = [
+        "--model",
+        "sim",
+        "--device",
+        "sim",
+        "--insecure",
+        "--kv-cache-mib",
+        "1",
+        "--page-size",
+        "512",
+        "--log-format",
+        "text",
+    ]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("DIPTYCH_")}
+    command = [sys.executable, "-m", "diptych.cli", "decode", *options]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environ)
+    assert ended.returncode == 1
+    assert "diptych decode: 1 MiB of KV memory hold 512 tokens, but 2 pages of 512 tokens" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "scheduler" not in ended.stderr

@@ -12,7 +12,7 @@ import pytest
 
 from diptych.cli.status import CLEAR, StatusConfig
 from diptych.common.errors import ConfigError
-from diptych.common.ports import free_port
+from diptych.common.net.ports import free_port
 
 pytestmark = pytest.mark.timeout(90)
 

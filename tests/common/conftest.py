@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from diptych.common.tls import TlsFiles
+from diptych.common.trust.tls import TlsFiles
 
 RECIPE: Final = Path(__file__).parents[2] / "docs" / "security.md"
 
@@ -35,7 +35,7 @@ class Authority:
         return TlsFiles(member / "tls.crt", member / "tls.key", member / "ca.crt", "diptych")
 
     def _run(self, script: str) -> None:
-        subprocess.run(["sh", "-ec", script], cwd=self._folder, check=True, capture_output=True, timeout=30)
+        subprocess.run(["sh", "-ec", script], cwd=self._folder, check=True, capture_output=True, timeout=200)
 
 
 @pytest.fixture

@@ -173,3 +173,12 @@ def test_the_first_process_of_a_container_ends_at_sigterm_before_it_has_begun() 
         assert process.stdout.readline() == "imports\n"
         process.terminate()
         assert process.wait() == 128 + signal.SIGTERM, "by a handler: the kernel does not end such a process"
+
+
+def test_a_process_ends_with_its_code_where_nothing_that_it_says_can_be_written() -> None:
+    source = "import sys; from diptych.common.lifecycle import exit_now; print('x'); exit_now(3)"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", source]
+        done = subprocess.run(command, stdout=full, stderr=full, env=env, timeout=60, check=False)
+    assert done.returncode == 3

@@ -6,6 +6,7 @@ import ctypes
 from pathlib import Path
 
 import pytest
+from small_disk import files, small_disk
 
 from diptych.common.errors import ConfigError
 from diptych.common.native import build_library
@@ -41,9 +42,43 @@ def test_code_for_another_processor_is_another_library(source: Path, monkeypatch
     assert len(built) == 3
 
 
+def test_a_library_is_built_anew_when_one_of_its_parts_changes(source: Path, tmp_path: Path) -> None:
+    part = tmp_path / "parts" / "answer.c"
+    part.parent.mkdir()
+    source.write_text('#include "parts/answer.c"')
+    answers = []
+    for number in (42, 43):
+        part.write_text(f"int answer(void) {{ return {number}; }}")
+        answers.append(ctypes.CDLL(str(build_library(source, parts=[part]))).answer())
+    assert answers == [42, 43]
+
+
 def test_without_a_compiler_it_is_said_what_to_install(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="no C compiler found"):
+        build_library(source)
+
+
+def test_a_full_disk_is_told_and_leaves_no_library(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_disk(tmp_path / "small", 16 << 10) as small:
+        monkeypatch.setenv("DIPTYCH_CACHE_DIR", str(small))
+        (small / "rest").write_bytes(bytes(12 << 10))  # a page is left, which the folder takes
+        with pytest.raises(ConfigError, match=r"No space left on device"):
+            build_library(source)
+        assert files(small) == ["rest"]
+        (small / "rest").unlink()
+        with pytest.raises(ConfigError, match="compil"):
+            build_library(source, flags=("-Wl,-z,max-page-size=0x100000", "-static-libgcc"))
+        assert files(small) == []
+
+
+def test_a_cache_that_can_not_be_written_says_what_to_do(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    with pytest.raises(ConfigError, match=r"answer\.c can't be compiled into .*native: .*DIPTYCH_CACHE_DIR"):
         build_library(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 from stepped_engine import PAGE, Engine
 
-from diptych.common.roles import LegKind
+from diptych.common.members.roles import LegKind
 from diptych.decode.core import DecodeCore
+from diptych.engine.schedule.step_pace import StepPace
 
 
 @pytest.fixture
@@ -19,7 +21,7 @@ def new_engine() -> Iterator[Callable[..., Engine]]:
     engines: list[Engine] = []
 
     def build(**options: Any) -> Engine:
-        build_core = partial(DecodeCore, page_nbytes=PAGE * 8)
+        build_core = partial(DecodeCore, page_nbytes=PAGE * 8, pace=StepPace(math.inf))
         engines.append(Engine(build=build_core, kind=LegKind.LOCAL, **options))
         return engines[-1]
 

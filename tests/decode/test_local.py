@@ -6,17 +6,18 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from null_runner import expected_output
 from stepped_engine import PAGE, VOCAB, Engine
 
-from diptych.common.roles import LegKind
-from diptych.engine.events import AbortRoom, CompileGrammar, Emit, Event, GrammarFailed, Start
-from diptych.engine.finish import Finish
-from diptych.engine.grammar.grammar import Grammar, GrammarKind
-from diptych.engine.limits import Scheduling
-from diptych.engine.null_runner import expected_output
-from diptych.engine.output import Failure, FailureCode, Output
-from diptych.engine.request import new_request
-from diptych.engine.sampling_params import SamplingParams
+from diptych.common.members.roles import LegKind
+from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, Event, GrammarFailed, Start
+from diptych.engine.values.limits import Scheduling
+from diptych.engine.values.prompt_cost import STEP_COST
+from diptych.engine.values.request import new_request
+from diptych.generation.finish import Finish
+from diptych.generation.grammar import Grammar, GrammarKind
+from diptych.generation.output import Failure, FailureCode, Output
+from diptych.generation.sampling_params import SamplingParams
 
 NewEngine = Callable[..., Engine]
 
@@ -117,3 +118,41 @@ def test_a_request_holds_nothing_while_its_grammar_is_compiled(
     assert core.page_counts()["owned"] == 0
     core.handle(event, 0.0)
     assert core.take_effects() == [Emit(Output(1, failure=Failure(code, "no such rule")))]
+
+
+def cached_tokens(engine: Engine, room: int) -> int:
+    stats = engine.outputs[room][-1].stats
+    assert stats is not None
+    return stats.cached_tokens
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_equal_prompts_that_come_together_are_computed_once(new_engine: NewEngine, overlap: bool) -> None:
+    engine = new_engine(num_pages=512, max_step_tokens=64, max_requests=16, overlap=overlap)
+    prompt = list(range(200))
+    for room in range(1, 17):
+        engine.start(room, prompt, 9)
+    most_held = 0
+    while engine.step():
+        most_held = max(most_held, engine.cache.pool.capacity - engine.cache.pool.num_free)
+    assert all(engine.tokens(room) == expected_output(prompt, 9, VOCAB) for room in range(1, 17))
+    num_computed = sum(200 - cached_tokens(engine, room) for room in range(1, 17))
+    not_worth_waiting = STEP_COST // 2  # of the last chunk, in what is left of its step
+    assert num_computed <= 200 + 16 * PAGE + not_worth_waiting
+    assert most_held <= 200 // PAGE + 16 * 3
+
+
+@pytest.mark.parametrize("num_steps", range(0, 7, 2))
+def test_those_that_wait_go_on_when_the_one_that_computes_ends(new_engine: NewEngine, num_steps: int) -> None:
+    engine = new_engine(num_pages=512, max_step_tokens=32)
+    prompt = list(range(200))
+    for room in range(1, 4):
+        engine.start(room, prompt, 3)
+    for _ in range(num_steps):
+        engine.step()
+    assert engine.core.load().num_ungranted == 2  # they hold nothing
+    engine.abort(1)
+    engine.run()
+    assert all(engine.tokens(room) == expected_output(prompt, 3, VOCAB) for room in (2, 3))
+    num_computed = sum(200 - cached_tokens(engine, room) for room in (2, 3))
+    assert num_computed <= 200 - 32 * num_steps + 2 * PAGE + STEP_COST // 2

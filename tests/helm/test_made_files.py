@@ -15,6 +15,9 @@ import pytest
 import yaml
 from chart import CHART, ROOT, objects
 
+from diptych.common.errors import DeadlineExceeded, DiptychError, Unavailable
+from diptych.router.serve.outcome import outcome_of
+
 OPERATIONS = ROOT / "docs" / "operations"
 
 
@@ -48,7 +51,7 @@ def test_every_value_is_described_where_it_stands() -> None:
 def test_the_schema_knows_every_option_that_the_chart_does_not_set_itself() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     known = schema["definitions"]["workerOptions"]["properties"]
-    assert known["kvRequire"]["enum"] == ["any", "shm", "rdma", "nvlink"]
+    assert known["kvRequire"]["enum"] == ["any", "shm", "rdma", "nvlink", None]
     assert not {"port", "advertiseHost", "drainS", "insecure"} & set(known)
     assert "endpointSlices" not in schema["definitions"]["routerOptions"]["properties"], "checkPods gives rights"
 
@@ -97,6 +100,29 @@ def test_pools_are_scaled_by_metrics_that_there_are(scenario: str) -> None:
     assert asked <= set(re.findall(r"diptych_[a-z_]+", (OPERATIONS / "autoscaling.md").read_text()))
 
 
+def selectors(expression: str) -> list[str]:
+    """Return what an expression asks of each metric of ours, within braces."""
+    return re.findall(r"diptych_[a-z_]+(?:{([^}]*)})?", expression)
+
+
+def test_two_releases_in_one_namespace_are_asked_about_apart() -> None:
+    """Monitors give the series their release, and every expression names it."""
+    found = chart.objects(scenario="everything")
+    for kind in ("PodMonitor", "ServiceMonitor"):
+        assert {str(each["spec"]["podTargetLabels"]) for each in found.of_kind(kind)} == {
+            "['app.kubernetes.io/instance']"
+        }
+    scalers = chart.objects(scenario="keda").of_kind("ScaledObject")
+    queries = [each["metadata"]["query"] for scaler in scalers for each in scaler["spec"]["triggers"]]
+    asked = [text for each in (*queries, *(alert["expr"] for alert in alerts())) for text in selectors(each)]
+    assert asked
+    assert [text for text in asked if 'app_kubernetes_io_instance="r"' not in text] == []
+    board = json.loads((CHART / "dashboards" / "overview.json").read_text())
+    shown = [text for panel in board["panels"] for each in panel.get("targets", ()) for text in selectors(each["expr"])]
+    assert [text for text in shown if 'app_kubernetes_io_instance=~"$release"' not in text] == []
+    assert "release" in [each["name"] for each in board["templating"]["list"]]
+
+
 def test_dashboards_are_config_maps_that_grafana_finds() -> None:
     board = chart.objects(scenario="everything")["ConfigMap/r-llm-dashboard-overview"]
     assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
@@ -106,8 +132,38 @@ def test_dashboards_are_config_maps_that_grafana_finds() -> None:
 def test_the_alert_for_a_missing_pair_looks_at_each_role() -> None:
     (rule,) = objects("metrics: {rules: {enabled: true}}").of_kind("PrometheusRule")
     (alert,) = [each for each in rule["spec"]["groups"][0]["rules"] if each["alert"] == "DiptychNoPair"]
-    ready = 'absent(diptych_router_pool_workers{{namespace="ns",state="ready",role="{}"}})'.format
+    here = 'namespace="ns",app_kubernetes_io_instance="r"'
+    ready = f'absent(diptych_router_pool_workers{{{{{here},state="ready",role="{{}}"}}}})'.format
     assert alert["expr"] == f"{ready('unified')} and on () ({ready('prefill')} or {ready('decode')})"
+
+
+def alert(name: str, values: str = "") -> dict[str, Any] | None:
+    (rule,) = objects(f"metrics: {{rules: {{enabled: true, {values}}}}}").of_kind("PrometheusRule")
+    return next((each for each in rule["spec"]["groups"][0]["rules"] if each["alert"] == name), None)
+
+
+def test_failures_and_slow_first_tokens_are_told_beyond_the_objectives() -> None:
+    errors, slow = alert("DiptychErrors"), alert("DiptychSlowFirstToken")
+    assert errors is not None
+    assert slow is not None
+    failed = set(re.findall(r'outcome=~"([^"]*)"', errors["expr"])[0].split("|"))
+    assert failed == {outcome_of(error("words")) for error in (DiptychError, Unavailable, DeadlineExceeded)}
+    assert errors["expr"].split(" > ")[1].startswith("0.01 * sum(rate(diptych_router_requests_total{")
+    assert slow["expr"].startswith("histogram_quantile(0.95, ")
+    assert slow["expr"].endswith(" > 10")
+    stricter = "objectives: {errorRatio: 0.001, firstTokenSeconds: 2.5}"
+    assert " > 0.001 * " in (alert("DiptychErrors", stricter) or {})["expr"]
+    assert (alert("DiptychSlowFirstToken", stricter) or {})["expr"].endswith(" > 2.5")
+    none = "objectives: {errorRatio: 0, firstTokenSeconds: 0}"
+    assert (alert("DiptychErrors", none), alert("DiptychSlowFirstToken", none)) == (None, None)
+
+
+def test_no_two_panels_of_a_dashboard_lie_on_each_other() -> None:
+    board = json.loads((CHART / "dashboards" / "overview.json").read_text())
+    places = [each["gridPos"] for each in board["panels"]]
+    squares = [(p["x"] + x, p["y"] + y) for p in places for x in range(p["w"]) for y in range(p["h"])]
+    assert len(squares) == len(set(squares))
+    assert len({each["id"] for each in board["panels"]}) == len(board["panels"])
 
 
 def test_alerts_can_be_left_out() -> None:

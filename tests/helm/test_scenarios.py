@@ -68,6 +68,12 @@ def test_kubernetes_takes_it(scenario: str) -> None:
     assert {version: _errors(scenario, version) for version in versions} == {version: [] for version in versions}
 
 
+@pytest.mark.parametrize("path", sorted((chart.ROOT / "e2e").glob("*.yaml")), ids=lambda path: str(path.stem))
+def test_the_chart_takes_the_values_of_the_end_to_end_tests(path: Path) -> None:
+    found = chart.template(path.read_text(), scenario="cpu" if path.stem == "real_model" else "sim")
+    assert found.returncode == 0, found.stderr
+
+
 def test_a_field_that_kubernetes_does_not_know_would_be_found() -> None:
     (service, *_) = [each for each in chart.render() if each["kind"] == "Service"]
     service["spec"]["prots"] = service["spec"].pop("ports")
@@ -87,6 +93,15 @@ def test_no_name_and_no_label_is_longer_than_kubernetes_takes() -> None:
     for each in chart.render(f"{{fullnameOverride: {'a' * 60}, {pools}}}", scenario="everything"):
         metadata = each["metadata"]
         assert [value for value in (metadata["name"], *metadata.get("labels", {}).values()) if len(value) > 63] == []
+
+
+def test_long_names_that_begin_alike_stay_apart() -> None:
+    def names(text: str) -> set[str]:
+        return {each["metadata"]["name"] for each in chart.render(f"fullnameOverride: {text}")}
+
+    west, east = (names(f"customer-facing-production-chat-eu-{side}") for side in ("west", "east"))
+    assert not west & east
+    assert names("a" * 34) >= {"a" * 34 + "-router"}, "what is short enough stays as it is"
 
 
 def test_everything_is_in_the_namespace_that_is_asked_for() -> None:

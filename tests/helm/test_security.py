@@ -11,6 +11,9 @@ import chart
 import pytest
 from chart import Objects, objects
 
+from diptych.common.trust.permissions import Party
+from diptych.common.trust.tokens import Tokens
+
 OURS = [scenario for scenario in chart.SCENARIOS if scenario != "everything"]  # that has containers of others
 
 
@@ -107,7 +110,11 @@ def is_allowed(found: Objects, component: str, source: dict[str, str], port: str
 @pytest.mark.parametrize(
     ("source", "target", "port", "is_open"),
     [
-        ("client", "router", "http", True),
+        ("client", "router", "http", False),  # unless named
+        ("client", "router", "grpc", False),
+        ("r-diptych-test-answers", "router", "http", True),
+        ("r-diptych-router", "router", "http", True),  # `diptych status`
+        ("r-diptych-prefill", "router", "http", False),
         ("client", "router", "health", False),  # nor metrics
         ("client", "r-diptych-decode", "grpc", False),
         ("client", "bootstrap", "grpc", False),
@@ -145,6 +152,20 @@ def test_every_policy_selects_pods_and_names_ports_that_they_have() -> None:
             assert named <= {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
 
 
+def test_everybody_reaches_the_api_where_it_is_said_to_be_open_and_nothing_else_of_a_router() -> None:
+    found = objects("networkPolicy: {open: true}")
+    assert [is_allowed(found, "router", {}, port) for port in ("http", "grpc", "health")] == [True, True, False]
+
+
+def test_metrics_and_probes_are_reached_from_the_named_namespaces_alone() -> None:
+    found = objects("networkPolicy: {open: true, prometheus: [{namespaceSelector: {matchLabels: {team: sre}}}]}")
+    for component, port in (("router", "health"), ("worker", "metrics"), ("bootstrap", "health")):
+        rules = [
+            rule for rule in policy(found, component)["ingress"] if port in [p["port"] for p in rule.get("ports", [])]
+        ]
+        assert [rule["from"] for rule in rules] == [[{"namespaceSelector": {"matchLabels": {"team": "sre"}}}]]
+
+
 def test_named_clients_and_the_release_itself_reach_routers_and_nobody_else() -> None:
     found = objects(scenario="tls")
     assert not is_allowed(found, "router", {}, "http")
@@ -164,6 +185,16 @@ def test_where_egress_is_restricted_routers_reach_the_collectors_port_and_nobody
     assert [collector in policy(found, each)["egress"] for each in components] == [True, False, False]
 
 
+def test_users_and_groups_may_be_left_to_the_cluster() -> None:
+    names = ("runAsUser", "runAsGroup", "fsGroup")
+    none = objects(f"podSecurity: {{{', '.join(f'{name}: null' for name in names)}}}", scenario="everything")
+    for pods, given in ((none.pods(), set()), (objects(scenario="everything").pods(), set(names))):
+        for name, pod in pods.items():
+            security = pod["spec"]["securityContext"]
+            assert security["runAsNonRoot"] is True
+            assert security.keys() & set(names) == given, name
+
+
 def secret(found: Objects, name: str) -> dict[str, str]:
     data = found[f"Secret/r-diptych-{name}"]["data"]
     return {key: base64.b64decode(value).decode() for key, value in data.items()}
@@ -172,14 +203,21 @@ def secret(found: Objects, name: str) -> dict[str, str]:
 def test_secrets_that_the_chart_makes_are_kept_and_fit_together() -> None:
     found = objects("auth: {tls: {enabled: true}}")
     for each in found.of_kind("Secret"):
-        assert each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    assert len(secret(found, "token")["token"]) == 64
+        annotations = each["metadata"]["annotations"]
+        assert annotations["helm.sh/hook"] == "pre-install,pre-upgrade", "no release holds it"
+        assert annotations["helm.sh/resource-policy"] == "keep"
+    tokens = {name: Tokens.of_variable(text) for name, text in secret(found, "token").items()}
+    assert tokens.keys() == {"bootstrap", *(party.value for party in Party)}
+    for party in Party:
+        sent = tokens[party.value].authorization()
+        assert {name: each.parties(sent) for name, each in tokens.items()} == dict.fromkeys(tokens, frozenset({party}))
+    assert tokens["bootstrap"].authorization() is None
     keys = secret(found, "api-keys")
     assert tomllib.loads(keys["keys.toml"]) == {"default": {"sha256": hashlib.sha256(keys["key"].encode()).hexdigest()}}
 
 
 def test_the_certificate_that_the_chart_makes_is_one_that_members_can_use(tmp_path: Any) -> None:
-    from diptych.common.tls import Tls, TlsFiles
+    from diptych.common.trust.tls import Tls, TlsFiles
 
     files = secret(objects("auth: {tls: {enabled: true, name: our-name}}"), "tls")
     for name, text in files.items():
@@ -187,11 +225,38 @@ def test_the_certificate_that_the_chart_makes_is_one_that_members_can_use(tmp_pa
     Tls(TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt", "our-name")).current()
 
 
+def token_files(found: Objects) -> dict[str, set[str]]:
+    """Which keys of the secret of tokens each pod mounts, all as the one file that it reads."""
+    mounted = {}
+    for name, pod in found.pods().items():
+        (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == "auth"]
+        assert {each["path"] for each in volume["secret"]["items"]} == {"token"}
+        mounted[name] = {each["key"] for each in volume["secret"]["items"]}
+    return mounted
+
+
+def test_each_pod_has_the_token_of_what_it_is_and_no_other() -> None:
+    values = "{deletionCosts: {enabled: true}%s}"
+    own = "auth: {token: {existingSecret: mine, perMember: %s}}"
+    expected = {
+        "r-diptych-bootstrap": {"bootstrap"},
+        "r-diptych-prefill": {"worker"},
+        "r-diptych-decode": {"worker"},
+        "r-diptych-router": {"router"},
+        "r-diptych-deletion-costs": {"viewer"},
+        "r-diptych-test-answers": {"viewer"},
+        "r-diptych-test-kv": {"viewer"},
+    }
+    assert token_files(objects(values % "")) == expected
+    assert token_files(objects(values % f", {own % 'true'}")) == expected
+    assert token_files(objects(values % f", {own % 'false'}")) == {name: {"token"} for name in expected}
+
+
 def test_no_secret_is_in_a_command_line_or_an_environment() -> None:
     found = objects("auth: {tls: {enabled: true}}")
-    token, key = secret(found, "token")["token"], secret(found, "api-keys")["key"]
+    tokens, key = secret(found, "token"), secret(found, "api-keys")["key"]
     pods = str(found.pods())
-    assert token not in pods
+    assert not [text for text in tokens.values() if text.splitlines()[0].rpartition(":")[2] in pods]
     assert key not in pods
 
 

@@ -56,6 +56,37 @@ def test_a_pool_has_the_workers_values_and_its_own_over_them() -> None:
     assert spec["template"]["spec"]["nodeSelector"] == {"a": "b", "c": "d"}
 
 
+def test_a_pool_takes_away_what_workers_have_by_null_and_adds_to_their_variables() -> None:
+    workers = "nodeSelector: {a: b, c: d}, options: {tp: 1, numThreads: 2}, resources: {limits: {cpu: '2'}}"
+    own = "nodeSelector: {a: null}, options: {numThreads: null}, resources: {limits: {cpu: null}}"
+    variables = [f"extraEnv: [{{name: A, value: '1'}}, {{name: B, value: '{number}'}}]" for number in (1, 2)]
+    none = "podSpec: {dnsPolicy: null}"  # what it says of a pod goes to Kubernetes as it is
+    pools = f"[{{name: default, {own}, {none}, {variables[1].replace('{name: A, value: ' + repr('1') + '}, ', '')}}}]"
+    found = objects(f"{{workers: {{{workers}, {variables[0]}}}, decode: {{pools: {pools}}}}}")
+    spec = found.pods()[DECODE]["spec"]
+    assert (spec["nodeSelector"], spec["dnsPolicy"]) == ({"c": "d"}, None)
+    assert not [each for each in args(found, DECODE) if "num-threads" in each]
+    assert spec["containers"][0]["resources"]["limits"] == {"memory": "4Gi"}
+    assert {name: env(found, DECODE)[name] for name in "AB"} == {"A": "1", "B": "2"}
+    assert {name: env(found, PREFILL)[name] for name in "AB"} == {"A": "1", "B": "1"}
+
+
+def test_what_is_said_of_the_model_reaches_whom_it_concerns() -> None:
+    template = "{% for m in messages %}{{ m.content }}$(X){% endfor %}"
+    model = {"servedNames": ["ours", "org/other"], "maxLen": 4096, "chatTemplate": template}
+    found = objects(yaml.safe_dump({"model": model}))
+    own = {"--served-model-name=ours,org/other", "--chat-template=" + template.replace("$(", "$$(")}
+    assert {"--max-model-len=4096"} | own <= set(args(found, ROUTER))
+    assert "--max-model-len=4096" in args(found, PREFILL)
+    assert not own & set(args(found, PREFILL))
+    assert not [flag for flag in args(objects(), ROUTER) if flag.startswith(("--max-model-len", "--served", "--chat"))]
+
+
+def test_pages_in_browsers_are_named_by_an_option_of_the_router() -> None:
+    found = objects("{router: {options: {corsOrigins: ['https://chat.example', 'http://localhost:3000']}}}")
+    assert "--cors-origins=https://chat.example,http://localhost:3000" in args(found, ROUTER)
+
+
 @pytest.mark.parametrize("name", [ROUTER, "r-diptych-bootstrap", PREFILL])
 def test_a_variable_of_the_operators_takes_the_place_of_the_charts(name: str) -> None:
     own = "extraEnv: [{name: DIPTYCH_LOG_LEVEL, value: error}, {name: A, value: b}]"
@@ -104,6 +135,7 @@ def test_members_know_their_pod_and_find_every_replica_of_bootstrap() -> None:
     assert found["DIPTYCH_BOOTSTRAP"] == "dns:///r-diptych-bootstrap:7000"
     assert found["DIPTYCH_ADVERTISE_HOST"] == {"fieldRef": {"fieldPath": "status.podIP"}}
     assert found["DIPTYCH_POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert env(objects(), ROUTER)["DIPTYCH_ROUTER"] == "http://localhost:8000", "status asks it without bootstrap"
     service = objects()["Service/r-diptych-bootstrap"]["spec"]
     assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
 
@@ -122,6 +154,20 @@ def test_a_worker_has_the_time_that_its_drain_takes(values: dict[str, Any], seco
     found = pool(**values)
     assert found.pods()[DECODE]["spec"]["terminationGracePeriodSeconds"] == seconds
     assert f"--drain-s={values.get('drainSeconds', 60)}" in args(found, DECODE)
+
+
+@pytest.mark.parametrize("memory", ["612Mi", "642M", "642000k", "642000000", "0.6Gi", "1G"])
+def test_a_limit_is_read_as_kubernetes_reads_it(memory: str) -> None:
+    limits = pool(options={"kvCacheMib": 256}, resources={"limits": {"memory": memory}}).container(DECODE)["resources"][
+        "limits"
+    ]
+    assert limits == {"memory": memory}
+
+
+def test_streams_have_ten_minutes_when_their_router_goes() -> None:
+    command = objects().container(ROUTER)["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == ["diptych", "drain", "--deadline-s=600", "--linger-s=5"]
+    assert objects().pods()[ROUTER]["spec"]["terminationGracePeriodSeconds"] == 600 + 5 + 30
 
 
 def test_a_router_drains_in_its_hook_and_is_given_the_time() -> None:
@@ -148,6 +194,20 @@ def test_gpus_and_rdma_devices_are_limits_and_bring_their_image() -> None:
     assert container["image"] == "diptych:0.1.0-cuda"
     assert "--kv-require=rdma" in container["args"]
     assert {"name": "UCX_IB_GID_INDEX", "value": "3"} in container["env"]
+
+
+def test_gpus_of_claims_make_a_pool_of_gpus_without_a_plugins_resource() -> None:
+    found = pool(
+        gpu={"count": 2, "resource": ""},
+        options={"tp": 2, "device": "cuda"},
+        podSpec={"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "two-gpus"}]},
+        containerSpec={"resources": {"claims": [{"name": "gpus"}]}},
+    )
+    container = found.container(DECODE)
+    assert container["resources"]["claims"] == [{"name": "gpus"}]
+    assert container["resources"]["limits"] == {"memory": "4Gi"}
+    assert container["image"] == "diptych:0.1.0-cuda"
+    assert deployment(found, DECODE)["strategy"]["rollingUpdate"]["maxSurge"] == 0
 
 
 @pytest.mark.parametrize(
@@ -179,8 +239,29 @@ def test_probes_ask_the_health_port_and_loading_has_its_time() -> None:
     assert startup["periodSeconds"] * startup["failureThreshold"] == 3600
 
 
+def test_a_router_that_hangs_leaves_its_service_and_ends_without_the_grace_of_a_drain() -> None:
+    router = objects(kube="1.28").container(ROUTER)
+    liveness, readiness = router["livenessProbe"], router["readinessProbe"]
+    for probe in (liveness, readiness):
+        assert (probe["periodSeconds"], probe["timeoutSeconds"]) == (1, 1)
+    assert (readiness["failureThreshold"], liveness["failureThreshold"]) == (1, 2)
+    assert readiness["httpGet"]["path"] == "/health/answers", "without a pair clients get its 503, not a refusal"
+    assert liveness["terminationGracePeriodSeconds"] == 1
+    assert "terminationGracePeriodSeconds" not in objects(kube="1.24").container(ROUTER)["livenessProbe"]
+
+
 def test_a_rollout_waits_for_longer_than_a_load() -> None:
     assert deployment(pool(startupSeconds=3600), DECODE)["progressDeadlineSeconds"] == 3600 + 60 + 30 + 15 + 300
+
+
+def test_a_rollout_waits_for_a_model_that_is_fetched_first() -> None:
+    names = ("r-diptych-unified-small", ROUTER)
+    plain = objects("{model: {fetch: {image: ''}}}", scenario="unified")
+    slow = objects("{model: {fetch: {seconds: 4000}}}", scenario="unified")
+    longer = [
+        deployment(slow, n)["progressDeadlineSeconds"] - deployment(plain, n)["progressDeadlineSeconds"] for n in names
+    ]
+    assert longer == [4000, 4000]
 
 
 def test_shared_memory_holds_the_kv_pages() -> None:
@@ -243,11 +324,11 @@ def test_decode_shrinks_slower_than_prefill() -> None:
     assert periods == {PREFILL: 60, DECODE: 120}
 
 
-def test_keda_asks_about_its_own_namespace_and_pool_and_takes_silence_for_an_error() -> None:
+def test_keda_asks_about_its_own_release_and_pool_and_takes_silence_for_an_error() -> None:
     spec = objects(scenario="keda")[f"ScaledObject/{DECODE}"]["spec"]
     assert [each["metadata"]["query"] for each in spec["triggers"]] == [
-        'max(diptych_router_pool_kv_full_workers{namespace="ns",pool="default",role="decode"})',
-        'max(diptych_router_pool_requests_running{namespace="ns",pool="default",role="decode"})',
+        f'max(diptych_router_pool_{metric}{{namespace="ns",app_kubernetes_io_instance="r",pool="default",role="decode"}})'
+        for metric in ("kv_full_workers", "requests_running")
     ]
     assert {each["metadata"]["ignoreNullValues"] for each in spec["triggers"]} == {"false"}
     assert [each["metadata"]["threshold"] for each in spec["triggers"]] == ["0.8", "48"]
@@ -308,11 +389,31 @@ def test_weights_are_mounted_read_only_by_workers_and_routers() -> None:
         assert "--model=/models/llama-3-8b-instruct" in args(found, name)
 
 
+def test_weights_may_come_by_a_volume_of_the_operators() -> None:
+    volume = "extraVolumes: [{name: bucket, csi: {driver: s3.csi.aws.com, readOnly: true}}]"
+    mounted = f"{volume}, extraVolumeMounts: [{{name: bucket, mountPath: /models}}]"
+    found = objects(f"{{model: {{name: /models/a}}, router: {{{mounted}}}, workers: {{{mounted}}}}}")
+    for name in (ROUTER, PREFILL, DECODE):
+        assert "--model=/models/a" in args(found, name)
+        assert {"name": "bucket", "mountPath": "/models"} in found.container(name)["volumeMounts"]
+
+
 def test_an_init_container_brings_weights_into_the_volume() -> None:
     pod = objects(scenario="unified").pods()["r-diptych-unified-small"]["spec"]
     (fetch,) = pod["initContainers"]
     assert {"name": "model", "mountPath": "/models"} in fetch["volumeMounts"]
     assert fetch["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_who_fetches_a_model_is_told_for_whom_and_has_a_home_to_write_to() -> None:
+    own = "{name: DIPTYCH_COMPONENT, value: mine}, {name: HF_TOKEN, value: a}"
+    for values, names in (("", {"router": "router", "unified-small": "worker"}), (own, {"router": "mine"})):
+        pods = objects(f"model: {{fetch: {{env: [{values}]}}}}", scenario="unified").pods()
+        for name, component in names.items():
+            (fetch,) = pods[f"r-diptych-{name}"]["spec"]["initContainers"]
+            found = {each["name"]: each["value"] for each in fetch["env"]}
+            assert (found["HOME"], found["DIPTYCH_COMPONENT"]) == ("/tmp", component)
+            assert len(found) == len(fetch["env"]), "server-side apply refuses two of one name"
 
 
 def test_an_oci_image_is_a_volume() -> None:
@@ -336,6 +437,13 @@ def test_the_service_speaks_http_and_cleartext_http2() -> None:
     ]
 
 
+def test_a_load_balancer_has_the_class_and_the_ports_of_nodes_that_are_asked_for() -> None:
+    spec = objects(scenario="everything")["Service/r-llm-router"]["spec"]
+    assert spec["loadBalancerClass"] == "example.com/lb"
+    assert {each["name"]: each["nodePort"] for each in spec["ports"]} == {"http": 30080, "grpc": 30090}
+    assert "loadBalancerClass" not in objects()[f"Service/{ROUTER}"]["spec"]
+
+
 def test_routes_lead_to_the_service() -> None:
     found = objects(scenario="tls")
     (http,) = found[f"HTTPRoute/{ROUTER}"]["spec"]["rules"]
@@ -343,6 +451,30 @@ def test_routes_lead_to_the_service() -> None:
     assert http["timeouts"] == {"request": "0s"}
     (grpc,) = found[f"GRPCRoute/{ROUTER}"]["spec"]["rules"]
     assert grpc["backendRefs"] == [{"name": ROUTER, "port": 9000}]
+
+
+def test_routes_filter_and_share_their_traffic_with_other_backends() -> None:
+    rule = "filters: [{type: RequestMirror}], weight: %d, extraBackendRefs: [{name: next, port: 8000, weight: 5}]"
+    both = ", ".join(f"{kind}: {{enabled: true, parentRefs: [{{name: g}}], {rule}}}" for kind in ("http", "grpc"))
+    for weight in (95, 0):
+        found = objects(f"gateway: {{{both % (weight, weight)}}}")
+        for kind, port in (("HTTPRoute", 8000), ("GRPCRoute", 9000)):
+            (made,) = found[f"{kind}/{ROUTER}"]["spec"]["rules"]
+            assert made["filters"] == [{"type": "RequestMirror"}]
+            ours = {"name": ROUTER, "port": port, "weight": weight}
+            assert made["backendRefs"] == [ours, {"name": "next", "port": 8000, "weight": 5}]
+
+
+def test_what_others_look_for_is_in_the_namespaces_where_they_look() -> None:
+    kinds = {"monitors": "PodMonitor", "rules": "PrometheusRule", "dashboards": "ConfigMap"}
+    given = ", ".join(f"{name}: {{enabled: true, namespace: of-{name}}}" for name in kinds)
+    found = objects(f"metrics: {{{given}}}")
+    for name, kind in kinds.items():
+        assert {each["metadata"]["namespace"] for each in found.of_kind(kind)} == {f"of-{name}"}
+    monitors = (*found.of_kind("PodMonitor"), *found.of_kind("ServiceMonitor"))
+    assert {str(each["spec"]["namespaceSelector"]) for each in monitors} == {"{'matchNames': ['ns']}"}
+    here = objects(scenario="everything").of_kind("PodMonitor")
+    assert all("namespaceSelector" not in each["spec"] for each in here)
 
 
 def test_fields_that_the_chart_does_not_know_can_be_given() -> None:
@@ -390,7 +522,11 @@ def test_the_notes_warn_of_what_may_not_be_meant() -> None:
     def notes(values: str) -> str:
         return chart.run("install", "r", str(chart.CHART), "--dry-run=client", "--hide-secret", values=values).stdout
 
-    assert "NOTE: apiKeys.open: whoever reaches" in notes("apiKeys: {open: true}")
+    assert "NOTE: apiKeys.open: whoever reaches" in notes("{apiKeys: {open: true}, networkPolicy: {open: true}}")
+    assert "NOTE: networkPolicy.clients is empty: the API is reached by `helm test`" in notes("")
+    assert "clients is empty" not in notes("networkPolicy: {clients: [{podSelector: {}}]}")
+    assert "NOTE: router.drainSeconds is 60: a stream that runs for longer" in notes("router: {drainSeconds: 60}")
+    assert "router.drainSeconds" not in notes("")
     found = notes("{workers: {gpu: {count: 1}}, networkPolicy: {enabled: false}}")
     assert "NOTE: decode pool default has one worker, and a rollout stops it" in found
     assert "NOTE: decode pool default: the image for GPUs does not hold smollm2" in found
@@ -400,6 +536,31 @@ def test_the_notes_warn_of_what_may_not_be_meant() -> None:
     tls = "tls: {enabled: true}, token: {enabled: false}"
     assert "NOTE: Secrets that the chart made stay" in notes(f"{{auth: {{{tls}}}, apiKeys: {{open: true}}}}")
     assert "port-forward svc/r-diptych-router 8000 9000" in found
+
+
+GPU = "name: default, gpu: {count: 2}, options: {tp: 2"
+
+
+@pytest.mark.parametrize(
+    ("pools", "words"),
+    [
+        (f"prefill: {{pools: [{{{GPU}}}}}]}}, decode: {{pools: [{{{GPU}, pageSize: 64}}}}]}}", "pageSize 64"),
+        (f"prefill: {{pools: [{{{GPU}}}}}]}}, decode: {{pools: [{{{GPU}, kvCacheDtype: fp8_e4m3}}}}]}}", "fp8_e4m3"),
+        (
+            f"prefill: {{pools: [{{{GPU}}}}}]}}, decode: {{pools: [{{name: default}}]}}",
+            "(tp 1, pageSize 16, KV in float32)",
+        ),
+        (f"prefill: {{pools: [{{{GPU}}}}}]}}, decode: {{pools: [{{{GPU}, pageSize: 16, dtype: auto}}}}]}}", ""),
+        ("prefill: {pools: [{name: default, options: {pageSize: 32}}]}", ""),
+    ],
+)
+def test_the_notes_name_pools_that_can_not_hand_over_on_gpus(pools: str, words: str) -> None:
+    notes = chart.run(
+        "install", "r", str(chart.CHART), "--dry-run=client", "--hide-secret", values=f"{{{pools}}}"
+    ).stdout
+    found = [line for line in notes.splitlines() if "share no requests" in line]
+    start = "NOTE: prefill pool default (tp "
+    assert [(line.startswith(start), words in line) for line in found] == ([(True, True)] if words else [])
 
 
 @pytest.mark.parametrize(

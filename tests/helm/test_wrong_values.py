@@ -16,7 +16,7 @@ WRONG = {
     "router: {options: {policy: fastest}}": "at '/router/options/policy': value must be one of",
     "router: {options: {httpPort: 80}}": "at '/router/options': additional properties 'httpPort' not allowed",
     "router: {service: {type: Public}}": "at '/router/service/type': value must be one of 'ClusterIP'",
-    "workers: {options: {tp: two}}": "at '/workers/options/tp': got string, want integer",
+    "workers: {options: {tp: two}}": "at '/workers/options/tp': got string, want .*integer",
     "workers: {options: {kvRequire: infiniband}}": "at '/workers/options/kvRequire': value must be one of",
     "workers: {gpus: 2}": "at '/workers': additional properties 'gpus' not allowed",
     "workers: {shm: {size: 2GB}}": "at '/workers/shm/size': '2GB' does not match pattern",
@@ -37,12 +37,21 @@ WRONG = {
     "nameOverride: my_name": "at '/nameOverride': 'my_name' does not match pattern",
     "workers: {extraVolumes: [{name: tmp, emptyDir: {}}]}": "r-diptych-.*: two volumes are called tmp",
     "ingress: {paths: [v1]}": "at '/ingress/paths/0': 'v1' does not match pattern",
+    "networkPolicy: {clients: [{}]}": "at '/networkPolicy/clients/0': minProperties: got 0, want 1",
     # what only the templates can know
+    "networkPolicy: {open: true, clients: [{podSelector: {}}]}": "networkPolicy: open lets everybody in",
     "auth: {token: {enabled: false}}": "auth: enable token, tls or both",
     "auth: {tls: {certManager: {enabled: true}}}": "auth.tls.enabled is false: set it to true",
     "auth: {tls: {enabled: true, certManager: {enabled: true}}}": "auth.tls.certManager.issuerRef.name is missing",
     "apiKeys: {open: true, existingSecret: keys}": "so existingSecret is never read",
-    "model: {name: /models/a}": "nothing is mounted there: name a volume",
+    "model: {name: /models/a}": "nothing is mounted there: name a volume .* of router, prefill pool default, de",
+    "{model: {name: /models/a}, router: {extraVolumeMounts: [{name: a, mountPath: /models/}]}}": (
+        "by extraVolumeMounts of prefill pool default, decode pool default"
+    ),
+    "{model: {name: /models/a}, workers: {extraVolumeMounts: [{name: a, mountPath: /models/b}]}}": (
+        "by extraVolumeMounts of router, prefill pool default, decode pool default"
+    ),
+    "fullnameOverride: 'a--'": "at '/fullnameOverride': 'a--' does not match",
     "model: {name: Qwen/Qwen3-8B}": "workers download nothing; name a path below model.mountPath, /models/Qwen3-8B",
     "model: {name: sim}": "decode pool default: model.name sim is nothing to compute with",
     "model: {volume: {pvc: {claimName: a}, hostPath: {path: /a}}}": "model.volume: name one of",
@@ -60,15 +69,26 @@ WRONG = {
     "workers: {autoscaling: {minReplicas: 9}}": "minReplicas 9 is more than maxReplicas 4",
     "workers: {autoscaling: {hpa: {enabled: true}, targets: {kvOccupancy: 0}}}": "nothing to scale a decode pool by",
     "workers: {gpu: {count: 2}}": "gpu.count is 2, but options.tp 1 .* options.dp 1 make 1 processes",
+    "workers: {gpu: {count: 1, resource: ''}}": "gpu.resource is empty, so the 1 GPUs come by claims: give podSpec",
     "workers: {options: {device: cuda}}": "options.device is cuda, but gpu.count is 0",
     "workers: {gpu: {count: 1}, options: {hostCacheMib: 5}}": "a GPU's pages are not kept in host memory",
     "workers: {rdma: {require: true}}": "rdma.require needs rdma.enabled: true",
     "workers: {rdma: {enabled: true, require: true}, options: {kvRequire: shm}}": "options.kvRequire is shm: leave one",
     "workers: {options: {kvBackend: nixl, kvRequire: rdma}}": "kvBackend nixl does not tell its lanes",
     "workers: {shm: {size: 64Mi}}": r"shm.size is 64Mi, but its KV pages take 256Mi",
-    "workers: {resources: {limits: {memory: 256Mi}}}": "but /dev/shm alone may take 512Mi of it: raise the limit",
-    "router: {terminationGracePeriodSeconds: 30}": "router.terminationGracePeriodSeconds is 30, but .* are 95",
+    "workers: {resources: {limits: {memory: 4GB}}}": "limits.memory is 4GB, which is no quantity",
+    "workers: {resources: {limits: {memory: 256Mi}}}": "/dev/shm alone may take 512Mi of it, and each process",
+    "workers: {resources: {limits: {memory: 611Mi}}}": "raise the limit to 612Mi at least",
+    "workers: {resources: {limits: {memory: 711Mi}}, options: {dp: 2}, shm: {size: 512Mi}}": "to 712Mi at least",
+    "workers: {resources: {limits: {memory: 640M}}}": "resources.limits.memory is 640M, but",
+    "workers: {resources: {limits: {memory: 640000k}}}": "resources.limits.memory is 640000k, but",
+    "workers: {resources: {limits: {memory: 6.4e8}}}": "resources.limits.memory is 6.4e.*08, but",
+    "workers: {resources: {limits: {memory: '640000000'}}}": "resources.limits.memory is 640000000, but",
+    "podSecurity: {runAsUser: 0}": "at '/podSecurity/runAsUser': minimum: got 0, want 1",
+    "router: {terminationGracePeriodSeconds: 30}": "router.terminationGracePeriodSeconds is 30, but .* are 635",
     "router: {autoscaling: {minReplicas: 9}}": "router.autoscaling: minReplicas 9 is more than maxReplicas 8",
+    "router: {service: {httpNodePort: 30080}}": "router.service: a ClusterIP has no port on nodes",
+    "router: {service: {loadBalancerClass: a/b}}": "loadBalancerClass is a/b, but type is ClusterIP",
     "commonLabels: {app.kubernetes.io/name: a}": "commonLabels: app.kubernetes.io/name is a label of the chart's own",
     "router: {podLabels: {helm.sh/chart: a}}": "router.podLabels: helm.sh/chart is a label of the chart's own",
     "workers: {podLabels: {diptych.io/pool: a}}": "decode pool default: podLabels: diptych.io/pool is a label of",
@@ -86,3 +106,16 @@ def test_wrong_values_are_refused_with_words(values: str, words: str) -> None:
 def test_all_contradictions_are_said_at_once() -> None:
     found = chart.template("{auth: {token: {enabled: false}}, model: {name: /models/a}, workers: {gpu: {count: 2}}}")
     assert found.stderr.count("\n  - ") == 4  # both pools ask for two GPUs
+
+
+@pytest.mark.parametrize("release", ["my.release", "1chat"])
+def test_a_release_whose_services_could_not_be_called_after_it_is_refused(release: str) -> None:
+    found = chart.run("template", release, str(chart.CHART))
+    assert found.returncode != 0
+    assert f"{release}-diptych names everything that is made, and Services take letters" in found.stderr
+    assert chart.run("template", release, str(chart.CHART), values="fullnameOverride: chat").returncode == 0
+
+
+@pytest.mark.parametrize("limit", ["4G", "4000M", "4e9", "1Ei", "1E", "4000000000000m"])
+def test_limits_in_any_unit_of_kubernetes_are_taken(limit: str) -> None:
+    assert chart.template(f"workers: {{resources: {{limits: {{memory: {limit}}}}}}}").returncode == 0

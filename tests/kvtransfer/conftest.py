@@ -23,10 +23,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from diptych.engine.tensor_parallel.fan_out import FanOut
 from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.tensor_parallel.rank_log import RankLog
 from diptych.engine.tensor_parallel.rank_transfer import RankTransfer
+from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.kvtransfer.digest import add_digests, digest_bytes
@@ -39,10 +39,10 @@ from diptych.kvtransfer.transport import (
     NoteReceived,
     OpDone,
     PageWrite,
+    PeerTransport,
     Refusals,
     TransportEvent,
 )
-from diptych.v1 import rank_pb2
 
 LAYOUT = PoolLayout(num_pages=64, num_layers=4, page_size=16, num_kv_heads=2, head_dim=64, dtype="float32")
 DEVICE_TRANSPORTS: dict[str, str] = {  # by device and path
@@ -52,7 +52,7 @@ DEVICE_TRANSPORTS: dict[str, str] = {  # by device and path
     "cuda-put": "auto",
     "cuda-staged": "tcp",
 }
-FAST: dict[str, Any] = {"heartbeat_s": 0.1, "heartbeat_misses": 8, "connect_s": 2.0}
+FAST: dict[str, Any] = {"heartbeat_s": 0.1, "heartbeat_misses": 15, "connect_s": 5.0}  # patient with busy machines
 HUNG_S = 60.0  # that nothing takes on however busy a machine
 
 NIXL_VARIABLE = "DIPTYCH_NIXL_PATH"
@@ -132,12 +132,13 @@ class InprocEnd(End):
     ) -> None:
         self.instance_id = instance_id
         self.network = network
-        self.transport = network.transport(instance_id, only_granted=only_granted)
-        self.pool = self.transport.allocate_pool(layout)
+        self.memory = network.transport(instance_id, only_granted=only_granted)
+        self.transport: PeerTransport = self.memory
+        self.pool = self.memory.allocate_pool(layout)
         self.events = []
 
     def metadata(self) -> bytes:
-        return self.transport.metadata()
+        return self.memory.metadata()
 
     def connect(self, peer: int, metadata: bytes) -> None:
         self.transport.connect(peer, metadata)
@@ -205,10 +206,10 @@ class InprocEnd(End):
         self.transport.grant_pages(peer, np.array(pages))
 
     def revoke(self, pages: list[int]) -> None:
-        self.transport.revoke_pages(np.array(pages))
+        self.memory.revoke_pages(np.array(pages))
 
     def refusals(self) -> Refusals:
-        return self.transport.refusals()
+        return self.memory.refusals()
 
     def let_time_pass(self, seconds: float) -> None:
         self.network.now_s += seconds
@@ -247,14 +248,13 @@ class RankedEnd(InprocEnd):
         first, second = (network.transport(name) for network, name in zip(networks, ids, strict=True))
         shares = [HeadShare(rank, 2, 2 * layout.num_kv_heads) for rank in range(2)]
         parts = [dataclasses.replace(layout, share=share) for share in shares]
-        links = FanOut(second)
-        self.transport = TensorParallelTransport(first, log)  # type: ignore[assignment]
-        self.pool = self.transport.allocate_pool(parts[0])
-        self.part = links.allocate_pool(parts[1])
+        self.memory = first
+        self.transport = TensorParallelTransport(first, parts[0], log)
+        self.pool = first.allocate_pool(parts[0])
+        self.part = second.allocate_pool(parts[1])
         self.rank = TpModelWorker(endpoint, 1)
-        self.rank.answer(rank_pb2.RankAnswer(engine_metadata=second.metadata()))
-        self.transfer = RankTransfer(links, self.part)
-        self.known_metadata = self.transport.metadata()
+        self.transfer = RankTransfer(second, self.part)
+        self.known_metadata = ranked_metadata([first.metadata(), second.metadata()])
         self.log = log
         self.events = []
 

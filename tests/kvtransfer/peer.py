@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from diptych.kvtransfer.device import Device, DevicePool
+from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import TransferQueueFull
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
 from diptych.kvtransfer.nixl import NixlOptions, NixlTransport
 from diptych.kvtransfer.nixl import open_transport as open_nixl
-from diptych.kvtransfer.pool import HostPool
+from diptych.kvtransfer.pool import DevicePool, HostPool
 from diptych.kvtransfer.transport import Flow, LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
 
@@ -169,7 +169,7 @@ class Peer:
                     submitted += 1
             except TransferQueueFull:
                 refused += 1
-            assert self.is_readable(10.0), f"{len(done)} of {submitted} done"
+            assert self.is_readable(200.0), f"{len(done)} of {submitted} done"
             done += [event for event in self.transport.poll() if isinstance(event, OpDone)]
         ends = {"failed": sum(event.error is not None for event in done), "refused": refused}
         return ends | {"ops": len({event.op for event in done}), "events": len(done)}

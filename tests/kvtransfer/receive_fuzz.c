@@ -4,9 +4,7 @@
  * checked by what must hold after it: without the key nothing changes but the count, and no page changes that is not
  * granted. A broken link is made anew.
  */
-#define _GNU_SOURCE
-#include "engine.h"
-#include "submit.h"
+#include "shim_unit.c"
 
 #include <assert.h>
 
@@ -127,7 +125,7 @@ int main(int argc, char **argv)
     kvt_link *link = calloc(1, sizeof *link);
     state = strtoull(argv[1], NULL, 10) * 2654435761u + 1;
     engine->pool = calloc(NUM_PAGES, PAGE_BYTES);
-    engine->page_bytes = PAGE_BYTES;
+    engine->page_nbytes = PAGE_BYTES;
     engine->num_pages = NUM_PAGES;
     engine->links = link;
     assert(open_grants(&engine->grants, NUM_PAGES));

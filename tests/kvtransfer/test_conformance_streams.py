@@ -133,7 +133,7 @@ def test_a_link_says_what_is_queued_and_how_far_the_peer_is(make_process_end: Ma
         left.pump(0.1)
     info = left.describe(RIGHT)
     assert (info["queued_bytes"], info["in_flight_bytes"], info["bytes_sent"]) == (0, 0, 4 * len(BIG) << 16)
-    assert 0 < info["rtt_s"] < 1
+    assert 0 < info["rtt_s"] < 60, "s: it was not waited for any longer"
 
 
 def test_only_so_many_broken_streams_are_remembered(make_ucx_end: Make, link: Link) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from diptych.common.errors import ConfigError
 from diptych.kernels.image import KernelImage, TransferKernels
-from diptych.kvtransfer.device import Device, DevicePool
+from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.pool import DevicePool
 from diptych.kvtransfer.transport import NoteReceived, OpDone
 
 Make = Callable[..., Any]

@@ -134,21 +134,21 @@ def test_a_cut_network_is_noticed(
 
 
 def test_a_successor_is_not_taken_for_the_one_it_replaced(make_process_end: Make, link: Link) -> None:
-    left, right = make_process_end(LEFT, connect_s=0.5), make_process_end(RIGHT)
+    left, right = make_process_end(LEFT), make_process_end(RIGHT)
     link(left, right)
     left.fill(1)
     ops = start_long_writes(left, RIGHT)
     with woken(left):
         stop(left)  # in the middle of writing: it does not see what happens now
         kill(right)
-        successor = make_process_end(SUCCESSOR, connect_s=0.5)
+        successor = make_process_end(SUCCESSOR)
         successor.fill(2)
         before = successor.digest(EVERYTHING)
     left.wait_link(up=False)
     assert [event.op for event in left.events if isinstance(event, OpDone)] == ops
     left.events.clear()
-    left.connect(RIGHT, successor.metadata())  # as stale membership says: the former name at this address
     successor.connect(LEFT, left.metadata())
+    left.connect(RIGHT, successor.metadata())  # as stale membership says: the former name at this address
     assert [type(end.wait_link(up=False)) for end in (left, successor)] == [LinkDown, LinkDown]
     assert successor.ask("dropped") > 0
     with pytest.raises(Exception, match="no link"):

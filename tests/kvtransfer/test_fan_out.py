@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diptych.engine.tensor_parallel.fan_out import FanOut
 from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog
 from diptych.engine.tensor_parallel.rank_transfer import RankTransfer
+from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.kvtransfer.errors import LayoutMismatch, PeerUnreachable
@@ -20,7 +20,6 @@ from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
 from diptych.kvtransfer.plan import Shard
 from diptych.kvtransfer.transport import Flow, LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
-from diptych.v1 import rank_pb2
 
 HEADS, LAYERS, DIM, NUM_PAGES = 4, 2, 16, 16
 LEFT, RIGHT, ROOM = 1, 2, 77
@@ -39,15 +38,14 @@ class Worker:
         self.layouts = [PoolLayout(NUM_PAGES, LAYERS, page_size, own, DIM, "float32", share) for share in shares]
         self.log = RankLog(endpoint, num_ranks) if num_ranks > 1 else NoRanks()
         first, *others = [network.transport(rank_id(instance_id, rank)) for rank in range(num_ranks)]
-        self.transport = TensorParallelTransport(first, self.log)
-        self.pools = [self.transport.allocate_pool(self.layouts[0])]
+        self.transport = TensorParallelTransport(first, self.layouts[0], self.log)
+        self.pools = [first.allocate_pool(self.layouts[0])]
         self.ranks: list[tuple[TpModelWorker, RankTransfer]] = []
         for rank, transport in enumerate(others, 1):
-            links, channel = FanOut(transport), TpModelWorker(endpoint, rank)
-            self.pools.append(links.allocate_pool(self.layouts[rank]))
-            channel.answer(rank_pb2.RankAnswer(engine_metadata=links.metadata()))
-            self.ranks.append((channel, RankTransfer(links, self.pools[rank])))
-        self.metadata = self.transport.metadata()
+            channel = TpModelWorker(endpoint, rank)
+            self.pools.append(transport.allocate_pool(self.layouts[rank]))
+            self.ranks.append((channel, RankTransfer(transport, self.pools[rank])))
+        self.metadata = ranked_metadata(transport.metadata() for transport in (first, *others))
         self.events: list[TransportEvent] = []
 
     def step(self) -> None:
@@ -164,6 +162,42 @@ def test_a_note_comes_after_every_part_and_carries_the_digest_of_them_all(
         assert both.done(both.right, unpacked).error is None
     both.right.assert_holds(kv[src], dst)
     assert both.done(both.left, op) == OpDone(op, None, landed)
+
+
+def test_between_one_rank_and_one_operations_are_the_transports_own(make: Make) -> None:
+    both = make(1, 1)
+    assert both.write([1], [2], b"note") == 1
+    assert both.left.transport.send_note(RIGHT, b"more", stream=ROOM) == 2
+    both.play(lambda: len(both.left.events) == len(both.right.events) == 2)
+    assert both.left.events == [OpDone(1, None, both.left.events[0].digest), OpDone(2, None)]  # type: ignore[union-attr]
+    assert both.right.transport.digest_pages(np.array([2])) == 1
+
+
+def test_between_one_rank_and_one_a_link_that_broke_comes_back(make: Make) -> None:
+    both = make(1, 1)
+    op = both.write([1, 2], [3, 4], b"never to come")
+    both.network.cut(LEFT, RIGHT)
+    both.play(lambda: len(both.left.events) == 2 and len(both.right.events) == 1)
+    assert both.left.events == [OpDone(op, "the network was cut"), LinkDown(RIGHT, "the network was cut")]
+    assert both.right.transport.writer_gone(LEFT)
+    with pytest.raises(PeerUnreachable):
+        both.left.transport.send_note(RIGHT, b"note")
+    both.left.transport.disconnect(RIGHT)
+    both.link()
+    assert both.done(both.left, both.write([1], [2])).error is None
+
+
+def test_one_rank_talks_to_peers_of_one_and_of_several(make: Make, tmp_path: Path) -> None:
+    both = make(1, 2)
+    third = Worker(both.network, 3, 1, f"ipc://{tmp_path}/third", 8, HEADS)
+    both.left.transport.connect(3, third.metadata)
+    third.transport.connect(LEFT, both.left.metadata)
+    both.play(lambda: LinkUp(3) in both.left.events)
+    ops = [both.left.transport.send_note(3, b"straight"), both.write([1], [2], b"in parts")]
+    assert [both.done(both.left, op).error for op in ops] == [None, None]
+    third.poll()
+    assert [event.data for event in third.events if isinstance(event, NoteReceived)] == [b"straight"]
+    third.close()
 
 
 def test_pages_of_another_size_come_from_several_ranks(make: Make) -> None:

@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych.kvtransfer import metadata, note_codec
+from diptych.kvtransfer.conversation import Conversation
 from diptych.kvtransfer.errors import LayoutMismatch, MalformedMetadata, MalformedNote
+from diptych.kvtransfer.frames import Frame, Kind
+from diptych.kvtransfer.frames import decode as decode_frame
+from diptych.kvtransfer.frames import encode as encode_frame
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
-from diptych.kvtransfer.nixl.conversation import Conversation
-from diptych.kvtransfer.nixl.frames import Frame, Kind
-from diptych.kvtransfer.nixl.frames import decode as decode_frame
-from diptych.kvtransfer.nixl.frames import encode as encode_frame
 from diptych.kvtransfer.notes import PROTOCOL_VERSION, Abort, AbortAck, Ack, HandOff, Note, PagesReady
 from diptych.kvtransfer.plan import Conversion
 from diptych.kvtransfer.pool import MAX_PROBE_PAGES
 from diptych.kvtransfer.probe import codec as probe_codec
-from diptych.kvtransfer.probe.notes import Flows, ProbeAsk, ProbeCheck, ProbeEnd, ProbeFound, ProbeNote, ProbeOffer
+from diptych.kvtransfer.probe.notes import Directions, ProbeAsk, ProbeCheck, ProbeEnd, ProbeFound, ProbeNote, ProbeOffer
 from diptych.kvtransfer.process import ProcessIdentity
 from diptych.v1 import bootstrap_pb2, transfer_pb2, worker_pb2
 
@@ -39,7 +39,7 @@ NOTES: list[Note] = [
     AbortAck(ROOM),
 ]
 PROBE_NOTES: list[ProbeNote] = [
-    Flows(True, False),
+    Directions(True, False),
     ProbeAsk(),
     ProbeOffer((64, 65), 16),
     ProbeCheck(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 
 import pytest
 
@@ -21,6 +22,7 @@ METADATA = codec.EngineMetadata(
     worker_address=b"\x00address\xff",
     library="UCX 1.22.0",
     link_key=b"sixteen bytes ok",
+    addresses=(ipaddress.ip_address("10.0.0.1"), ipaddress.ip_address("fd00::1")),
 )
 
 
@@ -97,11 +99,31 @@ def test_an_impossible_pool_is_refused(change: dict[str, int | str]) -> None:
         codec.decode(wire.SerializeToString(), like=LAYOUT)
 
 
-def test_metadata_that_was_cut_off_is_refused_unless_only_the_version_for_logs_is_missing() -> None:
+def test_metadata_that_was_cut_off_is_refused_unless_all_that_must_be_there_is_there() -> None:
     data = codec.encode(METADATA)
     for length in range(len(data)):
         try:
             decoded = codec.decode(data[:length], like=LAYOUT)
         except MalformedMetadata:
             continue
-        assert decoded == dataclasses.replace(METADATA, library="")
+        assert set(decoded.addresses) <= set(METADATA.addresses)
+        assert dataclasses.replace(METADATA, library="", addresses=()) == dataclasses.replace(
+            decoded, library="", addresses=()
+        )
+
+
+@pytest.mark.parametrize(
+    ("addresses", "words"),
+    [([b"10.0.0.1"], "impossible address"), ([b""], "impossible address"), ([bytes(4)] * 65, "65 addresses")],
+)
+def test_addresses_that_are_none_or_too_many_are_refused(addresses: list[bytes], words: str) -> None:
+    wire = transfer_pb2.EngineMetadata.FromString(codec.encode(METADATA))
+    wire.addresses[:] = addresses
+    with pytest.raises(MalformedMetadata, match=words):
+        codec.decode(wire.SerializeToString(), like=LAYOUT)
+
+
+def test_metadata_of_an_older_version_names_no_addresses() -> None:
+    wire = transfer_pb2.EngineMetadata.FromString(codec.encode(METADATA))
+    del wire.addresses[:]
+    assert codec.decode(wire.SerializeToString(), like=LAYOUT) == dataclasses.replace(METADATA, addresses=())

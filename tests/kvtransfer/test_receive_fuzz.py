@@ -26,7 +26,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("sanitizers need gcc or clang")
     target = tmp_path_factory.mktemp("fuzz") / "receive_fuzz"
     ucx = loader.load()
-    folders = (Path(binding.__file__).parent, INCLUDE_FOLDER, loader.include_folder(ucx))
+    folders = (binding.SOURCE.parent, INCLUDE_FOLDER, loader.include_folder(ucx))
     linking = ("-no-pie", "-Wl,--unresolved-symbols=ignore-all", "-lm")  # UCX itself is never called
     sources = (str(SOURCE), *(f"-I{folder}" for folder in folders))
     command = [compiler, *FLAGS, *SANITIZERS, *sources, "-o", str(target), *linking]

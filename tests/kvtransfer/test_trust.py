@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from diptych.kvtransfer.transport import ANY_PEER, LinkDown, LinkUp, NoteReceived, OpDone, Refusals
@@ -18,6 +21,7 @@ Link = Callable[[Any, Any], None]
 
 VICTIM, FRIEND, STRANGER = 0xFFFF_0000_0000_0001, 2, 3
 ALL = list(range(64))
+ESTABLISHED, SYN_SENT = 1, 2  # TCP_*
 
 
 def guessed(metadata: bytes) -> bytes:
@@ -39,11 +43,11 @@ def still_talk(left: Any, right: Any) -> bool:
 
 @pytest.mark.parametrize("make_end", ["inproc", "shm", "tcp"], indirect=True)
 def test_who_lacks_the_key_never_gets_a_link_and_disturbs_no_other(make_end: Make, link: Link) -> None:
-    victim, friend = make_end(VICTIM, connect_s=1.0), make_end(FRIEND)
+    victim, friend = make_end(VICTIM), make_end(FRIEND)
     stranger = make_end(STRANGER, connect_s=1.0)
     link(victim, friend)
-    victim.connect(STRANGER, stranger.metadata())  # even if it is expected
     stranger.connect(VICTIM, guessed(victim.metadata()))
+    victim.connect(STRANGER, stranger.metadata())  # even if it is expected
     stranger.wait(down(VICTIM))
     assert LinkUp(VICTIM) not in stranger.events
     assert LinkUp(STRANGER) not in victim.events
@@ -67,18 +71,55 @@ def test_a_friends_name_is_not_enough(kind: str, make_child_end: Make, link: Lin
 
 
 @pytest.mark.parametrize("kind", ["shm", "tcp"])
-def test_who_has_the_key_but_is_no_peer_gets_no_link(kind: str, make_child_end: Make) -> None:
-    victim, stranger = make_child_end(kind, VICTIM), make_child_end(kind, STRANGER, connect_s=0.5)
+def test_who_has_the_key_but_is_no_peer_gets_no_link(kind: str, make_child_end: Make, link: Link) -> None:
+    victim, friend = make_child_end(kind, VICTIM), make_child_end(kind, FRIEND)
+    link(victim, friend)  # it admits the address of both
+    stranger = make_child_end(kind, STRANGER, connect_s=0.5)
     stranger.connect(VICTIM, victim.metadata())
     stranger.wait(down(VICTIM))
     assert victim.refusals() == Refusals()
     assert victim.ask("dropped") > 0
-    assert victim.events == []
+    victim.events.clear()
+    assert still_talk(friend, victim)
+    assert victim.events == [NoteReceived(FRIEND, b"still here")]
 
 
-def test_nobody_writes_into_our_memory_by_ucxs_own_means(make_child_end: Make) -> None:
+def ports_of(end: Any) -> list[tuple[str, int]]:
+    """Where the UCX of an end in a process listens."""
+    found = psutil.Process(end.child.process.pid).net_connections("tcp")
+    return [(each.laddr.ip, each.laddr.port) for each in found if each.status == psutil.CONN_LISTEN]
+
+
+def strike(host: str, port: int, source: str) -> int:
+    """Open a connection as UCX does, and send what none of its ends sends. Return the state of the connection."""
+    with socket.socket() as stranger:
+        stranger.bind((source, 0))
+        stranger.setblocking(False)  # over loopback, an answer comes at once
+        stranger.connect_ex((host, port))
+        state = stranger.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[0]
+        if state == ESTABLISHED:
+            stranger.sendall(struct.pack("<QBI", 0xCAFEBABE12345678, 10, 1000) + bytes(1000))
+    return state
+
+
+def test_strangers_get_no_connection_of_ucx_however_well_they_know_it(make_child_end: Make, link: Link) -> None:
+    """A connection and a dozen bytes end a process that listens by UCX, before it sees a message."""
+    victim, friend = make_child_end("tcp", VICTIM), make_child_end("tcp", FRIEND)
+    (port,) = [port for host, port in ports_of(victim) if host == "127.0.0.1"]
+    assert [strike("127.0.0.1", port, source) for source in ("127.0.0.1", "127.0.0.9")] == [SYN_SENT] * 2
+    link(victim, friend)
+    assert strike("127.0.0.1", port, "127.0.0.9") == SYN_SENT
+    friend.fill(1)
+    friend.write(VICTIM, [1, 2], [7, 8], b"done")
+    assert victim.wait_note() == NoteReceived(FRIEND, b"done")
+    assert victim.digest([7, 8]) == friend.digest([1, 2])
+    assert not victim.refusals().is_open
+
+
+def test_nobody_writes_into_our_memory_by_ucxs_own_means(make_child_end: Make, link: Link) -> None:
     """UCX emulates remote memory access over TCP without asking who it is: a process that has our address tries it."""
-    victim = make_child_end("tcp", VICTIM)
+    victim, friend = make_child_end("tcp", VICTIM), make_child_end("tcp", FRIEND)
+    link(victim, friend)  # it admits the address of both
     victim.fill(1)
     before = victim.digest(ALL)
     wire = transfer_pb2.EngineMetadata.FromString(victim.metadata())

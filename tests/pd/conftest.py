@@ -10,10 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from null_runner import NullRunner
 
 from diptych.decode.core import DecodeCore
-from diptych.engine.batch import Runner
-from diptych.engine.events import (
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.scheduler.grammar_thread import GrammarThread
+from diptych.engine.scheduler.model_worker import TpModelWorkerClient
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.values.batch import ForwardBatch, Runner, SamplingBatch, StepResult
+from diptych.engine.values.events import (
     AbortRoom,
     CompileGrammar,
     DigestPages,
@@ -33,18 +39,14 @@ from diptych.engine.events import (
     WriteDone,
     WritePages,
 )
-from diptych.engine.grammar.grammar import Grammar
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits, Scheduling
-from diptych.engine.null_runner import NullRunner
-from diptych.engine.output import Output
-from diptych.engine.request import Request, new_request
-from diptych.engine.runtime.grammar_thread import GrammarThread
-from diptych.engine.runtime.model_worker import TpModelWorkerClient
-from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
-from diptych.engine.sampling_params import SamplingParams
-from diptych.engine.scheduler_core import SchedulerCore
-from diptych.engine.transfer_rules import TransferRules
+from diptych.engine.values.limits import Limits, Scheduling
+from diptych.engine.values.prompt_cost import SAME_EVERYWHERE, PromptCost
+from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.scheduler_core import SchedulerCore
+from diptych.engine.values.transfer_rules import TransferRules
+from diptych.generation.grammar import Grammar
+from diptych.generation.output import Output
+from diptych.generation.sampling_params import SamplingParams
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.transport import PageIndices, PageWrite
@@ -66,6 +68,21 @@ def null_model(num_pages: int, page_size: int = PAGE) -> tuple[KvArray, Runner]:
     return kv, NullRunner(kv, VOCAB)
 
 
+class Counted:
+    """A model, and how many tokens it has computed."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.num_tokens = 0
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
+        self.num_tokens += int(batch.extend_lens.sum())
+        return self._runner.execute(batch, sampling)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+
 class Side:
     """One worker: core, model, pool, and the effects that are not performed yet."""
 
@@ -78,12 +95,13 @@ class Side:
         *rules: TransferRules,
         page_size: int = PAGE,
     ) -> None:
-        self.kv, self.runner = model(num_pages)
+        self.kv, runner = model(num_pages)
+        self.runner = Counted(runner)
         cache = KvCache(
             num_pages=num_pages, page_size=page_size, max_requests=16, max_tokens_per_request=limits.context_len
         )
         self.cache = cache
-        self.core = build(cache, limits, *rules, page_size * 8)
+        self.core = build(cache, limits, *rules, page_size * 8, StepPace(limits.mixed_step_s))
         self.outbox: deque[Transfer] = deque()
         self.digests: dict[int, int] = {}  # of what each room has written since its last note
         self.compiling: deque[CompileGrammar] = deque()
@@ -159,12 +177,21 @@ class Pair:
         check_every: int = 1,
         eos_ids: frozenset[int] = frozenset(),
         rules: TransferRules = RULES,
+        prompt_cost: PromptCost = SAME_EVERYWHERE,
         vocab_size: int = VOCAB,
         page_sizes: tuple[int, int] | None = None,
         in_parts: bool = False,
     ) -> None:
         """Other `page_sizes` are for the null model. `in_parts`: what lands is nonsense until it is unpacked."""
-        limits = Limits(context_len, vocab_size, eos_ids, max_step_tokens, 16, scheduling or Scheduling())
+        limits = Limits(
+            context_len,
+            vocab_size,
+            eos_ids,
+            max_step_tokens,
+            16,
+            scheduling or Scheduling(),
+            prompt_cost=prompt_cost,
+        )
         models = [partial(null_model, page_size=size) for size in page_sizes] if page_sizes else [model, model]
         sizes = page_sizes or (PAGE, PAGE)
         self.prefill = Side(PrefillCore, prefill_pages, models[0], limits, rules, page_size=sizes[0])
@@ -177,6 +204,7 @@ class Pair:
         self.grammars = grammars  # needed for what is compiled
         self.now_s = 0.0
         self.num_written = 0
+        self.most_held = 0  # pages of decode that were not free
         self.corrupt_next_write = False
         self.link_up()
 
@@ -304,6 +332,8 @@ class Pair:
 
     def _check_at_times(self) -> None:
         self._num_moves += 1
+        pool = self.decode.cache.pool
+        self.most_held = max(self.most_held, pool.capacity - pool.num_free)
         if self._num_moves % self._check_every == 0:
             self.check()
 

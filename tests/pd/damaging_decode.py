@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import sys
 
-from diptych.engine.runtime.scheduler_config import SchedulerConfig
-from diptych.engine.runtime.scheduler_process import run_scheduler
+from diptych.engine.options.config import SchedulerConfig
+from diptych.engine.scheduler.process import run_scheduler
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.pool import HostPool
 from diptych.kvtransfer.transport import PageIndices, Transport

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from diptych.engine.null_runner import expected_output
-from diptych.engine.output import FailureCode
+from null_runner import expected_output
+
+from diptych.generation.output import FailureCode
 
 Pair = Any  # the fixture's class: test helpers can't be imported
 PROMPT = list(range(1, 20))

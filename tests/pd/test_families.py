@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from diptych.engine.aggregated import AggregatedCore
-from diptych.engine.events import Emit, EmitTokens, Start
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits
-from diptych.engine.loader.source import ModelSource, open_model
-from diptych.engine.request import new_request
+from diptych.checkpoints.source import ModelSource, open_model
+from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.sampling_params import SamplingParams
+from diptych.engine.schedule.aggregated import AggregatedCore
+from diptych.engine.values.events import Emit, EmitTokens, Start
+from diptych.engine.values.limits import Limits
+from diptych.engine.values.request import new_request
+from diptych.generation.sampling_params import SamplingParams
 
 PAGE_SIZE = 4
 NUM_PAGES = 256

@@ -10,23 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diptych.common.roles import Role
+from diptych.checkpoints.source import ModelSource, open_model
+from diptych.common.members.roles import Role
 from diptych.decode.core import DecodeCore
-from diptych.engine.batch import OnLayer
-from diptych.engine.events import AbortRoom, CompileGrammar, Emit, EmitTokens, Start
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits
-from diptych.engine.loader.source import ModelSource, open_model
-from diptych.engine.output import FailureCode, Output
-from diptych.engine.request import new_request
+from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.runner.kv_pool import kv_view
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.runtime.link_tester import new_link_tester
-from diptych.engine.runtime.links import Links, flows_of
-from diptych.engine.runtime.stepping import SynchronousStepping
-from diptych.engine.sampling_params import SamplingParams
-from diptych.engine.scheduler_core import SchedulerCore
-from diptych.engine.transfer_rules import TransferRules
+from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.scheduler.links.links import Links, directions_of
+from diptych.engine.scheduler.links.tester import new_link_tester
+from diptych.engine.scheduler.stepping import SynchronousStepping
+from diptych.engine.values.batch import OnLayer
+from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, Start
+from diptych.engine.values.limits import Limits
+from diptych.engine.values.request import new_request
+from diptych.engine.values.scheduler_core import SchedulerCore
+from diptych.engine.values.transfer_rules import TransferRules
+from diptych.generation.output import FailureCode, Output
+from diptych.generation.sampling_params import SamplingParams
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.probe.choice import PathRule
@@ -47,9 +48,9 @@ class Worker:
         self.layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype="float32")
         self.transport = network.transport(number)
         self.pool = self.transport.allocate_pool(self.layout)
-        flows = flows_of(Role.PREFILL if number == PREFILL else Role.DECODE)
-        tester = new_link_tester(self.transport, self.pool, flows, PathRule(), lambda: 0.0)
-        self.links = Links(self.transport, tester, WINDOWS)
+        directions = directions_of(Role.PREFILL if number == PREFILL else Role.DECODE)
+        tester = new_link_tester(self.transport, self.pool, directions, PathRule(), lambda: 0.0)
+        self.links = Links(self.transport, self.transport, tester, WINDOWS)
         cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
         self.core: SchedulerCore = build(cache, self.layout)
         kv = kv_view(self.pool.buffer, self.layout)
@@ -143,11 +144,11 @@ class Two:
 
 
 def prefill_core(rules: TransferRules) -> Callable[[KvCache, PoolLayout], PrefillCore]:
-    return lambda cache, layout: PrefillCore(cache, LIMITS, rules, layout.page_nbytes)
+    return lambda cache, layout: PrefillCore(cache, LIMITS, rules, layout.page_nbytes, StepPace(LIMITS.mixed_step_s))
 
 
 def decode_core(cache: KvCache, layout: PoolLayout) -> DecodeCore:
-    return DecodeCore(cache, LIMITS, layout.page_nbytes)
+    return DecodeCore(cache, LIMITS, layout.page_nbytes, StepPace(LIMITS.mixed_step_s))
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +191,8 @@ def test_layers_arrive_while_later_ones_are_computed_and_the_hand_off_comes_last
     sent, received = two.prefill.end.stats, two.decode.end.stats
     assert sent is not None
     assert received is not None
-    assert sent.kv_digest == received.kv_digest != 0
+    assert sent.kv_digest is not None
+    assert sent.kv_digest == received.kv_digest
     two.assert_clean()
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from null_runner import expected_output
 
-from diptych.engine.events import HandBack
-from diptych.engine.null_runner import expected_output
-from diptych.engine.output import LEAVING, FailureCode
+from diptych.engine.values.events import HandBack
+from diptych.generation.output import LEAVING, FailureCode
 
 Pair = Any
 

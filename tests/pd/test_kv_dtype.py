@@ -10,10 +10,10 @@ import pytest
 import torch
 import transformers
 
-from diptych.engine.batch import ForwardBatch, ForwardMode
-from diptych.engine.loader.source import ModelSource, open_model
+from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.runner.kv_pool import KV_DTYPES
 from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
 PAGE_SIZE, NUM_PAGES, NUM_TOKENS = 4, 64, 8
 PROMPTS = [[5, 9, 2], list(range(40, 79)), [7] * 21]

@@ -6,10 +6,10 @@ import random
 from typing import Any
 
 import pytest
+from null_runner import expected_output
 
-from diptych.engine.null_runner import expected_output
-from diptych.engine.output import FailureCode
-from diptych.engine.transfer_rules import TransferRules
+from diptych.engine.values.transfer_rules import TransferRules
+from diptych.generation.output import FailureCode
 
 VOCAB = 1000
 NO_DIGESTS = TransferRules(integrity="off")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from diptych.engine.null_runner import expected_output
+from null_runner import expected_output
 
 VOCAB = 1000
 PAGE = 4

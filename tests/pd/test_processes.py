@@ -12,8 +12,8 @@ import torch
 import transformers
 from scheduler_pair import SchedulerPair
 
-from diptych.engine.runtime.scheduler_config import EngineOptions
-from diptych.engine.transfer_rules import TransferRules
+from diptych.engine.options.config import EngineOptions
+from diptych.engine.values.transfer_rules import TransferRules
 from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
 
 NUM_LAYERS = 2
@@ -85,7 +85,8 @@ def test_two_unified_workers_serve_each_other_and_themselves_over_one_link(
             for prefill, decode in legs:
                 assert prefill.last is not None
                 assert decode.last is not None
-                assert prefill.last.stats.kv_digest == decode.last.stats.kv_digest != 0
+                assert prefill.last.stats.HasField("kv_digest")
+                assert prefill.last.stats.kv_digest == decode.last.stats.kv_digest
             for status in statuses:
                 assert (status.open_rooms, status.integrity_failures, list(status.problems)) == (0, 0, [])
                 assert [bool(link.tests) for link in status.links] == [True]

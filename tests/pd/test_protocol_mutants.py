@@ -18,11 +18,16 @@ from simulation.two_sides import Budget, TwoSides
 
 from diptych.decode.closing import ClosingRooms
 from diptych.decode.core import DecodeCore
-from diptych.decode.grants import Spare
+from diptych.decode.grants import Grants, Spare
 from diptych.decode.imports import Imports
 from diptych.decode.phases import Phase
+from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import Rooms as DecodeRooms
-from diptych.engine.events import NoteArrived, SendNote, WritePages
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.cache.radix import RadixTree
+from diptych.engine.schedule.prefixes_in_flight import Bringer
+from diptych.engine.values.events import NoteArrived, SendNote, WritePages
+from diptych.engine.values.request import Request
 from diptych.kvtransfer.inproc import InprocNetwork, InprocTransport
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, PagesReady
 from diptych.kvtransfer.ownership import PagePool
@@ -236,6 +241,59 @@ def quarantine_is_not_asked_for_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClosingRooms, "ask_again", lambda self, linked, now_s: [])
 
 
+def rows_keep_their_own_copies(patch: pytest.MonkeyPatch) -> None:
+    """A request reads pages that are given back as duplicates."""
+    original = KvCache.share
+
+    def share(self: KvCache, request: Request, num_tokens: int) -> Any:
+        row = self.page_table[request.row].copy()
+        duplicates = original(self, request, num_tokens)
+        self.page_table[request.row] = row
+        return duplicates
+
+    patch.setattr(KvCache, "share", share)
+
+
+def what_is_shared_is_not_kept_for_its_readers(patch: pytest.MonkeyPatch) -> None:
+    """It is evicted while they read it."""
+    original = KvCache.share
+
+    def share(self: KvCache, request: Request, num_tokens: int) -> Any:
+        duplicates = original(self, request, num_tokens)
+        assert request.node is not None
+        for node in request.node.path():
+            if node.num_locks == 1:
+                self.tree._num_evictable += len(node.pages)
+                self.tree._queues[node.tier].add(node)
+            node.num_locks -= 1
+        patch.setattr(RadixTree, "unlock", nothing)
+        return duplicates
+
+    patch.setattr(KvCache, "share", share)
+
+
+def pages_are_shared_before_they_are_verified(patch: pytest.MonkeyPatch) -> None:
+    """Others read what a peer still writes."""
+    original = Grants._grant
+
+    def grant(self: Grants, room: DecodeRoom) -> PagesReady:
+        note = original(self, room)
+        self._cache.pool.finish_import(room.granted)
+        self._cache.share(room.request, room.request.prompt_len)
+        return note
+
+    patch.setattr(Grants, "_grant", grant)
+
+
+def the_dead_are_waited_for(patch: pytest.MonkeyPatch) -> None:
+    """A request waits for the prefix of one that has ended."""
+
+    def brings(self: Bringer, num_pages: int) -> bool:
+        return self.request.node is None or self.request.node.end < num_pages
+
+    patch.setattr(Bringer, "brings", brings)
+
+
 # and in workers that do both
 
 
@@ -290,13 +348,17 @@ CAUGHT: list[tuple[Plant, Callable[[], None]]] = [
     (no_farewell, exploring(Budget(aborts=1))),
     (a_failed_write_is_ignored, playing("failing")),
     (the_hand_off_overtakes_its_pages, exploring(Budget())),
-    (a_stream_goes_on_after_a_failure, playing("slow", first_seed=11)),
+    (a_stream_goes_on_after_a_failure, playing("slow")),
     (pages_go_where_their_neighbours_belong, playing("calm")),
     (the_last_chunk_leaves_before_it_is_computed, playing("calm")),
     (quarantine_is_not_asked_for_again, playing("lossy")),
+    (rows_keep_their_own_copies, playing("calm")),
+    (what_is_shared_is_not_kept_for_its_readers, playing("calm")),
+    (pages_are_shared_before_they_are_verified, playing("calm")),
+    (the_dead_are_waited_for, playing("aborted")),
     (decode_hears_all_aborts, playing("aborted", is_unified=True)),
     (prefill_hears_the_answers_to_aborts, playing("aborted", is_unified=True)),
-    (no_reserve, playing("slow", is_unified=True)),
+    (no_reserve, playing("slow", is_unified=True, first_seed=12)),
     (the_pages_of_one_core_are_counted, playing("calm", is_unified=True)),
     (one_core_takes_all_results, playing("calm", is_unified=True)),
 ]

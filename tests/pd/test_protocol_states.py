@@ -15,6 +15,7 @@ DEEP = pytest.mark.skipif(not os.environ.get("DIPTYCH_DEEP_CHECKS"), reason="tak
 SINGLE = ((1, 2, 3),)  # a room of one page
 CHUNKED = ((1, 2, 3, 1, 2, 3),)  # a room of two pages, computed in two steps
 SHARING = ((1, 2, 3), (4, 5, 6))  # two rooms of a page each
+EQUAL = ((1, 2, 3, 1, 2),) * 2  # two rooms of two pages, the first of which they share
 
 
 @pytest.mark.parametrize(
@@ -51,4 +52,14 @@ def test_a_room_whose_pages_land_in_parts_is_right_in_every_state() -> None:
 @pytest.mark.parametrize("budget", [Budget(), pytest.param(Budget(aborts=1), marks=DEEP)], ids=str)
 def test_two_rooms_that_share_a_page_are_right_in_every_state(budget: Budget) -> None:
     graph = explore(TwoSides(SHARING, budget, prefill_pages=3, decode_pages=2))
+    assert len(graph.came_from) > 500
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [pytest.param(each, marks=DEEP) for each in (Budget(), Budget(aborts=1), Budget(losses=1), Budget(damages=1))],
+    ids=str,
+)
+def test_two_rooms_of_the_same_prompt_are_right_in_every_state(budget: Budget) -> None:
+    graph = explore(TwoSides(EQUAL, budget, prefill_pages=5, decode_pages=5))
     assert len(graph.came_from) > 500

@@ -12,20 +12,20 @@ import pytest
 import torch
 import transformers
 
-from diptych.engine.aggregated import AggregatedCore
-from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult, WaitForResult
-from diptych.engine.events import Emit, EmitTokens, Start
-from diptych.engine.finish import Finish
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits
-from diptych.engine.loader.source import open_model
-from diptych.engine.logprobs import TokenLogprobs, join
-from diptych.engine.output import FailureCode, Output
-from diptych.engine.request import new_request
+from diptych.checkpoints.source import open_model
+from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.runtime.model_worker import TpModelWorkerClient
-from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
-from diptych.engine.sampling_params import SamplingParams
+from diptych.engine.schedule.aggregated import AggregatedCore
+from diptych.engine.scheduler.model_worker import TpModelWorkerClient
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult, WaitForResult
+from diptych.engine.values.events import Emit, EmitTokens, Start
+from diptych.engine.values.limits import Limits
+from diptych.engine.values.request import new_request
+from diptych.generation.finish import Finish
+from diptych.generation.logprobs import TokenLogprobs, join
+from diptych.generation.output import FailureCode, Output
+from diptych.generation.sampling_params import SamplingParams
 
 VOCAB = 321  # of the tiny model
 PAGE_SIZE = 4
@@ -212,6 +212,22 @@ def test_greedy_output_with_processors_is_that_of_transformers(
         assert tokens(answers[room]) == expected[0, len(prompt) :].tolist()
 
 
+@pytest.mark.parametrize("fields", [{}, {"temperature": 2.0, "seed": 3}, {"repetition_penalty": 1.4}])
+def test_no_token_is_output_but_those_that_are_allowed(answer: Answer, fields: dict[str, Any]) -> None:
+    allowed = (3, 40, 63, 64)
+    rows = [(prompt, params(allowed_token_ids=allowed, **fields)) for prompt in PROMPTS]
+    answers = answer([*rows, (PROMPTS[0], params(**fields))])
+    for room in range(len(PROMPTS)):
+        assert set(tokens(answers[room])) <= set(allowed)
+        assert len(tokens(answers[room])) == 12  # the end of sequence is not among them
+    assert not set(tokens(answers[len(PROMPTS)])) <= set(allowed)
+
+
+def test_the_end_of_sequence_may_be_allowed(answer: Answer) -> None:
+    (output,) = answer([(PROMPTS[0], params(allowed_token_ids=(5,)))]).values()
+    assert tokens(output) == [5]
+
+
 RANDOM: Final = [
     params(temperature=1.0, seed=1),
     params(temperature=0.8, top_p=0.9, seed=2, frequency_penalty=1.0),
@@ -284,7 +300,13 @@ def test_a_failed_requests_kv_is_not_kept(new_model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"logit_bias": {VOCAB: 1.0}}, {"stop_token_ids": (VOCAB,)}, {"logprobs": VOCAB + 1}]
+    "fields",
+    [
+        {"logit_bias": {VOCAB: 1.0}},
+        {"stop_token_ids": (VOCAB,)},
+        {"allowed_token_ids": (2**32 - 1,)},
+        {"logprobs": VOCAB + 1},
+    ],
 )
 def test_tokens_outside_the_vocabulary_are_refused(answer: Answer, fields: dict[str, Any]) -> None:
     answers = answer([(PROMPTS[0], params(**fields))])

@@ -11,12 +11,12 @@ import jsonschema
 import pytest
 from random_schemas import random_schema
 
-from diptych.engine.finish import Finish
-from diptych.engine.grammar.compiler import Compiler
-from diptych.engine.grammar.grammar import Grammar, GrammarKind
-from diptych.engine.loader.tokenizer import Tokenizer
-from diptych.engine.output import FailureCode
-from diptych.engine.runtime.grammar_thread import GrammarThread
+from diptych.engine.scheduler.grammar_thread import GrammarThread
+from diptych.generation.finish import Finish
+from diptych.generation.grammar import Grammar, GrammarKind
+from diptych.generation.output import FailureCode
+from diptych.grammars.compiler import Compiler
+from diptych.tokens.tokenizer import Tokenizer
 
 VOCAB = 1000
 CONTEXT = 2048

@@ -20,10 +20,12 @@ import openai
 import psutil
 import pytest
 
-from diptych.common.ports import free_port
-from diptych.common.roles import WORKER_ROLES
-from diptych.common.rpc import open_sync_channel
-from diptych.common.trust import TrustConfig
+from diptych.cli.platform.local_platforms import LocalPlatform, running, runtime_folder
+from diptych.common.members.roles import WORKER_ROLES
+from diptych.common.net.ports import free_port
+from diptych.common.net.rpc import open_sync_channel
+from diptych.common.trust.tokens import TOKEN_VARIABLE
+from diptych.common.trust.trust import Trust, TrustConfig
 from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 START_TIMEOUT_S = 300.0
@@ -53,7 +55,9 @@ class Platform:
         ports = ("--http-port", self.http_port, "--grpc-port", self.grpc_port, "--bootstrap-port", self.bootstrap_port)
         sizes = ("--prefill", prefill, "--decode", decode)
         command = [sys.executable, "-m", "diptych.cli", "up", *map(str, (*ports, *sizes)), *options]
-        environment = {**DEFAULTS, **os.environ, **variables}
+        own = {"XDG_RUNTIME_DIR": str(log.parent)}
+        environment = {**DEFAULTS, **os.environ, **own, **variables}
+        self._makes_tokens = not environment.get(TOKEN_VARIABLE)
         with log.open("wb") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
@@ -70,6 +74,19 @@ class Platform:
         ready = [each for each in self.instances() if each.state == bootstrap_pb2.INSTANCE_STATE_READY]
         return sum(each.role in WORKER_ROLES for each in ready) >= num_workers
 
+    def token_file(self, party: str = "operator") -> Path:
+        """Of the tokens that it has made: those of an operator are what commands find."""
+        found = wait_for(self._announcement, START_TIMEOUT_S, "the platform is announced")
+        return Path(found.trust["DIPTYCH_AUTH_TOKEN_FILE"]).with_name(party)
+
+    def _announcement(self) -> LocalPlatform | None:
+        platforms = running(runtime_folder({"XDG_RUNTIME_DIR": str(self.log.parent)}))
+        return next((each for each in platforms if each.grpc == self.grpc_target), None)
+
+    def trust(self, party: str = "operator") -> Trust:
+        """What a member or a command of this platform has."""
+        return TrustConfig(auth_token_file=self.token_file(party) if self._makes_tokens else None).trust()
+
     def is_ready(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.url}/ready", timeout=200) as answer:
@@ -79,9 +96,14 @@ class Platform:
 
     def num_open_legs(self) -> int:
         """Legs that workers have not ended, as the router knows."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=200) as answer:
-            lines = answer.read().decode().splitlines()
-        return sum(int(float(line.split()[1])) for line in lines if line.startswith("diptych_router_legs_open{"))
+        lines = [line for line in self.metrics().splitlines() if line.startswith("diptych_router_legs_open{")]
+        return sum(int(float(line.split()[1])) for line in lines)
+
+    def metrics(self) -> str:
+        """What Prometheus finds where the router says that it is."""
+        (router,) = [each for each in self.instances() if each.role == bootstrap_pb2.ROLE_ROUTER]
+        with urllib.request.urlopen(f"http://{router.metrics_address}/metrics", timeout=200) as answer:
+            return str(answer.read().decode())
 
     def wait_until_ready(self) -> None:
         wait_for(self.is_ready, 200.0, "the platform is routable again")
@@ -109,9 +131,13 @@ class Platform:
             return str(json.load(answer)["data"][0]["id"])
 
     def components(self, name: str) -> list[psutil.Process]:
-        """The processes that run `diptych NAME`."""
-        children = psutil.Process(self.process.pid).children()
-        return [child for child in children if name in child.cmdline()[2:5]]
+        """The processes that run `diptych NAME`. One that ends while it is looked at runs nothing."""
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # also of one that is a zombie
+                if name in child.cmdline()[2:5]:
+                    found.append(child)
+        return found
 
     def tree(self) -> list[psutil.Process]:
         parent = psutil.Process(self.process.pid)
@@ -124,7 +150,7 @@ class Platform:
         return int(victim.pid)
 
     def instances(self) -> list[bootstrap_pb2.Instance]:
-        with open_sync_channel(f"127.0.0.1:{self.bootstrap_port}", TrustConfig().trust()) as channel:
+        with open_sync_channel(f"127.0.0.1:{self.bootstrap_port}", self.trust()) as channel:
             stub = bootstrap_pb2_grpc.BootstrapStub(channel)
             updates = stub.Watch(bootstrap_pb2.WatchRequest(), timeout=200, wait_for_ready=True)
             update: bootstrap_pb2.WatchUpdate = next(updates)
@@ -137,9 +163,9 @@ class Platform:
         return [self._status(worker) for worker in workers]
 
     def _status(self, worker: bootstrap_pb2.Instance) -> worker_pb2.WorkerStatus:
-        with open_sync_channel(worker.address, TrustConfig().trust()) as channel:
+        with open_sync_channel(worker.address, self.trust()) as channel:
             status: worker_pb2.WorkerStatus = worker_pb2_grpc.WorkerStub(channel).GetStatus(
-                worker_pb2.StatusRequest(instance_id=worker.instance_id), timeout=30
+                worker_pb2.StatusRequest(instance_id=worker.instance_id), timeout=200
             )
             return status
 
@@ -185,9 +211,9 @@ def _wait_for() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """One platform for all tests that leave it as they found it, with room for the model's whole context."""
-    running = Platform(tmp_path_factory.mktemp("platform") / "log", DIPTYCH_KV_CACHE_MIB="512")
-    yield running
-    running.stop()
+    shared = Platform(tmp_path_factory.mktemp("platform") / "log", DIPTYCH_KV_CACHE_MIB="512")
+    yield shared
+    shared.stop()
 
 
 @pytest.fixture(scope="session")
@@ -237,8 +263,8 @@ def platforms(folder: Path) -> Iterator[Callable[..., Platform]]:
         return started[-1]
 
     yield start
-    for running in started:
-        running.stop()
+    for each in started:
+        each.stop()
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ import grpc
 import psutil
 import pytest
 
-from diptych.common.rpc import open_sync_channel
-from diptych.common.trust import TrustConfig
+from diptych.common.net.rpc import open_sync_channel
+from diptych.common.trust.trust import TrustConfig
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.v1 import bootstrap_pb2, worker_pb2, worker_pb2_grpc
 

@@ -1,7 +1,13 @@
-"""Workers that freeze, as a whole or in part: others take over, and when they wake they have written nothing wrong."""
+"""Workers that freeze, as a whole or in part: others take over, and when they wake they have written nothing wrong.
+
+Nobody can take over from a router: one that freezes is ended, so that its clients hear of it, and started again.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
 import operator
 import signal
 import threading
@@ -10,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from diptych.engine import Engine, EngineOptions, SamplingParams
@@ -87,11 +94,40 @@ def test_what_freezes_costs_no_request_and_harms_nothing_when_it_wakes(
             clients.wait_for_more(wait_until)
         finally:
             for process in frozen:
-                process.send_signal(signal.SIGCONT)
+                with contextlib.suppress(psutil.NoSuchProcess):  # one that freezes for a minute is ended
+                    process.send_signal(signal.SIGCONT)
         wait_until(lambda: all_linked(platform), 200.0, "all are linked again")
         clients.wait_for_more(wait_until)
     assert clients.wrong == []
     platform.assert_clean()
+
+
+def test_a_router_that_freezes_is_ended_so_that_its_clients_hear_of_it_and_started_again(
+    platform: Platform, wait_until: Callable[..., Any]
+) -> None:
+    (router,) = platform.components("router")
+    body = json.dumps({"prompt": PROMPTS[0], "max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True})
+    with contextlib.closing(connect(platform)) as streaming, contextlib.closing(connect(platform)) as sending:
+        streaming.request("POST", "/v1/completions", body)
+        answer = streaming.getresponse()
+        assert answer.readline().startswith(b"data: ")
+        sending.putrequest("POST", "/v1/completions")
+        sending.putheader("content-length", "100000")
+        sending.endheaders(b"{")
+        router.suspend()
+        with contextlib.suppress(ConnectionError, http.client.IncompleteRead):  # all may have been on its way before
+            answer.read()
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            sending.getresponse()
+    assert "router was ended: it froze: its event loop has not come round for" in platform.log.read_text()
+    wait_until(lambda: [each.pid for each in platform.components("router")] not in ([], [router.pid]), 200.0, "another")
+    platform.wait_until_ready()
+    assert len(platform.complete(PROMPTS[1], ignore_eos=True)["choices"][0]["text"]) > 0
+    platform.assert_clean()
+
+
+def connect(platform: Platform) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection("127.0.0.1", platform.http_port, timeout=200)
 
 
 def all_linked(platform: Platform) -> bool:

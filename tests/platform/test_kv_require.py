@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import urllib.error
@@ -11,7 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+
+from diptych.common.trust.tokens import TOKEN_VARIABLE
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
@@ -56,6 +60,10 @@ class Parts:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         return list(json.loads(answer.stdout))
 
+    def schedulers(self) -> list[psutil.Process]:
+        """Whatever the components have started; each component has the token in its own environment."""
+        return [child for process in self.processes for child in psutil.Process(process.pid).children(recursive=True)]
+
     def stop(self) -> None:
         for process in self.processes:
             process.kill()
@@ -92,3 +100,6 @@ def test_a_worker_on_slow_links_is_not_ready_and_the_others_serve(parts: Parts, 
     assert states == [("decode", "ready"), ("prefill", "ready"), ("prefill", "starting")]
     (link,) = workers[1]["links"]
     assert (link["state"], link["path"], [test["path"] for test in link["tests"]]) == ("up", "message", ["message"])
+    schedulers = parts.schedulers()
+    assert len(schedulers) == 3
+    assert [each for each in schedulers if os.environ[TOKEN_VARIABLE] in str(each.environ())] == []

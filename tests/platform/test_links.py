@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
 Platform = Any
 PROMPT = list(range(40))
+METRICS = Path(__file__).parents[2] / "docs" / "api" / "metrics.md"
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +43,14 @@ def links(platform: Platform, *options: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([*command, *options], capture_output=True, text=True, timeout=200, check=False)
 
 
-def scrape(address: str) -> dict[str, float]:
+def page(address: str) -> str:
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=200) as answer:
-        text = answer.read().decode()
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        text: str = answer.read().decode()
+        return text
+
+
+def scrape(address: str) -> dict[str, float]:
+    samples = [sample for family in text_string_to_metric_families(page(address)) for sample in family.samples]
     return {",".join([s.name, *(value for _, value in sorted(s.labels.items()))]): s.value for s in samples}
 
 
@@ -75,7 +82,17 @@ def test_workers_serve_their_transfer_metrics(platform: Platform) -> None:
     received = decode["diptych_kv_transfer_bytes_total,received,0"]
     assert received == sum(each["diptych_kv_transfer_bytes_total,sent,0"] for each in sent) > 0
     assert decode["diptych_kv_pages,0,quarantined"] == 0
+    assert decode["diptych_kv_listener_guarded,0"] == 1
     assert sum(value for name, value in decode.items() if name.startswith("diptych_kv_link_up")) == 2
+
+
+def test_every_metric_of_routers_and_workers_is_documented(platform: Platform) -> None:
+    described = set(re.findall(r"`(diptych_\w+)[`{]", METRICS.read_text()))
+    pages = [platform.metrics(), *(page(each.metrics_address) for each in platform.instances() if each.role in (1, 2))]
+    told = {name for text in pages for name in re.findall(r"^# TYPE (diptych_\w+)", text, re.MULTILINE)}
+    assert len(told) > 50
+    assert {name for name in told if not name.endswith("_created")} - described == set()
+    assert all(f'diptych_build_info{{version="{version("diptych")}"}} 1.0' in text for text in pages)
 
 
 def test_a_scheduler_that_does_not_answer_is_down_in_metrics_and_named_by_links(

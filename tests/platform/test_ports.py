@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import queue
+import socket
 import stat
 import urllib.error
 import urllib.request
@@ -15,8 +16,8 @@ import grpc
 import psutil
 import pytest
 
-from diptych.common.rpc import open_sync_channel
-from diptych.common.trust import INSECURE, TrustConfig
+from diptych.common.net.rpc import open_sync_channel
+from diptych.common.trust.trust import INSECURE, TrustConfig
 from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc, inference_pb2, worker_pb2, worker_pb2_grpc
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
@@ -82,6 +83,29 @@ def test_every_port_is_accounted_for_and_open_to_this_machine_only(platform: Pla
     assert known == {port for process in platform.tree() for port in listening(process)}
 
 
+HEADS = {
+    431: (b"GET /metrics HTTP/1.1\r\na: " + b"x" * 2**15, b"GET /metrics HTTP/1.1\r\n" + b"a: b\r\n" * 101 + b"\r\n"),
+    414: (b"GET /" + b"x" * 2**13 + b" HTTP/1.1\r\n\r\n",),
+}
+
+
+def status_of(port: int, sent: bytes) -> int:
+    with socket.create_connection(("127.0.0.1", port), timeout=200) as connection:
+        connection.sendall(sent)
+        return int(connection.recv(100).split()[1])
+
+
+def test_no_http_port_takes_a_head_without_bounds(platform: Platform) -> None:
+    num_ports = 0
+    for name in ("bootstrap", "prefill", "decode", "router"):
+        (component,) = platform.components(name)
+        http = [port for port in listening(component) if kind_of(port).startswith("HTTP")]
+        found = [(status_of(port, head), status) for port in http for status, heads in HEADS.items() for head in heads]
+        assert found == [(status, status) for _, status in found], name
+        num_ports += len(http)
+    assert num_ports == 7
+
+
 def test_sockets_between_processes_lie_in_folders_of_one_user(platform: Platform) -> None:
     found = {each.laddr for process in platform.tree() for each in process.net_connections("unix")}
     folders = {Path(path).parent for path in found if path.startswith("/")}
@@ -92,6 +116,11 @@ def test_no_process_shows_the_token(platform: Platform) -> None:
     token = os.environ["DIPTYCH_AUTH_TOKEN"]
     assert not any(token in word for process in platform.tree() for word in process.cmdline())
     assert token not in platform.log.read_text()
+    _, *started = platform.tree()
+    assert len(started) >= 6, "components, a scheduler of each worker, and what checks grammars"
+    shown = {process.pid: list(process.environ().values()) for process in started}
+    assert all(shown.values())
+    assert [process.cmdline() for process in started if any(token in each for each in shown[process.pid])] == []
 
 
 def test_a_refusal_is_counted_where_prometheus_looks(platform: Platform) -> None:

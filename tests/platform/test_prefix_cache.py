@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import urllib.request
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from diptych.common.rpc import open_sync_channel
-from diptych.common.trust import TrustConfig
+from diptych.common.net.rpc import open_sync_channel
+from diptych.common.trust.trust import TrustConfig
 from diptych.v1 import bootstrap_pb2, worker_pb2, worker_pb2_grpc
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
@@ -27,8 +26,7 @@ def prompt(number: int) -> list[int]:
 
 
 def metric(platform: Platform, name: str, role: str) -> float:
-    with urllib.request.urlopen(f"{platform.url}/metrics", timeout=200) as answer:
-        lines = answer.read().decode().splitlines()
+    lines = platform.metrics().splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(f'{name}{{role="{role}"}}'))
 
 
@@ -63,6 +61,12 @@ def test_evicted_prefixes_come_back_from_host_memory_and_the_router_follows(
     for role, name in ((bootstrap_pb2.ROLE_PREFILL, "prefill"), (bootstrap_pb2.ROLE_DECODE, "decode")):
         assert metric(small, "diptych_router_kv_in_sync", name) == 1
         wait_for(partial(router_knows, small, role, name), 200.0, "the router knows all pages")
+
+    pages_sent = sum(status.pages_sent for status in small.statuses())
+    choices = small.complete(prompt(20), n=8, max_tokens=2)["choices"]
+    assert [choice["text"] for choice in choices] == [choices[0]["text"]] * 8
+    small.assert_clean()
+    assert sum(status.pages_sent for status in small.statuses()) <= pages_sent + 26 + 8  # the prompt's, once
 
 
 def test_a_session_that_missed_something_is_told_all_pages_again(small: Platform) -> None:

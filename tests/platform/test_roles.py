@@ -13,12 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 
-from diptych.common.roles import WORKER_ROLES, LegKind, Role
-from diptych.common.rpc import open_sync_channel
-from diptych.common.trust import TrustConfig
+from diptych.common.members.roles import WORKER_ROLES, LegKind, Role
+from diptych.common.net.rpc import open_sync_channel
+from diptych.common.trust.tokens import TOKEN_VARIABLE
 from diptych.engine import Engine, EngineOptions, SamplingParams
 from diptych.v1 import bootstrap_pb2, worker_pb2
 from diptych.v1.admin_pb2 import SetRoleRequest, SetRoleResponse
@@ -61,6 +62,7 @@ def start(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DIPTYCH_KV_CACHE_MIB", "4")
+        patch.delenv(TOKEN_VARIABLE)  # `up` makes a token for each kind of member
         patch.setenv("DIPTYCH_POLICY", "least_load")  # every worker gets requests, whether it is worth it or not
         yield start
     for platform in started.values():
@@ -94,7 +96,7 @@ def set_role(platform: Platform, worker: bootstrap_pb2.Instance, role: Role, dra
     """Return the seconds until the worker serves the role."""
     request = SetRoleRequest(instance_id=worker.instance_id, role=role.wire, drain_ms=round(drain_s * 1000))
     start_s = time.monotonic()
-    with open_sync_channel(worker.address, TrustConfig().trust()) as channel:
+    with open_sync_channel(worker.address, platform.trust()) as channel:
         answer: SetRoleResponse = WorkerAdminStub(channel).SetRole(request, timeout=200)
     assert answer.not_ready == ""
     return time.monotonic() - start_s
@@ -110,7 +112,7 @@ def test_unified_workers_serve_each_other_and_each_alone(
     first, second = sorted(f"{instance_id:016x}" for instance_id in pages(platform))
     assert {(first, second), (second, first)} <= flows <= {(p, d) for p in (first, second) for d in (first, second)}
     moved = [seen for seen in together if seen["prefill_instance"] != seen["decode_instance"]]
-    assert all(seen["prefill_kv_digest"] == seen["decode_kv_digest"] for seen in moved)
+    assert all(seen["whole"] and seen["prefill_kv_digest"] == seen["decode_kv_digest"] for seen in moved)
     assert all(seen["pages_moved"] + seen["decode_cached_tokens"] for seen in moved)
     platform.assert_clean()
     (sent, received), (other_sent, other_received) = pages(platform).values()
@@ -213,7 +215,27 @@ def test_a_role_is_changed_by_command(four: Platform) -> None:
     worker = next(each for each in four.instances() if each.role in WORKER_ROLES)
     bootstrap = f"127.0.0.1:{four.bootstrap_port}"
     command = [sys.executable, "-m", "diptych.cli", "role", worker.address, "unified", "--bootstrap", bootstrap]
+    command += ["--auth-token-file", str(four.token_file())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     assert re.fullmatch(r".* now serves unified, after [\d.]+ s\n", done.stdout), done.stdout
     (changed,) = [each for each in four.instances() if each.instance_id == worker.instance_id]
     assert changed.role == bootstrap_pb2.ROLE_UNIFIED
+
+
+def test_each_member_has_a_token_of_its_own_which_is_not_enough_to_be_another(four: Platform) -> None:
+    texts = {name: four.token_file(name).read_text() for name in ("worker", "router", "operator", "viewer")}
+    secrets = {name: text.splitlines()[0].partition(":")[2] for name, text in texts.items()}
+    _, *started = four.tree()
+    shown = [str(process.environ()) + str(process.cmdline()) for process in started]
+    assert not [each for each in shown for secret in secrets.values() if secret in each]
+    assert {name for name in secrets if f"/{name}'" in str(shown)} == {"worker", "router"}
+
+    worker = next(each for each in four.instances() if each.role in WORKER_ROLES)
+    request = SetRoleRequest(instance_id=worker.instance_id, role=Role.DECODE.wire)
+    for party in ("worker", "router", "viewer"):
+        with open_sync_channel(worker.address, four.trust(party)) as channel, pytest.raises(grpc.RpcError) as caught:
+            WorkerAdminStub(channel).SetRole(request, timeout=200)
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    keys = [each.transfer.engine_metadata for each in four.instances()]
+    assert (len(keys), set(keys)) == (5, {b""}), "link keys are for peers"
+    assert {each.instance.transfer.engine_metadata for each in four.statuses()} == {b""}

@@ -64,6 +64,7 @@ RANDOM: list[dict[str, Any]] = [
     {"temperature": 1.0},
     {"temperature": 0.9, "top_p": 0.9, "frequency_penalty": 1.0},
     {"temperature": 1.5, "top_k": 30, "presence_penalty": 0.5, "repetition_penalty": 1.2},
+    {"temperature": 1.0, "allowed_token_ids": (28, 29, 216)},
     {"temperature": 1.5, "min_p": 0.05, "logit_bias": {100: -20.0, 200: 2.0}, "min_tokens": 5},
 ]
 

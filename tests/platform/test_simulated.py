@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,7 +16,8 @@ from diptych.engine.sim.known_answers import KnownAnswers
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
 Platform = Any
-OPTIONS = ("--model", "sim", "--device", "sim")
+NAMES = ("--served-model-name", "ours,org/other", "--max-model-len", "4000")
+OPTIONS = ("--model", "sim", "--device", "sim", *NAMES)
 WITHOUT_TORCH = """
 import sys
 
@@ -66,3 +69,16 @@ def test_what_is_drawn_depends_on_the_seed_alone(simulated: Platform) -> None:
 def test_an_answer_keeps_to_its_schema(simulated: Platform) -> None:
     answer = simulated.complete("a colour", 40, guided_choice=["red", "green"])
     assert answer["choices"][0]["text"] in ("red", "green")
+
+
+def test_the_model_has_the_names_and_the_context_that_were_asked_for(simulated: Platform) -> None:
+    with urllib.request.urlopen(f"{simulated.url}/v1/models", timeout=200) as answer:
+        models = json.load(answer)["data"]
+    assert [model["id"] for model in models] == ["ours", "org/other"]
+    assert {(model["root"], model["max_model_len"]) for model in models} == {("sim", 4000)}
+    answers = [simulated.complete("hello", 4, model=name)["model"] for name in ("ours", "org/other", "sim")]
+    assert answers == ["ours", "org/other", "sim"]
+    assert simulated.complete("x" * 3990, 100)["usage"]["completion_tokens"] == 10
+    status, error = simulated.post("/v1/completions", {"prompt": "x" * 4000})
+    assert (status, error["error"]["code"]) == (400, "context_length_exceeded")
+    assert {worker.context_len for worker in simulated.instances() if worker.context_len} == {4000}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
@@ -16,8 +15,8 @@ import pytest
 from random_schemas import Schema, random_schema
 
 from diptych.engine import Engine, Grammar, GrammarKind, SamplingParams
-from diptych.engine.grammar.grammar import Preamble
-from diptych.engine.runtime.codec import grammar_to_wire
+from diptych.generation.codec import grammar_to_wire
+from diptych.generation.grammar import Preamble
 from diptych.v1 import bootstrap_pb2, inference_pb2, inference_pb2_grpc
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
@@ -116,12 +115,11 @@ def test_outputs_go_on_in_their_grammar_when_a_decode_worker_is_killed(
     undisturbed = ask(0)
     with ThreadPoolExecutor(4) as pool:
         answers = pool.map(ask, range(4))
-        wait_until(lambda: num_pages() >= 3, 200.0, "outputs are under way on both")
+        wait_until(lambda: num_pages() >= 1, 200.0, "outputs are under way on both")
         platform.kill("decode")
         assert list(answers) == [undisturbed] * 4
     assert len(undisturbed) == 160
-    with urllib.request.urlopen(f"{platform.url}/metrics", timeout=200) as metrics:
-        (count,) = re.findall(r"^diptych_router_replays_total (\S+)", metrics.read().decode(), re.MULTILINE)
+    (count,) = re.findall(r"^diptych_router_replays_total (\S+)", platform.metrics(), re.MULTILINE)
     assert float(count) >= 1
 
 

@@ -3,12 +3,14 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from diptych.cli.main import COMMANDS
 from diptych.common.config import add_options, new_parser
+from diptych.kvtransfer.ucx.binding import PATHS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -34,6 +36,34 @@ def test_every_command_in_the_documentation_has_the_options_it_is_shown_with(com
     parser = new_parser(name)
     add_options(parser, getattr(importlib.import_module(COMMANDS[name].module), COMMANDS[name].config))
     parser.parse_args(arguments)
+
+
+def test_every_extra_is_in_the_table_of_getting_started() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "getting-started.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(extras.keys() - {"dev"})
+
+
+@pytest.mark.parametrize("page", ["concepts/kv-transfer.md", "operations/kv-links.md"])
+def test_pages_about_transfers_name_every_path(page: str) -> None:
+    rows = re.findall(r"^\| `?(\w+)`? \|", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+    assert set(PATHS) <= set(rows)
+    assert "way" not in rows
+
+
+PROMISES = {
+    "README.md": ("page\n  sizes and KV types (pools on GPUs must be alike)", "seeds that on CPUs hold"),
+    "docs/concepts/parallelism.md": ("On GPUs both sides need the same one",),
+    "docs/concepts/sampling.md": ("On GPUs\nkernels are chosen by the size of the batch",),
+    "docs/operations/running.md": ("must be equal: others do not link",),
+    "docs/operations/tuning.md": ("on GPUs they must not",),
+    "docs/api/http.md": ("on CPUs whatever else runs; on GPUs see",),
+}
+
+
+@pytest.mark.parametrize(("page", "words"), [(page, each) for page, several in PROMISES.items() for each in several])
+def test_what_holds_on_cpus_alone_is_not_promised_for_gpus(page: str, words: str) -> None:
+    assert words in (ROOT / page).read_text()
 
 
 def test_every_decision_has_a_number_of_its_own() -> None:

@@ -71,3 +71,12 @@ def test_every_import_contract_is_kept() -> None:
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stdout
+
+
+def test_no_rule_asks_what_time_it_is() -> None:
+    """Clocks jump. Only what is shown to somebody, and which of two instances at an address is newer, has a date."""
+    wall_clock = re.compile(r"time\.time\(|time_ns\(|datetime\.now\(|CLOCK_REALTIME|gettimeofday|time\(NULL\)")
+    sources = [path for root in SOURCE_ROOTS for path in (ROOT / root).rglob("*.[pch]*") if path.suffix != ".pyc"]
+    found = {path.name for path in sources if path.is_file() and wall_clock.search(path.read_text())}
+    shown = {"models.py", "completion_layout.py", "responses_layout.py", "log_view.py", "tracer.py", "chat_template.py"}
+    assert found == {*shown, "membership_client.py"}

@@ -25,16 +25,16 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from diptych.common.lifecycle import Stop
-from diptych.common.roles import WORKER_ROLES
-from diptych.common.trust import INSECURE
-from diptych.engine.loader.chat_template import ChatTemplate
-from diptych.engine.loader.tokenizer import Tokenizer
+from diptych.common.members.roles import WORKER_ROLES
+from diptych.common.trust.trust import INSECURE
 from diptych.router.config import RouterConfig
 from diptych.router.main import formats_of, run
 from diptych.router.served_model import ServedModel
 from diptych.router.simulated_worker import Fault, Output, SimulatedWorker
 from diptych.router.tracing.environment import OpenExport
 from diptych.router.wiring import build
+from diptych.tokens.chat_template import ChatTemplate
+from diptych.tokens.tokenizer import Tokenizer
 from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
 
 T = TypeVar("T")
@@ -50,7 +50,9 @@ DEFAULTS: Mapping[str, Any] = {  # of the router's options
     "pair_wait_s": 0.2,  # where there is none, the answer comes soon
     "lost_pair_wait_s": TIMEOUT_S,  # where a worker comes back, it has the time
     "policy": "least_load",
+    "open_metrics": True,  # these routers have no health port
 }
+COMPLETION: Mapping[str, Any] = {"prompt": "p", "max_tokens": CONTEXT_LEN}  # until the script ends
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 PREFILL, DECODE, UNIFIED = bootstrap_pb2.ROLE_PREFILL, bootstrap_pb2.ROLE_DECODE, bootstrap_pb2.ROLE_UNIFIED
 READY = bootstrap_pb2.INSTANCE_STATE_READY
@@ -135,14 +137,14 @@ class Cluster:
 
     def complete(self, prompt: str = "p", **fields: Any) -> Any:
         """Return the first choice of a completion that must succeed."""
-        status, answer = self.post("/v1/completions", {"prompt": prompt, **fields})
+        status, answer = self.post("/v1/completions", {**COMPLETION, "prompt": prompt, **fields})
         assert status == 200, answer
         return answer["choices"][0]
 
     def connect(self, *, headers: Mapping[str, str] | None = None, **fields: Any) -> http.client.HTTPConnection:
         """Send a completion request; the caller reads the answer, or leaves."""
         connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=TIMEOUT_S)
-        connection.request("POST", "/v1/completions", json.dumps({"prompt": "p", **fields}), dict(headers or {}))
+        connection.request("POST", "/v1/completions", json.dumps({**COMPLETION, **fields}), dict(headers or {}))
         return connection
 
     @contextmanager
@@ -282,10 +284,11 @@ class Cluster:
             worker.say(worker_pb2.WorkerBatch(load=worker.instance.load))
 
     async def _start_router(self, config: RouterConfig, open_export: OpenExport | None) -> None:
-        model = ServedModel(MODEL_ID, self.tokenizer, self.tokenizer.vocab_size, CONTEXT_LEN)
+        names = config.served_model_name
+        model = ServedModel(MODEL_ID, self.tokenizer, self.tokenizer.vocab_size, CONTEXT_LEN, names=names)
         model = replace(model, formats=formats_of(model, config.tool_parser, config.reasoning_parser))
         self._stop = Stop()
-        self.router = build(config, INSECURE, model, self, open_export=open_export)
+        self.router = build(config, INSECURE, model, self, 7, open_export=open_export)
         self.router.dispatcher.selector.number = 0  # the first in order has the first turn
         self.url = f"http://127.0.0.1:{self.router.http.port}"
         self.grpc_target = f"127.0.0.1:{self.router.grpc.port}"

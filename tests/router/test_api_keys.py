@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ def entry(name: str, key: str, **settings: int | str) -> str:
 def keys(tmp_path: Path) -> Path:
     path = tmp_path / "keys.toml"
     path.write_text(
-        entry("alice", "a-key", max_concurrent=1)
+        entry("alice", "a-key", max_concurrent=1, max_priority=9)
         + entry("bob", "b-key", requests_per_minute=2, tokens_per_minute=1000)
         + entry("ops", "o-key", admin="true")
     )
@@ -242,3 +244,29 @@ def test_a_prompt_that_is_refused_for_its_first_token_costs_nothing(
         headers = {**bearer("b-key" if status == 429 else "o-key"), "x-diptych-ttft-slo-ms": slo_ms}
         assert cluster.post("/v1/completions", {"prompt": "p"}, headers)[0] == status
     assert metric(cluster, 'diptych_router_key_prompt_tokens_total{key="bob"}') == 0
+
+
+HALF_SENT = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\ncontent-length: 200000\r\n\r\n"
+    + b'{"prompt":"'
+    + b"x" * 150_000
+)
+
+
+def test_the_bodies_of_one_key_leave_memory_to_others(start_cluster: Callable[..., Cluster], keys: Path) -> None:
+    """With bodies of 200,000 bytes at most a key may hold 3,200,000 of them: 21 of these, and no 22nd."""
+    cluster = start_cluster(api_keys_file=keys, max_body_bytes=200_000)
+    budget = cluster.router.budget
+    with ExitStack() as stack:
+        for at in range(21):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", cluster.router.http.port), 200))
+            connection.sendall(HALF_SENT % b"b-key")
+            cluster.wait_until(lambda at=at: budget.num_bytes >= 140_000 * (at + 1))
+        bob, ops = (stack.enter_context(client(cluster, key)) for key in ("b-key", "o-key"))
+        with pytest.raises(openai.RateLimitError, match="'bob' would take more than 3200000 bytes") as refused:
+            bob.completions.create(model="tiny", prompt="x" * 190_000, max_tokens=1)
+        assert refused.value.response.headers["retry-after"] == "1"
+        with pytest.raises(openai.BadRequestError, match="too many"):  # which was read
+            ops.completions.create(model="tiny", prompt="x" * 190_000, max_tokens=1)
+        assert bob.completions.create(model="tiny", prompt="x", max_tokens=1).choices
+    cluster.wait_until(lambda: budget.num_bytes == 0)

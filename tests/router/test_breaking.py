@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diptych.router import breakers
+from diptych.router.choose import breakers
 from diptych.v1 import worker_pb2
 
 Cluster = Any

@@ -17,7 +17,7 @@ Cluster = Any
 
 def ask(cluster: Cluster, **fields: Any) -> http.client.HTTPConnection:
     connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
-    connection.request("POST", "/v1/completions", json.dumps({"prompt": "p", **fields}))
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": "p", "max_tokens": 2000, **fields}))
     return connection
 
 

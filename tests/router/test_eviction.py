@@ -6,10 +6,10 @@ import asyncio
 
 from diptych.bootstrap.server import BootstrapService
 from diptych.common.lifecycle import Stop
-from diptych.common.membership_client import Registration
+from diptych.common.members.membership_client import Registration
+from diptych.common.net.rpc import listen, new_server
 from diptych.common.refusals import Refusals
-from diptych.common.rpc import listen, new_server
-from diptych.common.trust import INSECURE
+from diptych.common.trust.trust import INSECURE
 from diptych.router.main import _stay_registered
 from diptych.v1.bootstrap_pb2 import INSTANCE_STATE_READY, ROLE_ROUTER, Instance
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 200.0
 
 def test_an_evicted_router_stops_as_if_it_was_told_to() -> None:
     async def test() -> None:
-        service = BootstrapService(lease_s=600, heartbeat_s=0.05)
+        service = BootstrapService(INSECURE, lease_s=600, heartbeat_s=0.05)
         server = new_server(INSECURE, Refusals())
         service.add_to(server)
         address = f"127.0.0.1:{listen(server, '127.0.0.1', 0, INSECURE)}"

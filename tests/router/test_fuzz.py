@@ -10,12 +10,12 @@ from fuzzing import FLOATS, I32, U32, U64, fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diptych.common.roles import LegKind
-from diptych.engine.runtime.codec import logprobs_from_wire
-from diptych.router import prefix_index
-from diptych.router.legs import Leg, OpenLegs, Work
-from diptych.router.merge import Merger
-from diptych.router.prefix_index import KvNews, PrefixIndex
+from diptych.common.members.roles import LegKind
+from diptych.generation.codec import logprobs_from_wire
+from diptych.router.choose import prefix_index
+from diptych.router.choose.prefix_index import KvNews, PrefixIndex
+from diptych.router.serve.merge import Merger
+from diptych.router.workers.legs import Leg, OpenLegs, Work
 from diptych.v1 import inference_pb2, worker_pb2
 
 WORKER = 7
@@ -48,13 +48,13 @@ class Reader:
     num_taken: int = 0
     num_ends: int = 0
 
-    def receive(self, output: worker_pb2.LegOutput) -> None:
+    def receive(self, kind: LegKind, output: worker_pb2.LegOutput) -> None:
         logprobs = logprobs_from_wire(output.logprobs) if output.HasField("logprobs") else None
         self.merger.accept(output.first_index, output.token_ids, logprobs)
         self.num_taken += len(self.merger.take()[0])
         self.num_ends += bool(output.finish_reason or output.HasField("error"))
 
-    def lose(self, reason: str) -> None:
+    def lose(self, kind: LegKind, reason: str) -> None:
         self.num_ends += 1
 
 
@@ -75,7 +75,7 @@ def test_every_leg_ends_once_and_reads_each_token_once(said: list[worker_pb2.Leg
 
 def test_the_owner_of_a_leg_whose_last_output_makes_no_sense_hears_that_the_session_is_lost() -> None:
     class Strict(Reader):
-        def receive(self, output: worker_pb2.LegOutput) -> None:
+        def receive(self, kind: LegKind, output: worker_pb2.LegOutput) -> None:
             raise ValueError("no sense")
 
     legs, strict = OpenLegs(), Strict()

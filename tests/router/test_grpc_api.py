@@ -19,6 +19,7 @@ from diptych.v1.inference_pb2 import (
     TokenIds,
     TokenizeRequest,
     Tool,
+    ToolCall,
 )
 
 Cluster = Any
@@ -71,7 +72,7 @@ def test_a_busy_client_is_told_to_connect_anew_while_its_running_call_goes_on(st
         running = stub.GenerateStream(GenerateRequest(text="abc"))
         first = next(running)
         channel.subscribe(states.put)
-        while states.get(timeout=20) is not grpc.ChannelConnectivity.IDLE:
+        while states.get(timeout=200) is not grpc.ChannelConnectivity.IDLE:
             pass
         cluster.decode().faults = []
         assert stub.Generate(GenerateRequest(text="abc")).text == SCRIPT
@@ -112,6 +113,11 @@ def test_sampling_is_carried_through(cluster: Cluster, stub: Any) -> None:
     assert (len(response.token_ids), response.finish_reason) == (5, inference_pb2.FINISH_REASON_LENGTH)
 
 
+def test_the_only_tokens_that_may_be_output_are_carried_through(cluster: Cluster, stub: Any) -> None:
+    stub.Generate(GenerateRequest(text="a", sampling=SamplingParams(allowed_token_ids=[7, 9])))
+    assert list(cluster.decode().started[0].sampling.allowed_token_ids) == [7, 9]
+
+
 def test_a_stop_string(stub: Any) -> None:
     response = stub.Generate(GenerateRequest(text="a", sampling=SamplingParams(stop=["says"])))
     assert (response.text, response.finish_reason) == ("Zoë ", inference_pb2.FINISH_REASON_STOP)
@@ -144,6 +150,49 @@ def test_bad_input_is_an_invalid_argument(cluster: Cluster, stub: Any, request_:
     assert whole.value.code() is stream.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert whole.value.details()
     assert cluster.prefill().started == []
+
+
+USER = ChatMessage(role="user", content="a")
+CALLER = ChatMessage(role="assistant", tool_calls=[ToolCall()] * 1025)
+TOO_MANY = {
+    "chat.messages takes at most 4096, not 4097": GenerateRequest(chat=ChatMessages(messages=[USER] * 4097)),
+    "chat.tools takes at most 128, not 129": GenerateRequest(
+        chat=ChatMessages(messages=[USER], tools=[Tool(name="f")] * 129)
+    ),
+    "chat.messages[1].tool_calls takes at most 1024, not 1025": GenerateRequest(
+        chat=ChatMessages(messages=[USER, CALLER])
+    ),
+    "stop takes at most 16, not 17": GenerateRequest(text="a", sampling=SamplingParams(stop=["a"] * 17)),
+    "stop_token_ids takes at most 128, not 129": GenerateRequest(
+        text="a", sampling=SamplingParams(stop_token_ids=[1] * 129)
+    ),
+    "tokens takes at most 1048576, not 1048577": GenerateRequest(tokens=TokenIds(ids=[1] * (2**20 + 1))),
+    "the prompt has more than 2048 tokens, which is too many here: make it shorter": GenerateRequest(text="a" * 2**20),
+}
+
+
+@pytest.mark.parametrize(("words", "request_"), TOO_MANY.items(), ids=TOO_MANY.keys())
+def test_too_much_is_refused_with_how_much_there_may_be(stub: Any, words: str, request_: GenerateRequest) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        stub.Generate(request_)
+    assert (error.value.code(), error.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, words)
+
+
+def test_a_message_of_many_fields_is_refused_and_no_other(channel: grpc.Channel, stub: Any) -> None:
+    generate = channel.unary_unary("/diptych.v1.Inference/Generate", None, None)
+    with pytest.raises(grpc.RpcError) as error:
+        generate(b"\x2a\x00" * 2**18)  # empty sampling parameters
+    words = "the message holds too much: it may have at most 131072 fields and 65536 messages within it"
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert str(error.value.details()).startswith(words)
+    assert stub.Generate(GenerateRequest(text="a")).text == SCRIPT
+
+
+def test_metadata_is_bounded_and_its_call_alone_is_refused(stub: Any) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        stub.Generate(GenerateRequest(text="a"), metadata=(("a", "x" * 2**20),))
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert stub.Generate(GenerateRequest(text="a")).text == SCRIPT
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from diptych.engine.leg_prompt import prompt_of
+from diptych.generation.leg_prompt import prompt_of
 from diptych.v1.worker_pb2 import KvEvents
 
 Cluster = Any

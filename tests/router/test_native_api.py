@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+from copy import deepcopy
 from typing import Any
 from unittest.mock import ANY
 
 import pytest
+
+from diptych.generation.finish import Finish
+from diptych.router.http.native.generate_layout import TOLD_AGAIN, GenerateLayout, GenerateStyle
+from diptych.router.request import End, Piece, Usage
 
 Cluster = Any
 EOS = 256
@@ -34,7 +39,7 @@ def test_text_in_text_and_tokens_out(cluster: Cluster) -> None:
     answer = post(cluster, "/generate", text="abc")
     assert answer.pop("meta_info") == {
         "id": ANY,
-        "finish_reason": {"type": "stop", "matched": None},
+        "finish_reason": {"type": "stop", "matched": EOS},
         "prompt_tokens": 3,
         "completion_tokens": 4,
         "cached_tokens": 3,
@@ -46,6 +51,12 @@ def test_tokens_in_are_the_prompt(cluster: Cluster) -> None:
     post(cluster, "/generate", input_ids=[65, 66], sampling_params={"max_new_tokens": 2, "top_k": -1})
     leg = cluster.prefill().started[-1]
     assert (list(leg.prompt_token_ids), leg.sampling.max_tokens, leg.sampling.top_k) == ([65, 66], 2, 0)
+
+
+@pytest.mark.parametrize("sampling_params", [None, {}, {"max_new_tokens": None}])
+def test_an_output_has_128_tokens_unless_it_is_said(cluster: Cluster, sampling_params: Any) -> None:
+    post(cluster, "/generate", text="ab", sampling_params=sampling_params)
+    assert cluster.prefill().started[-1].sampling.max_tokens == 128
 
 
 @pytest.mark.parametrize("fields", [{"text": ["a", "b"]}, {"input_ids": [[1], [2]]}])
@@ -71,15 +82,90 @@ def test_log_probabilities_of_prompt_and_output(cluster: Cluster) -> None:
     assert [len(top) for top in meta["output_top_logprobs"]] == [1]
 
 
-def test_an_event_of_a_stream_has_what_is_new(cluster: Cluster) -> None:
+def stream(cluster: Cluster, **body: Any) -> list[Any]:
     connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
-    connection.request("POST", "/generate", json.dumps({"text": "a", "stream": True}))
+    connection.request("POST", "/generate", json.dumps({"stream": True, **body}))
     *events, end = connection.getresponse().read().decode().strip().split("\n\n")
     connection.close()
-    parts = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert end == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def test_an_event_of_a_stream_has_all_of_the_output_so_far(cluster: Cluster) -> None:
+    cluster.script = "Zoë 🙂!"
+    events = stream(cluster, text="a", return_logprob=True, top_logprobs_num=1)
+    ids, end = [*cluster.tokenizer.encode(cluster.script), EOS], events[-1]
+    for event in events:
+        meta = event["meta_info"]
+        assert cluster.script.startswith(event["text"])
+        assert event["output_ids"] == ids[: len(event["output_ids"])]
+        assert meta["completion_tokens"] == len(event["output_ids"]) == len(meta["output_token_logprobs"])
+        assert len(meta["output_top_logprobs"]) == meta["completion_tokens"]
+        assert meta["prompt_tokens"] == 1
+    assert len(events) > 2
+    assert (end["text"], end["output_ids"]) == (cluster.script, ids)
+    assert (end["meta_info"]["finish_reason"], end["meta_info"]["cached_tokens"]) == (
+        {"type": "stop", "matched": EOS},
+        3,
+    )
+
+
+def test_several_outputs_of_a_stream_grow_each_by_itself(cluster: Cluster) -> None:
+    events = stream(cluster, text=["a", "bc"], sampling_params={"n": 2})
+    last = {event["index"]: event for event in events}
+    assert [last[index]["text"] for index in range(4)] == ["Hi!"] * 4
+    assert [last[index]["meta_info"]["prompt_tokens"] for index in range(4)] == [1, 1, 2, 2]
+
+
+def test_the_bytes_of_a_stream_grow_with_the_length_of_its_output(cluster: Cluster) -> None:
+    layout = GenerateLayout("id", cluster.tokenizer.token_bytes, GenerateStyle())
+    layout.prompts = [[1]]
+    num_tokens = 4_000
+    pieces = [Piece("a", (number,)) for number in range(num_tokens)]
+    events = [event for piece in pieces for event in map(deepcopy, layout.chunks(0, piece, is_first=False))]
+    assert [len(event["output_ids"]) for event in events[:TOLD_AGAIN]] == [*range(1, TOLD_AGAIN + 1)]
+    assert sum(len(event["output_ids"]) for event in events) <= (TOLD_AGAIN + 1) * num_tokens
+    assert all(event["text"] == "a" * len(event["output_ids"]) for event in events)
+    [end] = layout.chunks(0, Piece("", (), end=End(Finish.LENGTH, Usage(1, num_tokens, 0))), is_first=False)
+    assert (end["text"], end["output_ids"]) == ("a" * num_tokens, [*range(num_tokens)])
+
+
+def test_an_event_of_a_stream_may_have_only_what_is_new(cluster: Cluster) -> None:
+    parts = stream(cluster, text="a", incremental_streaming_output=True)
     assert "".join(part["text"] for part in parts) == "Hi!"
     assert [token for part in parts for token in part["output_ids"]] == [*cluster.tokenizer.encode("Hi!"), EOS]
-    assert (parts[-1]["meta_info"]["completion_tokens"], end) == (4, "data: [DONE]")
+    counts = [part["meta_info"]["completion_tokens"] for part in parts]
+    assert (counts, len(counts) > 1) == (sorted(counts), True)
+    assert counts[-1] == 4
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_no_new_tokens_read_the_prompt(cluster: Cluster, is_stream: bool) -> None:
+    body: Any = {"text": "abc", "sampling_params": {"max_new_tokens": 0}}
+    answer = stream(cluster, **body)[-1] if is_stream else post(cluster, "/generate", **body)
+    meta = answer["meta_info"]
+    assert (answer["text"], answer["output_ids"]) == ("", [])
+    assert (meta["finish_reason"], meta["completion_tokens"], meta["prompt_tokens"]) == (
+        {"type": "length", "length": 0},
+        0,
+        3,
+    )
+
+
+def test_a_prompt_is_scored_without_output(cluster: Cluster) -> None:
+    fields = {"return_logprob": True, "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 0}}
+    meta = post(cluster, "/generate", text="ab", **fields)["meta_info"]
+    assert ([entry[1:] for entry in meta["input_token_logprobs"]], meta["output_token_logprobs"]) == (
+        [[64, "a"], [65, "b"]],
+        [],
+    )
+
+
+@pytest.mark.parametrize(("wanted", "text"), [(True, "H"), (False, None), (None, "H")])
+def test_the_text_of_scored_tokens_may_be_left_out(cluster: Cluster, wanted: bool | None, text: str | None) -> None:
+    fields = {"return_logprob": True, "top_logprobs_num": 1, "return_text_in_logprobs": wanted}
+    meta = post(cluster, "/generate", text="a", sampling_params={"max_new_tokens": 1}, **fields)["meta_info"]
+    assert (meta["output_token_logprobs"][0][2], meta["output_top_logprobs"][0][0][2] is None) == (text, text is None)
 
 
 @pytest.mark.parametrize(

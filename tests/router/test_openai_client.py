@@ -74,9 +74,40 @@ def test_completion(client: openai.OpenAI) -> None:
 
 
 def test_a_streamed_completion_equals_the_whole(client: openai.OpenAI) -> None:
-    chunks = list(client.completions.create(model="tiny", prompt="Once", stream=True))
+    chunks = list(client.completions.create(model="tiny", prompt="Once", stream=True, max_tokens=200))
     assert "".join(chunk.choices[0].text for chunk in chunks) == SCRIPT
     assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "stop"
+
+
+def test_a_completion_has_sixteen_tokens_unless_it_says_more(client: openai.OpenAI, cluster: Cluster) -> None:
+    cluster.script = "x" * 100
+    answer = client.completions.create(model="tiny", prompt="p")
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("x" * 16, "length")
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_every_chunk_of_a_stream_may_say_how_much_it_was_so_far(client: openai.OpenAI, kind: str) -> None:
+    options: Any = {"stream": True, "n": 2, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    answer: Any = (
+        client.chat.completions.create(model="tiny", messages=CHAT, **options)
+        if kind == "chat"
+        else client.completions.create(model="tiny", prompt="<user>hi\n", max_tokens=200, **options)
+    )
+    *chunks, total = list(answer)
+    for index in range(2):
+        usages = [chunk.usage for chunk in chunks if chunk.choices[0].index == index]
+        assert {usage.prompt_tokens for usage in usages} == {9}
+        counts = [usage.completion_tokens for usage in usages]
+        assert (counts == sorted(counts), counts[0] <= 1, counts[-1]) == (True, True, NUM_TOKENS)
+        assert all(usage.total_tokens == 9 + usage.completion_tokens for usage in usages)
+        assert usages[-1].prompt_tokens_details.cached_tokens == 3
+    assert (total.choices, total.usage.completion_tokens) == ([], 2 * NUM_TOKENS)
+
+
+def test_usage_so_far_without_one_at_the_end(client: openai.OpenAI) -> None:
+    options: Any = {"continuous_usage_stats": True}
+    chunks: Any = client.chat.completions.create(model="tiny", messages=CHAT, stream=True, stream_options=options)
+    assert [(bool(chunk.choices), bool(chunk.usage)) for chunk in chunks][-1] == (True, True)
 
 
 @pytest.mark.parametrize("prompt", ["ab", [97, 98]])
@@ -145,7 +176,9 @@ def test_the_end_token_can_be_ignored_or_named(client: openai.OpenAI, cluster: C
 
 
 def test_sampling_goes_to_both_legs_complete_and_without_stop_strings(client: openai.OpenAI, cluster: Cluster) -> None:
-    client.completions.create(model="tiny", prompt="abcd", temperature=0.5, top_p=0.25, seed=-1, stop="x")
+    client.completions.create(
+        model="tiny", prompt="abcd", temperature=0.5, top_p=0.25, seed=-1, stop="x", max_tokens=5000
+    )
     (prefill,), (decode,) = cluster.prefill().started, cluster.decode().started
     sampling = prefill.sampling
     assert prefill.sampling == decode.sampling
@@ -153,7 +186,7 @@ def test_sampling_goes_to_both_legs_complete_and_without_stop_strings(client: op
     assert (prefill.peer_instance_id, decode.peer_instance_id) == (101, 100)
     assert (sampling.temperature, sampling.top_p, sampling.seed) == (0.5, 0.25, 2**64 - 1)
     assert (sampling.max_tokens, list(sampling.stop)) == (2048 - 4, [])
-    assert 0 < prefill.timeout_ms <= 600_000
+    assert (prefill.timeout_ms, decode.timeout_ms) == (0, 0), "the router hears whether something comes of it"
 
 
 def test_max_tokens_is_cut_to_what_the_context_leaves(client: openai.OpenAI, cluster: Cluster) -> None:

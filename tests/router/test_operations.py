@@ -46,6 +46,7 @@ def test_what_was_served_is_counted(cluster: Cluster, fail: Any) -> None:
         "replays": metric(cluster, "diptych_router_replays_total"),
         "ttft": metric(cluster, "diptych_router_ttft_seconds_count"),
         "e2e": metric(cluster, "diptych_router_e2e_seconds_count"),
+        "within an hour": metric(cluster, 'diptych_router_e2e_seconds_bucket{le="3600.0"}'),
         "select": metric(cluster, 'diptych_router_stage_seconds_count{stage="select"}'),
         "join": metric(cluster, 'diptych_router_stage_seconds_count{stage="decode_join"}'),
         "legs": metric(cluster, 'diptych_router_legs_open{role="decode"}'),
@@ -59,6 +60,7 @@ def test_what_was_served_is_counted(cluster: Cluster, fail: Any) -> None:
         "replays": 1,
         "ttft": 2,
         "e2e": 2,
+        "within an hour": 2,
         "select": 3,
         "join": 2,
         "legs": 0,
@@ -94,6 +96,7 @@ def test_timings_come_when_asked_for(cluster: Cluster) -> None:
     assert (seen["prefill_instance"], seen["decode_instance"]) == (f"{100:016x}", f"{101:016x}")
     assert (seen["pages_moved"], seen["prefill_pages_moved"], seen["bytes_moved"]) == (2, 2, 512)
     assert seen["prefill_kv_digest"] == seen["decode_kv_digest"] == f"{9:016x}"
+    assert seen["whole"]
 
 
 def test_timings_come_with_the_last_chunk_of_a_stream(cluster: Cluster) -> None:
@@ -105,10 +108,34 @@ def test_timings_come_with_the_last_chunk_of_a_stream(cluster: Cluster) -> None:
 def test_timings_do_not_wait_long_for_a_prefill_leg_that_hangs(
     cluster: Cluster, hang: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diptych.router.pipeline.REPORT_WAIT_S", 0.2)
+    monkeypatch.setattr("diptych.router.serve.pipeline.REPORT_WAIT_S", 0.2)
     cluster.prefill().faults = [hang(1)]
     _, answer = cluster.post("/v1/completions", {"prompt": "p"}, {"x-diptych-timings": "1"})
-    assert (answer["choices"][0]["text"], answer["diptych"]["prefill_pages_moved"]) == ("Hello!", 2)
+    seen = answer["diptych"]
+    assert (answer["choices"][0]["text"], seen["prefill_pages_moved"]) == ("Hello!", 2)
+    assert (seen["whole"], seen["decode_kv_digest"]) == (False, f"{9:016x}")
+    assert {"prefill_kv_digest", "prefill_transfer_us", "prefill_added_ttft_us"}.isdisjoint(seen)
+
+
+def test_timings_wait_for_the_last_word_of_a_slow_prefill_leg(cluster: Cluster, hang: Any) -> None:
+    cluster.prefill().faults = [hang(1)]
+    connection = cluster.connect(headers={"x-diptych-timings": "1"})
+    cluster.wait_for(lambda: cluster.decode().started and not cluster.decode().running)
+    assert cluster.prefill().running
+    cluster.release(cluster.prefill())
+    seen = json.load(connection.getresponse())["diptych"]
+    connection.close()
+    assert seen["whole"]
+    assert seen["prefill_kv_digest"] == seen["decode_kv_digest"] == f"{9:016x}"
+
+
+def test_timings_of_an_output_that_a_stop_string_cut_short_are_not_whole(cluster: Cluster, hang: Any) -> None:
+    cluster.decode().faults = [hang(3)]
+    body = {"prompt": "p", "stop": "ll"}
+    _, answer = cluster.post("/v1/completions", body, {"x-diptych-timings": "1"})
+    seen = answer["diptych"]
+    assert (answer["choices"][0]["text"], seen["whole"]) == ("He", False)
+    assert {"pages_moved", "decode_kv_digest", "decode_join_us"}.isdisjoint(seen)
 
 
 def test_token_ids_come_when_asked_for(cluster: Cluster) -> None:
@@ -194,3 +221,10 @@ def test_flags_are_checked() -> None:
         RouterConfig(max_concurrent=0).validate()
     with pytest.raises(ConfigError, match="--bootstrap"):
         RouterConfig(bootstrap=()).validate()
+
+
+def test_metrics_are_not_at_the_api_s_port_unless_they_are_opened_there(start_cluster: Any) -> None:
+    status, body = start_cluster(open_metrics=False).get("/metrics")
+    assert status == 404
+    assert "metrics are at the health port (--health-port)" in json.loads(body)["error"]["message"]
+    assert "diptych_" not in body

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pytest
 
-from diptych.router.estimates import Learned
-from diptych.router.fits import Curve, Line
-from diptych.router.pairing import partners
-from diptych.router.policies.cost import MISS_WEIGHT, QUEUED_MISS_WEIGHT, Cost, cost_of
-from diptych.router.policies.pair_cost import pair_cost
-from diptych.router.policies.policy import Candidates, RequestView, Worker
-from diptych.router.worker_view import Pair, WorkerLoad
+from diptych.router.choose.estimates import Learned, Usual
+from diptych.router.choose.fits import Curve, Line
+from diptych.router.choose.pairing import partners
+from diptych.router.choose.policies.cost import Cost, cost_of, costs_of
+from diptych.router.choose.policies.pair_cost import pair_cost
+from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
+from diptych.router.workers.worker_view import Pair, WorkerLoad
 
 SPEED = Learned(prefill=Curve(0.01, 1e-4), decode=Line(0.01, 1e-6))  # 10,000 tokens/s
 IDLE = Worker(0, WorkerLoad(num_requests=0, queued_tokens=0, free_tokens=100_000), 0, SPEED, token_bytes=1000)
 REQUEST = RequestView(prompt_len=1000, number=0, output_len=10)
+CROWDED = Usual(busy=0.8, prompt_s=0.1)
 SPLIT = [Pair(p, d) for p in (1, 2) for d in (11, 12)]
 UNIFIED = [Pair(p, d) for p in (1, 2) for d in (1, 2)]
 
@@ -39,24 +42,49 @@ def decoding(num_requests: int) -> Worker:
     return busy(num_requests=num_requests, context_tokens=1000 * num_requests)
 
 
-def chosen(pairs: Iterable[Pair], **workers: Worker) -> set[Pair]:
+def chosen(pairs: Iterable[Pair], usual: Usual = REQUEST.usual, **workers: Worker) -> set[Pair]:
     candidates = among(pairs, {int(name[1:]): worker for name, worker in workers.items()})
-    return {pair_cost(candidates, replace(REQUEST, number=number)).pair for number in range(8)}
+    return {pair_cost(candidates, replace(REQUEST, number=number, usual=usual)).pair for number in range(8)}
 
 
 def test_a_cost_is_the_sum_of_what_happens_one_after_the_other() -> None:
     queue = busy(num_queued=2, queued_tokens=500, queued_transfer_bytes=1000, link_speeds={11: 1e6})
     prefill, decode = replace(queue, cached_tokens=400), replace(decoding(4), cached_tokens=100)
     candidates = among([Pair(1, 11), Pair(2, 11)], {1: prefill, 11: decode})
-    cost = cost_of(candidates, REQUEST, Pair(1, 11))
-    misses = MISS_WEIGHT + QUEUED_MISS_WEIGHT  # one prompt queues in the median: the mean of two and none
-    others_lose = 0.07 * (misses - 1) + 0.02
-    assert cost == pytest.approx(
-        Cost(queue_s=0.07, grant_s=0, compute_s=0.07, transfer_s=0.902, decode_s=0.15, stall_s=others_lose)
-    )
+    usual = Usual(busy=0.5, prompt_s=0.1, link_s=0.05)  # 5 prompts/s for a worker; its link is in use for a quarter
+    cost = cost_of(candidates, replace(REQUEST, usual=usual), Pair(1, 11))
+    late_s = 5 / (1 - 0.5) * 0.07 * (0 + 0.07 / 2)  # the shortest queue is empty
+    moved_s = 0.902 + 5 / (1 - 0.25) * 0.9 * (0.001 + 0.9 / 2)
+    wanted = Cost(0.07, grant_s=0, compute_s=0.07, late_s=late_s, transfer_s=moved_s, decode_s=0.15, stall_s=0.02)
+    assert cost == pytest.approx(wanted._replace(later=math.sqrt(0.1 / 0.15)))
     assert cost.ttft_s == pytest.approx(0.14)
-    assert cost.total_s == pytest.approx(0.14 + 0.902 + 0.15 + others_lose)
+    assert cost.total_s == pytest.approx(0.14 + late_s + cost.later * (moved_s + 0.15 + 0.02))
     assert pair_cost(candidates, REQUEST).pair == Pair(2, 11)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_chosen_costs_least_of_what_is_explained(seed: int) -> None:
+    rng = random.Random(seed)
+    pairs = [Pair(p, d) for p in (1, 2, 3) for d in (2, 3, 11)]
+    candidates = among(pairs, {key: _random_worker(rng) for key in (1, 2, 3, 11)})
+    request = replace(REQUEST, usual=Usual(rng.random(), rng.random(), rng.random() / 10, rng.random()))
+    costs = costs_of(candidates, request, pairs)
+    common_s = request.output_len * 0.01
+    least_s = min(cost.total_s for cost in costs.values())
+    assert costs[pair_cost(candidates, request).pair].total_s - least_s <= 0.05 * (least_s + common_s)
+
+
+def _random_worker(rng: random.Random) -> Worker:
+    num_queued, num_running = rng.randrange(4), rng.randrange(9)
+    load = busy(
+        num_requests=num_queued + num_running,
+        num_queued=num_queued,
+        queued_tokens=1000 * num_queued,
+        context_tokens=1000 * num_running,
+        queued_transfer_bytes=rng.randrange(10**6),
+        has_credit=rng.random() < 0.8,
+    )
+    return replace(load, cached_tokens=rng.randrange(1000), token_bytes=10**5)
 
 
 def test_pages_are_waited_for_while_the_prompt_queues() -> None:
@@ -70,9 +98,9 @@ def test_pages_are_waited_for_while_the_prompt_queues() -> None:
         ({}, set(SPLIT)),
         ({"p1": busy(queued_tokens=1000)}, {Pair(2, 11), Pair(2, 12)}),
         ({"p1": replace(IDLE, cached_tokens=800)}, {Pair(1, 11), Pair(1, 12)}),
-        # a queue that costs less than the cache saves all, and one that costs more
-        ({"p1": replace(busy(queued_tokens=2200), cached_tokens=800)}, {Pair(1, 11), Pair(1, 12)}),
-        ({"p1": replace(busy(queued_tokens=2600), cached_tokens=800)}, {Pair(2, 11), Pair(2, 12)}),
+        # a queue that takes less time than the cache saves, and one that takes more
+        ({"p1": replace(busy(queued_tokens=700), cached_tokens=800)}, {Pair(1, 11), Pair(1, 12)}),
+        ({"p1": replace(busy(queued_tokens=900), cached_tokens=800)}, {Pair(2, 11), Pair(2, 12)}),
         ({"p2": replace(IDLE, learned=replace(SPEED, prefill=Curve(0.01, 2e-4)))}, {Pair(1, 11), Pair(1, 12)}),
         ({"d11": decoding(5)}, {Pair(1, 12), Pair(2, 12)}),
         ({"d11": busy(has_credit=False), "d12": decoding(20)}, {Pair(1, 12), Pair(2, 12)}),
@@ -84,7 +112,7 @@ def test_pages_are_waited_for_while_the_prompt_queues() -> None:
 def test_the_pair_that_finishes_first_is_chosen(workers: Mapping[str, Worker], wanted: set[Pair]) -> None:
     heavy = {name: worker for name, worker in workers.items() if worker.token_bytes != 1000}
     others = {f"d{key}": replace(IDLE, token_bytes=10**6) for key in (11, 12)} if heavy else {}
-    assert chosen(SPLIT, **{**others, **workers}) == wanted
+    assert chosen(SPLIT, REQUEST.usual, **{**others, **workers}) == wanted
 
 
 def test_a_slow_link_is_avoided() -> None:
@@ -103,11 +131,14 @@ def test_equal_pairs_get_equal_shares() -> None:
 
 def test_unified_workers_serve_each_other_when_that_is_worth_a_place_in_two_caches() -> None:
     assert chosen(UNIFIED) == {Pair(1, 1), Pair(2, 2)}
-    assert chosen(UNIFIED, w1=busy(num_queued=5, queued_tokens=20_000), w2=busy(has_credit=False)) == {Pair(2, 1)}
-    assert chosen(UNIFIED, w1=replace(IDLE, cached_tokens=1000), w2=replace(IDLE, cached_tokens=1000)) == {
-        Pair(1, 2),
+    queue, full = busy(num_requests=1, num_queued=1, queued_tokens=4000), busy(has_credit=False)
+    assert chosen(UNIFIED, Usual(found=0.0), w1=queue, w2=full) == {Pair(2, 1)}
+    assert chosen(UNIFIED, Usual(found=3.0), w1=queue, w2=full) == {
+        Pair(1, 1),
         Pair(2, 1),
-    }
+    }  # evicts as much as it saves
+    has_all = replace(IDLE, cached_tokens=1000, learned=replace(SPEED, transfer=Line(0.0, 1.0)))
+    assert chosen(UNIFIED, w1=has_all, w2=has_all) == {Pair(1, 2), Pair(2, 1)}
 
 
 def test_a_prompt_is_computed_where_its_output_is_made_if_that_is_cheaper() -> None:
@@ -125,9 +156,61 @@ def test_a_favourite_keeps_its_prompts_longer_where_all_queue_but_not_because_it
     long_queue = busy(num_queued=9, queued_tokens=9000)
     favourite = replace(long_queue, cached_tokens=900)
     pairs = [Pair(p, 11) for p in (1, 2, 3)]
-    assert chosen(pairs, p1=favourite) == {Pair(2, 11), Pair(3, 11)}
+    assert chosen(pairs, CROWDED, p1=favourite) == {Pair(2, 11), Pair(3, 11)}
     queue = busy(num_queued=3, queued_tokens=3000)
-    assert chosen(pairs, p1=favourite, p2=queue, p3=queue) == {Pair(1, 11)}
+    assert chosen(pairs, CROWDED, p1=favourite, p2=queue, p3=queue) == {Pair(1, 11)}
+    assert chosen(pairs, p1=favourite, p2=queue, p3=queue) == {Pair(2, 11), Pair(3, 11)}  # nobody else comes
+
+
+def test_no_worker_stays_idle_because_all_others_have_the_beginning_of_every_prompt() -> None:
+    hot = replace(busy(num_queued=7, queued_tokens=7000), cached_tokens=900)
+    hot_ones = {f"p{key}": hot for key in range(1, 6)}
+    pairs = [Pair(key, 11) for key in range(1, 8)]
+    assert chosen(pairs, Usual(busy=0.9, prompt_s=0.1), **hot_ones) == {Pair(6, 11), Pair(7, 11)}
+
+
+def test_work_that_delays_many_is_dearer_than_work_that_delays_few() -> None:
+    """A prompt that is cached where 0.45 s of work wait; computing it again takes 0.11 s, behind 0.3 s of work."""
+    favourite = replace(busy(num_queued=1, queued_tokens=4400), cached_tokens=900)
+    pairs, queue = [Pair(1, 11), Pair(2, 11)], busy(num_queued=1, queued_tokens=2900)
+    assert chosen(pairs, Usual(busy=0.1, prompt_s=0.1), p1=favourite, p2=queue) == {Pair(2, 11)}
+    assert chosen(pairs, Usual(busy=0.8, prompt_s=0.1), p1=favourite, p2=queue) == {Pair(1, 11)}
+
+
+def test_a_prompt_is_computed_where_it_stops_fewer_outputs() -> None:
+    alone = [Pair(1, 1), Pair(2, 2)]
+    assert chosen(alone, w1=decoding(9), w2=decoding(2)) == {Pair(2, 2)}
+
+
+def test_outputs_with_much_slack_are_stopped_rather_than_a_prompt_kept_waiting() -> None:
+    """0.08 s in a queue where no output is, or two outputs that stop for 0.11 s each."""
+    alone, queue, outputs = [Pair(1, 1), Pair(2, 2)], busy(num_queued=1, queued_tokens=700), decoding(2)
+    assert chosen(alone, w1=queue, w2=outputs) == {Pair(1, 1)}
+    assert chosen(alone, Usual(prompt_s=0.001), w1=queue, w2=outputs) == {Pair(2, 2)}
+
+
+def test_an_output_is_not_made_where_prompts_wait_that_would_stop_it() -> None:
+    pairs = [Pair(1, 2), Pair(1, 3), Pair(2, 2), Pair(3, 3)]
+    waiting = busy(num_requests=2, num_queued=2, queued_tokens=8000)
+    fewer = replace(waiting, load=replace(waiting.load, queued_tokens=6000))
+    assert chosen(pairs, Usual(found=0.0), w2=waiting, w3=fewer) == {Pair(1, 3)}
+
+
+def test_equal_decode_workers_get_as_many_outputs_each() -> None:
+    ids = (11, 12, 13, 14)
+    pairs, outputs = [Pair(p, d) for p in (1, 2) for d in ids], dict.fromkeys(ids, 0)
+    for number in range(40):
+        candidates = among(pairs, {key: decoding(count) for key, count in outputs.items()})
+        outputs[pair_cost(candidates, replace(REQUEST, number=number, usual=CROWDED)).pair.decode_id] += 1
+    assert outputs == dict.fromkeys(ids, 10)
+
+
+def test_where_links_are_crowded_a_busier_decode_worker_is_worth_the_kv_that_it_has() -> None:
+    heavy = replace(IDLE, token_bytes=10**5)  # a prompt takes 0.1 s of a link
+    has_kv = replace(decoding(12), cached_tokens=1000, token_bytes=10**5)
+    workers = {"d11": has_kv, "d12": heavy}
+    assert chosen(SPLIT, CROWDED, **workers) == {Pair(1, 12), Pair(2, 12)}
+    assert chosen(SPLIT, CROWDED._replace(link_s=0.11), **workers) == {Pair(1, 11), Pair(2, 11)}
 
 
 def test_in_a_large_fleet_the_best_workers_are_paired_and_equals_take_turns() -> None:

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from diptych.router.prefix_index import KvNews, PrefixIndex
+from diptych.router.choose.prefix_index import KvNews, PrefixIndex
 
 Text: TypeAlias = tuple[int, ...]
 texts = st.lists(st.integers(0, 1), max_size=3)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from diptych.common.members.roles import Role
 from diptych.v1 import worker_pb2
 
 Cluster = Any
@@ -33,7 +34,7 @@ def cluster(start_cluster: Any) -> Cluster:
 def stream(cluster: Cluster, path: str = "/v1/completions", **fields: Any) -> tuple[int, list[Any]]:
     """Return the status and every event of a stream; `[DONE]` is None."""
     connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
-    connection.request("POST", path, json.dumps({"prompt": "p", "stream": True, **fields}))
+    connection.request("POST", path, json.dumps({"prompt": "p", "max_tokens": 5000, "stream": True, **fields}))
     answer = connection.getresponse()
     body = answer.read()
     connection.close()
@@ -118,7 +119,7 @@ def test_a_replay_draws_the_same_tokens(cluster: Cluster, fail: Any) -> None:
 
 def test_usage_counts_each_token_once_over_a_replay(cluster: Cluster, fail: Any) -> None:
     fail_all(cluster, "decode", fail(9, worker_pb2.ERROR_CODE_RETRACTED))
-    status, answer = cluster.post("/v1/completions", {"prompt": "p"})
+    status, answer = cluster.post("/v1/completions", {"prompt": "p", "max_tokens": 5000})
     assert status == 200
     assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (1, len(SCRIPT.encode()) + 1)
 
@@ -146,10 +147,10 @@ def test_prefill_is_not_missed_once_decode_has_everything(cluster: Cluster, fail
 def test_an_aborted_leg_waits_for_its_peers_reason(
     cluster: Cluster, fail: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diptych.router.attempt.REASON_GRACE_S", 200.0)
+    monkeypatch.setattr("diptych.router.serve.attempt.REASON_GRACE_S", 200.0)
     fail_all(cluster, "prefill", fail(0, worker_pb2.ERROR_CODE_ABORTED))
     fail_all(cluster, "decode", fail(0, worker_pb2.ERROR_CODE_INVALID))
-    status, answer = cluster.post("/v1/completions", {"prompt": "p"})
+    status, answer = cluster.post("/v1/completions", {"prompt": "p", "max_tokens": 5000})
     assert (status, answer["error"]["message"]) == (400, "decode: told to fail")
 
 
@@ -166,14 +167,14 @@ def test_what_retrying_cannot_help_is_answered_at_once(
 ) -> None:
     fail_all(cluster, "prefill", hang(0), times=2)
     fail_all(cluster, "decode", fail(0, code), times=2)
-    assert cluster.post("/v1/completions", {"prompt": "p"})[0] == status
+    assert cluster.post("/v1/completions", {"prompt": "p", "max_tokens": 5000})[0] == status
     assert stream(cluster)[0] == status
     assert sum(len(worker.started) for worker in cluster.workers) == 4
 
 
 def test_attempts_are_bounded(cluster: Cluster, fail: Any) -> None:
     fail_all(cluster, "decode", fail(0, worker_pb2.ERROR_CODE_PEER_LOST), times=9)
-    status, answer = cluster.post("/v1/completions", {"prompt": "p"})
+    status, answer = cluster.post("/v1/completions", {"prompt": "p", "max_tokens": 5000})
     assert (status, answer["error"]["type"], answer["error"]["code"]) == (503, "server_error", "unavailable")
     assert (
         sum(len(worker.started) for worker in cluster.workers if worker.instance.role == cluster.decode().instance.role)
@@ -201,7 +202,7 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error_event(cluster: Cluster, f
 
 def test_one_failed_choice_fails_them_all(cluster: Cluster, fail: Any) -> None:
     cluster.decode(0).faults = [fail(3, worker_pb2.ERROR_CODE_INTERNAL)]
-    status, _ = cluster.post("/v1/completions", {"prompt": "p", "n": 8})
+    status, _ = cluster.post("/v1/completions", {"prompt": "p", "max_tokens": 5000, "n": 8})
     assert status == 500
     cluster.wait_for(lambda: not any(worker.running for worker in cluster.workers))
 
@@ -210,6 +211,32 @@ def test_a_deadline_ends_a_request_that_nobody_answers(start_cluster: Any, hang:
     cluster = start_cluster(request_timeout_s=0.3)
     cluster.prefill().faults, cluster.decode().faults = [hang(0)] * 100, [hang(0)] * 100
     while not all(worker.started for worker in cluster.workers):  # in time: a busy machine may need more of it
-        status, answer = cluster.post("/v1/completions", {"prompt": "p"})
+        status, answer = cluster.post("/v1/completions", {"prompt": "p", "max_tokens": 5000})
         assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
     cluster.wait_for(lambda: all(worker.aborted for worker in cluster.workers))
+
+
+def test_a_stream_that_loses_its_worker_when_nobody_is_coming_ends_at_once_and_says_who_is_missing(
+    cluster: Cluster, hang: Any
+) -> None:
+    """It may wait for 200 s; but no prefill worker has come for longer than that."""
+    cluster.decode(0).faults = [hang(3)]
+    cluster.decode(1).faults = [hang(3)]
+    with cluster.ask(stream=True) as answer:
+        cluster.wait_until(lambda: cluster.router.fleet.num_open_legs(Role.DECODE) == 1)
+        cluster.wait_until(lambda: cluster.router.fleet.num_open_legs(Role.PREFILL) == 0)
+        cluster.publish(cluster.decode(0), cluster.decode(1))
+        cluster.wait_until(lambda: cluster.router.fleet.missing_since_s is not None)
+        cluster.router.fleet.missing_since_s -= 1000.0
+        cluster.publish()
+        *_, last = [json.loads(line[6:]) for line in answer.read().decode().split("\n\n") if line.startswith("data: {")]
+    assert last["error"]["code"] == "unavailable"
+    assert "no prefill worker for tiny is usable: none is registered; waited 0." in last["error"]["message"]
+
+
+def test_a_request_that_gets_no_pair_hears_who_is_missing_and_when_to_come_back(start_cluster: Any) -> None:
+    cluster = start_cluster(1, 0, pair_wait_s=0.05)
+    with cluster.ask() as answer:
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        message = json.loads(answer.read())["error"]["message"]
+    assert message.startswith("no decode worker for tiny is usable: none is registered; waited ")

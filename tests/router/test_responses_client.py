@@ -65,6 +65,20 @@ def test_the_response_repeats_what_was_asked(client: openai.OpenAI) -> None:
     assert (response.previous_response_id, response.error) == (None, None)
 
 
+def test_how_tokens_are_chosen_reaches_the_workers(client: openai.OpenAI, cluster: Cluster) -> None:
+    create(client, temperature=0.5, extra_body={"top_k": 7, "seed": 5})
+    sampling = cluster.prefill().started[-1].sampling
+    assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.5, 7, 5)
+    create(client, extra_body={"top_k": -1, "seed": None})
+    assert cluster.prefill().started[-1].sampling.top_k == 0
+
+
+def test_an_output_ends_where_clients_of_vllm_say(client: openai.OpenAI, cluster: Cluster) -> None:
+    response = create(client, extra_body={"stop": "lo", "ignore_eos": True})
+    assert (response.status, response.output_text) == ("completed", "Hel")
+    assert cluster.prefill().started[-1].sampling.ignore_eos
+
+
 def test_a_response_that_is_cut_off_is_incomplete(client: openai.OpenAI) -> None:
     response = create(client, max_output_tokens=3)
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 from routing.block_cache import BlockCache
+from routing.contest import Cell, hold
 from routing.engine import Engine, Job
+from routing.family import member
 from routing.fleet import Fleet, disaggregated, unified
 from routing.hardware import DENSE_32B, SERIAL
 from routing.outcome import Outcome, outcome, pooled_hit_rate
 from routing.trace import parse_rows, read_trace, synthetic_rows, whole_blocks
 
-from diptych.router.policies import POLICIES
-from diptych.router.worker_view import Pair
+from diptych.router.choose.policies import POLICIES
+from diptych.router.workers.worker_view import Pair
 
 NUM_BLOCKS = 512
 REQUESTS = parse_rows(synthetic_rows(1000))
@@ -39,7 +41,7 @@ def opened(policy: str, fleet: Fleet, speed: float) -> Outcome:
 @pytest.mark.parametrize("policy", ["cache_aware", "pair_cost"])
 def test_a_prompt_goes_where_it_is_cached_and_no_worker_has_more_to_do(policy: str) -> None:
     found = closed(policy)
-    assert found.hit_rate > 0.85 * pooled_hit_rate(REQUESTS, 8 * NUM_BLOCKS)
+    assert found.hit_rate > 0.8 * pooled_hit_rate(REQUESTS, 8 * NUM_BLOCKS)
     assert found.cv_missed < 0.1
 
 
@@ -57,6 +59,53 @@ def test_a_choice_between_one_worker_and_two_is_hardly_worse_than_the_better_of_
     one = opened("pair_cost", replace(fleet, may_pair=lambda pair: pair.is_local), speed)
     two = opened("pair_cost", replace(fleet, may_pair=lambda pair: not pair.is_local), speed)
     assert either.total_s.mean() < 1.05 * min(one.total_s.mean(), two.total_s.mean())
+
+
+@pytest.mark.parametrize(
+    ("seed", "rival"),
+    [(43, "least_load"), (34, "cache_aware"), (44, "least_load")],
+    ids=["one beginning for all, ten workers", "links that are nearly full", "three unified workers, short prompts"],
+)
+def test_no_policy_is_much_better_where_a_weight_for_misses_did_harm(seed: int, rival: str) -> None:
+    load = member(seed, 700)
+    own, other = (
+        outcome(load.fleet.replay(POLICIES[policy]).open_loop(load.requests, 1.0), load.fleet.prefill_ids)
+        for policy in ("pair_cost", rival)
+    )
+    for wanted in load.objectives:
+        assert own.goodput(*wanted) > 0.9 * other.goodput(*wanted)
+
+
+# the family
+
+
+def test_a_member_is_drawn_from_its_seed_alone() -> None:
+    one, same, other = (member(seed, 50) for seed in (3, 3, 4))
+    assert (one.shape, one.busy, one.fleet.hardware) == (same.shape, same.busy, same.fleet.hardware)
+    assert [request.arrival_s for request in one.requests] == [request.arrival_s for request in same.requests]
+    assert [request.block_list for request in one.requests] == [request.block_list for request in same.requests]
+    assert one.shape != other.shape
+
+
+def test_members_differ_in_what_they_share_and_where_they_are_served() -> None:
+    members = [member(seed, 200) for seed in range(24)]
+    hits = [pooled_hit_rate(one.requests, 10**6) for one in members]
+    assert min(hits) < 0.3
+    assert max(hits) > 0.8
+    assert len({one.fleet.is_unified for one in members}) == 2
+    assert max(one.fleet.hardware.token_s for one in members) > 5 * min(one.fleet.hardware.token_s for one in members)
+
+
+def test_a_contest_gives_each_cell_the_best_of_all_others() -> None:
+    contest = hold(member(3, 60))
+    assert contest.member.fleet.is_unified
+    assert {"least_load", "pair_cost, always one", "pair_cost, always two"} <= set(contest.others)
+    assert "pair_cost" not in contest.others
+    for cell, wanted in zip(contest.cells, contest.member.objectives, strict=True):
+        assert cell.own == contest.own.goodput(*wanted)
+        assert cell.best == max(found.goodput(*wanted) for found in contest.others.values())
+    assert Cell(0.5, 0.8).ratio == 0.625
+    assert Cell(0.0, 0.01).ratio == 1.0
 
 
 # the replay itself

@@ -87,7 +87,7 @@ def test_a_head_that_stops_coming_is_answered_with_408(cluster: Cluster, begun: 
         connection.sendall(begun)
         answer = read_until_closed(connection)
     assert answer.startswith(b"HTTP/1.1 408 ")
-    assert answer.endswith(b"the request's head was not complete after 0.3 s")
+    assert b"the request's head was not complete after 0.3 s" in answer
 
 
 def test_a_head_that_comes_byte_by_byte_gets_no_more_time(cluster: Cluster) -> None:

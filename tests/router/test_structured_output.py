@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from typing import Any
 
 import grpc
 import openai
+import psutil
 import pydantic
 import pytest
+from bombs import memory_bomb_schema
 
+from diptych.grammars.checks import NUM_PROCESSES
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 from diptych.v1.inference_pb2 import Grammar
 
@@ -38,6 +42,9 @@ GOOD: dict[str, tuple[dict[str, Any], Grammar]] = {
     "guided_regex": ({"guided_regex": "a|b"}, Grammar(regex="a|b")),
     "guided_grammar": ({"guided_grammar": 'root ::= "a"'}, Grammar(ebnf='root ::= "a"')),
     "guided_choice": ({"guided_choice": ["a", "b.\n"]}, Grammar(regex=r"a|b\x{2E}\x{A}")),
+    "SGLang's schema": ({"json_schema": SCHEMA_TEXT}, Grammar(json_schema=SCHEMA_TEXT)),
+    "SGLang's regex": ({"regex": "a|b"}, Grammar(regex="a|b")),
+    "SGLang's grammar": ({"ebnf": 'root ::= "a"', "regex": None}, Grammar(ebnf='root ::= "a"')),
     "structured json": ({"structured_outputs": {"json": SCHEMA}}, Grammar(json_schema=SCHEMA_TEXT)),
     "structured regex": ({"structured_outputs": {"regex": "a+"}}, Grammar(regex="a+")),
     "structured grammar": ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Grammar(ebnf='root ::= "a"')),
@@ -53,6 +60,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "no choices": ({"guided_choice": []}, "guided_choice", "at least 1"),
     "an unknown kind": ({"structured_outputs": {"tag": ""}}, "structured_outputs.tag", "unrecognized"),
     "two at once": ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "only one"),
+    "two of SGLang's": ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf", "only one"),
     "an unknown type": ({"guided_json": {"type": "float"}}, "json_schema", "Invalid type: float"),
     "a keyword that can't be kept": ({"guided_json": {"uniqueItems": True}}, "json_schema", "uniqueItems"),
     "what nothing can match": (
@@ -87,6 +95,14 @@ def test_a_grammar_reaches_both_legs(cluster: Cluster, path: str, fields: dict[s
     status, answer = cluster.post(path, {**body, **fields})
     assert status == 200, answer
     assert [w.started[-1].sampling.grammar for w in (cluster.prefill(), cluster.decode())] == [grammar, grammar]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_the_only_tokens_that_may_be_output_reach_both_legs(cluster: Cluster, path: str) -> None:
+    body = CHAT if "chat" in path else {"prompt": "p"}
+    assert cluster.post(path, {**body, "allowed_token_ids": [65, 66]})[0] == 200
+    legs = [worker.started[-1] for worker in (cluster.prefill(), cluster.decode())]
+    assert [list(leg.sampling.allowed_token_ids) for leg in legs] == [[65, 66]] * 2
 
 
 @pytest.mark.parametrize(("fields", "param", "words"), BAD.values(), ids=BAD.keys())
@@ -143,3 +159,48 @@ def test_the_official_client_parses_into_its_models(cluster: Cluster) -> None:
     assert answer.choices[0].message.parsed == Person(name="Ada", born=1815)
     schema = json.loads(cluster.decode().started[-1].sampling.grammar.json_schema)
     assert (schema["required"], schema["additionalProperties"]) == (["name", "born"], False)
+
+
+def count(cluster: Cluster, outcome: str) -> float:
+    name = f'diptych_router_grammar_checks_total{{outcome="{outcome}"}} '
+    return sum(float(line.removeprefix(name)) for line in cluster.get("/metrics")[1].splitlines() if name in line)
+
+
+def checkers() -> list[psutil.Process]:
+    return [one for one in psutil.Process().children() if "diptych.grammars.check_process" in one.cmdline()]
+
+
+def test_a_schema_that_takes_too_much_is_refused_in_words_and_costs_the_router_nothing(cluster: Cluster) -> None:
+    cluster.post("/v1/completions", {"prompt": "p", "guided_regex": "a"})  # it has its processes now
+    before = psutil.Process().memory_info().rss
+    ended = count(cluster, "time") + count(cluster, "memory")
+    for field in ("guided_json", "tools"):
+        schema = memory_bomb_schema(field)
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": schema}}}}
+        fields = {"tools": [tool], "tool_choice": "required"} if field == "tools" else {field: schema}
+        status, answer = cluster.post("/v1/chat/completions", {**CHAT, **fields})
+        assert (status, answer["error"]["param"]) == (400, "tools" if field == "tools" else "json_schema")
+        assert "takes more than" in answer["error"]["message"]
+        assert "fewer patterns in `allOf`" in answer["error"]["message"]
+    assert count(cluster, "time") + count(cluster, "memory") == ended + 2
+    assert psutil.Process().memory_info().rss - before < 32 << 20
+    assert cluster.post("/v1/completions", {"prompt": "p", "guided_regex": "ab"})[0] == 200
+
+
+def test_a_client_that_leaves_ends_its_check(cluster: Cluster) -> None:
+    cluster.post("/v1/completions", {"prompt": "p", "guided_regex": "a|b|c"})  # it has its processes now
+    cluster.wait_until(lambda: len(checkers()) == NUM_PROCESSES)
+    left, processes = count(cluster, "left"), checkers()
+    for process in processes:
+        process.suspend()  # no check ends by itself
+    connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": "p", "guided_regex": "left"}))
+    checks = cluster.router.preparer._grammars
+    cluster.wait_until(lambda: checks.num_running == 1)
+    connection.close()
+    cluster.wait_until(lambda: count(cluster, "left") == left + 1)
+    assert sum(not process.is_running() for process in processes) == 1
+    for process in processes:
+        if process.is_running():
+            process.resume()
+    assert cluster.post("/v1/completions", {"prompt": "p", "guided_regex": "right"})[0] == 200

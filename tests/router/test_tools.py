@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from diptych.router.parsing.tool_use import ONE_LINE
+from diptych.router.text.parsing.tool_use import ONE_LINE
 
 Cluster = Any
 CHAT: list[Any] = [{"role": "user", "content": "hi"}]
@@ -193,8 +193,7 @@ def test_scores_of_tokens_stand_in_some_delta_each(client: openai.OpenAI, cluste
             "messages[0].reasoning_content",
             "only allowed in a message of role 'assistant'",
         ),
-        ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content", "is required"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "not supported by this model"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "is required"),
         ({"chat_template_kwargs": {"mood": "good"}}, "chat_template_kwargs", "no parameter 'mood'"),
     ],
 )
@@ -228,3 +227,13 @@ def test_reasoning_stands_beside_the_answer_and_marks_may_be_special_tokens(star
         deltas = [chunk.choices[0].delta for chunk in stream]
     assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == "Hm."
     assert "".join(delta.content or "" for delta in deltas) == f"I look.[TOOL_CALLS]weather[ARGS]{ARGUMENTS}"
+
+
+def test_settings_of_thinking_are_tolerated_by_a_model_that_has_none(cluster: Cluster) -> None:
+    kwargs = {"enable_thinking": False, "thinking": True, "reasoning_effort": "low"}
+    fields = {"messages": CHAT, "reasoning_effort": "high", "chat_template_kwargs": kwargs}
+    assert cluster.post("/v1/chat/completions", fields)[0] == 200
+    anthropic = {"messages": CHAT, "max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    assert cluster.post("/v1/messages", anthropic)[0] == 200
+    assert cluster.post("/v1/responses", {"input": "hi", "reasoning": {"effort": "high"}})[0] == 200
+    assert cluster.post("/tokenize", {"messages": CHAT, "chat_template_kwargs": kwargs})[0] == 200

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from diptych.common.roles import LegKind
-from diptych.router.policies.at_random import at_random
-from diptych.router.policies.cache_aware import cache_aware
-from diptych.router.policies.consistent_hash import consistent_hash
-from diptych.router.policies.policy import RequestView, Worker, WorkerPolicy
-from diptych.router.policies.power_of_two import power_of_two
-from diptych.router.policies.prefix_hash import prefix_hash
-from diptych.router.worker_view import WorkerLoad
+from diptych.common.members.roles import LegKind
+from diptych.router.choose.policies.at_random import at_random
+from diptych.router.choose.policies.cache_aware import cache_aware
+from diptych.router.choose.policies.consistent_hash import consistent_hash
+from diptych.router.choose.policies.policy import RequestView, Worker, WorkerPolicy
+from diptych.router.choose.policies.power_of_two import power_of_two
+from diptych.router.choose.policies.prefix_hash import prefix_hash
+from diptych.router.workers.worker_view import WorkerLoad
 
 PREFILL, DECODE = LegKind.PREFILL, LegKind.DECODE
 IDLE = WorkerLoad(num_requests=0, queued_tokens=0, free_tokens=1_000_000)

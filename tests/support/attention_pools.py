@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.backend import GraphAttention, PhasedAttention
+from diptych.engine.attention.staged_batch import stage
 from diptych.engine.attention.torch_backend import TorchAttention
-from diptych.engine.batch import ForwardBatch, ForwardMode
-from diptych.engine.loader.config import ModelConfig
-from diptych.engine.runner.staged_batch import stage
+from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
 PAGE_SIZE = 4
 NUM_PAGES = 64

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from diptych.engine.attention.backend import PhasedAttention
+from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.attention.torch_backend import TorchAttention
-from diptych.engine.batch import ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.graphs import Captured, Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
@@ -19,7 +19,7 @@ from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.staging import Staging
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.runner.sampling import sample_step
-from diptych.engine.runner.staged_batch import StagedBatch
+from diptych.engine.values.batch import ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
 
 CPU = torch.device("cpu")
 NO_ID = 1 << 40  # no table has such a row

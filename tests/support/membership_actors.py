@@ -8,8 +8,8 @@ from typing import Final
 
 from diptych.bootstrap.outbox import Outbox
 from diptych.bootstrap.replica import Replica
-from diptych.common.membership import MembershipView, Snapshot, Update
-from diptych.common.watch_stream import WatchStream
+from diptych.common.members.membership import MembershipView, Snapshot, Update
+from diptych.common.members.watch_stream import WatchStream
 from diptych.v1.bootstrap_pb2 import Heartbeat, Instance, WatchUpdate
 
 LEASE_S: Final = 3.0

@@ -17,8 +17,8 @@ from membership_actors import LEASE_S, Stream, Watcher, Worker, Wrong, as_said, 
 from diptych.bootstrap.limits import Limits
 from diptych.bootstrap.replica import Replica
 from diptych.common.errors import InvalidRequest
-from diptych.common.membership import Lost
-from diptych.common.watch_stream import WatchStream
+from diptych.common.members.membership import Lost
+from diptych.common.members.watch_stream import WatchStream
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import ROLE_DECODE, Instance, WatchUpdate
 

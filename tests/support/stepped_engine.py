@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from null_runner import NullRunner
 
-from diptych.common.roles import LegKind
-from diptych.engine.aggregated import AggregatedCore
-from diptych.engine.batch import OverlapRunner
-from diptych.engine.events import AbortRoom, CompileGrammar, Emit, EmitTokens, GrammarReady, Start
-from diptych.engine.grammar.compiler import Compiler
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits, Scheduling
-from diptych.engine.null_runner import NullRunner
-from diptych.engine.output import Output
-from diptych.engine.request import Request, new_request
-from diptych.engine.runtime.model_worker import TpModelWorkerClient
-from diptych.engine.runtime.stepping import ModelWorker, OverlappedStepping, Stepping, SynchronousStepping
-from diptych.engine.sampling_params import SamplingParams
-from diptych.engine.scheduler_core import SchedulerCore
+from diptych.common.members.roles import LegKind
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.aggregated import AggregatedCore
+from diptych.engine.scheduler.model_worker import TpModelWorkerClient
+from diptych.engine.scheduler.stepping import ModelWorker, OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.values.batch import OverlapRunner
+from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, GrammarReady, Start
+from diptych.engine.values.limits import Limits, Scheduling
+from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.scheduler_core import SchedulerCore
+from diptych.generation.output import Output
+from diptych.generation.sampling_params import SamplingParams
+from diptych.grammars.compiler import Compiler
 
 VOCAB = 1000
 PAGE = 4
@@ -45,12 +46,19 @@ class Engine:
         build: Callable[[KvCache, Limits], SchedulerCore] = AggregatedCore,
         kind: LegKind | None = None,
         worker: Callable[[OverlapRunner], ModelWorker] = TpModelWorkerClient,
+        mixed_step_s: float = math.inf,
     ) -> None:
         self.cache = KvCache(
             num_pages=num_pages, page_size=PAGE, max_requests=max_requests, max_tokens_per_request=CONTEXT
         )
         limits = Limits(
-            CONTEXT, vocab_size, frozenset(), max_step_tokens, max_requests, scheduling=scheduling or Scheduling()
+            CONTEXT,
+            vocab_size,
+            frozenset(),
+            max_step_tokens,
+            max_requests,
+            scheduling=scheduling or Scheduling(),
+            mixed_step_s=mixed_step_s,
         )
         self.core = build(self.cache, limits)
         self._kind = kind

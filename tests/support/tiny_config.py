@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from diptych.engine.loader.config import ModelConfig, Rope
+from diptych.architectures.config import ModelConfig, Rope
 
 _TINY: Final = ModelConfig(
     model_id="tiny",

@@ -7,9 +7,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from null_runner import NullRunner
 
-from diptych.common.roles import LegKind, Role
-from diptych.engine.events import (
+from diptych.common.members.roles import LegKind, Role
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.scheduler.model_worker import TpModelWorkerClient
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.values.events import (
     DigestPages,
     Emit,
     EmitTokens,
@@ -24,29 +28,25 @@ from diptych.engine.events import (
     WriteDone,
     WritePages,
 )
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits
-from diptych.engine.null_runner import NullRunner
-from diptych.engine.output import Output
-from diptych.engine.request import new_request
-from diptych.engine.runtime.model_worker import TpModelWorkerClient
-from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
-from diptych.engine.sampling_params import SamplingParams
-from diptych.engine.transfer_rules import TransferRules
+from diptych.engine.values.limits import Limits
+from diptych.engine.values.request import new_request
+from diptych.engine.values.transfer_rules import TransferRules
+from diptych.generation.output import Output
+from diptych.generation.sampling_params import SamplingParams
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.unified.core import UnifiedCore
 
 VOCAB = 1000
 PAGE = 4
 CONTEXT = 256
+LIMITS = Limits(CONTEXT, VOCAB, frozenset(), max_step_tokens=8, max_requests=8)
 
 
 class Worker:
     """One core with its model and pool."""
 
-    def __init__(self, role: Role, num_pages: int, clock: Callable[[], float], overlap: bool) -> None:
+    def __init__(self, role: Role, num_pages: int, clock: Callable[[], float], overlap: bool, limits: Limits) -> None:
         self.kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
-        limits = Limits(CONTEXT, VOCAB, frozenset(), max_step_tokens=8, max_requests=8)
         self.cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=8, max_tokens_per_request=CONTEXT)
         self.core = UnifiedCore(self.cache, limits, TransferRules("always"), PAGE * 8, role)
         runner = NullRunner(self.kv, VOCAB)
@@ -63,10 +63,15 @@ class Fleet:
     """Workers by instance id, 1 and up, each linked to all others."""
 
     def __init__(
-        self, *roles: Role, num_pages: int = 64, clock: Callable[[], float] = lambda: 0.0, overlap: bool = False
+        self,
+        *roles: Role,
+        num_pages: int = 64,
+        clock: Callable[[], float] = lambda: 0.0,
+        overlap: bool = False,
+        limits: Limits = LIMITS,
     ) -> None:
         """`clock` is read when a step is planned and when it has run."""
-        self.workers = {number: Worker(role, num_pages, clock, overlap) for number, role in enumerate(roles, 1)}
+        self.workers = {number: Worker(role, num_pages, clock, overlap, limits) for number, role in enumerate(roles, 1)}
         for number, worker in self.workers.items():
             for other in self.workers.keys() - {number}:
                 worker.core.handle(PeerUp(other), 0.0)

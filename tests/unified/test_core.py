@@ -4,14 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from null_runner import expected_output
 
 from diptych.common.errors import ConfigError
-from diptych.common.roles import LegKind, Role
-from diptych.engine.batch import ForwardBatch
-from diptych.engine.events import AbortRoom, NoteArrived
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.null_runner import expected_output
-from diptych.engine.output import FailureCode
+from diptych.common.members.roles import LegKind, Role
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.values.batch import ForwardBatch
+from diptych.engine.values.events import AbortRoom, NoteArrived
+from diptych.engine.values.limits import Limits
+from diptych.generation.output import FailureCode
 from diptych.kvtransfer.notes import Abort, HandOff
 from diptych.unified.reserve import max_tokens
 
@@ -62,7 +63,7 @@ def test_what_one_side_computed_is_a_cached_prefix_for_the_other(fleet_class: Fl
         fleet.start(room, prompt, prefill, decode)
         fleet.run()
     cached = [fleet.workers[worker].outputs[room][-1].stats.cached_tokens for room, worker in ((2, 2), (3, 2))]
-    assert cached == [16, 16]
+    assert cached == [20, 20]
 
 
 def test_prompts_and_decoding_requests_take_turns(fleet_class: FleetClass, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +87,34 @@ def test_prompts_and_decoding_requests_take_turns(fleet_class: FleetClass, monke
     assert sorted(rows[:2]) == [1, 8]
     assert rows == rows[:2] * 10
     fleet.run()
+
+
+def test_a_request_that_decodes_waits_for_a_bounded_time_for_prompts_of_other_workers(fleet_class: FleetClass) -> None:
+    """A millisecond a token: steps of 64 ms may be 20 ms long while somebody waits."""
+    now_s, rows = [0.0], []
+    limits = Limits(256, VOCAB, frozenset(), max_step_tokens=64, max_requests=8, mixed_step_s=0.02)
+    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED, num_pages=200, clock=lambda: now_s[0], limits=limits)
+    core = fleet.workers[1].core
+    plan: Callable[[float], ForwardBatch | None] = core.plan
+
+    def record(at_s: float) -> ForwardBatch | None:
+        if batch := plan(at_s):
+            rows.append(len(batch.input_ids))
+            now_s[0] += len(batch.input_ids) / 1000
+        return batch
+
+    core.plan = record
+    fleet.start(1, [1] * 60, 1, 1, max_tokens=30)
+    fleet.advance(1)
+    fleet.start(2, list(range(100)), 1, 2)
+    fleet.deliver(2)
+    fleet.run()
+    assert rows[0] == 60
+    assert set(rows[1:]) == {1, 20}
+    assert [fleet.tokens(room) for room in (1, 2)] == [
+        expected_output([1] * 60, 30, VOCAB),
+        expected_output(list(range(100)), 5, VOCAB),
+    ]
 
 
 def test_a_leg_of_another_role_is_refused_until_the_role_changes(fleet_class: FleetClass) -> None:

@@ -10,8 +10,8 @@ from fuzzing import U32, U64, fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diptych.common.roles import LegKind, Role
-from diptych.engine.events import (
+from diptych.common.members.roles import LegKind, Role
+from diptych.engine.values.events import (
     DigestPages,
     NoteArrived,
     PagesDigested,
@@ -22,7 +22,7 @@ from diptych.engine.events import (
     WritePages,
     WriterGone,
 )
-from diptych.engine.page_hash import prompt_hash
+from diptych.generation.page_hash import prompt_hash
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.errors import MalformedNote
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady

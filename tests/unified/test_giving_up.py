@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from null_runner import expected_output
 
-from diptych.common.roles import Role
-from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
-from diptych.engine.events import AbortRoom
-from diptych.engine.null_runner import expected_output
-from diptych.engine.output import FailureCode
-from diptych.engine.runtime.step_watch import StepGivenUp
-from diptych.engine.runtime.stepping import SynchronousStepping
+from diptych.common.members.roles import Role
+from diptych.engine.scheduler.step_watch import StepGivenUp
+from diptych.engine.scheduler.stepping import SynchronousStepping
+from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.events import AbortRoom
+from diptych.generation.output import FailureCode
 
 PROMPT = list(range(20))
 VOCAB = 1000

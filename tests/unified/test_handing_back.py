@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from null_runner import expected_output
 
-from diptych.common.roles import Role
-from diptych.engine.events import HandBack
-from diptych.engine.null_runner import expected_output
-from diptych.engine.output import LEAVING
+from diptych.common.members.roles import Role
+from diptych.engine.values.events import HandBack
+from diptych.generation.output import LEAVING
 
 PROMPT = list(range(20))
 NUM_TOKENS = 8

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from diptych.common.roles import LegKind, Role
+from diptych.common.members.roles import LegKind, Role
 
 FleetClass = Any  # the fixture's class: test helpers can't be imported
 PROMPT = list(range(40))

@@ -1,6 +1,6 @@
 """Somebody without the token, or with a wrong one, knocks at every port; then without its key at every transfer engine.
 
-Each attempt is refused and counted, and nobody notices a thing.
+Each attempt is refused and counted, or does not even arrive, and nobody notices a thing.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Final
 import grpc
 import httpx
 
-from diptych.common.rpc import open_channel
-from diptych.common.tokens import Tokens
-from diptych.common.trust import INSECURE, Trust
+from diptych.common.net.rpc import open_channel
+from diptych.common.trust.tokens import Tokens
+from diptych.common.trust.trust import INSECURE, Trust
 from diptych.v1 import admin_pb2, admin_pb2_grpc, bootstrap_pb2, bootstrap_pb2_grpc, worker_pb2, worker_pb2_grpc
 from drill.cluster import HUNG_S, Cluster, Worker, until
 from drill.drill import Drill, Scenario
@@ -106,18 +106,27 @@ async def _knock_at_transfers(drill: Drill) -> None:
     """With all that membership tells but the key, from a host of its own, no link comes up."""
     victims = [each for each in await drill.cluster.members() if each.transfer.engine_metadata]
     known = json.dumps([(each.instance_id, each.transfer.engine_metadata.hex()) for each in victims])
-    command = (*drill.cluster.new_host().enter, sys.executable, str(STRANGER))
+    enter = drill.cluster.new_host().enter
+    command = (*enter, sys.executable, str(STRANGER))
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     said, _ = await process.communicate(known.encode())
     drill.complain_unless(
         json.loads(said or b"null") == [], f"a stranger was linked to {said.decode() or 'nobody knows'}"
     )
-    await until(lambda: _uncounted(drill.cluster), HUNG_S)
+    if enter:
+        counts = await _counts(drill.cluster)
+        drill.complain_unless(not any(counts), f"messages of a host that is no peer's came through: {counts}")
+    else:  # it is on a host of peers, whose packets the kernel lets through
+        await until(lambda: _uncounted(drill.cluster), HUNG_S)
 
 
 async def _uncounted(cluster: Cluster) -> str:
-    counts = [(await worker.status()).unauthenticated_messages for worker in cluster.workers]
+    counts = await _counts(cluster)
     return "" if min(counts) else f"messages without the key that workers counted: {counts}"
+
+
+async def _counts(cluster: Cluster) -> list[int]:
+    return [(await worker.status()).unauthenticated_messages for worker in cluster.workers]
 
 
 SCENARIO = Scenario("intruder", run)

@@ -9,9 +9,9 @@ from typing import Final
 
 import grpc
 
-from diptych.common.rpc import open_channel
-from diptych.common.tokens import Tokens
-from diptych.common.trust import Trust
+from diptych.common.net.rpc import open_channel
+from diptych.common.trust.tokens import Tokens
+from diptych.common.trust.trust import Trust
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.admin_pb2 import SetRoleRequest
 from diptych.v1.admin_pb2_grpc import WorkerAdminStub

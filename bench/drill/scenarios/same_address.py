@@ -9,7 +9,7 @@ from drill.drill import Drill, Scenario
 
 async def run(drill: Drill) -> None:
     workers = [drill.cluster.of_role(role)[0] for role in ("prefill", "decode")]
-    former = [(await worker.status()).instance for worker in workers]
+    former = [each for worker in workers for each in await _listed(drill, worker)]
     slowest_s = 0.0
     for number in range(drill.lengths.restarts):
         worker = workers[number % 2]
@@ -23,8 +23,10 @@ async def run(drill: Drill) -> None:
 
 async def _check(drill: Drill, worker: Worker, former: list[Instance]) -> Instance:
     """Whoever serves there now is new to all, and its peers are linked to it alone. Return its record."""
-    instance: Instance = (await worker.status()).instance
-    ids = {each.instance_id for each in former}
+    listed, instance_id = await _listed(drill, worker), (await worker.status()).instance.instance_id
+    found = [each.instance_id for each in listed]
+    drill.complain_unless(found == [instance_id], f"at the address of {worker} are listed {found}, not {instance_id}")
+    instance, ids = listed[0], {each.instance_id for each in former}
     metadata = {each.transfer.engine_metadata for each in former}
     drill.complain_unless(instance.instance_id not in ids, f"{worker} has the id of a former one")
     drill.complain_unless(instance.transfer.engine_metadata not in metadata, f"{worker} has a former one's metadata")
@@ -34,9 +36,12 @@ async def _check(drill: Drill, worker: Worker, former: list[Instance]) -> Instan
         drill.complain_unless(
             (instance.instance_id in linked) is is_peer, f"{status.instance.address}: no new link to {worker}"
         )
-    listed = [each.instance_id for each in await drill.cluster.members() if each.address == worker.address]
-    drill.complain_unless(listed == [instance.instance_id], f"at the address of {worker} are listed {listed}")
     return instance
+
+
+async def _listed(drill: Drill, worker: Worker) -> list[Instance]:
+    """Return who is at its address, as bootstrap tells peers."""
+    return [each for each in await drill.cluster.members() if each.address == worker.address]
 
 
 SCENARIO = Scenario("same-address", run)

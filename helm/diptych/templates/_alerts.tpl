@@ -1,12 +1,28 @@
 {{/* Alerts, as a YAML list. docs/operations/troubleshooting.md has a heading for each. */}}
 {{- define "diptych.alerts" -}}
-{{- $here := printf "namespace=%q" (include "diptych.namespace" .) -}}
+{{- $here := include "diptych.seriesLabels" . -}}
 {{- $ready := printf `diptych_router_pool_workers{%s,state="ready"` $here -}}
 - alert: DiptychNoPair
   expr: absent({{ $ready }},role="unified"}) and on () (absent({{ $ready }},role="prefill"}) or absent({{ $ready }},role="decode"}))
   for: 2m
   severity: critical
   summary: No pair of workers is ready, so no request can be served.
+{{- with .Values.metrics.rules.objectives }}
+{{- if .errorRatio }}
+- alert: DiptychErrors
+  expr: sum(rate(diptych_router_requests_total{ {{- $here }},outcome=~"error|unavailable|deadline"}[5m])) > {{ .errorRatio }} * sum(rate(diptych_router_requests_total{ {{- $here }}}[5m]))
+  for: 5m
+  severity: critical
+  summary: More requests fail by the platform's fault than {{ .errorRatio }} of all.
+{{- end }}
+{{- if .firstTokenSeconds }}
+- alert: DiptychSlowFirstToken
+  expr: histogram_quantile(0.95, sum by (le) (rate(diptych_router_ttft_seconds_bucket{ {{- $here }}}[5m]))) > {{ .firstTokenSeconds }}
+  for: 10m
+  severity: warning
+  summary: One request in twenty waits for its first token for more than {{ .firstTokenSeconds }} s.
+{{- end }}
+{{- end }}
 - alert: DiptychWorkerSilent
   expr: min by (pod) (diptych_worker_up{ {{- $here }}}) == 0
   for: 1m
@@ -57,6 +73,11 @@
   for: 0m
   severity: warning
   summary: Somebody without the token calls {{ "{{ $labels.pod }}" }}, or writes pages that were not granted.
+- alert: DiptychCertificateEnds
+  expr: min by (pod) (diptych_tls_certificate_expires_timestamp_seconds{ {{- $here }}}) - time() < 14 * 86400
+  for: 1h
+  severity: warning
+  summary: The certificate that {{ "{{ $labels.pod }}" }} shows to other components ends within two weeks.
 - alert: DiptychBootstrapAway
   expr: absent(diptych_bootstrap_members{ {{- $here }}})
   for: 5m

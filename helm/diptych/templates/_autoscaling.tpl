@@ -14,7 +14,7 @@ scaleDown:
 {{/* A pool → YAML list of what counts for its role, each with its target and, for KEDA, its query. */}}
 {{- define "diptych.signals" -}}
 {{- $targets := .pool.autoscaling.targets -}}
-{{- $labels := printf "{namespace=%q,pool=%q,role=%q}" (include "diptych.namespace" .root) .pool.name .pool.role -}}
+{{- $labels := printf "{%s,pool=%q,role=%q}" (include "diptych.seriesLabels" .root) .pool.name .pool.role -}}
 {{- $signals := list -}}
 {{- if ne .pool.role "decode" -}}
 {{- $signals = append $signals (dict "metric" "diptych_worker_prefill_backlog_seconds" "target" $targets.backlogSeconds "query" (printf "max(diptych_router_pool_prefill_backlog_seconds%s)" $labels)) -}}

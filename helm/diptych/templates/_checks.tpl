@@ -1,6 +1,7 @@
 {{/* What no schema can say: values that contradict each other. Each problem is a line that says what to change. */}}
 
 {{- define "diptych.problems" -}}
+{{ include "diptych.nameProblems" . }}
 {{ include "diptych.trustProblems" . }}
 {{ include "diptych.certificateProblems" . }}
 {{ include "diptych.modelProblems" . }}
@@ -32,6 +33,9 @@ auth.tls: name an existingSecret or enable certManager, not both
 auth.tls.certManager.issuerRef.name is missing: name the Issuer that signs for this platform
 {{- end }}
 {{- end }}
+{{- if and .Values.networkPolicy.open .Values.networkPolicy.clients }}
+networkPolicy: open lets everybody in, so clients is never read: choose one
+{{- end }}
 {{- if and .Values.apiKeys.open .Values.apiKeys.existingSecret }}
 apiKeys: open serves everybody without a key, so existingSecret is never read: choose one
 {{- end }}
@@ -43,8 +47,9 @@ apiKeys: open serves everybody without a key, so existingSecret is never read: c
 {{- if gt (len (compact (list $volume.pvc.claimName $volume.hostPath.path $volume.image.reference))) 1 }}
 model.volume: name one of pvc.claimName, hostPath.path and image.reference, not several
 {{- end }}
-{{- if and (hasPrefix (printf "%s/" .mountPath) .name) (not (include "diptych.hasModelVolume" $)) }}
-model.name is {{ .name }}, below model.mountPath, but nothing is mounted there: name a volume in model.volume, or model.fetch.image
+{{- $lacking := include "diptych.withoutModel" $ | fromJsonArray }}
+{{- if and (hasPrefix (printf "%s/" .mountPath) .name) $lacking }}
+model.name is {{ .name }}, below model.mountPath, but nothing is mounted there: name a volume in model.volume, or model.fetch.image, or mount it by extraVolumeMounts of {{ join ", " $lacking }}
 {{- end }}
 {{- if and (contains "/" .name) (not (hasPrefix "/" .name)) }}
 model.name is {{ .name }}: workers download nothing; name a path below model.mountPath, {{ .mountPath }}/{{ base .name }}, and bring the model there by model.volume or model.fetch
@@ -71,6 +76,12 @@ model.volume.image needs Kubernetes 1.33 or later, this is {{ $.Capabilities.Kub
 {{- $grace := include "diptych.routerGrace" . | int }}
 {{- if and .terminationGracePeriodSeconds (lt (int .terminationGracePeriodSeconds) $grace) }}
 router.terminationGracePeriodSeconds is {{ .terminationGracePeriodSeconds }}, but drainSeconds {{ .drainSeconds }} + endpointSeconds {{ .endpointSeconds }} + 30 to end are {{ $grace }}: leave it empty, or lower drainSeconds
+{{- end }}
+{{- if and (eq .service.type "ClusterIP") (or .service.httpNodePort .service.grpcNodePort) }}
+router.service: a ClusterIP has no port on nodes: set type to NodePort or LoadBalancer, or leave httpNodePort and grpcNodePort out
+{{- end }}
+{{- if and (ne .service.type "LoadBalancer") .service.loadBalancerClass }}
+router.service.loadBalancerClass is {{ .service.loadBalancerClass }}, but type is {{ .service.type }}: set it to LoadBalancer
 {{- end }}
 {{- if gt (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas) }}
 router.autoscaling: minReplicas {{ .autoscaling.minReplicas }} is more than maxReplicas {{ .autoscaling.maxReplicas }}

@@ -5,9 +5,45 @@
 {{- if or $volume.pvc.claimName $volume.hostPath.path $volume.image.reference .Values.model.fetch.image }}true{{ end -}}
 {{- end }}
 
+{{/* JSON list of those in whose pods the model's path is mounted by nobody, neither the chart nor an operator. */}}
+{{- define "diptych.withoutModel" -}}
+{{- $lacking := list -}}
+{{- if not (include "diptych.hasModelVolume" .) -}}
+{{- $places := list (dict "name" "router" "mounts" .Values.router.extraVolumeMounts) -}}
+{{- range include "diptych.pools" . | fromYamlArray -}}
+{{- $places = append $places (dict "name" (printf "%s pool %s" .role .name) "mounts" .extraVolumeMounts) -}}
+{{- end -}}
+{{- range $place := $places -}}
+{{- $has := false -}}
+{{- range $place.mounts }}{{ if hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) (printf "%s/" $.Values.model.name) }}{{ $has = true }}{{ end }}{{ end -}}
+{{- if not $has }}{{ $lacking = append $lacking $place.name }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- $lacking | toJson -}}
+{{- end }}
+
+{{/* Seconds that a pod may take to fetch its model before it starts. */}}
+{{- define "diptych.fetchSeconds" -}}
+{{- with .Values.model.fetch }}{{ empty .image | ternary 0 .seconds }}{{ end -}}
+{{- end }}
+
 {{- define "diptych.modelFlags" -}}
 - {{ printf "--model=%s" .Values.model.name | quote }}
 - --load-format={{ .Values.model.loadFormat }}
+{{- with .Values.model.maxLen }}
+- --max-model-len={{ int . }}
+{{- end }}
+{{- end }}
+
+{{/* What only routers know of the model: what clients call it, and how their chats become prompts. */}}
+{{- define "diptych.modelRouterFlags" -}}
+{{- include "diptych.modelFlags" . }}
+{{- with .Values.model.servedNames }}
+- {{ printf "--served-model-name=%s" (join "," .) | quote }}
+{{- end }}
+{{- with .Values.model.chatTemplate }}
+- {{ printf "--chat-template=%s" . | replace "$(" "$$(" | quote }}
+{{- end }}
 {{- end }}
 
 {{- define "diptych.modelVolumes" -}}
@@ -44,14 +80,17 @@
 {{- end }}
 {{- end }}
 
-{{/* (dict root values) Init containers: the one that fetches weights, then the operator's. */}}
+{{/* (dict root component values) Init containers: the one that fetches weights, then the operator's. */}}
 {{- define "diptych.initContainers" -}}
 {{- with .root.Values.model.fetch }}
 {{- if .image }}
 - name: fetch-model
   image: {{ .image }}
   imagePullPolicy: {{ $.root.Values.image.pullPolicy }}
-  {{- range $field := list "command" "args" "env" "envFrom" "resources" }}
+  {{- $own := list (dict "name" "HOME" "value" "/tmp") (dict "name" "DIPTYCH_COMPONENT" "value" $.component) }}
+  env:
+    {{- include "diptych.lastOfEach" (concat $own .env) | nindent 4 }}
+  {{- range $field := list "command" "args" "envFrom" "resources" }}
   {{- with index $.root.Values.model.fetch $field }}
   {{ $field }}:
     {{- toYaml . | nindent 4 }}

@@ -4,11 +4,25 @@
 {{ .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
-{{/* With the longest role and the longest name of a pool no longer than a label may be: KEDA makes one of it. */}}
+{{/* With the longest role and the longest name of a pool no longer than a label may be: KEDA makes one of it. Long names that begin
+     alike stay apart by a digest. */}}
 {{- define "diptych.fullname" -}}
 {{- $name := .Values.nameOverride | default .Chart.Name -}}
 {{- $both := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
-{{ .Values.fullnameOverride | default $both | trunc 34 | trimSuffix "-" }}
+{{- $whole := .Values.fullnameOverride | default $both -}}
+{{- if gt (len $whole) 34 -}}
+{{ $whole | trunc 25 | trimSuffix "-" }}-{{ sha256sum $whole | trunc 8 }}
+{{- else -}}
+{{ $whole }}
+{{- end -}}
+{{- end }}
+
+{{/* Services are called after it, and must begin with a letter and hold no dot, which releases may. */}}
+{{- define "diptych.nameProblems" -}}
+{{- $name := include "diptych.fullname" . }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
+{{ $name }} names everything that is made, and Services take letters, digits and dashes alone, a letter first: give fullnameOverride
+{{- end }}
 {{- end }}
 
 {{- define "diptych.namespace" -}}
@@ -32,6 +46,11 @@ diptych.io/pool: {{ .name | quote }}
 {{- end }}
 {{- end }}
 
+{{/* What Prometheus knows the series of this release by, as the monitors have it. */}}
+{{- define "diptych.seriesLabels" -}}
+{{ printf "namespace=%q,app_kubernetes_io_instance=%q" (include "diptych.namespace" .) .Release.Name }}
+{{- end }}
+
 {{/* (dict root component pool? labels?) Labels of an object: of several with one key the operator's. */}}
 {{- define "diptych.labels" -}}
 {{- $selector := include "diptych.selectorLabels" . | fromYaml -}}
@@ -46,10 +65,10 @@ diptych.io/pool: {{ .name | quote }}
 {{- list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/managed-by" "helm.sh/chart" "diptych.io/role" "diptych.io/pool" "diptych.io/compat" | toJson -}}
 {{- end }}
 
-{{/* (dict root component name pool? annotations? labels?) The metadata of an object. */}}
+{{/* (dict root component name pool? annotations? labels? namespace?) The metadata of an object. */}}
 {{- define "diptych.metadata" -}}
 name: {{ .name | quote }}
-namespace: {{ include "diptych.namespace" .root | quote }}
+namespace: {{ .namespace | default (include "diptych.namespace" .root) | quote }}
 labels:
   {{- include "diptych.labels" . | nindent 2 }}
 {{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}

@@ -22,15 +22,17 @@
 {{- end }}
 {{- end }}
 
-{{/* Clients, whom the API asks for keys; with `clients` also `helm test`, and `diptych status` in a router's pod. */}}
+{{/* Clients, whom the API asks for keys; beside them `helm test`, and `diptych status` in a router's pod. */}}
 {{- define "diptych.routerIngress" -}}
 - ports:
     - {protocol: TCP, port: http}
     - {protocol: TCP, port: grpc}
-  {{- with .Values.networkPolicy.clients }}
+  {{- if not .Values.networkPolicy.open }}
   from:
-    {{- include "diptych.peer" (dict "root" $ "components" (list "router" "test")) | nindent 4 }}
+    {{- include "diptych.peer" (dict "root" . "components" (list "router" "test")) | nindent 4 }}
+    {{- with .Values.networkPolicy.clients }}
     {{- toYaml . | nindent 4 }}
+    {{- end }}
   {{- end }}
 {{- include "diptych.prometheusRule" (dict "root" $ "port" "health") }}
 {{- end }}

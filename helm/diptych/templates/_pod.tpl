@@ -22,9 +22,11 @@ imagePullSecrets:
 {{- end }}
 securityContext:
   runAsNonRoot: true
-  runAsUser: {{ .root.Values.podSecurity.runAsUser | int64 }}
-  runAsGroup: {{ .root.Values.podSecurity.runAsGroup | int64 }}
-  fsGroup: {{ .root.Values.podSecurity.fsGroup | int64 }}
+  {{- range $field := list "runAsUser" "runAsGroup" "fsGroup" }}
+  {{- with index $.root.Values.podSecurity $field }}
+  {{ $field }}: {{ . | int64 }}
+  {{- end }}
+  {{- end }}
   fsGroupChangePolicy: OnRootMismatch
   seccompProfile:
     type: RuntimeDefault
@@ -89,12 +91,12 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
-{{/* (dict root values) Volumes and mounts of every container of ours. */}}
+{{/* (dict root component values) Volumes and mounts of every container of ours. */}}
 {{- define "diptych.volumes" -}}
 - name: tmp
   emptyDir:
     sizeLimit: {{ .root.Values.podSecurity.tmpSizeLimit }}
-{{ include "diptych.trustVolumes" .root }}
+{{ include "diptych.trustVolumes" . }}
 {{- with .values.extraVolumes }}
 {{ toYaml . }}
 {{- end }}
@@ -111,11 +113,7 @@ topologySpreadConstraints:
 
 {{/* (dict startupSeconds) Three questions at the health port, which answers from a thread of its own. */}}
 {{- define "diptych.probes" -}}
-startupProbe:
-  httpGet: {path: /health/startup, port: health}
-  periodSeconds: 5
-  timeoutSeconds: 5
-  failureThreshold: {{ divf .startupSeconds 5 | ceil | int }}
+{{ include "diptych.startupProbe" . }}
 readinessProbe:
   httpGet: {path: /health/ready, port: health}
   periodSeconds: 5
@@ -128,11 +126,21 @@ livenessProbe:
   failureThreshold: 6
 {{- end }}
 
+{{/* (dict startupSeconds) */}}
+{{- define "diptych.startupProbe" -}}
+startupProbe:
+  httpGet: {path: /health/startup, port: health}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: {{ divf .startupSeconds 5 | ceil | int }}
+{{- end }}
+
 {{/* Options in camelCase as flags: {kvCacheMib: 1, runtimeLora: false} is --kv-cache-mib=1 --no-runtime-lora. */}}
 {{- define "diptych.flags" -}}
 {{- range $name, $value := . }}
 {{- $flag := kebabcase $name }}
-{{- if kindIs "bool" $value }}
+{{- if kindIs "invalid" $value }}
+{{- else if kindIs "bool" $value }}
 - {{ printf "--%s%s" (ternary "" "no-" $value) $flag }}
 {{- else if kindIs "slice" $value }}
 - {{ printf "--%s=%s" $flag (join "," $value) | quote }}

@@ -1,8 +1,18 @@
 {{/* What a pool is: `workers`, with the pool's own values over it, and what follows from them. */}}
 
-{{/* (dict root role pool) → the complete pool as YAML, with `role`. */}}
+{{/* (dict root role pool) → the complete pool as YAML, with `role` and `fetchSeconds`. */}}
 {{- define "diptych.pool" -}}
-{{- mergeOverwrite (deepCopy .root.Values.workers) (deepCopy .pool) (dict "role" .role) | toYaml -}}
+{{- $env := concat .root.Values.workers.extraEnv (.pool.extraEnv | default list) -}}
+{{- $pool := mergeOverwrite (deepCopy .root.Values.workers) (deepCopy .pool) (dict "role" .role "extraEnv" $env "fetchSeconds" (include "diptych.fetchSeconds" .root | int)) -}}
+{{- include "diptych.dropNulls" (omit $pool "podSpec" "containerSpec") -}}{{/* there null is Kubernetes' */}}
+{{- toYaml $pool -}}
+{{- end }}
+
+{{/* (a map) Without what is null, at any depth: a pool takes away in this way what `workers` has. It changes the map. */}}
+{{- define "diptych.dropNulls" -}}
+{{- range $name, $value := . -}}
+{{- if kindIs "invalid" $value }}{{ $_ := unset $ $name }}{{ else if kindIs "map" $value }}{{ include "diptych.dropNulls" $value }}{{ end -}}
+{{- end -}}
 {{- end }}
 
 {{/* All pools of all roles, as a YAML list. */}}
@@ -27,15 +37,26 @@
 {{/* Without a spare GPU a successor starts when its predecessor has ended, and fetches its image first. */}}
 {{- define "diptych.progressDeadline" -}}
 {{- $grace := .terminationGracePeriodSeconds | default (include "diptych.workerGrace" .) | int -}}
-{{- .progressDeadlineSeconds | default (add $grace .startupSeconds 300) -}}
+{{- .progressDeadlineSeconds | default (add $grace .startupSeconds .fetchSeconds 300) -}}
 {{- end }}
 
-{{/* MiB of a quantity. */}}
+{{/* MiB of a quantity, as Kubernetes reads it: 1Gi, 1G, 1e9. Nothing if it is none. */}}
 {{- define "diptych.mib" -}}
-{{- $units := dict "Ki" 0.0009765625 "Mi" 1 "Gi" 1024 "Ti" 1048576 -}}
-{{- $number := regexFind "^[0-9.]+" (toString .) | float64 -}}
-{{- $unit := regexReplaceAll "^[0-9.]+" (toString .) "" -}}
-{{- if hasKey $units $unit }}{{ mulf $number (index $units $unit) | ceil | int }}{{ end -}}
+{{- $binary := dict "Ki" 0.0009765625 "Mi" 1 "Gi" 1024 "Ti" 1048576 "Pi" 1073741824 "Ei" 1099511627776 -}}
+{{- $decimal := dict "n" 1e-9 "u" 1e-6 "m" 1e-3 "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 -}}
+{{- $form := "^[0-9.]+([eE][-+]?[0-9]+)?" -}}
+{{- $number := regexFind $form (toString .) | float64 -}}
+{{- $unit := regexReplaceAll $form (toString .) "" -}}
+{{- if hasKey $binary $unit -}}
+{{ mulf $number (index $binary $unit) | ceil | int }}
+{{- else if hasKey $decimal $unit -}}
+{{ divf (mulf $number (index $decimal $unit)) 1048576 | ceil | int }}
+{{- end -}}
+{{- end }}
+
+{{/* MiB that a pod needs at the very least: its shared memory, and what each process takes before it has a model. */}}
+{{- define "diptych.leastMemory" -}}
+{{- add (include "diptych.shmSize" . | include "diptych.mib") (mul 100 (include "diptych.processes" .)) -}}
 {{- end }}
 
 {{/* MiB of shared memory that a pool needs. On GPUs: for NCCL and staged copies. */}}

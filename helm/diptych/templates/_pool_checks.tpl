@@ -32,7 +32,7 @@ autoscaling.keda.serverAddress is missing: name Prometheus, http://prometheus.mo
 {{- end }}
 {{- end }}
 {{- $isDefault := and (include "diptych.isAutoscaled" .) (not (or .autoscaling.hpa.metrics .autoscaling.keda.triggers)) }}
-{{- if and $isDefault (not (include "diptych.signals" (dict "pool" . "root" (dict "Values" (dict) "Release" (dict "Namespace" ""))) | trim)) }}
+{{- if and $isDefault (not (include "diptych.signals" (dict "pool" . "root" (dict "Values" (dict) "Release" (dict "Namespace" "" "Name" ""))) | trim)) }}
 autoscaling.targets are all 0: there is nothing to scale a {{ .role }} pool by
 {{- end }}
 {{- end }}
@@ -46,6 +46,9 @@ gpu.count is {{ $gpus }}, but options.tp {{ .options.tp | default 1 }} × option
 {{- end }}
 {{- if and $gpus (has $device (list "cpu" "sim")) }}
 gpu.count is {{ $gpus }}, but options.device {{ $device }} uses none: set one of them differently
+{{- end }}
+{{- if and $gpus (not .gpu.resource) (not (and .podSpec.resourceClaims (dig "resources" "claims" list .containerSpec))) }}
+gpu.resource is empty, so the {{ $gpus }} GPUs come by claims: give podSpec.resourceClaims and containerSpec.resources.claims, or name the resource
 {{- end }}
 {{- if and (not $gpus) (eq $device "cuda") }}
 options.device is cuda, but gpu.count is 0: ask for GPUs
@@ -67,7 +70,9 @@ options.kvBackend nixl does not tell its lanes: leave out rdma.require and optio
 shm.size is {{ $shm }}, but its KV pages take {{ sub (include "diptych.shmNeed" .) 256 }}Mi: (options.kvCacheMib + options.hostCacheMib) × processes
 {{- end }}
 {{- $limit := dig "limits" "memory" "" .resources }}
-{{- if and $limit (include "diptych.mib" $limit) (le (include "diptych.mib" $limit | int) (include "diptych.mib" $shm | int)) }}
-resources.limits.memory is {{ $limit }}, but /dev/shm alone may take {{ $shm }} of it: raise the limit
+{{- if and $limit (not (include "diptych.mib" $limit)) }}
+resources.limits.memory is {{ $limit }}, which is no quantity of Kubernetes': write 4Gi, 4G or a number of bytes
+{{- else if and $limit (lt (include "diptych.mib" $limit | int) (include "diptych.leastMemory" . | int)) }}
+resources.limits.memory is {{ $limit }}, but /dev/shm alone may take {{ $shm }} of it, and each process 100Mi before it has a model: raise the limit to {{ include "diptych.leastMemory" . }}Mi at least
 {{- end }}
 {{- end }}

@@ -35,13 +35,31 @@ volumes:
   {{- end }}
 {{- end }}
 
+{{/* Nobody but a router can answer who has asked it: one that hangs leaves the Service, and ends without a drain. One whose pairs are
+     gone stays: it says when to come again. */}}
+{{- define "diptych.routerProbes" -}}
+readinessProbe:
+  httpGet: {path: /health/answers, port: health}
+  periodSeconds: 1
+  timeoutSeconds: 1
+  failureThreshold: 1
+livenessProbe:
+  httpGet: {path: /health/live, port: health}
+  periodSeconds: 1
+  timeoutSeconds: 1
+  failureThreshold: 2
+  {{- if semverCompare ">=1.25-0" .Capabilities.KubeVersion.Version }}
+  terminationGracePeriodSeconds: 1
+  {{- end }}
+{{- end }}
+
 {{- define "diptych.routerContainer" -}}
 name: router
 image: {{ include "diptych.image" (dict "root" .root "variant" .root.Values.image.variant) }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 args:
   - router
-  {{- include "diptych.modelFlags" .root | nindent 2 }}
+  {{- include "diptych.modelRouterFlags" .root | nindent 2 }}
   - --http-port=8000
   - --grpc-port=9000
   - --health-port=8081
@@ -56,6 +74,8 @@ env:
     value: "::"
   - name: DIPTYCH_ADVERTISE_HOST
     valueFrom: {fieldRef: {fieldPath: status.podIP}}
+  - name: DIPTYCH_ROUTER
+    value: http://localhost:8000 # whom `diptych status` asks here while bootstrap is away
   {{- if .values.checkPods }}
   - name: DIPTYCH_ENDPOINT_SLICES
     value: kubernetes.io/service-name={{ include "diptych.fullname" .root }}-workers
@@ -79,7 +99,8 @@ ports:
   - {name: http, containerPort: 8000}
   - {name: grpc, containerPort: 9000}
   - {name: health, containerPort: 8081}
-{{ include "diptych.probes" .values }}
+{{ include "diptych.startupProbe" .values }}
+{{ include "diptych.routerProbes" .root }}
 lifecycle:
   preStop:
     exec:

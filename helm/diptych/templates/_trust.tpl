@@ -35,18 +35,57 @@
 {{- end }}
 {{- end }}
 
+{{/* The files of a secret with a token for each kind of member: those of `diptych tokens`. */}}
+{{- define "diptych.tokenFiles" -}}
+bootstrap worker router operator viewer
+{{- end }}
+
+{{/* The key of the secret that a component mounts: its own file, or the one token of an existing secret. */}}
+{{- define "diptych.tokenKey" -}}
+{{- $token := .root.Values.auth.token -}}
+{{- if and $token.existingSecret (not $token.perMember) -}}
+token
+{{- else -}}
+{{ has .component (list "bootstrap" "worker" "router") | ternary .component "viewer" }}
+{{- end -}}
+{{- end }}
+
+{{/* (dict old) What the secret of tokens holds: a token for each party, beside what the one of an older release has. */}}
+{{- define "diptych.tokenData" -}}
+{{- $data := deepCopy .old -}}
+{{- $known := dict -}}
+{{- $own := dict "bootstrap" "" -}}
+{{- range $party := without (include "diptych.tokenFiles" . | splitList " ") "bootstrap" }}
+{{- $secret := randAlphaNum 64 -}}
+{{- $_ := set $own $party (printf "%s:%s\n" $party $secret) -}}
+{{- $_ := set $known $party (printf "%s:sha256:%s\n" $party ($secret | sha256sum)) -}}
+{{- end }}
+{{- range $name, $line := $own }}
+{{- /* The one token of an older release is sent until it is taken out: who has nothing else must go on. */}}
+{{- $lines := list (dig "token" "" $.old | b64dec | trim) (trim $line) -}}
+{{- range $party, $hash := omit $known $name }}{{ $lines = append $lines (trim $hash) }}{{ end -}}
+{{- $_ := set $data $name (printf "%s\n" (compact $lines | join "\n") | b64enc) -}}
+{{- end }}
+{{- toYaml $data -}}
+{{- end }}
+
+{{/* (dict root component) */}}
 {{- define "diptych.trustVolumes" -}}
+{{- $key := include "diptych.tokenKey" . -}}
+{{- with .root }}
 {{- if .Values.auth.token.enabled }}
 - name: auth
   secret:
     secretName: {{ include "diptych.tokenSecret" . | quote }}
     defaultMode: 0440
+    items: [{key: {{ $key }}, path: token}]  # nobody has another's
 {{- end }}
 {{- if .Values.auth.tls.enabled }}
 - name: tls
   secret:
     secretName: {{ include "diptych.tlsSecret" . | quote }}
     defaultMode: 0440
+{{- end }}
 {{- end }}
 {{- end }}
 

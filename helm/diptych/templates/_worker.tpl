@@ -117,7 +117,7 @@ volumeMounts:
 {{/* The operator's resources, and the devices: those are requested by being limited. */}}
 {{- define "diptych.workerResources" -}}
 {{- $devices := dict }}
-{{- if .gpu.count }}{{ $_ := set $devices .gpu.resource (toString .gpu.count) }}{{ end }}
+{{- if and .gpu.count .gpu.resource }}{{ $_ := set $devices .gpu.resource (toString .gpu.count) }}{{ end }}
 {{- if .rdma.enabled }}{{ $_ := set $devices .rdma.resource (toString .rdma.count) }}{{ end }}
 {{- mergeOverwrite (deepCopy .resources) (dict "limits" $devices) | toYaml }}
 {{- end }}

@@ -1,6 +1,10 @@
-"""Moves KV pages between workers: one-sided page writes and notes over UCX, and who may use which page.
+"""Moves KV pages between workers, and knows who may use which page.
 
-Pure: `layout` (how pages lie in memory), `ownership` (one state a page), `notes` (what workers tell each other).
-Interface: `transport`. Implementations: `ucx`, with a C shim that owns the network thread, and `inproc` for tests.
-`aio` is the asyncio face. Importing this package imports none of them.
+A *transport* writes pages of this process's pool into a peer's, one-sided where the hardware can, and delivers the
+notes that prefill and decode exchange about a room. `transport` is the interface, in three protocols; `ucx`, `nixl`
+and, for tests, `inproc` implement it, and `probe` tests a link before rooms use it.
+
+What decides is pure, and knows no library: how pages lie in memory (`layout`, `plan`), the state of each page
+(`ownership`), what workers tell each other (`notes`), what carries a link (`lanes`), how two ends agree that a link is
+up (`conversation`). Codecs stand beside their values. Importing this package imports none of it.
 """

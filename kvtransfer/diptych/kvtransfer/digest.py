@@ -3,7 +3,7 @@
 A 64-bit sum over the 8-byte little-endian words of what was written, each mixed with its offset in the *target* pool.
 A sum knows no order: neither how pages were cut into pieces, nor how layers or ranks shared them. The mix is a
 bijection of the word, so one changed word always changes the sum; bytes in a wrong place do because of the offset. Not
-against an adversary. The same in C (`ucx/digest.h`) and in the GPU kernels; tests compare them with this one.
+against an adversary. The same in C (`ucx/shim/copy/digest.c`) and in the GPU kernels; tests compare them with this one.
 
     h = word ^ (offset * KEY_STEP + KEY_START)
     h *= MIX_1;  h ^= h >> 32;  h *= MIX_2;  h ^= h >> 29

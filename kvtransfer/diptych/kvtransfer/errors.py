@@ -6,7 +6,6 @@ DiptychError
 │   ├── TransferQueueFull     too much is in flight: try again after the next completion
 │   ├── PageOutOfRange        a page that one of the two pools does not have
 │   ├── NoteTooLong           longer than any note may be
-│   ├── TransferTimeout       not complete in time; it may still complete
 │   ├── LayoutMismatch        a peer's pages can't be converted to ours or ours to its; says why
 │   └── MalformedMetadata     a peer's connection metadata can't be used; says why
 └── MalformedNote             a peer's note can't be understood; it is dropped
@@ -29,12 +28,6 @@ class PeerUnreachable(TransferError):
 
 class TransferQueueFull(TransferError):
     """Too much is in flight: try again after the next completion."""
-
-
-class TransferTimeout(TransferError):
-    """An operation is not complete in time; it may still complete."""
-
-    grpc_status = "DEADLINE_EXCEEDED"
 
 
 class PageOutOfRange(TransferError):

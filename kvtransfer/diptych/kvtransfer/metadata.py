@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,7 +20,10 @@ from diptych.v1 import transfer_pb2
 VERSION: Final = 2
 UCX: Final = "ucx"
 LINK_KEY_NBYTES: Final = 16
+MAX_ADDRESSES: Final = 64
 MAX_PAGE_NBYTES: Final = 1 << 30  # more is nonsense, and we make images of a peer's pages
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class EngineMetadata:
     device_kind: str = ""  # "": the pool is in host memory
     device_handle: bytes = b""  # maps a device's pool in other processes of the host
     backend: str = UCX  # the library that moves pages; the same at both ends
+    addresses: tuple[Address, ...] = ()  # that its connections may come from; none: it does not say
 
 
 def encode(metadata: EngineMetadata) -> bytes:
@@ -54,6 +59,7 @@ def encode(metadata: EngineMetadata) -> bytes:
         device_kind=metadata.device_kind,
         device_handle=metadata.device_handle,
         backend="" if metadata.backend == UCX else metadata.backend,
+        addresses=[address.packed for address in metadata.addresses],
     ).SerializeToString()
 
 
@@ -89,6 +95,7 @@ def decode(data: bytes, *, like: PoolLayout, backend: str = UCX) -> EngineMetada
         backend=theirs,
         device_kind=wire.device_kind,
         device_handle=wire.device_handle,
+        addresses=_addresses(wire),
     )
 
 
@@ -109,6 +116,15 @@ def _parse(data: bytes) -> transfer_pb2.EngineMetadata:
     if wire.version != VERSION:
         raise MalformedMetadata(f"transfer metadata of version {wire.version}, ours is {VERSION}")
     return wire
+
+
+def _addresses(wire: transfer_pb2.EngineMetadata) -> tuple[Address, ...]:
+    if len(wire.addresses) > MAX_ADDRESSES:
+        raise MalformedMetadata(f"transfer metadata with {len(wire.addresses)} addresses, not up to {MAX_ADDRESSES}")
+    try:
+        return tuple(map(ipaddress.ip_address, wire.addresses))
+    except ValueError as error:
+        raise MalformedMetadata(f"transfer metadata with an impossible address: {error}") from error
 
 
 def _layout(wire: transfer_pb2.EngineMetadata) -> PoolLayout:

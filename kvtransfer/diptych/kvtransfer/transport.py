@@ -1,4 +1,8 @@
-"""What every transport offers: links to peers, one-sided page writes, and notes. `inproc` and `ucx` implement it.
+"""What every transport offers, in three protocols: page memory, links to peers, and operations on pages and notes.
+
+`UcxTransport`, `NixlTransport` and, for tests, `InprocTransport` implement all three. Memory is this process's own.
+What names a peer can be decorated: `TensorParallelTransport` shows the ranks of an instance as one, and `FanOut` a
+rank's links to the ranks of a peer. Users ask for the protocol that they need.
 
 Ordering contract, per link and stream. Operations are done in the order they were submitted: a note arrives after every
 page of its own write and of all earlier ones. When one failed, all later ones of its stream fail too, for a note must
@@ -12,15 +16,13 @@ after it nothing of ours writes to that peer. A transport belongs to one thread.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.layout import PoolLayout
-
-if TYPE_CHECKING:  # it knows page indices
-    from diptych.kvtransfer.device import Device
 
 InstanceId = int  # random, 64-bit, never 0, new at every start of a process
 ANY_PEER: Final = 2**64 - 1  # that is linked
@@ -106,22 +108,18 @@ class LinkInfo:
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """What was sent to us and not taken, since start: none of it in a healthy deployment."""
+    """What was sent to us and not taken, since start, and who may send: all zero in a healthy deployment."""
 
     num_unauthenticated: int = 0  # messages without our link key
     num_ungranted: int = 0  # messages with pages that were not granted to their sender; each ended its link
+    is_open: bool = False  # strangers get connections of the transport library, which nothing keeps from them
 
 
-class Pool(Protocol):
-    """Page memory that peers may write into. Lives as long as its transport."""
+class ProbePages(Protocol):
+    """The pages that links are tested with, behind those of a pool, wherever its memory is."""
 
     @property
     def layout(self) -> PoolLayout: ...
-
-    @property
-    def buffer(self) -> memoryview:
-        """All pages of the layout, as writable bytes. Pools in host memory only."""
-        ...
 
     @property
     def probe_pages(self) -> PageIndices:
@@ -138,21 +136,17 @@ class Pool(Protocol):
         ...
 
 
-class DevicePages(Protocol):
-    """Page memory of a device that peers may write into. Lives as long as its transport."""
+class Pool(ProbePages, Protocol):
+    """Page memory of the host that peers may write into. Lives as long as its transport."""
 
     @property
-    def layout(self) -> PoolLayout: ...
-
-    @property
-    def probe_pages(self) -> PageIndices:
-        """As in `Pool`."""
+    def buffer(self) -> memoryview:
+        """All pages of the layout, as writable bytes."""
         ...
 
-    @property
-    def pattern_pages(self) -> PageIndices: ...
 
-    def fill_pattern(self, seed: int) -> None: ...
+class DevicePages(ProbePages, Protocol):
+    """Page memory of a device that peers may write into. Lives as long as its transport."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -160,11 +154,8 @@ class DevicePages(Protocol):
         ...
 
 
-class Transport(Protocol):
-    """One a process."""
-
-    @property
-    def instance_id(self) -> InstanceId: ...
+class TransportMemory(Protocol):
+    """The pool of this process, and what peers may do to it. Names no peer, so nothing decorates it."""
 
     def allocate_pool(self, layout: PoolLayout) -> Pool:
         """Allocate zeroed, touched page memory. Once, before `metadata`."""
@@ -181,6 +172,21 @@ class Transport(Protocol):
         """What a peer needs to `connect`; versioned."""
         ...
 
+    def revoke_pages(self, pages: PageIndices) -> None:
+        """From now on nothing that a peer sends is written into these pages."""
+        ...
+
+    def refusals(self) -> Refusals: ...
+
+
+class TransportLinks(Protocol):
+    """The links to peers: their life, their paths, and who may write here over them."""
+
+    @property
+    def instance_id(self) -> InstanceId:
+        """The name that peers know us by."""
+        ...
+
     def connect(self, peer: InstanceId, metadata: bytes) -> None:
         """Start to link; `LinkUp` or `LinkDown` follows. An open link stays as it is.
 
@@ -191,6 +197,36 @@ class Transport(Protocol):
     def disconnect(self, peer: InstanceId) -> None:
         """Close the link; `LinkDown` follows. A peer without a link is ignored."""
         ...
+
+    def describe(self, peer: InstanceId) -> LinkInfo: ...
+
+    def paths(self, peer: InstanceId) -> tuple[str, ...]:
+        """Return the paths by which pages get to a linked peer, best first; see docs/concepts/kv-transfer.md."""
+        ...
+
+    def use_path(self, peer: InstanceId, path: str) -> None:
+        """Bring pages there by another one of `paths`. Raises `TransferError` while operations of the link are open."""
+        ...
+
+    def lands_in_parts(self, peer: InstanceId) -> bool:
+        """Whether pages that the peer writes land as parts that `unpack_pages` has to put together."""
+        ...
+
+    def grant_pages(self, peer: InstanceId, pages: PageIndices) -> None:
+        """Let the peer, or `ANY_PEER`, write into pages of ours until they are revoked. Raises `PageOutOfRange`.
+
+        Binds where we bring the bytes into our pool ourselves, if the transport was opened so. One-sided writes pass
+        us by.
+        """
+        ...
+
+    def writer_gone(self, peer: InstanceId) -> bool:
+        """Whether a peer whose link is down provably can't write into our pool any more."""
+        ...
+
+
+class TransportOperations(Protocol):
+    """What is done over links, and with pages of ours, and how it ended."""
 
     def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
         """Write pages to the peer, then send `note` if there is one; return the operation.
@@ -215,10 +251,6 @@ class Transport(Protocol):
         """
         ...
 
-    def lands_in_parts(self, peer: InstanceId) -> bool:
-        """Whether pages that the peer writes land as parts that `unpack_pages` has to put together."""
-        ...
-
     def unpack_pages(self, peer: InstanceId, pages: PageIndices) -> int:
         """Put together the parts of pages that the peer wrote, in place and beside other work; return the operation.
 
@@ -226,20 +258,6 @@ class Transport(Protocol):
         as `digest_pages` does, and `PeerUnreachable` for a peer that was never linked.
         """
         ...
-
-    def grant_pages(self, peer: InstanceId, pages: PageIndices) -> None:
-        """Let the peer, or `ANY_PEER`, write into pages of ours until they are revoked. Raises `PageOutOfRange`.
-
-        Binds where we bring the bytes into our pool ourselves, if the transport was opened so. One-sided writes pass
-        us by.
-        """
-        ...
-
-    def revoke_pages(self, pages: PageIndices) -> None:
-        """From now on nothing that a peer sends is written into these pages."""
-        ...
-
-    def refusals(self) -> Refusals: ...
 
     def poll(self) -> list[TransportEvent]:
         """Return what happened since the last call, without waiting."""
@@ -249,18 +267,14 @@ class Transport(Protocol):
         """A descriptor that is readable while `poll` has events."""
         ...
 
-    def describe(self, peer: InstanceId) -> LinkInfo: ...
 
-    def paths(self, peer: InstanceId) -> tuple[str, ...]:
-        """Return the ways there are to bring pages to a linked peer, best first: of "copy", "put", "message"."""
+class PeerTransport(TransportLinks, TransportOperations, Protocol):
+    """All that names peers: a transport, or a decorator that shows several links as one."""
+
+    def close(self) -> None:
+        """Close every link; the pool's memory is gone after this."""
         ...
 
-    def use_path(self, peer: InstanceId, path: str) -> None:
-        """Bring pages there by another one of `paths`. Raises `TransferError` while operations of the link are open."""
-        ...
 
-    def writer_gone(self, peer: InstanceId) -> bool:
-        """Whether a peer whose link is down provably can't write into our pool any more."""
-        ...
-
-    def close(self) -> None: ...
+class Transport(TransportMemory, PeerTransport, Protocol):
+    """All of a transport library. One a process."""

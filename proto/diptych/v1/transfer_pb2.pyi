@@ -128,7 +128,7 @@ class ProbeEnd(_message.Message):
     def __init__(self, path: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class EngineMetadata(_message.Message):
-    __slots__ = ("version", "worker_address", "pool_key", "pool_base", "layout", "process_scope", "pid", "process_started", "ucx_version", "device_kind", "device_handle", "backend", "link_key")
+    __slots__ = ("version", "worker_address", "pool_key", "pool_base", "layout", "process_scope", "pid", "process_started", "ucx_version", "device_kind", "device_handle", "backend", "link_key", "addresses")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     POOL_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class EngineMetadata(_message.Message):
     DEVICE_HANDLE_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     LINK_KEY_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     version: int
     worker_address: bytes
     pool_key: bytes
@@ -155,4 +156,5 @@ class EngineMetadata(_message.Message):
     device_handle: bytes
     backend: str
     link_key: bytes
-    def __init__(self, version: _Optional[int] = ..., worker_address: _Optional[bytes] = ..., pool_key: _Optional[bytes] = ..., pool_base: _Optional[int] = ..., layout: _Optional[_Union[_bootstrap_pb2.KvLayout, _Mapping]] = ..., process_scope: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[int] = ..., ucx_version: _Optional[str] = ..., device_kind: _Optional[str] = ..., device_handle: _Optional[bytes] = ..., backend: _Optional[str] = ..., link_key: _Optional[bytes] = ...) -> None: ...
+    addresses: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, version: _Optional[int] = ..., worker_address: _Optional[bytes] = ..., pool_key: _Optional[bytes] = ..., pool_base: _Optional[int] = ..., layout: _Optional[_Union[_bootstrap_pb2.KvLayout, _Mapping]] = ..., process_scope: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[int] = ..., ucx_version: _Optional[str] = ..., device_kind: _Optional[str] = ..., device_handle: _Optional[bytes] = ..., backend: _Optional[str] = ..., link_key: _Optional[bytes] = ..., addresses: _Optional[_Iterable[bytes]] = ...) -> None: ...

@@ -197,7 +197,7 @@ class StatusRequest(_message.Message):
     def __init__(self, instance_id: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored", "links", "link_failures", "retractions", "drain", "quarantine_oldest_s", "unauthenticated_messages", "refused_page_writes", "graphs", "graph_bytes", "prefill_s", "prefill_busy", "prefill_tokens_per_s")
+    __slots__ = ("instance", "open_rooms", "pages_by_state", "pages_sent", "pages_received", "integrity_failures", "leaks_found", "problems", "host_pages", "host_pages_saved", "host_pages_restored", "links", "link_failures", "retractions", "drain", "quarantine_oldest_s", "unauthenticated_messages", "refused_page_writes", "graphs", "graph_bytes", "prefill_s", "prefill_busy", "prefill_tokens_per_s", "kv_port_open", "max_requests", "max_step_tokens")
     class PagesByStateEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +228,9 @@ class WorkerStatus(_message.Message):
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_BUSY_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    KV_PORT_OPEN_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     instance: _bootstrap_pb2.Instance
     open_rooms: int
     pages_by_state: _containers.ScalarMap[str, int]
@@ -251,7 +254,10 @@ class WorkerStatus(_message.Message):
     prefill_s: float
     prefill_busy: float
     prefill_tokens_per_s: float
-    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., link_failures: _Optional[int] = ..., retractions: _Optional[int] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., quarantine_oldest_s: _Optional[float] = ..., unauthenticated_messages: _Optional[int] = ..., refused_page_writes: _Optional[int] = ..., graphs: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., prefill_s: _Optional[float] = ..., prefill_busy: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ...) -> None: ...
+    kv_port_open: bool
+    max_requests: int
+    max_step_tokens: int
+    def __init__(self, instance: _Optional[_Union[_bootstrap_pb2.Instance, _Mapping]] = ..., open_rooms: _Optional[int] = ..., pages_by_state: _Optional[_Mapping[str, int]] = ..., pages_sent: _Optional[int] = ..., pages_received: _Optional[int] = ..., integrity_failures: _Optional[int] = ..., leaks_found: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., host_pages: _Optional[int] = ..., host_pages_saved: _Optional[int] = ..., host_pages_restored: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., link_failures: _Optional[int] = ..., retractions: _Optional[int] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., quarantine_oldest_s: _Optional[float] = ..., unauthenticated_messages: _Optional[int] = ..., refused_page_writes: _Optional[int] = ..., graphs: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., prefill_s: _Optional[float] = ..., prefill_busy: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., kv_port_open: _Optional[bool] = ..., max_requests: _Optional[int] = ..., max_step_tokens: _Optional[int] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("phase", "requests_left", "oldest_s", "deadline_s")

@@ -1,23 +1,26 @@
-"""What an instance says of itself: read from the wire, kept and passed on as bytes. Pure.
+"""Keeps what an instance says of itself: read from the wire, and passed on as bytes. Pure.
 
-A change is serialised once for all watchers, who get it by concatenation, which for protobuf is merging. What can't be
-a record is refused here, before it touches anything.
+A change is serialised once for all watchers; they get it by concatenation, which for protobuf is merging. A message
+that can't be a record is refused here, before it touches anything.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Container
+from dataclasses import dataclass, field
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from diptych.bootstrap.caller import ANYBODY, Caller
 from diptych.common.errors import InvalidRequest
-from diptych.common.membership import Record, State
-from diptych.common.watch_stream import place_of
+from diptych.common.members.membership import Record, State
+from diptych.common.members.watch_stream import place_of
 from diptych.v1.bootstrap_pb2 import Heartbeat, Instance, LoadNews, WatchUpdate
 
 MAX_NAME_CHARS: Final = 256
-MAX_TEXT_CHARS: Final = 4096  # of what people read, and of paths that name a model
+MAX_TEXT_CHARS: Final = 4096  # for texts that people read, and for paths that name a model
 
 _NAMES: Final = ("address", "compat", "version", "metrics_address")
 _TEXTS: Final = ("model_id", "started_as", "not_ready")
@@ -25,14 +28,24 @@ _CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # they would
 _STATES: Final = frozenset(map(int, State))
 
 
-def read_heartbeat(data: bytes) -> Record[bytes]:
-    """Return the record; its payload is the Instance, without load and sequence. Raises `InvalidRequest`."""
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An Instance, without load and sequence."""
+
+    whole: bytes
+    without_key: bytes = field(compare=False)  # nor what a link to it takes
+    role: int = field(compare=False)
+
+
+def read_heartbeat(data: bytes, caller: Caller = ANYBODY) -> Record[Said]:
+    """Return the record. Raises `InvalidRequest`, and `Forbidden` if the caller may not speak for this instance."""
     try:
         heartbeat = Heartbeat.FromString(data)
     except DecodeError:
         raise InvalidRequest("this is no diptych.v1.Heartbeat") from None
     instance = heartbeat.instance
     _check(instance)
+    caller.check(instance)
     load = instance.load.SerializeToString()
     instance.ClearField("load")
     instance.ClearField("sequence")
@@ -40,26 +53,36 @@ def read_heartbeat(data: bytes) -> Record[bytes]:
         instance.instance_id,
         place_of(instance),
         State(instance.state),
-        instance.SerializeToString(deterministic=True),
+        _said(instance),
         instance.started_unix_ns,
         heartbeat.sequence,
         load,
     )
 
 
-def instance_of(record: Record[bytes]) -> Instance:
+def _said(instance: Instance) -> Said:
+    whole = instance.SerializeToString(deterministic=True)
+    if not instance.transfer.engine_metadata:
+        return Said(whole, whole, instance.role)
+    instance.transfer.ClearField("engine_metadata")
+    return Said(whole, instance.SerializeToString(deterministic=True), instance.role)
+
+
+def instance_of(record: Record[Said]) -> Instance:
     """Return the Instance, without load and sequence."""
-    return Instance.FromString(record.payload)
+    return Instance.FromString(record.payload.whole)
 
 
-def upsert_chunk(record: Record[bytes]) -> bytes:
-    """Return a WatchUpdate that tells a whole record."""
+def upsert_chunk(record: Record[Said], *, roles: Container[int] | None = None) -> bytes:
+    """Return a WatchUpdate that tells a record, and its link key if its role is one of `roles`; None: any."""
+    said = record.payload
+    payload = said.whole if roles is None or said.role in roles else said.without_key
     load = _nested(Instance.LOAD_FIELD_NUMBER, record.load) if record.load else b""
     sequence = Instance(sequence=record.sequence).SerializeToString()
-    return _nested(WatchUpdate.UPSERTS_FIELD_NUMBER, record.payload + load + sequence)
+    return _nested(WatchUpdate.UPSERTS_FIELD_NUMBER, payload + load + sequence)
 
 
-def load_chunk(record: Record[bytes]) -> bytes:
+def load_chunk(record: Record[Said]) -> bytes:
     """Return a WatchUpdate that tells how busy an instance is."""
     news = LoadNews(instance_id=record.instance_id, sequence=record.sequence).SerializeToString()
     return _nested(WatchUpdate.LOADS_FIELD_NUMBER, news + _nested(LoadNews.LOAD_FIELD_NUMBER, record.load))

@@ -1,4 +1,4 @@
-"""What a replica can tell of itself: who is listed, and what has happened since its start. Pure."""
+"""Counts what a replica reports of itself: who is listed, and what has happened since its start. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from diptych.bootstrap.announcement import Said
 from diptych.bootstrap.standing import Standing
-from diptych.common.membership import Record
+from diptych.common.members.membership import Record
 
 
 @dataclass(slots=True)
@@ -25,5 +26,5 @@ class Census:
     """A replica at one moment."""
 
     counts: Counts  # live
-    listed: Sequence[Record[bytes]]
+    listed: Sequence[Record[Said]]
     num_watchers: int

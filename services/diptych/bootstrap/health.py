@@ -1,7 +1,7 @@
 """The probes of a bootstrap replica: live while its event loop comes round, and ready as soon as it serves.
 
-It does not wait to be complete: workers tell it of themselves within a heartbeat, and meanwhile those who watch it
-retain what it had listed before. How long it has been up is in its answer.
+It does not wait to be complete: workers register again within a heartbeat, and meanwhile its watchers retain what it
+had listed before. Its answer says how long it has been up.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from diptych.common.heartbeat import LoopHeartbeat
-from diptych.common.probes import Probes, Verdict, judge_loops
+from diptych.common.health.probes import Probes, Verdict, judge_loops
+from diptych.common.members.heartbeat import LoopHeartbeat
 
 STALL_S: Final = 30.0  # nothing on the loop takes a fraction of that
 

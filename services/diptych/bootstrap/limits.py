@@ -1,4 +1,4 @@
-"""What bootstrap takes from its clients at most. Whatever exceeds it is refused with RESOURCE_EXHAUSTED. Pure."""
+"""Bounds what bootstrap accepts from its clients; everything beyond is refused with RESOURCE_EXHAUSTED. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Final
 from diptych.common.errors import Overloaded
 
 MAX_MESSAGE_BYTES: Final = 256 * 2**10
-HEARTBEATS_PER_S: Final = 50  # of one stream, on average
+HEARTBEATS_PER_S: Final = 50  # a stream may send so many on average
 BURST: Final = 100
+WATCHERS_EACH: Final = 16  # an instance has one, and some that have broken unnoticed
 
 
 @dataclass(frozen=True, slots=True)

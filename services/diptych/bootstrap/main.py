@@ -14,13 +14,14 @@ from diptych.bootstrap.server import BootstrapService
 from diptych.common import lifecycle
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
-from diptych.common.grpc_health import add_health
-from diptych.common.health import HealthServer
+from diptych.common.health.grpc_health import add_health
+from diptych.common.health.health import HealthServer
 from diptych.common.logging import LogConfig, setup
-from diptych.common.reachable import bracketed
+from diptych.common.net import descriptors
+from diptych.common.net.reachable import bracketed
+from diptych.common.net.rpc import listen, new_server
 from diptych.common.refusals import Refusals
-from diptych.common.rpc import listen, new_server
-from diptych.common.trust import Trust, TrustConfig
+from diptych.common.trust.trust import Trust, TrustConfig, forget_token
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +56,15 @@ def main(config: BootstrapConfig) -> int:
     """Serve until SIGTERM; return the exit code."""
     lifecycle.die_with_supervisor()
     setup("bootstrap", config.log_format, config.log_level)
+    descriptors.use_all_descriptors()
     trust = config.trust()
+    forget_token()
     asyncio.run(lifecycle.run_until_signal(lambda stop: _serve(config, trust, stop)))
     return 0
 
 
 async def _serve(config: BootstrapConfig, trust: Trust, stop: asyncio.Event) -> None:
-    service = BootstrapService(lease_s=config.lease_s, heartbeat_s=config.heartbeat_s, limits=config.limits)
+    service = BootstrapService(trust, lease_s=config.lease_s, heartbeat_s=config.heartbeat_s, limits=config.limits)
     health = BootstrapHealth()
     refusals = Refusals()
     server = new_server(trust, refusals, [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
@@ -72,7 +75,7 @@ async def _serve(config: BootstrapConfig, trust: Trust, stop: asyncio.Event) -> 
     logger.info("bootstrap at %s:%d", bracketed(config.host), port)
     loop = asyncio.get_running_loop()
     metrics = BootstrapMetrics(
-        lambda: asyncio.run_coroutine_threadsafe(service.census(), loop).result(CENSUS_S), refusals
+        lambda: asyncio.run_coroutine_threadsafe(service.census(), loop).result(CENSUS_S), refusals, trust.tls
     )
     with HealthServer(config.host, config.health_port, health.probes, {"/metrics": metrics.page}):
         async with asyncio.TaskGroup() as tasks:

@@ -2,9 +2,10 @@
 
 Rules: an instance lives as long as its lease, which every heartbeat renews. Only a heartbeat with a higher sequence
 number counts. Of two instances that name the same address, the one that was started first is evicted, and stays so
-however late its heartbeats come, and in whatever order: every replica decides the same. Clocks may be wrong: one that
-was not heard for a lease, or said goodbye, has no claim. What left is remembered for `memory_s`, so that a
-delayed message cannot revive it, but never at the cost of a place for a living instance.
+however late its heartbeats come, and in whatever order: every replica decides the same. Clocks may be wrong: an
+instance that was not heard for a lease, or said goodbye, has no claim. Only a caller on the host that an address names
+can take the address of a living instance that speaks from another host. An instance that left is remembered for
+`memory_s`, so that a delayed message cannot revive it, but never at the cost of a place for a living instance.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
+from diptych.bootstrap.caller import Claim
 from diptych.bootstrap.standing import ENDED, LISTED, SAYS, TRANSITIONS, Event, Standing
-from diptych.common.alarms import Alarms
-from diptych.common.errors import InvalidTransition, Overloaded
-from diptych.common.membership import Record
+from diptych.common.errors import Forbidden, InvalidTransition, Overloaded
+from diptych.common.members.alarms import Alarms
+from diptych.common.members.membership import Record
 
 P = TypeVar("P")
+
+NO_CLAIM: Final = Claim()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class Heartbeat(Generic[P]):
     """An instance has spoken."""
 
     record: Record[P]
+    claim: Claim = NO_CLAIM
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +57,12 @@ class Move(Generic[P]):
 class Delta(Generic[P]):
     """What follows from an event."""
 
-    upserts: tuple[Record[P], ...] = ()  # for the watchers
-    loads: tuple[Record[P], ...] = ()  # for the watchers: nothing else of these records changed
-    removed: tuple[int, ...] = ()  # for the watchers
-    ended: tuple[int, ...] = ()  # of those, the ones that never come back
-    evicted: bool = False  # for the sender of the heartbeat: its address belongs to a newer instance
-    moves: tuple[Move[P], ...] = ()  # for the log
+    upserts: tuple[Record[P], ...] = ()  # records that watchers must be told
+    loads: tuple[Record[P], ...] = ()  # the same, but nothing except their load changed
+    removed: tuple[int, ...] = ()  # instances that watchers must forget
+    ended: tuple[int, ...] = ()  # those of `removed` that never come back
+    evicted: bool = False  # tells the sender of the heartbeat that a newer instance has its address
+    moves: tuple[Move[P], ...] = ()  # changes of standing, to be logged
 
     @property
     def is_news(self) -> bool:
@@ -67,15 +72,16 @@ class Delta(Generic[P]):
 
 @dataclass(slots=True)
 class _Member(Generic[P]):
-    order: int  # of registration
+    order: int  # the order of registration
     record: Record[P]
     standing: Standing = Standing.UNKNOWN
     heard_s: float = -math.inf  # when its newest heartbeat came
+    claim: Claim = NO_CLAIM
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> tuple[bool, int, int]:
         """The higher one owns a contested address."""
-        return self.record.started_ns, self.order
+        return self.claim.is_own, self.record.started_ns, self.order
 
     def on(self, event: Event) -> Move[P]:
         """Move along `TRANSITIONS`; raise `InvalidTransition` where it has no entry."""
@@ -99,7 +105,7 @@ class Membership(Generic[P]):
         self._max_instances = max_instances
         self._members: dict[int, _Member[P]] = {}
         self._left: dict[int, None] = {}  # those that are remembered only, in the order in which they left
-        self._deadlines = Alarms()  # of the lease of those that are listed, of the memory of the others
+        self._deadlines = Alarms()  # end of the lease of each that is listed, end of the memory of the others
         self._owners: dict[str, int] = {}  # address -> the instance that was last registered there
         self._num_registered = 0
 
@@ -114,8 +120,8 @@ class Membership(Generic[P]):
         return tuple(member.record for member in sorted(listed, key=lambda member: member.order))
 
     def apply(self, event: Heartbeat[P] | Tick | Excuse, now_s: float) -> Delta[P]:
-        """Take in an event. Raises, changing nothing, `InvalidTransition` when an instance goes back, and `Overloaded`
-        when there is no place for another one.
+        """Take in an event. Raises, changing nothing, `InvalidTransition` when an instance goes back, `Overloaded` when
+        there is no place for another one, and `Forbidden` when its address belongs to another one that lives.
         """
         match event:
             case Heartbeat():
@@ -127,6 +133,7 @@ class Membership(Generic[P]):
 
     def _on_heartbeat(self, heartbeat: Heartbeat[P], now_s: float) -> Delta[P]:
         record = heartbeat.record
+        self._check_claim(heartbeat, now_s)
         member = self._members.get(record.instance_id) or self._new_member(record)
         before = member.record
         if member.standing is not Standing.UNKNOWN and record.sequence <= before.sequence:
@@ -135,7 +142,7 @@ class Membership(Generic[P]):
             raise InvalidTransition(f"instance {record.instance_id:016x} must keep its address {before.address}")
         moves = [member.on(SAYS[record.state])]
         self._members[record.instance_id] = member
-        member.record = record
+        member.record, member.claim = record, heartbeat.claim
         if member.standing in LISTED:
             moves += self._settle_address(member, now_s)
         member.heard_s = now_s
@@ -166,8 +173,7 @@ class Membership(Generic[P]):
         """Evict one of `member` and the present owner of its address, if they are two."""
         address = member.record.address
         owner = self._members.get(self._owners.get(address, 0), member)
-        is_alive = owner.standing in LISTED and now_s - owner.heard_s < self._lease_s
-        owner_holds = is_alive and owner.rank > member.rank
+        owner_holds = self._is_alive(owner, now_s) and owner.rank > member.rank
         holder, loser = (owner, member) if owner_holds else (member, owner)
         self._owners[address] = holder.record.instance_id
         if holder is loser:
@@ -175,6 +181,26 @@ class Membership(Generic[P]):
         move = loser.on(Event.REPLACED)
         self._renew(loser, now_s)
         return [move]
+
+    def _check_claim(self, heartbeat: Heartbeat[P], now_s: float) -> None:
+        record = heartbeat.record
+        known, owner = self._members.get(record.instance_id), self._members.get(self._owners.get(record.address, 0))
+        if owner is None or owner is known or not self._is_alive(owner, now_s):
+            return
+        if (known is None or known.standing not in ENDED) and not heartbeat.claim.may_displace(owner.claim):
+            name = f"instance {owner.record.instance_id:016x}, which lives and speaks from {owner.claim.host}"
+            raise Forbidden(
+                f"address {record.address} belongs to {name}: from {heartbeat.claim.host} it can be taken when that "
+                "has been silent for a lease; a member at an address of its own host has it at once (--advertise-host)"
+            )
+
+    def _is_alive(self, member: _Member[P], now_s: float) -> bool:
+        return member.standing in LISTED and now_s - member.heard_s < self._lease_s
+
+    def listed(self, instance_id: int) -> Record[P] | None:
+        """Return the record of an instance, if it is listed."""
+        member = self._members.get(instance_id)
+        return member.record if member and member.standing in LISTED else None
 
     def _renew(self, member: _Member[P], now_s: float) -> None:
         instance_id, is_listed = member.record.instance_id, member.standing in LISTED

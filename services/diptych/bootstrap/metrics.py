@@ -1,4 +1,4 @@
-"""What a bootstrap replica tells Prometheus: who is listed, and what has happened since its start."""
+"""Makes the metrics of a bootstrap replica: who is listed, and what has happened since its start."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from diptych.bootstrap.announcement import instance_of
+from diptych.bootstrap.announcement import Said, instance_of
 from diptych.bootstrap.census import Census
 from diptych.bootstrap.standing import Standing
-from diptych.common.health import Page
-from diptych.common.instance_names import role_of
-from diptych.common.membership import Record
+from diptych.common.build_info import tell_certificate, tell_version
+from diptych.common.health.health import Page
+from diptych.common.members.instance_names import role_of
+from diptych.common.members.membership import Record
 from diptych.common.refusals import Refusals
+from diptych.common.trust.tls import Tls
 
 PREFIX: Final = "diptych_bootstrap"
 
@@ -26,10 +28,12 @@ PREFIX: Final = "diptych_bootstrap"
 class BootstrapMetrics(Collector):
     """Asks for a census at each scrape."""
 
-    def __init__(self, census: Callable[[], Census], refusals: Refusals) -> None:
+    def __init__(self, census: Callable[[], Census], refusals: Refusals, tls: Tls | None = None) -> None:
         self._census = census
         self._registry = CollectorRegistry()
         self._registry.register(refusals)
+        tell_version(self._registry)
+        tell_certificate(self._registry, tls)
         self._registry.register(self)
 
     def page(self) -> Page:
@@ -55,7 +59,7 @@ class BootstrapMetrics(Collector):
         yield _counter("mismatches", "Kinds of workers that turned out never to pair with others", counts.mismatches)
 
 
-def _role_and_state(record: Record[bytes]) -> tuple[str, str]:
+def _role_and_state(record: Record[Said]) -> tuple[str, str]:
     return role_of(instance_of(record)), record.state.name.lower()
 
 

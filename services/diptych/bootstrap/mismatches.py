@@ -1,4 +1,4 @@
-"""Which workers of a model may never pair, told once for each two kinds of them. Pure."""
+"""Finds workers of a model that can never pair, and reports them once for each two kinds. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.common.meetings import Part, part_of
-from diptych.common.terms import Terms, mismatch, terms_of
+from diptych.common.members.meetings import Part, part_of
+from diptych.common.members.terms import Terms, mismatch, terms_of
 from diptych.v1.bootstrap_pb2 import Instance
 
 MAX_TOLD: Final = 3  # at a time

@@ -1,7 +1,7 @@
-"""What one watcher has not been told yet: at most one entry an instance, however slowly it reads. Pure.
+"""Holds what one watcher has not been told yet: at most one entry an instance, however slowly it reads. Pure.
 
 A watcher that has missed more than `MAX_LEFT` departures gets a snapshot instead of them. An empty update tells it
-that we are there.
+that the replica is there.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ class Outbox:
         self._told: dict[int, bytes] = {}  # records, as WatchUpdates
         self._loads: dict[int, bytes] = {}  # news of loads, as WatchUpdates; never older than a record in `_told`
         self._left: dict[int, bool] = {}  # True: ended
+
+    @property
+    def owes_snapshot(self) -> bool:
+        """Whether everything is told next, so that no change need be put."""
+        return self._snapshot_is_due
 
     @property
     def is_empty(self) -> bool:

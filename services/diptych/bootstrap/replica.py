@@ -1,7 +1,8 @@
-"""One bootstrap replica without its sockets and clock: heartbeats in, what each watcher has to be told out. Pure.
+"""Decides as one bootstrap replica, without sockets and clock: heartbeats in, news for each watcher out. Pure.
 
-What changed is serialised once and put into every watcher's `Outbox`: at once, but for loads that changed alone. Those
-are told to one part of the watchers after the other: all at the same moment would keep everything else waiting.
+A change is serialised once and put into every watcher's `Outbox`. It is sent at once, unless only a load changed: such
+changes go to one part of the watchers after the other, because all at once would keep everything else waiting. Watchers
+that see the same link keys get the same bytes.
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ import dataclasses
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Final
 
-from diptych.bootstrap.announcement import instance_of, load_chunk, read_heartbeat, upsert_chunk
+from diptych.bootstrap.announcement import Said, instance_of, load_chunk, read_heartbeat, upsert_chunk
+from diptych.bootstrap.caller import ANYBODY, Caller
 from diptych.bootstrap.census import Census, Counts
-from diptych.bootstrap.limits import Limits
+from diptych.bootstrap.limits import WATCHERS_EACH, Limits
 from diptych.bootstrap.membership import Delta, Excuse, Heartbeat, Membership, Move, Tick
 from diptych.bootstrap.mismatches import Mismatches
 from diptych.bootstrap.outbox import Outbox
 from diptych.bootstrap.standing import Standing
-from diptych.common.errors import InvalidRequest, InvalidTransition, Overloaded
-from diptych.common.instance_names import name_of
-from diptych.common.membership import Record
+from diptych.bootstrap.view import View
+from diptych.common.errors import Forbidden, InvalidRequest, InvalidTransition, Overloaded
+from diptych.common.members.instance_names import name_of
+from diptych.common.members.membership import Record
+from diptych.common.members.roles import Role
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +39,14 @@ class Replica:
     def __init__(self, *, lease_s: float, limits: Limits) -> None:
         self._limits = limits
         self._lease_ms = round(lease_s * 1000)
-        self._membership: Membership[bytes] = Membership(lease_s=lease_s, max_instances=limits.max_instances)
+        self._membership: Membership[Said] = Membership(lease_s=lease_s, max_instances=limits.max_instances)
         self._watchers: dict[Outbox, int | None] = {}  # whose turn to hear of loads is when; None: never
+        self._views: dict[Outbox, View] = {}
+        self._watching: dict[int, set[Outbox]] = {}  # by instance that watches
         self._turns = itertools.cycle(range(NUM_TURNS))
         self._places = itertools.cycle(range(NUM_TURNS))
-        self._new_loads: dict[int, Record[bytes]] = {}  # since the last turn
-        self._loads: deque[dict[int, bytes]] = deque(maxlen=NUM_TURNS)  # of each turn, as WatchUpdates
+        self._new_loads: dict[int, Record[Said]] = {}  # since the last turn
+        self._loads: deque[dict[int, bytes]] = deque(maxlen=NUM_TURNS)  # one entry for each turn, as WatchUpdates
         self._mismatches = Mismatches()
         self._counts = Counts()
 
@@ -49,11 +55,12 @@ class Replica:
         """When a `tick` is next due; what comes up later is due a lease after it came up."""
         return self._membership.next_deadline_s
 
-    def hear(self, data: bytes, now_s: float) -> Delta[bytes]:
-        """Take a heartbeat as it came. Raises `InvalidRequest` and `Overloaded`, changing nothing."""
+    def hear(self, data: bytes, now_s: float, caller: Caller = ANYBODY) -> Delta[Said]:
+        """Take a heartbeat as it came. Raises `InvalidRequest`, `Forbidden` and `Overloaded`, changing nothing."""
         try:
-            delta = self._membership.apply(Heartbeat(read_heartbeat(data)), now_s)
-        except (InvalidRequest, Overloaded):
+            record = read_heartbeat(data, caller)
+            delta = self._membership.apply(Heartbeat(record, caller.claim(record.address)), now_s)
+        except (InvalidRequest, Forbidden, Overloaded):
             self._counts.refused += 1
             raise
         except InvalidTransition as error:
@@ -62,7 +69,7 @@ class Replica:
         self._counts.heartbeats += 1
         return self._tell(delta)
 
-    def tick(self, now_s: float) -> Delta[bytes]:
+    def tick(self, now_s: float) -> Delta[Said]:
         return self._tell(self._membership.apply(Tick(), now_s))
 
     def excuse(self, now_s: float) -> None:
@@ -79,41 +86,72 @@ class Replica:
             outbox.put_loads(loads)
         return told
 
-    def open(self, *, with_loads: bool) -> Outbox:
+    def open(self, *, with_loads: bool, caller: Caller = ANYBODY) -> Outbox:
         """Return the outbox of another watcher. Raises `Overloaded`."""
         if len(self._watchers) >= self._limits.max_watchers:
             raise Overloaded(f"{self._limits.max_watchers} watchers are served: no more fit (--max-watchers)")
+        if any(len(self._watching.get(each, ())) >= WATCHERS_EACH for each in caller.proven):
+            raise Overloaded(f"{WATCHERS_EACH} watchers of this instance are served: end some")
         outbox = Outbox(self._lease_ms)
         self._watchers[outbox] = next(self._places) if with_loads else None
+        view = self._views[outbox] = View(caller)
+        for instance_id in view.instances:
+            self._watching.setdefault(instance_id, set()).add(outbox)
+            if record := self._membership.listed(instance_id):
+                view.learn(instance_id, record.payload.role)
         return outbox
 
     def close(self, outbox: Outbox) -> None:
         del self._watchers[outbox]
+        for instance_id in self._views.pop(outbox).instances:
+            self._watching[instance_id].discard(outbox)
+            if not self._watching[instance_id]:
+                del self._watching[instance_id]
+
+    def may_take(self, outbox: Outbox) -> bool:
+        """Whether it is known what its watcher may see: who is to be a worker registers first."""
+        return self._views[outbox].is_known
 
     def take(self, outbox: Outbox) -> bytes:
         """Return what a watcher has to be told, as a WatchUpdate."""
-        wants_loads = self._watchers[outbox] is not None
-        return outbox.take(self._everything if wants_loads else self._everything_but_loads)
+        return outbox.take(lambda: self._everything(outbox).values())
 
     def census(self) -> Census:
         return Census(self._counts, self._membership.snapshot(), len(self._watchers))
 
-    def _everything(self) -> Iterator[bytes]:
-        return map(upsert_chunk, self._membership.snapshot())
+    def _everything(self, outbox: Outbox) -> dict[int, bytes]:
+        records: Iterable[Record[Said]] = self._membership.snapshot()
+        if self._watchers[outbox] is None:
+            records = (dataclasses.replace(record, load=b"") for record in records)
+        return _chunks(records, self._views[outbox].roles)
 
-    def _everything_but_loads(self) -> Iterator[bytes]:
-        return (upsert_chunk(dataclasses.replace(record, load=b"")) for record in self._membership.snapshot())
-
-    def _tell(self, delta: Delta[bytes]) -> Delta[bytes]:
+    def _tell(self, delta: Delta[Said]) -> Delta[Said]:
         self._new_loads.update((record.instance_id, record) for record in delta.loads)
         if delta.is_news:
-            chunks = {record.instance_id: upsert_chunk(record) for record in delta.upserts}
-            for outbox in self._watchers:
-                outbox.put(chunks, delta.removed, delta.ended)
+            for roles, outboxes in self._by_roles().items():
+                chunks = _chunks(delta.upserts, roles)
+                for outbox in outboxes:
+                    outbox.put(chunks, delta.removed, delta.ended)
+            self._learn(delta)
             self._note(delta)
         return delta
 
-    def _note(self, delta: Delta[bytes]) -> None:
+    def _by_roles(self) -> dict[frozenset[Role] | None, list[Outbox]]:
+        """Return the watchers by whose link keys they see."""
+        found: dict[frozenset[Role] | None, list[Outbox]] = {}
+        for outbox, view in self._views.items():
+            found.setdefault(view.roles, []).append(outbox)
+        return found
+
+    def _learn(self, delta: Delta[Said]) -> None:
+        """Show watchers that have another role now what they see in it."""
+        for record in delta.upserts:
+            for outbox in self._watching.get(record.instance_id, ()):
+                sees_more = self._views[outbox].learn(record.instance_id, record.payload.role)
+                if sees_more and not outbox.owes_snapshot:
+                    outbox.put(self._everything(outbox), (), ())
+
+    def _note(self, delta: Delta[Said]) -> None:
         for move in delta.moves:
             self._counts.moves[move.after] += 1
             _log_move(move)
@@ -126,7 +164,12 @@ class Replica:
             self._new_loads.pop(instance_id, None)
 
 
-def _log_move(move: Move[bytes]) -> None:
+def _chunks(records: Iterable[Record[Said]], roles: frozenset[Role] | None) -> dict[int, bytes]:
+    numbers = None if roles is None else frozenset(role.wire for role in roles)
+    return {record.instance_id: upsert_chunk(record, roles=numbers) for record in records}
+
+
+def _log_move(move: Move[Said]) -> None:
     level = logging.WARNING if move.after in (Standing.EXPIRED, Standing.EVICTED) else logging.INFO
     if logger.isEnabledFor(level):
         logger.log(level, "%s is %s", name_of(instance_of(move.record)), move.after.value)

@@ -1,6 +1,6 @@
-"""The gRPC face of the membership: one stream for each instance that registers, one for each watcher.
+"""Serves the membership over gRPC: one stream for each instance that registers, one for each watcher.
 
-Only this module has a clock. Messages are bytes here: what can't be read is refused with a reason.
+Only this module has a clock. Messages are bytes here; a message that can't be read is refused with a reason.
 """
 
 from __future__ import annotations
@@ -14,13 +14,19 @@ from typing import Final, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
+from diptych.bootstrap.announcement import Said
+from diptych.bootstrap.caller import Caller
 from diptych.bootstrap.census import Census
 from diptych.bootstrap.limits import Limits, Pace
 from diptych.bootstrap.membership import Delta
 from diptych.bootstrap.outbox import SILENCES_A_LEASE, Outbox
 from diptych.bootstrap.replica import NUM_TURNS, Replica
-from diptych.common.errors import InvalidRequest, Overloaded
+from diptych.common.errors import Forbidden, InvalidRequest, Overloaded
 from diptych.common.lifecycle import wait_or_timeout
+from diptych.common.net.hosts import peer_host
+from diptych.common.trust.gatekeeper import parties_of
+from diptych.common.trust.instance_secret import proven
+from diptych.common.trust.trust import Trust
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import HeartbeatReply, WatchRequest
 
@@ -38,8 +44,15 @@ class BootstrapService:
     """Serves `diptych.v1.Bootstrap`. `run` must be running."""
 
     def __init__(
-        self, *, lease_s: float, heartbeat_s: float, limits: Limits = DEFAULT_LIMITS, clock: Clock = time.monotonic
+        self,
+        trust: Trust,
+        *,
+        lease_s: float,
+        heartbeat_s: float,
+        limits: Limits = DEFAULT_LIMITS,
+        clock: Clock = time.monotonic,
     ) -> None:
+        self._trust = trust
         self._replica = Replica(lease_s=lease_s, limits=limits)
         self._lease_s = lease_s
         self._clock = clock
@@ -57,13 +70,13 @@ class BootstrapService:
 
     async def register(self, heartbeats: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         """Take the heartbeats of one instance."""
-        pace = Pace(self._clock())
+        pace, caller = Pace(self._clock()), self._caller(context)
         async for data in heartbeats:
             now_s = self._clock()
             try:
                 pace.count(now_s)
-                delta = self._replica.hear(data, now_s)
-            except (InvalidRequest, Overloaded) as error:
+                delta = self._replica.hear(data, now_s, caller)
+            except (InvalidRequest, Forbidden, Overloaded) as error:
                 logger.warning("refused a heartbeat of %s: %s", context.peer(), error)
                 await context.abort(grpc.StatusCode[error.grpc_status], str(error))
             self._note(delta)
@@ -72,19 +85,24 @@ class BootstrapService:
     async def watch(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         """Send everything that is listed, then what changes, and that we are there."""
         try:
-            outbox = self._replica.open(with_loads=not _read(request).without_loads)
+            outbox = self._replica.open(with_loads=not _read(request).without_loads, caller=self._caller(context))
         except (InvalidRequest, Overloaded) as error:
             await context.abort(grpc.StatusCode[error.grpc_status], str(error))
         filled = self._filled[outbox] = asyncio.Event()
         try:
             while True:
                 filled.clear()
-                if outbox.is_empty:
+                if outbox.is_empty or not self._replica.may_take(outbox):
                     await wait_or_timeout(filled, self._lease_s / SILENCES_A_LEASE)
-                yield self._replica.take(outbox)
+                if self._replica.may_take(outbox):
+                    yield self._replica.take(outbox)
         finally:
             del self._filled[outbox]
             self._replica.close(outbox)
+
+    def _caller(self, context: Context) -> Caller:
+        shown = proven(context.invocation_metadata() or ())
+        return Caller(parties_of(self._trust, context), peer_host(context.peer()), shown)
 
     async def census(self) -> Census:
         """Return how things are now."""
@@ -117,7 +135,7 @@ class BootstrapService:
             await asyncio.sleep(LOADS_EVERY_S / NUM_TURNS)
             self._wake(self._replica.tell_loads())
 
-    def _note(self, delta: Delta[bytes]) -> None:
+    def _note(self, delta: Delta[Said]) -> None:
         if delta.is_news:
             self._wake(self._filled)
 

@@ -1,4 +1,4 @@
-"""How bootstrap regards an instance, and every move that is possible. What is not in the table is refused."""
+"""Lists how bootstrap may regard an instance, and every possible move. A move that is not in the table is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-from diptych.common.membership import State
+from diptych.common.members.membership import State
 
 
 class Standing(enum.Enum):

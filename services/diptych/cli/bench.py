@@ -1,4 +1,4 @@
-"""`diptych bench kv`: measures KV page writes between this process and a peer, over every path that there is."""
+"""Measures KV page writes between this process and a peer, over every path: `diptych bench kv`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import asyncio
 import json
 import sys
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
+from diptych.cli.platform.whereabouts import PLATFORM_HELP, let_in, local_platform
 from diptych.common import lifecycle
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
-from diptych.common.loopback import transfer_where
-from diptych.common.trust import TrustConfig
+from diptych.common.net.loopback import transfer_where
+from diptych.common.trust.trust import TrustConfig
+
+DEFAULT_PORT: Final = 7070
 
 Transports = Literal["auto", "shm", "tcp"]
 
@@ -21,24 +24,26 @@ Transports = Literal["auto", "shm", "tcp"]
 class BenchConfig(TrustConfig):
     """Measure how fast KV pages reach another process, on this host or on another one.
 
-    Start `diptych bench kv --serve` on one host and `diptych bench kv --peer HOST:PORT` on the other. Every path is
-    tried with every piece size, and what arrived is verified; beside it stands the speed of a local memory copy.
+    Start `diptych bench kv --serve` on one host and `diptych bench kv --peer HOST:PORT` on the other; on the same one,
+    `diptych bench kv`. Every path is tried with every piece size, and what arrived is verified; beside it stands the
+    speed of a local memory copy.
     """
 
     what: Literal["kv"] = argument(REQUIRED, help="what to measure: kv")
     serve: bool = option(False, help="be the end that is written to, until Ctrl-C")
-    peer: str = option("", help="address of the end that is written to")
+    peer: str = option("", help=f"address of the end that is written to; none: 127.0.0.1:{DEFAULT_PORT}")
     host: str = option("127.0.0.1", help="address to listen on, with --serve")
-    port: int = option(7070, help="port to listen on, with --serve; 0: any free one")
+    port: int = option(DEFAULT_PORT, help="port to listen on, with --serve; 0: any free one")
     pool_mib: int = option(256, help="memory that is written from, or to with --serve, MiB")
     piece_kib: tuple[int, ...] = option((16, 64, 256, 1024, 2048), help="sizes of the scattered pieces, KiB")
     rounds: int = option(5, help="times that all pieces are written; the best counts")
     transports: Transports = option("auto", help="ways to move KV pages; auto: the fastest")
+    platform: str = option("", help=f"whose token is used where none is given: {PLATFORM_HELP}")
     json: bool = option(False, help="print JSON, for programs")
 
     def validate(self) -> None:
         """Raise `ConfigError` for values that cannot work."""
-        if self.serve == bool(self.peer):
+        if self.serve and self.peer:
             raise ConfigError("give either --serve, or --peer with the address of a process that serves")
         if self.pool_mib < 1 or self.rounds < 1:
             raise ConfigError("--pool-mib and --rounds must be at least 1")
@@ -51,17 +56,23 @@ class BenchConfig(TrustConfig):
 
 def main(config: BenchConfig) -> int:
     """Serve, or measure and print; return the exit code."""
-    trust = config.trust()
+    trust = _let_in(config).trust()
     if config.serve:
-        from diptych.cli.bench_server import serve
+        from diptych.cli.requests.bench_server import serve
 
         transfer_where(config.host)
         end = (config.host, config.port, trust, config.pool_mib, config.transports)
         asyncio.run(lifecycle.run_until_signal(lambda stop: serve(*end, stop)))
         return 0
-    from diptych.cli.bench_client import as_text, measure
+    from diptych.cli.requests.bench_client import as_text, measure
 
-    report = measure(config.peer, trust, config.pool_mib, config.piece_kib, config.rounds, config.transports)
+    peer = config.peer or f"127.0.0.1:{DEFAULT_PORT}"
+    report = measure(peer, trust, config.pool_mib, config.piece_kib, config.rounds, config.transports)
     print(json.dumps(report.as_json(), indent=2) if config.json else as_text(report))
     sys.stdout.flush()
     return 0 if report.is_intact else 1
+
+
+def _let_in(config: BenchConfig) -> BenchConfig:
+    """Return a configuration with a token: what both ends need, and a platform here has."""
+    return config if config.is_trust_configured() else let_in(config, local_platform(config.platform))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from diptych.cli.inference_client import RequestFailed, RequestOptions, stream_text
+from diptych.cli.requests.inference_client import RequestFailed, RequestOptions, addressed, check_served, stream_text
 from diptych.common.config import option
 from diptych.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest
 
 _HELP = "Ctrl-C stops an answer, /new starts over, Ctrl-D or /quit ends."
+TEMPERATURE: Final = 0.7  # unless another is wanted: at the API's 1 small models ramble
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,10 @@ class Conversation:
 
 def main(config: ChatConfig) -> int:
     """Converse until the end of the input; return the exit code."""
-    conversation = Conversation(config)
+    temperature = TEMPERATURE if config.temperature is None else config.temperature
+    conversation = Conversation(replace(addressed(config), temperature=temperature))
     conversation.restart()
+    check_served(conversation.config)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         print(_HELP)

@@ -1,4 +1,4 @@
-"""`diptych check`: whether a running platform does what it is there for. For deployments, such as `helm test`."""
+"""Checks whether a running platform answers and moves KV: `diptych check`, for deployments such as `helm test`."""
 
 from __future__ import annotations
 
@@ -8,30 +8,34 @@ import random
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import grpc
 
-from diptych.cli.asking import ask
-from diptych.cli.link_report import link_words, size
 from diptych.cli.members import members
+from diptych.cli.platform.whereabouts import MembersConfig, local_platform, located
+from diptych.cli.reports.link_report import link_words, size
+from diptych.cli.requests.asking import ask
+from diptych.cli.requests.inference_client import DEFAULT_TARGET
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError, DiptychError
-from diptych.common.trust import TrustConfig
 from diptych.v1.inference_pb2 import GenerateRequest, SamplingParams
 from diptych.v1.inference_pb2_grpc import InferenceStub
 
 PROMPT: Final = "The capital of France is"
 MAX_TOKENS: Final = 8
+KV_MAX_TOKENS: Final = 2  # the second is decode's
 TOKENS: Final = range(32, 224)  # every vocabulary has these, and none of them ends an output here
-ANSWER_S: Final = 5.0  # for a worker to tell about its links
+ANSWER_S: Final = 5.0  # limit for a worker's answer about its links
+
+DEFAULT_ROUTER: Final = "http://127.0.0.1:8000"
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class CheckConfig(TrustConfig):
+class CheckConfig(MembersConfig):
     """Check that a platform works, and exit with 0 if it does.
 
     `answers` has one prompt completed over HTTP and over gRPC: the answers must be the same. `kv` has the KV of a new
@@ -39,11 +43,10 @@ class CheckConfig(TrustConfig):
     """
 
     what: Literal["answers", "kv"] = argument(REQUIRED, help="answers, kv")
-    router: str = option("http://127.0.0.1:8000", help="URL of a router's HTTP API")
-    target: str = option("127.0.0.1:9000", help="host:port of its gRPC API, for `answers`")
+    router: str = option("", help=f"URL of a router's HTTP API; none: as here, else {DEFAULT_ROUTER}")
+    target: str = option("", help=f"host:port of its gRPC API, for `answers`; none: as here, else {DEFAULT_TARGET}")
     api_key: str = option("", help="key of the API, where it needs one; better by the variable: others see flags")
-    bootstrap: tuple[str, ...] = option(("127.0.0.1:7000",), help="addresses of the bootstrap replicas, for `kv`")
-    prompt_tokens: int = option(512, help="length of the prompt whose KV is handed over")
+    prompt_tokens: int = option(512, help="of the prompt whose KV is handed over; fewer in a short context")
     timeout_s: float = option(60.0, help="for an answer")
 
     def validate(self) -> None:
@@ -57,8 +60,20 @@ class CheckFailed(DiptychError):
 
 def main(config: CheckConfig) -> int:
     """Print what was found. Raises `CheckFailed`."""
-    print(_check_answers(config) if config.what == "answers" else _check_kv(config), flush=True)
+    if config.what == "answers":
+        print(_check_answers(_addressed(config)), flush=True)
+    else:
+        print(_check_kv(located(_addressed(config))), flush=True)
     return 0
+
+
+def _addressed(config: CheckConfig) -> CheckConfig:
+    """Return a configuration that says where the router is: as it does, else that here. Raises `ConfigError`."""
+    if config.router and (config.target or config.what == "kv"):
+        return config
+    platform = local_platform(config.platform)
+    router, target = (f"http://{platform.http}", platform.grpc) if platform else (DEFAULT_ROUTER, DEFAULT_TARGET)
+    return replace(config, router=config.router or router, target=config.target or target)
 
 
 def _check_answers(config: CheckConfig) -> str:
@@ -70,20 +85,23 @@ def _check_answers(config: CheckConfig) -> str:
 
 
 def _check_kv(config: CheckConfig) -> str:
-    prompt = random.SystemRandom().choices(TOKENS, k=config.prompt_tokens)
-    timings = _complete(config, {"prompt": prompt, "max_tokens": 2, "ignore_eos": True})["diptych"]
+    num_tokens = max(1, min(config.prompt_tokens, _context(config) - KV_MAX_TOKENS))
+    prompt = random.SystemRandom().choices(TOKENS, k=num_tokens)
+    timings = _complete(config, {"prompt": prompt, "max_tokens": KV_MAX_TOKENS, "ignore_eos": True})["diptych"]
     check_moved(timings)
     return f"{moved_words(timings)}\n{_link(config, timings)}"
 
 
 def check_moved(timings: Mapping[str, Any]) -> None:
     """Raise `CheckFailed` unless all KV came to a decode worker as it left a prefill worker."""
+    if not timings["whole"]:
+        raise CheckFailed("a worker has not said what it measured: its report is not whole")
     if timings["prefill_instance"] == timings["decode_instance"]:
         raise CheckFailed(f"worker {timings['decode_instance']} served alone, and handed nothing over")
     if not timings["pages_moved"]:
         raise CheckFailed("no page was moved, though nobody can have had this prompt's KV")
-    sent, found = timings["prefill_kv_digest"], timings["decode_kv_digest"]
-    if int(sent, 16) and int(found, 16) and sent != found:
+    sent, found = timings.get("prefill_kv_digest"), timings.get("decode_kv_digest")  # of some hand-offs: --kv-integrity
+    if sent and found and sent != found:
         raise CheckFailed(f"KV with the digest {sent} was sent, and {found} found")
 
 
@@ -104,12 +122,19 @@ def _link(config: CheckConfig, timings: Mapping[str, Any]) -> str:
     raise CheckFailed(f"prefill {timings['prefill_instance']} does not tell about its links")
 
 
+def _context(config: CheckConfig) -> int:
+    models = urllib.request.Request(f"{config.router}/v1/models", headers=_authorization(config))
+    return int(_ask(models, config.timeout_s)["data"][0]["max_model_len"])
+
+
 def _complete(config: CheckConfig, body: Json) -> Json:
-    headers = {"content-type": "application/json", "x-diptych-timings": "1"}
-    if config.api_key:
-        headers["authorization"] = f"Bearer {config.api_key}"
+    headers = {"content-type": "application/json", "x-diptych-timings": "1", **_authorization(config)}
     data = json.dumps({"model": "", "temperature": 0, **body}).encode()  # the only model
     return _ask(urllib.request.Request(f"{config.router}/v1/completions", data, headers), config.timeout_s)
+
+
+def _authorization(config: CheckConfig) -> dict[str, str]:
+    return {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
 
 
 def _ask(request: urllib.request.Request, timeout_s: float) -> Json:

@@ -1,7 +1,7 @@
 """Decides which pods Kubernetes should end first when it scales down: the emptier a worker, the cheaper. Pure.
 
 Costs are coarse, a step for twice as many requests, so that they seldom change: each change is a write to the API. A
-worker that drains already is cheapest of all: whoever drains one before scaling down chooses it.
+worker that drains already is the cheapest: an operator who drains one before scaling down thereby chooses it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from diptych.common.membership import State
-from diptych.common.roles import WORKER_ROLES
+from diptych.common.members.membership import State
+from diptych.common.members.roles import WORKER_ROLES
 from diptych.v1.bootstrap_pb2 import Instance
 
 ANNOTATION: Final = "controller.kubernetes.io/pod-deletion-cost"

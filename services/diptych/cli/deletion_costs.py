@@ -15,9 +15,9 @@ from diptych.cli.members import members
 from diptych.common import lifecycle
 from diptych.common.config import option
 from diptych.common.errors import ConfigError, DiptychError, Unavailable
-from diptych.common.kubernetes_api import KubernetesApi, in_cluster
 from diptych.common.logging import LogConfig, setup
-from diptych.common.trust import TrustConfig
+from diptych.common.members.kubernetes_api import KubernetesApi, in_cluster
+from diptych.common.trust.trust import TrustConfig
 from diptych.v1.bootstrap_pb2 import Instance
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Have running members leave: `diptych drain 127.0.0.1:41234`. It shows how far they are, and ends when they are empty.
+"""Makes running members leave: `diptych drain 127.0.0.1:41234`. It shows their progress, and ends when all are empty.
 
 Nothing is stopped: an empty worker or router waits for SIGTERM.
 """
@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from diptych.cli.answer import Answer
-from diptych.cli.asking import ask, ask_all, ask_to_drain
-from diptych.cli.drain_report import chosen, drain_words
 from diptych.cli.members import members
+from diptych.cli.platform.whereabouts import MembersConfig, located
+from diptych.cli.reports.drain_report import chosen, drain_words
+from diptych.cli.requests.answer import Answer
+from diptych.cli.requests.asking import ask, ask_all, ask_to_drain
 from diptych.common.config import argument, option
 from diptych.common.errors import ConfigError, DiptychError
-from diptych.common.instance_names import name_of
-from diptych.common.trust import Trust, TrustConfig
+from diptych.common.members.instance_names import name_of
+from diptych.common.trust.trust import Trust
 from diptych.v1.bootstrap_pb2 import Instance
 from diptych.v1.worker_pb2 import Drain
 
@@ -29,7 +30,7 @@ Drained = Literal["prefill", "decode", "unified", "router"]
 
 
 @dataclass(frozen=True, slots=True)
-class DrainConfig(TrustConfig):
+class DrainConfig(MembersConfig):
     """Have members take nothing new, finish what they have, and hand back the rest. Exits with 0 when they are empty.
 
     They stay, empty, until they are stopped; there is no way back but a restart.
@@ -37,9 +38,6 @@ class DrainConfig(TrustConfig):
 
     member: str = argument("", help="instance id (or how it begins), host:port as `diptych status` shows it, or pod")
     role: Drained | None = option(None, help="all members of this role instead")
-    bootstrap: tuple[str, ...] = option(
-        ("127.0.0.1:7000",), help="bootstrap replicas; dns:///NAME:PORT: all behind a name"
-    )
     deadline_s: float | None = option(None, help="for what runs to finish; none: the member's --drain-s")
     hurry: bool = option(False, help="let nothing finish: hand back at once")
     pod_name: str = option("", help="whom to drain where no member and no role is named: all of this pod")
@@ -69,7 +67,8 @@ class DrainFailed(DiptychError):
 def main(config: DrainConfig) -> int:
     """Drain, show progress until all are empty, and return the exit code."""
     try:
-        _drain(config, config.trust())
+        found = located(config)
+        _drain(found, found.trust())
     finally:
         time.sleep(config.linger_s)
     return 0

@@ -1,4 +1,4 @@
-"""`diptych links`: asks every worker of a running platform for its KV links, and shows them."""
+"""Asks every worker of a running platform for its KV links, and shows them: `diptych links`."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from diptych.cli.asking import ask, ask_all
-from diptych.cli.link_report import WorkerReport, as_json, as_text
 from diptych.cli.members import members
+from diptych.cli.platform.whereabouts import MembersConfig, located
+from diptych.cli.reports.link_report import WorkerReport, as_json, as_text
+from diptych.cli.requests.asking import ask, ask_all
 from diptych.common.config import option
-from diptych.common.roles import WORKER_ROLES
-from diptych.common.trust import Trust, TrustConfig
+from diptych.common.members.roles import WORKER_ROLES
+from diptych.common.trust.trust import Trust
 from diptych.v1.bootstrap_pb2 import Instance
 
 
 @dataclass(frozen=True, slots=True)
-class LinksConfig(TrustConfig):
+class LinksConfig(MembersConfig):
     """Show which workers are linked for KV transfers, over what, how fast, and what is not well.
 
     The exit code is 1 when a worker does not answer or a link is not up.
     """
 
-    bootstrap: tuple[str, ...] = option(
-        ("127.0.0.1:7000",), help="bootstrap replicas; dns:///NAME:PORT: all behind a name"
-    )
     json: bool = option(False, help="print JSON, for programs")
     timeout_s: float = option(5.0, help="for a worker to answer")
 
 
 def main(config: LinksConfig) -> int:
     """Print the report; return the exit code."""
+    config = located(config)
     trust = config.trust()
     workers = (each for each in members(config.bootstrap, trust) if each.role in WORKER_ROLES)
     reports = _reports(workers, trust, config.timeout_s)

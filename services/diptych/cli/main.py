@@ -1,4 +1,4 @@
-"""`diptych COMMAND ...`: finds the command's module and hands it its configuration.
+"""Finds a command's module and gives it its configuration: `diptych COMMAND ...`.
 
 A command is a module with a configuration dataclass and `main(config) -> int`. Only the module of the command that was
 asked for is imported, so `diptych --help` needs neither torch nor gRPC.
@@ -29,34 +29,42 @@ class Command:
     config: str  # name of the configuration class
 
 
-COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
+FIRST: Final[Mapping[str, Command]] = MappingProxyType(
     {
         "up": Command("run everything on this machine", "diptych.cli.up", "UpConfig"),
+        "chat": Command("talk with the model", "diptych.cli.chat", "ChatConfig"),
+        "generate": Command("continue one prompt", "diptych.cli.generate", "GenerateConfig"),
+        "status": Command("show all members and what is not well", "diptych.cli.status", "StatusConfig"),
+        "links": Command("show the KV links between running workers", "diptych.cli.links", "LinksConfig"),
+    }
+)  # what a newcomer needs
+
+OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
+    {
         "bootstrap": Command("run the membership service", "diptych.bootstrap.main", "BootstrapConfig"),
         "prefill": Command("run a worker that computes prompts", "diptych.prefill.main", "PrefillConfig"),
         "decode": Command("run a worker that generates output", "diptych.decode.main", "DecodeConfig"),
         "unified": Command("run a worker that does both", "diptych.unified.main", "UnifiedConfig"),
         "router": Command("run the HTTP and gRPC front door", "diptych.router.main", "RouterConfig"),
-        "chat": Command("talk with the model", "diptych.cli.chat", "ChatConfig"),
-        "generate": Command("continue one prompt", "diptych.cli.generate", "GenerateConfig"),
         "update-weights": Command(
             "give running workers other weights", "diptych.cli.update_weights", "UpdateWeightsConfig"
         ),
         "role": Command("change what a running worker serves", "diptych.cli.role", "RoleConfig"),
         "keys": Command("make API keys for clients: diptych keys new NAME", "diptych.cli.keys", "KeysConfig"),
-        "status": Command("show all members and what is not well", "diptych.cli.status", "StatusConfig"),
+        "tokens": Command("make tokens for members: diptych tokens FOLDER", "diptych.cli.tokens", "TokensConfig"),
         "drain": Command("have members leave without losing a request", "diptych.cli.drain", "DrainConfig"),
         "values": Command("print a values file for the Helm chart", "diptych.cli.values", "ValuesConfig"),
         "deletion-costs": Command(
             "have Kubernetes end the emptiest workers first", "diptych.cli.deletion_costs", "DeletionCostsConfig"
         ),
-        "links": Command("show the KV links between running workers", "diptych.cli.links", "LinksConfig"),
         "check": Command("see whether a running platform works", "diptych.cli.check", "CheckConfig"),
         "bench": Command("measure KV transfers: diptych bench kv", "diptych.cli.bench", "BenchConfig"),
         "build": Command("compile the C parts now, not at their first use", "diptych.cli.build", "BuildConfig"),
         "version": Command("print the version", "diptych.cli.version", "VersionConfig"),
     }
 )
+
+COMMANDS: Final[Mapping[str, Command]] = MappingProxyType({**FIRST, **OTHERS})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name in ("-h", "--help", "help"):
         print(usage())
         return 0
+    if name == "serve":
+        name, rest = "up", _like_vllm(rest)
     command = COMMANDS.get("version" if name == "--version" else name)
     if command is None:
         print(_unknown(name), file=sys.stderr)
@@ -76,17 +86,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def usage() -> str:
     """Return what `diptych --help` prints."""
-    commands = "\n".join(f"  {name:<14} {command.summary}" for name, command in COMMANDS.items())
     return (
         "usage: diptych COMMAND [OPTIONS]\n\n"
         "Serve large language models with prefill and decode on separate workers.\n\n"
-        f"commands:\n{commands}\n\n"
+        f"to begin with, on this machine and without options:\n{_listing(FIRST)}\n\n"
+        f"all others:\n{_listing(OTHERS)}\n\n"
         "`diptych COMMAND --help` lists its options. Each may also be given as an environment variable:\n"
-        "DIPTYCH_HTTP_PORT=8080 is --http-port 8080. Start with `diptych up`."
+        "DIPTYCH_HTTP_PORT=8080 is --http-port 8080."
     )
 
 
+def _like_vllm(rest: Sequence[str]) -> list[str]:
+    """Who writes `serve` may write the model behind it, as for other servers."""
+    return ["--model", *rest] if rest and not rest[0].startswith("-") else list(rest)
+
+
+def _listing(commands: Mapping[str, Command]) -> str:
+    return "\n".join(f"  {name:<14} {command.summary}" for name, command in commands.items())
+
+
 def _unknown(name: str) -> str:
+    if name.startswith("-"):
+        return f"diptych: {name} belongs behind a command, as in `diptych up {name} ...`; `diptych --help` lists them."
     close = difflib.get_close_matches(name, COMMANDS, n=1)
     hint = f"did you mean `diptych {close[0]}`?" if close else "`diptych --help` lists the commands."
     return f"diptych: there is no command {name!r}; {hint}"

@@ -1,4 +1,4 @@
-"""Who is alive, as the bootstrap replicas that answer list them."""
+"""Asks bootstrap replicas who is alive, and merges the lists of those that answer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Final
 import grpc
 
 from diptych.common.errors import ConfigError
-from diptych.common.membership import MembershipView
-from diptych.common.replicas import replicas_of
-from diptych.common.rpc import open_sync_channel
-from diptych.common.trust import Trust
-from diptych.common.watch_stream import WatchStream
+from diptych.common.members.membership import MembershipView
+from diptych.common.members.replicas import replicas_of
+from diptych.common.members.watch_stream import WatchStream
+from diptych.common.net.rpc import open_sync_channel
+from diptych.common.trust.trust import Trust
 from diptych.v1.bootstrap_pb2 import Instance, WatchRequest, WatchUpdate
 from diptych.v1.bootstrap_pb2_grpc import BootstrapStub
 
@@ -33,7 +33,8 @@ def members(replicas: Sequence[str], trust: Trust) -> list[Instance]:
             else:
                 view.apply(WatchStream(number).take(answer), now_s=0.0)
     if len(problems) == len(replicas):
-        raise ConfigError(f"can't ask bootstrap at {', nor at '.join(problems)}")
+        advice = "--bootstrap (or DIPTYCH_BOOTSTRAP) says where it is, `diptych up` starts a platform"
+        raise ConfigError(f"can't ask bootstrap at {', nor at '.join(problems)}; {advice}")
     return list(view.instances.values())
 
 

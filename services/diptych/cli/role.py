@@ -1,4 +1,4 @@
-"""Change what a running worker serves: `diptych role 127.0.0.1:41234 decode`. No request is lost over it."""
+"""Change what a running worker serves: `diptych role 127.0.0.1:41234 decode`. It loses no request."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Final
 import grpc
 
 from diptych.cli.members import members
+from diptych.cli.platform.whereabouts import MembersConfig, located
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError, DiptychError
-from diptych.common.instance_names import is_meant, name_of
-from diptych.common.roles import WORKER_ROLES, Role
-from diptych.common.rpc import open_sync_channel
-from diptych.common.trust import Trust, TrustConfig
+from diptych.common.members.instance_names import is_meant, name_of
+from diptych.common.members.roles import WORKER_ROLES, Role
+from diptych.common.net.rpc import open_sync_channel
+from diptych.common.trust.trust import Trust
 from diptych.v1.admin_pb2 import SetRoleRequest, SetRoleResponse
 from diptych.v1.admin_pb2_grpc import WorkerAdminStub
 from diptych.v1.bootstrap_pb2 import Instance
@@ -24,7 +25,7 @@ MARGIN_S: Final = 60.0  # beyond the drain: for what was handed back to let go, 
 
 
 @dataclass(frozen=True, slots=True)
-class RoleConfig(TrustConfig):
+class RoleConfig(MembersConfig):
     """Have a running worker serve prefill, decode, or both (unified), without a restart.
 
     It takes nothing new, lets what runs finish or hands it back to the routers, and then serves the new role.
@@ -32,9 +33,6 @@ class RoleConfig(TrustConfig):
 
     worker: str = argument(REQUIRED, help="instance id (or how it begins), or host:port as `diptych links` shows it")
     role: Role = argument(REQUIRED, help="prefill, decode or unified")
-    bootstrap: tuple[str, ...] = option(
-        ("127.0.0.1:7000",), help="bootstrap replicas; dns:///NAME:PORT: all behind a name"
-    )
     drain_s: float = option(30.0, help="for what runs to finish; the rest is handed back")
 
     def validate(self) -> None:
@@ -48,6 +46,7 @@ class RoleRefused(DiptychError):
 
 def main(config: RoleConfig) -> int:
     """Change the role and say how long it took; return the exit code."""
+    config = located(config)
     trust = config.trust()
     worker = find(members(config.bootstrap, trust), config.worker)
     start_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""`diptych status`: every pool and member of a running platform, what it says of itself, and what is not well."""
+"""Shows every pool and member of a running platform, and what is not well: `diptych status`."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.cli.answer import Answer
-from diptych.cli.asking import ask, ask_all
 from diptych.cli.members import members
-from diptych.cli.status_report import Mismatch, as_json, as_text, mismatches
+from diptych.cli.platform.whereabouts import MembersConfig, located
+from diptych.cli.reports.status_report import Mismatch, as_json, as_text, mismatches
+from diptych.cli.requests.answer import Answer
+from diptych.cli.requests.asking import ask, ask_all
+from diptych.cli.router_members import known_to_router
 from diptych.common.config import option
 from diptych.common.errors import ConfigError, DiptychError
-from diptych.common.kubernetes_api import in_cluster, worker_pods
-from diptych.common.pods import Pod, unregistered
-from diptych.common.trust import Trust, TrustConfig
+from diptych.common.members.kubernetes_api import in_cluster, worker_pods
+from diptych.common.members.pods import Pod, unregistered
+from diptych.common.trust.trust import Trust
 from diptych.v1.bootstrap_pb2 import Instance
 
-CLEAR: Final = "\x1b[H\x1b[2J\x1b[3J"  # of a terminal
+CLEAR: Final = "\x1b[H\x1b[2J\x1b[3J"  # clears a terminal
 
 
 @dataclass(frozen=True, slots=True)
-class StatusConfig(TrustConfig):
+class StatusConfig(MembersConfig):
     """Show all pools and members: state, load, links, how far a drain is, why one is not ready, and who can't pair.
 
-    The exit code is 1 when a member does not answer.
+    The exit code is 1 when a member, or every bootstrap replica, does not answer.
     """
 
-    bootstrap: tuple[str, ...] = option(
-        ("127.0.0.1:7000",), help="bootstrap replicas; dns:///NAME:PORT: all behind a name"
+    router: str = option(
+        "", help="URL of a router's HTTP API: asked for its workers where no bootstrap replica answers"
     )
     endpoint_slices: str = option("", help="labels of the workers' EndpointSlices, to show pods that did not register")
     json: bool = option(False, help="print JSON, for programs")
@@ -49,25 +51,43 @@ class Report:
     answers: Sequence[Answer]
     unlike: Sequence[Mismatch]
     strangers: Sequence[Pod]  # that did not register
+    problem: str = ""  # why bootstrap did not say who there is
 
 
 def main(config: StatusConfig) -> int:
     """Print the report; return the exit code."""
+    config = located(config)
     trust = config.trust()
     if config.watch is not None:
         _watch(config, trust, config.watch)
     report = look(config, trust)
-    parts = (report.answers, report.unlike, report.strangers)
+    parts = (report.answers, report.unlike, report.strangers, report.problem)
     print(json.dumps(as_json(*parts), indent=2) if config.json else as_text(*parts))
-    return 1 if any(answer.problem for answer in report.answers) else 0
+    return 1 if report.problem or any(answer.problem for answer in report.answers) else 0
 
 
 def look(config: StatusConfig, trust: Trust) -> Report:
-    """Ask everybody. Raises `DiptychError` if bootstrap, or Kubernetes, can't be asked."""
-    listed = sorted(members(config.bootstrap, trust), key=_order)
+    """Ask everybody. Raises `DiptychError` if neither bootstrap nor a router, or not Kubernetes, can be asked."""
+    found, problem = _listed(config, trust)
+    listed = sorted(found, key=_order)
     answers = ask_all(listed, lambda member: ask(member, trust, config.timeout_s))
     pods = worker_pods(in_cluster(), config.endpoint_slices) if config.endpoint_slices else {}
-    return Report(answers, mismatches(listed), unregistered(pods, listed))
+    return Report(answers, mismatches(listed), unregistered(pods, listed), problem)
+
+
+def _listed(config: StatusConfig, trust: Trust) -> tuple[list[Instance], str]:
+    """Return who there is, and if a router said so, why bootstrap did not."""
+    try:
+        return members(config.bootstrap, trust), ""
+    except ConfigError as error:
+        if not config.router:
+            raise
+        problem = str(error)
+    try:
+        found = known_to_router(config.router, trust, config.timeout_s)
+    except ConfigError as error:
+        raise ConfigError(f"{problem}; {error}") from None
+    return found, f"{problem}; these are the workers that the router at {config.router} knows"
 
 
 def _order(member: Instance) -> tuple[int, str, str, int]:
@@ -79,7 +99,7 @@ def _watch(config: StatusConfig, trust: Trust, interval_s: float) -> None:
     while True:
         try:
             report = look(config, trust)
-            text = as_text(report.answers, report.unlike, report.strangers)
+            text = as_text(report.answers, report.unlike, report.strangers, report.problem)
         except DiptychError as error:
             text = str(error)
         print(f"{CLEAR}{time.strftime('%X')}\n\n{text}", flush=True)

@@ -7,25 +7,42 @@ import contextlib
 import os
 import shlex
 import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from diptych.cli.log_view import LogView
-from diptych.cli.plan import Model, Site, Workers, components, threads_each
-from diptych.cli.shared_trust import SharedTrust, shared_trust
-from diptych.cli.supervisor import ComponentFailed, Supervisor
-from diptych.common.config import option
+from diptych.checkpoints.load_format import LoadFormat
+from diptych.cli.platform.local_platforms import LocalPlatform, announced, running, runtime_folder
+from diptych.cli.platform.log_view import LogView
+from diptych.cli.platform.plan import (
+    Component,
+    Model,
+    Site,
+    Workers,
+    components,
+    router_memory,
+    threads_each,
+    transport_environment,
+)
+from diptych.cli.platform.shared_trust import SharedTrust, shared_trust
+from diptych.cli.platform.supervisor import ComponentFailed, Supervisor
+from diptych.common.config import option, parse
 from diptych.common.errors import ConfigError
-from diptych.common.lifecycle import run_until_signal
+from diptych.common.lifecycle import Stop, run_until_signal
 from diptych.common.logging import colours_wanted, setup
-from diptych.common.ports import claim
-from diptych.common.reachable import bracketed
-from diptych.common.trust import TrustConfig
-from diptych.engine.loader.load_format import LoadFormat
-from diptych.engine.runner.device_kind import DeviceKind
+from diptych.common.members.roles import Role
+from diptych.common.net.ports import claim
+from diptych.common.net.reachable import bracketed
+from diptych.common.net.served import check_max_model_len, check_names
+from diptych.common.process_sight import machine_memory
+from diptych.common.trust.trust import TrustConfig
+from diptych.engine.options.device_kind import DeviceKind
 from diptych.router.keys.config import KeyConfig
+
+if TYPE_CHECKING:  # heavy; not for --help
+    from diptych.checkpoints.source import ModelSource
 
 _READY_INTERVAL_S: Final = 0.1
 _ANSWER_TIMEOUT_S: Final = 2.0
@@ -41,6 +58,11 @@ class UpConfig(TrustConfig, KeyConfig):
 
     model: str = option("smollm2", help="model: 'smollm2', a .gguf file or a Hugging Face folder")
     load_format: LoadFormat = option("auto", help="of the weights; dummy: random ones, for benchmarks")
+    served_model_name: tuple[str, ...] = option(
+        (), help="what clients call the model, besides its id; answers and lists say the first"
+    )
+    max_model_len: int = option(0, help="tokens of prompt and output that a request may have; 0: what the model takes")
+    chat_template: str = option("", help="Jinja file, or template, in place of the model's own chat template")
     device: DeviceKind = option("auto", help="what computes in all workers; sim: nothing, KV and time only")
     prefill: int = option(1, help="number of prefill workers")
     decode: int = option(1, help="number of decode workers")
@@ -49,6 +71,9 @@ class UpConfig(TrustConfig, KeyConfig):
     decode_options: str = option("", help="further options of decode workers")
     unified_options: str = option("", help="further options of unified workers")
     threads: int = option(0, help="CPU threads a worker; 0: an equal share of the cores")
+    router_memory_mib: int = option(
+        0, help="a router, or bootstrap, with more memory is restarted; 0: a quarter of the machine's, 2 to 16 GiB"
+    )
     host: str = option("127.0.0.1", help="address that the APIs listen on", group="network")
     http_port: int = option(8000, help="port of the OpenAI-compatible HTTP API; 0: any free one", group="network")
     grpc_port: int = option(9000, help="port of the gRPC API; 0: any free one", group="network")
@@ -61,11 +86,27 @@ class UpConfig(TrustConfig, KeyConfig):
         if self.unified + min(self.prefill, self.decode) < 1:
             raise ConfigError("--prefill and --decode must be at least 1 without --unified: a request needs both")
         self.check_access(self.host, is_insecure=self.insecure)
+        check_names(self.served_model_name)
+        check_max_model_len(self.max_model_len)
+        if self.router_memory_mib < 0:
+            raise ConfigError("--router-memory-mib must be 0 or more")
         if self.threads < 0:
             raise ConfigError("--threads must be 0 or more")
         wanted = [port for port in (self.http_port, self.grpc_port, self.bootstrap_port) if port]
         if len(set(wanted)) < len(wanted):
             raise ConfigError("--http-port, --grpc-port and --bootstrap-port must differ")
+
+    @staticmethod
+    def advice(unknown: Sequence[str]) -> str:
+        """Return what to do with words that are no options of ours."""
+        from diptych.cli.platform.belongs_to import advice  # heavy; not for --help
+
+        return advice(unknown)
+
+    @property
+    def served(self) -> Model:
+        """What to serve, and how."""
+        return Model(self.model, self.load_format, self.max_model_len, self.served_model_name, self.chat_template)
 
     @property
     def workers(self) -> tuple[Workers, ...]:
@@ -88,19 +129,35 @@ def main(config: UpConfig) -> int:
 
 def _run(config: UpConfig, trust: SharedTrust) -> int:
     site = _claim_site(config)
-    model_id = _fetch(config.model, config.load_format)
+    source = _fetch(config)
     num_threads = threads_each(config.threads, sum(each.count for each in config.workers), os.cpu_count() or 1)
-    model = Model(config.model, config.load_format)
-    planned = [
-        replace(component, environment={**trust.environment, **config.key_environment})
-        for component in components(model, site, config.workers, num_threads)
-    ]
+    planned = _planned(config, trust, site, num_threads)
+    for component in planned:
+        _check_pool(component, source)
+    model_id = next(iter(config.served_model_name), source.config.model_id)
     view = LogView(sys.stdout, tuple(component.name for component in planned), colours_wanted(sys.stdout))
     view.say(f"starting {', '.join(component.name for component in planned)}; {num_threads} threads a worker")
     supervisor = Supervisor(planned, view, partial(_wait_until_ready, site, view))
-    ready = partial(print, banner(config, site, model_id, trust.token_file), flush=True)
+    here = LocalPlatform(site.http, site.grpc, site.bootstrap, model_id, trust.of_commands)
+    with found_by_commands(here, view) as found:
+        commands = commands_here(site, found) if found else commands_elsewhere(site, trust.token_file)
+        ready = partial(print, banner(config, site, model_id, commands), flush=True)
+        return _supervise(partial(supervisor.run, on_ready=ready), view)
+
+
+def _planned(config: UpConfig, trust: SharedTrust, site: Site, num_threads: int) -> list[Component]:
+    memory_bytes = router_memory(config.router_memory_mib, machine_memory())
+    transports = transport_environment(config.workers, os.environ, has_hardware=_has_hardware())
+    shared = {**config.key_environment, **transports}
+    return [
+        replace(component, environment={**trust.environment(component.arguments[0]), **shared})
+        for component in components(config.served, site, config.workers, num_threads, memory_bytes)
+    ]
+
+
+def _supervise(run: Callable[[Stop], Awaitable[None]], view: LogView) -> int:
     try:
-        asyncio.run(run_until_signal(partial(supervisor.run, on_ready=ready)))
+        asyncio.run(run_until_signal(run))
     except ComponentFailed as failed:
         view.say(str(failed), level="error")
         return 1
@@ -109,19 +166,48 @@ def _run(config: UpConfig, trust: SharedTrust) -> int:
     return 0
 
 
-def banner(config: UpConfig, site: Site, model_id: str, token_file: Path | None = None) -> str:
+@contextlib.contextmanager
+def found_by_commands(platform: LocalPlatform, view: LogView) -> Iterator[int]:
+    """Have commands find a platform; yield how many they find now. Without such a folder it serves all the same."""
+    folder = runtime_folder()
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(announced(platform, folder))
+            num_found = len(running(folder))
+        except (ConfigError, OSError) as error:
+            view.say(f"commands won't find this platform by themselves: {error}", level="warning")
+            num_found = 0
+        yield num_found
+
+
+def commands_here(site: Site, num_platforms: int) -> str:
+    """Return what to type in another terminal where commands find the platform."""
+    which = f" --platform {site.http_port}" if num_platforms > 1 else ""
+    return f"In another terminal: `diptych chat{which}`, `diptych status{which}`, `diptych links{which}`."
+
+
+def commands_elsewhere(site: Site, token_file: Path | None) -> str:
+    """Return what to type in another terminal where they don't."""
+    token = f"export DIPTYCH_AUTH_TOKEN_FILE={token_file}; " if token_file else ""
+    return (
+        f"In another terminal: `diptych chat --target {site.grpc}`,\n"
+        f"  `{token}diptych status --bootstrap {site.bootstrap}`."
+    )
+
+
+def banner(config: UpConfig, site: Site, model_id: str, commands: str) -> str:
     """Return what a newcomer needs next."""
     workers = ", ".join(f"{each.count} {each.role}" for each in config.workers)
-    host = bracketed(site.client_host)
-    url = f"http://{host}:{site.http_port}"
-    token = f"\n  token      export DIPTYCH_AUTH_TOKEN_FILE={token_file}" if token_file else ""
+    url = f"http://{site.http}"
     question = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
     return f"""
   Diptych is ready: {workers}. Ctrl-C stops it.
 
   HTTP       {url}/v1
-  gRPC       {host}:{site.grpc_port}
-  bootstrap  {site.bootstrap}{token}
+  gRPC       {site.grpc}
+  bootstrap  {site.bootstrap}
+
+  {commands}
 
   curl {url}/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{"model": "{model_id}", "temperature": 0, {question}}}'
@@ -137,11 +223,38 @@ def _claim_site(config: UpConfig) -> Site:
     )
 
 
-def _fetch(model: str, load_format: LoadFormat) -> str:
-    """Open the model before anything starts: downloaded by one process, a wrong name fails early. Return its id."""
-    from diptych.engine.loader.source import open_model  # heavy; not for --help
+def _fetch(config: UpConfig) -> ModelSource:
+    """Open the model before anything starts: downloaded by one process, a wrong name or template fails early."""
+    from diptych.checkpoints.bounded import bounded  # heavy; not for --help
+    from diptych.checkpoints.source import open_model
+    from diptych.tokens.chat_template import read_template
 
-    return open_model(model, load_format).config.model_id
+    source = bounded(open_model(config.model, config.load_format), config.max_model_len)
+    if config.chat_template:
+        source.tokenizer().with_chat_template(read_template(config.chat_template))
+    return source
+
+
+def _check_pool(component: Component, source: ModelSource) -> None:
+    """Raise what a worker would raise, before a process starts. Its own options are read as it will read them."""
+    from diptych.engine.frontend.config import WorkerConfig
+    from diptych.engine.options.pool_size import check_pool, likely_device  # likewise
+
+    role, *arguments = component.arguments
+    if role not in [each.value for each in Role]:
+        return
+    options = parse(WorkerConfig, arguments, prog=f"diptych {role}")
+    try:
+        check_pool(source.config, options.engine_options, Role(role), likely_device(options.device))
+    except ConfigError as error:
+        raise ConfigError(f"{component.name}: {error}") from None
+
+
+def _has_hardware() -> bool:
+    """Whether KV may go by RDMA, or from GPU to GPU."""
+    from diptych.kvtransfer.ucx.options import UcxOptions, offers_remote_access  # likewise
+
+    return offers_remote_access(UcxOptions())
 
 
 async def _wait_until_ready(site: Site, view: LogView) -> None:

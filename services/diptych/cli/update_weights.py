@@ -1,6 +1,6 @@
 """Give all workers of a model other weights while they run: `diptych update-weights /models/llama-v2`.
 
-Pair by pair. When a worker refuses, those that have changed go back to what they served before: never half of each.
+They change pair by pair. When a worker refuses, those that have changed go back, so old and new are never mixed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import TypeAlias
 import grpc
 
 from diptych.cli.members import members
+from diptych.cli.platform.whereabouts import MembersConfig, located
 from diptych.cli.weight_rounds import rounds, workers_of
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import DiptychError
-from diptych.common.instance_names import name_of
-from diptych.common.rpc import open_sync_channel
-from diptych.common.trust import Trust, TrustConfig
+from diptych.common.members.instance_names import name_of
+from diptych.common.net.rpc import open_sync_channel
+from diptych.common.trust.trust import Trust
 from diptych.v1.admin_pb2 import UpdateWeightsRequest, UpdateWeightsResponse
 from diptych.v1.admin_pb2_grpc import WorkerAdminStub
 from diptych.v1.bootstrap_pb2 import Instance
@@ -27,13 +28,10 @@ Answer: TypeAlias = UpdateWeightsResponse | grpc.RpcError
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateWeightsConfig(TrustConfig):
+class UpdateWeightsConfig(MembersConfig):
     """Give all workers of a model other weights of the same shape, pair by pair, without a restart."""
 
     model: str = argument(REQUIRED, help="as for --model of the workers; a path on their machines")
-    bootstrap: tuple[str, ...] = option(
-        ("127.0.0.1:7000",), help="bootstrap replicas; dns:///NAME:PORT: all behind a name"
-    )
     started_as: str = option("", help="model id that the workers were started with; none: the only one")
     drain_s: float = option(30.0, help="for what runs on a worker to finish; the rest is moved to other workers")
     timeout_s: float = option(1800.0, help="for a worker to load and switch")
@@ -45,6 +43,7 @@ class UpdateFailed(DiptychError):
 
 def main(config: UpdateWeightsConfig) -> int:
     """Update every worker; return the exit code."""
+    config = located(config)
     trust = config.trust()
     update = _Update(config, trust)
     try:

@@ -1,4 +1,4 @@
-"""`diptych values`: a values file for the chart from a few answers, which are asked for where they are not given."""
+"""Makes a values file for the chart from a few answers, and asks for those that are not given: `diptych values`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from diptych.cli.chart_values import (
+from diptych.cli.chart.chart_values import (
     GIB,
     MOUNT,
     SIMULATION,
@@ -19,7 +19,7 @@ from diptych.cli.chart_values import (
     kv_tokens,
     split,
 )
-from diptych.cli.yaml_text import yaml_text
+from diptych.cli.chart.yaml_text import yaml_text
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.kvtransfer.layout import DTYPE_NBYTES
@@ -84,7 +84,7 @@ def answers_of(config: ValuesConfig, ask: Ask) -> Answers:
 
 def model_facts(path: Path, *, on_gpu: bool) -> ModelFacts:
     """Return what a model takes: read from its headers and the sizes of its files. Raises `ConfigError`."""
-    from diptych.engine.loader.source import open_model  # heavy; not for --help
+    from diptych.checkpoints.source import open_model  # heavy; not for --help
 
     model = open_model(str(path)).config
     files = [path] if path.is_file() else [each for kind in WEIGHT_FILES for each in path.glob(kind)]

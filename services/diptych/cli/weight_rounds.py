@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 from diptych.common.errors import ConfigError
-from diptych.common.roles import WORKER_ROLES
+from diptych.common.members.roles import WORKER_ROLES
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Instance
 

@@ -63,10 +63,16 @@ def argument(default: object, *, help: str) -> Any:
 
 
 def parse(config_class: type[T], argv: Sequence[str], *, prog: str) -> T:
-    """Return the configuration that `argv` and the environment ask for; exit 2 with the reason if there is none."""
+    """Return the configuration that `argv` and the environment ask for; exit 2 with the reason if there is none.
+
+    A `config_class` may say by `advice(words)` what to do with words that are none of its options.
+    """
     parser = new_parser(prog, description=config_class.__doc__)
     add_options(parser, config_class)
-    namespace = parser.parse_args(argv)
+    namespace, unknown = parser.parse_known_args(argv)
+    if unknown:
+        advice = getattr(config_class, "advice", None)
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{advice(unknown) if advice else ''}")
     try:
         return from_namespace(config_class, namespace)
     except ConfigError as error:

@@ -1,7 +1,8 @@
-"""The root of every error that a caller of Diptych can see.
+"""Defines the root of every error that a caller of Diptych can see.
 
     DiptychError
     ├── InvalidRequest      the caller's mistake: change the request             400  INVALID_ARGUMENT
+    ├── Forbidden           not for this caller                                  403  PERMISSION_DENIED
     ├── NotFound            no such model or instance                            404  NOT_FOUND
     ├── Conflict            not in the state that it is in                       409  FAILED_PRECONDITION
     ├── Overloaded          try again after `retry_after_s`                      429  RESOURCE_EXHAUSTED
@@ -34,6 +35,13 @@ class InvalidRequest(DiptychError):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class Forbidden(DiptychError):
+    """What was asked for is not for this caller."""
+
+    http_status = 403
+    grpc_status = "PERMISSION_DENIED"
 
 
 class NotFound(DiptychError):

@@ -1,6 +1,6 @@
-"""Keeps Python's search for cyclic garbage from looking at everything a server has, hundreds of times a second.
+"""Keeps Python's search for cyclic garbage from visiting all objects of a server hundreds of times a second.
 
-Reference counts free what a request leaves; the search is for the few cycles, of which most come from exceptions.
+Reference counts free what a request leaves; the search is for the few cycles, most of which come from exceptions.
 """
 
 from __future__ import annotations

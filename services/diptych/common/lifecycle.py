@@ -1,4 +1,4 @@
-"""How a process ends: with its parent, or on SIGTERM or SIGINT, and never later than its grace period."""
+"""Ends a process with its parent, or on SIGTERM or SIGINT, and never later than its grace period."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn, TypeVar
+
+from diptych.common.members.heartbeat import beat_for_supervisor
 
 T = TypeVar("T")
 
@@ -58,8 +60,9 @@ def exit_now(code: int) -> NoReturn:
     Whatever others can see must have been closed.
     """
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # where they go to is full, or gone
+            stream.flush()
     os._exit(code)
 
 
@@ -79,6 +82,7 @@ async def run_until_signal(serve: Callable[[Stop], Awaitable[T]], *, grace_s: in
     """
     loop = asyncio.get_running_loop()
     stop = Stop()
+    beating = asyncio.ensure_future(beat_for_supervisor())
     task = asyncio.ensure_future(serve(stop))
 
     def on_signal() -> None:
@@ -95,6 +99,7 @@ async def run_until_signal(serve: Callable[[Stop], Awaitable[T]], *, grace_s: in
     try:
         return await task
     finally:
+        beating.cancel()
         signal.alarm(0)
         for number in _STOP_SIGNALS:
             loop.remove_signal_handler(number)

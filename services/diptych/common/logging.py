@@ -1,7 +1,7 @@
-"""One line for each event, as JSON for machines or as text for people, with the request it belongs to.
+"""Writes one line for each event, as JSON for machines or as text for people, with the request it belongs to.
 
-Modules log through `logging.getLogger(__name__)`; only a process's `main` calls `setup`. What `bind` sets is added to
-every line that is logged inside it, across awaits: contextvars carry it.
+Modules log through `logging.getLogger(__name__)`; only a process's `main` calls `setup`. Fields that `bind` sets are
+added to every line that is logged inside it, across awaits: contextvars carry them.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The libraries have no Python ABI: plain C functions called through ctypes. The compiler is `$CC`, the system's `cc`, or
 the one in the `ziglang` wheel. The cache key covers source, flags and machine, so a changed file rebuilds by itself.
 
-`$DIPTYCH_MARCH` names a processor, as `x86-64-v3`, instead of this machine's: what is compiled for it may be carried to
-others, where no compiler is needed.
+`$DIPTYCH_MARCH` names a processor, as `x86-64-v3`, instead of this machine's: libraries that are compiled for it can be
+copied to other machines, which then need no compiler.
 """
 
 from __future__ import annotations
@@ -39,25 +39,34 @@ def cache_dir() -> Path:
 def build_library(
     source: Path,
     *,
+    parts: Sequence[Path] = (),
     header_dirs: Sequence[Path] = (),
     include_dirs: Callable[[], Sequence[Path]] = tuple,
     flags: Sequence[str] = (),
 ) -> Path:
     """Return the shared library built from `source`, compiling it if the cache has none.
 
-    `header_dirs` hold headers of ours, that may change; `include_dirs` those of others, which only compiling needs.
+    `parts` are files of ours that `source` includes, beside the headers in its folder; `header_dirs` hold more headers
+    of ours, that may change; `include_dirs` those of others, which only compiling needs.
 
     Safe against concurrent callers: each builds into a file of its own and renames it into place. Raises
     `ConfigError` with the compiler's words when there is no compiler or the build fails.
     """
     march = os.environ.get(MARCH_VARIABLE) or _NATIVE
     options = ["-shared", "-fPIC", "-O3", *(flag.replace("=native", f"={march}") for flag in flags)]
-    sources = [source, *(header for path in (source.parent, *header_dirs) for header in sorted(path.glob("*.h")))]
+    headers = (header for path in (source.parent, *header_dirs) for header in sorted(path.glob("*.h")))
+    sources = [source, *headers, *parts]
     key = _key(sources, [*options, march, *_machine(march)])
     target = cache_dir() / "native" / f"{source.stem}-{key}.so"
     if not target.exists():
         options += [f"-I{path}" for path in (*header_dirs, *include_dirs())]
-        _compile(_compiler(), source, options, target)
+        try:
+            _compile(_compiler(), source, options, target)
+        except OSError as error:
+            raise ConfigError(
+                f"{source.name} can't be compiled into {target.parent}: {error.strerror}; name a folder that can be"
+                " written by DIPTYCH_CACHE_DIR"
+            ) from error
     return target
 
 

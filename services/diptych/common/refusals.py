@@ -1,4 +1,4 @@
-"""Counts the calls that were refused for want of trust, and says so in the log: at most once a second for a peer."""
+"""Counts the calls that were refused because the caller is not trusted, and logs at most one a second for a peer."""
 
 from __future__ import annotations
 

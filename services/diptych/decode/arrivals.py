@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from diptych.common.roles import LegKind
+from diptych.common.members.roles import LegKind
 from diptych.decode.phases import Phase
 from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import Rooms
-from diptych.engine.admission import refuse, turn_away
-from diptych.engine.events import Effect, Emit, Start, compile_grammar
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits
-from diptych.engine.output import Failure, FailureCode, Output
-from diptych.engine.stop import end_ids
-from diptych.engine.waiting_queue import WaitingQueue
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.admission import refuse, turn_away
+from diptych.engine.schedule.waiting_queue import WaitingQueue
+from diptych.engine.values.events import Effect, Emit, Start, compile_grammar
+from diptych.engine.values.limits import Limits
+from diptych.generation.output import Failure, FailureCode, Output
+from diptych.generation.stop.conditions import end_ids
 
 
 class Arrivals:
@@ -41,6 +41,7 @@ class Arrivals:
             self._rooms.add(DecodeRoom(request, 0, now_s, Phase.WAITING))
         else:
             request.given_len = request.num_tokens
+            request.is_imported = True
             request.prompt_logprobs = None  # prefill reports them
             self._rooms.add(DecodeRoom(request, event.peer, now_s, Phase.PREALLOCATING))
         if not request.is_ready:  # prefill's writing needn't wait for it: only the hand-off does

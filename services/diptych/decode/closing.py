@@ -9,8 +9,8 @@ from collections.abc import Set
 from typing import Final
 
 from diptych.decode.room import DecodeRoom
-from diptych.engine.events import SendNote
-from diptych.engine.output import FailureCode
+from diptych.engine.values.events import SendNote
+from diptych.generation.output import FailureCode
 from diptych.kvtransfer.notes import Abort
 
 RETRY_S: Final = 1.0  # before a question that got no answer is asked again

@@ -15,8 +15,12 @@ from diptych.decode.grants import Grants, Spare
 from diptych.decode.imports import Imports
 from diptych.decode.phases import Phase
 from diptych.decode.rooms import JOINED, Rooms
-from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
-from diptych.engine.events import (
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.running import Running
+from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.waiting_queue import new_waiting_queue
+from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.events import (
     AbortRoom,
     Effect,
     Event,
@@ -35,15 +39,12 @@ from diptych.engine.events import (
     WriteDone,
     WriterGone,
 )
-from diptych.engine.grammar.grammar import Matcher
-from diptych.engine.holders import Holders
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits
-from diptych.engine.output import LEAVING, Failure, FailureCode
-from diptych.engine.request import Request
-from diptych.engine.running import Running
-from diptych.engine.scheduler_core import Load
-from diptych.engine.waiting_queue import new_waiting_queue
+from diptych.engine.values.holders import Holders
+from diptych.engine.values.limits import Limits
+from diptych.engine.values.request import Request
+from diptych.engine.values.scheduler_core import Load
+from diptych.generation.grammar import Matcher
+from diptych.generation.output import LEAVING, Failure, FailureCode
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note
 
 
@@ -52,17 +53,24 @@ class DecodeCore:
 
     can_overlap = True
 
-    def __init__(self, cache: KvCache, limits: Limits, page_nbytes: int, reserve: Callable[[], Spare] = Spare) -> None:
+    def __init__(
+        self,
+        cache: KvCache,
+        limits: Limits,
+        page_nbytes: int,
+        pace: StepPace,
+        reserve: Callable[[], Spare] = Spare,
+    ) -> None:
         """`reserve` says what new rooms must leave of the cache."""
         self._cache = cache
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
         retracted = new_waiting_queue(cache, limits.scheduling)
-        self._running = Running(cache, limits, retracted, self._note_retraction)
+        self._running = Running(cache, limits, retracted, pace, self._note_retraction)
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # for their first pages
         self._effects: list[Effect] = []
         self._rooms = Rooms(cache, self._waiting, self._running, self._effects)
         self._arrivals = Arrivals(cache, limits, self._waiting, self._rooms, self._effects)
-        self._grants = Grants(cache, self._waiting, self._running, self._rooms, reserve)
+        self._grants = Grants(cache, self._waiting, self._running, self._rooms, reserve, limits.prompt_cost)
         self._imports = Imports(
             cache,
             self._running,
@@ -100,8 +108,8 @@ class DecodeCore:
                 self._rooms.writer_gone(peer)
             case GrammarReady(room_id, matcher) if room_id in self._rooms:
                 self._take_matcher(room_id, matcher, now_s)
-            case GrammarFailed(room_id, message) if room_id in self._rooms:
-                self._rooms.fail(self._rooms[room_id], Failure(FailureCode.INVALID, message))
+            case GrammarFailed(room_id, message, code) if room_id in self._rooms:
+                self._rooms.fail(self._rooms[room_id], Failure(code, message))
             case AbortRoom() | HandBack() | GrammarReady() | GrammarFailed():
                 pass  # the room has ended
             case WriteDone() | HandOffSent() | ServeRole():
@@ -136,7 +144,7 @@ class DecodeCore:
 
     def plan(self, now_s: float) -> ForwardBatch | None:
         self._now_s = now_s
-        step = self._running.mixed_step(now_s)
+        step = self._running.plan(now_s)
         if step is None:
             return None
         for chunk in step.chunks:
@@ -144,7 +152,7 @@ class DecodeCore:
             room.measure_step(now_s)
             if room in self._rooms.retracted:
                 self._rooms.retracted.resume(room)
-        return self._running.launch(step)
+        return self._running.launch(step, now_s)
 
     def sampling(self) -> SamplingBatch:
         return self._running.sampling()
@@ -170,7 +178,8 @@ class DecodeCore:
         self._effects += self._grants.give(now_s)
 
     def next_deadline_s(self) -> float | None:
-        return self._rooms.next_s()
+        times = (self._rooms.next_s(), self._grants.next_s())
+        return min((at_s for at_s in times if at_s is not None), default=None)
 
     def suspects(self) -> set[int]:
         """Peers without a link whose writes our quarantine still waits out."""
@@ -192,6 +201,11 @@ class DecodeCore:
             grantable_pages=self._grants.num_pages_left,
             num_ungranted=len(self._waiting) + len(self._rooms.retracted),
         )
+
+    @property
+    def num_decoding(self) -> int:
+        """Requests that get a token in each step."""
+        return len(self._running)
 
     def has_room(self, room_id: int) -> bool:
         return room_id in self._rooms

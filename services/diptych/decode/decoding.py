@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from diptych.decode.rooms import Rooms
-from diptych.engine.batch import StepResult
-from diptych.engine.events import Effect, Emit
-from diptych.engine.output import Output
-from diptych.engine.running import Running
-from diptych.engine.sampled import (
+from diptych.engine.schedule.running import Running
+from diptych.engine.schedule.sampled import (
+    NO_TOKEN_FAILURE,
     Sampled,
     collect_prompt_logprobs,
     finish_of,
@@ -16,6 +14,9 @@ from diptych.engine.sampled import (
     take_plain,
     take_prompt_logprobs,
 )
+from diptych.engine.values.batch import StepResult
+from diptych.engine.values.events import Effect, Emit
+from diptych.generation.output import Output
 
 
 class Decoding:
@@ -29,18 +30,21 @@ class Decoding:
 
     def commit(self, result: StepResult, now_s: float) -> None:
         """Take the result of the oldest step launched."""
-        step = self._running.commit()
+        step = self._running.commit(now_s)
         collect_prompt_logprobs(step.chunks, result)
         tokens, others = take_plain(step.sampled, result)
         if tokens.rooms:
             self._effects.append(tokens)
         for row in sampled(step.sampled, result, others):
             self._take_token(row, now_s)
+        self._running.share(step)
 
     def _take_token(self, row: Sampled, now_s: float) -> None:
         request, token_id, logprobs = row
         room = self._rooms[request.room]
         failure = refuse_token(request, token_id)
+        if failure is NO_TOKEN_FAILURE:
+            self._running.distrust(request)
         if failure is not None:
             self._rooms.drop(room, failure)
             return

@@ -2,23 +2,31 @@
 
 A granted page is IMPORTING until prefill's `HandOff` is verified. Both kinds of rooms wait in one queue, so that none
 passes the other. What `reserve` says is left to others who share the cache.
+
+A room whose prefix another one is about to bring lets others pass for a while: what is here then needs not be sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from diptych.decode.phases import Phase, Signal
 from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import Rooms
-from diptych.engine.events import Effect, SendNote
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.page_hash import prompt_hash
-from diptych.engine.request import Request
-from diptych.engine.running import Running
-from diptych.engine.waiting_queue import WaitingQueue
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.extend_queue import pays_to_wait
+from diptych.engine.schedule.prefixes_in_flight import Coming, PrefixesInFlight
+from diptych.engine.schedule.running import Running
+from diptych.engine.schedule.waiting_queue import WaitingQueue
+from diptych.engine.values.events import Effect, SendNote
+from diptych.engine.values.prompt_cost import PromptCost
+from diptych.engine.values.request import Request
+from diptych.generation.page_hash import prompt_hash
 from diptych.kvtransfer.notes import PagesReady
+
+PATIENCE_S: Final = 5.0  # that a room waits for another one's pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +41,39 @@ class Grants:
     """Decides who is next."""
 
     def __init__(
-        self, cache: KvCache, waiting: WaitingQueue, running: Running, rooms: Rooms, reserve: Callable[[], Spare]
+        self,
+        cache: KvCache,
+        waiting: WaitingQueue,
+        running: Running,
+        rooms: Rooms,
+        reserve: Callable[[], Spare],
+        cost: PromptCost,
     ) -> None:
         self._cache = cache
         self._waiting = waiting
         self._running = running
         self._rooms = rooms
         self._reserve = reserve
+        self._cost = cost
+        self._in_flight = PrefixesInFlight(cache.page_size)  # that prefill brings
 
     @property
     def num_pages_left(self) -> int:
         """Pages that could be given now; 0 while rooms wait for theirs."""
         reserve = self._reserve()
-        if self._waiting or self._rooms.retracted or self._cache.num_free_rows <= reserve.rows:
+        if self._waiting.has_next or self._rooms.retracted or self._cache.num_free_rows <= reserve.rows:
             return 0
         return max(0, self._cache.num_available - reserve.pages)
 
     def give(self, now_s: float) -> list[Effect]:
         """Grant what can be granted; those retracted go first."""
         effects: list[Effect] = []
-        while self._waiting and self._cache.has_row and not self._rooms.retracted:
+        self._waiting.bring_back(now_s)
+        while self._waiting.has_next and self._cache.has_row and not self._rooms.retracted:
             request = self._waiting.peek(now_s)
+            reason = self._reason_to_wait(self._rooms[request.room], now_s)
+            if reason is not None and self._waiting.set_aside(reason):
+                continue
             if not self._admit(request):
                 break
             self._waiting.take(request)
@@ -65,6 +85,26 @@ class Grants:
             else:
                 effects.append(SendNote(room.peer, self._grant(room)))
         return effects
+
+    def next_s(self) -> float | None:
+        """Return when patience ends."""
+        rooms = (self._rooms[request.room] for request in self._waiting.aside)
+        return min((room.arrival_s + PATIENCE_S for room in rooms if room.phase is Phase.PREALLOCATING), default=None)
+
+    def _reason_to_wait(self, room: DecodeRoom, now_s: float) -> Coming | None:
+        """Return what another room will soon have here of its prefix, if so much that it should not be sent again."""
+        if room.phase is Phase.WAITING:
+            return self._running.reason_to_wait(room.request)
+        coming, until_s = self._in_flight.longest(room.request, room.peer), room.arrival_s + PATIENCE_S
+        if coming is None or until_s <= now_s or not self._comes_first(coming, room):
+            return None
+        return replace(coming, until_s=until_s) if pays_to_wait(self._cache, self._cost, room.request, coming) else None
+
+    def _comes_first(self, coming: Coming, room: DecodeRoom) -> bool:
+        """Whether the other room's prompt is computed before that of `room`, by the same worker, and soon ends."""
+        other = self._rooms[coming.bringer.request.room]
+        is_short = coming.bringer.num_pages <= 2 * coming.num_pages
+        return is_short and other.request.is_ready and other.request.priority >= room.request.priority
 
     def _admit(self, request: Request) -> bool:
         importing = [room.request for room in self._rooms if room.phase is Phase.IMPORTING]
@@ -80,6 +120,7 @@ class Grants:
     def _grant(self, room: DecodeRoom) -> PagesReady:
         request = room.request
         room.on(Signal.GRANTED)
+        self._in_flight.add(request, room.peer)
         room.granted = self._cache.begin_import(request)
         room.generations = tuple(self._cache.pool.generations(room.granted).tolist())
         return PagesReady(

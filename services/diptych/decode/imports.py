@@ -9,12 +9,12 @@ from __future__ import annotations
 from diptych.decode.phases import Phase, Signal
 from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import Rooms
-from diptych.engine.events import DigestPages, Effect, SendNote, UnpackPages
-from diptych.engine.finish import Finish
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.output import Failure, FailureCode, Output
-from diptych.engine.running import Running
-from diptych.engine.sampled import finish_of, refuse_token
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.running import Running
+from diptych.engine.schedule.sampled import finish_of, refuse_token
+from diptych.engine.values.events import DigestPages, Effect, SendNote, UnpackPages
+from diptych.generation.finish import Finish
+from diptych.generation.output import Failure, FailureCode, Output
 from diptych.kvtransfer.notes import Abort, Ack, HandOff
 
 
@@ -109,7 +109,7 @@ class Imports:
         room.stats.verify_s = now_s - room.handed_off_s
         room.stats.pages_moved = len(room.granted)
         room.stats.bytes_moved = len(room.granted) * self._page_nbytes
-        room.stats.kv_digest = room.digest or 0
+        room.stats.kv_digest = room.digest
         room.stats.cached_tokens = room.request.cached_len
         self.num_pages_received += len(room.granted)
 
@@ -124,6 +124,7 @@ class Imports:
         if failure is not None:
             self._rooms.drop(room, failure)
             return
+        self._cache.release_duplicates(self._cache.share(request, request.prompt_len))  # no step has read them yet
         finish = Finish(note.finish) if note.finish else finish_of(request, note.first_token, self._eos_ids)
         if finish is not None:
             self._rooms.end(room, Output(request.room, 1, finish=finish, stats=room.stats))

@@ -11,6 +11,8 @@ RETRACTED_S: Final = 30.0  # that a retracted request waits for memory here, bef
 
 
 class RetractedRooms:
+    """Those that wait now; a room that resumes or ends is taken out."""
+
     def __init__(self) -> None:
         self._rooms: dict[int, DecodeRoom] = {}
         self.num_retracted = 0  # since start

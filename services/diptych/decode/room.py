@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from diptych.decode.phases import Phase, Signal, next_phase
-from diptych.engine.output import Stats
-from diptych.engine.request import NO_PAGES, Request
+from diptych.engine.values.request import NO_PAGES, Request
+from diptych.generation.output import Stats
 from diptych.kvtransfer.notes import HandOff
 from diptych.kvtransfer.ownership import Pages
 

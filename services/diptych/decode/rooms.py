@@ -12,14 +12,14 @@ from diptych.decode.closing import ClosingRooms, ask_to_stop
 from diptych.decode.phases import Phase, Signal
 from diptych.decode.retracted import RetractedRooms
 from diptych.decode.room import DecodeRoom
-from diptych.engine.deadlines import Deadlines
-from diptych.engine.events import Effect, Emit, SendNote
-from diptych.engine.grammar.grammar import Matcher
-from diptych.engine.holders import Holders
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.output import Failure, FailureCode, Output
-from diptych.engine.running import Running
-from diptych.engine.waiting_queue import WaitingQueue
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.deadlines import Deadlines
+from diptych.engine.schedule.running import Running
+from diptych.engine.schedule.waiting_queue import WaitingQueue
+from diptych.engine.values.events import Effect, Emit, SendNote
+from diptych.engine.values.holders import Holders
+from diptych.generation.grammar import Matcher
+from diptych.generation.output import Failure, FailureCode, Output
 from diptych.kvtransfer.notes import Abort
 
 JOINED = (Phase.RUNNING, Phase.RETRACTED)

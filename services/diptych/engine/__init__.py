@@ -8,20 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diptych.engine.grammar.grammar import Grammar, GrammarKind
-    from diptych.engine.runtime.engine import Engine, Generation
-    from diptych.engine.runtime.scheduler_config import EngineOptions
-    from diptych.engine.sampling_params import SamplingParams
+    from diptych.engine.embedded.engine import Engine, Generation
+    from diptych.engine.options.config import EngineOptions
+    from diptych.generation.grammar import Grammar, GrammarKind
+    from diptych.generation.sampling_params import SamplingParams
 
 __all__ = ["Engine", "EngineOptions", "Generation", "Grammar", "GrammarKind", "SamplingParams"]
 
 _HOMES = {
-    "Engine": "diptych.engine.runtime.engine",
-    "Generation": "diptych.engine.runtime.engine",
-    "EngineOptions": "diptych.engine.runtime.scheduler_config",
-    "Grammar": "diptych.engine.grammar.grammar",
-    "GrammarKind": "diptych.engine.grammar.grammar",
-    "SamplingParams": "diptych.engine.sampling_params",
+    "Engine": "diptych.engine.embedded.engine",
+    "Generation": "diptych.engine.embedded.engine",
+    "EngineOptions": "diptych.engine.options.config",
+    "Grammar": "diptych.generation.grammar",
+    "GrammarKind": "diptych.generation.grammar",
+    "SamplingParams": "diptych.generation.sampling_params",
 }
 
 

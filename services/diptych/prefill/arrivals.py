@@ -5,14 +5,14 @@ A room is queued to be computed once it has all that it waits for: decode's page
 
 from __future__ import annotations
 
-from diptych.engine.admission import refuse, turn_away
-from diptych.engine.events import Effect, Emit, Start, compile_grammar
-from diptych.engine.grammar.grammar import Matcher
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits
-from diptych.engine.output import Failure, FailureCode, Output
-from diptych.engine.page_hash import prompt_hash
-from diptych.engine.waiting_queue import WaitingQueue
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.admission import refuse, turn_away
+from diptych.engine.schedule.waiting_queue import WaitingQueue
+from diptych.engine.values.events import Effect, Emit, Start, compile_grammar
+from diptych.engine.values.limits import Limits
+from diptych.generation.grammar import Matcher
+from diptych.generation.output import Failure, FailureCode, Output
+from diptych.generation.page_hash import prompt_hash
 from diptych.kvtransfer.notes import Abort, PagesReady
 from diptych.prefill.phases import Phase
 from diptych.prefill.rendezvous import Rendezvous

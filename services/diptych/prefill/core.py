@@ -6,11 +6,17 @@ Order of what a peer sees of a room: page writes, then `HandOff`; or `Abort`/`Ab
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 
-from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
-from diptych.engine.batch_builder import build_batch
-from diptych.engine.events import (
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.batch_builder import build_batch
+from diptych.engine.schedule.extend_queue import ExtendQueue
+from diptych.engine.schedule.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, refuse_token, sampled
+from diptych.engine.schedule.sampling_builder import build_sampling
+from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.waiting_queue import new_waiting_queue
+from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.events import (
     AbortRoom,
     Effect,
     Emit,
@@ -30,19 +36,14 @@ from diptych.engine.events import (
     WriteDone,
     WriterGone,
 )
-from diptych.engine.extend_queue import ExtendQueue
-from diptych.engine.finish import Finish
-from diptych.engine.holders import Holders
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits
-from diptych.engine.output import Failure, FailureCode
-from diptych.engine.sampled import Sampled, collect_prompt_logprobs, refuse_token, sampled
-from diptych.engine.sampling_builder import build_sampling
-from diptych.engine.scheduler_core import Load
-from diptych.engine.step import new_step
-from diptych.engine.stop import token_finish
-from diptych.engine.transfer_rules import TransferRules
-from diptych.engine.waiting_queue import new_waiting_queue
+from diptych.engine.values.holders import Holders
+from diptych.engine.values.limits import Limits
+from diptych.engine.values.scheduler_core import Load
+from diptych.engine.values.step import new_step
+from diptych.engine.values.transfer_rules import TransferRules
+from diptych.generation.finish import Finish
+from diptych.generation.output import Failure, FailureCode
+from diptych.generation.stop.conditions import token_finish
 from diptych.kvtransfer.notes import Abort, Ack, Note, PagesReady
 from diptych.prefill.arrivals import Arrivals
 from diptych.prefill.hand_off import first_output, hand_off_note
@@ -58,8 +59,19 @@ class PrefillCore:
     can_overlap = False
     num_retracted = 0  # a prompt keeps its pages until they have left
 
-    def __init__(self, cache: KvCache, limits: Limits, rules: TransferRules, page_nbytes: int) -> None:
+    def __init__(
+        self,
+        cache: KvCache,
+        limits: Limits,
+        rules: TransferRules,
+        page_nbytes: int,
+        pace: StepPace,
+        num_decoding: Callable[[], int] = int,
+    ) -> None:
+        """`num_decoding` says how many requests wait for each step."""
         self._cache = cache
+        self._pace = pace
+        self._num_decoding = num_decoding
         self._limits = limits
         self._token_nbytes = page_nbytes // cache.page_size
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
@@ -93,8 +105,8 @@ class PrefillCore:
                 self._rooms.lose(peer, reason)
             case GrammarReady(room_id, matcher) if room_id in self._rooms:
                 self._arrivals.take_matcher(self._rooms[room_id], matcher)
-            case GrammarFailed(room_id, message) if room_id in self._rooms:
-                self._rooms.fail(self._rooms[room_id], Failure(FailureCode.INVALID, message))
+            case GrammarFailed(room_id, message, code) if room_id in self._rooms:
+                self._rooms.fail(self._rooms[room_id], Failure(code, message))
             case GrammarReady() | GrammarFailed() | AbortRoom() | HandBack() | WriteDone() | HandOffSent():
                 pass  # the room has ended
             case PeerUp() | WriterGone() | PagesDigested() | PagesUnpacked() | ServeRole():
@@ -119,7 +131,8 @@ class PrefillCore:
     # steps
 
     def plan(self, now_s: float) -> ForwardBatch | None:
-        chunks = self._queue.plan(now_s, self._limits.max_step_tokens, lambda request: 0)
+        budget = self._pace.budget(self._limits.max_step_tokens, self._num_decoding())
+        chunks = self._queue.plan(now_s, budget, lambda request: 0)
         for chunk in chunks:
             room = self._rooms[chunk.request.room]
             if room.phase is Phase.WAITING:
@@ -133,6 +146,7 @@ class PrefillCore:
             return None
         self._step = new_step((), chunks)
         batch = build_batch(self._step, self._cache.page_table, self._cache.page_size)
+        self._pace.begin(sum(self._limits.prompt_cost.of(chunk.start, chunk.num_tokens) for chunk in chunks), now_s)
         self._step.launch()
         self._queue.launch(chunks)
         return batch
@@ -143,12 +157,14 @@ class PrefillCore:
         return len(self._queue) > 0
 
     def sampling(self) -> SamplingBatch:
-        return build_sampling(self._step.sampled, self._limits.eos_ids)
+        return build_sampling(self._step.sampled, self._limits.eos_ids, self._limits.vocab_size)
 
     def commit(self, result: StepResult, now_s: float) -> None:
+        self._pace.end(now_s)
         collect_prompt_logprobs(self._step.chunks, result)
         for chunk in self._step.chunks:
             if not chunk.is_last:
+                self._sender.share(self._rooms[chunk.request.room])
                 self._sender.move_complete_pages(self._rooms[chunk.request.room], now_s)
         for row in sampled(self._step.sampled, result, range(len(self._step.sampled))):
             self._hand_off(row, now_s)
@@ -157,6 +173,7 @@ class PrefillCore:
         return self._step.rooms
 
     def give_up(self) -> None:
+        self._pace.give_up()
         self._step.undo()
         self._queue.recall(self._step.chunks)
 
@@ -165,9 +182,12 @@ class PrefillCore:
         room = self._rooms[request.room]
         room.on(Signal.EXTENDED)
         failure = refuse_token(request, token_id)
+        if failure is NO_TOKEN_FAILURE:
+            self._cache.distrust(request)
         if failure is not None:
             self._rooms.fail(room, failure)
             return
+        self._sender.share(room)
         finish = request.grammar_finish or token_finish(token_id, 1, request.params, self._limits.eos_ids)
         room.finish = finish or Finish.STOP
         self._effects.append(Emit(first_output(room, row, now_s, self._token_nbytes)))

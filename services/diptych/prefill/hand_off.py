@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from diptych.engine.finish import Finish
-from diptych.engine.output import Output
-from diptych.engine.sampled import Sampled, take_prompt_logprobs
+from diptych.engine.schedule.sampled import Sampled, take_prompt_logprobs
+from diptych.generation.finish import Finish
+from diptych.generation.output import Output
 from diptych.kvtransfer.notes import HandOff
 from diptych.prefill.room import PrefillRoom
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.engine.events import SendNote
+from diptych.engine.values.events import SendNote
 from diptych.kvtransfer.notes import Abort, AbortAck, Note, PagesReady
 
 EarlyNote = PagesReady | Abort

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from diptych.engine.batch import I64
-from diptych.engine.events import SendNote
-from diptych.engine.finish import Finish
-from diptych.engine.output import Failure, Stats
-from diptych.engine.request import Request
+from diptych.common.arrays import I64
+from diptych.engine.values.events import SendNote
+from diptych.engine.values.request import Request
+from diptych.generation.finish import Finish
+from diptych.generation.output import Failure, Stats
 from diptych.kvtransfer.digest import add_digests
 from diptych.kvtransfer.notes import Abort, AbortAck, HandOff, PagesReady
 from diptych.kvtransfer.ownership import Pages
@@ -32,6 +32,7 @@ class PrefillRoom:
     writes_in_flight: int = 0
     is_broken: bool = False  # a write failed: nothing more can go by the room's stream
     pinned: list[Pages] = field(default_factory=list)
+    duplicates: list[Pages] = field(default_factory=list)  # pinned pages of which the cache has others: see `share`
     hand_off: HandOff | None = None
     hand_off_s: float = 0.0  # when it was first sent
     asked_s: float = 0.0  # and last

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from diptych.engine.events import Effect, Emit
-from diptych.engine.extend_queue import ExtendQueue
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.output import LEAVING, Failure, FailureCode, Output
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.extend_queue import ExtendQueue
+from diptych.engine.values.events import Effect, Emit
+from diptych.generation.output import LEAVING, Failure, FailureCode, Output
 from diptych.prefill.phases import Phase, Signal
 from diptych.prefill.room import PrefillRoom
 from diptych.prefill.sending import Sender
@@ -70,6 +70,7 @@ class Rooms:
             if room.phase in (Phase.WAITING, Phase.RUNNING) and room.request.is_ready:
                 self._queue.remove(room.request)
             room.on(Signal.FAILED)
+            room.request.has_ended = True
             room.failure = failure
             self._effects.append(Emit(Output(room.request.room, failure=failure)))
         self._close_if_drained(room)
@@ -99,7 +100,7 @@ class Rooms:
         if room.writes_in_flight > 0:
             return
         room.on(Signal.DRAINED)
-        room.stats.kv_digest = room.digest or 0
+        room.stats.kv_digest = room.digest
         self._sender.release(room)
         self._cache.retire(room.request)
         del self._rooms[room.request.room]

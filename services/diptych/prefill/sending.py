@@ -9,9 +9,9 @@ while the next one is computed; what the last one completes moves layer by layer
 
 from __future__ import annotations
 
-from diptych.engine.events import Effect, SendNote, StreamPages, WritePages
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.transfer_rules import TransferRules
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.values.events import Effect, SendNote, StreamPages, WritePages
+from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.notes import HandOff
 from diptych.kvtransfer.transport import PageWrite
 from diptych.prefill.room import PrefillRoom
@@ -24,6 +24,14 @@ class Sender:
         self._cache = cache
         self._rules = rules
         self._effects = effects
+
+    def share(self, room: PrefillRoom) -> None:
+        """Let other prompts reuse what is computed of this one, though it is not sent yet. Not while a step runs."""
+        duplicates = self._cache.share(room.request, room.request.computed_len)
+        if self._cache.pool.pinned(duplicates):
+            room.duplicates.append(duplicates)
+        else:
+            self._cache.release_duplicates(duplicates)
 
     def move_complete_pages(self, room: PrefillRoom, now_s: float) -> None:
         """Move the full pages that decode lacks. Not while a step runs."""
@@ -50,6 +58,8 @@ class Sender:
         """Nobody reads the room's pages any more."""
         for pages in room.pinned:
             self._cache.pool.unpin(pages)
+        for pages in room.duplicates:
+            self._cache.release_duplicates(pages)
 
     def _write(
         self, room: PrefillRoom, end_page: int, effect: type[WritePages] | type[StreamPages], now_s: float

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from diptych.checkpoints.load_format import LoadFormat
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.logging import LogConfig
-from diptych.common.reachable import reachable_host
-from diptych.common.replicas import check_replicas
-from diptych.common.trust import TrustConfig
-from diptych.engine.loader.load_format import LoadFormat
+from diptych.common.members.replicas import check_replicas
+from diptych.common.net.reachable import reachable_host
+from diptych.common.net.served import check_max_model_len, check_names
+from diptych.common.trust.trust import TrustConfig
+from diptych.router.http.exchange.cors import check_origins
 from diptych.router.keys.config import KeyConfig
-from diptych.router.tokenization import TokenizeAt
+from diptych.router.text.tokenization import TokenizeAt
 
 PolicyName = Literal[
     "cache_aware",
@@ -42,6 +44,7 @@ ToolParserName = Literal[
 ReasoningParserName = Literal["auto", "none", "mistral", "think"]
 
 _POSITIVE: Final = (
+    "max_choices",
     "max_concurrent",
     "max_queue_wait_s",
     "max_body_bytes",
@@ -68,13 +71,21 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
 
     model: str = option("smollm2", help="name or path of the model that the workers serve; for its tokenizer")
     load_format: LoadFormat = option("auto", help="the workers'; a dummy model may lack a tokenizer")
+    served_model_name: tuple[str, ...] = option(
+        (), help="what clients call the model, besides its id; answers and lists say the first"
+    )
+    max_model_len: int = option(0, help="tokens of prompt and output that a request may have; 0: what the model takes")
     bootstrap: tuple[str, ...] = option(
         ("127.0.0.1:7000",), help="bootstrap replicas; dns:///NAME:PORT: all behind a name"
     )
     host: str = option("127.0.0.1", help="address to listen on; `::`: every one, of IPv4 too")
     http_port: int = option(8000, help="port of the HTTP API; 0: any free one")
     grpc_port: int = option(9000, help="port of the gRPC API; 0: any free one")
-    health_port: int = option(0, help="HTTP port of the probes, /health/live|ready|startup; 0: any free one")
+    health_port: int = option(0, help="HTTP port of /health/live|ready|startup and /metrics; 0: any free one")
+    open_metrics: bool = option(False, help="show /metrics at the API's port, too: to everybody, without a key")
+    cors_origins: tuple[str, ...] = option(
+        (), help="origins of web pages that may be clients, as https://chat.example; *: all pages"
+    )
     advertise_host: str = option("", help="host that others reach this router by; empty: the listening address")
     endpoint_slices: str = option("", help="labels of the EndpointSlices of workers, to check members by; empty: don't")
     pod_name: str = option("", help="pod that this process runs in, for `diptych status`")
@@ -90,6 +101,9 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     )
     tool_parser: ToolParserName = option(
         "auto", help="how the model writes calls of tools; auto: as its chat template tells", group="chat"
+    )
+    chat_template: str = option(
+        "", help="Jinja file, or template, in place of the model's own chat template", group="chat"
     )
     reasoning_parser: ReasoningParserName = option(
         "auto", help="how it writes what it thinks before it answers; likewise", group="chat"
@@ -107,11 +121,12 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     ttft_slo_s: float = option(
         0.0, help="429 at once for what won't get its first token in so many seconds; 0: never", group="limits"
     )
+    max_choices: int = option(128, help="outputs of a prompt (`n`, `best_of`); each takes a place", group="limits")
     max_body_bytes: int = option(8 << 20, help="longest request body or gRPC message", group="limits")
     client_stall_s: float = option(
         60.0, help="a client that takes or sends nothing for so long is cut off", group="limits"
     )
-    request_timeout_s: float = option(600.0, help="a request that takes longer ends with 504", group="limits")
+    request_timeout_s: float = option(600.0, help="a request without a token for so long ends with 504", group="limits")
     tokenize_at: TokenizeAt = option(
         "router", help="who makes tokens of prompts; worker: long ones cost the router little", group="limits"
     )
@@ -128,6 +143,9 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
         """Raise `ConfigError` for values that cannot work."""
         self.check_access(self.host, is_insecure=self.insecure)
         check_replicas(self.bootstrap)
+        check_max_model_len(self.max_model_len)
+        check_origins(self.cors_origins)
+        check_names(self.served_model_name)
         for name in _NOT_NEGATIVE:
             if (value := getattr(self, name)) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must not be negative, as {value} is")

@@ -14,26 +14,31 @@ from importlib.metadata import version
 
 import uvloop
 
+from diptych.checkpoints.bounded import bounded
+from diptych.checkpoints.source import open_model
 from diptych.common import lifecycle
 from diptych.common.garbage import spare_what_stays
-from diptych.common.health import HealthServer
-from diptych.common.kubernetes_api import in_cluster, worker_pods
+from diptych.common.health.health import HealthServer
 from diptych.common.logging import setup
-from diptych.common.membership_client import Evicted, MembershipWatcher, Registration
-from diptych.common.trust import Trust
-from diptych.engine.loader.load_format import LoadFormat
-from diptych.engine.loader.source import open_model
-from diptych.engine.loader.tokenizer import stay_in_the_callers_thread
-from diptych.router import page_chain, page_set
+from diptych.common.members.kubernetes_api import in_cluster, worker_pods
+from diptych.common.members.membership_client import Evicted, MembershipWatcher, Registration
+from diptych.common.net import descriptors
+from diptych.common.trust.instance_secret import InstanceSecret
+from diptych.common.trust.token_files import inheritable
+from diptych.common.trust.trust import Trust, forget_token
+from diptych.router.choose import page_chain, page_set
 from diptych.router.config import RouterConfig
-from diptych.router.parsing.message_formats import MessageFormats
-from diptych.router.pod_check import PodCheck
-from diptych.router.process_metrics import pages_for_health
-from diptych.router.processes import run_processes
+from diptych.router.keys import ledger
+from diptych.router.process.metrics import page_of_process
+from diptych.router.process.pod_check import PodCheck
+from diptych.router.process.processes import run_processes
+from diptych.router.process.share import Share, share_of_this_process
 from diptych.router.served_model import ServedModel
-from diptych.router.share import Share, share_of_this_process
+from diptych.router.text.parsing.message_formats import MessageFormats
 from diptych.router.tracing.environment import OpenExport, export_of
 from diptych.router.wiring import STOP_GRACE_S, Router, build
+from diptych.tokens.chat_template import read_template
+from diptych.tokens.tokenizer import stay_in_the_callers_thread
 from diptych.v1 import bootstrap_pb2
 
 logger = logging.getLogger(__name__)
@@ -44,15 +49,18 @@ def main(config: RouterConfig) -> int:
     lifecycle.die_with_supervisor()
     stay_in_the_callers_thread()
     setup("router", config.log_format, config.log_level)
+    descriptors.use_all_descriptors()
     trust = config.trust()
     open_export = export_of(os.environ)
     share = share_of_this_process()
     if config.workers > 1 and share is None:
-        return run_processes(config)
+        with inheritable(config, os.environ) as shared_config:
+            return run_processes(shared_config)
+    forget_token()
     page_chain.load()  # what can't be compiled is told now
     page_set.load()
-    model = open_served_model(config.model, config.load_format)
-    model = replace(model, formats=formats_of(model, config.tool_parser, config.reasoning_parser))
+    ledger.load()
+    model = open_served_model(config)
     grace_s = math.ceil(config.drain_s) + 2 * STOP_GRACE_S
     spare_what_stays()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -60,11 +68,14 @@ def main(config: RouterConfig) -> int:
         return runner.run(lifecycle.run_until_signal(serve, grace_s=grace_s))
 
 
-def open_served_model(name: str, load_format: LoadFormat = "auto") -> ServedModel:
-    """Open the model for its tokenizer and limits; no weights are read."""
-    source = open_model(name, load_format)
-    config = source.config
-    return ServedModel(config.model_id, source.tokenizer(), config.vocab_size, config.context_len)
+def open_served_model(config: RouterConfig) -> ServedModel:
+    """Open the model for its tokenizer and limits, as the options change them; no weights are read."""
+    source = bounded(open_model(config.model, config.load_format), config.max_model_len)
+    tokenizer, own = source.tokenizer(), source.config
+    if config.chat_template:
+        tokenizer = tokenizer.with_chat_template(read_template(config.chat_template))
+    model = ServedModel(own.model_id, tokenizer, own.vocab_size, own.context_len, names=config.served_model_name)
+    return replace(model, formats=formats_of(model, config.tool_parser, config.reasoning_parser))
 
 
 def formats_of(model: ServedModel, tools: str, reasoning: str) -> MessageFormats:
@@ -88,12 +99,13 @@ async def _serve(
         record.state = bootstrap_pb2.INSTANCE_STATE_DRAINING
         registration.nudge()
 
-    router = build(config, trust, model, check or watcher, on_leaving=leave, share=share, open_export=open_export)
-    record = _record(config, model, router)
-    registration = Registration(config.bootstrap, trust, lambda: record)
+    secret = InstanceSecret.new()
+    router = build(config, trust, model, check or watcher, secret.instance_id, leave, share, open_export)
     logger.info("serving %s: HTTP at port %d, gRPC at port %d", model.model_id, router.http.port, router.grpc.port)
-    pages = pages_for_health(config.host, router.http.own_port)
-    with HealthServer(config.host, config.health_port, router.health.probes, pages, shared=share is not None):
+    pages = page_of_process(asyncio.get_running_loop(), router.dispatcher.metrics.exposition)
+    with HealthServer(config.host, config.health_port, router.health.probes, pages, shared=share is not None) as health:
+        record = _record(config, model, router, health.port)
+        registration = Registration(config.bootstrap, trust, lambda: record, secret)
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(each.run()) for each in (watcher, check) if each is not None]
             registering = group.create_task(_stay_registered(registration, stop))
@@ -111,14 +123,13 @@ def _pod_check(config: RouterConfig, watcher: MembershipWatcher) -> PodCheck | N
     return PodCheck(watcher, lambda: worker_pods(api, config.endpoint_slices))
 
 
-def _record(config: RouterConfig, model: ServedModel, router: Router) -> bootstrap_pb2.Instance:
+def _record(config: RouterConfig, model: ServedModel, router: Router, health_port: int) -> bootstrap_pb2.Instance:
     """What members hear of this router. Workers are ready once one of the listed routers knows them."""
-    address = f"{config.advertised_host}:{router.http.own_port}"
     return bootstrap_pb2.Instance(
         instance_id=router.fleet.router_id,
         role=bootstrap_pb2.ROLE_ROUTER,
-        address=address,
-        metrics_address=address,
+        address=f"{config.advertised_host}:{router.http.own_port}",
+        metrics_address=f"{config.advertised_host}:{health_port}",
         model_id=model.model_id,
         started_as=model.model_id,
         state=bootstrap_pb2.INSTANCE_STATE_READY,

@@ -14,11 +14,11 @@ from typing import Any, Final, Literal
 
 import grpc
 
+from diptych.common.members.roles import WORKER_ROLES, LegKind, leg_kind
+from diptych.common.net.rpc import listen, new_server
 from diptych.common.refusals import Refusals
-from diptych.common.roles import WORKER_ROLES, LegKind, leg_kind
-from diptych.common.rpc import listen, new_server
-from diptych.common.trust import INSECURE
-from diptych.engine.leg_prompt import prompt_of
+from diptych.common.trust.trust import INSECURE
+from diptych.generation.leg_prompt import prompt_of
 from diptych.router.simulated_admin import SimulatedAdmin
 from diptych.v1 import admin_pb2_grpc, bootstrap_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
 from diptych.v1.worker_pb2 import LegOutput, LegStats, StartLeg, WorkerBatch
@@ -120,7 +120,10 @@ class SimulatedWorker(worker_pb2_grpc.WorkerServicer):
     async def GetStatus(self, request: worker_pb2.StatusRequest, context: Any) -> worker_pb2.WorkerStatus:
         if self.refuses_sessions:
             await self.refused.wait()
-        return worker_pb2.WorkerStatus(instance=bootstrap_pb2.Instance(instance_id=self.answers_as))
+        record = bootstrap_pb2.Instance()
+        record.CopyFrom(self.instance)
+        record.instance_id = self.answers_as
+        return worker_pb2.WorkerStatus(instance=record)
 
     async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[WorkerBatch]:
         if self.refuses_sessions:
@@ -236,6 +239,7 @@ def simulated_logprobs(token_ids: Sequence[int], num_top: int) -> inference_pb2.
 
 def _first_output(leg: StartLeg, tokens: Sequence[int], stats: LegStats) -> LegOutput:
     first = LegOutput(room=leg.room, token_ids=tokens[:1], stats=stats)
+    first.stats.ClearField("kv_digest")  # known when all pages have moved
     if leg.sampling.HasField("prompt_logprobs"):
         scored = simulated_logprobs(leg.prompt_token_ids[1:], leg.sampling.prompt_logprobs)
         first.prompt_logprobs.CopyFrom(scored)

@@ -4,46 +4,54 @@ from __future__ import annotations
 
 import math
 import random
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.common.draining import Draining
-from diptych.common.http_server import HttpServer
-from diptych.common.trust import Trust
-from diptych.router.admission import Admission
-from diptych.router.admission_queue import AdmissionLimits
-from diptych.router.breakers import Breakers
+from diptych.common.build_info import tell_certificate
+from diptych.common.drain.draining import Draining
+from diptych.common.net.http_server import HttpServer
+from diptych.common.trust.trust import Trust
+from diptych.grammars.checks import GrammarChecks
+from diptych.router.admission.admission import Admission
+from diptych.router.admission.body_budget import BodyBudget
+from diptych.router.admission.queue import AdmissionLimits
+from diptych.router.admission.ttft_gate import TtftGate
+from diptych.router.choose.breakers import Breakers
+from diptych.router.choose.explain import Explanations
+from diptych.router.choose.policies import plan_of
 from diptych.router.config import RouterConfig
-from diptych.router.drain import DrainableApp, OpenRequests, RouterDrain
-from diptych.router.execution import Dispatcher
-from diptych.router.explain import Explanations
-from diptych.router.fleet import Fleet, Membership
-from diptych.router.grpc.inference import InferenceService
+from diptych.router.grpc.gate import CallGate
+from diptych.router.grpc.inference import INFERENCE, InferenceService
+from diptych.router.grpc.reading import MessageReader
 from diptych.router.grpc.server import GrpcServer
-from diptych.router.health import RouterHealth
-from diptych.router.hedging import Hedging
-from diptych.router.http.apps import admin_app, clients_app, with_all_metrics
+from diptych.router.http.exchange.apps import admin_app, clients_app, with_all_metrics
 from diptych.router.keys.callers import Callers
+from diptych.router.keys.ledger import Ledger
 from diptych.router.keys.metrics import KeyUsage
-from diptych.router.metrics import RouterMetrics
-from diptych.router.pipeline import Pipeline
-from diptych.router.policies import plan_of
-from diptych.router.prepare import Preparer
-from diptych.router.progress import RetryLimits
-from diptych.router.selection import Selector
+from diptych.router.observe.grammar_metrics import GrammarUsage
+from diptych.router.observe.metrics import RouterMetrics
+from diptych.router.observe.tokenizer_metrics import TokenizerUsage
+from diptych.router.process.health import RouterHealth
+from diptych.router.process.share import Share
+from diptych.router.serve.execution import Dispatcher
+from diptych.router.serve.hedging import Hedging
+from diptych.router.serve.pipeline import Pipeline
+from diptych.router.serve.prepare import Preparer
+from diptych.router.serve.progress import RetryLimits
+from diptych.router.serve.selection import Selector
 from diptych.router.served_model import ServedModel
-from diptych.router.share import Share
-from diptych.router.tokenization import Tokenization
-from diptych.router.tokenizer_metrics import TokenizerUsage
+from diptych.router.text.tokenization import Tokenization
 from diptych.router.tracing.environment import OpenExport
 from diptych.router.tracing.tracer import Tracer
-from diptych.router.ttft_gate import TtftGate
+from diptych.router.workers.drain import DrainableApp, OpenRequests, RouterDrain
+from diptych.router.workers.fleet import Fleet, Membership
 
+MAX_CONNECTIONS: Final = 8192  # of HTTP; of gRPC as many
 MAX_CONNECTION_S: Final = 60.0  # of gRPC, before a client is told to connect anew
 MIN_CONNECTION_S: Final = 1.0
+BODIES_IN_MEMORY: Final = 64  # of the longest; of shorter ones more
 STOP_GRACE_S: Final = 3  # after draining, for the last words to running requests
 
 
@@ -59,6 +67,7 @@ class Router:
     preparer: Preparer
     http: HttpServer
     grpc: GrpcServer
+    budget: BodyBudget
     tracer: Tracer | None
 
 
@@ -67,13 +76,15 @@ def build(
     trust: Trust,
     model: ServedModel,
     membership: Membership,
+    router_id: int,
     on_leaving: Callable[[], None] = lambda: None,
     share: Share | None = None,
     open_export: OpenExport | None = None,
 ) -> Router:
-    """Wire a router, or one of its processes. Its ports are bound, but nothing runs yet."""
+    """Wire a router, or one of its processes, as an instance. Its ports are bound, but nothing runs yet."""
     metrics = RouterMetrics()
-    fleet = Fleet(membership, trust, model.model_id, metrics, router_id=secrets.randbits(64) or 1)
+    tell_certificate(metrics.registry, trust.tls)
+    fleet = Fleet(membership, trust, model.model_id, metrics, router_id)
     health = RouterHealth(fleet)
     admission = _admission(config, metrics)
     metrics.watch(fleet, admission)
@@ -91,15 +102,17 @@ def build(
     dispatcher = _dispatcher(config, fleet, metrics)
     preparer = _preparer(config, model, fleet, metrics)
     pipeline = _pipeline(config, model, preparer, dispatcher, admission)
-    callers = _callers(config, metrics)
+    callers = _callers(config, metrics, share)
     tracer = _tracer(config, fleet, open_export)
-    app = clients_app(config, trust, fleet, pipeline, health.probes, callers, tracer)
+    budget = BodyBudget(BODIES_IN_MEMORY * config.max_body_bytes)
+    app = clients_app(config, trust, fleet, pipeline, health.probes, callers, tracer, budget)
     app = app if share is None else with_all_metrics(app, config, pipeline, share)
     drain = RouterDrain(draining, f"{fleet.router_id:016x}", config.drain_s)
     http = _http(config, DrainableApp(app, draining, admin_app(trust, fleet, pipeline, drain, callers)), share)
     service = InferenceService(pipeline, callers, tracer, stall_s=config.client_stall_s)
-    grpc = _grpc(config, service, health, share)
-    return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, tracer)
+    gate = CallGate(callers, budget, MessageReader(INFERENCE), stall_s=config.client_stall_s)
+    grpc = _grpc(config, service, gate, health, share)
+    return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer)
 
 
 def _admission(config: RouterConfig, metrics: RouterMetrics) -> Admission:
@@ -111,8 +124,9 @@ def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics) -> D
     breakers = Breakers(config.breaker_failures)
     metrics.watch_breakers(lambda: len(breakers.opened(time.monotonic())))
     plan = plan_of(config.policy, config.prefill_policy, config.decode_policy)
-    selector = Selector(fleet, plan, breakers, random.Random())
-    return Dispatcher(fleet, selector, metrics, Explanations(config.explained_requests), Hedging(config.hedge_after_s))
+    rng, hedging = random.Random(), Hedging(config.hedge_after_s)
+    selector = Selector(fleet, plan, breakers, rng)
+    return Dispatcher(fleet, selector, metrics, Explanations(config.explained_requests), hedging, rng)
 
 
 def _preparer(config: RouterConfig, model: ServedModel, fleet: Fleet, metrics: RouterMetrics) -> Preparer:
@@ -123,7 +137,16 @@ def _preparer(config: RouterConfig, model: ServedModel, fleet: Fleet, metrics: R
         cache_bytes=config.tokenizer_cache_bytes,
     )
     metrics.registry.register(TokenizerUsage(tokenization.cache))
-    return Preparer(model, fleet, tokenization, timeout_s=config.request_timeout_s)
+    grammars = GrammarChecks()
+    metrics.registry.register(GrammarUsage(grammars))
+    return Preparer(
+        model,
+        fleet,
+        tokenization,
+        grammars,
+        timeout_s=config.request_timeout_s,
+        max_choices=config.max_choices,
+    )
 
 
 def _pipeline(
@@ -134,8 +157,8 @@ def _pipeline(
     return Pipeline(model, preparer, dispatcher, admission, gate, retries)
 
 
-def _callers(config: RouterConfig, metrics: RouterMetrics) -> Callers | None:
-    callers = config.callers()
+def _callers(config: RouterConfig, metrics: RouterMetrics, share: Share | None) -> Callers | None:
+    callers = config.callers(new_ledger=share.ledger if share else Ledger)
     if callers:
         metrics.registry.register(KeyUsage(callers))
     return callers
@@ -152,18 +175,28 @@ def _http(config: RouterConfig, app: DrainableApp, share: Share | None) -> HttpS
     grace_s = math.ceil(config.drain_s) + STOP_GRACE_S
     own_port = share.own_port if share else None
     return HttpServer(
-        app, config.host, config.http_port, stop_grace_s=grace_s, stall_s=config.client_stall_s, own_port=own_port
+        app,
+        config.host,
+        config.http_port,
+        stop_grace_s=grace_s,
+        stall_s=config.client_stall_s,
+        max_connections=MAX_CONNECTIONS,
+        own_port=own_port,
     )
 
 
-def _grpc(config: RouterConfig, service: InferenceService, health: RouterHealth, share: Share | None) -> GrpcServer:
+def _grpc(
+    config: RouterConfig, service: InferenceService, gate: CallGate, health: RouterHealth, share: Share | None
+) -> GrpcServer:
     return GrpcServer(
         service,
+        gate,
         health.probes,
         config.host,
         config.grpc_port,
         max_message_bytes=config.max_body_bytes,
         max_connection_s=_max_connection_s(config.drain_s),
+        max_connections=MAX_CONNECTIONS,
         shared=share is not None,
     )
 

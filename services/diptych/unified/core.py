@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Final
 
-from diptych.common.roles import LegKind, Role
+from diptych.common.members.roles import LegKind, Role
 from diptych.decode.core import DecodeCore
-from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
-from diptych.engine.events import (
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.events import (
     AbortRoom,
     Effect,
     Emit,
@@ -32,11 +34,10 @@ from diptych.engine.events import (
     WriteDone,
     WriterGone,
 )
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits
-from diptych.engine.output import Failure, FailureCode, Output
-from diptych.engine.scheduler_core import Load
-from diptych.engine.transfer_rules import TransferRules
+from diptych.engine.values.limits import Limits
+from diptych.engine.values.scheduler_core import Load
+from diptych.engine.values.transfer_rules import TransferRules
+from diptych.generation.output import Failure, FailureCode, Output
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
 from diptych.prefill.core import PrefillCore
 from diptych.unified.reserve import Reserve, max_tokens
@@ -52,9 +53,10 @@ class UnifiedCore:
     def __init__(self, cache: KvCache, limits: Limits, rules: TransferRules, page_nbytes: int, role: Role) -> None:
         self._cache = cache
         self._limits = limits
-        self._prefill = PrefillCore(cache, limits, rules, page_nbytes)
+        pace = StepPace(limits.mixed_step_s)
+        self._prefill = PrefillCore(cache, limits, rules, page_nbytes, pace, lambda: self._decode.num_decoding)
         self._reserve = Reserve(cache, self._prefill)
-        self._decode = DecodeCore(cache, limits, page_nbytes, self._reserve.spare)
+        self._decode = DecodeCore(cache, limits, page_nbytes, pace, self._reserve.spare)
         self._refusals: list[Effect] = []
         self._stepping: RoleCore = self._decode  # that launched the last step
         self._serve(role)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diptych.common.roles import Role
-from diptych.engine.runtime.worker_config import WorkerConfig
-from diptych.engine.runtime.worker_main import run_worker
+from diptych.common.members.roles import Role
+from diptych.engine.frontend.config import WorkerConfig
+from diptych.engine.frontend.main import run_worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ so with every room. For the rest of the pool to take such a request too, one may
 from __future__ import annotations
 
 from diptych.common.errors import ConfigError
-from diptych.common.roles import Role
+from diptych.common.members.roles import Role
 from diptych.decode.grants import Spare
-from diptych.engine.kv_cache import KvCache
+from diptych.engine.cache.kv_cache import KvCache
 from diptych.prefill.core import PrefillCore
 
 _NOTHING = Spare()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from diptych.common.roles import Role
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits
-from diptych.engine.runtime.kv_backends import open_transport
-from diptych.engine.runtime.scheduler_config import SchedulerConfig
-from diptych.engine.runtime.scheduler_process import run_scheduler
-from diptych.engine.scheduler_core import SchedulerCore
+from diptych.common.members.roles import Role
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.options.config import SchedulerConfig
+from diptych.engine.scheduler.kv_backends import open_transport
+from diptych.engine.scheduler.process import run_scheduler
+from diptych.engine.values.limits import Limits
+from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.unified.core import UnifiedCore
 

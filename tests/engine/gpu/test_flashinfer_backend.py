@@ -14,11 +14,11 @@ from attention_pools import Pools
 from tiny_config import tiny_config
 from torch import Tensor
 
+from diptych.architectures.config import ModelConfig, Rope
 from diptych.engine.attention.backend import GraphAttention
-from diptych.engine.batch import ForwardMode
-from diptych.engine.loader.config import ModelConfig, Rope
+from diptych.engine.attention.staged_batch import stage
 from diptych.engine.runner.gpu.ladder import pad
-from diptych.engine.runner.staged_batch import stage
+from diptych.engine.values.batch import ForwardMode
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.loader.config import Activation
+from diptych.architectures.config import Activation
+from diptych.architectures.placement import Split
+from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.lora.adapter import Adapter, Product
 from diptych.engine.models.lora import TORCH, Loras
 from diptych.engine.models.ops import Ops, TorchOps
-from diptych.engine.models.placement import Split
-from diptych.engine.quantization.weight import QuantizedWeight
 from diptych.kernels.quantized import QuantizedArray
 
 EPS = 1e-5

@@ -9,10 +9,10 @@ import torch
 from attention_pools import Pools
 from tiny_config import tiny_config
 
-from diptych.engine.batch import ForwardMode
-from diptych.engine.loader.config import ModelConfig, Rope
+from diptych.architectures.config import ModelConfig, Rope
+from diptych.engine.attention.staged_batch import stage
 from diptych.engine.runner.gpu.ladder import pad
-from diptych.engine.runner.staged_batch import stage
+from diptych.engine.values.batch import ForwardMode
 
 LLAMA = tiny_config(context_len=128)
 GEMMA = replace(LLAMA, windows=(7, 0), local_rope=Rope(1e3, 16), attention_softcap=5.0, query_scale=0.2)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hostile_files
 import numpy as np
 import pytest
 import torch
 
+from diptych.architectures.placement import Piece, Placed, Split
 from diptych.engine.lora.adapter import Adapter, InvalidAdapter
 from diptych.engine.lora.peft_config import read_config
 from diptych.engine.lora.peft_folder import read_adapter
-from diptych.engine.models.placement import Piece, Placed, Split
 
 WriteAdapter = Callable[..., dict[str, Any]]
 Q, V, FUSED = "model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.v_proj", "model.layers.1.mlp.gate_up_proj"
@@ -234,3 +237,41 @@ def test_a_damaged_folder_is_refused_and_named(tmp_path: Path, write_adapter: Wr
     damage(tmp_path / "a", how)
     with pytest.raises(InvalidAdapter, match=str(tmp_path / "a")):
         read_adapter(tmp_path / "a", placement())
+
+
+@pytest.mark.parametrize(
+    "config", [b"[" * 100_000, {"rank_pattern": [1]}, {"r": 1e400}, {"target_modules": 3}, {"lora_alpha": 10**400}]
+)
+def test_a_configuration_that_can_be_read_by_nobody_is_refused(
+    tmp_path: Path, write_adapter: WriteAdapter, config: Any
+) -> None:
+    write_adapter(tmp_path / "a", SHAPES)
+    text = config if isinstance(config, bytes) else json.dumps(CONFIG | config).encode()
+    (tmp_path / "a" / "adapter_config.json").write_bytes(text)
+    with pytest.raises(InvalidAdapter, match="adapter"):
+        read_adapter(tmp_path / "a", placement())
+
+
+@pytest.mark.parametrize("lie", dict(hostile_files.safetensors_that_lie()).values())
+def test_weights_that_lie_are_refused(tmp_path: Path, lie: bytes) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "adapter_model.safetensors").write_bytes(lie)
+    with pytest.raises(InvalidAdapter, match=r"adapter_model\.safetensors"):
+        read_adapter(tmp_path, placement())
+
+
+def test_weights_of_another_shape_are_not_copied(tmp_path: Path) -> None:
+    """A file with a hole is as large as its header says, and takes no place."""
+    num_rows = 1 << 28
+    entry = hostile_files.tensor("F16", (num_rows, 2), (0, 4 * num_rows))
+    path = tmp_path / "adapter_model.safetensors"
+    path.write_bytes(hostile_files.safetensors({f"base_model.model.{Q}.lora_{side}.weight": entry for side in "A"}))
+    os.truncate(path, path.stat().st_size + 4 * num_rows)
+    (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidAdapter, match=r"lora_A .* say \(4, 6\)"):
+            read_adapter(tmp_path, placement())
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()

@@ -11,12 +11,13 @@ import pytest
 import torch
 from tiny_config import tiny_config
 
+from diptych.architectures.config import ModelConfig, Rope
+from diptych.architectures.placement import Split, llama
+from diptych.checkpoints.quantization.weight import QuantizedWeight, Stored, as_floats
 from diptych.common.errors import ConfigError
-from diptych.engine.loader.config import ModelConfig, Rope
-from diptych.engine.models.ops import TorchMatrix, TorchOps, Weight
-from diptych.engine.models.placement import Split, llama
+from diptych.engine.models.matrix import TorchMatrix, Weight
+from diptych.engine.models.ops import TorchOps
 from diptych.engine.models.weights import Weights, load
-from diptych.engine.quantization.weight import QuantizedWeight, Stored, as_floats
 from diptych.kernels.quantized import Array, QuantizedArray
 
 CONFIG = tiny_config(

@@ -14,13 +14,14 @@ import transformers
 from kernel_device import device
 from torch import Tensor
 
-from diptych.engine.batch import I64, ForwardBatch, ForwardMode, SamplingBatch
-from diptych.engine.loader.source import ModelSource
-from diptych.engine.quantization.weight import expanded
+from diptych.checkpoints.quantization.weight import expanded
+from diptych.checkpoints.source import ModelSource
+from diptych.common.arrays import I64
 from diptych.engine.runner.kv_pool import KV_DTYPES
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.tensor_parallel.communicator import Communicator
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch
 
 __all__ = ["device"]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.loader.source import open_model
+from diptych.checkpoints.source import open_model
 
 NewDriver = Callable[..., Any]
 INTERPRETED = ("gemma3",)  # norms before, after and of heads, windows, two embeddings of positions

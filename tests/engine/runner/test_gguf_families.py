@@ -12,8 +12,8 @@ import pytest
 import torch
 import transformers
 
+from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
-from diptych.engine.loader.source import open_model
 
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.5, 2, 3, 4, 5, 6]}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.loader.source import ModelSource
+from diptych.checkpoints.source import ModelSource
 
 NewDriver = Callable[..., Any]
 PROMPTS = [

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from diptych.engine.runner.kv_pool import device_view, kv_bytes, kv_view, new_kv, shared_kv
-from diptych.kvtransfer.device import Device, DevicePool
+from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.digest import digest_bytes
 from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.pool import DevicePool
 from diptych.kvtransfer.transport import OpDone
 from diptych.kvtransfer.ucx import UcxOptions, open_transport
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 import transformers
 
-from diptych.engine.loader.source import open_model
+from diptych.checkpoints.source import open_model
 
 MIB = 2**20
 PROGRAM = """
 import json, sys, torch
-from diptych.engine.loader.source import open_model
+from diptych.checkpoints.source import open_model
 from diptych.engine.runner.model_runner import ModelRunner
 
 def resident(kind):

@@ -14,9 +14,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from diptych.engine.loader.source import ModelSource, open_model
+from diptych.architectures.registry import FAMILIES
+from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.lora.peft_folder import read_adapter
-from diptych.engine.models.registry import FAMILIES
 
 NewDriver = Callable[..., Any]
 WriteAdapter = Callable[..., dict[str, Tensor]]

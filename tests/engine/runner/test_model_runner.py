@@ -12,10 +12,10 @@ import torch
 import transformers
 from torch import Tensor
 
+from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common.errors import ConfigError
-from diptych.engine.batch import ForwardMode
-from diptych.engine.loader.source import ModelSource, open_model
 from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.values.batch import ForwardMode
 
 NewDriver = Callable[..., Any]
 BACKENDS = ["cpu", "torch"]

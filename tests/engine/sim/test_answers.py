@@ -10,11 +10,11 @@ import pytest
 from stepped_engine import PAGE
 
 from diptych.common.errors import ConfigError
-from diptych.engine.batch import ForwardBatch, ForwardMode, PromptRows, SamplingBatch
+from diptych.engine.options.sim_timing import Timing
 from diptych.engine.sim.answers import Speech, expected_tokens
 from diptych.engine.sim.marked_pages import MarkedPages
 from diptych.engine.sim.runner import IMPOSSIBLE, SimRunner
-from diptych.engine.sim.timing import Timing
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, SamplingBatch
 from diptych.kvtransfer.layout import DTYPE_NBYTES, PoolLayout
 
 SPEECH = Speech(np.arange(100, 201))

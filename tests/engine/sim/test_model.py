@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
-from diptych.engine.loader.source import open_model
-from diptych.engine.sim.model import SimulatedModel, speech_of
+from diptych.engine.sim.answers import speech_of
+from diptych.engine.sim.model import SimulatedModel
 
 MESSAGES = [{"role": "user", "content": "Grüße 😀"}]
 

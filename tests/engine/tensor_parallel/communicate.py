@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from diptych.architectures.placement import Split
 from diptych.engine.models.ops import TorchOps
-from diptych.engine.models.placement import Split
 from diptych.engine.tensor_parallel.communicator import TorchCommunicator
 from diptych.engine.tensor_parallel.ops import TensorParallelOps
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from tiny_config import tiny_config
 
+from diptych.architectures import placement
+from diptych.architectures.config import ModelConfig, Moe, Rope
+from diptych.architectures.placement import Piece, Split
+from diptych.checkpoints.quantization.weight import as_floats
 from diptych.common.errors import ConfigError
-from diptych.engine.loader.config import ModelConfig, Moe, Rope
-from diptych.engine.models import placement
-from diptych.engine.models.placement import Piece, Split
-from diptych.engine.quantization.weight import as_floats
 from diptych.engine.tensor_parallel.cut import cut_tensors
 from diptych.engine.tensor_parallel.shard import Cut, Shard, check_divides
 from diptych.kernels.quantized import QuantizedArray

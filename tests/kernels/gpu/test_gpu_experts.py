@@ -6,7 +6,7 @@ from gpu_cases import FLOATS, on_gpu
 
 from diptych.engine.models.experts import ExpertsInTurn
 from diptych.engine.models.gpu_experts import GroupedExperts
-from diptych.engine.models.ops import TorchMatrix
+from diptych.engine.models.matrix import TorchMatrix
 from diptych.kernels.gpu.activations import silu_and_mul
 
 ERRORS = {

@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.batch import (
+from diptych.engine.runner.sampling import sample_step
+from diptych.engine.runner.sampling.gpu_sampler import GpuSampler
+from diptych.engine.runner.sampling.torch_sampler import TorchSampler
+from diptych.engine.values.batch import (
     Bias,
     ForwardBatch,
     ForwardMode,
-    LogprobsBatch,
     Penalties,
     PromptRows,
     SamplingBatch,
     StepResult,
 )
-from diptych.engine.runner.sampling import sample_step
-from diptych.engine.runner.sampling.gpu_sampler import GpuSampler
-from diptych.engine.runner.sampling.torch_sampler import TorchSampler
+from diptych.generation.logprobs import LogprobsBatch
 from diptych.kernels.gpu.logits_adjust import bias_kernel, penalties_kernel, token_mask_kernel
 from diptych.kernels.gpu.logprobs import logprobs_kernel
 from diptych.kernels.gpu.sampling import choose_kernel

@@ -9,12 +9,12 @@ from collections import deque
 import pytest
 
 from diptych.kvtransfer.probe.actions import Action, Digest, Done, Failed, FillProbe, Measure, Passed, Tell, Write
-from diptych.kvtransfer.probe.notes import Flows
+from diptych.kvtransfer.probe.notes import Directions
 from diptych.kvtransfer.probe.reader import ReaderTests
 from diptych.kvtransfer.probe.two_way import GREETING_TIMEOUT_S, TwoWayTests
 from diptych.kvtransfer.probe.writer import WriterTests
 
-BOTH, OUT, INTO = Flows(out=True, into=True), Flows(out=True, into=False), Flows(out=False, into=True)
+BOTH, OUT, INTO = Directions(out=True, into=True), Directions(out=True, into=False), Directions(out=False, into=True)
 PAGE_SIZE = 16
 
 
@@ -24,12 +24,12 @@ class Mesh:
     An end that may use a link says so to its peer at once, which must then use it, too.
     """
 
-    def __init__(self, *flows: Flows, seed: int = 0, damaged: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, *directions: Directions, seed: int = 0, damaged: tuple[int, int] = (0, 0)) -> None:
         self.rng = random.Random(seed)
         self.damaged = damaged  # writer and reader
         self.ends = {
             number: TwoWayTests(number, each, WriterTests(random.Random(number)), ReaderTests(range(6), PAGE_SIZE))
-            for number, each in enumerate(flows, 1)
+            for number, each in enumerate(directions, 1)
         }
         self.patterns = dict.fromkeys(self.ends, 0)
         self.memory: dict[tuple[int, int], int] = {}  # (end, page) -> pattern
@@ -141,7 +141,7 @@ def test_a_link_covers_what_the_peer_was_told() -> None:
     (end,) = Mesh(INTO).ends.values()
     end.begin(2, ("copy",), 0.0)
     covered = []
-    for end.flows in (INTO, BOTH, OUT):
+    for end.directions in (INTO, BOTH, OUT):
         covered.append(end.covers(2))
     assert covered == [True, False, False]
     assert end.covers(3)  # it is being closed: it never came to its test

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from diptych.common.errors import InvalidRequest, Overloaded
+from diptych.common.shared_memory import SharedMemory
 from diptych.router.errors import RateLimited, Unauthenticated
 from diptych.router.keys.callers import Callers
 from diptych.router.keys.keyring import ApiKey, Keyring, digest_of
+from diptych.router.keys.ledger import Ledger, num_bytes
 
 
 class World:
@@ -16,7 +20,7 @@ class World:
     def __init__(self, **limits: int) -> None:
         self.now_s = 0.0
         self.keyring: Keyring = {digest_of("k"): ApiKey("alice", **limits)}  # type: ignore[arg-type]
-        self.callers = Callers(lambda: self.keyring, lambda: self.now_s)
+        self.callers = Callers(lambda: self.keyring, lambda: self.now_s, Ledger())
 
     def call(self, key: str = "k", num_requests: int = 1) -> None:
         with self.callers.identify(f"Bearer {key}").admit(num_requests):
@@ -90,12 +94,13 @@ def test_tokens_count_when_they_are_known_and_later_requests_wait() -> None:
     assert (holder.prompt_tokens, holder.output_tokens) == (50, 30)
 
 
-def test_a_key_that_stays_keeps_its_counts_under_its_new_limits() -> None:
-    world = World(requests_per_minute=1)
+def test_a_key_that_stays_keeps_what_it_used_of_a_minute_under_its_new_limits() -> None:
+    world = World(requests_per_minute=2)
     world.call()
-    world.keyring = {digest_of("new"): ApiKey("alice", requests_per_minute=2), digest_of("k2"): ApiKey("bob")}
-    world.call("new")
+    world.keyring = {digest_of("new"): ApiKey("alice", requests_per_minute=4), digest_of("k2"): ApiKey("bob")}
     world.call("k2")
+    for _ in range(2):
+        world.call("new")
     with pytest.raises(RateLimited):
         world.call("new")
     with pytest.raises(Unauthenticated):
@@ -111,3 +116,19 @@ def test_a_running_request_of_a_removed_key_ends_in_peace() -> None:
             world.call()
         holder.charge_output(7)
     assert (holder.num_running, world.callers.holders["alice"].output_tokens) == (0, 7)
+
+
+def test_the_processes_of_a_router_count_together_and_show_what_is_theirs() -> None:
+    with contextlib.closing(SharedMemory("test", num_bytes(2))) as memory:
+        keyring: Keyring = {digest_of("k"): ApiKey("alice", max_concurrent=2, requests_per_minute=3)}
+        ledgers = [Ledger(2, process, memory.descriptor) for process in range(2)]
+    one, other = (Callers(lambda: keyring, lambda: 0.0, ledger).identify("Bearer k") for ledger in ledgers)
+    with one.admit(1), other.admit(1):
+        assert (one.num_running, other.num_running) == (1, 1)
+        with pytest.raises(RateLimited, match="limited to 2 requests at once, and 2 are running"), other.admit(1):
+            pass
+    with other.admit(2), pytest.raises(RateLimited, match="at once"), one.admit(1):
+        pass
+    with pytest.raises(RateLimited, match="3 requests a minute; try again in 20 s"), one.admit(1):
+        pass
+    assert (one.num_running, other.num_running, one.num_calls, other.num_calls) == (0, 0, 1, 2)

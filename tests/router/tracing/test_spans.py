@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from diptych.common.roles import LegKind
-from diptych.engine.finish import Finish
-from diptych.router.explain import AttemptStory, Selection
-from diptych.router.policies import plan_of
-from diptych.router.policies.policy import Candidates, RequestView, Worker
+from diptych.common.members.roles import LegKind
+from diptych.generation.finish import Finish
+from diptych.router.choose.explain import AttemptStory, Selection
+from diptych.router.choose.policies import plan_of
+from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
 from diptych.router.request import End, Usage
 from diptych.router.tracing.record import AttemptTrace, CallTrace, Edge, OutputTrace, Stage
 from diptych.router.tracing.spans import MAX_OUTPUTS, Span, parts_of, span_of
-from diptych.router.worker_view import Pair, WorkerLoad
+from diptych.router.workers.worker_view import Pair, WorkerLoad
 from diptych.v1.worker_pb2 import LegStats
 
 PAIR = Pair(1, 2)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from diptych.common.roles import Role
-from diptych.engine.events import AbortRoom, ServeRole
-from diptych.engine.transfer_rules import TransferRules
+from diptych.common.members.roles import Role
+from diptych.engine.values.events import AbortRoom, ServeRole
+from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.inproc import FaultPlan
 from simulation.network import WatchedNetwork
 from simulation.requests import Attempt, Leg, new_attempt, random_prompt
@@ -22,6 +22,7 @@ from simulation.worker import Members, Worker
 
 PAIRED = 0.9  # share of attempts; the others are local
 RULES = TransferRules(integrity="always")
+REPEATED = 0.3  # share of prompts
 SETTLE_S = 5.0  # after the last fault a room may stay open that long
 EXPLAINED_S = 3.0  # after a link broke and came back, rooms may still fail by it
 
@@ -35,6 +36,7 @@ class Shape:
     prefill_pages: int = 24
     decode_pages: int = 24
     max_step_tokens: int = 8
+    step_cost: int = 0  # how much of its prefix another one must be about to bring for a prompt to wait
     overlap: bool = False
     max_ops: int = 4096  # of a transport
     rules: TransferRules = RULES
@@ -69,7 +71,7 @@ class Cluster:
         room = len(self.attempts) + 1
         attempt = new_attempt(
             room,
-            random_prompt(self.rng),
+            self._prompt(),
             self.rng.choice([1, 2, 3, 8, 20]),
             prefill=prefill,
             decode=decode,
@@ -91,6 +93,13 @@ class Cluster:
         for leg in legs:
             self._send_start(leg)
         return True
+
+    def _prompt(self) -> Sequence[int]:
+        """Some are asked twice at once."""
+        recent = self.open_rooms[-3:]
+        if recent and self.rng.random() < REPEATED:
+            return self.attempts[self.rng.choice(recent)].prompt
+        return random_prompt(self.rng)
 
     def start_late(self) -> bool:
         """The router gets round to a leg that it held back."""
@@ -298,6 +307,7 @@ class Cluster:
             num_pages=shape.prefill_pages if role == "prefill" else shape.decode_pages,
             is_unified=shape.is_unified,
             max_step_tokens=shape.max_step_tokens,
+            step_cost=shape.step_cost,
             overlap=shape.overlap,
             max_ops=shape.max_ops,
             rules=shape.rules,

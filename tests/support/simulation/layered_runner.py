@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from null_runner import NullRunner, entries, next_token
 
-from diptych.engine.batch import U64, ForwardBatch, OnLayer
-from diptych.engine.null_runner import NullRunner, entries, next_token
+from diptych.common.arrays import U64
+from diptych.engine.values.batch import ForwardBatch, OnLayer
 from simulation.requests import LAYERS, PAGE, VOCAB
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from diptych.engine.transfer_rules import Integrity, TransferRules
+from diptych.engine.values.transfer_rules import Integrity, TransferRules
 from diptych.kvtransfer.inproc import FaultPlan
 from diptych.kvtransfer.inproc.network import NO_FAULTS
 from simulation.cluster import Cluster, Shape
@@ -82,6 +82,7 @@ class Game:
             prefill_pages=rng.choice([16, 24, 40]),
             decode_pages=rng.choice([16, 24, 40]),
             max_step_tokens=rng.choice([4, 8, 64]),
+            step_cost=rng.choice([0, 12, 1000]),
             overlap=rng.random() < 0.5,
             max_ops=rng.choice([2, 4096]),
             is_lossy=mood.is_lossy,

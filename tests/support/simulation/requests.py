@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from null_runner import entries, expected_output
 
-from diptych.common.roles import LegKind
-from diptych.engine.batch import U64
-from diptych.engine.events import Start
-from diptych.engine.null_runner import entries, expected_output
-from diptych.engine.output import Failure, Output
-from diptych.engine.request import Request, new_request
-from diptych.engine.sampling_params import SamplingParams
+from diptych.common.arrays import U64
+from diptych.common.members.roles import LegKind
+from diptych.engine.values.events import Start
+from diptych.engine.values.request import Request, new_request
+from diptych.generation.output import Failure, Output
+from diptych.generation.sampling_params import SamplingParams
 
 VOCAB = 1 << 31  # a wrong byte of KV gives another token
 PAGE = 4

@@ -16,11 +16,11 @@ from typing import Protocol
 
 import numpy as np
 
-from diptych.engine.batch import U64
-from diptych.engine.events import SendNote, Transfer
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.output import FailureCode, Output
-from diptych.engine.scheduler_core import SchedulerCore
+from diptych.common.arrays import U64
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.values.events import SendNote, Transfer
+from diptych.engine.values.scheduler_core import SchedulerCore
+from diptych.generation.output import FailureCode, Output
 from diptych.kvtransfer.notes import Ack, HandOff, PagesReady
 from diptych.kvtransfer.ownership import Pages, PageState
 from simulation.requests import LAYERS, PAGE, Attempt, Leg

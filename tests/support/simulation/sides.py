@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from diptych.common.arrays import U64
 from diptych.decode.core import DecodeCore
-from diptych.engine.batch import U64
-from diptych.engine.events import DigestPages, Event, SendNote, StreamPages, UnpackPages, WriteDone, WritePages
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits
-from diptych.engine.transfer_rules import TransferRules
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.values.events import DigestPages, Event, SendNote, StreamPages, UnpackPages, WriteDone, WritePages
+from diptych.engine.values.limits import Limits
+from diptych.engine.values.prompt_cost import PromptCost
+from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.transport import PageIndices
 from diptych.prefill.core import PrefillCore
@@ -85,8 +87,9 @@ class Side:
 def new_side(role: str, instance_id: int, num_pages: int, rules: TransferRules) -> Side:
     kv = np.zeros((num_pages, LAYERS, PAGE), dtype=np.uint64)
     cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=2, max_tokens_per_request=16)
-    limits = Limits(16, VOCAB, frozenset(), max_step_tokens=4, max_requests=2)
-    page_nbytes = kv[0].nbytes
+    cost = PromptCost(step_cost=0)  # whose prefix is coming waits, however short it is
+    limits = Limits(16, VOCAB, frozenset(), max_step_tokens=4, max_requests=2, prompt_cost=cost)
+    page_nbytes, pace = kv[0].nbytes, StepPace(limits.mixed_step_s)
     if role == "prefill":
-        return Side(role, instance_id, kv, cache, PrefillCore(cache, limits, rules, page_nbytes))
-    return Side(role, instance_id, kv, cache, DecodeCore(cache, limits, page_nbytes))
+        return Side(role, instance_id, kv, cache, PrefillCore(cache, limits, rules, page_nbytes, pace))
+    return Side(role, instance_id, kv, cache, DecodeCore(cache, limits, page_nbytes, pace))

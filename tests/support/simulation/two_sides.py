@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from diptych.engine.events import (
+from diptych.engine.values.events import (
     AbortRoom,
     CompileGrammar,
     DigestPages,
@@ -34,8 +34,8 @@ from diptych.engine.events import (
     WritePages,
     WriterGone,
 )
-from diptych.engine.output import Output
-from diptych.engine.transfer_rules import TransferRules
+from diptych.engine.values.transfer_rules import TransferRules
+from diptych.generation.output import Output
 from diptych.kvtransfer.digest import add_digests
 from simulation.layered_runner import LayeredRunner
 from simulation.requests import LAYERS, Attempt, Leg, new_attempt

@@ -12,10 +12,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from diptych.common.roles import Role
+from diptych.common.members.roles import Role
 from diptych.decode.core import DecodeCore
-from diptych.engine.batch import ForwardBatch, SamplingBatch, StepResult
-from diptych.engine.events import (
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.scheduler.links.links import Links, directions_of
+from diptych.engine.scheduler.links.tester import new_link_tester
+from diptych.engine.scheduler.model_worker import fill_in
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.events import (
     AbortRoom,
     CompileGrammar,
     Emit,
@@ -27,15 +33,11 @@ from diptych.engine.events import (
     Start,
     Transfer,
 )
-from diptych.engine.kv_cache import KvCache
-from diptych.engine.limits import Limits
-from diptych.engine.output import Output
-from diptych.engine.runtime.link_tester import new_link_tester
-from diptych.engine.runtime.links import Links, flows_of
-from diptych.engine.runtime.model_worker import fill_in
-from diptych.engine.runtime.stepping import OverlappedStepping, Stepping, SynchronousStepping
-from diptych.engine.scheduler_core import SchedulerCore
-from diptych.engine.transfer_rules import TransferRules
+from diptych.engine.values.limits import Limits
+from diptych.engine.values.prompt_cost import PromptCost
+from diptych.engine.values.scheduler_core import SchedulerCore
+from diptych.engine.values.transfer_rules import TransferRules
+from diptych.generation.output import Output
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.probe.choice import PathRule
 from diptych.prefill.core import PrefillCore
@@ -105,6 +107,7 @@ class Worker:
         num_pages: int,
         is_unified: bool,
         max_step_tokens: int,
+        step_cost: int,
         overlap: bool,
         max_ops: int,
         rules: TransferRules,
@@ -115,18 +118,20 @@ class Worker:
         self.transport = network.new_transport(instance_id, max_ops)
         pool = self.transport.allocate_pool(layout)
         self.kv = np.frombuffer(pool.buffer, dtype=np.uint64).reshape(-1, LAYERS, PAGE)
-        limits = Limits(CONTEXT, VOCAB, frozenset(), max_step_tokens, max_requests=6)
+        cost = PromptCost(step_cost=step_cost)
+        limits = Limits(CONTEXT, VOCAB, frozenset(), max_step_tokens, max_requests=6, prompt_cost=cost)
         self.cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=6, max_tokens_per_request=CONTEXT)
+        pace = StepPace(limits.mixed_step_s)
         self.core: SchedulerCore
         if is_unified:
             self.core = UnifiedCore(self.cache, limits, rules, layout.page_nbytes, Role(role))
         elif role == "prefill":
-            self.core = PrefillCore(self.cache, limits, rules, layout.page_nbytes)
+            self.core = PrefillCore(self.cache, limits, rules, layout.page_nbytes, pace)
         else:
-            self.core = DecodeCore(self.cache, limits, layout.page_nbytes)
+            self.core = DecodeCore(self.cache, limits, layout.page_nbytes, pace)
         windows = [(layer, layer + 1) for layer in range(LAYERS)] if rules.by_layers else [(0, LAYERS)]
-        tester = new_link_tester(self.transport, pool, flows_of(Role(role)), PathRule(), clock)
-        self.links = Links(self.transport, tester, windows)
+        tester = new_link_tester(self.transport, pool, directions_of(Role(role)), PathRule(), clock)
+        self.links = Links(self.transport, self.transport, tester, windows)
         self.linked: set[int] = set()  # peers that its core may use
         self.commands: deque[Command] = deque()
         self.outputs: deque[Output] = deque()

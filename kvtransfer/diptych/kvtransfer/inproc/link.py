@@ -7,20 +7,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from diptych.kernels.page_pack import PagePack
+from diptych.kvtransfer.conversation import Conversation
+from diptych.kvtransfer.frames import Frame
 from diptych.kvtransfer.plan import ByteWindow, Copies
 from diptych.kvtransfer.transport import InstanceId, PageIndices
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """Ask the other side to pair its half with ours."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bye:
-    """Tell the other side that our half is closed."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +58,24 @@ class Stream:
 
 @dataclass(slots=True, eq=False)
 class Half:
-    """Paired halves are a link that is up. A half that was closed is never opened again."""
+    """One end of a link. A half that was closed is never opened again."""
 
     owner: InstanceId
     peer: InstanceId
     num_peer_pages: int
     key: bytes  # the peer's
+    conversation: Conversation
     copies: Copies | None  # what the owner writes to the peer
     is_open: bool = True
-    partner: Half | None = None
-    greetings: deque[Hello | Bye] = field(default_factory=deque)
+    partner: Half | None = None  # the peer's half of this link, once it is up
+    outbox: deque[Frame] = field(default_factory=deque)  # greetings and goodbyes
     streams: dict[int, Stream] = field(default_factory=dict)
     late: deque[LateNote] = field(default_factory=deque)
     bytes_sent: int = 0
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.greetings or self.late) or any(stream.operations for stream in self.streams.values())
+        return bool(self.outbox or self.late) or any(stream.operations for stream in self.streams.values())
 
     @property
     def queued_bytes(self) -> int:
@@ -116,7 +107,7 @@ class Half:
         """Do nothing more; return the operations that this ends."""
         self.is_open = False
         names = sorted(operation.name for stream in self.streams.values() for operation in stream.operations)
-        self.greetings.clear()
+        self.outbox.clear()
         self.streams.clear()
         self.late.clear()
         return names

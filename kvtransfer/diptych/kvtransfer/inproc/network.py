@@ -1,8 +1,8 @@
 """Performs the actions of in-process transports, one `step` at a time, and injects faults.
 
-A step is a hello, the copy of one page, the end of an operation with the delivery of its note, or a digest, so a test
-can play every interleaving and stop a transfer half way. With `rng` the order of the links and streams and the faults
-are random, and the same each time. Time passes when `now_s` is set.
+A step is a greeting, the copy of one page, the end of an operation with the delivery of its note, or a digest, so a
+test can play every interleaving and stop a transfer half way. With `rng` the order of the links and streams and the
+faults are random, and the same each time. Time passes when `now_s` is set.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from diptych.kernels.page_pack import U8, pack_page, unpack_page
+from diptych.kvtransfer.conversation import Down, Heard, Note, Up
 from diptych.kvtransfer.digest import add_digests, digest_bytes
-from diptych.kvtransfer.inproc.link import Bye, Half, Hello, LateNote, Operation, Stream
+from diptych.kvtransfer.frames import Frame
+from diptych.kvtransfer.inproc.link import Half, LateNote, Operation, Stream
 from diptych.kvtransfer.inproc.transport import InprocTransport
 from diptych.kvtransfer.layout import DTYPE_NBYTES
 from diptych.kvtransfer.pool import HostPool
@@ -91,8 +93,8 @@ class InprocNetwork:
 
     def _advance(self, half: Half) -> None:
         self._halves.remove(half)
-        if half.greetings:
-            self._perform(half, half.greetings.popleft())
+        if half.outbox:
+            self._greet(half, half.outbox.popleft())
         elif stream := half.next_stream(self._rng):
             self._advance_stream(half, stream)
         else:
@@ -101,34 +103,44 @@ class InprocNetwork:
         if half.is_open or half.is_busy:
             self._halves.append(half)  # the last in turn
 
-    def _perform(self, half: Half, greeting: Hello | Bye) -> None:
-        match greeting:
-            case Hello():
-                self._greet(half)
-            case Bye(reason):
-                if half.partner and half.partner.is_open:
-                    self._transports[half.peer].close_half(half.partner, reason)
-
-    def _greet(self, half: Half) -> None:
-        if half.partner is not None:
-            return  # the peer's greeting came first
+    def _greet(self, half: Half, frame: Frame) -> None:
+        """Bring a greeting or a goodbye to the peer. A half that finds nobody, or not who it knew, is closed."""
         peer = self._transports.get(half.peer)
         if peer is None or not peer.is_alive:
-            self._transports[half.owner].close_half(half, "no such instance")
-            return
-        if not hmac.compare_digest(half.key, peer.link_key):
+            self._close(half, "no such instance")
+        elif not hmac.compare_digest(half.key, peer.link_key):
             peer.num_unauthenticated += 1
-            self._transports[half.owner].close_half(half, "no answer: the peer has another key")
-            return
+            self._close(half, "no answer: the peer has another key")
+        else:
+            self._carry(half, frame)
+
+    def _close(self, half: Half, reason: str) -> None:
+        if half.is_open:
+            self._transports[half.owner].close_half(half, reason)
+
+    def _carry(self, half: Half, frame: Frame) -> bool:
+        """Let the peer's half hear a frame; return whether it is of the same link."""
+        peer, now_ns = self._transports[half.peer], int(self.now_s * 1e9)
         other = peer.halves.get(half.owner)
-        if other is None or other.key != self._transports[half.owner].link_key:
-            return  # the peer greets us when it connects; then its key matters
-        if other.partner is not None:
-            peer.close_half(other, "the peer restarted the link")
-            return
-        half.partner, other.partner = other, half
-        self._transports[half.owner].inbox.push(LinkUp(half.peer))
-        peer.inbox.push(LinkUp(half.owner))
+        known = other.conversation.peer_session if other else 0
+        heard = other.conversation.hear(frame, now_ns) if other else None
+        if other is None or heard is None:
+            return False
+        for each in heard:
+            self._obey(peer, half, other, each)
+        if other.is_open and other.conversation.peer_session > known:
+            other.outbox.append(other.conversation.beat(now_ns))  # so that the peer hears its own session
+        return True
+
+    def _obey(self, peer: InprocTransport, half: Half, other: Half, heard: Heard) -> None:
+        match heard:
+            case Up():
+                other.partner = half
+                peer.inbox.push(LinkUp(half.owner))
+            case Down(reason):
+                peer.close_half(other, reason)
+            case Note(data, digest):
+                peer.inbox.push(NoteReceived(half.owner, data, digest))
 
     def _advance_stream(self, half: Half, stream: Stream) -> None:
         operation = stream.operations[0]
@@ -191,9 +203,7 @@ class InprocNetwork:
             self._deliver(half, note, digest)
 
     def _deliver(self, half: Half, note: bytes, digest: int | None) -> None:
-        if half.partner and half.partner.is_open:
-            self._transports[half.peer].inbox.push(NoteReceived(half.owner, note, digest))
-        else:
+        if not self._carry(half, half.conversation.say(note, is_last=True, digest=digest)):
             self.num_stale_messages += 1
 
     def _do_own_work(self, transport: InprocTransport) -> None:

@@ -12,10 +12,11 @@ import numpy as np
 
 from diptych.common.errors import ConfigError
 from diptych.kvtransfer import metadata as codec
+from diptych.kvtransfer.conversation import Conversation
 from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
-from diptych.kvtransfer.inproc.inbox import Inbox
-from diptych.kvtransfer.inproc.link import Bye, Half, Hello, Operation, OwnWork
+from diptych.kvtransfer.event_queue import EventQueue
+from diptych.kvtransfer.inproc.link import Half, Operation, OwnWork
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.plan import ByteWindow, Conversion
 from diptych.kvtransfer.pool import HostPool, check_pages, num_pages_to_allocate
@@ -35,6 +36,7 @@ from diptych.kvtransfer.transport import (
 )
 
 MAX_OPS: Final = 4096
+WINDOW: Final = 2**62  # notes that a peer may be ahead: its events are not bounded
 PATH: Final = "copy"
 
 
@@ -56,9 +58,11 @@ class InprocTransport:
         self.halves: dict[InstanceId, Half] = {}  # open ones
         self.own_work: deque[OwnWork] = deque()
         self._part_heads: dict[InstanceId, tuple[int, ...]] = {}  # of what each peer wrote, or will
-        self.inbox = Inbox()
+        self.inbox = EventQueue()
         self.is_alive = True
         self._former: dict[InstanceId, Half] = {}  # the last half to each peer that was up and was closed
+        self._peer_sessions: dict[InstanceId, int] = {}  # of peers, in their last link
+        self._num_sessions = 0
         self._grants: dict[int, InstanceId] | None = {} if only_granted else None  # by page; None: all to anybody
         self._num_ops = 0  # outstanding
         self._op_ids = itertools.count(1)
@@ -86,16 +90,18 @@ class InprocTransport:
         if peer not in self.halves:
             conversion = Conversion.between(self._own_pool().layout, described.layout)
             num_pages = num_pages_to_allocate(described.layout)
-            self.halves[peer] = Half(self.instance_id, peer, num_pages, described.link_key, conversion.copies)
+            talk = self._new_conversation(peer)
+            half = Half(self.instance_id, peer, num_pages, described.link_key, talk, conversion.copies)
+            half.outbox.append(talk.beat(self._now_ns()))
+            self.halves[peer] = half
             self._part_heads[peer] = conversion.part_heads
-            self.halves[peer].greetings.append(Hello())
-            self._open_half(self.halves[peer])
+            self._open_half(half)
 
     def disconnect(self, peer: InstanceId) -> None:
         half = self.halves.get(peer)
         if half is not None:
             self.close_half(half, "disconnected")
-            half.greetings.append(Bye("the peer closed the link"))
+            half.outbox.append(half.conversation.bye())
 
     def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
         half, pool = self._linked_half(peer), self._own_pool()
@@ -178,6 +184,7 @@ class InprocTransport:
             self.inbox.push(OpDone(operation, reason))
         self.inbox.push(LinkDown(half.peer, reason))
         del self.halves[half.peer]
+        self._peer_sessions[half.peer] = max(half.conversation.peer_session, self._peer_sessions.get(half.peer, 0))
         if half.partner is not None:  # one that never came up says nothing about the writer
             self._former[half.peer] = half
 
@@ -186,6 +193,20 @@ class InprocTransport:
         if self.is_alive:
             self.is_alive = False
             self.inbox.close()
+
+    def _new_conversation(self, peer: InstanceId) -> Conversation:
+        self._num_sessions += 1
+        return Conversation(
+            self.instance_id,
+            peer,
+            self._num_sessions,
+            former_session=self._peer_sessions.get(peer, 0),
+            window=WINDOW,
+            now_ns=self._now_ns(),
+        )
+
+    def _now_ns(self) -> int:
+        return int(self._clock() * 1e9)
 
     def _linked_half(self, peer: InstanceId) -> Half:
         half = self.halves.get(peer)

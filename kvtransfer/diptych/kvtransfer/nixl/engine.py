@@ -15,12 +15,12 @@ from threading import Event, Lock, Thread
 from typing import Final
 
 from diptych.kernels.page_pack import PagePack
+from diptych.kvtransfer.conversation import Conversation, Down, Heard, Note, Up
 from diptych.kvtransfer.errors import MalformedNote, TransferError
+from diptych.kvtransfer.event_queue import EventQueue
+from diptych.kvtransfer.frames import Frame, decode, is_authentic
 from diptych.kvtransfer.metadata import EngineMetadata
 from diptych.kvtransfer.nixl.agent import Agent
-from diptych.kvtransfer.nixl.conversation import Conversation, Down, Heard, Note, Up
-from diptych.kvtransfer.nixl.event_queue import EventQueue
-from diptych.kvtransfer.nixl.frames import Frame, decode, is_authentic
 from diptych.kvtransfer.nixl.link import Link
 from diptych.kvtransfer.nixl.memory import Memory, Staging
 from diptych.kvtransfer.nixl.options import NixlOptions

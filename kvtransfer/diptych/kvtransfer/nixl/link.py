@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from diptych.kvtransfer.conversation import Conversation
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.errors import TransferError
+from diptych.kvtransfer.frames import Frame, encode
 from diptych.kvtransfer.metadata import EngineMetadata
 from diptych.kvtransfer.nixl.agent import Agent
-from diptych.kvtransfer.nixl.conversation import Conversation
-from diptych.kvtransfer.nixl.frames import Frame, encode
 from diptych.kvtransfer.nixl.memory import Memory, Region, Staging
 from diptych.kvtransfer.nixl.streams import Operation, Pages, Piece, Streams
 from diptych.kvtransfer.pool import num_pages_to_allocate

@@ -14,13 +14,13 @@ import numpy as np
 
 from diptych.common.errors import ConfigError
 from diptych.kvtransfer import metadata as codec
+from diptych.kvtransfer.conversation import parts_of
 from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import NoteTooLong, PeerUnreachable, TransferError, TransferQueueFull
+from diptych.kvtransfer.event_queue import EventQueue
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.nixl.agent import Agent
-from diptych.kvtransfer.nixl.conversation import parts_of
 from diptych.kvtransfer.nixl.engine import Engine
-from diptych.kvtransfer.nixl.event_queue import EventQueue
 from diptych.kvtransfer.nixl.link import Link
 from diptych.kvtransfer.nixl.memory import Memory
 from diptych.kvtransfer.nixl.options import NixlOptions
@@ -140,7 +140,8 @@ class NixlTransport:
         pass
 
     def refusals(self) -> Refusals:
-        return Refusals(self._engine.num_unauthenticated) if self._engine is not None else Refusals()
+        """NIXL's UCX listens to anybody."""
+        return Refusals(self._engine.num_unauthenticated, is_open=True) if self._engine is not None else Refusals()
 
     def poll(self) -> list[TransportEvent]:
         events = self._events.drain() if self._engine is not None else []

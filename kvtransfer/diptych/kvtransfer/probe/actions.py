@@ -108,7 +108,7 @@ class LinkTests(Protocol):
     """One direction of the tests of all links."""
 
     def begin(self, peer: int, paths: tuple[str, ...], now_s: float) -> list[Action]:
-        """A link came up; `paths` are the ways to bring pages there that may be used, best first."""
+        """A link came up; `paths` are those that may be used, best first."""
         ...
 
     def hear(self, peer: int, note: ProbeNote, now_s: float) -> list[Action]:

@@ -9,7 +9,7 @@ from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.errors import MalformedNote
 from diptych.kvtransfer.notes import PROTOCOL_VERSION
 from diptych.kvtransfer.pool import MAX_PROBE_PAGES
-from diptych.kvtransfer.probe.notes import Flows, ProbeAsk, ProbeCheck, ProbeEnd, ProbeFound, ProbeNote, ProbeOffer
+from diptych.kvtransfer.probe.notes import Directions, ProbeAsk, ProbeCheck, ProbeEnd, ProbeFound, ProbeNote, ProbeOffer
 from diptych.v1 import transfer_pb2
 
 MAX_PAGE_SIZE: Final = 4096  # tokens
@@ -19,7 +19,7 @@ def encode(note: ProbeNote, *, sender: int, target: int) -> bytes:
     """Return the bytes of `note`, addressed from one instance to another."""
     wire = transfer_pb2.TransferNote(version=PROTOCOL_VERSION, sender=sender, target=target)
     match note:
-        case Flows(out, into):
+        case Directions(out, into):
             wire.probe_greeting.CopyFrom(transfer_pb2.ProbeGreeting(out=out, into=into))
         case ProbeAsk():
             wire.probe_ask.SetInParent()
@@ -39,7 +39,7 @@ def decode(data: bytes, *, sender: int, target: int) -> ProbeNote:
     wire = note_codec.parse(data, sender=sender, target=target)
     match wire.WhichOneof("body"):
         case "probe_greeting":
-            return Flows(wire.probe_greeting.out, wire.probe_greeting.into)
+            return Directions(wire.probe_greeting.out, wire.probe_greeting.into)
         case "probe_ask":
             return ProbeAsk()
         case "probe_offer":

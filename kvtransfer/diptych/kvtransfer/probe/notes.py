@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Flows:
-    """Both ends, first of all: which ways pages may go at this end."""
+class Directions:
+    """Both ends, first of all: in which directions pages may go at this end."""
 
     out: bool  # from us to peers
     into: bool  # from peers to us
 
-    def towards(self, peer: Flows) -> Flows:
-        """Return which ways they may go between us and a peer."""
-        return Flows(self.out and peer.into, self.into and peer.out)
+    def towards(self, peer: Directions) -> Directions:
+        """Return in which directions they may go between us and a peer."""
+        return Directions(self.out and peer.into, self.into and peer.out)
 
-    def is_within(self, other: Flows) -> bool:
+    def is_within(self, other: Directions) -> bool:
         return other.out >= self.out and other.into >= self.into
 
 
@@ -54,4 +54,4 @@ class ProbeEnd:
     reason: str = ""  # why none works
 
 
-ProbeNote = Flows | ProbeAsk | ProbeOffer | ProbeCheck | ProbeFound | ProbeEnd
+ProbeNote = Directions | ProbeAsk | ProbeOffer | ProbeCheck | ProbeFound | ProbeEnd

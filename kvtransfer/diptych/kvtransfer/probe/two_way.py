@@ -1,8 +1,9 @@
 """The tests of a link in each direction in which pages may flow over it, one direction after the other.
 
-When a link comes up each end says which ways pages may go at it: its own word counts, for what others know of it may be
-old. Where they may go both ways, the end with the lower instance id tests first. The end that tests last knows first
-that the link is good, so whatever it sends then arrives after that news: no end hears of rooms before its link is up.
+When a link comes up each end says in which directions pages may go at it: its own word counts, for what others know of
+it may be old. Where they may go in both, the end with the lower instance id tests first. The end that tests last knows
+first that the link is good, so whatever it sends then arrives after that news: no end hears of rooms before its link is
+up.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from diptych.kvtransfer.probe.actions import (
     UsePath,
     Write,
 )
-from diptych.kvtransfer.probe.notes import Flows, ProbeAsk, ProbeCheck, ProbeEnd, ProbeNote
+from diptych.kvtransfer.probe.notes import Directions, ProbeAsk, ProbeCheck, ProbeEnd, ProbeNote
 from diptych.kvtransfer.probe.reader import ReaderTests
 from diptych.kvtransfer.probe.writer import WriterTests
 
@@ -35,7 +36,7 @@ GREETING_TIMEOUT_S: Final = 30.0  # a peer answers between two steps, which may 
 class _Test:
     """Of one link; kept while the link is open."""
 
-    ours: Flows
+    ours: Directions
     paths: tuple[str, ...]
     refusal: str  # why we must not write, where there is no path
     deadline_s: float | None  # for the peer's greeting; None: it has come
@@ -50,35 +51,35 @@ class _Test:
 
 
 class TwoWayTests:
-    """All tests of one process. `flows` is which ways pages may go at this end, in links that come up from now on."""
+    """All tests of one process. `directions`: those of pages at this end, in links that come up from now on."""
 
-    def __init__(self, instance_id: int, flows: Flows, writer: WriterTests, reader: ReaderTests) -> None:
-        self.flows = flows
+    def __init__(self, instance_id: int, directions: Directions, writer: WriterTests, reader: ReaderTests) -> None:
+        self.directions = directions
         self._instance_id = instance_id
         self._writer = writer
         self._reader = reader
         self._tests: dict[int, _Test] = {}
 
     def covers(self, peer: int) -> bool:
-        """Whether the peer was told of every way that pages may go now, so that it was or will be tested.
+        """Whether the peer was told of every direction in which pages may go now, so that it was or will be tested.
 
         A link that is open without a test is being closed.
         """
         test = self._tests.get(peer)
-        return test is None or self.flows.is_within(test.ours)
+        return test is None or self.directions.is_within(test.ours)
 
     def begin(self, peer: int, paths: tuple[str, ...], now_s: float, refusal: str = "") -> list[Action]:
-        """A link came up; `paths` are the ways to bring pages there that may be used, best first.
+        """A link came up; `paths` are those that may be used, best first.
 
         Where there is none, `refusal` says why; it matters only if pages are to go there.
         """
-        self._tests[peer] = _Test(self.flows, paths, refusal, now_s + GREETING_TIMEOUT_S)
-        return [Tell(peer, self.flows)]
+        self._tests[peer] = _Test(self.directions, paths, refusal, now_s + GREETING_TIMEOUT_S)
+        return [Tell(peer, self.directions)]
 
     def hear(self, peer: int, note: ProbeNote, now_s: float) -> list[Action]:
         """A note came over a link that is tested."""
         match note:
-            case Flows():
+            case Directions():
                 return self._greeted(peer, note, now_s)
             case ProbeAsk() | ProbeCheck() | ProbeEnd():
                 return self._follow(self._reader.hear(peer, note, now_s), now_s)
@@ -88,7 +89,7 @@ class TwoWayTests:
     def done(self, action: Action, done: Done, now_s: float) -> list[Action]:
         """An action of ours ended."""
         match action:
-            case Tell(peer, Flows()):
+            case Tell(peer, Directions()):
                 return [] if done.error is None else [Failed(peer, done.error)]
             case Write() | Measure() | UsePath() | FillProbe() | Tell(_, ProbeAsk() | ProbeEnd()):
                 return self._follow(self._writer.done(action.peer, done, now_s), now_s)
@@ -115,7 +116,7 @@ class TwoWayTests:
         times += [self._writer.next_deadline_s(), self._reader.next_deadline_s()]
         return min((at_s for at_s in times if at_s is not None), default=None)
 
-    def _greeted(self, peer: int, theirs: Flows, now_s: float) -> list[Action]:
+    def _greeted(self, peer: int, theirs: Directions, now_s: float) -> list[Action]:
         test = self._tests.get(peer)
         if test is None or test.deadline_s is None:
             return []

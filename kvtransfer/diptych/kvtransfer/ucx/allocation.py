@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from diptych.kernels.image import KernelImage
-from diptych.kvtransfer.device import Device, DevicePool
+from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.pool import HostPool, num_pages_to_allocate
+from diptych.kvtransfer.pool import DevicePool, HostPool, num_pages_to_allocate
 from diptych.kvtransfer.ucx import binding
 from diptych.kvtransfer.ucx.conversion import accepted
 

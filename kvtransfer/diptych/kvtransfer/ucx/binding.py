@@ -1,4 +1,4 @@
-"""The C shim's functions in Python: types only. Everything here has its comment in `shim.h`."""
+"""The C shim's functions in Python: types only. Everything here has its comment in `shim/shim.h`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ NO_LINK: Final = -2
 OUT_OF_RANGE: Final = -3
 TOO_LONG: Final = -4
 OUT_OF_MEMORY: Final = -5
-NO_WAY: Final = -6
+NO_PATH: Final = -6
 BUSY: Final = -7
 DEVICE: Final = -8
 
-PATHS: Final = ("copy", "mover", "put", "message", "staged")  # by KVT_WAY_*, best first
+SOURCE: Final = Path(__file__).parent / "shim" / "shim_unit.c"
+PATHS: Final = ("copy", "mover", "put", "message", "staged")  # by KVT_PATH_*, best first
 
 HANDLE_NBYTES: Final = 64
 KEY_NBYTES: Final = 16
@@ -154,15 +155,15 @@ class Operation(Structure):
 
 
 class LinkStatus(Structure):
-    """`kvt_link_info`"""
+    """`kvt_link_status`"""
 
     bytes_sent: int
     last_heard_s: float
     rtt_s: float
     in_flight_bytes: int
     queued_bytes: int
-    ways: int
-    way: int
+    paths: int
+    path: int
     lanes: bytes
     _fields_ = (
         ("bytes_sent", c_uint64),
@@ -170,8 +171,8 @@ class LinkStatus(Structure):
         ("rtt_s", c_double),
         ("in_flight_bytes", c_uint64),
         ("queued_bytes", c_uint64),
-        ("ways", c_uint32),
-        ("way", c_int32),
+        ("paths", c_uint32),
+        ("path", c_int32),
         ("lanes", c_char * 256),
     )
 
@@ -188,6 +189,7 @@ _SIGNATURES: Final = {
     "kvt_follow": (c_int, (c_void_p, c_uint64)),
     "kvt_copy_page": (c_int, (c_void_p, c_int64, c_void_p, c_int)),
     "kvt_self": (None, (c_void_p, POINTER(Peer))),
+    "kvt_own_addresses": (None, (c_char_p, c_size_t)),
     "kvt_connect": (c_void_p, (c_void_p, c_uint64, POINTER(Peer))),
     "kvt_disconnect": (None, (c_void_p,)),
     "kvt_release": (None, (c_void_p,)),
@@ -196,7 +198,7 @@ _SIGNATURES: Final = {
     "kvt_unpack_pages": (c_int64, (c_void_p, c_uint64, c_void_p, POINTER(PartsStruct))),
     "kvt_grant_pages": (c_int, (c_void_p, c_uint64, c_uint64, c_void_p)),
     "kvt_revoke_pages": (c_int, (c_void_p, c_uint64, c_void_p)),
-    "kvt_use_way": (c_int, (c_void_p, c_int32)),
+    "kvt_use_path": (c_int, (c_void_p, c_int32)),
     "kvt_poll": (c_int, (c_void_p, POINTER(Event), c_int)),
     "kvt_event_fd": (c_int, (c_void_p,)),
     "kvt_describe": (None, (c_void_p, POINTER(LinkStatus))),
@@ -220,7 +222,10 @@ def library() -> ctypes.CDLL:
 
 def build() -> Path:
     """Compile the shim, unless that was done before."""
-    source = Path(__file__).with_name("shim.c")
     return build_library(
-        source, header_dirs=[INCLUDE_FOLDER], include_dirs=lambda: [loader.include_folder(loader.load())], flags=_FLAGS
+        SOURCE,
+        parts=sorted(SOURCE.parent.glob("*/*.[ch]")),
+        header_dirs=[INCLUDE_FOLDER],
+        include_dirs=lambda: [loader.include_folder(loader.load())],
+        flags=_FLAGS,
     )

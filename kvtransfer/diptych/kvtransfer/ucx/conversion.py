@@ -31,7 +31,7 @@ _REFUSALS: Final[Mapping[int, tuple[type[TransferError], str]]] = {
     binding.FULL: (TransferQueueFull, "too much is in flight"),
     binding.OUT_OF_RANGE: (PageOutOfRange, "a page index is outside of the pool"),
     binding.TOO_LONG: (NoteTooLong, "this note is longer than any may be"),
-    binding.NO_WAY: (TransferError, "pages can't travel that way on this link"),
+    binding.NO_PATH: (TransferError, "pages can't travel by that path on this link"),
     binding.BUSY: (TransferError, "operations of this link are open"),
     binding.DEVICE: (TransferError, "the device failed"),
 }
@@ -103,7 +103,7 @@ def link_info(status: binding.LinkStatus, library: str) -> LinkInfo:
         version=library,
         bytes_sent=status.bytes_sent,
         last_heard_s=status.last_heard_s,
-        path=binding.PATHS[status.way],
+        path=binding.PATHS[status.path],
         rtt_s=status.rtt_s or None,
         in_flight_bytes=status.in_flight_bytes,
         queued_bytes=status.queued_bytes,

@@ -26,7 +26,7 @@ _HARDWARE: Final = (Path("/sys/class/infiniband"), Path("/proc/driver/nvidia/gpu
 class UcxOptions:
     """Options of `UcxTransport`."""
 
-    transports: Transports = "auto"  # which ways to move bytes; auto: the fastest that both ends have
+    transports: Transports = "auto"  # what may move bytes; auto: the fastest that both ends have
     heartbeat_s: float = 0.25
     heartbeat_misses: int = 5  # silent heartbeats until a link is given up
     connect_s: float = 3.0  # for a new link to come up

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from diptych.kvtransfer import metadata as codec
-from diptych.kvtransfer.device import Device, DevicePool
+from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import (
     LayoutMismatch,
     PeerUnreachable,
@@ -18,7 +19,7 @@ from diptych.kvtransfer.errors import (
 )
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.plan import Conversion, Copies
-from diptych.kvtransfer.pool import HostPool
+from diptych.kvtransfer.pool import DevicePool, HostPool
 from diptych.kvtransfer.process import is_gone, is_visible, own_identity
 from diptych.kvtransfer.transport import (
     NO_FLOW,
@@ -47,12 +48,15 @@ from diptych.kvtransfer.ucx.conversion import (
     shim_options,
     write_operation,
 )
+from diptych.kvtransfer.ucx.doors import Doors, addresses_of, opened_by
+from diptych.kvtransfer.ucx.guests import Guests
 from diptych.kvtransfer.ucx.options import UcxOptions
 
 logger = logging.getLogger(__name__)
 
 _POLL_BATCH: Final = 256
 _ERROR_NBYTES: Final = 512
+_ADDRESSES_NBYTES: Final = 1 << 16
 _SHARED_MEMORY: Final = ("sysv", "posix", "cma", "xpmem", "knem")  # lanes that outlive the endpoint at our end
 
 
@@ -80,7 +84,11 @@ class UcxTransport:
         self._library = f"UCX {loader.load().version}"
         self._shim = binding.library()
         self._link_key = codec.new_link_key()
-        self._engine: int | None = self._create(options)
+        engine, listeners = opened_by(partial(self._create, options))
+        self._doors = Doors(listeners)
+        self._engine: int | None = engine
+        self._own_addresses = self._list_addresses()
+        self._guests = Guests(own_identity().host, self._own_addresses)
         self._descriptor = int(self._shim.kvt_event_fd(self._engine))
         self._pool: HostPool | DevicePool | None = None
         self._links: dict[InstanceId, _Link] = {}
@@ -113,6 +121,7 @@ class UcxTransport:
                 link_key=self._link_key,
                 device_kind=pool.device.kind if isinstance(pool, DevicePool) else "",
                 device_handle=device_handle(own),
+                addresses=tuple(sorted(self._own_addresses, key=str)[: codec.MAX_ADDRESSES]),
             )
         )
 
@@ -123,6 +132,8 @@ class UcxTransport:
         conversion = self._conversion(described)
         if described.library != self._library:
             logger.warning("peer %016x runs %s, we run %s", peer, described.library, self._library)
+        self._guests.admit(peer, described)
+        self._doors.admit(self._guests.addresses)  # first of all: it may knock already
         info = peer_description(described, is_mappable=self._is_mappable(described))
         handle = self._shim.kvt_connect(self._engine, peer, ctypes.byref(info))
         if handle is None:
@@ -169,8 +180,8 @@ class UcxTransport:
     def refusals(self) -> Refusals:
         if self._engine is None:
             return Refusals()
-        shim = self._shim
-        return Refusals(shim.kvt_num_unauthenticated(self._engine), shim.kvt_num_ungranted(self._engine))
+        shim, engine = self._shim, self._engine
+        return Refusals(shim.kvt_num_unauthenticated(engine), shim.kvt_num_ungranted(engine), self._doors.are_open)
 
     def poll(self) -> list[TransportEvent]:
         events: list[TransportEvent] = []
@@ -187,14 +198,14 @@ class UcxTransport:
         return link_info(self._status(peer), self._library)
 
     def paths(self, peer: InstanceId) -> tuple[str, ...]:
-        ways = self._status(peer).ways
-        return tuple(path for way, path in enumerate(binding.PATHS) if ways >> way & 1)
+        usable = self._status(peer).paths
+        return tuple(path for number, path in enumerate(binding.PATHS) if usable >> number & 1)
 
     def use_path(self, peer: InstanceId, path: str) -> None:
         usable = self.paths(peer)
         if path not in usable:
             raise TransferError(f"no path {path!r} to {peer:016x}, only {', '.join(usable)}")
-        accepted(int(self._shim.kvt_use_way(self._links[peer].handle, binding.PATHS.index(path))))
+        accepted(int(self._shim.kvt_use_path(self._links[peer].handle, binding.PATHS.index(path))))
 
     def writer_gone(self, peer: InstanceId) -> bool:
         """Closing a link does not unmap shared memory: a stopped peer on this host may go on copying when it wakes."""
@@ -218,6 +229,7 @@ class UcxTransport:
         """Close every link and stop the thread. The pool's memory is gone after this. Idempotent."""
         if self._engine is None:
             return
+        self._doors.close()  # our hold on them
         self._shim.kvt_destroy(self._engine)
         self._engine = None
         for link in self._links.values():
@@ -229,10 +241,18 @@ class UcxTransport:
         wanted = shim_options(self.instance_id, self._link_key, options)
         engine = self._shim.kvt_create(ctypes.byref(wanted), error, _ERROR_NBYTES)
         if engine is None:
-            raise TransferError(f"{error.value.decode()} (UCX_LOG_LEVEL=info shows more)")
+            words = error.value.decode()
+            if "No resources" in words:  # as UCX says it of shared memory
+                words += "; is System V shared memory used up (ipcs -lm)? --transports tcp needs none"
+            raise TransferError(f"{words} (UCX_LOG_LEVEL=info shows more)")
         if error.value:
             logger.warning("%s does not know %s", self._library, error.value.decode())
         return int(engine)
+
+    def _list_addresses(self) -> frozenset[codec.Address]:
+        lines = ctypes.create_string_buffer(_ADDRESSES_NBYTES)
+        self._shim.kvt_own_addresses(lines, _ADDRESSES_NBYTES)
+        return addresses_of(lines.value.decode())
 
     def _own_pool(self) -> HostPool | DevicePool:
         assert self._pool is not None, "allocate the pool first"
@@ -297,6 +317,8 @@ class UcxTransport:
     def _forget(self, peer: InstanceId, reason: str) -> LinkDown:
         lanes = self.describe(peer).lanes
         link = self._links.pop(peer)
+        self._guests.forget(peer)
+        self._doors.admit(self._guests.addresses)
         if link.is_up:  # else no page was ever granted over it, and the one before still counts
             self._former[peer] = _FormerLink(link.metadata, lanes)
         self._shim.kvt_release(link.handle)

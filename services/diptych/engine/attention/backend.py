@@ -9,8 +9,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from diptych.engine.batch import ForwardMode
-from diptych.engine.runner.staged_batch import StagedBatch
+from diptych.engine.attention.staged_batch import StagedBatch
+from diptych.engine.values.batch import ForwardMode
 
 
 class AttentionBackend(Protocol):

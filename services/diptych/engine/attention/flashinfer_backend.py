@@ -13,10 +13,10 @@ import flashinfer
 import torch
 from torch import Tensor
 
+from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.gpu_layers import GpuLayer, gpu_layers
 from diptych.engine.attention.page_lists import page_lists
-from diptych.engine.loader.config import ModelConfig
-from diptych.engine.runner.staged_batch import StagedBatch, extend_starts
+from diptych.engine.attention.staged_batch import StagedBatch, extend_starts
 
 WORKSPACE_NBYTES: Final = 256 << 20  # for partial results; steps run one after the other, so all plans share it
 LAYOUT: Final = "NHD"  # of a page: tokens, then heads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from diptych.engine.loader.config import ModelConfig
+from diptych.architectures.config import ModelConfig
 
 
 def kv_scales(config: ModelConfig, kv_dtype: torch.dtype) -> list[tuple[float, float]]:

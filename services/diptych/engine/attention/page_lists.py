@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diptych.engine.batch import I32, I64
+from diptych.common.arrays import I32, I64
 
 
 @dataclass(frozen=True, slots=True, eq=False)

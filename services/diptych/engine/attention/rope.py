@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diptych.engine.loader.config import ModelConfig, Rope
+from diptych.architectures.config import ModelConfig, Rope
 
 
 def rope_tables(config: ModelConfig, kv: Tensor) -> dict[Rope, Tensor]:

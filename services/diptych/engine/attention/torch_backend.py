@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diptych.architectures.config import ModelConfig, Rope
 from diptych.engine.attention.kv_scales import kv_scales
 from diptych.engine.attention.rope import rope_tables
-from diptych.engine.batch import ForwardBatch, ForwardMode
-from diptych.engine.loader.config import ModelConfig, Rope
-from diptych.engine.runner.staged_batch import StagedBatch
+from diptych.engine.attention.staged_batch import StagedBatch
+from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
 FP8_LARGEST: Final = 448.0
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.gpu_layers import GpuLayer, gpu_layers
-from diptych.engine.loader.config import ModelConfig
-from diptych.engine.runner.staged_batch import StagedBatch
+from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.kernels.gpu.decode_attention import (
     FEW_REQUESTS,
     Launch,

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from diptych.common.arrays import F32
 from diptych.common.errors import InvalidRequest
-from diptych.engine.batch import F32
 
 TARGETS: Final = re.compile(r"\d+\.(qkv|o|gate_up|down)")  # matrices that see every token: not experts, not embeddings
 

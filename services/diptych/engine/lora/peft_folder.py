@@ -14,13 +14,15 @@ from typing import Final
 
 import numpy as np
 
+from diptych.architectures.placement import Piece, Placed
+from diptych.architectures.registry import NONSENSE
+from diptych.checkpoints.safetensors import read_tensors
+from diptych.common.arrays import F32
 from diptych.common.errors import ConfigError
-from diptych.engine.batch import F32
-from diptych.engine.loader.json_file import read_json
-from diptych.engine.loader.safetensors import read_tensors
+from diptych.common.json_file import read_json
 from diptych.engine.lora.adapter import TARGETS, Adapter, InvalidAdapter, Product
 from diptych.engine.lora.peft_config import PeftConfig, read_config
-from diptych.engine.models.placement import Piece, Placed
+from diptych.kernels.quantized import Array
 
 _TENSOR: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 
@@ -33,7 +35,7 @@ def read_adapter(folder: Path, placement: Iterable[Placed]) -> Adapter:
         raise InvalidAdapter(f"{folder}: {error}") from None
     except ConfigError as error:  # names the file
         raise InvalidAdapter(str(error)) from None
-    except (OSError, ValueError, KeyError, TypeError, re.error) as error:  # a file that is not what its name says
+    except (OSError, re.error, *NONSENSE) as error:  # a file that is not what its name says
         raise InvalidAdapter(f"{folder} can't be read as an adapter: {error!r}") from None
 
 
@@ -54,18 +56,18 @@ def _read(folder: Path, placement: Mapping[str, tuple[Piece, ...]]) -> Adapter:
     return Adapter(digest.hexdigest()[:32], tuple(products))
 
 
-def _sides(path: Path) -> dict[str, dict[str, F32]]:
-    """Return the tensors A and B of each module."""
-    sides: dict[str, dict[str, F32]] = {}
+def _sides(path: Path) -> dict[str, dict[str, Array]]:
+    """Return the tensors A and B of each module, as views of the file."""
+    sides: dict[str, dict[str, Array]] = {}
     for name, array in read_tensors(path):
         match = _TENSOR.fullmatch(name)
         if match is None:
             raise InvalidAdapter(f"tensor {name!r} is not the A or B of a linear layer, which is all that is supported")
-        sides.setdefault(match["module"], {})[match["side"]] = _float32(array)
+        sides.setdefault(match["module"], {})[match["side"]] = array
     return sides
 
 
-def _float32(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> F32:
+def _float32(array: Array) -> F32:
     if array.dtype == np.uint16:  # the upper half of a float32
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32)
@@ -82,7 +84,9 @@ def _pieces(module: str, config: PeftConfig, placement: Mapping[str, tuple[Piece
     return pieces
 
 
-def _checked(module: str, config: PeftConfig, tensors: Mapping[str, F32], pieces: tuple[Piece, ...]) -> tuple[F32, F32]:
+def _checked(
+    module: str, config: PeftConfig, tensors: Mapping[str, Array], pieces: tuple[Piece, ...]
+) -> tuple[F32, F32]:
     """Return A and B. Raises if one is missing, or not of the shape that the model and the rank say."""
     rank, num_rows = config.rank_of(module), sum(piece.shape[0] for piece in pieces)
     shapes = {"A": (rank, pieces[0].shape[1]), "B": (num_rows, rank)}
@@ -92,7 +96,7 @@ def _checked(module: str, config: PeftConfig, tensors: Mapping[str, F32], pieces
         if tensors[side].shape != shape:
             found = tensors[side].shape
             raise InvalidAdapter(f"lora_{side} of {module!r} is {found}; model and configuration say {shape}")
-    return tensors["A"], tensors["B"]
+    return _float32(tensors["A"]), _float32(tensors["B"])
 
 
 def _products(pieces: tuple[Piece, ...], a: F32, b: F32) -> Iterator[Product]:

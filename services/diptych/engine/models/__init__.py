@@ -1,1 +1,4 @@
-"""Model architectures on torch."""
+"""Computes what `diptych.architectures` describes, on torch: one decoder for all families.
+
+What differs by processor, quantisation, ranks and adapters is behind `ops.Ops` and `matrix.Matrix`.
+"""

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from diptych.engine.loader.config import Activation
+from diptych.architectures.config import Activation
+from diptych.architectures.placement import Split
 from diptych.engine.models.experts import ExpertsInTurn
-from diptych.engine.models.gated import Gated, GatedInTurn, activate_of
-from diptych.engine.models.ops import Activate, Experts, Matrix, Weight
-from diptych.engine.models.placement import Split
+from diptych.engine.models.gated import Gated, GatedInTurn
+from diptych.engine.models.matrix import Activate, Matrix, Weight
+from diptych.engine.models.ops import Experts, activate_of
 from diptych.kernels.cpu import elementwise
 from diptych.kernels.cpu.linear import PackedMatrix
 from diptych.kernels.cpu.quantized import QuantizedMatrix, StackedMatrix

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.backend import PhasedAttention
-from diptych.engine.batch import OnLayer
-from diptych.engine.loader.config import ModelConfig
+from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layers.attention import AttentionBlock
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.mlp import FeedForward, Mlp
@@ -18,7 +18,7 @@ from diptych.engine.models.layers.moe import MoeBlock
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.models.weights import Weights
-from diptych.engine.runner.staged_batch import StagedBatch
+from diptych.engine.values.batch import OnLayer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diptych.engine.quantization.weight import Stored, as_floats, as_quantized, rows_of
+from diptych.checkpoints.quantization.weight import Stored, as_floats, as_quantized, rows_of
 
 CPU: Final = torch.device("cpu")
 ROWS_AT_ONCE: Final = 256

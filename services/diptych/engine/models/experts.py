@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:  # an `Ops` has these experts
-    from diptych.engine.models.ops import Matrix
+from diptych.engine.models.matrix import Matrix
 
 
 @dataclass(frozen=True, slots=True)

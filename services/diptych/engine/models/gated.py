@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
-from diptych.engine.loader.config import Activation
-
-if TYPE_CHECKING:  # an `Ops` has these
-    from diptych.engine.models.ops import Activate, Matrix, Ops
+from diptych.engine.models.matrix import Activate, Matrix
 
 
 class Gated(Protocol):
@@ -31,8 +28,3 @@ class GatedInTurn:
     def forward(self, x: Tensor, gate_up: Tensor, out: Tensor) -> None:
         self.matrix.multiply(x, gate_up)
         self.activate(gate_up, out)
-
-
-def activate_of(ops: Ops, activation: Activation) -> Activate:
-    """Return the function called `activation`."""
-    return {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}[activation]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from diptych.engine.models.ops import Activate
+from diptych.engine.models.matrix import Activate
 from diptych.kernels.gpu.moe import ExpertWeights, align_experts, choose_block, grouped_gemm
 from diptych.kernels.gpu.moe_combine import combine_experts
 

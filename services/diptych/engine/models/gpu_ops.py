@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from diptych.engine.loader.config import Activation
+from diptych.architectures.config import Activation
+from diptych.architectures.placement import Split
+from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.dense import dense
-from diptych.engine.models.gated import Gated, GatedInTurn, activate_of
+from diptych.engine.models.gated import Gated, GatedInTurn
 from diptych.engine.models.gpu_experts import GroupedExperts
 from diptych.engine.models.lora import LoraMatrix
-from diptych.engine.models.ops import Activate, Experts, Matrix, Weight
-from diptych.engine.models.placement import Split
-from diptych.engine.quantization.weight import QuantizedWeight
+from diptych.engine.models.matrix import Activate, Matrix, Weight
+from diptych.engine.models.ops import Experts, activate_of
 from diptych.kernels.gpu import activations, norms, skinny_gated_gemm
 from diptych.kernels.gpu.skinny_gemm import pays_up_to, skinny_gemm
 

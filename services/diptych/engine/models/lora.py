@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diptych.engine.batch import I64
+from diptych.common.arrays import I64
 from diptych.engine.lora.adapter import TARGETS, Adapter
-from diptych.engine.models.ops import Matrix
+from diptych.engine.models.matrix import Matrix
 from diptych.kernels.token_groups import TokenGroups
 
 LATE: Final = ("o", "gate_up", "down")  # matrices that come after the last attention, in the last layer

@@ -6,34 +6,20 @@ Results go to buffers of the caller: a step's layers share them, so memory is to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diptych.engine.loader.config import Activation
+from diptych.architectures.config import Activation
+from diptych.architectures.placement import Split
+from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.dense import CPU, dense
 from diptych.engine.models.experts import ExpertsInTurn
-from diptych.engine.models.gated import Gated, GatedInTurn, activate_of
-from diptych.engine.models.placement import Split
-from diptych.engine.quantization.weight import QuantizedWeight
-
-Activate = Callable[[Tensor, Tensor], None]  # gates and ups -> activated
-Weight = Tensor | QuantizedWeight  # of the model's dtype, or as the checkpoint stores it
-
-
-class Matrix(Protocol):
-    """A weight `[num_rows, num_columns]` in the layout its processor likes."""
-
-    def multiply(self, x: Tensor, out: Tensor) -> None:
-        """`[num_tokens, num_columns]` -> `[num_tokens, num_rows]`."""
-        ...
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """Look up: `[num_ids]` -> `[num_ids, num_columns]`, a new tensor."""
-        ...
+from diptych.engine.models.gated import Gated, GatedInTurn
+from diptych.engine.models.matrix import Activate, Matrix, TorchMatrix, Weight
 
 
 class Experts(Protocol):
@@ -87,17 +73,9 @@ class Ops(Protocol):
         ...
 
 
-class TorchMatrix:
-    """A weight as torch keeps it."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = weight
-
-    def multiply(self, x: Tensor, out: Tensor) -> None:
-        torch.mm(x, self._weight.T, out=out)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return self._weight[ids]
+def activate_of(ops: Ops, activation: Activation) -> Activate:
+    """Return the function called `activation`."""
+    return {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}[activation]
 
 
 class TorchOps:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
+from diptych.architectures.config import ModelConfig
+from diptych.architectures.placement import Piece, Placed
+from diptych.checkpoints.quantization.weight import Stored, merge, rows_of
 from diptych.common.errors import ConfigError
-from diptych.engine.loader.config import ModelConfig
 from diptych.engine.models.dense import CPU, dense
-from diptych.engine.models.ops import Matrix, Ops
-from diptych.engine.models.placement import Piece, Placed
-from diptych.engine.quantization.weight import Stored, merge, rows_of
+from diptych.engine.models.matrix import Matrix
+from diptych.engine.models.ops import Ops
 
 
 class Weights:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.transport import DevicePages, Pool, Transport
+from diptych.kvtransfer.transport import DevicePages, Pool, TransportMemory
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}  # of states
 KV_DTYPES: Final = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn}
@@ -35,20 +35,20 @@ def device_view(pages: DevicePages, device: torch.device) -> Tensor:
     return everything[: layout.num_pages].view(KV_DTYPES[layout.dtype]).view(layout.shape)
 
 
-def shared_kv(transport: Transport, layout: PoolLayout, device: torch.device) -> tuple[Pool | DevicePages, Tensor]:
+def shared_kv(memory: TransportMemory, layout: PoolLayout, device: torch.device) -> tuple[Pool | DevicePages, Tensor]:
     """Allocate a pool on `device` that peers write into; return it and its view. Raises `ConfigError`, `TransferError`.
 
     Pages on a GPU leave when the kernels are done that were queued, until then, on the stream that is current.
     """
     if device.type == "cpu":
-        pool = transport.allocate_pool(layout)
+        pool = memory.allocate_pool(layout)
         return pool, kv_view(pool.buffer, layout)
     from diptych.kernels.transfer_images import transfer_kernels  # needs Triton
 
     assert device.index is not None, device
     kernels = transfer_kernels(device.index, layout.layer_nbytes)
     place = Device("cuda", device.index, kernels, lambda: torch.cuda.current_stream(device).cuda_stream)
-    pages = transport.allocate_device_pool(layout, place)
+    pages = memory.allocate_device_pool(layout, place)
     return pages, device_view(pages, device)
 
 

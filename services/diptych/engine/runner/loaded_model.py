@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from diptych.architectures.config import ModelConfig
+from diptych.checkpoints.quantization.weight import expanded
+from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.backend import PhasedAttention
-from diptych.engine.attention.registry import Backend, Setting, choose
-from diptych.engine.batch import OnLayer
-from diptych.engine.loader.config import ModelConfig
-from diptych.engine.loader.source import ModelSource
+from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.lora import Loras
 from diptych.engine.models.pieces import Pieces
 from diptych.engine.models.weights import load
-from diptych.engine.quantization.weight import expanded
+from diptych.engine.runner.backends import Backend, Setting, choose
 from diptych.engine.runner.kv_pool import DTYPES
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.sampling import Sampler
-from diptych.engine.runner.staged_batch import StagedBatch
 from diptych.engine.tensor_parallel.communicator import Communicator
+from diptych.engine.values.batch import OnLayer
 
 
 @dataclass(frozen=True, slots=True)

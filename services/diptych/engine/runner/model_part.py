@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from diptych.engine.loader.config import ModelConfig
-from diptych.engine.loader.source import ModelSource
+from diptych.architectures.config import ModelConfig
+from diptych.architectures.placement import Placed
+from diptych.architectures.registry import FAMILIES
+from diptych.checkpoints.quantization.weight import Stored
+from diptych.checkpoints.source import ModelSource
 from diptych.engine.models.ops import Ops
-from diptych.engine.models.placement import Placed
-from diptych.engine.models.registry import FAMILIES
-from diptych.engine.quantization.weight import Stored
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.tensor_parallel.cut import cut_tensors
 from diptych.engine.tensor_parallel.ops import TensorParallelOps

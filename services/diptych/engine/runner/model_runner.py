@@ -7,15 +7,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from diptych.engine.batch import ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
-from diptych.engine.graph_use import NO_GRAPHS
-from diptych.engine.loader.config import ModelConfig
-from diptych.engine.loader.source import ModelSource
+from diptych.architectures.config import ModelConfig
+from diptych.checkpoints.source import ModelSource
+from diptych.engine.attention.staged_batch import logits_rows, stage
 from diptych.engine.models.lora import Loras
 from diptych.engine.runner.loaded_model import ModelOptions, load_model
 from diptych.engine.runner.sampling import sample_step
-from diptych.engine.runner.staged_batch import logits_rows, stage
 from diptych.engine.tensor_parallel.communicator import Communicator
+from diptych.engine.values.batch import ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
+from diptych.engine.values.graph_use import NO_GRAPHS
 from diptych.kvtransfer.layout import PoolLayout
 
 

@@ -7,6 +7,7 @@ in another's place gives another answer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +15,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from diptych.engine.batch import I64, U64
+from diptych.common.arrays import I64, U64
+from diptych.common.errors import ConfigError
+from diptych.tokens.tokenizer import Tokenizer
 
 U32 = npt.NDArray[np.uint32]
 
@@ -22,6 +25,9 @@ MARK: Final = np.uint32(0x0F0F0F0F)  # the bits of a mark: four numbers from 0 t
 MEAN_ANSWER_LEN: Final = 256  # tokens; the last one says that it is over
 
 _ODD: Final = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xFF51AFD7ED558CCD], np.uint64)  # to multiply by
+
+
+_WORDS: Final = re.compile(rb"[ A-Za-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +46,16 @@ class Speech:
         said: I64 = self.ids[mixed % np.uint64(len(self.ids) - 1)]
         said[(mixed >> np.uint64(40)) % np.uint64(MEAN_ANSWER_LEN) == 0] = self.ids[-1]
         return said
+
+
+def speech_of(tokenizer: Tokenizer, vocab_size: int) -> Speech:
+    """Return the tokens that are words, or parts of some, and the one that ends an answer (or a word, without one)."""
+    num_ids = min(vocab_size, tokenizer.vocab_size)
+    words = [each for each in range(num_ids) if _WORDS.fullmatch(tokenizer.token_bytes[each])]
+    if not words:
+        raise ConfigError("--device sim finds no word in the model's vocabulary")
+    ends = tokenizer.eos_ids or words
+    return Speech(np.array([*words, ends[0]], np.int64))
 
 
 def marks(token_ids: I64, positions: I64) -> U32:

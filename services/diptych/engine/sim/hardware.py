@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-from diptych.engine.batch import OnLayer
-from diptych.engine.loader.source import ModelSource, open_model
-from diptych.engine.runtime.pool_size import pool_layout
-from diptych.engine.runtime.scheduler_config import EngineOptions
+from diptych.checkpoints.bounded import bounded
+from diptych.checkpoints.source import ModelSource, open_model
+from diptych.engine.options.config import EngineOptions
+from diptych.engine.options.pool_size import pool_layout
+from diptych.engine.options.sim_timing import read_timing
+from diptych.engine.schedule.step_sizes import Chosen, Found, choose
+from diptych.engine.sim.answers import speech_of
 from diptych.engine.sim.marked_pages import MarkedPages
-from diptych.engine.sim.model import SimulatedModel, speech_of
+from diptych.engine.sim.model import SimulatedModel
 from diptych.engine.sim.runner import SimRunner
-from diptych.engine.sim.timing import read_timing
 from diptych.engine.tensor_parallel.group import Alone, RankGroup
+from diptych.engine.values.batch import OnLayer
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.transport import Pool, Transport
+from diptych.kvtransfer.transport import Pool, TransportMemory
 
 
 class SimHardware:
     """Implements `Hardware`."""
 
+    chosen: Chosen
     _memory: memoryview
     _pages: MarkedPages
 
@@ -28,16 +33,19 @@ class SimHardware:
         self._timing = read_timing(options.sim_timing)
 
     def open(self, model: str) -> ModelSource:
-        return SimulatedModel(open_model(model, self.options.load_format))
+        return SimulatedModel(bounded(open_model(model, self.options.load_format), self.options.max_model_len))
 
     def ranks(self, endpoint: str) -> RankGroup:
         return Alone()
 
     def pool_layout(self, source: ModelSource, rank: int) -> PoolLayout:
-        return pool_layout(source.config, self.options)
+        layout = pool_layout(source.config, self.options)
+        found = Found(self._timing.prompt_tokens_per_s, 0.0, math.inf, layout.num_pages * layout.page_size)
+        self.chosen = choose(self.options.given_sizes, lambda: found, source.config.context_len, int)
+        return layout
 
-    def allocate(self, layout: PoolLayout, transport: Transport | None) -> Pool | None:
-        pool = transport.allocate_pool(layout) if transport is not None else None
+    def allocate(self, layout: PoolLayout, memory: TransportMemory | None) -> Pool | None:
+        pool = memory.allocate_pool(layout) if memory is not None else None
         self._memory = memoryview(bytearray(layout.nbytes)) if pool is None else pool.buffer
         self._pages = MarkedPages(self._memory, layout)
         return pool

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diptych.engine.loader.chat_template import Message
-from diptych.engine.loader.source import ModelSource
-from diptych.engine.sim.answers import expected_tokens
-from diptych.engine.sim.model import BuiltInModel, speech_of
+from diptych.checkpoints.simulated import BuiltInModel
+from diptych.checkpoints.source import ModelSource
+from diptych.engine.sim.answers import expected_tokens, speech_of
+from diptych.tokens.chat_template import Message
 
 
 class KnownAnswers:
@@ -21,6 +21,10 @@ class KnownAnswers:
     def tokens(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
         """Return the output tokens, with the one that ends it if it ends by itself."""
         return expected_tokens(prompt, max_tokens, self._speech)
+
+    def num_tokens(self, prompt: str, max_tokens: int) -> int:
+        """Return how many tokens the output of a completion has."""
+        return len(self.tokens(self._tokenizer.encode(prompt, add_special_tokens=True), max_tokens))
 
     def completion(self, prompt: str, max_tokens: int) -> str:
         """Return the text of a completion."""

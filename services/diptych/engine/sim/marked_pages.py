@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from diptych.common.arrays import I32, I64, U64
 from diptych.common.errors import ConfigError
-from diptych.engine.batch import I32, I64, U64
 from diptych.engine.sim.answers import MARK, U32
 from diptych.kvtransfer.layout import PoolLayout
 

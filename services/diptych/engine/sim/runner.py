@@ -12,22 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from diptych.common.arrays import I64, U64
 from diptych.common.errors import ConfigError
-from diptych.engine.batch import (
-    I64,
-    NO_TOKEN,
-    U64,
-    ForwardBatch,
-    LogprobsBatch,
-    OnLayer,
-    SamplingBatch,
-    StepResult,
-    WaitForResult,
-)
-from diptych.engine.graph_use import NO_GRAPHS
+from diptych.engine.options.sim_timing import Timing
 from diptych.engine.sim.answers import Speech, digests, marks
 from diptych.engine.sim.marked_pages import MarkedPages
-from diptych.engine.sim.timing import Timing
+from diptych.engine.values.batch import NO_TOKEN, ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
+from diptych.engine.values.graph_use import NO_GRAPHS
+from diptych.generation.logprobs import LogprobsBatch
 
 if TYPE_CHECKING:  # needs torch
     from diptych.engine.models.lora import Loras

@@ -7,6 +7,7 @@ depends on shapes alone, so equal inputs give equal bits, and the same ones on e
 from __future__ import annotations
 
 import os
+import secrets
 from datetime import timedelta
 from pathlib import Path
 from typing import Final, Protocol
@@ -14,6 +15,9 @@ from typing import Final, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from diptych.common.errors import Unavailable
+from diptych.engine.tensor_parallel.proof import PROOF_BYTES, SECRET_BYTES, impostors, proof
 
 _BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
 _ENVIRONMENT: Final = {  # of the libraries; what is set already stays
@@ -62,7 +66,12 @@ class TorchCommunicator:
         self._device = device
         backend, meeting = _BACKENDS[device.type], f"file://{store}"
         own_gpu = device if device.type == "cuda" else None
+        secret = store.with_name(f"{store.name}-secret")
+        if rank == 0:
+            _make_secret(secret)  # before anybody can have met us
         dist.init_process_group(backend, meeting, _TIMEOUT, rank=rank, world_size=size, device_id=own_gpu)
+        if backend == "gloo":  # NCCL's connections show a random number of the store
+            self._check_others(secret.read_bytes())
         self.all_reduce(torch.zeros(1, device=device))  # NCCL connects now, while the store is there
 
     def all_reduce(self, x: Tensor) -> None:
@@ -89,3 +98,19 @@ class TorchCommunicator:
         """Leave the group. On GPUs the end of the process does it: NCCL would wait for the graphs that captured it."""
         if self._device.type == "cpu":
             dist.destroy_process_group()
+
+    def _check_others(self, secret: bytes) -> None:
+        """Raises `Unavailable` if somebody else has the place of a rank."""
+        ours = b"".join(proof(secret, self.rank, reader) for reader in range(self.size))
+        sent = torch.tensor(list(ours), dtype=torch.uint8)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent)
+        shown = [bytes(part) for part in received.view(self.size, PROOF_BYTES).tolist()]
+        if found := impostors(secret, self.rank, shown):
+            ranks = ", ".join(map(str, found))
+            raise Unavailable(f"who connected as rank {ranks} is none: another process of this host is at our ports")
+
+
+def _make_secret(path: Path) -> None:
+    path.touch(0o600, exist_ok=False)
+    path.write_bytes(secrets.token_bytes(SECRET_BYTES))

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from diptych.architectures.placement import Split
+from diptych.checkpoints.quantization.weight import Stored, rows_of
 from diptych.common.errors import ConfigError
-from diptych.engine.models.placement import Split
-from diptych.engine.quantization.weight import Stored, rows_of
 from diptych.engine.tensor_parallel.shard import Cut
 from diptych.kernels.quantized import Array, QuantizedArray, stack
 

@@ -14,14 +14,12 @@ from typing import Final
 from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.tensor_parallel.ranked_link import ranks_of, sum_digests
 from diptych.kvtransfer import metadata as codec
-from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.plan import Shard, linked_ranks, plan
 from diptych.kvtransfer.transport import (
     ANY_PEER,
     NO_FLOW,
-    DevicePages,
     Flow,
     InstanceId,
     LinkDown,
@@ -31,8 +29,6 @@ from diptych.kvtransfer.transport import (
     OpDone,
     PageIndices,
     PageWrite,
-    Pool,
-    Refusals,
     Transport,
     TransportEvent,
 )
@@ -74,12 +70,15 @@ class _Link:
 
 
 class FanOut:
-    """Implements `Transport` for the instance that this rank is part of. Metadata to connect with is the instance's."""
+    """What `PeerTransport` says of a peer, said of this rank's links to it. Metadata to connect with is the instance's.
 
-    def __init__(self, transport: Transport) -> None:
-        self.instance_id = transport.instance_id
+    What concerns no peer, and notes, are for the transport itself; so is a peer that was never connected here.
+    """
+
+    def __init__(self, transport: Transport, layout: PoolLayout) -> None:
+        """`layout` is that of this rank's pool."""
         self._transport = transport
-        self._layout: PoolLayout | None = None
+        self._shard = Shard.of(layout)
         self._links: dict[InstanceId, _Link] = {}
         self._peers: dict[InstanceId, InstanceId] = {}  # rank -> the peer that it is part of
         self._known: dict[InstanceId, tuple[InstanceId, ...]] = {}  # ranks of each peer that was ever linked
@@ -88,27 +87,13 @@ class FanOut:
         self._names = itertools.count(_FIRST_NAME)
         self._events: list[TransportEvent] = []
 
-    def allocate_pool(self, layout: PoolLayout) -> Pool:
-        self._layout = layout
-        return self._transport.allocate_pool(layout)
-
-    def allocate_device_pool(self, layout: PoolLayout, device: Device) -> DevicePages:
-        self._layout = layout
-        return self._transport.allocate_device_pool(layout, device)
-
-    def metadata(self) -> bytes:
-        """Return this rank's part of the instance's metadata."""
-        return self._transport.metadata()
-
     def connect(self, peer: InstanceId, metadata: bytes) -> None:
         if peer in self._links:
             return
-        assert self._layout is not None, "allocate the pool first"
         parts = ranks_of(metadata)
-        own = Shard.of(self._layout)
         shards = [Shard.of(codec.decode_layout(part)) for part in parts]
-        ids = {rank: rank_id(peer, rank) for rank in linked_ranks(own, shards)}
-        targets = tuple(ids[shard.rank] for shard in shards if plan(own, shard))
+        ids = {rank: rank_id(peer, rank) for rank in linked_ranks(self._shard, shards)}
+        targets = tuple(ids[shard.rank] for shard in shards if plan(self._shard, shard))
         for rank, name in ids.items():
             self._transport.connect(name, parts[rank])
             self._peers[name] = peer
@@ -118,10 +103,6 @@ class FanOut:
     def disconnect(self, peer: InstanceId) -> None:
         for name in self._links[peer].ranks if peer in self._links else ():
             self._transport.disconnect(name)
-
-    def is_single(self, peer: InstanceId) -> bool:
-        """Whether the link leads to one rank: operations and notes then go as they are, and in the order of a link."""
-        return peer in self._links and len(self._links[peer].ranks) == 1
 
     def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
         first, *others = self._targets(peer)
@@ -136,12 +117,6 @@ class FanOut:
         self._post_waiting()
         return operation.name
 
-    def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
-        return self._transport.send_note(peer, note, stream=stream, digest=digest)
-
-    def digest_pages(self, pages: PageIndices) -> int:
-        return self._transport.digest_pages(pages)
-
     def lands_in_parts(self, peer: InstanceId) -> bool:
         return any(map(self._transport.lands_in_parts, self._known.get(peer, ())))
 
@@ -155,21 +130,12 @@ class FanOut:
         ranks = self._known.get(peer, ())
         self._transport.grant_pages(ranks[0] if len(ranks) == 1 else ANY_PEER, pages)
 
-    def revoke_pages(self, pages: PageIndices) -> None:
-        self._transport.revoke_pages(pages)
-
-    def refusals(self) -> Refusals:
-        return self._transport.refusals()
-
     def poll(self) -> list[TransportEvent]:
         for event in self._transport.poll():
             self._take(event)
         self._post_waiting()
         events, self._events = self._events, []
         return events
-
-    def fileno(self) -> int:
-        return self._transport.fileno()
 
     def describe(self, peer: InstanceId) -> LinkInfo:
         first, *others = [self._transport.describe(name) for name in self._link(peer).ranks]
@@ -192,21 +158,17 @@ class FanOut:
     def writer_gone(self, peer: InstanceId) -> bool:
         return all(map(self._transport.writer_gone, self._known.get(peer, ())))
 
-    def close(self) -> None:
-        self._transport.close()
-
     def _take(self, event: TransportEvent) -> None:
         match event:
-            case LinkUp(name):
+            case LinkUp(name) if name in self._peers:
                 self._take_up(self._peers[name], name)
-            case LinkDown(name, reason):
+            case LinkDown(name, reason) if name in self._peers:
                 self._take_down(self._peers[name], name, reason)
-            case NoteReceived(peer):
-                link = self._links[peer]
-                (self._events if link.is_up else link.early).append(event)
+            case NoteReceived(peer) if peer in self._links and not self._links[peer].is_up:
+                self._links[peer].early.append(event)
             case OpDone(name, error, digest) if name in self._parts:
                 self._take_part(self._parts.pop(name), error, digest)
-            case OpDone():
+            case _:
                 self._events.append(event)
 
     def _take_up(self, peer: InstanceId, name: InstanceId) -> None:

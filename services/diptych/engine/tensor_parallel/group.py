@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from diptych.engine.batch import OverlapRunner
-from diptych.engine.host_tier import PageCopier
+from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.tensor_parallel.copier import TensorParallelCopier
+from diptych.engine.tensor_parallel.pool import TensorParallelPages
 from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog
+from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.runner import TensorParallelRunner
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
-from diptych.kvtransfer.transport import Transport
+from diptych.engine.values.batch import OverlapRunner
+from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.transport import PeerTransport, ProbePages, Transport
 
 if TYPE_CHECKING:  # needs torch
     from diptych.engine.tensor_parallel.communicator import TorchCommunicator
@@ -23,7 +26,15 @@ if TYPE_CHECKING:  # needs torch
 class RankGroup(Protocol):
     """The ranks of a scheduler, as its composition root needs them."""
 
-    def lead_transport(self, transport: Transport) -> Transport: ...
+    def metadata(self, own: bytes) -> bytes:
+        """Return what peers need to connect to all ranks. Once: waits for theirs."""
+        ...
+
+    def lead_transport(self, transport: Transport, layout: PoolLayout) -> PeerTransport:
+        """Show the links of all ranks as one. `layout` is that of rank 0's part of the pool."""
+        ...
+
+    def lead_pool(self, pool: ProbePages) -> ProbePages: ...
 
     def lead_copier(self, copier: PageCopier) -> PageCopier: ...
 
@@ -37,8 +48,14 @@ class RankGroup(Protocol):
 class Alone:
     """Implements `RankGroup` for one rank."""
 
-    def lead_transport(self, transport: Transport) -> Transport:
-        return TensorParallelTransport(transport, NoRanks())  # a peer may have several
+    def metadata(self, own: bytes) -> bytes:
+        return ranked_metadata([own])
+
+    def lead_transport(self, transport: Transport, layout: PoolLayout) -> PeerTransport:
+        return TensorParallelTransport(transport, layout, NoRanks())  # a peer may have several
+
+    def lead_pool(self, pool: ProbePages) -> ProbePages:
+        return pool
 
     def lead_copier(self, copier: PageCopier) -> PageCopier:
         return copier
@@ -58,8 +75,14 @@ class Lead:
         self._log = RankLog(endpoint, size)
         self._communicator = join()
 
-    def lead_transport(self, transport: Transport) -> Transport:
-        return TensorParallelTransport(transport, self._log)
+    def metadata(self, own: bytes) -> bytes:
+        return ranked_metadata([own, *(answer.engine_metadata for answer in self._log.answers())])
+
+    def lead_transport(self, transport: Transport, layout: PoolLayout) -> PeerTransport:
+        return TensorParallelTransport(transport, layout, self._log)
+
+    def lead_pool(self, pool: ProbePages) -> ProbePages:
+        return TensorParallelPages(pool, self._log)
 
     def lead_copier(self, copier: PageCopier) -> PageCopier:
         return TensorParallelCopier(copier, self._log)

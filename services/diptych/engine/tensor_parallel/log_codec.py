@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from diptych.engine.batch import I32, I64, ForwardBatch, ForwardMode, PromptRows
+from diptych.common.arrays import I32, I64
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows
 from diptych.kvtransfer.transport import Flow, PageWrite
 from diptych.v1 import rank_pb2
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from diptych.engine.loader.config import Activation
+from diptych.architectures.config import Activation
+from diptych.architectures.placement import Split
 from diptych.engine.models.gated import Gated
-from diptych.engine.models.ops import Activate, Experts, Matrix, Ops, Weight
-from diptych.engine.models.placement import Split
+from diptych.engine.models.matrix import Activate, Matrix, Weight
+from diptych.engine.models.ops import Experts, Ops
 from diptych.engine.tensor_parallel.communicator import Communicator
 
 _VOCABULARY = ("embed", "lm_head")

@@ -1,53 +1,33 @@
-"""The KV pool of all ranks, as rank 0's scheduler sees it."""
+"""The pages that links are tested with, of all ranks."""
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
-
 from diptych.engine.tensor_parallel.rank_log import RankLog
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.transport import DevicePages, PageIndices, Pool
+from diptych.kvtransfer.transport import PageIndices, ProbePages
 from diptych.v1 import rank_pb2
 
-P = TypeVar("P", bound=Pool | DevicePages)
 
+class TensorParallelPages:
+    """Implements `ProbePages` on rank 0: every rank has them at the same place."""
 
-class _Pages(Generic[P]):
-    """What a pool has wherever its memory is."""
-
-    def __init__(self, pool: P, log: RankLog) -> None:
-        self._pool = pool
+    def __init__(self, pages: ProbePages, log: RankLog) -> None:
+        self._pages = pages
         self._log = log
 
     @property
     def layout(self) -> PoolLayout:
-        return self._pool.layout
+        return self._pages.layout
 
     @property
     def probe_pages(self) -> PageIndices:
-        return self._pool.probe_pages
+        return self._pages.probe_pages
 
     @property
     def pattern_pages(self) -> PageIndices:
-        return self._pool.pattern_pages
+        return self._pages.pattern_pages
 
     def fill_pattern(self, seed: int) -> None:
         """Every rank fills its own, before anything that comes later."""
         self._log.append(rank_pb2.RankEntry(fill_probe=seed))
-        self._pool.fill_pattern(seed)
-
-
-class TensorParallelPool(_Pages[Pool]):
-    """Implements `Pool`: rank 0's part of the memory."""
-
-    @property
-    def buffer(self) -> memoryview:
-        return self._pool.buffer
-
-
-class TensorParallelDevicePool(_Pages[DevicePages]):
-    """Implements `DevicePages`: rank 0's part of the memory."""
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return self._pool.__cuda_array_interface__
+        self._pages.fill_pattern(seed)

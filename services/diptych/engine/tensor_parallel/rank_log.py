@@ -78,9 +78,6 @@ class NoRanks:
     def ask(self, entry: rank_pb2.RankEntry) -> list[rank_pb2.RankAnswer]:
         return []
 
-    def answers(self) -> list[rank_pb2.RankAnswer]:
-        return []
-
     def events(self) -> list[rank_pb2.RankEvent]:
         return []
 

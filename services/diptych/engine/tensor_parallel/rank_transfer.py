@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 
+from diptych.engine.tensor_parallel.fan_out import FanOut
 from diptych.engine.tensor_parallel.log_codec import flow_from_wire, from_bytes, write_from_wire
 from diptych.kvtransfer.errors import TransferError, TransferQueueFull
 from diptych.kvtransfer.transport import (
-    DevicePages,
     LinkDown,
     LinkUp,
     NoteReceived,
     OpDone,
-    Pool,
+    ProbePages,
     Transport,
     TransportEvent,
 )
@@ -27,8 +27,9 @@ Posted = rank_pb2.CopyPages | rank_pb2.DigestOwnPages | rank_pb2.UnpackPages
 class RankTransfer:
     """Applies the entries that concern transfers, and tells what became of them."""
 
-    def __init__(self, transport: Transport, pool: Pool | DevicePages) -> None:
+    def __init__(self, transport: Transport, pool: ProbePages) -> None:
         self._transport = transport
+        self._peers = FanOut(transport, pool.layout)
         self._pool = pool
         self._names: dict[int, int] = {}  # our operation -> rank 0's name of it
         self._waiting: deque[Posted] = deque()  # until the transfer engine has room
@@ -43,7 +44,7 @@ class RankTransfer:
             case "connect":
                 self._connect(entry.connect)
             case "disconnect":
-                self._transport.disconnect(entry.disconnect)
+                self._peers.disconnect(entry.disconnect)
             case "copy":
                 self._waiting.append(entry.copy)
                 self._post_waiting()
@@ -58,28 +59,28 @@ class RankTransfer:
             case "fill_probe":
                 self._pool.fill_pattern(entry.fill_probe)
             case "is_writer_gone":
-                return rank_pb2.RankAnswer(is_writer_gone=self._transport.writer_gone(entry.is_writer_gone))
+                return rank_pb2.RankAnswer(is_writer_gone=self._peers.writer_gone(entry.is_writer_gone))
         return None
 
     def poll(self) -> list[rank_pb2.RankEvent]:
         """Return what happened since the last call, without waiting."""
-        events = [self._to_wire(event) for event in self._transport.poll()]
+        events = [self._to_wire(event) for event in self._peers.poll()]
         self._post_waiting()
         refused, self._refused = self._refused, []
         return refused + events
 
     def _connect(self, connect: rank_pb2.ConnectPeer) -> None:
         try:
-            self._transport.connect(connect.peer, connect.metadata)
+            self._peers.connect(connect.peer, connect.metadata)
         except TransferError as error:
             self._refused.append(_unlinked(connect.peer, str(error)))
 
     def _use_path(self, choice: rank_pb2.UsePath) -> None:
         try:
-            self._transport.use_path(choice.peer, choice.path)
+            self._peers.use_path(choice.peer, choice.path)
         except TransferError as error:
             logger.error("closing the link to %016x: %s", choice.peer, error)
-            self._transport.disconnect(choice.peer)
+            self._peers.disconnect(choice.peer)
 
     def _post_waiting(self) -> None:
         while self._waiting:
@@ -94,10 +95,10 @@ class RankTransfer:
 
     def _post(self, wanted: Posted) -> int:
         if isinstance(wanted, rank_pb2.UnpackPages):
-            return self._transport.unpack_pages(wanted.peer, from_bytes(wanted.pages))
+            return self._peers.unpack_pages(wanted.peer, from_bytes(wanted.pages))
         if isinstance(wanted, rank_pb2.DigestOwnPages):
             return self._transport.digest_pages(from_bytes(wanted.pages))
-        return self._transport.write_pages(wanted.peer, write_from_wire(wanted), flow=flow_from_wire(wanted))
+        return self._peers.write_pages(wanted.peer, write_from_wire(wanted), flow=flow_from_wire(wanted))
 
     def _to_wire(self, event: TransportEvent) -> rank_pb2.RankEvent:
         match event:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -56,6 +56,11 @@ class RankedLink:
     moving: set[int] = field(default_factory=set)  # operations whose pages are on their way
     early: list[NoteReceived] = field(default_factory=list)  # before the last rank was up
     streams: dict[int, Stream] = field(default_factory=dict)
+
+
+def ranked_metadata(ranks: Iterable[bytes]) -> bytes:
+    """Return the metadata of an instance from that of each of its ranks, in order."""
+    return rank_pb2.RankedEngineMetadata(version=VERSION, ranks=ranks).SerializeToString()
 
 
 def ranks_of(metadata: bytes) -> Sequence[bytes]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from diptych.engine.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult, WaitForResult
 from diptych.engine.tensor_parallel.log_codec import step_to_wire
 from diptych.engine.tensor_parallel.rank_log import RankLog
+from diptych.engine.values.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult, WaitForResult
 from diptych.v1 import rank_pb2
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from diptych.architectures.config import ModelConfig
+from diptych.architectures.placement import Piece, Placed, Split
 from diptych.common.errors import ConfigError
-from diptych.engine.loader.config import ModelConfig
-from diptych.engine.models.placement import Piece, Placed, Split
 
 Placement = Callable[[ModelConfig], Iterator[Placed]]
 

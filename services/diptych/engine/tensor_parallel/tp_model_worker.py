@@ -8,11 +8,12 @@ from typing import Protocol
 import numpy as np
 import zmq
 
-from diptych.engine.batch import I32, ForwardBatch
-from diptych.engine.host_tier import PageCopier
+from diptych.common.arrays import I32
+from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.tensor_parallel.log_codec import from_bytes, step_from_wire
 from diptych.engine.tensor_parallel.rank_log import events_endpoint, rank_endpoint
 from diptych.engine.tensor_parallel.rank_transfer import RankTransfer
+from diptych.engine.values.batch import ForwardBatch
 from diptych.v1 import rank_pb2
 
 

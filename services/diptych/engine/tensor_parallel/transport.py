@@ -2,7 +2,8 @@
 
 A link is up when it is up on every rank; when it fails on one, it is closed on all, and down when it is down on all.
 A write ends when every rank's part is remotely complete. Only then does its note leave, by rank 0's link, with the sum
-of the ranks' digests.
+of the ranks' digests. Between an instance of one rank and a peer of one rank there is nothing to wait for: calls and
+events go straight to and from rank 0's transport.
 """
 
 from __future__ import annotations
@@ -15,15 +16,12 @@ import numpy as np
 
 from diptych.engine.tensor_parallel.fan_out import FanOut
 from diptych.engine.tensor_parallel.log_codec import copy_to_wire, to_bytes
-from diptych.engine.tensor_parallel.pool import TensorParallelDevicePool, TensorParallelPool
 from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog
-from diptych.engine.tensor_parallel.ranked_link import VERSION, Operation, RankedLink, Stream, sum_digests
-from diptych.kvtransfer.device import Device
+from diptych.engine.tensor_parallel.ranked_link import Operation, RankedLink, Stream, ranks_of, sum_digests
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import (
     NO_FLOW,
-    DevicePages,
     Flow,
     InstanceId,
     LinkDown,
@@ -33,8 +31,6 @@ from diptych.kvtransfer.transport import (
     OpDone,
     PageIndices,
     PageWrite,
-    Pool,
-    Refusals,
     Transport,
     TransportEvent,
 )
@@ -44,11 +40,14 @@ _FIRST_NAME: Final = 1 << 62  # of our operations: those of links without other 
 
 
 class TensorParallelTransport:
-    """Implements `Transport` on rank 0, over its own transport and those of the other ranks."""
+    """Implements `PeerTransport` on rank 0, over its own transport and those of the other ranks."""
 
-    def __init__(self, transport: Transport, log: RankLog | NoRanks) -> None:
+    def __init__(self, transport: Transport, layout: PoolLayout, log: RankLog | NoRanks) -> None:
+        """`layout` is that of rank 0's pool."""
         self.instance_id = transport.instance_id
-        self._local = FanOut(transport)
+        self._transport = transport
+        self._local = FanOut(transport, layout)
+        self._ranked: set[InstanceId] = set()  # peers that were ever linked by more than one pair of ranks
         self._log = log
         self._links: dict[InstanceId, RankedLink] = {}
         self._operations: dict[int, Operation] = {}
@@ -59,34 +58,28 @@ class TensorParallelTransport:
         for descriptor in (transport.fileno(), *log.descriptors()):
             self._epoll.register(descriptor, select.EPOLLIN)
 
-    def allocate_pool(self, layout: PoolLayout) -> Pool:
-        pool = self._local.allocate_pool(layout)
-        return pool if isinstance(self._log, NoRanks) else TensorParallelPool(pool, self._log)
-
-    def allocate_device_pool(self, layout: PoolLayout, device: Device) -> DevicePages:
-        pool = self._local.allocate_device_pool(layout, device)
-        return pool if isinstance(self._log, NoRanks) else TensorParallelDevicePool(pool, self._log)
-
-    def metadata(self) -> bytes:
-        """Collect the metadata of every rank, once."""
-        ranks = [self._local.metadata(), *(answer.engine_metadata for answer in self._log.answers())]
-        return rank_pb2.RankedEngineMetadata(version=VERSION, ranks=ranks).SerializeToString()
-
     def connect(self, peer: InstanceId, metadata: bytes) -> None:
         if peer in self._links:
             return
+        parts = ranks_of(metadata)
+        if self._log.size == len(parts) == 1:
+            self._transport.connect(peer, parts[0])
+            return
         self._local.connect(peer, metadata)
+        self._ranked.add(peer)
         self._links[peer] = RankedLink(peer)
         self._log.append(rank_pb2.RankEntry(connect=rank_pb2.ConnectPeer(peer=peer, metadata=metadata)))
 
     def disconnect(self, peer: InstanceId) -> None:
         if peer in self._links:
             self._close(peer, "disconnected")
+        elif peer not in self._ranked:
+            self._transport.disconnect(peer)
 
     def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
+        if peer not in self._ranked:
+            return self._transport.write_pages(peer, write, note, flow)
         link = self._open_link(peer)
-        if self._is_direct(peer):
-            return self._local.write_pages(peer, write, note, flow)
         local = self._local.write_pages(peer, write, b"", flow)  # may refuse; then nothing has happened
         operation = self._new_operation(link, self._log.size, note)
         self._local_names[local] = operation.name
@@ -96,9 +89,9 @@ class TensorParallelTransport:
         return operation.name
 
     def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
+        if peer not in self._ranked:
+            return self._transport.send_note(peer, note, stream=stream, digest=digest)
         link = self._open_link(peer)
-        if self._is_direct(peer):
-            return self._local.send_note(peer, note, stream=stream, digest=digest)
         operation = self._new_operation(link, 0, note)
         operation.note_digest = digest
         self._append(link, stream, operation)
@@ -106,7 +99,9 @@ class TensorParallelTransport:
         return operation.name
 
     def digest_pages(self, pages: PageIndices) -> int:
-        local = self._local.digest_pages(pages)
+        local = self._transport.digest_pages(pages)
+        if self._log.size == 1:
+            return local
         operation = self._new_operation(None, self._log.size)
         self._local_names[local] = operation.name
         wanted = rank_pb2.DigestOwnPages(operation=operation.name, pages=to_bytes(np.asarray(pages, np.int64)))
@@ -114,10 +109,12 @@ class TensorParallelTransport:
         return operation.name
 
     def lands_in_parts(self, peer: InstanceId) -> bool:
-        return self._local.lands_in_parts(peer)
+        return self._side(peer).lands_in_parts(peer)
 
     def unpack_pages(self, peer: InstanceId, pages: PageIndices) -> int:
-        local = self._local.unpack_pages(peer, pages)
+        local = self._side(peer).unpack_pages(peer, pages)
+        if self._log.size == 1:
+            return local
         operation = self._new_operation(None, self._log.size)
         self._local_names[local] = operation.name
         own = to_bytes(np.asarray(pages, np.int64))
@@ -127,16 +124,11 @@ class TensorParallelTransport:
 
     def grant_pages(self, peer: InstanceId, pages: PageIndices) -> None:
         """On this rank: the others hear of a grant later than the peer does."""
-        self._local.grant_pages(peer, pages)
-
-    def revoke_pages(self, pages: PageIndices) -> None:
-        self._local.revoke_pages(pages)
-
-    def refusals(self) -> Refusals:
-        """Of this rank."""
-        return self._local.refusals()
+        self._side(peer).grant_pages(peer, pages)
 
     def poll(self) -> list[TransportEvent]:
+        if self._log.size == 1 and not self._ranked:
+            return self._transport.poll()
         own, said = self._local.poll(), self._log.events()
         for event in own:
             self._take(0, event)
@@ -151,13 +143,16 @@ class TensorParallelTransport:
         return self._epoll.fileno()
 
     def describe(self, peer: InstanceId) -> LinkInfo:
-        return self._local.describe(peer)
+        return self._side(peer).describe(peer)
 
     def paths(self, peer: InstanceId) -> tuple[str, ...]:
         """Return those of rank 0. A rank that can't use the chosen one closes the link."""
-        return self._local.paths(peer)
+        return self._side(peer).paths(peer)
 
     def use_path(self, peer: InstanceId, path: str) -> None:
+        if peer not in self._ranked:
+            self._transport.use_path(peer, path)
+            return
         link = self._open_link(peer)
         if link.moving:
             raise TransferError("operations are open")
@@ -166,27 +161,26 @@ class TensorParallelTransport:
 
     def writer_gone(self, peer: InstanceId) -> bool:
         answers = self._log.ask(rank_pb2.RankEntry(is_writer_gone=peer))
-        return self._local.writer_gone(peer) and all(answer.is_writer_gone for answer in answers)
+        return self._side(peer).writer_gone(peer) and all(answer.is_writer_gone for answer in answers)
 
     def close(self) -> None:
         self._epoll.close()
-        self._local.close()
+        self._transport.close()
 
     # what the ranks report
 
     def _take(self, rank: int, event: TransportEvent) -> None:
         match event:
-            case LinkUp(peer):
+            case LinkUp(peer) if peer in self._links:
                 self._take_up(rank, peer)
-            case LinkDown(peer, reason):
+            case LinkDown(peer, reason) if peer in self._links:
                 self._take_down(rank, peer, reason)
-            case NoteReceived(peer):
-                link = self._links[peer]
-                (self._events if len(link.up) == self._log.size else link.early).append(event)
-            case OpDone(name) if rank == 0 and name not in self._local_names:
-                self._events.append(event)  # of a link without other ranks
-            case OpDone(name, error, digest):
-                self._take_part(self._local_names.pop(name) if rank == 0 else name, error, digest)
+            case NoteReceived(peer) if peer in self._links and len(self._links[peer].up) < self._log.size:
+                self._links[peer].early.append(event)
+            case OpDone(name, error, digest) if rank or name in self._local_names:
+                self._take_part(name if rank else self._local_names.pop(name), error, digest)
+            case _:
+                self._events.append(event)
 
     def _take_up(self, rank: int, peer: InstanceId) -> None:
         link = self._links[peer]
@@ -248,7 +242,7 @@ class TensorParallelTransport:
     def _send(self, peer: InstanceId, name: int, operation: Operation, digest: int | None) -> None:
         carried = digest if operation.note_digest is None else operation.note_digest
         try:
-            local = self._local.send_note(peer, operation.note, stream=name, digest=carried)
+            local = self._transport.send_note(peer, operation.note, stream=name, digest=carried)
         except TransferQueueFull:
             raise
         except TransferError as error:
@@ -281,9 +275,9 @@ class TensorParallelTransport:
         if self._operations.pop(operation.name, None) is not None:
             self._events.append(OpDone(operation.name, operation.error, None if operation.error else operation.digest))
 
-    def _is_direct(self, peer: InstanceId) -> bool:
-        """Whether one rank is at either end: nobody has to be waited for, and operations go as they are."""
-        return self._log.size == 1 and self._local.is_single(peer)
+    def _side(self, peer: InstanceId) -> Transport | FanOut:
+        """Return what leads to the peer: this rank's links to its ranks, or the one link there is."""
+        return self._local if peer in self._ranked else self._transport
 
     def _open_link(self, peer: InstanceId) -> RankedLink:
         link = self._links.get(peer)

@@ -8,9 +8,9 @@ from typing import Any, Final
 from pydantic_core import from_json
 
 from diptych.common.errors import InvalidRequest
-from diptych.router.parsing.parts import Content, Part, Reasoning, ToolArguments, ToolCallStart, message_of
-from diptych.router.parsing.tool_use import NO_ARGUMENTS, NO_TOOLS, Choice, Function, ToolUse, choose
 from diptych.router.request import ChatPrompt
+from diptych.router.text.parsing.parts import Content, Part, Reasoning, ToolArguments, ToolCallStart, message_of
+from diptych.router.text.parsing.tool_use import NO_ARGUMENTS, NO_TOOLS, Choice, Function, ToolUse, choose
 from diptych.v1 import inference_pb2
 from diptych.v1.inference_pb2 import ChatAnswer, ChatMessage, ChatMessages, ChatPart, Tool, ToolCall
 

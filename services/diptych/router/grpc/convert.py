@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from diptych.common.errors import InvalidRequest
-from diptych.engine.finish import Finish
-from diptych.engine.runtime.codec import grammar_from_wire, logprobs_to_wire
-from diptych.engine.sampling_params import SamplingParams
-from diptych.router.best_of import choose_best
+from diptych.generation.codec import grammar_from_wire, logprobs_to_wire
+from diptych.generation.finish import Finish
+from diptych.generation.sampling_params import SamplingParams
 from diptych.router.grpc.chat import answer_to_wire, chat_prompt, part_to_wire, tool_use_of
 from diptych.router.request import ChatPrompt, Output, Piece, Prompt, TextPrompt, TokenPrompt, Usage, total_usage
+from diptych.router.serve.best_of import choose_best
 from diptych.router.wish import Wish
 from diptych.v1 import inference_pb2
 
@@ -49,6 +49,7 @@ def wish_from_wire(request: inference_pb2.GenerateRequest) -> Wish:
         best_of=request.best_of or None,
         echo=request.echo,
         cache_salt=request.cache_salt,
+        shows_special=request.show_special_tokens,
         tool_use=tool_use_of(request.chat),
     )
 
@@ -148,5 +149,6 @@ def _params(sampling: inference_pb2.SamplingParams) -> SamplingParams:
         stop_regex=tuple(sampling.stop_regex),
         logit_bias=dict(sampling.logit_bias),
         ignore_eos=sampling.ignore_eos,
+        allowed_token_ids=tuple(sampling.allowed_token_ids),
         grammar=grammar_from_wire(sampling.grammar),
     )

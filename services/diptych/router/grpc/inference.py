@@ -11,16 +11,18 @@ from typing import Any, Final
 
 import grpc
 
-from diptych.common.errors import DeadlineExceeded, DiptychError, InternalError, InvalidRequest, Overloaded, Unavailable
+from diptych.common.errors import DeadlineExceeded, DiptychError, InternalError, InvalidRequest
+from diptych.router.choose.routing import routing_of
 from diptych.router.grpc.convert import chunk_to_wire, prompt_to_tokenize, response_to_wire, wish_from_wire
-from diptych.router.interleave import Batch, interleave
+from diptych.router.grpc.counts import check_generation, check_text, check_tokens
+from diptych.router.grpc.status import abort
 from diptych.router.keys.caller import ANYBODY, Caller
 from diptych.router.keys.callers import Callers
-from diptych.router.outcome import DISCONNECTED, OK, outcome_of
-from diptych.router.pipeline import Pipeline
 from diptych.router.request import Piece, whole
 from diptych.router.request_id import is_usable, new_request_id
-from diptych.router.routing import routing_of
+from diptych.router.serve.interleave import Batch, interleave
+from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of
+from diptych.router.serve.pipeline import Pipeline
 from diptych.router.tracing.record import REQUEST_ID, Attributes, CallTrace, Edge
 from diptych.router.tracing.tracer import Tracer
 from diptych.router.wish import Wish, wish_for_tokens
@@ -32,11 +34,12 @@ Request = inference_pb2.GenerateRequest
 Chunk = inference_pb2.GenerateChunk
 Response = inference_pb2.GenerateResponse
 
+INFERENCE: Final = inference_pb2.DESCRIPTOR.services_by_name["Inference"]
 STATUSES: Final = {OK: "OK", DISCONNECTED: "CANCELLED"}  # of calls that end without an error of ours
 
 
 def _edge(method: str, *, stream: bool) -> Edge:
-    name = f"{inference_pb2.DESCRIPTOR.services_by_name['Inference'].full_name}/{method}"
+    name = f"{INFERENCE.full_name}/{method}"
     attributes: Attributes = {"rpc.system.name": "grpc", "rpc.method": name, "gen_ai.request.stream": stream}
     return Edge(name, attributes, "rpc.response.status_code")
 
@@ -48,7 +51,14 @@ WHOLE: Final = _edge("Generate", stream=False)
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """Implements `diptych.v1.Inference` over the pipeline."""
 
-    def __init__(self, pipeline: Pipeline, callers: Callers | None, tracer: Tracer | None, *, stall_s: float) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        callers: Callers | None,
+        tracer: Tracer | None,
+        *,
+        stall_s: float,
+    ) -> None:
         self._pipeline = pipeline
         self._callers = callers  # None: everybody
         self._tracer = tracer  # None: nobody follows calls
@@ -93,8 +103,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             async for batch in batches:
                 yield batch
 
-    def _wish(self, request: Request, context: grpc.aio.ServicerContext[Request, Any], trace: CallTrace | None) -> Wish:
+    def _wish(
+        self,
+        request: Request,
+        context: grpc.aio.ServicerContext[Request, Any],
+        trace: CallTrace | None,
+    ) -> Wish:
         caller = self._caller(context)
+        check_generation(request)
         request_id = request.request_id or new_request_id()
         if not is_usable(request_id):
             raise InvalidRequest(
@@ -140,7 +156,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             if trace is not None:
                 self._unfollow(trace, outcome, failure)
         if failure is not None:
-            await _abort(context, failure)  # may take until the client reads, or leaves
+            await abort(context, failure)  # may take until the client reads, or leaves
 
     def _follow(self, context: grpc.aio.ServicerContext[Any, Any], edge: Edge | None) -> CallTrace | None:
         if self._tracer is None or edge is None:
@@ -160,7 +176,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.TokenizeResponse:
         response = inference_pb2.TokenizeResponse(context_len=self._pipeline.context_len)
         async with self._answering(context):
-            wish = wish_for_tokens(request.model, prompt_to_tokenize(request), self._caller(context))
+            caller = self._caller(context)
+            check_text(request)
+            wish = wish_for_tokens(request.model, prompt_to_tokenize(request), caller)
             (token_ids,) = await self._pipeline.tokenize(wish)
             response.token_ids.extend(token_ids)
         return response
@@ -172,7 +190,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.DetokenizeResponse:
         response = inference_pb2.DetokenizeResponse()
         async with self._answering(context):
-            response.text = await self._pipeline.detokenize(request.token_ids, self._caller(context))
+            caller = self._caller(context)
+            check_tokens(request)
+            response.text = await self._pipeline.detokenize(request.token_ids, caller)
         return response
 
     async def ListModels(
@@ -183,21 +203,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         try:
             self._caller(context)
         except DiptychError as error:
-            await _abort(context, error)
-        base, context_len = self._pipeline.model.model_id, self._pipeline.context_len
-        adapters = [inference_pb2.Model(id=i, context_len=context_len, parent=base) for i in self._pipeline.adapters]
-        return inference_pb2.ListModelsResponse(
-            models=[inference_pb2.Model(id=base, context_len=context_len), *adapters]
-        )
+            await abort(context, error)
+        names, context_len = self._pipeline.names, self._pipeline.context_len
+        models = [inference_pb2.Model(id=name, context_len=context_len) for name in names]
+        others = [name for name in self._pipeline.adapters if name not in names]
+        adapters = [inference_pb2.Model(id=name, context_len=context_len, parent=names[0]) for name in others]
+        return inference_pb2.ListModelsResponse(models=[*models, *adapters])
 
 
 def _metadata(context: grpc.aio.ServicerContext[Any, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in context.invocation_metadata() or ()}
-
-
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: DiptychError) -> None:
-    """End the call with the error's status. Raises."""
-    metadata: tuple[tuple[str, str], ...] = ()
-    if isinstance(error, Overloaded | Unavailable):
-        metadata = (("retry-after", str(error.retry_after_s)),)
-    await context.abort(grpc.StatusCode[error.grpc_status], str(error), metadata)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-import grpc
 from grpc_health.v1 import health
 
-from diptych.common.grpc_health import add_health
-from diptych.common.probes import Probes
-from diptych.common.rpc import listen
-from diptych.common.trust import INSECURE
+from diptych.common.health.grpc_health import add_health
+from diptych.common.health.probes import Probes
+from diptych.common.net.descriptors import connections_within
+from diptych.common.net.rpc import guarded_server, listen
+from diptych.common.trust.trust import INSECURE
+from diptych.router.grpc.gate import CallGate
 from diptych.router.grpc.inference import InferenceService
 from diptych.router.grpc.reflection import add_reflection
 from diptych.v1 import inference_pb2, inference_pb2_grpc
@@ -28,20 +29,23 @@ class GrpcServer:
     def __init__(
         self,
         service: InferenceService,
+        gate: CallGate,
         probes: Probes,
         host: str,
         port: int,
         *,
         max_message_bytes: int,
         max_connection_s: float,
+        max_connections: int,
         shared: bool = False,
     ) -> None:
         options = (
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_connection_age_ms", round(max_connection_s * 1000)),  # the running calls' time has no bound
-            ("grpc.so_reuseport", int(shared)),  # a second server on a port must fail, not share its clients
+            ("grpc.max_allowed_incoming_connections", connections_within(max_connections)),
+            ("grpc.so_reuseport", int(shared)),  # processes of one router share it
         )
-        self._server = grpc.aio.server(options=options)
+        self._server = guarded_server(gate, options)
         inference_pb2_grpc.add_InferenceServicer_to_server(service, self._server)
         self._health = add_health(self._server, probes, (SERVICE,))
         add_reflection(self._server, (SERVICE, health.SERVICE_NAME))

@@ -1,7 +1,8 @@
 """Whoever sends requests: counts and limits what the holder of a key has done. Pure.
 
 Rule: a refusal takes nothing from any allowance. Prompt tokens count once they are known, output when its request ends,
-so an allowance may be overdrawn, and the next request waits until that is made up for. Every router counts for itself.
+so an allowance may be overdrawn, and the next request waits until that is made up for. The processes of a router count
+together (`ledger`), routers each for themselves.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Final, Protocol
 
 from diptych.common.errors import InvalidRequest, Overloaded
 from diptych.router.errors import RateLimited
-from diptych.router.keys.bucket import Bucket
-from diptych.router.keys.keyring import ApiKey
+from diptych.router.keys.cache_namespace import NOBODY, group_owner, key_owner
+from diptych.router.keys.keyring import MAX_PRIORITY, ApiKey
+from diptych.router.keys.ledger import Account
 
 
 class Caller(Protocol):
@@ -29,6 +31,16 @@ class Caller(Protocol):
 
     @property
     def is_admin(self) -> bool: ...
+
+    @property
+    def max_priority(self) -> int:
+        """The highest that its requests may ask for."""
+        ...
+
+    @property
+    def cache_owner(self) -> bytes:
+        """Who owns what is cached of its prompts: see `cache_namespace`."""
+        ...
 
     def admit(self, num_requests: int) -> AbstractContextManager[None]:
         """Hold places for one call that makes so many requests. Raises `RateLimited`; `InvalidRequest`: too many.
@@ -47,6 +59,8 @@ class _Anybody:
 
     name = ""
     is_admin = True
+    max_priority = MAX_PRIORITY
+    cache_owner = NOBODY
 
     def admit(self, num_requests: int) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -64,12 +78,10 @@ ANYBODY: Final[Caller] = _Anybody()
 class KeyHolder:
     """The holder of a key, whatever the limits of the key become."""
 
-    def __init__(self, key: ApiKey, clock: Callable[[], float]) -> None:
+    def __init__(self, key: ApiKey, clock: Callable[[], float], account: Account) -> None:
         self._key = key
         self._clock = clock
-        self._requests = Bucket(key.requests_per_minute, clock()) if key.requests_per_minute else None
-        self._tokens = Bucket(key.tokens_per_minute, clock()) if key.tokens_per_minute else None
-        self.num_running = 0
+        self._account = account
         self.num_calls = 0
         self.prompt_tokens = 0
         self.output_tokens = 0
@@ -83,25 +95,38 @@ class KeyHolder:
     def is_admin(self) -> bool:
         return self._key.admin
 
+    @property
+    def max_priority(self) -> int:
+        return self._key.max_priority
+
+    @property
+    def cache_owner(self) -> bytes:
+        group = self._key.share_cache
+        return key_owner(self._key.name) if group is None else group_owner(group)
+
+    @property
+    def num_running(self) -> int:
+        """Requests of this process that have not ended."""
+        return self._account.places.num_own
+
     def replace(self, key: ApiKey) -> None:
-        """Take new limits. What was used stays used."""
-        now_s, self._key = self._clock(), key
-        self._requests = _resized(self._requests, key.requests_per_minute, now_s)
-        self._tokens = _resized(self._tokens, key.tokens_per_minute, now_s)
+        """Take new limits. Of what was used of a minute's allowance, the same part stays used."""
+        self._key = key
 
     @contextlib.contextmanager
     def admit(self, num_requests: int) -> Generator[None, None, None]:
-        self._check(num_requests, self._clock())
-        self._charge_call(1)
-        self.num_calls += 1
-        self.num_running += num_requests
+        per_minute = self._key.requests_per_minute
+        self._hold(num_requests)
         try:
-            yield
-        except Overloaded:
-            self._charge_call(-1)
-            raise
+            self._charge_call(per_minute)
+            try:
+                yield
+            except Overloaded:
+                if per_minute:
+                    self._account.requests.give_back(1, per_minute, self._clock())
+                raise
         finally:
-            self.num_running -= num_requests
+            self._account.places.release(num_requests)
 
     def charge_prompt(self, num_tokens: int) -> None:
         self.prompt_tokens += num_tokens
@@ -111,38 +136,30 @@ class KeyHolder:
         self.output_tokens += num_tokens
         self._charge(num_tokens)
 
-    def _charge_call(self, count: int) -> None:
-        if self._requests:
-            self._requests.take(count, self._clock())
-
     def _charge(self, num_tokens: int) -> None:
-        if self._tokens:
-            self._tokens.take(num_tokens, self._clock())
+        if per_minute := self._key.tokens_per_minute:
+            self._account.tokens.take(num_tokens, per_minute, self._clock())
 
-    def _check(self, num_requests: int, now_s: float) -> None:
-        limit = self._key.max_concurrent
+    def _hold(self, num_requests: int) -> None:
+        limit, places = self._key.max_concurrent, self._account.places
         if limit is not None and num_requests > limit:
             raise InvalidRequest(
                 f"{num_requests} outputs at once: the key {self.name!r} may have {limit}; ask for fewer"
             )
-        if limit is not None and self.num_running + num_requests > limit:
-            self._refuse("max_concurrent", f"{limit} requests at once, and {self.num_running} are running", 1.0)
-        if self._requests and (wait_s := self._requests.wait_s(1, now_s)):
-            self._refuse("requests_per_minute", f"{self._key.requests_per_minute} requests a minute", wait_s)
-        if self._tokens and (wait_s := self._tokens.wait_s(1, now_s)):
-            self._refuse("tokens_per_minute", f"{self._key.tokens_per_minute} tokens a minute", wait_s)
+        if not places.hold(num_requests, limit):
+            self._refuse("max_concurrent", f"{limit} requests at once, and {places.num_held} are running", 1.0)
+
+    def _charge_call(self, per_minute: int | None) -> None:
+        """Tokens are only looked at: what a request takes of them is not known yet."""
+        now_s, account, tokens = self._clock(), self._account, self._key.tokens_per_minute
+        if tokens and (wait_s := account.tokens.wait_s(1, tokens, now_s)):
+            self._refuse("tokens_per_minute", f"{tokens} tokens a minute", wait_s)
+        if per_minute and (wait_s := account.requests.take_if_there(1, per_minute, now_s)):
+            self._refuse("requests_per_minute", f"{per_minute} requests a minute", wait_s)
+        self.num_calls += 1
 
     def _refuse(self, limit: str, words: str, wait_s: float) -> None:
         self.refusals[limit] += 1
         retry_after_s = max(1, math.ceil(wait_s))
         message = f"the key {self.name!r} is limited to {words}; try again in {retry_after_s} s"
         raise RateLimited(message, retry_after_s=retry_after_s)
-
-
-def _resized(bucket: Bucket | None, per_minute: int | None, now_s: float) -> Bucket | None:
-    if per_minute is None:
-        return None
-    if bucket is None:
-        return Bucket(per_minute, now_s)
-    bucket.resize(per_minute, now_s)
-    return bucket

@@ -12,6 +12,7 @@ from typing import Final
 from diptych.router.errors import Unauthenticated
 from diptych.router.keys.caller import KeyHolder
 from diptych.router.keys.keyring import Keyring, digest_of
+from diptych.router.keys.ledger import Ledger
 
 SCHEME: Final = "bearer"
 HOW: Final = "send it as `Authorization: Bearer KEY`"
@@ -20,9 +21,10 @@ HOW: Final = "send it as `Authorization: Bearer KEY`"
 class Callers:
     """Those who have a key of `keyring()`, which may change at any time."""
 
-    def __init__(self, keyring: Callable[[], Keyring], clock: Callable[[], float]) -> None:
+    def __init__(self, keyring: Callable[[], Keyring], clock: Callable[[], float], ledger: Ledger) -> None:
         self._keyring = keyring
         self._clock = clock
+        self._ledger = ledger
         self._seen: Keyring = {}
         self._by_digest: dict[bytes, KeyHolder] = {}
         self.holders: dict[str, KeyHolder] = {}  # by name, former ones too: metrics must not fall back
@@ -50,5 +52,5 @@ class Callers:
             if key.name in self.holders:
                 self.holders[key.name].replace(key)
             else:
-                self.holders[key.name] = KeyHolder(key, self._clock)
+                self.holders[key.name] = KeyHolder(key, self._clock, self._ledger.account(key.name))
         self._by_digest = {digest: self.holders[key.name] for digest, key in keyring.items()}

@@ -11,10 +11,11 @@ from typing import Final
 
 from diptych.common.config import env_name, option
 from diptych.common.errors import ConfigError
-from diptych.common.loopback import is_loopback
-from diptych.common.reloaded import Reloaded
+from diptych.common.net.loopback import is_loopback
+from diptych.common.trust.reloaded import Reloaded
 from diptych.router.keys.callers import Callers
 from diptych.router.keys.keyring import Keyring, parse_keyring
+from diptych.router.keys.ledger import Ledger
 
 KEYS_VARIABLE: Final = "DIPTYCH_API_KEYS"
 
@@ -47,21 +48,23 @@ class KeyConfig:
             **({env_name("open_api"): "1"} if self.open_api else {}),
         }
 
-    def callers(self, environ: Mapping[str, str] = os.environ) -> Callers | None:
+    def callers(
+        self, environ: Mapping[str, str] = os.environ, new_ledger: Callable[[], Ledger] = Ledger
+    ) -> Callers | None:
         """Return who may call; None: everybody. Raises `ConfigError`."""
         if path := self.api_keys_file:
-            return _callers(Reloaded([path], lambda: _read(path)).current, str(path))
+            return _callers(Reloaded([path], lambda: _read(path)).current, str(path), new_ledger)
         if text := environ.get(KEYS_VARIABLE):
             keyring = parse_keyring(text, KEYS_VARIABLE)
-            return _callers(lambda: keyring, KEYS_VARIABLE)
+            return _callers(lambda: keyring, KEYS_VARIABLE, new_ledger)
         return None
 
 
-def _callers(keyring: Callable[[], Keyring], source: str) -> Callers:
+def _callers(keyring: Callable[[], Keyring], source: str, new_ledger: Callable[[], Ledger]) -> Callers:
     """To begin without a key is a mistake; to take the last one away later is not, and then nobody may call."""
     if not keyring():
         raise ConfigError(f"{source} holds no key: `diptych keys new NAME` makes one")
-    return Callers(keyring, time.monotonic)
+    return Callers(keyring, time.monotonic, new_ledger())
 
 
 def _read(path: Path) -> Keyring:

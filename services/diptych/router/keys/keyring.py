@@ -5,6 +5,8 @@
     max_concurrent = 8           # and further limits, all optional
     requests_per_minute = 60
     tokens_per_minute = 100000   # prompt + output
+    max_priority = 10            # that requests may ask for; 0 unless said
+    share_cache = "research"     # a group: its keys share cached prefixes; alone unless said
 
 Only a key's SHA-256 is kept. A slow hash would add nothing: keys are random, with 256 bits, so nobody can guess one.
 For the same reason it gives nothing away how long it takes to find one by its hash in a dictionary.
@@ -24,6 +26,10 @@ from diptych.common.errors import ConfigError
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")  # harmless in logs and metrics
 _DIGEST: Final = re.compile("[0-9a-fA-F]{64}")
 _LIMITS: Final = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
+_SETTINGS: Final = ("admin", *_LIMITS, "max_priority", "share_cache")
+_NAME_RULE: Final = "takes up to 64 of A-Z a-z 0-9 . _ -"
+
+MAX_PRIORITY: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,8 @@ class ApiKey:
     max_concurrent: int | None = None  # requests at once
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # prompt + output
+    max_priority: int = 0  # that a request may ask for
+    share_cache: str | None = None  # the group whose keys share cached prefixes; None: nobody does
 
 
 Keyring = Mapping[bytes, ApiKey]  # by `digest_of` the key
@@ -62,17 +70,36 @@ def parse_keyring(text: str, source: str) -> Keyring:
 def _parse_entry(name: str, entry: Any, source: str) -> tuple[bytes, ApiKey]:
     place = f"{source}: [{name}]"
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{place}: a name takes up to 64 of A-Z a-z 0-9 . _ -")
+        raise ConfigError(f"{place}: a name {_NAME_RULE}")
     digest = entry.get("sha256") if isinstance(entry, dict) else None
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise ConfigError(f"{place} needs sha256, 64 hexadecimal digits, as `diptych keys new {name}` prints them")
-    unknown = entry.keys() - {"sha256", "admin", *_LIMITS}
+    settings = {setting: value for setting, value in entry.items() if setting != "sha256"}
+    _check_settings(settings, place)
+    return bytes.fromhex(digest), ApiKey(name, **settings)
+
+
+def _check_settings(settings: Mapping[str, Any], place: str) -> None:
+    unknown = settings.keys() - set(_SETTINGS)
     if unknown:
-        raise ConfigError(f"{place}: unknown: {', '.join(sorted(unknown))}; there is: admin, {', '.join(_LIMITS)}")
-    if not isinstance(entry.get("admin", False), bool):
-        raise ConfigError(f"{place}: admin is true or false")
-    limits = {limit: entry[limit] for limit in _LIMITS if limit in entry}
-    for limit, value in limits.items():
-        if type(value) is not int or value < 1:
-            raise ConfigError(f"{place}: {limit} is a whole number, at least 1")
-    return bytes.fromhex(digest), ApiKey(name, entry.get("admin", False), **limits)
+        raise ConfigError(f"{place}: unknown: {', '.join(sorted(unknown))}; there is: {', '.join(_SETTINGS)}")
+    for setting, value in settings.items():
+        wanted = _wanted(setting, value)
+        if wanted:
+            raise ConfigError(f"{place}: {setting} {wanted}")
+
+
+def _wanted(setting: str, value: Any) -> str:
+    """Return what a setting must be, in words; nothing if it is so."""
+    match setting:
+        case "admin":
+            fits, words = isinstance(value, bool), "is true or false"
+        case "share_cache":
+            fits = isinstance(value, str) and _NAME.fullmatch(value) is not None
+            words = f"is the name of a group, which {_NAME_RULE}"
+        case "max_priority":
+            fits = type(value) is int and 0 <= value <= MAX_PRIORITY
+            words = f"is a whole number from 0 to {MAX_PRIORITY}"
+        case _:
+            fits, words = type(value) is int and value >= 1, "is a whole number, at least 1"
+    return "" if fits else words

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from diptych.common.roles import LegKind
-from diptych.router.explain import AttemptStory
+from diptych.common.members.roles import LegKind
+from diptych.router.choose.explain import AttemptStory
 from diptych.v1.worker_pb2 import LegStats
 
 if TYPE_CHECKING:  # requests carry their traces

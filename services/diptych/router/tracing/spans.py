@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from diptych.common.roles import LegKind
+from diptych.common.members.roles import LegKind
 from diptych.router.request import total_usage
 from diptych.router.tracing.record import AttemptTrace, Attribute, CallTrace, OutputTrace, known
 from diptych.v1.worker_pb2 import LegStats

@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from diptych.engine.batch import NO_TOKEN, ForwardBatch, ForwardMode
-from diptych.engine.batch_builder import placeholder
 from diptych.engine.runner.gpu.fill_in import filled_in
-from diptych.engine.runtime import model_worker
+from diptych.engine.schedule.batch_builder import placeholder
+from diptych.engine.scheduler import model_worker
+from diptych.engine.values.batch import NO_TOKEN, ForwardBatch, ForwardMode
 
 
 def test_the_device_fills_in_what_the_host_would() -> None:

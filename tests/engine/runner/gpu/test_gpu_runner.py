@@ -6,23 +6,22 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
 from emulated_gpu import Recorder, emulated_runner
 
-from diptych.engine.batch import ForwardMode
-from diptych.engine.limits import Scheduling
-from diptych.engine.loader.source import ModelSource, open_model
+from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.ladder import ladder
 from diptych.engine.runner.gpu.warm_up import warm_up, warm_up_steps
 from diptych.engine.runner.loaded_model import ModelOptions, load_model
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.runtime.queued_steps import QueuedSteps
-from diptych.engine.sampling_params import SamplingParams
+from diptych.engine.scheduler.queued_steps import QueuedSteps
+from diptych.engine.values.batch import ForwardMode
+from diptych.generation.sampling_params import SamplingParams
 
 PAGE, NUM_PAGES, VOCAB, MAX_REQUESTS = 4, 128, 321, 8
 LIMITS = StepLimits(max_step_tokens=16, max_requests=MAX_REQUESTS, max_pages=NUM_PAGES)
@@ -71,14 +70,12 @@ def expected(new_engine: NewEngine, source: ModelSource) -> list[list[int]]:
 
 @pytest.mark.parametrize("with_graphs", [False, True], ids=["launched", "replayed"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["one-by-one", "overlapped"])
-@pytest.mark.parametrize("mode", ["prefill-first", "mixed"])
 def test_a_step_gives_the_same_tokens_padded_and_replayed_and_behind_one_whose_tokens_nobody_knows(
     new_engine: NewEngine,
     source: ModelSource,
     expected: list[list[int]],
     with_graphs: bool,
     overlap: bool,
-    mode: Literal["prefill-first", "mixed"],
 ) -> None:
     runner = gpu_like(source, with_graphs)
     if not with_graphs:
@@ -86,15 +83,14 @@ def test_a_step_gives_the_same_tokens_padded_and_replayed_and_behind_one_whose_t
     engine = new_engine(
         NUM_PAGES,
         max_requests=MAX_REQUESTS,
-        scheduling=Scheduling(mode=mode),
         overlap=overlap,
         runner=runner,
         vocab_size=VOCAB,
         worker=QueuedSteps,
     )
     assert tokens(engine) == expected
-    assert len(runner.graphs) in ((3, 4) if with_graphs else (0,))  # of 2, 4 and 8 rows, and 1 where prompts go first
-    assert len(runner.pieces) in ((2, 3) if with_graphs else (0,))
+    assert len(runner.graphs) == (3 if with_graphs else 0)  # of 2, 4 and 8 rows
+    assert len(runner.pieces) == (2 if with_graphs else 0)
     assert runner.graph_use.num_graphs == len(runner.graphs) + len(runner.pieces)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from diptych.engine.batch import ForwardBatch, ForwardMode
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
 from diptych.engine.runner.gpu.staging import Staging
+from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
 LIMITS = StepLimits(max_step_tokens=16, max_requests=8, max_pages=4)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from diptych.engine.batch import ForwardBatch, ForwardMode
 from diptych.engine.runner.gpu.ladder import fill_up, ladder, pad, rung_of, token_ladder, token_rung_of
+from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
 
 def decode_batch(size: int) -> ForwardBatch:
@@ -53,15 +53,19 @@ def test_other_steps_are_launched_kernel_by_kernel() -> None:
         assert rung_of(replace(batch, mode=mode), (2,)) is None
 
 
-@pytest.mark.parametrize("max_step_tokens", [1, 16, 17, 64, 100, 448, 500, 512, 8192])
-def test_pieces_hold_up_to_512_tokens_and_waste_less_than_half_or_64(max_step_tokens: int) -> None:
-    rungs = token_ladder(max_step_tokens)
-    assert rungs[-1] == min(max_step_tokens, 512)
+@pytest.mark.parametrize("most", [1, 16, 17, 64, 100, 448, 500, 512, 1000, 2048])
+def test_pieces_hold_as_many_tokens_as_they_may_and_waste_less_than_half_or_64_or_a_quarter(most: int) -> None:
+    rungs = token_ladder(most)
+    assert rungs[-1] == most
     assert list(rungs) == sorted(set(rungs))
     for size in range(1, rungs[-1] + 1):
         rung = min(rung for rung in rungs if rung >= size)
         assert rung <= 16 or rung < 2 * size
-        assert rung - size < 64
+        assert rung - size < max(64, rung / 4)
+
+
+def test_without_pieces_there_is_no_ladder() -> None:
+    assert token_ladder(0) == ()
 
 
 def test_a_small_step_with_prompts_takes_the_smallest_pieces_that_hold_it() -> None:

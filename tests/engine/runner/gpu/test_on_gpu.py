@@ -11,9 +11,10 @@ import pytest
 import torch
 import transformers
 
+from diptych.checkpoints.source import ModelSource, open_model
+from diptych.common.arrays import I64
 from diptych.engine import Engine, EngineOptions, SamplingParams
-from diptych.engine.batch import I64, ForwardBatch, ForwardMode, SamplingBatch
-from diptych.engine.loader.source import ModelSource, open_model
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch
 
 HAS_GPU = torch.cuda.is_available()
 pytestmark = [
@@ -73,13 +74,8 @@ def plain(folder: Path) -> Tokens:
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"cuda_graphs": "on", "overlap": "off"},
-        {"overlap": "on"},
-        {"cuda_graphs": "on"},
-        {"cuda_graphs": "on", "schedule_mode": "mixed"},
-    ],
-    ids=["graphs", "overlap", "both", "both, mixed"],
+    [{"cuda_graphs": "on", "overlap": "off"}, {"overlap": "on"}, {"cuda_graphs": "on"}],
+    ids=["graphs", "overlap", "both"],
 )
 def test_graphs_and_overlap_change_no_token(folder: Path, plain: Tokens, changes: dict[str, Any]) -> None:
     assert tokens(folder, replace(OPTIONS, **changes)) == plain
@@ -87,7 +83,7 @@ def test_graphs_and_overlap_change_no_token(folder: Path, plain: Tokens, changes
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_nothing_is_compiled_while_requests_wait(folder: Path, capfd: pytest.CaptureFixture[str], dtype: Any) -> None:
-    tokens(folder, replace(OPTIONS, dtype=dtype, cuda_graphs="on", schedule_mode="mixed"))
+    tokens(folder, replace(OPTIONS, dtype=dtype, cuda_graphs="on"))
     assert "while serving" not in capfd.readouterr().err
 
 
@@ -95,6 +91,26 @@ def test_nothing_is_compiled_while_requests_wait(folder: Path, capfd: pytest.Cap
 @pytest.mark.parametrize("cuda_graphs", ["off", "on"])
 def test_two_ranks_give_the_tokens_of_one(folder: Path, plain: Tokens, cuda_graphs: Any) -> None:
     assert tokens(folder, replace(OPTIONS, tp=2, cuda_graphs=cuda_graphs)) == plain
+
+
+def test_steps_of_the_sizes_that_were_found_give_the_same_tokens(folder: Path, plain: Tokens) -> None:
+    found = replace(OPTIONS, max_step_tokens=None, max_requests=None, cuda_graphs="on")
+    assert tokens(folder, found) == plain
+
+
+@pytest.mark.parametrize("cuda_graphs", ["off", "on"])
+def test_prompts_that_share_kv_while_it_is_made_give_the_tokens_of_each_alone(folder: Path, cuda_graphs: Any) -> None:
+    one_by_one = replace(OPTIONS, overlap="off", max_requests=1)
+    for first in range(3):
+        shared = [first, *range(5, 205)]
+        prompts = [shared, [*shared[:100], 9, 9], [*shared, 11, 12, 13], shared] * 8
+        with Engine(str(folder), one_by_one) as engine:
+            alone = [engine.generate(prompt, GREEDY).token_ids for prompt in prompts[:4]] * 8
+        with Engine(str(folder), replace(OPTIONS, overlap="on", cuda_graphs=cuda_graphs)) as engine:
+            together = engine.generate_batch(prompts, GREEDY)
+        assert [each.token_ids for each in together] == alone
+        num_computed = sum(each.prompt_tokens - each.cached_tokens for each in together)
+        assert num_computed <= 206 + 2 * 16 * len(prompts)  # of 5,664; the last page of each is its own
 
 
 def test_a_pool_takes_what_is_left_of_the_share(folder: Path) -> None:

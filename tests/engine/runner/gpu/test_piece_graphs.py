@@ -15,8 +15,7 @@ import torch
 from emulated_gpu import CPU, Recorder, emulated_runner
 from torch import Tensor
 
-from diptych.engine.batch import ForwardBatch, ForwardMode, PromptRows
-from diptych.engine.loader.source import ModelSource, open_model
+from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.pieces import Pieces
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
@@ -27,6 +26,7 @@ from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_m
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.tensor_parallel.communicator import Communicator
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows
 
 NUM_PAGES = 64
 LIMITS = StepLimits(max_step_tokens=64, max_requests=8, max_pages=NUM_PAGES)

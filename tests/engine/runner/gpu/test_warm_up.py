@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from diptych.engine.batch import ForwardMode
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.warm_up import up_to, warm_up_steps
+from diptych.engine.values.batch import ForwardMode
 
 
 def test_sizes_are_the_powers_of_two_and_the_limit() -> None:

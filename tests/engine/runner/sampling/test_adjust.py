@@ -14,14 +14,14 @@ from transformers.generation.logits_process import (
     SequenceBiasLogitsProcessor,
 )
 
-from diptych.engine.batch import NO_TOKEN, PromptRows, SamplingBatch
-from diptych.engine.request import Request, new_request
 from diptych.engine.runner.sampling import Sampler, sample_step
 from diptych.engine.runner.sampling.adjust import adjust
 from diptych.engine.runner.sampling.cpu_sampler import CpuSampler
 from diptych.engine.runner.sampling.torch_sampler import TorchSampler
-from diptych.engine.sampling_builder import build_sampling
-from diptych.engine.sampling_params import SamplingParams
+from diptych.engine.schedule.sampling_builder import build_sampling
+from diptych.engine.values.batch import NO_TOKEN, PromptRows, SamplingBatch
+from diptych.engine.values.request import Request, new_request
+from diptych.generation.sampling_params import SamplingParams
 
 VOCAB = 50
 EOS = frozenset({7})
@@ -41,7 +41,7 @@ def random_logits(num_rows: int) -> Tensor:
 
 
 def adjusted(logits: Tensor, *requests: Request) -> Tensor:
-    return adjust(logits.clone(), build_sampling(requests, EOS), TORCH.forbid)
+    return adjust(logits.clone(), build_sampling(requests, EOS, VOCAB), TORCH.forbid)
 
 
 def ids(*tokens: int) -> Any:
@@ -93,6 +93,16 @@ def test_the_logit_bias_is_that_of_transformers() -> None:
     torch.testing.assert_close(adjusted(logits, request(PROMPT, OUTPUT, logit_bias=bias)), expected)
 
 
+@pytest.mark.parametrize("allowed", [(0,), (31, 32), (49, 3, 3), range(VOCAB)])
+def test_what_is_not_allowed_is_impossible_in_its_row_alone(allowed: Any) -> None:
+    logits = random_logits(2)
+    expected = logits.clone()
+    expected[0, [token for token in range(VOCAB) if token not in allowed]] = -torch.inf
+    rows = [request(PROMPT, OUTPUT, allowed_token_ids=tuple(allowed)), request(PROMPT, OUTPUT, temperature=1.0)]
+    for _ in range(2):  # steps
+        torch.testing.assert_close(adjusted(logits, *rows), expected)
+
+
 @pytest.mark.parametrize("num_output", range(5))
 def test_nothing_ends_the_output_before_min_tokens(num_output: int) -> None:
     logits, output = random_logits(1), OUTPUT[:num_output]
@@ -118,7 +128,8 @@ def test_each_row_has_its_own_and_the_others_none() -> None:
 
 
 def test_a_batch_that_asks_for_nothing_builds_nothing_and_changes_nothing() -> None:
-    logits, sampling = random_logits(2), build_sampling([request([1], [2]), request([3], [], temperature=1.0)], EOS)
+    rows = [request([1], [2]), request([3], [], temperature=1.0)]
+    logits, sampling = random_logits(2), build_sampling(rows, EOS, VOCAB)
     assert adjust(logits, sampling, TORCH.forbid) is logits
     optional = (sampling.min_p, sampling.bias, sampling.penalties, sampling.token_mask, sampling.num_top)
     assert optional == (None, None, None, None, None)
@@ -135,7 +146,7 @@ def test_log_probabilities_are_of_the_models_own_logits(sampler: Sampler) -> Non
     ]
     expected = logits.log_softmax(-1)
     largest = logits.argmax(-1).tolist()
-    result = sample_step(sampler, logits.clone(), build_sampling(rows, EOS), None)
+    result = sample_step(sampler, logits.clone(), build_sampling(rows, EOS, VOCAB), None)
     assert result.token_ids.tolist() == [unlikely, *largest[1:]]
     assert result.logprobs is not None
     wanted = [float(expected[0, unlikely]), 0.0, float(expected[2, largest[2]])]
@@ -147,7 +158,7 @@ def test_log_probabilities_are_of_the_models_own_logits(sampler: Sampler) -> Non
 def test_prompt_rows_lie_behind_the_samples(sampler: Sampler) -> None:
     logits = random_logits(3)
     rows = PromptRows(np.array([0, 1]), np.array([4, 5]), num_top=1)
-    result = sample_step(sampler, logits.clone(), build_sampling([request(PROMPT, [])], EOS), rows)
+    result = sample_step(sampler, logits.clone(), build_sampling([request(PROMPT, [])], EOS, VOCAB), rows)
     expected = logits.log_softmax(-1)
     assert result.prompt_logprobs is not None
     np.testing.assert_allclose(
@@ -161,7 +172,7 @@ def test_a_row_without_a_token_has_no_log_probability_and_harms_no_other(sampler
     logits = random_logits(2)
     expected = float(logits[1].log_softmax(-1).max())
     logits[0, 3] = torch.nan
-    result = sample_step(sampler, logits, build_sampling([request([1], [], logprobs=1)] * 2, EOS), None)
+    result = sample_step(sampler, logits, build_sampling([request([1], [], logprobs=1)] * 2, EOS, VOCAB), None)
     assert result.token_ids[0] == NO_TOKEN
     assert result.logprobs is not None
     np.testing.assert_allclose(result.logprobs.logprobs, [0.0, expected], atol=1e-5)
@@ -170,7 +181,7 @@ def test_a_row_without_a_token_has_no_log_probability_and_harms_no_other(sampler
 def test_a_mask_leaves_no_other_choice_and_an_empty_one_none() -> None:
     mask = np.zeros((2, 2), np.int32)
     mask[0, 0] = 1 << 5
-    plain = build_sampling([request([1], [])] * 2, EOS)
+    plain = build_sampling([request([1], [])] * 2, EOS, VOCAB)
     fields: dict[str, Any] = {name: getattr(plain, name) for name in plain.__slots__}
     masked = SamplingBatch(**{**fields, "token_mask": mask})
     assert sample_step(TORCH, random_logits(2), masked, None).token_ids.tolist() == [5, NO_TOKEN]

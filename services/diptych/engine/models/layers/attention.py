@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from diptych.engine.loader.config import ModelConfig
+from diptych.architectures.config import ModelConfig
 from diptych.engine.models.layers.buffers import Buffers
-from diptych.engine.models.ops import Matrix, Ops
+from diptych.engine.models.matrix import Matrix
+from diptych.engine.models.ops import Ops
 from diptych.engine.models.weights import Weights
 
 

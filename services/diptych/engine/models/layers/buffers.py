@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from diptych.engine.loader.config import ModelConfig
+from diptych.architectures.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

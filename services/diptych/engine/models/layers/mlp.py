@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from diptych.engine.loader.config import ModelConfig
+from diptych.architectures.config import ModelConfig
 from diptych.engine.models.gated import Gated
 from diptych.engine.models.layers.buffers import Buffers
-from diptych.engine.models.ops import Matrix, Ops
+from diptych.engine.models.matrix import Matrix
+from diptych.engine.models.ops import Ops
 from diptych.engine.models.weights import Weights
 
 

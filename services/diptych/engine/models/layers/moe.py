@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diptych.engine.loader.config import ModelConfig, Moe
-from diptych.engine.models.gated import activate_of
+from diptych.architectures.config import ModelConfig, Moe
 from diptych.engine.models.layers.buffers import Buffers
-from diptych.engine.models.ops import Experts, Matrix, Ops
+from diptych.engine.models.matrix import Matrix
+from diptych.engine.models.ops import Experts, Ops, activate_of
 from diptych.engine.models.weights import Weights
 
 

@@ -17,8 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from diptych.engine.batch import ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
-from diptych.engine.graph_use import GraphUse
+from diptych.engine.attention.staged_batch import StagedBatch, logits_rows
 from diptych.engine.models.lora import Loras
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.runner.gpu.fill_in import filled_in
@@ -27,7 +26,8 @@ from diptych.engine.runner.gpu.inputs import StepInputs
 from diptych.engine.runner.gpu.ladder import rung_of, token_rung_of
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.loaded_model import LoadedModel
-from diptych.engine.runner.staged_batch import StagedBatch, logits_rows
+from diptych.engine.values.batch import ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
+from diptych.engine.values.graph_use import GraphUse
 
 
 class Sampled(Protocol):

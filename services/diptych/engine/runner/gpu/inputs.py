@@ -8,10 +8,11 @@ from typing import Final
 import numpy as np
 import torch
 
-from diptych.engine.batch import I64, ForwardBatch
+from diptych.common.arrays import I64
+from diptych.engine.attention.staged_batch import StagedBatch, extend_starts, logits_rows
 from diptych.engine.runner.gpu.ladder import fill_up, pad
 from diptych.engine.runner.gpu.staging import ALIGNMENT, Staging
-from diptych.engine.runner.staged_batch import StagedBatch, extend_starts, logits_rows
+from diptych.engine.values.batch import ForwardBatch
 
 NUM_ARRAYS: Final = 7
 
@@ -23,6 +24,12 @@ class StepLimits:
     max_step_tokens: int  # of prompts
     max_requests: int
     max_pages: int  # of a request
+    max_graph_tokens: int = 512  # of a step with prompts that is replayed
+
+    @property
+    def most_graph_tokens(self) -> int:
+        """Of a step that there can be."""
+        return min(self.max_graph_tokens, self.max_step_tokens)
 
     @property
     def nbytes(self) -> int:

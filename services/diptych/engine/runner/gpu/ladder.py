@@ -16,11 +16,11 @@ from typing import Final
 
 import numpy as np
 
-from diptych.engine.batch import I64, ForwardBatch, ForwardMode
+from diptych.common.arrays import I64
+from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
 NO_SLOT: Final = -1  # where a padding row's KV goes
-MOST_TOKENS: Final = 512  # the kernels of a larger step take longer than the host takes to launch them
-TOKENS: Final = (16, 32, *range(64, MOST_TOKENS, 64))
+TOKENS: Final = (16, 32, *range(64, 512, 64), *range(512, 2048, 128))
 
 
 def ladder(max_batch: int) -> tuple[int, ...]:
@@ -45,10 +45,9 @@ def rung_of(batch: ForwardBatch, rungs: Sequence[int]) -> int | None:
     return next((rung for rung in rungs if rung >= batch.batch_size), None)
 
 
-def token_ladder(max_step_tokens: int) -> tuple[int, ...]:
-    """Return the numbers of tokens of recorded pieces, ascending."""
-    most = min(max_step_tokens, MOST_TOKENS)
-    return (*(size for size in TOKENS if size < most), most)
+def token_ladder(most: int) -> tuple[int, ...]:
+    """Return the numbers of tokens of recorded pieces, ascending; the last is `most`. None for 0."""
+    return (*(size for size in TOKENS if size < most), most) if most else ()
 
 
 def token_rung_of(batch: ForwardBatch, rungs: Sequence[int]) -> int | None:

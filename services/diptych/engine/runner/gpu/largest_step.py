@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from diptych.engine.batch import ForwardBatch, ForwardMode, PromptRows, SamplingBatch
 from diptych.engine.runner.gpu.inputs import StepLimits
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, SamplingBatch
 
 
 def longest_extend(limits: StepLimits, page_size: int) -> int:

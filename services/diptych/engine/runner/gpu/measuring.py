@@ -1,13 +1,17 @@
-"""Runs the largest step, and sees what it takes and what is left."""
+"""Runs steps before there is a pool: sees what the largest takes and leaves, and how fast they are."""
 
 from __future__ import annotations
 
+import time
+
 import torch
 
-from diptych.engine.batch import Runner
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.largest_step import largest_step
 from diptych.engine.runner.gpu.memory import DeviceMemory
+from diptych.engine.runner.gpu.step_speed import FEW_TOKENS, TOKENS, StepSpeed, step_speed
+from diptych.engine.runner.gpu.warm_up import prompts
+from diptych.engine.values.batch import OverlapRunner, Runner
 
 
 def measure(runner: Runner, limits: StepLimits, page_size: int, device: torch.device) -> DeviceMemory:
@@ -25,3 +29,11 @@ def measure(runner: Runner, limits: StepLimits, page_size: int, device: torch.de
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return DeviceMemory(total, free, own, peak)
+
+
+def measure_speed(runner: OverlapRunner, limits: StepLimits, page_size: int, device: torch.device) -> StepSpeed:
+    """Return how fast steps of one prompt are, while no pool is allocated."""
+    longest = min(limits.max_pages * page_size, limits.max_step_tokens)
+    small, large = (prompts(min(tokens, longest), limits, page_size, longest) for tokens in (FEW_TOKENS, TOKENS))
+    torch.cuda.synchronize(device)
+    return step_speed(runner, small, large, time.perf_counter)

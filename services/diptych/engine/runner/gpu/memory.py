@@ -13,6 +13,8 @@ from typing import Final
 from diptych.common.errors import ConfigError
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.ladder import ladder, token_ladder
+from diptych.engine.runner.gpu.step_speed import StepSpeed
+from diptych.engine.schedule.step_sizes import STEP_SHARE, Found
 
 GIB: Final = 2**30
 GRAPH_NBYTES: Final = 16 << 20  # an estimate for one graph without its tensors; what each has taken is in the log
@@ -30,14 +32,32 @@ class DeviceMemory:
     step_peak: int  # what the largest step takes on top, until it is over
 
 
+@dataclass(frozen=True, slots=True)
+class KvWish:
+    """What is known of a pool before it is measured."""
+
+    token_nbytes: int
+    nbytes: int  # 0: what is left
+
+
 def graphs_nbytes(limits: StepLimits, num_layers: int, step_peak: int) -> int:
     """Return what graphs may take: each its own; and those of decode steps, and of pieces, the tensors of the largest.
 
     A step's tensors have a row for each token: `step_peak` bytes for `max_step_tokens`.
     """
-    rungs, token_rungs, most = ladder(limits.max_requests), token_ladder(limits.max_step_tokens), limits.max_step_tokens
+    rungs, token_rungs = ladder(limits.max_requests), token_ladder(limits.most_graph_tokens)
     own = len(rungs) * GRAPH_NBYTES + len(token_rungs) * (num_layers + 1) * PIECE_NBYTES
-    return own + step_peak * (min(rungs[-1], most) + token_rungs[-1]) // most
+    most = limits.max_step_tokens
+    return own + step_peak * (min(rungs[-1], most) + limits.most_graph_tokens) // most
+
+
+def found_on(memory: DeviceMemory, share: float, num_tokens: int, speed: StepSpeed, kv: KvWish) -> Found:
+    """Return what there is for steps and for KV; `memory` was measured with a largest step of `num_tokens`."""
+    left = max(0, min(int(memory.total * share) - memory.own, memory.free))
+    step_nbytes = max(0, left - kv.nbytes) // 2 if kv.nbytes else left // STEP_SHARE  # graphs need some, too
+    step_tokens = step_nbytes * num_tokens / max(1, memory.step_peak)
+    nbytes = kv.nbytes or left - step_nbytes
+    return Found(speed.prompt_tokens_per_s, speed.launch_s, step_tokens, nbytes // kv.token_nbytes)
 
 
 def pool_nbytes(memory: DeviceMemory, share: float, graphs: int) -> int:

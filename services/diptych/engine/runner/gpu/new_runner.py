@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-from diptych.engine.batch import OnLayer
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.graphs import CudaCapture, Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
@@ -16,6 +15,7 @@ from diptych.engine.runner.gpu.staging import Staging
 from diptych.engine.runner.kv_pool import DTYPES
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.runner.sampling.gpu_sampler import GpuSampler
+from diptych.engine.values.batch import OnLayer
 
 
 def new_runner(
@@ -28,7 +28,7 @@ def new_runner(
 ) -> GpuRunner:
     """Return what runs `model` on its pool; with graphs of what can be recorded."""
     rungs = ladder(limits.max_requests) if with_graphs and model.attention.is_recordable else ()
-    token_rungs = token_ladder(limits.max_step_tokens) if with_graphs and model.only_queues else ()
+    token_rungs = token_ladder(limits.most_graph_tokens) if with_graphs and model.only_queues else ()
     capture = CudaCapture(device)
     with torch.inference_mode():
         sampler = GpuSampler(device, model.config.vocab_size, limits.max_requests)

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from diptych.engine.batch import I64, ForwardBatch, ForwardMode, Runner, SamplingBatch
+from diptych.common.arrays import I64
 from diptych.engine.runner.gpu.inputs import StepLimits
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, Runner, SamplingBatch
 
 logger = logging.getLogger(__name__)
 
@@ -35,19 +36,19 @@ def warm_up(
     """
     began_s, num_steps = time.monotonic(), 0
     for batch in warm_up_steps(limits, page_size, longest):
-        launching.execute(batch, _greedy(batch.batch_size))
+        launching.execute(batch, greedy(batch.batch_size))
         num_steps += 1
-    replaying.execute(_decode(limits.max_requests, page_size), _greedy(limits.max_requests))
+    replaying.execute(_decode(limits.max_requests, page_size), greedy(limits.max_requests))
     for num_tokens in reversed(recorded_tokens):
-        batch = _prompts(num_tokens, limits, page_size, longest)
-        replaying.execute(batch, _greedy(batch.batch_size))
+        batch = prompts(num_tokens, limits, page_size, longest)
+        replaying.execute(batch, greedy(batch.batch_size))
     logger.info("%d steps of all sizes were run ahead, in %.1f s", num_steps, time.monotonic() - began_s)
 
 
 def warm_up_steps(limits: StepLimits, page_size: int, longest: int) -> Iterator[ForwardBatch]:
     """Yield prompts of any number of tokens, then any number of requests that continue, each up to the limit."""
     for num_tokens in up_to(limits.max_step_tokens):
-        yield _prompts(num_tokens, limits, page_size, longest)
+        yield prompts(num_tokens, limits, page_size, longest)
     for num_requests in up_to(limits.max_requests):
         yield _decode(num_requests, page_size)
 
@@ -57,7 +58,8 @@ def up_to(limit: int) -> tuple[int, ...]:
     return (*(1 << exponent for exponent in range((limit - 1).bit_length())), limit)
 
 
-def _prompts(num_tokens: int, limits: StepLimits, page_size: int, longest: int) -> ForwardBatch:
+def prompts(num_tokens: int, limits: StepLimits, page_size: int, longest: int) -> ForwardBatch:
+    """Return a step of so many tokens, in prompts of `longest` and less."""
     full, rest = divmod(num_tokens, longest)
     lens = [longest] * full + [rest] * (rest > 0)
     return _step(ForwardMode.EXTEND, np.array(lens[: limits.max_requests]), page_size)
@@ -81,7 +83,8 @@ def _step(mode: ForwardMode, lens: I64, page_size: int) -> ForwardBatch:
     )
 
 
-def _greedy(num_samples: int) -> SamplingBatch:
+def greedy(num_samples: int) -> SamplingBatch:
+    """Return the cheapest way to sample."""
     zeros = np.zeros(num_samples, np.int64)
     ones = np.ones(num_samples, np.float32)
     return SamplingBatch(ones * 0, ones, zeros, zeros.astype(np.uint64), zeros)

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from diptych.engine.batch import I32, Bias, Penalties, SamplingBatch
+from diptych.common.arrays import I32
+from diptych.engine.values.batch import Bias, Penalties, SamplingBatch
 
 Forbid = Callable[[Tensor, I32], None]
 

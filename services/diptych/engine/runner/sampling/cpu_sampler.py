@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from diptych.engine.batch import I32, I64, LogprobsBatch, SamplingBatch
+from diptych.common.arrays import I32, I64
+from diptych.engine.values.batch import SamplingBatch
+from diptych.generation.logprobs import LogprobsBatch
 from diptych.kernels.cpu import sampling as kernels
 
 

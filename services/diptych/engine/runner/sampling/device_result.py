@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diptych.engine.batch import LogprobsBatch, StepResult, WaitForResult
+from diptych.engine.values.batch import StepResult, WaitForResult
+from diptych.generation.logprobs import LogprobsBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

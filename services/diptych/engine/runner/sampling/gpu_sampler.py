@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diptych.engine.batch import I32, I64, Bias, ForwardBatch, LogprobsBatch, Penalties, PromptRows, SamplingBatch
+from diptych.common.arrays import I32, I64
 from diptych.engine.runner.sampling.device_result import DeviceLogprobs, DeviceResult
 from diptych.engine.runner.sampling.staged import StagedSampling, stage, upload
+from diptych.engine.values.batch import Bias, ForwardBatch, Penalties, PromptRows, SamplingBatch
+from diptych.generation.logprobs import LogprobsBatch
 from diptych.kernels.gpu.logits_adjust import apply_bias, apply_penalties, apply_token_mask
 from diptych.kernels.gpu.logprobs import logprobs
 from diptych.kernels.gpu.sampling import greedy, sample, sampling_workspace

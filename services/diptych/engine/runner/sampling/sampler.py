@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diptych.engine.batch import I32, I64, LogprobsBatch, PromptRows, SamplingBatch, StepResult
+from diptych.common.arrays import I32, I64
 from diptych.engine.runner.sampling.adjust import adjust
+from diptych.engine.values.batch import PromptRows, SamplingBatch, StepResult
+from diptych.generation.logprobs import LogprobsBatch
 
 
 class Sampler(Protocol):

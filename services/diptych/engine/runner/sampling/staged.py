@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from diptych.engine.batch import SamplingBatch
 from diptych.engine.runner.gpu.staging import pack, place
 from diptych.engine.runner.sampling.uniforms import uniforms
+from diptych.engine.values.batch import SamplingBatch
 
 F64 = npt.NDArray[np.float64]
 

@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diptych.engine.batch import I32, I64, NO_TOKEN, LogprobsBatch, SamplingBatch
+from diptych.common.arrays import I32, I64
 from diptych.engine.runner.sampling.uniforms import uniforms
+from diptych.engine.values.batch import NO_TOKEN, SamplingBatch
+from diptych.generation.logprobs import LogprobsBatch
 
 NUCLEUS_CANDIDATES = 1024  # top-p sorts so many tokens first,
 CANDIDATES_GROWTH = 8  # and so many times more where their probability does not suffice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from diptych.engine.batch import I64, U64
+from diptych.common.arrays import I64, U64
 
 
 def uniforms(seeds: U64, positions: I64) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

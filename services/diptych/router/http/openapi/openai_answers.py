@@ -109,7 +109,9 @@ class Model(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
     context_len: int
+    max_model_len: int
     parent: str | None = None
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from diptych.router.http.chat_request import ChatRequest
-from diptych.router.http.completion_request import CompletionRequest
-from diptych.router.http.generate_request import GenerateRequest
-from diptych.router.http.messages_request import MessagesRequest, PromptFields
+from diptych.router.http.anthropic.messages_request import MessagesRequest, PromptFields
+from diptych.router.http.native.generate_request import GenerateRequest
+from diptych.router.http.native.token_request import DetokenizeRequest, TokenizeRequest
+from diptych.router.http.openai.chat_request import ChatRequest
+from diptych.router.http.openai.completion_request import CompletionRequest
+from diptych.router.http.openai.responses_request import ResponsesRequest
 from diptych.router.http.openapi.document import Model, Operation
 from diptych.router.http.openapi.openai_answers import ChatCompletion, Completion, Error, ModelList, Response
 from diptych.router.http.openapi.openai_answers import Model as ModelAnswer
@@ -25,10 +27,10 @@ from diptych.router.http.openapi.other_answers import (
     Text,
     TokenCount,
     Tokens,
+    Version,
+    Welcome,
     WorkerList,
 )
-from diptych.router.http.responses_request import ResponsesRequest
-from diptych.router.http.token_request import DetokenizeRequest, TokenizeRequest
 
 Answers = Mapping[int, Model | str]
 
@@ -126,8 +128,11 @@ OPERATION: Final = (
             ("startup", "It has started"),
         )
     ),
+    Operation("get", "/ping", "The process is alive, in SageMaker's words", {200: Status}, scheme=""),
+    Operation("get", "/version", "Of this server", {200: Version}, scheme=""),
+    Operation("get", "/", "What there is", {200: Welcome}, scheme=""),
     Operation("get", "/ready", "A request could be served", {200: Readiness, 503: Readiness}, scheme=""),
-    Operation("get", "/metrics", "For Prometheus", {200: TEXT}, scheme=""),
+    Operation("get", "/metrics", "With --open-metrics: for Prometheus", {200: TEXT, 404: Error}, scheme=""),
     Operation("get", "/admin/workers", "The workers", _answers(WorkerList, OperatorError, (401,)), scheme="token"),
     Operation(
         "get",

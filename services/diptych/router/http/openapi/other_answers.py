@@ -96,6 +96,19 @@ class Status(BaseModel):
     status: str
 
 
+class Version(BaseModel):
+    """Of /version."""
+
+    version: str
+
+
+class Welcome(BaseModel):
+    """Of the address alone."""
+
+    name: str
+    apis: list[str]
+
+
 class Probe(BaseModel):
     """Of /health/live and its neighbours."""
 
@@ -117,6 +130,9 @@ class Worker(BaseModel):
     role: Literal["prefill", "decode", "unified"]
     address: str
     model: str
+    pool: str
+    pod: str
+    version: str
     state: str
     not_ready: str
     is_connected: bool

@@ -1,0 +1,45 @@
+"""Events on their way from whoever does the work to the user of a transport, and a descriptor for them."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from threading import Lock
+
+from diptych.kvtransfer.transport import TransportEvent
+
+Taken = Callable[[], None]
+
+
+class EventQueue:
+    """The descriptor is readable exactly while there are events."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._events: deque[tuple[TransportEvent, Taken | None]] = deque()
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def push(self, event: TransportEvent, taken: Taken | None = None) -> None:
+        """`taken` is called when the event is drained, on the thread that drains."""
+        with self._lock:
+            if not self._events:
+                os.eventfd_write(self._descriptor, 1)
+            self._events.append((event, taken))
+
+    def drain(self) -> list[TransportEvent]:
+        with self._lock:
+            if not self._events:
+                return []
+            os.eventfd_read(self._descriptor)
+            drained, self._events = self._events, deque()
+        for _, taken in drained:
+            if taken is not None:
+                taken()
+        return [event for event, _ in drained]
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        os.close(self._descriptor)

@@ -1,0 +1,108 @@
+"""What the engine must know of a model before it reads a weight, the same for every family and file format.
+
+A family's file (`models/families`) fills it in; the layers (`models/layers`, `attention`) read it and know no family.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from diptych.common.errors import ConfigError
+
+Activation = Literal["silu", "gelu_tanh"]
+MAX_EXPERTS: Final = 1 << 17  # of all layers together
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """The rotary position embedding of a layer. The two halves of the rotated dimensions turn against each other."""
+
+    theta: float
+    dim: int  # so many dimensions of a head rotate, the first ones
+    divisors: tuple[float, ...] = ()  # [dim / 2]: each frequency is divided by its own; empty: by 1
+    scale: float = 1.0  # of cosines and sines
+
+
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """A mixture of experts in place of one feed-forward network."""
+
+    num_experts: int
+    experts_per_token: int
+    ffn_size: int  # of one expert
+    normalize: bool  # the chosen experts' weights add up to 1
+    dense_layers: frozenset[int] = frozenset()  # that have one network, of `ModelConfig.ffn_size`
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape and constants of one model. The defaults are Llama's."""
+
+    model_id: str  # the name that clients ask for
+    architecture: str  # a name in `models.registry.FAMILIES`
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    rms_norm_eps: float
+    rope: Rope
+    context_len: int  # tokens
+    tie_embeddings: bool  # the output projection is the input embedding
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    windows: tuple[int, ...] = ()  # [num_layers]: tokens that a layer sees, the newest; 0: all. Empty: all everywhere
+    local_rope: Rope | None = None  # of the layers with a window; None: as the others
+    query_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
+    attention_softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they do not
+    logits_softcap: float = 0.0
+    activation: Activation = "silu"
+    qkv_bias: bool = False
+    qk_norm: bool = False  # each head of queries and keys is normed before it is rotated
+    post_norms: bool = False  # what attention and feed-forward network add is normed, too
+    norm_offset: float = 0.0  # added to every norm's weights
+    embedding_scale: float = 1.0
+    moe: Moe | None = None
+    kv_scales: tuple[tuple[float, float], ...] = ()  # [num_layers]: of FP8 keys, of FP8 values. Empty: 1 everywhere
+
+    @property
+    def score_scale(self) -> float:
+        return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
+
+    def window(self, layer: int) -> int:
+        """Return how many tokens `layer` sees; 0: all."""
+        return self.windows[layer] if self.windows else 0
+
+    def kv_scale(self, layer: int) -> tuple[float, float]:
+        """Return what stored FP8 keys, and values, of `layer` are multiplied by."""
+        return self.kv_scales[layer] if self.kv_scales else (1.0, 1.0)
+
+    def rope_of(self, layer: int) -> Rope:
+        return self.local_rope if self.local_rope is not None and self.window(layer) else self.rope
+
+    def is_moe(self, layer: int) -> bool:
+        return self.moe is not None and layer not in self.moe.dense_layers
+
+    def validate(self) -> None:
+        """Raise `ConfigError` for shapes that no attention can have."""
+        sizes = (self.vocab_size, self.hidden_size, self.num_layers, self.num_heads, self.num_kv_heads, self.head_dim)
+        if min(*sizes, self.ffn_size, self.context_len) < 1:
+            raise ConfigError(f"{self.model_id}: every size must be at least 1: {self}")
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"{self.model_id}: {self.num_heads} heads do not share {self.num_kv_heads} KV heads evenly"
+            )
+        if self.moe is not None and not 0 < self.moe.num_experts * self.num_layers <= MAX_EXPERTS:
+            raise ConfigError(f"{self.model_id}: {self.moe.num_experts} experts a layer are none, or more than can be")
+        if not isinstance(self.rms_norm_eps, float | int):
+            raise ConfigError(f"{self.model_id}: rms_norm_eps must be a number, not {self.rms_norm_eps!r:.40}")
+        for rope in (self.rope, self.local_rope):
+            if rope is not None:
+                self._validate_rope(rope)
+
+    def _validate_rope(self, rope: Rope) -> None:
+        if rope.dim % 2 or not 0 < rope.dim <= self.head_dim or len(rope.divisors) not in (0, rope.dim // 2):
+            raise ConfigError(f"{self.model_id}: head_dim {self.head_dim} does not fit its rotary embedding")

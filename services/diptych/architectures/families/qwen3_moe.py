@@ -1,0 +1,40 @@
+"""Qwen 3 with a mixture of experts in most layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from diptych.architectures import placement
+from diptych.architectures.config import ModelConfig, Moe
+from diptych.architectures.family import Family
+from diptych.architectures.hf_config import HfConfig
+
+
+def _read(hf: HfConfig) -> ModelConfig:
+    hf.refuse_unless({"hidden_act": ("silu",), "attention_bias": (False,), "use_sliding_window": (False,)})
+    hf.ignore("sliding_window", "max_window_layers")
+    config = hf.shared("qwen3_moe")
+    step, dense = hf.get("decoder_sparse_step", 1), hf.get("mlp_only_layers") or ()
+    moe = Moe(
+        num_experts=hf["num_experts"] if "num_experts" in hf else hf["num_local_experts"],
+        experts_per_token=hf["num_experts_per_tok"],
+        ffn_size=hf["moe_intermediate_size"],
+        normalize=hf.get("norm_topk_prob", False),
+        dense_layers=frozenset(i for i in range(config.num_layers) if i in dense or (i + 1) % step),
+    )
+    return replace(config, qk_norm=True, moe=moe)
+
+
+def _placement(config: ModelConfig) -> Iterator[placement.Placed]:
+    yield from placement.embeddings(config)
+    for layer in range(config.num_layers):
+        yield from placement.norms(config, layer)
+        yield from placement.attention(config, layer)
+        if config.is_moe(layer):
+            yield from placement.experts(config, layer, "mlp", ("gate_proj", "up_proj", "down_proj"))
+        else:
+            yield from placement.dense(config, layer)
+
+
+QWEN3_MOE = Family("Qwen3MoeForCausalLM", _read, _placement)

@@ -1,0 +1,165 @@
+"""Reads Hugging Face's `config.json` and `generation_config.json`, as far as they mean the same for every family.
+
+Rule: a feature that the model code does not compute is refused by name, and keys that nobody knows are logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Final
+
+from diptych.architectures.config import ModelConfig, Rope
+from diptych.architectures.rope_scaling import Parameters, read_rope, stretched_len
+from diptych.common.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+# of training, of other programs, and of generation defaults that requests state themselves
+HARMLESS: Final = frozenset(
+    """_attn_implementation _name_or_path architectures attention_dropout attn_implementation auto_map
+    cache_implementation chunk_size_feed_forward classifier_dropout dtype embd_pdrop id2label initializer_range
+    is_decoder is_encoder_decoder is_llama_config label2id max_length model_type output_attentions output_hidden_states
+    output_router_logits pad_token_id pretraining_tp problem_type resid_pdrop return_dict router_aux_loss_coef
+    router_jitter_noise tokenizer_class torch_dtype transformers.js_config transformers_version unsloth_fixed
+    use_cache""".split()  # noqa: SIM905
+)
+# The largest that sizes may be, far above any model: lists of a layer's or a dimension's length are made of them.
+MAX_SIZES: Final[Mapping[str, int]] = {
+    "head_dim": 1 << 14,
+    "hidden_size": 1 << 18,
+    "intermediate_size": 1 << 20,
+    "max_position_embeddings": 1 << 31,
+    "max_window_layers": 1 << 31,
+    "moe_intermediate_size": 1 << 20,
+    "num_attention_heads": 1 << 14,
+    "num_experts": 1 << 12,
+    "num_experts_per_tok": 1 << 12,
+    "num_hidden_layers": 1 << 10,
+    "num_key_value_heads": 1 << 14,
+    "num_local_experts": 1 << 12,
+    "original_max_position_embeddings": 1 << 31,
+    "sliding_window": 1 << 31,
+    "vocab_size": 1 << 22,
+}
+
+
+class HfConfig(Mapping[str, Any]):
+    """`config.json` as a mapping that remembers what was asked of it; a value of null is as good as none."""
+
+    def __init__(self, values: Mapping[str, Any], generation: Mapping[str, Any], model_id: str) -> None:
+        self._values = values
+        self._generation = generation
+        self._asked: set[str] = set()
+        self.model_id = model_id
+        self._refuse_sizes()
+
+    def _refuse_sizes(self) -> None:
+        """Raise `ConfigError` for a size that is no whole number, or larger than any model's."""
+        for key, limit in MAX_SIZES.items():
+            value = self._values.get(key)
+            if value is not None and (type(value) is not int or not 0 <= value <= limit):
+                raise ConfigError(f"{self.model_id}: {key} must be a whole number up to {limit}, not {value!r:.40}")
+
+    def __getitem__(self, key: str) -> Any:
+        self._asked.add(key)
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def refuse_unless(self, supported: Mapping[str, Collection[Any]]) -> None:
+        """Raise `ConfigError` for a key that has a value other than those `supported`, null or nothing."""
+        for key, values in supported.items():
+            value = self.get(key)
+            if value is not None and value not in values:
+                raise ConfigError(f"{self.model_id}: {key}={value!r} in config.json is not supported")
+
+    def ignore(self, *keys: str) -> None:
+        """Say that `keys` have no meaning in this family."""
+        self._asked.update(keys)
+
+    def log_unknown(self) -> None:
+        """Name what nobody has asked for."""
+        given = {key for key, value in self._values.items() if value is not None}
+        unknown = sorted(given - self._asked - HARMLESS)
+        if unknown:
+            logger.warning("%s: config.json has keys that are not known and ignored: %s", self.model_id, unknown)
+
+    def part(self, values: Mapping[str, Any], read: Callable[[HfConfig], ModelConfig]) -> ModelConfig:
+        """Return what `read` makes of the configuration of a part of the model."""
+        part = HfConfig(values, self._generation, self.model_id)
+        config = read(part)
+        part.log_unknown()
+        return config
+
+    def shared(self, architecture: str, *, theta: float = 10_000.0, tied: bool = False) -> ModelConfig:
+        """Return what the common keys say; the rest is as in Llama. `theta` and `tied`: the family's defaults."""
+        num_heads = self["num_attention_heads"]
+        head_dim = self.get("head_dim") or self["hidden_size"] // num_heads
+        return ModelConfig(
+            model_id=self.model_id,
+            architecture=architecture,
+            vocab_size=self["vocab_size"],
+            hidden_size=self["hidden_size"],
+            num_layers=self["num_hidden_layers"],
+            num_heads=num_heads,
+            num_kv_heads=self.get("num_key_value_heads") or num_heads,
+            head_dim=head_dim,
+            ffn_size=self["intermediate_size"],
+            rms_norm_eps=self["rms_norm_eps"],
+            rope=self.rope(self.rope_parameters, head_dim, theta),
+            context_len=stretched_len(self.rope_parameters, self["max_position_embeddings"]),
+            tie_embeddings=self.get("tie_word_embeddings", tied),
+            bos_id=self.get("bos_token_id"),
+            eos_ids=self._eos_ids(),
+        )
+
+    @property
+    def rope_parameters(self) -> Parameters:
+        """As all layers have them, or those without a window."""
+        parameters = self.get("rope_parameters") or self.get("rope_scaling") or {}
+        full: Parameters = parameters.get("full_attention", parameters)
+        return full
+
+    def rope(self, parameters: Parameters, head_dim: int, theta: float) -> Rope:
+        """Return a kind of layers' rotary embedding; `theta` is the default."""
+        part = parameters.get("partial_rotary_factor") or self.get("partial_rotary_factor") or 1.0
+        if not 0 < part <= 1:
+            raise ConfigError(f"{self.model_id}: partial_rotary_factor must be above 0 and at most 1, not {part}")
+        return read_rope(
+            parameters,
+            theta=float(parameters.get("rope_theta") or self.get("rope_theta") or theta),
+            dim=int(head_dim * part),
+            context_len=self["max_position_embeddings"],
+            original_len=self.get("original_max_position_embeddings") or self["max_position_embeddings"],
+            model_id=self.model_id,
+        )
+
+    def windows(self, window: int | None, default: Collection[int]) -> tuple[int, ...]:
+        """Return what `layer_types` says, else: the layers in `default` have the window."""
+        types = self.get("layer_types")
+        if types is None:
+            types = [LAYER_TYPES[layer in default] for layer in range(self["num_hidden_layers"])]
+        if len(types) != self["num_hidden_layers"]:
+            raise ConfigError(f"{self.model_id}: {len(types)} layer_types for {self['num_hidden_layers']} layers")
+        other = set(types) - set(LAYER_TYPES)
+        if other:
+            raise ConfigError(f"{self.model_id}: layer_types {', '.join(sorted(other))} are not supported")
+        if window is None and LAYER_TYPES[1] in types:
+            raise ConfigError(f"{self.model_id}: layer_types has {LAYER_TYPES[1]}, but there is no sliding_window")
+        windows = tuple(window if each == LAYER_TYPES[1] and window else 0 for each in types)
+        return windows if any(windows) else ()
+
+    def _eos_ids(self) -> tuple[int, ...]:
+        ids = self._generation.get("eos_token_id", self.get("eos_token_id"))
+        listed = () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+        if not all(type(each) is int for each in listed):
+            raise ConfigError(f"{self.model_id}: eos_token_id is {ids!r:.40}, but tokens are whole numbers")
+        return listed
+
+
+LAYER_TYPES: Final = ("full_attention", "sliding_attention")

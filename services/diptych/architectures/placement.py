@@ -1,0 +1,118 @@
+"""Where a checkpoint's tensors go: the names of the matrices that the forward pass multiplies, and rows in them.
+
+q, k and v are one matrix, gate and up another: fewer, larger multiplications. A tensor that a checkpoint keeps fused is
+several pieces all the same, because tensor-parallel ranks take a part of each.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from diptych.architectures.config import ModelConfig
+
+
+class Split(enum.Enum):
+    """What tensor-parallel ranks take of a tensor."""
+
+    NONE = "none"  # each all of it
+    ROWS = "rows"  # each an equal part of the rows: of what is computed
+    COLUMNS = "columns"  # each an equal part of the columns: of what is read; the results are added up
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows of a tensor: they go to the rows `[start, start + shape[0])` of `target`."""
+
+    target: str  # "embed", "0.qkv", ...
+    start: int
+    shape: tuple[int, ...]
+    split: Split = Split.NONE
+
+
+Placed = tuple[str, tuple[Piece, ...]]  # a tensor's name in the checkpoint, and its rows in order
+
+DENSE_NAMES: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+def whole(name: str, target: str, shape: tuple[int, ...], split: Split = Split.NONE) -> Placed:
+    """A tensor that is a target by itself."""
+    return name, (Piece(target, 0, shape, split),)
+
+
+def embeddings(config: ModelConfig) -> Iterator[Placed]:
+    """Yield what is before and after the layers."""
+    shape = (config.vocab_size, config.hidden_size)
+    yield whole("model.embed_tokens.weight", "embed", shape, Split.ROWS)
+    yield whole("model.norm.weight", "norm", (config.hidden_size,))
+    if not config.tie_embeddings:
+        yield whole("lm_head.weight", "lm_head", shape, Split.ROWS)
+
+
+def attention(config: ModelConfig, layer: int) -> Iterator[Placed]:
+    """Yield a layer's attention as most families name it."""
+    prefix = f"model.layers.{layer}.self_attn."
+    q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    for name, start, rows in (("q", 0, q_rows), ("k", q_rows, kv_rows), ("v", q_rows + kv_rows, kv_rows)):
+        piece = Piece(f"{layer}.qkv", start, (rows, config.hidden_size), Split.ROWS)
+        yield f"{prefix}{name}_proj.weight", (piece,)
+        if config.qkv_bias:
+            yield f"{prefix}{name}_proj.bias", (Piece(f"{layer}.qkv_bias", start, (rows,), Split.ROWS),)
+    yield whole(f"{prefix}o_proj.weight", f"{layer}.o", (config.hidden_size, q_rows), Split.COLUMNS)
+    if config.qk_norm:
+        yield whole(f"{prefix}q_norm.weight", f"{layer}.q_norm", (config.head_dim,))
+        yield whole(f"{prefix}k_norm.weight", f"{layer}.k_norm", (config.head_dim,))
+
+
+def feed_forward(
+    prefix: str, target: str, hidden_size: int, ffn_size: int, names: tuple[str, str, str] = DENSE_NAMES
+) -> Iterator[Placed]:
+    """Yield gate, up and down of one network."""
+    gate, up, down = names
+    for name, start in ((gate, 0), (up, ffn_size)):
+        piece = Piece(f"{target}gate_up", start, (ffn_size, hidden_size), Split.ROWS)
+        yield f"{prefix}{name}.weight", (piece,)
+    yield whole(f"{prefix}{down}.weight", f"{target}down", (hidden_size, ffn_size), Split.COLUMNS)
+
+
+def dense(config: ModelConfig, layer: int) -> Iterator[Placed]:
+    """Yield a layer's one feed-forward network as most families name it."""
+    yield from feed_forward(f"model.layers.{layer}.", f"{layer}.", config.hidden_size, config.ffn_size)
+
+
+def experts(config: ModelConfig, layer: int, block: str, names: tuple[str, str, str]) -> Iterator[Placed]:
+    """Yield a layer's router and experts; `names` are those of an expert's gate, up and down."""
+    assert config.moe is not None
+    prefix, num_experts = f"model.layers.{layer}.{block}.", config.moe.num_experts
+    yield whole(f"{prefix}gate.weight", f"{layer}.router", (num_experts, config.hidden_size))
+    for i in range(num_experts):
+        place = f"{layer}.experts.{i}."
+        yield from feed_forward(f"{prefix}experts.{i}.", place, config.hidden_size, config.moe.ffn_size, names)
+
+
+def fuse(name: str, target: str, placed: Iterable[Placed]) -> Iterator[Placed]:
+    """Yield `placed`, but all that goes to `target` of its layer as one tensor of the checkpoint."""
+    fused: list[Piece] = []
+    for each, pieces in placed:
+        if pieces[0].target.endswith(f".{target}"):
+            fused.extend(pieces)
+        else:
+            yield each, pieces
+    yield f"{name}.weight", tuple(fused)
+
+
+def norms(config: ModelConfig, layer: int) -> Iterator[Placed]:
+    """Yield the norms before attention and before the feed-forward network."""
+    for name, target in (("input_layernorm", "input_norm"), ("post_attention_layernorm", "ffn_norm")):
+        yield whole(f"model.layers.{layer}.{name}.weight", f"{layer}.{target}", (config.hidden_size,))
+
+
+def llama(config: ModelConfig) -> Iterator[Placed]:
+    """Yield the layout that Llama's checkpoints have, and those of many others."""
+    yield from embeddings(config)
+    for layer in range(config.num_layers):
+        yield from norms(config, layer)
+        yield from attention(config, layer)
+        yield from dense(config, layer)

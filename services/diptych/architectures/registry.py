@@ -1,0 +1,62 @@
+"""Finds the family of a model by its architecture's name. Needs no torch: a router reads configurations, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from diptych.architectures.config import ModelConfig
+from diptych.architectures.families.gemma2 import GEMMA2
+from diptych.architectures.families.gemma3 import GEMMA3, GEMMA3_TEXT
+from diptych.architectures.families.llama import LLAMA
+from diptych.architectures.families.mistral import MISTRAL
+from diptych.architectures.families.mixtral import MIXTRAL
+from diptych.architectures.families.phi3 import PHI3
+from diptych.architectures.families.qwen2 import QWEN2
+from diptych.architectures.families.qwen3 import QWEN3
+from diptych.architectures.families.qwen3_moe import QWEN3_MOE
+from diptych.architectures.family import Family
+from diptych.architectures.hf_config import HfConfig
+from diptych.common.errors import ConfigError
+
+FAMILIES: Final[dict[str, Family]] = {
+    "gemma2": GEMMA2,
+    "gemma3": GEMMA3,
+    "gemma3_text": GEMMA3_TEXT,
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "mixtral": MIXTRAL,
+    "phi3": PHI3,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "qwen3_moe": QWEN3_MOE,
+}
+# what reading a value of another kind than expected runs into
+NONSENSE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def from_hf(values: Mapping[str, Any], generation: Mapping[str, Any], model_id: str) -> ModelConfig:
+    """Read a `config.json` and a `generation_config.json`. Raises `ConfigError` for what is not supported."""
+    hf = HfConfig(values, generation, model_id)
+    hf.ignore("quantization_config")  # it is about files, not about the model
+    try:
+        config = _family(hf).read(hf)
+        config.validate()
+    except KeyError as error:
+        raise ConfigError(f"{model_id}: the configuration has no {error}") from None
+    except NONSENSE as error:
+        raise ConfigError(f"{model_id}: the configuration makes no sense: {error}") from None
+    hf.log_unknown()
+    return config
+
+
+def _family(hf: HfConfig) -> Family:
+    names = hf.get("architectures") or ()
+    for family in FAMILIES.values():
+        if family.architecture in names:
+            return family
+    if not names and hf.get("model_type") in FAMILIES:
+        return FAMILIES[hf["model_type"]]
+    given = ", ".join(names) or f"of model_type {hf.get('model_type')}"
+    known = ", ".join(family.architecture for family in FAMILIES.values())
+    raise ConfigError(f"{hf.model_id}: architecture {given} is not supported; {known} are")

@@ -1,0 +1,61 @@
+"""A model without weights: a `config.json` and random numbers, to measure speed and to try a configuration.
+
+Equal on every machine: prefill and decode workers compute the same nonsense.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import tokenizers
+
+from diptych.architectures.registry import FAMILIES
+from diptych.checkpoints.hf_folder import read_config
+from diptych.kernels.quantized import Array
+from diptych.tokens.hf_tokenizer import read_tokenizer
+from diptych.tokens.tokenizer import Tokenizer
+
+NUM_RANDOM: Final = 1_000_003  # numbers that all weights repeat: fresh ones for billions would take minutes
+SCALE: Final = 0.02
+
+
+class DummyModel:
+    """A `ModelSource` over a folder that has a `config.json`, and a `tokenizer.json` or not."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.config = read_config(folder)
+        self.weights_id = hashlib.sha256(b"dummy" + (folder / "config.json").read_bytes()).hexdigest()[:32]
+
+    def tokenizer(self) -> Tokenizer:
+        if (self._folder / "tokenizer.json").exists():
+            return read_tokenizer(self._folder, self.config.eos_ids)
+        return Tokenizer(_numbers(self.config.vocab_size), eos_ids=self.config.eos_ids, chat_template=None)
+
+    def tensors(self) -> Iterator[tuple[str, Array]]:
+        """Views of the same memory, which must not be written to: weights of billions cost no time."""
+        placed = list(FAMILIES[self.config.architecture].placement(self.config))
+        shapes = [(sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:]) for _, pieces in placed]
+        random = SCALE * np.random.default_rng(0).standard_normal(NUM_RANDOM, dtype=np.float32)
+        repeated = np.resize(random, NUM_RANDOM + max(map(math.prod, shapes)))
+        start = 0
+        for (name, _), shape in zip(placed, shapes, strict=True):
+            if len(shape) == 1:
+                yield name, np.full(shape, 0.0 if name.endswith(".bias") else 1.0 - self.config.norm_offset, np.float32)
+            else:
+                size = math.prod(shape)
+                start = (start + size) % NUM_RANDOM  # no two matrices of a layer begin alike
+                yield name, repeated[start : start + size].reshape(shape)
+
+
+def _numbers(vocab_size: int) -> tokenizers.Tokenizer:
+    """A token is its number, written out: "5 17 300"."""
+    vocab = {str(token_id): token_id for token_id in range(vocab_size)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="0"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return backend

@@ -1,0 +1,86 @@
+"""Presents a Hugging Face folder (config.json, safetensors sharded or not, tokenizer.json) as a `ModelSource`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from diptych.architectures.config import ModelConfig
+from diptych.architectures.registry import FAMILIES, from_hf
+from diptych.checkpoints.fingerprint import fingerprint
+from diptych.checkpoints.kv_scales import KvScales, is_kv_scale, read_kv_scales
+from diptych.checkpoints.quantization.config import read_scheme
+from diptych.checkpoints.quantization.scheme import assemble
+from diptych.checkpoints.quantization.weight import Stored
+from diptych.checkpoints.safetensors import FLOATS, read_header, read_tensors, tensor_names
+from diptych.common.errors import ConfigError
+from diptych.common.json_file import read_json
+from diptych.kernels.quantized import Array
+from diptych.tokens.hf_tokenizer import read_tokenizer
+from diptych.tokens.tokenizer import Tokenizer
+
+DERIVED: Final = ("rotary_emb.inv_freq",)  # saved by old versions; computed from the configuration instead
+
+
+class HfFolder:
+    """A `ModelSource` over a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        config = read_config(folder)
+        quantization = read_json(folder / "config.json").get("quantization_config")
+        self._scheme = read_scheme(quantization, config.model_id) if quantization else None
+        self._shards = _shards(folder)
+        self.config = replace(config, kv_scales=_kv_scales(self._shards, config))
+        header = (folder / "config.json").read_bytes() + b"".join(read_header(shard)[0] for shard in self._shards)
+        self.weights_id = fingerprint(self._shards, header)
+
+    def tokenizer(self) -> Tokenizer:
+        return read_tokenizer(self._folder, self.config.eos_ids)
+
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        names = {name for shard in self._shards for name in tensor_names(shard)}
+        tensors = self._plain_tensors()
+        for name, tensor in assemble(tensors, names, self._scheme) if self._scheme else tensors:
+            if isinstance(tensor, np.ndarray) and tensor.dtype.type not in FLOATS.values():
+                raise ConfigError(f"{self._folder}: {name} is quantised, but quantization_config does not say how")
+            yield name, tensor
+
+    def _plain_tensors(self) -> Iterator[tuple[str, Array]]:
+        not_read = FAMILIES[self.config.architecture].not_read
+        derived = (*DERIVED, "lm_head.weight") if self.config.tie_embeddings else DERIVED
+        for shard in self._shards:
+            for name, tensor in read_tensors(shard):
+                if not name.startswith(not_read) and not name.endswith(derived) and not is_kv_scale(name):
+                    yield name, tensor
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Read `config.json` and, if there is one, `generation_config.json`."""
+    generation = folder / "generation_config.json"
+    values = read_json(folder / "config.json")
+    return from_hf(values, read_json(generation) if generation.exists() else {}, folder.resolve().name)
+
+
+def _kv_scales(shards: list[Path], config: ModelConfig) -> KvScales:
+    not_read = FAMILIES[config.architecture].not_read
+    with_scales = (shard for shard in shards if any(map(is_kv_scale, tensor_names(shard))))
+    tensors = (named for shard in with_scales for named in read_tensors(shard) if not named[0].startswith(not_read))
+    return read_kv_scales(tensors, config.num_layers, config.model_id)
+
+
+def _shards(folder: Path) -> list[Path]:
+    if (folder / "model.safetensors").exists():
+        return [folder / "model.safetensors"]
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        raise ConfigError(f"{folder} has neither model.safetensors nor model.safetensors.index.json")
+    shards = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+    missing = [shard.name for shard in shards if not shard.exists()]
+    if missing:
+        raise ConfigError(f"{folder} lacks the shards {', '.join(missing)}")
+    return shards

@@ -1,0 +1,85 @@
+"""Finds out what a model name means and opens it.
+
+sim                          a built-in one without weights, for simulations
+smollm2                      the small model, fetched on first use (also SmolLM2-135M-Instruct)
+path/to/model.gguf           one GGUF file
+path/to/folder               a Hugging Face folder: config.json, *.safetensors, tokenizer.json
+path/to/folder, dummy        the same without weights: they are made up
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+from diptych.architectures.config import ModelConfig
+from diptych.checkpoints import demo
+from diptych.checkpoints import simulated as sim
+from diptych.checkpoints.dummy import DummyModel
+from diptych.checkpoints.gguf_model import GgufModel
+from diptych.checkpoints.hf_folder import HfFolder
+from diptych.checkpoints.load_format import LoadFormat
+from diptych.checkpoints.progress import console_progress
+from diptych.checkpoints.quantization.weight import Stored
+from diptych.common.errors import ConfigError
+from diptych.tokens.tokenizer import Tokenizer
+
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+DEMO_NAMES = ("smollm2", demo.MODEL_ID.lower())
+
+
+class ModelSource(Protocol):
+    """An opened model. Opening reads headers only."""
+
+    config: ModelConfig
+    weights_id: str  # equal on two machines exactly when the weights are
+
+    def tokenizer(self) -> Tokenizer: ...
+
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        """Yield each weight under its Hugging Face name, as it is stored.
+
+        One tensor is in memory at a time; it may be a read-only view of the file.
+        """
+        ...
+
+
+def open_model(path_or_name: str, load_format: LoadFormat = "auto") -> ModelSource:
+    """Open a model. Raises `ConfigError` that names what is missing or not supported."""
+    path = Path(path_or_name).expanduser()
+    if load_format in PATHS:
+        open_path, is_right, wanted = PATHS[load_format]
+        if not (path_or_name and is_right(path)):
+            raise ConfigError(f"no model {path_or_name!r}: --load-format {load_format} takes {wanted}")
+        return open_path(path)
+    if path_or_name == sim.NAME:
+        return sim.BuiltInModel()
+    if path_or_name.lower() in DEMO_NAMES:
+        with console_progress() as progress:
+            return GgufModel(demo.fetch(progress), demo.MODEL_ID)
+    if path_or_name and path.is_dir():
+        return HfFolder(path)
+    if path.is_file() and path.suffix == ".gguf":
+        return GgufModel(path)
+    wanted = "give 'smollm2', a .gguf file, or a folder with config.json and *.safetensors"
+    raise ConfigError(f"no model {path_or_name!r}: {_of_a_hub(path_or_name) or wanted}")
+
+
+def _of_a_hub(name: str) -> str:
+    """Say what to do with what looks like a repository's name, ORGANISATION/MODEL; "" for what does not."""
+    if not _HUB_NAME.fullmatch(name) or name.endswith(".gguf"):
+        return ""
+    folder = name.rpartition("/")[2]
+    return (
+        "there is no such file or folder, and models of a hub are not downloaded (only 'smollm2' is fetched). Fetch it,"
+        f" as by `hf download {name} --local-dir {folder}`, and give --model {folder}"
+    )
+
+
+PATHS: Final[Mapping[str, tuple[Callable[[Path], ModelSource], Callable[[Path], bool], str]]] = {
+    "safetensors": (HfFolder, Path.is_dir, "a folder with config.json and *.safetensors"),
+    "gguf": (GgufModel, Path.is_file, "a GGUF file"),
+    "dummy": (DummyModel, Path.is_dir, "a folder with config.json"),
+}

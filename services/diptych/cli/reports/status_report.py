@@ -1,0 +1,148 @@
+"""Formats what `diptych status` prints: tables of pools and members with remarks, or JSON for programs. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from diptych.cli.reports.drain_report import drain_words
+from diptych.cli.reports.pool_report import COLUMNS as POOL_COLUMNS
+from diptych.cli.reports.pool_report import pool_sums
+from diptych.cli.reports.text_table import text_table
+from diptych.cli.requests.answer import Answer
+from diptych.common.members.instance_names import name_of, role_of
+from diptych.common.members.meetings import part_of
+from diptych.common.members.pods import Pod
+from diptych.common.members.roles import WORKER_ROLES, LegKind
+from diptych.common.members.terms import mismatch, terms_of
+from diptych.v1.bootstrap_pb2 import Instance, InstanceState
+from diptych.v1.worker_pb2 import LINK_STATE_UP, Drain, WorkerStatus
+
+COLUMNS: Final = (
+    *("role", "pool", "pod", "instance", "state", "address", "version"),
+    *("running", "waiting", "free pages", "credit", "links"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Workers that would pair by their roles, and can't."""
+
+    reason: str
+    pairs: tuple[tuple[Instance, Instance], ...]
+
+
+def mismatches(members: Iterable[Instance]) -> list[Mismatch]:
+    """Return what keeps workers apart, by reason."""
+    workers = [(part, each) for each in members if (part := part_of(each)) is not None]
+    found: dict[str, list[tuple[Instance, Instance]]] = {}
+    for (part, one), (others_part, other) in itertools.combinations(workers, 2):
+        if part.meets(others_part):
+            reason = mismatch(terms_of(one.terms), terms_of(other.terms))
+            found.setdefault(reason, []).append((one, other))
+    return [Mismatch(reason, tuple(pairs)) for reason, pairs in sorted(found.items()) if reason]
+
+
+def as_text(
+    answers: Sequence[Answer], unlike: Sequence[Mismatch], strangers: Sequence[Pod] = (), problem: str = ""
+) -> str:
+    """Return the tables, and below them what needs words. `strangers`: pods that did not register."""
+    pools = text_table(POOL_COLUMNS, [pool.row() for pool in pool_sums(answers)])
+    members = text_table(COLUMNS, map(_row, answers)) if answers else ["no member is registered"]
+    remarks = [f"{name_of(answer.member)}: {words}" for answer in answers if (words := _remark(answer))]
+    remarks += [f"{_pairs(each)} can't pair: {each.reason}" for each in unlike]
+    remarks += [f"pod {pod.name} at {pod.address} is not registered" for pod in strangers]
+    parts = (part for part in (problem and [problem], pools[1:] and pools, members, remarks) if part)
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def as_json(
+    answers: Sequence[Answer], unlike: Sequence[Mismatch], strangers: Sequence[Pod] = (), problem: str = ""
+) -> dict[str, Any]:
+    return {
+        "problem": problem,
+        "pools": [pool.as_json() for pool in pool_sums(answers)],
+        "unregistered_pods": [pod.name for pod in strangers],
+        "members": [_member_json(answer) for answer in answers],
+        "mismatches": [
+            {"reason": each.reason, "pairs": [[_id(one), _id(other)] for one, other in each.pairs]} for each in unlike
+        ],
+    }
+
+
+def _row(answer: Answer) -> tuple[str, ...]:
+    member = answer.member
+    rank = f"#{member.dp_rank}" if member.dp_rank else ""
+    names = (role_of(member), member.pool, member.pod, _id(member))
+    head = (*names, _state(answer), f"{member.address}{rank}", member.version)
+    if answer.status is None:
+        return (*head, "-", "-", "-", "-", "-")
+    load = member.load
+    most = answer.status.max_requests  # 0: it has not loaded, or is no worker
+    running = f"{load.num_running}/{most}" if most else str(load.num_running)
+    counts = (running, str(load.num_waiting), f"{load.free_pages}/{load.total_pages}")
+    role = WORKER_ROLES.get(member.role)
+    credit = str(load.grantable_pages) if role and role.serves(LegKind.DECODE) else "-"
+    return (*head, *counts, credit, _links(answer.status))
+
+
+def _links(status: WorkerStatus) -> str:
+    """Say how many links are up, of all, and over which lanes."""
+    up = [link for link in status.links if link.state == LINK_STATE_UP]
+    lanes = ", ".join(sorted({link.lanes for link in up}))
+    return f"{len(up)}/{len(status.links)} {lanes}".rstrip()
+
+
+def _state(answer: Answer) -> str:
+    if answer.drain is not None and answer.drain.phase == Drain.PHASE_EMPTY:
+        return "empty"
+    if answer.member.paused:
+        return "paused"
+    return InstanceState.Name(answer.member.state).removeprefix("INSTANCE_STATE_").lower()
+
+
+def _remark(answer: Answer) -> str:
+    if answer.problem:
+        return f"does not answer: {answer.problem}"
+    if answer.drain is not None:
+        return drain_words(answer.drain)
+    return f"not ready: {answer.member.not_ready}" if answer.member.not_ready else ""
+
+
+def _pairs(unlike: Mismatch) -> str:
+    one, other = unlike.pairs[0]
+    others = f" (and {len(unlike.pairs) - 1} more pairs)" if len(unlike.pairs) > 1 else ""
+    return f"{name_of(one)} and {name_of(other)}{others}"
+
+
+def _member_json(answer: Answer) -> dict[str, Any]:
+    member = answer.member
+    record: dict[str, Any] = {
+        "instance_id": _id(member),
+        "role": role_of(member),
+        "state": _state(answer),
+        "address": member.address,
+        "dp_rank": member.dp_rank,
+        "version": member.version,
+        "pool": member.pool,
+        "pod": member.pod,
+        "model_id": member.model_id,
+        "not_ready": member.not_ready,
+        "problem": answer.problem,
+    }
+    if answer.status is not None:
+        names = ("num_running", "num_waiting", "free_pages", "total_pages", "grantable_pages", "waiting_tokens")
+        record["max_requests"] = answer.status.max_requests
+        record["max_step_tokens"] = answer.status.max_step_tokens
+        record["load"] = {name: getattr(member.load, name) for name in names}
+        record["links_up"] = sum(link.state == LINK_STATE_UP for link in answer.status.links)
+        record["lanes"] = sorted({link.lanes for link in answer.status.links if link.state == LINK_STATE_UP})
+    if (drain := answer.drain) is not None:
+        record["drain"] = {name: getattr(drain, name) for name in ("requests_left", "oldest_s", "deadline_s")}
+    return record
+
+
+def _id(member: Instance) -> str:
+    return f"{member.instance_id:016x}"

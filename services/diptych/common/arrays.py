@@ -1,0 +1,11 @@
+"""Names the types of numpy arrays that hold tokens, positions and scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+I64 = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+U64 = npt.NDArray[np.uint64]

@@ -1,0 +1,77 @@
+"""Decides which parts of a request a worker serves, and between which workers its KV moves. Pure.
+
+Rule: a leg goes only to a worker whose role serves its kind, and KV moves only from one that prefills to one that
+decodes. Two `unified` workers do both for each other.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from diptych.v1 import bootstrap_pb2, worker_pb2
+
+
+class LegKind(enum.Enum):
+    """Which part of a request a leg is."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    LOCAL = "local"  # all of it, on one worker: no peer, no transfer
+
+    @property
+    def wire(self) -> worker_pb2.LegKind:
+        return _WIRE_KINDS[self]
+
+
+class Role(enum.Enum):
+    """What a worker serves."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    UNIFIED = "unified"
+
+    @property
+    def wire(self) -> bootstrap_pb2.Role:
+        return _WIRE_ROLES[self]
+
+    def serves(self, kind: LegKind) -> bool:
+        return self is Role.UNIFIED or kind.value == self.value
+
+    def sends_to(self, other: Role) -> bool:
+        """Whether KV may move from a worker of this role to one of the other."""
+        return self.serves(LegKind.PREFILL) and other.serves(LegKind.DECODE)
+
+    def exchanges_with(self, other: Role) -> bool:
+        """Whether KV may move between workers of the two roles, in some direction."""
+        return self.sends_to(other) or other.sends_to(self)
+
+
+_WIRE_KINDS: Final[Mapping[LegKind, worker_pb2.LegKind]] = {
+    LegKind.PREFILL: worker_pb2.LEG_KIND_PREFILL,
+    LegKind.DECODE: worker_pb2.LEG_KIND_DECODE,
+    LegKind.LOCAL: worker_pb2.LEG_KIND_LOCAL,
+}
+_WIRE_ROLES: Final[Mapping[Role, bootstrap_pb2.Role]] = {
+    Role.PREFILL: bootstrap_pb2.ROLE_PREFILL,
+    Role.DECODE: bootstrap_pb2.ROLE_DECODE,
+    Role.UNIFIED: bootstrap_pb2.ROLE_UNIFIED,
+}
+
+WORKER_ROLES: Final[Mapping[int, Role]] = MappingProxyType({number: role for role, number in _WIRE_ROLES.items()})
+"""The roles of the wire that workers have: not those of routers."""
+
+
+def leg_kind(wire: int, role: Role) -> LegKind:
+    """Return the kind of a leg that reached a worker: what it says, else what the worker's only kind is.
+
+    A router that does not say it knows no other workers than those of one kind. Raises `ValueError` otherwise.
+    """
+    for kind, number in _WIRE_KINDS.items():
+        if number == wire:
+            return kind
+    if wire == worker_pb2.LEG_KIND_UNSPECIFIED and role is not Role.UNIFIED:
+        return LegKind(role.value)
+    raise ValueError(f"no leg is of kind {wire}")

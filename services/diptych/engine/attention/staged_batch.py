@@ -1,0 +1,64 @@
+"""A step's arrays where the model computes: what layers and attention read, so that none of them copies any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from diptych.common.arrays import I32, I64
+from diptych.engine.values.batch import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedBatch:
+    """`host`, and its arrays on the device of the KV pool.
+
+    A decode step may be padded to the size of a recorded graph: by rows with `seq_lens` 0 and `out_slots` -1, for which
+    nothing is read or stored, and what is computed means nothing. A step with prompts may be filled up, too: by
+    `input_ids` alone, behind the step's own. Attention sees none of these.
+    """
+
+    host: ForwardBatch
+    input_ids: Tensor  # int64 [num_tokens], or more
+    positions: Tensor  # int64 [num_tokens]
+    out_slots: Tensor  # int64 [num_tokens]
+    page_table: Tensor  # int32 [batch_size, max_pages]
+    seq_lens: Tensor  # int32 [batch_size]
+    extend_starts: Tensor  # int32 [batch_size + 1]: first token of each request, and their number
+    logits_rows: Tensor  # int64 [num_rows]: tokens whose logits are wanted: those to sample from, then prompt rows
+
+
+def stage(batch: ForwardBatch, device: torch.device) -> StagedBatch:
+    """Copy the arrays of a step, one by one. On the CPU most are shared, not copied."""
+
+    def staged(array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return StagedBatch(
+        host=batch,
+        input_ids=staged(batch.input_ids),
+        positions=staged(batch.positions),
+        out_slots=staged(batch.out_slots),
+        page_table=staged(batch.page_table),
+        seq_lens=staged(batch.seq_lens.astype(np.int32)),
+        extend_starts=staged(extend_starts(batch)),
+        logits_rows=staged(logits_rows(batch)),
+    )
+
+
+def extend_starts(batch: ForwardBatch) -> I32:
+    """Return where each request's tokens start, and behind them where the last ones end."""
+    starts = np.zeros(batch.batch_size + 1, dtype=np.int32)
+    np.cumsum(batch.extend_lens, out=starts[1:])
+    return starts
+
+
+def logits_rows(batch: ForwardBatch) -> I64:
+    """Return the tokens whose logits are wanted: those to sample from, then the prompt rows."""
+    rows: I64 = (np.cumsum(batch.extend_lens) - 1)[batch.sample_rows]
+    return rows if batch.prompt_rows is None else np.concatenate([rows, batch.prompt_rows.token_rows])

@@ -1,0 +1,273 @@
+"""The KV memory of one scheduler: page pool, radix tree and page table moved together, by the request.
+
+Three levels, as in the field: request -> pages (`page_table`), page ownership (`PagePool`), cached prefixes
+(`RadixTree`). This is the only place that takes pages for a request and the only place that gives them back, so
+every page has one owner and one release path. Knows bookkeeping only; the bytes live in the transfer engine's pool.
+
+A request's first pages, up to the end of its node, belong to the tree: what was cached when it was admitted, and what
+it has shared since. Others read these while it runs.
+
+With a host tier, what is evicted is copied to host memory, and copied back when a prompt matches it. So a request that
+is retired early (retracted) and admitted again finds its KV, wherever that has gone meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from diptych.common.arrays import I32
+from diptych.engine.cache.cache_changes import NO_CHANGES, ChangeLog
+from diptych.engine.cache.eviction import EvictionPolicy
+from diptych.engine.cache.host_tier import NO_HOST_TIER, HostTier
+from diptych.engine.cache.radix import RadixTree
+from diptych.engine.cache.radix_answers import Insertion, Match
+from diptych.engine.values.request import Request
+from diptych.kvtransfer.ownership import PagePool, Pages
+
+
+class KvCache:
+    """Grants pages to requests and keeps finished prefixes for reuse."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        max_requests: int,
+        max_tokens_per_request: int,
+        eviction_policy: EvictionPolicy = "lru",
+        host_tier: HostTier = NO_HOST_TIER,
+        changes: ChangeLog = NO_CHANGES,
+    ) -> None:
+        self.page_size = page_size
+        self.changes = changes  # of the set of cached pages
+        self.pool = PagePool(num_pages)
+        self.tree = RadixTree(page_size, policy=eviction_policy, num_host_slots=host_tier.num_slots, changes=changes)
+        self.num_saved = 0  # pages copied to the host tier, since start
+        self.num_restored = 0  # and back
+        self._copier = host_tier.copier
+        self._duplicates: list[Pages] = []  # of shared pages, still read by steps or transfers
+        width = min(self.pages_for(max_tokens_per_request), self.pool.capacity)
+        self.page_table: I32 = np.zeros((max_requests, width), dtype=np.int32)
+        self._free_rows = list(range(max_requests - 1, -1, -1))
+
+    @property
+    def max_request_tokens(self) -> int:
+        """The longest request (prompt and output) that fits when it is alone."""
+        width: int = self.page_table.shape[1]
+        return width * self.page_size
+
+    @property
+    def num_available(self) -> int:
+        """Pages that a request could get now: free, or cached and unlocked."""
+        return self.pool.num_free + self.tree.num_evictable
+
+    @property
+    def is_held(self) -> bool:
+        """Whether any request holds pages, be it one that has ended and is in a step that still runs."""
+        return len(self._free_rows) < self.num_rows
+
+    @property
+    def num_rows(self) -> int:
+        """Requests that can be admitted at once, as far as rows of the page table go."""
+        return len(self.page_table)
+
+    @property
+    def has_row(self) -> bool:
+        """Whether one more request could be admitted, as far as rows of the page table go."""
+        return bool(self._free_rows)
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def pages_of(self, request: Request) -> Pages:
+        """The request's pages in order; those up to the end of its node belong to the tree."""
+        return self.page_table[request.row, : request.num_pages]
+
+    def owned_pages(self, request: Request) -> Pages:
+        assert request.node is not None
+        return self.pages_of(request)[request.node.end :]
+
+    def cached_len(self, request: Request) -> int:
+        """How many tokens of the request the cache has now, in both tiers. Counts as no use."""
+        return self.tree.peek(request.tokens[: request.matchable_len], request.extra_key)
+
+    def admit(self, request: Request, *, spare_pages: int = 0, spare_rows: int = 0) -> bool:
+        """Match and lock the longest cached prefix and take pages for all its tokens.
+
+        False, and nothing changed, unless `spare_pages` and `spare_rows` would stay available as well.
+        """
+        if len(self._free_rows) <= spare_rows:
+            return False
+        match = self.tree.match(request.tokens[: request.matchable_len], request.extra_key)
+        self.tree.lock(match.node)
+        need = self.pages_for(request.num_tokens) - len(match.pages)
+        if need + spare_pages > self.num_available:
+            self.tree.unlock(match.node)
+            return False
+        request.row, request.node = self._free_rows.pop(), match.node
+        request.num_pages = 0
+        self._append(request, match.pages)
+        self._append(request, self._take(need))
+        self._restore(request, match)
+        return True
+
+    def grow(self, request: Request, num_tokens: int) -> bool:
+        """Make room for `num_tokens` tokens; False, and nothing changed, when there are no pages."""
+        need = self.pages_for(num_tokens) - request.num_pages
+        if need <= 0:
+            return True
+        if need > self.num_available:
+            return False
+        self._append(request, self._take(need))
+        return True
+
+    def grow_each(self, requests: Sequence[Request]) -> bool:
+        """Give each request one more page; False, and nothing changed, when there are not enough."""
+        if len(requests) > self.num_available:
+            return False
+        if requests:
+            for request, page in zip(requests, self._take(len(requests)).tolist(), strict=True):
+                self.page_table[request.row, request.num_pages] = page
+                request.num_pages += 1
+        return True
+
+    def share(self, request: Request, num_tokens: int) -> Pages:
+        """Let others read the whole pages of the request's first `num_tokens` tokens, whose KV is in them.
+
+        Where the tree has pages of others for these tokens, the request reads those from now on. Returns its own, which
+        are in no row any more: to be given to `release_duplicates` when no launched step and no transfer reads them.
+        """
+        assert request.node is not None
+        start = request.node.end
+        insertion = self._hand_over(request, num_tokens)
+        self.page_table[request.row, start : insertion.node.end] = insertion.pages
+        self.tree.lock(insertion.node)
+        self.tree.unlock(request.node)
+        request.node = insertion.node
+        if len(insertion.duplicate):
+            self._duplicates.append(insertion.duplicate)
+        return insertion.duplicate
+
+    def distrust(self, request: Request) -> None:
+        """What is computed of the request is not to be trusted: nobody finds it any more.
+
+        Nor what it found here, unless that has served for a token of its own before: whoever computed that may have
+        ended before any token showed what it is worth. (The first token of an imported request is not ours.)
+        """
+        if request.node is not None:
+            num_trusted = request.cached_len // self.page_size if request.num_output_tokens > 1 else 0
+            self.tree.withdraw(request.node, num_trusted)
+
+    def release_duplicates(self, pages: Pages) -> None:
+        """Nobody reads what `share` has returned any more."""
+        if len(pages):
+            self._duplicates = [each for each in self._duplicates if each is not pages]
+            self.pool.release(pages)
+
+    def retire(self, request: Request) -> None:
+        """Give the request's pages back, keeping what is computed as a cached prefix."""
+        insertion = self._hand_over(request, request.computed_len)
+        self.tree.use(insertion.node)
+        self.pool.release(insertion.duplicate)
+        self.pool.release(self.pages_of(request)[insertion.node.end :].copy())
+        self._detach(request)
+
+    def drop(self, request: Request) -> None:
+        """Give the request's pages back without keeping anything."""
+        self.pool.release(self.owned_pages(request).copy())
+        self._detach(request)
+
+    def begin_import(self, request: Request) -> Pages:
+        """Hand the request's own pages to a peer, which writes them; return them in order."""
+        pages = self.owned_pages(request).copy()
+        self.pool.begin_import(pages)
+        return pages
+
+    def finish_import(self, request: Request) -> None:
+        """The peer has written every page and will not write again."""
+        self.pool.finish_import(self.owned_pages(request).copy())
+
+    def quarantine(self, request: Request) -> Pages:
+        """End a request whose pages a peer may still write; `pool.release_quarantine` takes them back."""
+        pages = self.owned_pages(request).copy()
+        self.pool.quarantine(pages)
+        self._detach(request)
+        return pages
+
+    def check(
+        self,
+        requests: Iterable[Request],
+        *,
+        importing: Iterable[Request] = (),
+        quarantined: Iterable[Pages] = (),
+    ) -> list[str]:
+        """Compare every page's state with who claims it; [] when nothing leaked and nothing is claimed twice."""
+        problems = self.pool.check(
+            owned=[*(self.owned_pages(request) for request in requests), *self._duplicates],
+            cached=[self.tree.pages()],
+            importing=[self.owned_pages(request) for request in importing],
+            quarantined=list(quarantined),
+        )
+        return problems + self.tree.check()
+
+    def clear(self) -> None:
+        """Forget every cached prefix, in both tiers, that no request holds."""
+        self.pool.uncache(self.tree.clear())
+
+    def _hand_over(self, request: Request, num_tokens: int) -> Insertion:
+        """Give the tree the whole pages of the request's first `num_tokens` tokens that it lacks."""
+        assert request.node is not None
+        start, end = request.node.end, max(request.node.end, num_tokens // self.page_size)
+        pages, tokens = self.pages_of(request)[start:end], request.tokens[: end * self.page_size]
+        insertion = self.tree.extend(request.node, tokens, pages, request.extra_key)
+        self.pool.cache(insertion.taken)
+        return insertion
+
+    def _restore(self, request: Request, match: Match) -> None:
+        """Copy back what the host tier has of the prefix, into the first pages that the request has just taken."""
+        num_restored = match.num_host_pages
+        request.cached_len = match.num_tokens + num_restored * self.page_size
+        request.computed_len = min(request.cached_len, request.num_tokens - 1)
+        if num_restored:
+            pages = self.pages_of(request)[len(match.pages) :][:num_restored].copy()
+            self._copier.restore(self.tree.restore(match.host_nodes, pages), pages)
+            self.pool.cache(pages)
+            self.num_restored += num_restored
+
+    def _take(self, count: int) -> Pages:
+        """Take `count` of the available pages, evicting what is needed."""
+        shortage = count - self.pool.num_free
+        if shortage > 0:
+            self._evict(shortage)
+        pages = self.pool.allocate(count)
+        assert pages is not None
+        return pages
+
+    def _evict(self, num_pages: int) -> None:
+        eviction = self.tree.evict(num_pages)
+        if len(eviction.saved):
+            self._copier.save(eviction.saved, eviction.slots)
+            self.num_saved += len(eviction.saved)
+        self.pool.uncache(eviction.pages)
+
+    def _append(self, request: Request, pages: Pages) -> None:
+        end = request.num_pages + len(pages)
+        self.page_table[request.row, request.num_pages : end] = pages
+        request.num_pages = end
+
+    def _detach(self, request: Request) -> None:
+        assert request.node is not None
+        self.tree.unlock(request.node)
+        if self.tree.has_withdrawn:
+            self.pool.uncache(self.tree.sweep())
+        self.page_table[request.row] = 0
+        self._free_rows.append(request.row)
+        request.node, request.row, request.num_pages = None, -1, 0
+        request.computed_len = request.cached_len = 0

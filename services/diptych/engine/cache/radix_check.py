@@ -1,0 +1,55 @@
+"""The invariants of a radix tree, recounted from its nodes. Each function yields what is wrong, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from diptych.engine.cache.eviction import EvictionQueue
+from diptych.engine.cache.host_tier import SlotPool
+from diptych.engine.cache.radix_node import Node, Tier
+
+
+def counts(nodes: Sequence[Node], num_pages: int, num_evictable: int) -> Iterator[str]:
+    """The pages of the pool: none twice, and as many as are counted."""
+    on_device = [node for node in nodes if node.tier is Tier.DEVICE]
+    pages = [page for node in on_device for page in node.pages.tolist()]
+    if len(set(pages)) < len(pages):
+        yield "a page is in two places"
+    if len(pages) != num_pages:
+        yield f"{len(pages)} pages are counted as {num_pages}"
+    unlocked = sum(len(node.pages) for node in on_device if node.num_locks == 0)
+    if unlocked != num_evictable:
+        yield f"{unlocked} evictable pages are counted as {num_evictable}"
+
+
+def slots(nodes: Sequence[Node], pool: SlotPool) -> Iterator[str]:
+    """Each slot of the host tier is free, or one node's."""
+    used = [slot for node in nodes if node.tier is Tier.HOST for slot in node.pages.tolist()]
+    if sorted(used + pool.free_slots().tolist()) != list(range(pool.capacity)):
+        yield f"{len(used)} used and {pool.num_free} free slots are not the {pool.capacity} slots of the host tier"
+
+
+def nodes(nodes: Sequence[Node], page_size: int) -> Iterator[str]:
+    """The shape of each node, and its place below its parent."""
+    for node in nodes:
+        if node.parent is None or node.parent.children.get(node.key) is not node:
+            yield f"{node} is not its parent's child"
+        elif node.parent.tier is Tier.HOST and node.tier is Tier.DEVICE:
+            yield f"{node} is below a node of the host tier"
+        if not 0 < len(node.pages) * page_size == len(node.tokens) == len(node.hashes) * page_size:
+            yield f"{node} has {len(node.tokens)} tokens and {len(node.hashes)} hashes"
+        if node.num_locks < sum(child.num_locks for child in node.children.values()):
+            yield f"{node} has fewer locks than its children"
+
+
+def queues(nodes: Sequence[Node], queues: Mapping[Tier, EvictionQueue]) -> Iterator[str]:
+    """Every unlocked node can be evicted, after its children."""
+    unlocked = [node for node in nodes if node.num_locks == 0]
+    if any(node not in queues[node.tier] for node in unlocked):
+        yield "an unlocked node is in no queue"
+    ranks = [node.rank for node in unlocked]
+    if len(set(ranks)) < len(ranks):
+        yield "two nodes have one rank"
+    for node in unlocked:
+        if any(child.rank > node.rank for child in node.children.values()):
+            yield f"{node} goes before its children"

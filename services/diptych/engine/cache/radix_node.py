@@ -1,0 +1,83 @@
+"""A run of cached pages in a radix tree, and how to get around from it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from diptych.common.arrays import I32, I64, U64
+
+Rank = tuple[int, int, int]
+
+
+class Tier(enum.Enum):
+    """Where the KV of a node lies. Below a node of the host tier all nodes are of the host tier."""
+
+    DEVICE = "device"  # `pages` are pages of the KV pool
+    HOST = "host"  # `pages` are slots of the host tier
+
+
+def node_key(token_ids: I64, page_size: int, extra_key: bytes = b"") -> bytes:
+    """Name a node by its first page; below the root also by the extra key, which so divides the whole tree."""
+    return extra_key + token_ids[:page_size].astype(np.int64, copy=False).tobytes()
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class Node:
+    """A run of cached pages. Callers of the tree only hand it back to `lock`, `unlock` and `restore`."""
+
+    key: bytes  # its name among its siblings: see `node_key`
+    parent: Node | None  # None: the root, or evicted
+    tokens: I64  # [num_pages * page_size]
+    pages: I32  # [num_pages], see `tier`
+    hashes: U64  # [num_pages]
+    end: int = 0  # pages of the prefix that ends with this node
+    tier: Tier = Tier.DEVICE
+    children: dict[bytes, Node] = field(default_factory=dict)
+    num_locks: int = 0  # of this node and every node below it
+    num_uses: int = 0  # requests that made or reused it
+    rank: Rank = (0, 0, 0)  # in the order of eviction: see `eviction`
+    is_withdrawn: bool = False  # nobody finds it any more; those who have locked it keep it
+
+    def __repr__(self) -> str:
+        return f"Node({self.tier.value} pages={self.pages.tolist()}, num_locks={self.num_locks})"
+
+    def path(self) -> Iterator[Node]:
+        """Yield this node and the nodes above it, without the root."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+    def num_common_pages(self, token_ids: I64, page_size: int) -> int:
+        """Count the whole pages with which this node and `token_ids` both begin."""
+        length = min(len(self.tokens), len(token_ids))
+        differing = np.flatnonzero(self.tokens[:length] != token_ids[:length])
+        return int(differing[0] if len(differing) else length) // page_size
+
+    def split(self, num_pages: int, page_size: int) -> Node:
+        """Move the first `num_pages` pages to a new parent: whoever locked this node holds both halves."""
+        num_tokens = num_pages * page_size
+        assert self.parent is not None
+        tokens, pages, hashes = self.tokens[:num_tokens], self.pages[:num_pages], self.hashes[:num_pages]
+        upper = Node(self.key, self.parent, tokens, pages, hashes, self.end - len(self.pages) + num_pages, self.tier)
+        upper.num_locks, upper.num_uses = self.num_locks, self.num_uses
+        upper.rank = (*self.rank[:2], -upper.end)
+        upper.is_withdrawn = self.is_withdrawn
+        self.parent.children[self.key] = upper
+        self.parent = upper
+        self.tokens, self.pages, self.hashes = self.tokens[num_tokens:], self.pages[num_pages:], self.hashes[num_pages:]
+        self.key = node_key(self.tokens, page_size)
+        upper.children[self.key] = self
+        return upper
+
+    def below(self) -> Iterator[Node]:
+        """Yield the nodes below this one, parents before their children."""
+        waiting = list(self.children.values())
+        while waiting:
+            node = waiting.pop()
+            waiting.extend(node.children.values())
+            yield node

@@ -1,0 +1,1 @@
+"""`Engine`: a whole engine inside a Python program, without HTTP, bootstrap or router."""

@@ -1,0 +1,97 @@
+"""Flags of a prefill or decode worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from diptych.common.config import option
+from diptych.common.errors import ConfigError
+from diptych.common.logging import LogFormat, LogLevel
+from diptych.common.members.replicas import check_replicas
+from diptych.common.net.reachable import reachable_host
+from diptych.common.trust.trust import TrustConfig
+from diptych.engine.options.config import EngineOptions, KvBackend, Transports
+from diptych.engine.values.transfer_rules import Integrity, TransferRules
+from diptych.kvtransfer.lanes import Requirement
+from diptych.kvtransfer.probe.choice import KvPath
+
+RELEASE_MARGIN_S: Final = 5.0  # for the notes of both sides, once the KV has arrived or given up
+EXIT_S: Final = 10.0  # to say goodbye, and for sessions and then schedulers to end, all of them at once
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig(EngineOptions, TrustConfig):
+    """A worker: one scheduler with its KV pool, reached by routers over gRPC and by peers over UCX."""
+
+    bootstrap: tuple[str, ...] = option(
+        ("127.0.0.1:7000",), help="bootstrap replicas; dns:///NAME:PORT: all behind a name"
+    )
+    host: str = option("127.0.0.1", help="address to listen on; `::`: every one, of IPv4 too")
+    port: int = option(0, help="gRPC port; 0: any free one, peers learn it from bootstrap")
+    metrics_port: int = option(0, help="HTTP port of /metrics for Prometheus; 0: any free one, named in the log")
+    health_port: int = option(0, help="HTTP port of the probes, /health/live|ready|startup; 0: any free one")
+    advertise_host: str = option("", help="host that others reach this worker by; empty: the listening address")
+    pool: str = option("", help="name of the workers that are scaled together; a label of metrics")
+    pod_name: str = option("", help="pod that this process runs in, for `diptych status` and scaling down")
+    kv_backend: KvBackend = option("ucx", help="library that moves KV pages; peers need the same", group="transfer")
+    transports: Transports = option("auto", help="ways to move KV pages; auto: the fastest", group="transfer")
+    kv_path: KvPath = option("auto", help="how pages are brought to peers; auto: the fastest tested", group="transfer")
+    kv_require: Requirement = option(
+        "any", help="slowest kind of link to use; without one the worker is not ready", group="transfer"
+    )
+    kv_integrity: Integrity = option(
+        "sampled", help="which KV is verified when it arrives: off, sampled (1 in 16), always", group="transfer"
+    )
+    kv_transfer_timeout_s: float = option(30.0, help="seconds that a request's KV may be on its way", group="transfer")
+    kv_layer_windows: int = option(
+        4, help="pieces in which KV follows the last step of a prompt, by layers; 1: after the step", group="transfer"
+    )
+    drain_s: float = option(30.0, help="seconds that requests get to finish after SIGTERM; the rest is handed back")
+    stall_s: float = option(60.0, help="seconds without an answer after which a scheduler counts as hung")
+    tokenizer_threads: int = option(2, help="threads that tokenise what routers send as text", group="prompts")
+    tokenizer_cache_bytes: int = option(
+        64 << 20, help="memory for the tokens of earlier messages and prompts; 0: none", group="prompts"
+    )
+    log_format: LogFormat = option("auto", help="auto, json or text", group="logging")
+    log_level: LogLevel = option("info", help="debug, info, warning or error", group="logging")
+
+    def validate(self) -> None:
+        EngineOptions.validate(self)
+        check_replicas(self.bootstrap)
+        if self.stall_s <= 0:
+            raise ConfigError(f"--stall-s must be positive, not {self.stall_s}")
+        if self.tokenizer_threads < 1:
+            raise ConfigError(f"--tokenizer-threads must be positive, not {self.tokenizer_threads}")
+        if self.tokenizer_cache_bytes < 0:
+            raise ConfigError(f"--tokenizer-cache-bytes must not be negative, as {self.tokenizer_cache_bytes} is")
+        if self.drain_s < 0:
+            raise ConfigError(f"--drain-s must not be negative, as {self.drain_s} is")
+        if self.kv_backend == "nixl" and self.kv_require != "any":
+            raise ConfigError(f"--kv-require {self.kv_require} needs --kv-backend ucx: NIXL does not tell its lanes")
+        self.transfer_rules.validate()
+
+    @property
+    def transfer_rules(self) -> TransferRules:
+        return TransferRules(self.kv_integrity, self.kv_transfer_timeout_s, self.kv_layer_windows)
+
+    @property
+    def release_s(self) -> float:
+        """How long it may take until what was handed back holds no page any more."""
+        return self.kv_transfer_timeout_s + RELEASE_MARGIN_S
+
+    @property
+    def grace_s(self) -> int:
+        """How long the process may take to end."""
+        return math.ceil(self.drain_s + self.release_s + EXIT_S)
+
+    @property
+    def engine_options(self) -> EngineOptions:
+        names = [field.name for field in dataclasses.fields(EngineOptions)]
+        return EngineOptions(**{name: getattr(self, name) for name in names})
+
+    @property
+    def advertised_host(self) -> str:
+        return reachable_host(self.host, self.advertise_host)

@@ -1,0 +1,75 @@
+"""How a scheduler group comes to hold no request: for a while (`vacate`), or for good (`draining`).
+
+From its first moment on every new leg is refused as handed back, and routers hear of the record at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from diptych.common.drain.drain import Phase
+from diptych.common.drain.draining import Draining, Work
+from diptych.common.errors import Unavailable
+from diptych.engine.frontend.sessions import Sessions
+from diptych.v1 import bootstrap_pb2, worker_pb2
+
+
+class Departure:
+    """`draining.run` must be running. `tell` makes the record known; `release_s` is for what can't be handed back."""
+
+    def __init__(
+        self,
+        work: Work,
+        sessions: Sessions,
+        instance: bootstrap_pb2.Instance,
+        tell: Callable[[], None],
+        release_s: float,
+    ) -> None:
+        self.draining = Draining(work, self._begin)
+        self._work = work
+        self._sessions = sessions
+        self._instance = instance
+        self._tell = tell
+        self._release_s = release_s
+
+    async def vacate(self, reason: str, within_s: float) -> None:
+        """Refuse every new leg, let what runs finish for so long, and hand back the rest. `resume` in any case.
+
+        Nothing holds KV when it returns. Raises `Unavailable` if it is draining, or something does not let go.
+        """
+        if self.draining.has_begun:
+            raise Unavailable("the worker is draining")
+        self._instance.paused, self._sessions.closed_because = True, reason
+        self._tell()
+        leaving = Draining(self._work)
+        leaving.ask(within_s)
+        try:
+            async with asyncio.timeout(within_s + self._release_s):
+                await leaving.run()
+        except TimeoutError:
+            raise Unavailable("requests that were handed back still hold KV") from None
+
+    def resume(self) -> None:
+        """Take legs again after `vacate`, unless it is draining by now."""
+        self._instance.paused = False
+        if not self.draining.has_begun:
+            self._sessions.closed_because = ""
+        self._tell()
+
+    def progress(self) -> worker_pb2.Drain | None:
+        """Return how far the drain is; None while it serves."""
+        if not self.draining.has_begun:
+            return None
+        now = self.draining.progress()
+        return worker_pb2.Drain(
+            phase=worker_pb2.Drain.PHASE_EMPTY if now.phase is Phase.EMPTY else worker_pb2.Drain.PHASE_DRAINING,
+            requests_left=now.requests_left,
+            oldest_s=now.oldest_s,
+            deadline_s=now.deadline_s,
+        )
+
+    def _begin(self) -> None:
+        self._instance.state, self._instance.not_ready = bootstrap_pb2.INSTANCE_STATE_DRAINING, ""
+        self._sessions.closed_because = "it is draining"
+        self._tell()

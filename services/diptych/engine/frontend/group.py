@@ -1,0 +1,262 @@
+"""One scheduler group of a worker as the world sees it: an instance with its own record, sessions and peers.
+
+Relays batches between router sessions and the scheduler; it decides nothing. When the scheduler dies every session
+ends with `SchedulerDied`, as if the whole worker had died, and routers place its requests elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+from diptych.common.members.membership import State
+from diptych.common.members.roles import WORKER_ROLES, Role
+from diptych.common.members.terms import terms_of
+from diptych.engine.frontend.departure import Departure
+from diptych.engine.frontend.open_work import OpenWork
+from diptych.engine.frontend.peers import Peers
+from diptych.engine.frontend.probes import InstanceFacts
+from diptych.engine.frontend.prompt_threads import PromptThreads
+from diptych.engine.frontend.pulse import Pulse
+from diptych.engine.frontend.questions import Questions
+from diptych.engine.frontend.readiness import Readiness
+from diptych.engine.frontend.scheduler_client import SchedulerClient, SchedulerDied
+from diptych.engine.frontend.sessions import Session, Sessions, hide_link_key
+from diptych.engine.frontend.text_legs import TextLegs
+from diptych.kvtransfer.lanes import Requirement
+from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerGroup:
+    """An instance of a worker. `relay` must be running."""
+
+    def __init__(
+        self,
+        scheduler: SchedulerClient,
+        instance: bootstrap_pb2.Instance,
+        sessions: Sessions,
+        on_news: Callable[[], None],
+        prompts: PromptThreads,
+        stall_s: float,
+        release_s: float,
+    ) -> None:
+        self.scheduler = scheduler
+        self.pulse = Pulse(scheduler, stall_s)
+        self._instance = instance
+        self._readiness = Readiness(instance)
+        self._max_requests = self._max_step_tokens = 0  # what the scheduler found right; 0: it has not loaded
+        self._on_news = on_news  # called when others should hear of the record at once
+        self._sessions = sessions
+        self.peers = Peers(instance, scheduler, self._take_peers)
+        self._ready_news = asyncio.Event()
+        self.updating = asyncio.Lock()  # held while the weights or the role change
+        self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
+        self._questions = Questions(scheduler, self._death)
+        self._legs = TextLegs(scheduler, prompts, sessions.deliver, lambda: instance.context_len)
+        work = OpenWork(sessions, self._legs, self._questions)
+        self.departure = Departure(work, sessions, instance, self._tell, release_s)
+
+    def __str__(self) -> str:
+        return f"{self._instance.instance_id:016x} at {self._instance.address}#{self._instance.dp_rank}"
+
+    @property
+    def instance_id(self) -> int:
+        return self._instance.instance_id
+
+    @property
+    def dp_rank(self) -> int:
+        return self._instance.dp_rank
+
+    @property
+    def role(self) -> Role:
+        """What is served now."""
+        return WORKER_ROLES[self._instance.role]
+
+    @property
+    def is_loaded(self) -> bool:
+        return bool(self._instance.compat)
+
+    @property
+    def facts(self) -> InstanceFacts:
+        """What probes judge this instance by."""
+        return InstanceFacts(
+            rank=self._instance.dp_rank,
+            is_loaded=self.is_loaded,
+            state=State(self._instance.state),
+            not_ready=self._instance.not_ready,
+            paused=self._sessions.closed_because,
+            num_routers=len(self._sessions.routers),
+            beat_s=self.scheduler.heartbeat.last_s,
+        )
+
+    def describe(self) -> bootstrap_pb2.Instance:
+        """Return the membership record as it is now."""
+        self._instance.load.CopyFrom(self._sessions.load)
+        return self._instance
+
+    def listen_at(self, address: str, metrics_address: str) -> None:
+        self._instance.address, self._instance.metrics_address = address, metrics_address
+
+    async def load(self, requirement: Requirement) -> None:
+        """Wait until the model is loaded, then tell others how to reach us. Raises `SchedulerDied`."""
+        ready = await self.scheduler.ready()
+        self._set_terms(ready.terms)
+        self._instance.context_len = self._sessions.context_len = ready.context_len
+        self._instance.transfer.CopyFrom(ready.transfer)
+        self._instance.loras.extend(ready.loras.adapters)
+        self._max_requests, self._max_step_tokens = ready.max_requests, ready.max_step_tokens
+        self._readiness.loaded(requirement)
+        self._tell()
+        logger.info("loaded as %s, metrics at %s; %s", self, self._instance.metrics_address, self._instance.not_ready)
+
+    async def relay(self) -> None:
+        """Pass on what the scheduler says, for ever. Raises `SchedulerDied`."""
+        try:
+            async for events in self.scheduler.events():
+                self._take(events)
+        except SchedulerDied as death:
+            self._death.set_result(death)
+            raise
+
+    def _tell(self) -> None:
+        """Others shall hear of the record at once: bootstrap, and every router over its session."""
+        self._on_news()
+        self._sessions.set_record(self._instance)
+
+    def rename(self, model_id: str, terms: bootstrap_pb2.Terms) -> None:
+        """Something else is served from now on. Only peers whose terms match are linked."""
+        self._instance.model_id = model_id
+        self._set_terms(terms)
+        self.peers.look_again()
+        self._tell()
+
+    async def serve(self, role: Role) -> None:
+        """Serve a role from now on. Nothing may be open. Raises `SchedulerDied`."""
+        await self.scheduler.send(engine_pb2.SchedulerCommands(role=role.wire))
+        await self._questions.status()  # answered behind it
+        self._instance.role = role.wire
+        self._sessions.role = role
+        self._ready_news.clear()
+        self._readiness.role_changed()
+        self._take_peers()
+        self.peers.look_again()
+
+    async def wait_for_link(self, timeout_s: float) -> str:
+        """Wait until it is ready, if a peer is known to wait for; return why it is not."""
+        if self._readiness.is_pending and self.peers.num_known:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ready_news.wait(), timeout_s)
+        return self._instance.not_ready
+
+    async def administer(self, command: admin_pb2.AdminCommand) -> admin_pb2.AdminAnswer:
+        """Have the scheduler execute a command. Raises its refusal, a `DiptychError`; then nothing has changed."""
+        return await self._questions.administer(command)
+
+    async def session(
+        self, batches: AsyncIterator[worker_pb2.RouterBatch]
+    ) -> AsyncGenerator[worker_pb2.WorkerBatch, None]:
+        """Serve one router until its stream ends. Raises `SchedulerDied` and `SchedulerSilent`."""
+        session = self._sessions.open()
+        reader = asyncio.create_task(self._read(session, batches))
+        try:
+            while not reader.done():
+                take = asyncio.ensure_future(session.take())
+                try:
+                    ends = (take, reader, self._death, self.pulse.silence)
+                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    take.cancel()  # does nothing once it is done
+                if take.done():
+                    yield take.result()
+                elif self._death.done():
+                    raise self._death.result()
+                elif self.pulse.silence.done():
+                    raise self.pulse.silence.result()
+            await reader
+        finally:
+            reader.cancel()
+            await self._abandon(session)
+
+    async def status(self) -> worker_pb2.WorkerStatus:
+        """Ask the scheduler. Raises `SchedulerDied`."""
+        status = await self._questions.status()
+        status.instance.CopyFrom(self.describe())
+        hide_link_key(status.instance)
+        status.max_requests, status.max_step_tokens = self._max_requests, self._max_step_tokens
+        if drain := self.departure.progress():
+            status.drain.CopyFrom(drain)
+        return status
+
+    async def _read(self, session: Session, batches: AsyncIterator[worker_pb2.RouterBatch]) -> None:
+        async for batch in batches:
+            if batch.router_instance_id:
+                self._sessions.acknowledge(session, batch.router_instance_id)
+            accepted = self._sessions.start(session, batch.start)
+            if batch.resync_kv:
+                logger.warning("a router missed KV events: telling it all cached pages again")
+                self._sessions.resync_kv(session)
+            abort = self._sessions.owned(session, batch.abort)
+            if accepted or abort:
+                await self._legs.send(engine_pb2.SchedulerCommands(start=accepted, abort=abort))
+
+    async def _abandon(self, session: Session) -> None:
+        """The router is gone: nobody wants its rooms."""
+        rooms = self._sessions.close(session)
+        if rooms:
+            logger.info("a router session ended with %d open rooms: aborting them", len(rooms))
+            await self._legs.send(engine_pb2.SchedulerCommands(abort=rooms))
+
+    def _take(self, events: engine_pb2.SchedulerEvents) -> None:
+        self._legs.note(events.outputs)
+        self._sessions.deliver(events.outputs)
+        if events.pong:
+            self.pulse.take(events.pong)
+        if events.HasField("load"):
+            self._take_load(events.load)
+        if self._readiness.failed(events.link_news.problem):
+            logger.warning("%s is not ready: %s", self, events.link_news.problem)
+            self._tell()
+        if events.HasField("kv_events"):
+            self._sessions.tell_kv(events.kv_events)
+        self._questions.take(events)
+        if events.context_len:
+            self._instance.context_len = self._sessions.context_len = events.context_len
+        if events.HasField("loras"):
+            self._take_loras(events.loras)
+
+    def _take_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
+        links_changed = load.linked_instances != self._sessions.load.linked_instances
+        self._sessions.set_load(load)
+        if links_changed:
+            self._take_links()
+            self._tell()
+
+    def _take_links(self) -> None:
+        if self._readiness.is_pending:
+            linked = self._sessions.load.linked_instances
+            self._note_ready(self._readiness.linked(self.peers.num_among(linked)))
+
+    def _take_peers(self) -> None:
+        """Members have come, gone or changed."""
+        self._take_links()
+        if self._readiness.is_pending:
+            self._note_ready(self._readiness.knows_peers(self.peers.num_known))
+
+    def _note_ready(self, is_ready: bool) -> None:
+        if is_ready:
+            logger.info("%s is ready", self)
+            self._ready_news.set()
+            self._tell()
+
+    def _take_loras(self, loras: engine_pb2.LoraSet) -> None:
+        del self._instance.loras[:]
+        self._instance.loras.extend(loras.adapters)
+        self._tell()
+
+    def _set_terms(self, terms: bootstrap_pb2.Terms) -> None:
+        self._instance.terms.CopyFrom(terms)
+        self._instance.compat = self._sessions.compat = terms_of(terms).compat

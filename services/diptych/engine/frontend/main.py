@@ -1,0 +1,260 @@
+"""The frontend process of a worker: wires schedulers, gRPC service and membership together, and runs them.
+
+Each scheduler group is an instance of its own. One that dies leaves the membership while the others go on; with the
+last one the worker ends: half a worker must not look alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Final
+
+from diptych.checkpoints.bounded import bounded
+from diptych.checkpoints.source import ModelSource, open_model
+from diptych.common import lifecycle
+from diptych.common.drain.drain_api import drain_route
+from diptych.common.health.grpc_health import add_health
+from diptych.common.health.health import HealthServer
+from diptych.common.health.probes import Probes
+from diptych.common.logging import setup
+from diptych.common.members.membership_client import Evicted, MembershipWatcher, Registration
+from diptych.common.members.roles import Role
+from diptych.common.net import descriptors, rpc
+from diptych.common.net.http_server import HttpServer
+from diptych.common.net.loopback import transfer_where
+from diptych.common.trust.instance_secret import InstanceSecret
+from diptych.common.trust.trust import Trust, forget_token
+from diptych.engine.cache.kv_feed import KvFeeds
+from diptych.engine.frontend.admin import WorkerAdminService
+from diptych.engine.frontend.config import WorkerConfig
+from diptych.engine.frontend.drain import WorkerDrain
+from diptych.engine.frontend.group import WorkerGroup
+from diptych.engine.frontend.health import WorkerHealth
+from diptych.engine.frontend.metrics import WorkerMetrics
+from diptych.engine.frontend.metrics_app import metrics_app
+from diptych.engine.frontend.prompt_threads import PromptThreads
+from diptych.engine.frontend.role_api import role_route
+from diptych.engine.frontend.role_change import role_changes
+from diptych.engine.frontend.scheduler_client import SchedulerDied, ipc_endpoint, new_folder, start_scheduler
+from diptych.engine.frontend.service import WorkerService
+from diptych.engine.frontend.sessions import Sessions
+from diptych.engine.options.config import SchedulerConfig
+from diptych.engine.options.pool_size import check_pool, likely_device
+from diptych.tokens.tokenizer import stay_in_the_callers_thread
+from diptych.v1 import admin_pb2_grpc, bootstrap_pb2, worker_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+SCHEDULER_MODULE: Final = "diptych.unified.scheduler"  # run as a process; nothing of it is imported here
+SCRAPE_GRACE_S: Final = 1  # for a scrape that runs when the worker ends
+
+
+def run_worker(config: WorkerConfig, role: Role) -> int:
+    """Run a worker until SIGTERM or until its last scheduler ends; return the exit code."""
+    stay_in_the_callers_thread()
+    setup(role.value, config.log_format, config.log_level)
+    descriptors.use_all_descriptors()
+    trust = config.trust()
+    forget_token()  # schedulers need none
+    transfer_where(config.host)
+    try:
+        asyncio.run(lifecycle.run_until_signal(lambda stop: _serve(config, trust, role, stop), grace_s=config.grace_s))
+    except ExceptionGroup as group:
+        ends, others = group.split((SchedulerDied, Evicted))
+        if ends is None or others is not None:
+            raise
+        logger.error("%s", _first_leaf(ends))
+        return 1
+    return 0
+
+
+async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: lifecycle.Stop) -> None:
+    source = _open(config, role)
+    metrics = WorkerMetrics(trust.tls)
+    async with contextlib.AsyncExitStack() as stack:
+        prompts = _prompt_threads(config, source)
+        stack.callback(prompts.close)
+        model_id = source.config.model_id
+        starting = [_member(config, trust, role, rank, model_id, metrics, prompts) for rank in range(config.dp)]
+        members = [await stack.enter_async_context(each) for each in starting]
+        service = WorkerService(member.group for member in members)
+        ours = [member.secret for member in members]
+        watcher = MembershipWatcher(config.bootstrap, trust, instances=ours, without_loads=True)
+        health = WorkerHealth(lambda: [group.facts for group in service.groups()], watcher, config.stall_s)
+        stack.enter_context(HealthServer(config.host, config.health_port, health.probes))
+        stack.push_async_callback(_stop_all, members)  # before probes end: none fails while schedulers take their time
+        drain = WorkerDrain(service.groups, config.drain_s)
+        roles = role_changes(config)
+        admin = WorkerAdminService(service, drain, roles)
+        address = await stack.enter_async_context(_listen(config, trust, metrics, service, admin, health.probes))
+        app = metrics_app(metrics, service.groups)
+        app.router.routes.append(drain_route("/drain", drain, trust, metrics.refusals))
+        app.router.routes.append(role_route(service, roles, trust, metrics.refusals))
+        scraped = HttpServer(app, config.host, config.metrics_port, stop_grace_s=SCRAPE_GRACE_S)
+        async with asyncio.TaskGroup() as tasks:
+            background = [tasks.create_task(watcher.run()), tasks.create_task(health.heartbeat.run())]
+            tasks.create_task(scraped.run())
+            async with asyncio.TaskGroup() as lives:
+                for member in members:
+                    member.group.listen_at(address, f"{config.advertised_host}:{scraped.port}")
+                    lives.create_task(_live(member, service, watcher, stop, config))
+            scraped.stop()
+            for task in background:
+                task.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A scheduler group and its place in the membership."""
+
+    secret: InstanceSecret
+    group: WorkerGroup
+    registration: Registration
+
+
+async def _live(
+    member: _Member, service: WorkerService, watcher: MembershipWatcher, stop: lifecycle.Stop, config: WorkerConfig
+) -> None:
+    """Serve one group until `stop`, or until it dies and others are left. Raises if it dies alone, or early."""
+    group = member.group
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            background = [tasks.create_task(member.registration.run())]
+            if await _until_stopped(group.load(config.kv_require), stop):
+                background.append(tasks.create_task(group.relay()))
+                background.append(tasks.create_task(group.pulse.run()))
+                background.append(tasks.create_task(group.peers.follow(watcher)))
+                background.append(tasks.create_task(group.departure.draining.run()))
+                await group.departure.draining.leave_on(stop, config.drain_s, config.release_s)
+                service.leave(group)
+            for task in background:
+                task.cancel()
+    except* SchedulerDied as deaths:
+        if service.forget(group) == 0 or not group.is_loaded:
+            raise
+        logger.error("instance %s died; the others here go on: %s", group, _first_leaf(deaths))
+        await group.scheduler.stop()
+
+
+async def _stop_all(members: Sequence[_Member]) -> None:
+    """At once, so that the time it takes does not grow with their number."""
+    await asyncio.gather(*(member.group.scheduler.stop() for member in members))
+
+
+async def _until_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
+    """Return True when `work` is done; False, having cancelled it, when `stop` comes first."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        return working.done()
+    finally:
+        stopping.cancel()
+        working.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _member(
+    config: WorkerConfig,
+    trust: Trust,
+    role: Role,
+    rank: int,
+    model_id: str,
+    metrics: WorkerMetrics,
+    prompts: PromptThreads,
+) -> AsyncIterator[_Member]:
+    """Start the scheduler of a group; end it at the exit."""
+    secret = InstanceSecret.new()
+    instance, folder = _instance(config, role, rank, model_id, secret.instance_id), new_folder()
+    scheduler_config = _scheduler_config(config, role, instance, folder)
+    scheduler = await start_scheduler(SCHEDULER_MODULE, scheduler_config, folder)
+    registration = Registration(config.bootstrap, trust, lambda: group.describe(), secret)
+    sessions = Sessions(role, KvFeeds() if config.kv_events == "on" else None, metrics.leg_ended)
+    group = WorkerGroup(scheduler, instance, sessions, registration.nudge, prompts, config.stall_s, config.release_s)
+    try:
+        yield _Member(secret, group, registration)
+    finally:
+        await scheduler.stop()
+
+
+@contextlib.asynccontextmanager
+async def _listen(
+    config: WorkerConfig,
+    trust: Trust,
+    metrics: WorkerMetrics,
+    service: WorkerService,
+    admin: WorkerAdminService,
+    probes: Probes,
+) -> AsyncIterator[str]:
+    """Serve gRPC until the exit; yield the address that others reach us by."""
+    server = rpc.new_server(trust, metrics.refusals, own_host=config.advertised_host)
+    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+    admin_pb2_grpc.add_WorkerAdminServicer_to_server(admin, server)
+    add_health(server, probes, ("diptych.v1.Worker", "diptych.v1.WorkerAdmin"))
+    port = rpc.listen(server, config.host, config.port, trust)
+    await server.start()
+    try:
+        yield f"{config.advertised_host}:{port}"
+    finally:
+        await server.stop(grace=1)
+
+
+def _open(config: WorkerConfig, role: Role) -> ModelSource:
+    """Open the model, and see before any other process starts that it can be served."""
+    source = open_model(config.model, config.load_format)
+    check_pool(bounded(source, config.max_model_len).config, config.engine_options, role, likely_device(config.device))
+    return source
+
+
+def _prompt_threads(config: WorkerConfig, source: ModelSource) -> PromptThreads:
+    return PromptThreads(
+        source.tokenizer,
+        num_threads=config.tokenizer_threads,
+        cache_bytes=config.tokenizer_cache_bytes,
+    )
+
+
+def _instance(config: WorkerConfig, role: Role, rank: int, model_id: str, instance_id: int) -> bootstrap_pb2.Instance:
+    return bootstrap_pb2.Instance(
+        instance_id=instance_id,
+        role=role.wire,
+        model_id=model_id,
+        started_as=model_id,
+        state=bootstrap_pb2.INSTANCE_STATE_STARTING,
+        version=version("diptych"),
+        dp_rank=rank,
+        pool=config.pool,
+        pod=config.pod_name,
+    )
+
+
+def _scheduler_config(
+    config: WorkerConfig, role: Role, instance: bootstrap_pb2.Instance, folder: str
+) -> SchedulerConfig:
+    return SchedulerConfig(
+        component=role.value,
+        log_format=config.log_format,
+        log_level=config.log_level,
+        endpoint=ipc_endpoint(folder),
+        parent_pid=os.getpid(),
+        instance_id=instance.instance_id,
+        transports=config.transports,
+        kv_backend=config.kv_backend,
+        kv_path=config.kv_path,
+        kv_require=config.kv_require,
+        transfer=config.transfer_rules,
+        engine=config.engine_options.of_group(instance.dp_rank),
+        role=role.value,
+    )
+
+
+def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first

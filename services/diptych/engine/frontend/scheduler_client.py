@@ -1,0 +1,176 @@
+"""The frontend's end of a scheduler: starts its processes, talks to rank 0, and notices when one dies. Asyncio.
+
+Nothing is lost silently: when a process ends, the others are ended too, `events()` ends with `SchedulerDied`, and so
+does every later one; what is sent to a dead scheduler is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import zmq
+import zmq.asyncio
+
+from diptych.common.errors import InternalError
+from diptych.common.members.heartbeat import SharedHeartbeat, new_heartbeat
+from diptych.engine.options.config import SchedulerConfig
+from diptych.v1 import engine_pb2
+
+logger = logging.getLogger(__name__)
+
+_STOP_TIMEOUT_S: Final = 5.0
+_LAST_WORDS_S: Final = 0.5  # from the first sign of a group's death until all that explains it is here
+_FIRST_WORDS_S: Final = 10.0  # likewise, while they start: ranks that refuse the same do so when each has imported all
+
+
+class SchedulerDied(InternalError):
+    """A process of the scheduler ended on its own."""
+
+
+class SchedulerClient:
+    """One scheduler and the channel to it. Use `start_scheduler`, then `ready`, then `events` and `send`."""
+
+    def __init__(
+        self,
+        processes: Sequence[asyncio.subprocess.Process],
+        socket: zmq.asyncio.Socket,
+        folder: str,
+        heartbeat: SharedHeartbeat,
+    ) -> None:
+        self._processes = processes  # by tensor-parallel rank
+        self._socket = socket
+        self._folder = folder  # of the ipc sockets
+        self.heartbeat = heartbeat  # of the loop
+        self._is_ready = False
+        self._early: list[engine_pb2.SchedulerCommands] = []  # before it is ready, hence maybe not connected yet
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self._processes)
+
+    async def ready(self) -> engine_pb2.SchedulerReady:
+        """Wait until the model is loaded. Raises `SchedulerDied` with the scheduler's own words if it fails."""
+        async for events in self.events():
+            if events.HasField("ready"):
+                _remove_folder(self._folder)  # a connected socket needs its path no more, and a kill leaves nothing
+                self._is_ready = True
+                for commands in self._early:
+                    await self.send(commands)
+                self._early.clear()
+                return events.ready
+        raise SchedulerDied("the scheduler ended before it was ready")
+
+    async def events(self) -> AsyncIterator[engine_pb2.SchedulerEvents]:
+        """Yield what the scheduler says, until `stop`; raise `SchedulerDied` when it ends on its own."""
+        ends = [asyncio.ensure_future(process.wait()) for process in self._processes]
+        try:
+            while True:
+                message = asyncio.ensure_future(self._socket.recv())
+                await asyncio.wait((message, *ends), return_when=asyncio.FIRST_COMPLETED)
+                if not message.done():
+                    message.cancel()
+                    raise await self._death("")
+                events = engine_pb2.SchedulerEvents.FromString(message.result())
+                if events.fatal:
+                    raise await self._death(events.fatal)
+                yield events
+        finally:
+            for end in ends:
+                end.cancel()
+
+    async def send(self, commands: engine_pb2.SchedulerCommands) -> None:
+        """Send to the scheduler; what is said before it is ready, it hears first of all then."""
+        if not self._is_ready:
+            self._early.append(commands)
+            return
+        try:
+            await self._socket.send(commands.SerializeToString(), zmq.NOBLOCK)
+        except zmq.Again:  # there is no limit of messages: nobody is connected
+            logger.debug("the scheduler is gone; its death is about to be noticed")
+
+    async def stop(self) -> None:
+        """Ask the processes to end, and end those that don't. Idempotent."""
+        if self._is_ready and all(process.returncode is None for process in self._processes):
+            await self.send(engine_pb2.SchedulerCommands(shutdown=True))
+            if not await self._all_end(_STOP_TIMEOUT_S):
+                logger.warning("the scheduler did not stop within %g s: killing it", _STOP_TIMEOUT_S)
+        await self._kill()
+        self._socket.close(linger=0)
+        _remove_folder(self._folder)
+
+    async def _death(self, fatal: str) -> SchedulerDied:
+        """Return why the scheduler ended; end what is left of it.
+
+        Of several ranks the first sign may come from one that merely lost its company.
+        """
+        if len(self._processes) > 1:
+            await self._all_end(_LAST_WORDS_S if self._is_ready else _FIRST_WORDS_S)
+            fatal = fatal or await self._last_words()
+        codes = enumerate(process.returncode for process in self._processes)
+        causes = [self._cause(rank, code) for rank, code in codes if code is not None and (rank or not fatal)]
+        await self._kill()
+        return SchedulerDied("; ".join([*causes, fatal] if fatal else causes))
+
+    def _cause(self, rank: int, code: int) -> str:
+        name = "the scheduler process" if len(self._processes) == 1 else f"tensor-parallel rank {rank}"
+        return f"{name} ended with code {code}"
+
+    async def _last_words(self) -> str:
+        """Return why rank 0 ended, if it said so."""
+        fatal = ""
+        with contextlib.suppress(zmq.Again):
+            while not fatal:
+                fatal = engine_pb2.SchedulerEvents.FromString(await self._socket.recv(zmq.NOBLOCK)).fatal
+        return fatal
+
+    async def _all_end(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                for process in self._processes:
+                    await process.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _kill(self) -> None:
+        for process in self._processes:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+def ipc_endpoint(folder: str) -> str:
+    return f"ipc://{folder}/scheduler"
+
+
+async def start_scheduler(module: str, config: SchedulerConfig, folder: str) -> SchedulerClient:
+    """Start `python -m module` with `config`, whose endpoint is `ipc_endpoint(folder)`, once for each rank."""
+    socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
+    socket.set_hwm(0)
+    socket.bind(config.endpoint)
+    with new_heartbeat() as (heartbeat, descriptor):
+        lead = await _start_process(module, replace(config, heartbeat_fd=descriptor), descriptor)
+        others = [await _start_process(module, replace(config, rank=rank)) for rank in range(1, config.engine.tp)]
+    return SchedulerClient((lead, *others), socket, folder, heartbeat)
+
+
+async def _start_process(module: str, config: SchedulerConfig, *descriptors: int) -> asyncio.subprocess.Process:
+    command = (sys.executable, "-m", module, config.to_json())
+    return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, pass_fds=descriptors)
+
+
+def new_folder() -> str:
+    """Return a private folder for the ipc sockets; short, because socket paths are limited to 107 bytes."""
+    return tempfile.mkdtemp(prefix="diptych-")
+
+
+def _remove_folder(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

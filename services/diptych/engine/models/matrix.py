@@ -1,0 +1,39 @@
+"""A weight that tokens are multiplied by, as an interface, and as torch keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from diptych.checkpoints.quantization.weight import QuantizedWeight
+
+Activate = Callable[[Tensor, Tensor], None]  # gates and ups -> activated
+Weight = Tensor | QuantizedWeight  # of the model's dtype, or as the checkpoint stores it
+
+
+class Matrix(Protocol):
+    """A weight `[num_rows, num_columns]` in the layout its processor likes."""
+
+    def multiply(self, x: Tensor, out: Tensor) -> None:
+        """`[num_tokens, num_columns]` -> `[num_tokens, num_rows]`."""
+        ...
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Look up: `[num_ids]` -> `[num_ids, num_columns]`, a new tensor."""
+        ...
+
+
+class TorchMatrix:
+    """A weight as torch keeps it."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def multiply(self, x: Tensor, out: Tensor) -> None:
+        torch.mm(x, self._weight.T, out=out)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self._weight[ids]

@@ -1,0 +1,262 @@
+"""What a frontend tells the scheduler process that it starts: one JSON argument."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from diptych.checkpoints.load_format import LoadFormat
+from diptych.common.config import option
+from diptych.common.errors import ConfigError
+from diptych.common.logging import LogFormat, LogLevel
+from diptych.common.members.roles import Role
+from diptych.common.net.served import check_max_model_len
+from diptych.engine.cache.eviction import EvictionPolicy
+from diptych.engine.options.device_kind import DeviceKind
+from diptych.engine.options.sim_timing import read_timing
+from diptych.engine.schedule.step_sizes import GivenSizes
+from diptych.engine.tensor_parallel.rank_id import rank_id
+from diptych.engine.values.limits import Scheduling
+from diptych.engine.values.transfer_rules import TransferRules
+from diptych.kvtransfer.lanes import Requirement
+from diptych.kvtransfer.probe.choice import KvPath
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+AttentionBackend = Literal["auto", "cpu", "torch", "triton", "flashinfer"]
+Switch = Literal["on", "off"]
+KvCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"]
+Quantization = Literal["auto", "none"]
+Transports = Literal["auto", "shm", "tcp"]
+KvBackend = Literal["ucx", "nixl"]
+Overlap = Literal["auto", "on", "off"]
+SchedulePolicy = Literal["fcfs", "lpm", "priority", "deadline"]
+
+DTYPE_ON: Final[Mapping[str, Dtype]] = {"cpu": "float32", "cuda": "bfloat16", "sim": "bfloat16"}  # for `auto`
+KV_CACHE_MIB_ON: Final[Mapping[str, int]] = {"cpu": 512, "cuda": 0, "sim": 512}  # for 0; a GPU's is measured
+
+_AT_LEAST_ONE: Final = (
+    "tp",
+    "dp",
+    "num_threads",
+    "page_size",
+    "max_step_tokens",
+    "max_requests",
+    "max_graph_tokens",
+    "max_waiting",
+)
+_NOT_NEGATIVE: Final = ("mixed_step_ms", "kv_cache_mib", "host_cache_mib", "max_loras", "base_gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine runs its model. The same names as the command's flags."""
+
+    model: str = option("smollm2", help="'smollm2', 'sim', a .gguf file or a Hugging Face folder", group="engine")
+    load_format: LoadFormat = option("auto", help="of the weights; dummy: random ones, no file", group="engine")
+    device: DeviceKind = option(
+        "auto", help="what computes; auto: a GPU where there is one; sim: nothing, KV and time only", group="engine"
+    )
+    sim_timing: tuple[str, ...] = option(
+        ("h200",),
+        help="of --device sim: h200, none, or microseconds: step=4000,prompt=25.5,request=0,context=0.034",
+        group="engine",
+    )
+    base_gpu: int = option(0, help="GPU of the first process; each further process takes the next", group="engine")
+    dtype: Dtype = option(
+        "auto",
+        help="of activations, and of weights that are not quantised; auto: float32 on CPUs, bfloat16 on GPUs",
+        group="engine",
+    )
+    quantization: Quantization = option(
+        "auto", help="weights in memory: auto, as the checkpoint stores them; none, in --dtype", group="engine"
+    )
+    kv_cache_dtype: KvCacheDtype = option("auto", help="of keys and values; auto: as --dtype", group="engine")
+    tp: int = option(1, help="processes that share one model's weights and KV (tensor parallel)", group="engine")
+    dp: int = option(1, help="schedulers side by side, each with all weights (data parallel)", group="engine")
+    num_threads: int = option(1, help="CPU threads for the model, of each process", group="engine")
+    kv_cache_mib: int = option(
+        0, help="memory for KV pages, MiB, of each process; 0: 512 on CPUs, what is free on GPUs", group="engine"
+    )
+    gpu_memory_share: float = option(
+        0.9, help="of a GPU's memory that a process may take, when --kv-cache-mib is 0", group="engine"
+    )
+    cuda_graphs: Switch = option("on", help="replay decode steps and small prompts, on GPUs", group="engine")
+    max_model_len: int = option(
+        0, help="tokens of prompt and output that a request may have; 0: what the model takes", group="engine"
+    )
+    page_size: int = option(16, help="tokens a KV page", group="engine")
+    max_step_tokens: int | None = option(
+        None, help="prompt tokens a step, fewer far into a long one; not given: by the device's speed", group="engine"
+    )
+    max_requests: int | None = option(
+        None, help="requests that hold KV at once; not given: by the memory for KV", group="engine"
+    )
+    max_graph_tokens: int | None = option(
+        None,
+        help="largest step with prompts replayed by --cuda-graphs; not given: by the host's speed",
+        group="engine",
+    )
+    schedule_policy: SchedulePolicy = option("fcfs", help="which waiting request is admitted next", group="scheduling")
+    mixed_step_ms: float = option(
+        100.0, help="time for steps that compute prompts and output; 0: not bounded", group="scheduling"
+    )
+    max_waiting: int = option(1024, help="requests that wait; more are sent to another worker", group="scheduling")
+    overlap: Overlap = option("auto", help="plan the next step while one runs; auto: not on CPUs", group="scheduling")
+    tenant_weights: tuple[str, ...] = option(
+        (), help="shares of tenants, as name=weight; a tenant without one has weight 1", group="scheduling"
+    )
+    eviction_policy: EvictionPolicy = option("lru", help="which cached KV page goes first: lru or lfu", group="engine")
+    host_cache_mib: int = option(0, help="host memory for KV pages that the pool evicts, MiB; 0: none", group="engine")
+    kv_events: Switch = option("on", help="tell routers which prefixes are cached", group="engine")
+    lora: tuple[str, ...] = option((), help="adapters to load at start, as name=folder (PEFT)", group="engine")
+    max_loras: int = option(8, help="adapters loaded at once; 0: none", group="engine")
+    attention_backend: AttentionBackend = option("auto", help="attention implementation", group="engine")
+    prefill_attention_backend: AttentionBackend | None = option(
+        None, help="of steps with prompts; not given: as --attention-backend", group="engine"
+    )
+    decode_attention_backend: AttentionBackend | None = option(
+        None, help="of steps that continue requests; not given: as --attention-backend", group="engine"
+    )
+
+    def validate(self) -> None:
+        for name in _AT_LEAST_ONE:
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        for name in _NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must not be negative, but is {getattr(self, name)}")
+        if not 0 < self.gpu_memory_share <= 1:
+            raise ConfigError(f"--gpu-memory-share must be above 0 and at most 1, not {self.gpu_memory_share}")
+        check_max_model_len(self.max_model_len)
+        self.scheduling()
+        self.loras()
+        read_timing(self.sim_timing)
+        if self.device == "sim" and self.tp > 1:
+            raise ConfigError("--device sim needs --tp 1: ranks are not simulated")
+
+    def on(self, device: DeviceKind) -> EngineOptions:
+        """Return what `auto` means on a device. Raises `ConfigError` for what can't be there."""
+        if device == "cuda" and self.host_cache_mib:
+            raise ConfigError("--host-cache-mib needs --device cpu: a GPU's pages are not kept in host memory yet")
+        dtype: Dtype = DTYPE_ON[device] if self.dtype == "auto" else self.dtype
+        kv_cache_mib = self.kv_cache_mib or KV_CACHE_MIB_ON[device]
+        return replace(self, device=device, dtype=dtype, kv_cache_mib=kv_cache_mib)
+
+    @property
+    def given_sizes(self) -> GivenSizes:
+        return GivenSizes(self.max_step_tokens, self.max_requests, self.max_graph_tokens)
+
+    def of_group(self, group: int) -> EngineOptions:
+        """Return the options of one of the `dp` schedulers: each has GPUs of its own."""
+        return replace(self, base_gpu=self.base_gpu + group * self.tp)
+
+    @property
+    def kv_dtype(self) -> str:
+        """What the KV pool holds. Not before `on`."""
+        return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+
+    @property
+    def extend_backend(self) -> str:
+        """Of attention, in steps with prompts."""
+        return self.prefill_attention_backend or self.attention_backend
+
+    @property
+    def decode_backend(self) -> str:
+        """Of attention, in all other steps."""
+        return self.decode_attention_backend or self.attention_backend
+
+    def scheduling(self) -> Scheduling:
+        """Return the scheduling options as the cores take them. Raises `ConfigError`."""
+        weights = dict(map(_tenant_weight, self.tenant_weights))
+        return Scheduling(
+            policy=self.schedule_policy,
+            max_waiting=self.max_waiting,
+            tenant_weights=weights,
+        )
+
+    @property
+    def mixed_step_s(self) -> float:
+        """What a step may take that requests wait for and that also computes prompts."""
+        return self.mixed_step_ms / 1000 or math.inf
+
+    @property
+    def num_lora_slots(self) -> int:
+        return self.max_loras if self.tp == 1 and self.device != "sim" else 0
+
+    def loras(self) -> list[tuple[str, Path]]:
+        """Return names and folders of the adapters to load at start. Raises `ConfigError`."""
+        if self.lora and self.tp > 1:
+            raise ConfigError("--lora needs --tp 1: adapters are not split over tensor-parallel processes yet")
+        if self.lora and self.device == "sim":
+            raise ConfigError("--lora needs a model that computes: --device sim takes no adapters")
+        if len(self.lora) > self.max_loras:
+            raise ConfigError(f"--lora names {len(self.lora)} adapters, more than --max-loras {self.max_loras}")
+        return [_lora(text) for text in self.lora]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Everything a scheduler process needs."""
+
+    component: str  # in log lines
+    log_format: LogFormat
+    log_level: LogLevel
+    endpoint: str  # ZMQ ipc address that the frontend has bound
+    parent_pid: int  # the scheduler ends with this process
+    instance_id: int
+    transports: Transports  # for workers with peers
+    transfer: TransferRules  # for workers with peers
+    engine: EngineOptions
+    role: str = Role.UNIFIED.value  # served at start; for workers with peers
+    kv_backend: KvBackend = "ucx"
+    rank: int = 0  # of this process among `engine.tp`; 0 schedules, the others follow
+    kv_path: KvPath = "auto"
+    kv_require: Requirement = "any"
+    heartbeat_fd: int = -1  # inherited, of rank 0: where its loop says that it comes round; set by `start_scheduler`
+
+    @property
+    def name(self) -> str:
+        """Of this process, in log lines."""
+        return f"{self.component} rank {self.rank}" if self.rank else self.component
+
+    @property
+    def gpu(self) -> int:
+        """The GPU of this process, where one computes."""
+        return self.engine.base_gpu + self.rank
+
+    @property
+    def transfer_id(self) -> int:
+        """What this rank's transfer engine is known by."""
+        return rank_id(self.instance_id, self.rank)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> SchedulerConfig:
+        fields = json.loads(text)
+        parts = {"engine": EngineOptions(**fields["engine"]), "transfer": TransferRules(**fields["transfer"])}
+        return cls(**{**fields, **parts})
+
+
+def _lora(text: str) -> tuple[str, Path]:
+    name, _, folder = text.partition("=")
+    if not name or not folder:
+        raise ConfigError(f"--lora takes name=folder, not {text!r}")
+    return name, Path(folder).expanduser()
+
+
+def _tenant_weight(text: str) -> tuple[str, float]:
+    name, _, number = text.rpartition("=")
+    try:
+        weight = float(number)
+    except ValueError:
+        weight = 0.0
+    if not name or not 0 < weight < math.inf:
+        raise ConfigError(f"--tenant-weights takes name=weight with a weight above 0, not {text!r}")
+    return name, weight

@@ -1,0 +1,79 @@
+"""How large a KV pool, and a host tier, the options allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from diptych.architectures.config import ModelConfig
+from diptych.common.errors import ConfigError
+from diptych.common.members.roles import Role
+from diptych.engine.options.config import EngineOptions
+from diptych.engine.options.device_kind import DeviceKind
+from diptych.engine.tensor_parallel.shard import check_divides
+from diptych.kvtransfer.layout import HeadShare, PoolLayout
+
+MIN_PAGES: Final = 2
+MIB: Final = 2**20
+GPU_SIGNS: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/proc/driver/nvidia/gpus"))  # none: no GPU
+
+
+def pool_layout(model: ModelConfig, options: EngineOptions, share: HeadShare | None = None) -> PoolLayout:
+    """Return the largest pool that fits `kv_cache_mib`; `model` is what this process computes, `share` whose heads.
+
+    Raises `ConfigError` for one in which no request of `max_model_len` would ever fit.
+    """
+    heads, dim = model.num_kv_heads, model.head_dim
+    one = PoolLayout(1, model.num_layers, options.page_size, heads, dim, options.kv_dtype, share)
+    layout = replace(one, num_pages=options.kv_cache_mib * MIB // one.page_nbytes)
+    _check_holds(layout, options, 1)
+    layout.validate()
+    return layout
+
+
+def check_pool(model: ModelConfig, options: EngineOptions, role: Role, device: DeviceKind) -> None:
+    """Raise what a worker's processes would raise once they have begun. What a GPU has left only they can know."""
+    check_divides(model, options.tp)
+    options = options.on(device)
+    if options.kv_cache_mib:
+        part = replace(model, num_kv_heads=max(1, model.num_kv_heads // options.tp))
+        _check_holds(pool_layout(part, options), options, 2 if role is Role.UNIFIED else 1)
+
+
+def likely_device(wanted: DeviceKind, signs: Sequence[Path] = GPU_SIGNS) -> DeviceKind:
+    """Return what `--device` most likely means here, without asking a library that takes seconds to load."""
+    if wanted != "auto":
+        return wanted
+    return "cuda" if any(sign.exists() for sign in signs) else "cpu"
+
+
+def _check_holds(layout: PoolLayout, options: EngineOptions, num_shares: int) -> None:
+    """A worker that prefills and decodes gives either no more than its share of the pool."""
+    page_size, longest = layout.page_size, options.max_model_len
+    needed = max(MIN_PAGES, num_shares * -(-longest // page_size))
+    if layout.num_pages >= needed:
+        return
+    has = f"{options.kv_cache_mib} MiB of KV memory hold {layout.num_pages * page_size:,} tokens"
+    at_least = f"--kv-cache-mib {-(-needed * layout.page_nbytes // MIB)} at least"
+    if needed == MIN_PAGES:
+        pages = f"{MIN_PAGES} pages of {page_size} tokens ({layout.page_nbytes:,} bytes each)"
+        raise ConfigError(f"{has}, but {pages} are needed: give {at_least}")
+    share = "" if num_shares == 1 else f", shared by {num_shares} parts"
+    raise ConfigError(f"{has}{share}, fewer than --max-model-len {longest}: give {at_least}, or lower --max-model-len")
+
+
+def head_share(model: ModelConfig, options: EngineOptions, rank: int) -> HeadShare | None:
+    """Return which heads of the whole `model` a rank holds; None for one that is alone."""
+    return HeadShare(rank, options.tp, model.num_kv_heads) if options.tp > 1 else None
+
+
+def num_host_slots(layout: PoolLayout, options: EngineOptions) -> int:
+    """Return how many pages fit `host_cache_mib`; 0 when it is off."""
+    num_slots = options.host_cache_mib * MIB // layout.page_nbytes
+    if options.host_cache_mib and not num_slots:
+        raise ConfigError(
+            f"--host-cache-mib {options.host_cache_mib} holds no page of {layout.page_nbytes} bytes: raise it"
+        )
+    return num_slots

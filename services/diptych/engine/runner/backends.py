@@ -1,0 +1,168 @@
+"""Selects how a model is computed: attention by name, and the arithmetic and sampling that go with it.
+
+cpu         C kernels; float32, on CPUs
+torch       gather and scaled-dot-product attention; any dtype on any device: the reference
+triton      our Triton kernels, on GPUs, or in Triton's interpreter
+flashinfer  FlashInfer's, on GPUs, where it is installed; the arithmetic is that of triton
+auto        triton on GPUs; on CPUs cpu where it can run, else torch
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from diptych.architectures.config import ModelConfig
+from diptych.common.errors import ConfigError
+from diptych.engine.attention.backend import AttentionBackend, GraphAttention, PhasedAttention
+from diptych.engine.attention.cpu_backend import CpuAttention
+from diptych.engine.attention.torch_backend import TorchAttention
+from diptych.engine.models.cpu_ops import CpuOps
+from diptych.engine.models.lora import TORCH, LowRankKernels
+from diptych.engine.models.ops import Ops, TorchOps
+from diptych.engine.runner.sampling import Sampler
+from diptych.engine.runner.sampling.cpu_sampler import CpuSampler
+from diptych.engine.runner.sampling.torch_sampler import TorchSampler
+from diptych.kernels.cpu import library, low_rank
+from diptych.kernels.cpu.paged_attention import KV_TYPES, MAX_HEAD_DIM
+
+logger = logging.getLogger(__name__)
+
+FLASHINFER_HEAD_DIMS: Final = (64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is to be computed, and where: on the device of the pool."""
+
+    config: ModelConfig
+    kv: Tensor  # [num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]
+    dtype: torch.dtype  # of states; the pool's may be narrower
+    num_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One way to compute a model."""
+
+    attention: PhasedAttention
+    ops: Ops
+    low_rank: LowRankKernels
+    sampler: Sampler
+    only_queues: bool  # of `ops`: nothing waits to see what was computed, so that a GPU can record it
+
+
+Made = tuple[AttentionBackend, GraphAttention | None]  # and again, if its decode steps can be recorded
+
+
+def choose(prefill: str, decode: str, setting: Setting) -> Backend:
+    """Build the backends of the two phases. Raises `ConfigError` where this machine cannot run one."""
+    names = _resolved(prefill, setting), _resolved(decode, setting)
+    made = {name: ATTENTION[name](setting) for name in dict.fromkeys(names)}
+    (of_prompts, _), (of_decodes, recordable) = made[names[0]], made[names[1]]
+    attention = PhasedAttention(of_prompts, of_decodes, recordable)
+    if "cpu" in names:
+        kernels = LowRankKernels(low_rank.pack, low_rank.LowRankTable)
+        return Backend(attention, CpuOps(), kernels, CpuSampler(), only_queues=False)
+    is_reference = set(names) == {"torch"}
+    ops = (TorchOps if is_reference else _gpu_ops)(setting.dtype, setting.kv.device)
+    return Backend(attention, ops, TORCH, TorchSampler(), only_queues=not is_reference)
+
+
+def _resolved(name: str, setting: Setting) -> str:
+    """Return the name of a backend that can run here."""
+    if name == "auto":
+        return _fastest(setting)
+    if name not in ATTENTION:
+        raise ConfigError(f"attention backend {name!r} is not known; auto, {', '.join(ATTENTION)} are")
+    return name
+
+
+def _fastest(setting: Setting) -> str:
+    if setting.kv.is_cuda:
+        return "triton"
+    if setting.dtype != torch.float32:
+        return "torch"
+    try:
+        _check_cpu(setting)
+    except ConfigError as error:
+        logger.warning("the C kernels cannot run, torch computes instead, several times slower: %s", error)
+        return "torch"
+    return "cpu"
+
+
+def _gpu_ops(dtype: torch.dtype, device: torch.device) -> Ops:
+    from diptych.engine.models.gpu_ops import GpuOps  # needs Triton, which CPUs have no use for
+
+    return GpuOps(dtype, device)
+
+
+def _cpu(setting: Setting) -> Made:
+    _check_cpu(setting)
+    return CpuAttention(setting.config, setting.kv), None
+
+
+def _check_cpu(setting: Setting) -> None:
+    if setting.kv.device.type != "cpu":
+        raise ConfigError(f"attention backend 'cpu' computes on CPUs, not on {setting.kv.device}; use 'auto'")
+    if setting.dtype != torch.float32:
+        raise ConfigError(f"attention backend 'cpu' computes float32, not {setting.dtype}; use 'torch'")
+    if setting.kv.dtype not in KV_TYPES:
+        raise ConfigError(f"attention backend 'cpu' reads no KV of {setting.kv.dtype}; use 'torch'")
+    if setting.config.kv_scales and setting.kv.dtype == torch.float8_e4m3fn:
+        raise ConfigError("attention backend 'cpu' reads no FP8 with scales, which this model has; use 'torch'")
+    if setting.config.head_dim > MAX_HEAD_DIM:
+        raise ConfigError(f"attention backend 'cpu' has no heads of {setting.config.head_dim}; use 'torch'")
+    library.set_num_threads(setting.num_threads)
+
+
+def _torch(setting: Setting) -> Made:
+    return TorchAttention(setting.config, setting.kv, setting.dtype), None
+
+
+def _triton(setting: Setting) -> Made:
+    _check_gpu("triton", setting)
+    from diptych.engine.attention.triton_backend import TritonAttention
+
+    attention = TritonAttention(setting.config, setting.kv)
+    return attention, attention
+
+
+def _flashinfer(setting: Setting) -> Made:
+    _check_gpu("flashinfer", setting)
+    if find_spec("flashinfer") is None:
+        raise ConfigError(
+            "attention backend 'flashinfer' is not installed: install diptych[flashinfer], or use 'triton'"
+        )
+    if setting.dtype == torch.float32 or setting.config.head_dim not in FLASHINFER_HEAD_DIMS:
+        head_dims = ", ".join(map(str, FLASHINFER_HEAD_DIMS))
+        raise ConfigError(
+            f"attention backend 'flashinfer' is for two-byte states and heads of {head_dims}; use 'triton'"
+        )
+    from diptych.engine.attention.flashinfer_backend import FlashInferAttention
+
+    attention = FlashInferAttention(setting.config, setting.kv, setting.dtype)
+    return attention, attention
+
+
+def _check_gpu(name: str, setting: Setting) -> None:
+    if not setting.kv.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ConfigError(f"attention backend {name!r} computes on GPUs; use 'auto' where there is none")
+    head_dim = setting.config.head_dim
+    if setting.config.qk_norm and head_dim & (head_dim - 1):
+        raise ConfigError(f"attention backend {name!r} norms no heads of {head_dim}, only powers of 2; use 'torch'")
+
+
+ATTENTION: Final[dict[str, Callable[[Setting], Made]]] = {
+    "cpu": _cpu,
+    "torch": _torch,
+    "triton": _triton,
+    "flashinfer": _flashinfer,
+}

@@ -1,0 +1,168 @@
+"""Loads models for the processes of a scheduler: on a CPU onto the KV pool, on a GPU before there is one.
+
+A GPU's pool takes what the weights leave of its memory, so the first model is loaded ahead, onto a few pages, and run
+once; tensor-parallel ranks then agree on the smallest of their pools. Steps of all sizes are run on the real pool, so
+that nothing is compiled while requests wait. Other weights are loaded only where both sets and a step have room.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from diptych.architectures.config import ModelConfig
+from diptych.checkpoints.source import ModelSource
+from diptych.common.errors import ConfigError
+from diptych.engine.options.config import EngineOptions
+from diptych.engine.runner.gpu.gpu_runner import GpuRunner
+from diptych.engine.runner.gpu.inputs import StepLimits
+from diptych.engine.runner.gpu.largest_step import longest_extend
+from diptych.engine.runner.gpu.memory import GIB, KvWish, check_room_beside, found_on, graphs_nbytes, pool_nbytes
+from diptych.engine.runner.kv_pool import new_kv
+from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_model
+from diptych.engine.runner.model_part import ModelPart
+from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.schedule.step_sizes import Found, choose, usual
+from diptych.engine.tensor_parallel.communicator import Communicator
+from diptych.engine.values.batch import OnLayer
+
+logger = logging.getLogger(__name__)
+
+MIB: Final = 2**20
+ListenerOfNextStep = Callable[[], OnLayer | None]
+
+
+class ModelLoader:
+    """Of one process, whose device is `device`."""
+
+    def __init__(self, options: EngineOptions, device: torch.device, communicator: Communicator | None) -> None:
+        self._options = options
+        self._device = device
+        self._communicator = communicator
+        self.chosen = usual(options.given_sizes)
+        self._ahead: LoadedModel | None = None
+        self._weights_nbytes = 0  # of a GPU, that the first model has taken
+        self._step_nbytes = 0  # that its largest step takes; 0: not measured
+
+    def kv_cache_mib(self, source: ModelSource) -> int:
+        """Return how large the pool is to be. On a GPU this loads the model that `load` will put on it."""
+        if self._device.type == "cpu":
+            return self._options.kv_cache_mib
+        model = self._load_on_gpu(source, self._few_pages(source, self._limits(source.config)))
+        self._weights_nbytes = torch.cuda.memory_allocated(self._device)
+        given, context_len = self._options.given_sizes, source.config.context_len
+        self.chosen = choose(given, lambda: self._found(model), context_len, self._agreed)
+        limits = self._limits(source.config)
+        self._ahead = model.on(self._few_pages(source, limits))
+        return self._options.kv_cache_mib or self._measured_mib(self._ahead, limits)
+
+    def _found(self, model: LoadedModel) -> Found:
+        """Measure a GPU by a few steps as large as a CPU's, or as given. On tensor-parallel ranks a collective."""
+        from diptych.engine.runner.gpu.measuring import measure, measure_speed
+
+        options, limits = self._options, self._limits(model.config)
+        runner = self._new_runner(model)
+        memory = measure(runner, limits, options.page_size, self._device)
+        speed = measure_speed(runner, limits, options.page_size, self._device)
+        if options.cuda_graphs == "off":
+            speed = replace(speed, launch_s=0.0)
+        page = ModelRunner.pool_layout(
+            model.config, num_pages=1, page_size=options.page_size, dtype=options.kv_dtype
+        ).page_nbytes
+        kv = KvWish(page // options.page_size, options.kv_cache_mib * MIB)
+        return found_on(memory, options.gpu_memory_share, limits.max_step_tokens, speed, kv)
+
+    def _agreed(self, number: int) -> int:
+        return number if self._communicator is None else self._communicator.smallest(number)
+
+    def load(self, source: ModelSource, kv: Tensor, layer_listener: ListenerOfNextStep) -> ModelRunner | GpuRunner:
+        """Return a model that runs on the pool `kv`. In any thread. Raises `ConfigError`."""
+        if self._device.type == "cpu":
+            return self._on_cpu(source, kv, layer_listener)
+        ahead, self._ahead = self._ahead, None
+        with torch.cuda.device(self._device):
+            model = self._load_beside(source, kv) if ahead is None else ahead.on(kv)
+            runner = self._new_runner(model, layer_listener, with_graphs=self._options.cuda_graphs == "on")
+            if ahead is not None:
+                self._warm_up(model, runner, kv)
+            return runner
+
+    def _on_cpu(self, source: ModelSource, kv: Tensor, layer_listener: ListenerOfNextStep) -> ModelRunner:
+        options = asdict(self._model_options())
+        return ModelRunner(source, kv, **options, communicator=self._communicator, layer_listener=layer_listener)
+
+    def _measured_mib(self, model: LoadedModel, limits: StepLimits) -> int:
+        from diptych.engine.runner.gpu.measuring import measure
+
+        options = self._options
+        memory = measure(self._new_runner(model), limits, options.page_size, self._device)
+        self._step_nbytes = memory.step_peak
+        graphs = graphs_nbytes(limits, model.config.num_layers, memory.step_peak) if options.cuda_graphs == "on" else 0
+        nbytes = pool_nbytes(memory, options.gpu_memory_share, graphs)
+        words = "of %.1f GiB of GPU memory weights have %.1f, a step takes %.1f, %.1f are free; the KV pool gets %.1f"
+        logger.info(words, *(each / GIB for each in (memory.total, memory.own, memory.step_peak, memory.free, nbytes)))
+        return self._agreed(nbytes // MIB)
+
+    def _warm_up(self, model: LoadedModel, runner: GpuRunner, kv: Tensor) -> None:
+        from diptych.engine.runner.gpu.late_kernels import tell_of_late_kernels
+        from diptych.engine.runner.gpu.warm_up import warm_up
+
+        options, longest = self._options, min(model.config.context_len, kv.shape[0] * kv.shape[3])
+        limits, recorded_tokens = self._limits(model.config), runner.pieces.rungs
+        try:
+            warm_up(self._new_runner(model), runner, limits, options.page_size, longest, recorded_tokens)
+        except torch.OutOfMemoryError as error:
+            what = f"a step of {limits.max_step_tokens} tokens or the graphs of {limits.max_requests} requests"
+            words = f"no GPU memory is left beside weights and KV for {what}: lower --kv-cache-mib or --max-step-tokens"
+            raise ConfigError(words) from error
+        tell_of_late_kernels()
+
+    def _new_runner(
+        self, model: LoadedModel, layer_listener: ListenerOfNextStep = lambda: None, *, with_graphs: bool = False
+    ) -> GpuRunner:
+        from diptych.engine.runner.gpu.new_runner import new_runner  # needs Triton
+
+        limits = self._limits(model.config)
+        return new_runner(model, limits, self._device, with_graphs=with_graphs, layer_listener=layer_listener)
+
+    def _load_beside(self, source: ModelSource, kv: Tensor) -> LoadedModel:
+        """Load other weights, of the same shape, while the first ones serve."""
+        kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        free = torch.cuda.mem_get_info(self._device)[0] + kept
+        check_room_beside(self._weights_nbytes, self._step_nbytes, free)
+        return self._load_on_gpu(source, kv)
+
+    def _load_on_gpu(self, source: ModelSource, kv: Tensor) -> LoadedModel:
+        try:
+            return load_model(source, kv, self._model_options(), self._communicator)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(f"{source.config.model_id} does not fit what is left of the GPU's memory") from error
+
+    def _few_pages(self, source: ModelSource, limits: StepLimits) -> Tensor:
+        """Return a pool that is just large enough for the largest step."""
+        options, part = self._options, ModelPart.of(source, self._communicator)
+        num_pages = -(-longest_extend(limits, options.page_size) // options.page_size)
+        layout = ModelRunner.pool_layout(
+            part.config, num_pages=num_pages, page_size=options.page_size, dtype=options.kv_dtype
+        )
+        return new_kv(layout, self._device)
+
+    def _limits(self, model: ModelConfig) -> StepLimits:
+        sizes, max_pages = self.chosen.sizes, -(-model.context_len // self._options.page_size)
+        return StepLimits(sizes.max_step_tokens, sizes.max_requests, max_pages, sizes.max_graph_tokens)
+
+    def _model_options(self) -> ModelOptions:
+        options = self._options
+        return ModelOptions(
+            dtype=options.dtype,
+            quantization=options.quantization,
+            attention_backend=options.extend_backend,
+            decode_attention_backend=options.decode_backend,
+            num_threads=options.num_threads,
+            max_loras=options.num_lora_slots,
+        )

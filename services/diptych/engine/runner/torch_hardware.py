@@ -1,0 +1,72 @@
+"""A CPU or a GPU, on which torch or our kernels compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor
+
+from diptych.checkpoints.bounded import bounded
+from diptych.checkpoints.source import ModelSource, open_model
+from diptych.engine.options.config import EngineOptions
+from diptych.engine.options.pool_size import head_share, pool_layout
+from diptych.engine.runner.device import open_device
+from diptych.engine.runner.gpu.gpu_runner import GpuRunner
+from diptych.engine.runner.kv_pool import kv_bytes, new_kv, shared_kv
+from diptych.engine.runner.model_loader import ModelLoader
+from diptych.engine.runner.model_part import ModelPart
+from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.schedule.step_sizes import Chosen
+from diptych.engine.tensor_parallel.communicator import Communicator, TorchCommunicator
+from diptych.engine.tensor_parallel.group import Alone, Lead, RankGroup
+from diptych.engine.tensor_parallel.rank_log import store_path
+from diptych.engine.values.batch import OnLayer
+from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.transport import DevicePages, Pool, TransportMemory
+
+
+class TorchHardware:
+    """Implements `Hardware`."""
+
+    chosen: Chosen
+    _loader: ModelLoader
+    _kv: Tensor
+
+    def __init__(self, options: EngineOptions, gpu: int) -> None:
+        self._device = open_device(options.device, gpu)
+        self.options = options.on("cuda" if self._device.type == "cuda" else "cpu")
+        self._communicator: Communicator | None = None
+
+    def open(self, model: str) -> ModelSource:
+        return bounded(open_model(model, self.options.load_format), self.options.max_model_len)
+
+    def ranks(self, endpoint: str) -> RankGroup:
+        size = self.options.tp
+        return Lead(endpoint, size, lambda: self.join(endpoint, 0)) if size > 1 else Alone()
+
+    def join(self, endpoint: str, rank: int) -> TorchCommunicator:
+        """Meet the other ranks, as one of them."""
+        communicator = TorchCommunicator(rank, self.options.tp, store_path(endpoint), self._device)
+        self._communicator = communicator
+        return communicator
+
+    def pool_layout(self, source: ModelSource, rank: int) -> PoolLayout:
+        self._loader = ModelLoader(self.options, self._device, self._communicator)
+        options = replace(self.options, kv_cache_mib=self._loader.kv_cache_mib(source))
+        self.chosen = self._loader.chosen
+        part = ModelPart.of(source, self._communicator)
+        return pool_layout(part.config, options, head_share(source.config, options, rank))
+
+    def allocate(self, layout: PoolLayout, memory: TransportMemory | None) -> Pool | DevicePages | None:
+        if memory is None:
+            self._kv = new_kv(layout, self._device)
+            return None
+        pool, self._kv = shared_kv(memory, layout, self._device)
+        return pool
+
+    def load(self, source: ModelSource, layer_listener: Callable[[], OnLayer | None]) -> ModelRunner | GpuRunner:
+        return self._loader.load(source, self._kv, layer_listener)
+
+    def pool_bytes(self) -> memoryview:
+        return kv_bytes(self._kv)

@@ -1,0 +1,113 @@
+"""Turns a chosen step into arrays. No decision is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from diptych.common.arrays import I32, I64
+from diptych.engine.lora.registry import NO_ADAPTER
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows
+from diptych.engine.values.request import Request
+from diptych.engine.values.step import Chunk, Step
+from diptych.kvtransfer.ownership import NULL_PAGE
+
+NOTHING_PENDING: Final[Mapping[int, int]] = {}
+
+
+def build_batch(
+    step: Step, page_table: I32, page_size: int, pending: Mapping[int, int] = NOTHING_PENDING
+) -> ForwardBatch:
+    """Return the arrays of a step that is about to be launched.
+
+    `pending`: by room, where in the samples of the step before the token is that is not known yet.
+    """
+    if not step.chunks:
+        return _build_decode(step.decodes, page_table, page_size, pending)
+    chunks = [*(Chunk(request, request.computed_len, 1, True) for request in step.decodes), *step.chunks]
+    starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
+    extend_lens = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
+    owner = np.repeat(np.arange(len(chunks)), extend_lens)
+    positions = np.arange(len(owner)) - (np.cumsum(extend_lens) - extend_lens)[owner] + starts[owner]
+    table, out_slots = _slots([chunk.request for chunk in chunks], owner, positions, page_table, page_size)
+    if any(chunk.start < chunk.request.cached_len for chunk in step.chunks):
+        cached_lens = np.array([chunk.request.cached_len for chunk in chunks], dtype=np.int64)
+        out_slots[positions < cached_lens[owner]] = NULL_PAGE  # it is there, in pages that others read too
+    spans = [chunk.request.tokens[chunk.start : chunk.start + chunk.num_tokens] for chunk in step.chunks]
+    return ForwardBatch(
+        mode=ForwardMode.MIXED if step.decodes else ForwardMode.EXTEND,
+        input_ids=np.concatenate([_last_tokens(step.decodes, pending), *spans]),
+        positions=positions,
+        out_slots=out_slots,
+        page_table=table,
+        seq_lens=starts + extend_lens,
+        extend_lens=extend_lens,
+        sample_rows=np.array([i for i, chunk in enumerate(chunks) if chunk.is_last], dtype=np.int64),
+        prompt_rows=_prompt_rows(step.chunks, len(step.decodes)),
+        adapters=_adapters([chunk.request for chunk in chunks]),
+    )
+
+
+def _build_decode(
+    requests: Sequence[Request], page_table: I32, page_size: int, pending: Mapping[int, int]
+) -> ForwardBatch:
+    positions = np.array([request.computed_len for request in requests], dtype=np.int64)
+    rows = np.arange(len(requests))
+    table, out_slots = _slots(requests, rows, positions, page_table, page_size)
+    return ForwardBatch(
+        mode=ForwardMode.DECODE,
+        input_ids=_last_tokens(requests, pending),
+        positions=positions,
+        out_slots=out_slots,
+        page_table=table,
+        seq_lens=positions + 1,
+        extend_lens=np.ones(len(requests), dtype=np.int64),
+        sample_rows=rows,
+        adapters=_adapters(requests),
+    )
+
+
+def _last_tokens(requests: Sequence[Request], pending: Mapping[int, int]) -> I64:
+    """Return each request's newest token, or the placeholder of one that is not known yet."""
+    if not pending:
+        return np.array([request.tokens[request.computed_len] for request in requests], dtype=np.int64)
+    known = [
+        request.tokens[request.computed_len] if request.extend_len else placeholder(pending[request.room])
+        for request in requests
+    ]
+    return np.array(known, dtype=np.int64)
+
+
+def placeholder(sample: int) -> int:
+    """Return the input id that stands for sample number `sample` of the step before."""
+    return -1 - sample
+
+
+def _slots(requests: Sequence[Request], owner: I64, positions: I64, page_table: I32, page_size: int) -> tuple[I32, I64]:
+    """Return the requests' part of the page table, and the slot of each new token."""
+    rows = np.array([request.row for request in requests], dtype=np.int64)
+    table = page_table[rows, : max(request.num_pages for request in requests)]
+    pages = table[owner, positions // page_size].astype(np.int64)
+    return table, pages * page_size + positions % page_size
+
+
+def _adapters(requests: Sequence[Request]) -> I64 | None:
+    slots = [request.adapter for request in requests]
+    return None if max(slots) == NO_ADAPTER else np.array(slots, dtype=np.int64)
+
+
+def _prompt_rows(chunks: Sequence[Chunk], offset: int) -> PromptRows | None:
+    """Return the prompt tokens whose log-probabilities are wanted, of chunks that start at row `offset`; or None."""
+    if all(chunk.request.prompt_logprobs is None for chunk in chunks):
+        return None
+    token_rows, target_ids, num_top = [], [], 0
+    for chunk in chunks:
+        request, count = chunk.request, chunk.num_predicted
+        if request.prompt_logprobs is not None:
+            token_rows.append(np.arange(offset, offset + count))
+            target_ids.append(request.tokens[chunk.start + 1 : chunk.start + 1 + count])
+            num_top = max(num_top, request.prompt_logprobs.num_top)
+        offset += chunk.num_tokens
+    return PromptRows(np.concatenate(token_rows), np.concatenate(target_ids), num_top)

@@ -1,0 +1,103 @@
+"""Requests whose prompt is not computed yet, and the choice of what the next step computes of them.
+
+Who is admitted next is the waiting queue's choice; if that request does not fit the pool, nobody passes it, so none
+starves. A prompt longer than what is left of the token budget is chunked, and its chunk ends the step; so does one for
+which the prompts that are completed before it would wait longer than it is worth.
+
+A request whose prefix another one is computing lets others pass until it can be reused, where that is faster.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.packing import Packing
+from diptych.engine.schedule.prefixes_in_flight import Coming, PrefixesInFlight
+from diptych.engine.schedule.waiting_queue import WaitingQueue
+from diptych.engine.values.limits import Limits
+from diptych.engine.values.prompt_cost import PromptCost
+from diptych.engine.values.request import Request
+from diptych.engine.values.step import Chunk
+
+
+class ExtendQueue:
+    """Waiting requests and the ones part-way through their prompt."""
+
+    def __init__(self, cache: KvCache, waiting: WaitingQueue, limits: Limits) -> None:
+        self._cache = cache
+        self._waiting = waiting
+        self._max_batch_size = limits.max_requests
+        self._cost = limits.prompt_cost
+        self._extending: deque[Request] = deque()  # admitted, prompt not complete
+        self._in_flight = PrefixesInFlight(cache.page_size)  # of those, until what they computed is shared
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._extending)
+
+    @property
+    def admitted(self) -> tuple[Request, ...]:
+        return tuple(self._extending)
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self._waiting.num_tokens + sum(request.extend_len for request in self._extending)
+
+    def add_admitted(self, request: Request) -> None:
+        """Take a request that holds its pages already."""
+        self._extending.append(request)
+        self._in_flight.add(request)
+
+    def reason_to_wait(self, request: Request) -> Coming | None:
+        """Return what another request computes of its prefix, if it should not be begun before that is done."""
+        coming = self._in_flight.longest(request)
+        return coming if coming is not None and pays_to_wait(self._cache, self._cost, request, coming) else None
+
+    def remove(self, request: Request) -> None:
+        """Take out a request that ends early. Its pages stay with the caller."""
+        (self._extending if request.row >= 0 else self._waiting).remove(request)
+
+    def plan(self, now_s: float, budget: int, spare_pages: Callable[[Request], int]) -> list[Chunk]:
+        """Choose chunks that cost at most `budget`, admitting requests while budget and pages last.
+
+        `spare_pages(request)` are to stay available when `request` is admitted.
+        """
+        step = Packing(self._cost, budget, self._max_batch_size, len(self))
+        for request in self._extending:
+            if not step.takes(request, request.computed_len):
+                return step.chunks
+            step.add(request)
+        self._waiting.bring_back(now_s)
+        while self._waiting.has_next and self._cache.has_row and step.has_room:
+            request = self._waiting.peek(now_s)
+            if reason := self.reason_to_wait(request):
+                if not self._waiting.set_aside(reason):
+                    break
+                continue
+            start = 0 if step.takes_any else self._cache.cached_len(request)
+            if not step.takes(request, start):
+                break
+            if not self._cache.admit(request, spare_pages=spare_pages(request)):
+                break
+            self._waiting.take(request)
+            self.add_admitted(request)
+            step.add(request)
+        return step.chunks
+
+    def launch(self, chunks: Iterable[Chunk]) -> list[Request]:
+        """Note that a step computes the chunks; return the requests whose prompt is then complete, which leave."""
+        complete = [chunk.request for chunk in chunks if chunk.is_last]
+        for request in complete:
+            self._extending.remove(request)
+        return complete
+
+    def recall(self, chunks: Iterable[Chunk]) -> None:
+        """The step that was to compute the chunks did not: take back the requests that had left with it."""
+        self._extending.extendleft(chunk.request for chunk in chunks if chunk.is_last)
+
+
+def pays_to_wait(cache: KvCache, cost: PromptCost, request: Request, coming: Coming) -> bool:
+    """Whether so much is coming that is not cached yet that the request should not be begun before."""
+    start = cache.cached_len(request)
+    return cost.pays_to_wait(start, coming.num_pages * cache.page_size - start)

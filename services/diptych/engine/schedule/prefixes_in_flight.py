@@ -1,0 +1,123 @@
+"""Prefixes that are on their way into the cache: of requests that are being computed, or whose KV is being received.
+
+A request that shares a long one of them does better to wait for it than to have it made again, as long as whoever
+brings it goes on. Nobody is bound by that: whether it goes on is asked each time, so those who end are waited for no
+longer. Pure.
+
+Pages are found by their names (`page_hash`), which cover all that is before them: so the longest common prefix is found
+by bisection, however many bring pages and however long their prompts are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from diptych.engine.values.request import Request
+from diptych.generation.page_hash import chain_hashes, root_hash
+
+NUM_LOOKED_AT: Final = 2  # of those who have been remembered longest, for each one that is new
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bringer:
+    """A request that holds pages, and will share its first `num_pages` when it has them all."""
+
+    request: Request
+    num_pages: int
+    source: int  # who computes them: an instance; 0: we
+
+    @property
+    def is_on_its_way(self) -> bool:
+        return self.brings(self.num_pages)
+
+    def brings(self, num_pages: int) -> bool:
+        """Whether it goes on, and has not shared so many pages yet."""
+        node = self.request.node
+        return node is not None and not self.request.has_ended and node.end < num_pages
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """What somebody will bring of another request's prefix, and for how long that is waited for."""
+
+    bringer: Bringer
+    num_pages: int  # that the other one can reuse
+    until_s: float = math.inf
+
+    def is_over(self, now_s: float) -> bool:
+        return now_s >= self.until_s or not self.bringer.brings(self.num_pages)
+
+
+class PrefixesInFlight:
+    """Those who bring prefixes, by the names of the pages."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._bringers: dict[tuple[int, int], list[Bringer]] = {}  # by source and name; none is empty
+        self._remembered: deque[Bringer] = deque()
+
+    def __len__(self) -> int:
+        """How many are remembered; some may have ended."""
+        return len(self._remembered)
+
+    def add(self, request: Request, source: int = 0) -> None:
+        """Take note of a request that has got its pages."""
+        self._forget_ended()
+        bringer = Bringer(request, request.num_tokens // self._page_size, source)
+        if bringer.num_pages:
+            self._remembered.append(bringer)
+        for name in self._names(bringer):
+            self._bringers.setdefault(name, []).append(bringer)
+
+    def longest(self, request: Request, source: int = 0) -> Coming | None:
+        """Return who will bring most of the request's prefix from `source`, None if nobody brings any."""
+        if not self._bringers:
+            return None
+        names = page_names(request, self._page_size)
+        found, low, high = None, 0, min(len(names), request.matchable_len // self._page_size)
+        while low < high:  # whoever brings a page brings those before it
+            middle = (low + high) // 2
+            bringer = self._who_brings((source, names[middle]))
+            if bringer is None:
+                high = middle
+            else:
+                found, low = bringer, middle + 1
+        return None if found is None else Coming(found, low)
+
+    def _who_brings(self, name: tuple[int, int]) -> Bringer | None:
+        bringers = self._bringers.get(name, ())
+        return next((bringer for bringer in bringers if bringer.is_on_its_way), None)
+
+    def _names(self, bringer: Bringer) -> Iterator[tuple[int, int]]:
+        for name in page_names(bringer.request, self._page_size)[: bringer.num_pages]:
+            yield bringer.source, name
+
+    def _forget_ended(self) -> None:
+        """Of the few that are looked at; so no call takes long, and most of those remembered have not ended."""
+        for _ in range(min(NUM_LOOKED_AT, len(self._remembered))):
+            bringer = self._remembered.popleft()
+            if bringer.is_on_its_way:
+                self._remembered.append(bringer)
+            else:
+                self._forget(bringer)
+
+    def _forget(self, bringer: Bringer) -> None:
+        for name in self._names(bringer):
+            bringers = self._bringers[name]
+            bringers.remove(bringer)
+            if not bringers:
+                del self._bringers[name]
+
+
+def page_names(request: Request, page_size: int) -> list[int]:
+    """Return the names of the request's whole pages. They are kept with it, for it is asked about again and again."""
+    known, num_pages = len(request.page_names), request.num_tokens // page_size
+    if known < num_pages:
+        previous = request.page_names[-1] if known else root_hash(request.extra_key)
+        tokens = request.tokens[known * page_size : num_pages * page_size]
+        request.page_names += chain_hashes(previous, tokens, page_size).tolist()
+    return request.page_names

@@ -1,0 +1,172 @@
+"""Requests that are computed here: the running batch, what is on its way into it, and the steps launched for them.
+
+What both a worker that does everything and a decode worker stand on. Memory that runs out is taken from the request
+that loses least by it: it is retracted, and goes on later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.batch_builder import build_batch
+from diptych.engine.schedule.decode_batch import DecodeBatch
+from diptych.engine.schedule.extend_queue import ExtendQueue
+from diptych.engine.schedule.kv_forecast import KvForecast
+from diptych.engine.schedule.prefixes_in_flight import Coming
+from diptych.engine.schedule.sampling_builder import build_sampling
+from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.schedule.steps_in_flight import StepsInFlight
+from diptych.engine.schedule.waiting_queue import WaitingQueue
+from diptych.engine.values.batch import ForwardBatch, SamplingBatch
+from diptych.engine.values.limits import Limits
+from diptych.engine.values.request import Request
+from diptych.engine.values.step import Chunk, Step, new_step
+
+
+class Running:
+    """Chooses and launches steps. `on_retracted` hears of each request that has to wait in `waiting` again."""
+
+    def __init__(
+        self,
+        cache: KvCache,
+        limits: Limits,
+        waiting: WaitingQueue,
+        pace: StepPace,
+        on_retracted: Callable[[Request], None],
+    ) -> None:
+        self._cache = cache
+        self._limits = limits
+        self._waiting = waiting
+        self._pace = pace
+        self._on_retracted = on_retracted
+        self._queue = ExtendQueue(cache, waiting, limits)
+        self._batch = DecodeBatch(cache)
+        self._steps = StepsInFlight(cache)
+        self._forecast = KvForecast(cache)
+
+    def __len__(self) -> int:
+        """How many requests decode."""
+        return len(self._batch)
+
+    @property
+    def admitted(self) -> list[Request]:
+        """Requests that hold pages and go on."""
+        return [*self._batch, *self._queue.admitted]
+
+    @property
+    def leaving(self) -> list[Request]:
+        """Requests that have ended but hold their pages until a step is over."""
+        return self._steps.leaving
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of prompts and of retracted requests that are to be computed."""
+        return self._queue.waiting_tokens
+
+    @property
+    def num_prompts(self) -> int:
+        """Requests of which such tokens are."""
+        return len(self._queue)
+
+    # steps
+
+    def plan(self, now_s: float) -> Step | None:
+        """Every running request decodes; prompts share what is left of the token budget, and of the time."""
+        decodes = self._decodes()
+        budget = self._pace.budget(self._limits.max_step_tokens - len(decodes), len(decodes))
+        chunks = self._queue.plan(now_s, budget, self.spare_pages)
+        return new_step(decodes, chunks) if decodes or chunks else None
+
+    def launch(self, step: Step, now_s: float) -> ForwardBatch:
+        self._pace.begin(self._cost(step.chunks), now_s)
+        batch = build_batch(step, self._cache.page_table, self._cache.page_size, self._steps.samples())
+        self._steps.launch(step)
+        for request in self._queue.launch(step.chunks):
+            self._batch.add(request)
+        return batch
+
+    def sampling(self) -> SamplingBatch:
+        """Say how to sample the step launched last."""
+        return build_sampling(self._steps.newest.sampled, self._limits.eos_ids, self._limits.vocab_size)
+
+    def commit(self, now_s: float) -> Step:
+        """Return the oldest step launched, which has run."""
+        self._pace.end(now_s)
+        return self._steps.commit()
+
+    def share(self, step: Step) -> None:
+        """Let others reuse what a step that is over has computed of prompts; not of requests that have ended."""
+        for chunk in step.chunks:
+            if chunk.request.node is not None and not chunk.request.has_ended:
+                self._steps.share(chunk.request, chunk.start + chunk.num_tokens)
+
+    def rooms_of_step(self) -> set[int]:
+        return self._steps.newest.rooms
+
+    def give_up(self) -> None:
+        """The step launched last was not run to its end, and its requests are about to be taken out."""
+        self._pace.give_up()
+        self._steps.commit().undo()
+
+    def spare_pages(self, candidate: Request, importing: Sequence[Request] = ()) -> int:
+        """Return how many pages must be left when `candidate` has got its own."""
+        return self._forecast.spare_pages([*self.admitted, *importing], candidate)
+
+    # requests
+
+    def reason_to_wait(self, request: Request) -> Coming | None:
+        """Return what another request computes of its prefix, if it should not be admitted before that is done."""
+        return self._queue.reason_to_wait(request)
+
+    def join(self, request: Request) -> None:
+        """Take in a request whose KV is here."""
+        self._batch.add(request)
+
+    def extend(self, request: Request) -> None:
+        """Take in a request that holds its pages, to be computed."""
+        self._queue.add_admitted(request)
+
+    def finish(self, request: Request) -> None:
+        """Take out a request that has come to its own end."""
+        self._forecast.learn(request)
+        self.retire(request)
+
+    def retire(self, request: Request) -> None:
+        """Take out a request; what is computed of it stays as a cached prefix."""
+        self._take_out(request)
+        if request.node is not None:
+            self._steps.retire(request)
+
+    def distrust(self, request: Request) -> None:
+        """Let nobody reuse what is computed of a request."""
+        self._cache.distrust(request)
+
+    def drop(self, request: Request) -> None:
+        """Take out a request and keep nothing of it but what others share already."""
+        self._take_out(request)
+        if request.node is not None:
+            self._steps.drop(request)
+
+    def _take_out(self, request: Request) -> None:
+        if request in self._batch:
+            self._batch.remove(request)
+        else:
+            self._queue.remove(request)
+
+    def _cost(self, chunks: Sequence[Chunk]) -> int:
+        return sum(self._limits.prompt_cost.of(chunk.start, chunk.num_tokens) for chunk in chunks)
+
+    def _decodes(self) -> list[Request]:
+        """Return the requests that decode now: none when memory ran out and a step may still bring some back."""
+        while not self._batch.make_room(due := self._batch.due()):
+            if self._steps:
+                return []
+            self._retract(self._batch.victim())
+        return due
+
+    def _retract(self, request: Request) -> None:
+        self._batch.remove(request)
+        self._cache.retire(request)
+        self._waiting.add_first(request)
+        self._on_retracted(request)

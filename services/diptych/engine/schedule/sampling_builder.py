@@ -1,0 +1,115 @@
+"""Turns what requests ask of sampling into the arrays of a step. No decision is made here.
+
+A part that no request of the step uses is not built. It needs the tokens sampled before, and nothing of the forward
+pass, so it may be built while that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from diptych.common.arrays import F32, I32, I64
+from diptych.engine.values.batch import Bias, Penalties, SamplingBatch
+from diptych.engine.values.request import Request
+from diptych.generation.grammar import num_words
+from diptych.generation.sampling_params import SamplingParams
+
+
+def build_sampling(requests: Sequence[Request], eos_ids: frozenset[int], vocab_size: int) -> SamplingBatch:
+    """Return how to choose the next token of each request."""
+    params = [request.params for request in requests]
+    plain = all([request.samples_plainly for request in requests])
+    return SamplingBatch(
+        temperature=np.array([p.temperature for p in params], dtype=np.float32),
+        top_p=np.array([p.top_p for p in params], dtype=np.float32),
+        top_k=np.array([p.top_k for p in params], dtype=np.int64),
+        seeds=np.array([p.seed for p in params], dtype=np.uint64),
+        positions=np.array([request.num_tokens for request in requests], dtype=np.int64),
+        min_p=None if plain else _min_p(params),
+        bias=None if plain else _bias(requests, eos_ids),
+        penalties=None if plain else _penalties(requests),
+        token_mask=None if plain else _token_mask(requests, vocab_size),
+        num_top=None if plain else _num_top(params),
+    )
+
+
+def _min_p(params: Sequence[SamplingParams]) -> F32 | None:
+    if not any(p.min_p for p in params):
+        return None
+    return np.array([p.min_p for p in params], dtype=np.float32)
+
+
+def _token_mask(requests: Sequence[Request], vocab_size: int) -> I32 | None:
+    matchers = [(row, r.matcher) for row, r in enumerate(requests) if r.matcher is not None and not r.has_ended]
+    allowed = [(row, _allowed(request)) for row, request in enumerate(requests) if request.params.allowed_token_ids]
+    if not matchers and not allowed:
+        return None
+    mask = np.full((len(requests), num_words(vocab_size)), -1, dtype=np.int32)
+    for row, matcher in matchers:
+        matcher.fill_mask(mask, row)
+    for row, words in allowed:
+        mask[row, : len(words)] = words
+        mask[row, len(words) :] = 0
+    return mask
+
+
+def _allowed(request: Request) -> I32:
+    """Return as many words as the last of the allowed tokens needs."""
+    if request.allowed is None:
+        ids = np.array(request.params.allowed_token_ids, dtype=np.int64)
+        words = np.zeros(ids.max() // 32 + 1, dtype=np.uint32)
+        np.bitwise_or.at(words, ids // 32, np.left_shift(np.uint32(1), (ids % 32).astype(np.uint32)))
+        request.allowed = words.view(np.int32)
+    return request.allowed
+
+
+def _num_top(params: Sequence[SamplingParams]) -> I64 | None:
+    if all(p.logprobs is None for p in params):
+        return None
+    return np.array([-1 if p.logprobs is None else p.logprobs for p in params], dtype=np.int64)
+
+
+def _bias(requests: Sequence[Request], eos_ids: frozenset[int]) -> Bias | None:
+    ids = [[*request.params.logit_bias, *_banned(request, eos_ids)] for request in requests]
+    if not any(ids):
+        return None
+    num_banned = [len(listed) - len(request.params.logit_bias) for request, listed in zip(requests, ids, strict=True)]
+    values = [
+        [*request.params.logit_bias.values(), *[-np.inf] * count]
+        for request, count in zip(requests, num_banned, strict=True)
+    ]
+    return Bias(
+        rows=np.repeat(np.arange(len(requests)), [len(listed) for listed in ids]),
+        token_ids=np.array([token_id for listed in ids for token_id in listed], dtype=np.int64),
+        values=np.array([value for listed in values for value in listed], dtype=np.float32),
+    )
+
+
+def _banned(request: Request, eos_ids: frozenset[int]) -> Sequence[int]:
+    """The tokens that would end the request too early."""
+    params = request.params
+    if request.num_output_tokens >= params.min_tokens or request.grammar_finish:
+        return ()
+    return (*params.stop_token_ids, *(() if params.ignore_eos else eos_ids))
+
+
+def _penalties(requests: Sequence[Request]) -> Penalties | None:
+    counted = [(row, request.counts) for row, request in enumerate(requests) if request.counts is not None]
+    if not counted:
+        return None
+    for row, counts in counted:
+        counts.update(requests[row].tokens[: requests[row].num_tokens])
+    rows = [row for row, _ in counted]
+    num_seen = [len(counts.ids) for _, counts in counted]
+    params = [requests[row].params for row in rows]
+    penalties = [(p.frequency_penalty, p.presence_penalty, p.repetition_penalty) for p in params]
+    frequency, presence, repetition = np.repeat(np.array(penalties, dtype=np.float32).T, num_seen, axis=1)
+    num_output = np.concatenate([counts.counts for _, counts in counted])
+    return Penalties(
+        rows=np.repeat(np.array(rows, dtype=np.int64), num_seen),
+        token_ids=np.concatenate([counts.ids for _, counts in counted]),
+        repetition=repetition,
+        subtract=(num_output * frequency + (num_output > 0) * presence).astype(np.float32),
+    )

@@ -1,0 +1,165 @@
+"""Requests that wait for admission, and which of them is next.
+
+Retracted requests go first; then the tenant whose turn it is, and of its requests the one that the policy chooses.
+Rule: the next request stays the next until it is taken or leaves, even if it does not fit yet: nobody is overtaken
+forever for being large. Only who comes back from aside goes before it, if it ranks before it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.policies import POLICIES
+from diptych.engine.schedule.policies.policy import Policy
+from diptych.engine.schedule.tenant_shares import TenantShares
+from diptych.engine.values.limits import Scheduling
+from diptych.engine.values.request import Request
+
+MAX_ASIDE: Final = 256  # requests: it is asked of each, whenever some may be admitted, whether it still waits
+WINDOW: Final = 64  # how many of a tenant's requests, in order of rank, a policy may choose from
+
+Place = tuple[float, int, Request]  # rank, order of arrival
+
+
+class Reason(Protocol):
+    """Why a request does better to wait."""
+
+    def is_over(self, now_s: float) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Aside:
+    request: Request
+    reason: Reason
+
+
+class WaitingQueue:
+    """Waiting requests of all tenants."""
+
+    def __init__(self, policy: Policy, shares: TenantShares) -> None:
+        self._policy = policy
+        self._shares = shares
+        self._retracted: deque[Request] = deque()
+        self._lines: dict[str, list[Place]] = {}  # by tenant, in order of rank; never empty
+        self._places: dict[int, Place] = {}  # by room
+        self._num_added = 0
+        self._next: Request | None = None  # chosen, not taken yet
+        self._aside: dict[int, _Aside] = {}  # those that let others pass, by room
+        self.num_tokens = 0  # expected to be computed
+        self.num_prompts = 0  # requests of which some are
+
+    def __len__(self) -> int:
+        return len(self._retracted) + len(self._places) + len(self._retracted_aside)
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self._retracted
+        for _, _, request in self._places.values():
+            yield request
+        yield from self._retracted_aside
+
+    def add(self, request: Request) -> None:
+        """Queue a request that never ran."""
+        self._count(request, 1)
+        if request.tenant not in self._lines and all(each.tenant != request.tenant for each in self.aside):
+            self._shares.enter(request.tenant)
+        place = (self._policy.rank(request), self._num_added, request)
+        self._num_added += 1
+        self._places[request.room] = place
+        insort(self._lines.setdefault(request.tenant, []), place)
+
+    def add_first(self, request: Request) -> None:
+        """Queue a retracted request ahead of all that never ran."""
+        self._count(request, 1)
+        self._retracted.appendleft(request)
+        self._next = None
+
+    def peek(self, now_s: float) -> Request:
+        """Return the request to admit next; at least one waits."""
+        if self._next is None:
+            self._next = self._retracted[0] if self._retracted else self._choose(now_s)
+        return self._next
+
+    @property
+    def has_next(self) -> bool:
+        """Whether one waits that is not set aside."""
+        return bool(self._retracted or self._lines)
+
+    @property
+    def aside(self) -> Iterator[Request]:
+        """Those that let others pass."""
+        return (aside.request for aside in self._aside.values())
+
+    @property
+    def _retracted_aside(self) -> list[Request]:
+        return [request for request in self.aside if request.room not in self._places]
+
+    def set_aside(self, reason: Reason) -> bool:
+        """Let others pass the next request until `bring_back` finds the reason to be over. False: too many do."""
+        request = self._next
+        assert request is not None
+        if len(self._aside) >= MAX_ASIDE:
+            return False
+        self._leave(request)
+        self._aside[request.room] = _Aside(request, reason)
+        return True
+
+    def bring_back(self, now_s: float) -> None:
+        """Give those that were set aside their places again, as far as they need not wait any longer."""
+        over = [aside.request for aside in self._aside.values() if aside.reason.is_over(now_s)]
+        for request in reversed(over):
+            del self._aside[request.room]
+            place = self._places.get(request.room)
+            if place is None:
+                self._retracted.appendleft(request)
+            else:
+                insort(self._lines.setdefault(request.tenant, []), place)
+            self._next = None
+
+    def take(self, request: Request) -> None:
+        """Take out a request that has been admitted, and charge its tenant for what it has to compute."""
+        if request.room in self._places:
+            self._shares.charge(request.tenant, prompt_tokens=request.extend_len)
+        self.remove(request)
+
+    def charge_output(self, request: Request) -> None:
+        """Charge the tenant of a request that ends for the output made."""
+        self._shares.charge(request.tenant, output_tokens=request.num_output_tokens)
+
+    def remove(self, request: Request) -> None:
+        """Take out a request."""
+        self._count(request, -1)
+        if self._aside.pop(request.room, None) is None:
+            self._leave(request)
+        self._places.pop(request.room, None)
+
+    def _leave(self, request: Request) -> None:
+        """It is not among those of which one is the next."""
+        if self._next is request:
+            self._next = None
+        place = self._places.get(request.room)
+        if place is None:
+            self._retracted.remove(request)
+            return
+        line = self._lines[request.tenant]
+        del line[bisect_left(line, place)]
+        if not line:
+            del self._lines[request.tenant]
+
+    def _count(self, request: Request, change: int) -> None:
+        self.num_tokens += change * request.expected_len
+        self.num_prompts += change * (request.expected_len > 0)
+
+    def _choose(self, now_s: float) -> Request:
+        tenant = self._shares.next(self._lines)
+        line = self._lines[tenant][:WINDOW]
+        return self._policy.choose([request for _, _, request in line], now_s)
+
+
+def new_waiting_queue(cache: KvCache, scheduling: Scheduling) -> WaitingQueue:
+    """Return an empty queue that is ordered as `scheduling` says."""
+    return WaitingQueue(POLICIES[scheduling.policy](cache.cached_len), TenantShares(scheduling.tenant_weights))

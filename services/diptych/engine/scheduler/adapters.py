@@ -1,0 +1,101 @@
+"""The adapters of one scheduler: read on the admin thread, put into the model by the loop.
+
+The registry decides what may be loaded, and when it goes: never while a request runs with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from diptych.engine.lora.registry import Loaded, LoraRegistry
+from diptych.engine.scheduler.admin_thread import Effect, Handler
+from diptych.v1 import bootstrap_pb2
+from diptych.v1.admin_pb2 import AdminAnswer, AdminCommand, LoadLoraResponse, UnloadLoraResponse
+
+logger = logging.getLogger(__name__)
+
+W = TypeVar("W")  # an adapter's weights, as the model wants them
+W_contra = TypeVar("W_contra", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAdapter(Generic[W]):
+    """An adapter that only has to be put into its slot."""
+
+    fingerprint: str
+    weights: W
+
+
+class Slots(Protocol[W_contra]):
+    """The places for adapters in a model."""
+
+    def install(self, slot: int, weights: W_contra) -> None: ...
+
+    def remove(self, slot: int) -> None: ...
+
+
+class Adapters(Generic[W]):
+    """All calls from the scheduler's thread."""
+
+    def __init__(self, registry: LoraRegistry, slots: Slots[W], read: Callable[[Path], ReadAdapter[W]]) -> None:
+        self._registry = registry
+        self._slots = slots
+        self._read = read  # on the admin thread; raises `DiptychError`
+        self._changed = False
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """What an `AdminThread` does for us."""
+        return {"load_lora": self._load, "unload_lora": self._unload}
+
+    def load(self, name: str, path: Path) -> None:
+        """Load at once, before the loop runs. Raises `DiptychError`."""
+        self._put(name, self._read(path))
+
+    def news(self) -> tuple[bootstrap_pb2.LoraAdapter, ...] | None:
+        """Return all adapters that requests may use, if that has changed since the last call."""
+        if not self._changed:
+            return None
+        self._changed = False
+        return tuple(_to_wire(adapter) for adapter in self._registry.loaded())
+
+    def start(self, room: int, name: str) -> Loaded:
+        """Return what a request runs with, up to its `end`. Raises `NotFound`."""
+        return self._registry.start(room, name)
+
+    def end(self, room: int) -> None:
+        self._free(self._registry.end(room))
+
+    def _load(self, command: AdminCommand) -> Effect:
+        name, read = command.load_lora.name, self._read(Path(command.load_lora.path))
+        return lambda: AdminAnswer(load_lora=self._put(name, read))
+
+    def _put(self, name: str, read: ReadAdapter[W]) -> LoadLoraResponse:
+        adapter, is_new = self._registry.load(name, read.fingerprint)
+        if is_new:
+            self._slots.install(adapter.slot, read.weights)
+            self._changed = True
+            logger.info("loaded adapter %s (%s)", name, adapter.fingerprint)
+        return LoadLoraResponse(adapter=_to_wire(adapter), was_loaded=not is_new)
+
+    def _unload(self, command: AdminCommand) -> Effect:
+        return lambda: AdminAnswer(unload_lora=self._take(command.unload_lora.name))
+
+    def _take(self, name: str) -> UnloadLoraResponse:
+        slot = self._registry.unload(name)
+        self._changed = True
+        logger.info("unloading adapter %s%s", name, " when its last request ends" if slot is None else "")
+        self._free(slot)
+        return UnloadLoraResponse()
+
+    def _free(self, slot: int | None) -> None:
+        if slot is not None:
+            self._slots.remove(slot)
+
+
+def _to_wire(adapter: Loaded) -> bootstrap_pb2.LoraAdapter:
+    return bootstrap_pb2.LoraAdapter(name=adapter.name, fingerprint=adapter.fingerprint)

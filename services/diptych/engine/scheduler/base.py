@@ -1,0 +1,140 @@
+"""What everything in a scheduler process stands on: the model's files, the other ranks, KV memory, the way to peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from diptych.checkpoints.source import ModelSource
+from diptych.common.members.roles import Role
+from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
+from diptych.engine.cache.host_tier import NO_HOST_TIER, HostTier
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.options.config import SchedulerConfig
+from diptych.engine.options.pool_size import num_host_slots
+from diptych.engine.runner.host_pages import HostPages
+from diptych.engine.schedule.step_sizes import Chosen
+from diptych.engine.scheduler.hardware import Hardware, ModelOnHardware, open_hardware
+from diptych.engine.scheduler.links.links import Links, NoLinks, PeerLinks, directions_of
+from diptych.engine.scheduler.links.tester import new_link_tester
+from diptych.engine.scheduler.step_watch import StepGivenUp, StepWatch
+from diptych.engine.tensor_parallel.group import RankGroup
+from diptych.engine.tensor_parallel.shard import check_divides
+from diptych.engine.values.batch import OnLayer
+from diptych.engine.values.limits import Limits
+from diptych.engine.values.prompt_cost import prompt_cost
+from diptych.engine.values.transfer_rules import layer_windows
+from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.layout_codec import layout_to_wire
+from diptych.kvtransfer.probe.choice import PathRule
+from diptych.kvtransfer.transport import ProbePages, Transport
+from diptych.v1 import bootstrap_pb2
+
+OpenTransport = Callable[[SchedulerConfig], Transport]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerBase:
+    """Of one process. Build it with `build_base`."""
+
+    config: SchedulerConfig
+    source: ModelSource
+    ranks: RankGroup
+    layout: PoolLayout
+    hardware: Hardware
+    chosen: Chosen  # how large steps can be
+    links: PeerLinks
+    transfer: bootstrap_pb2.TransferInfo | None  # how peers reach the KV pool, if there may be some
+    watch: StepWatch  # over the steps of the models that it loads
+
+    def limits(self) -> Limits:
+        model, options = self.source.config, self.config.engine
+        return Limits(
+            context_len=model.context_len,
+            vocab_size=model.vocab_size,
+            eos_ids=frozenset(token_id for token_id in model.eos_ids if token_id < model.vocab_size),
+            max_step_tokens=self.chosen.sizes.max_step_tokens,
+            max_requests=self.chosen.sizes.max_requests,
+            scheduling=options.scheduling(),
+            prompt_cost=prompt_cost(model),
+            mixed_step_s=options.mixed_step_s,
+        )
+
+    def new_cache(self, limits: Limits) -> KvCache:
+        options = self.config.engine
+        return KvCache(
+            num_pages=self.layout.num_pages,
+            page_size=self.layout.page_size,
+            max_requests=limits.max_requests,
+            max_tokens_per_request=limits.context_len,
+            eviction_policy=options.eviction_policy,
+            host_tier=self._host_tier(num_host_slots(self.layout, options)),
+            changes=CacheChanges() if options.kv_events == "on" else NO_CHANGES,
+        )
+
+    def load(self, source: ModelSource) -> ModelOnHardware:
+        """Return a model that runs on the KV pool. The first is that of `source`."""
+        return self.hardware.load(source, self._layer_listener)
+
+    def _layer_listener(self) -> OnLayer | None:
+        """A step that other ranks run too runs to its end, and so does one that a GPU has been given."""
+        follow = self.links.layer_listener()
+        can_stop = self.config.engine.tp == 1 and self.config.engine.device != "cuda"
+        look = self.watch.listener() if can_stop else None
+        if follow is None or look is None:
+            return follow or look
+
+        def listen(layer: int) -> None:
+            follow(layer)
+            try:
+                look(layer)
+            except StepGivenUp:
+                self.links.give_up_step()
+                raise
+
+        return listen
+
+    def close(self) -> None:
+        self.links.close()
+        self.ranks.close()
+
+    def _host_tier(self, num_slots: int) -> HostTier:
+        if not num_slots:
+            return NO_HOST_TIER
+        pages = HostPages(self.hardware.pool_bytes(), self.layout.page_nbytes, num_slots)
+        return HostTier(num_slots, self.ranks.lead_copier(pages))
+
+
+def build_base(config: SchedulerConfig, open_transport: OpenTransport | None) -> SchedulerBase:
+    """Open the model, wait for the other ranks, and allocate; `open_transport` is None for an engine without peers.
+
+    A GPU's model is loaded before its pool is allocated.
+    """
+    hardware = open_hardware(config)
+    options = hardware.options
+    source = hardware.open(options.model)
+    check_divides(source.config, options.tp)
+    ranks = hardware.ranks(config.endpoint)
+    layout, chosen = hardware.pool_layout(source, config.rank), hardware.chosen
+    windows = layer_windows(layout.num_layers, config.transfer.num_windows, layout.page_nbytes)
+    config = replace(config, engine=options, transfer=replace(config.transfer, num_windows=len(windows)))
+    transport = None if open_transport is None else open_transport(config)
+    pool = hardware.allocate(layout, transport)
+    if transport is None or pool is None:
+        return SchedulerBase(config, source, ranks, layout, hardware, chosen, NoLinks(), None, StepWatch())
+    links, transfer = _share(config, ranks, transport, pool)
+    return SchedulerBase(config, source, ranks, layout, hardware, chosen, links, transfer, StepWatch())
+
+
+def _share(
+    config: SchedulerConfig, ranks: RankGroup, transport: Transport, pool: ProbePages
+) -> tuple[PeerLinks, bootstrap_pb2.TransferInfo]:
+    """Let peers write into the pool."""
+    layout = pool.layout
+    metadata = ranks.metadata(transport.metadata())
+    info = bootstrap_pb2.TransferInfo(engine_metadata=metadata, layout=layout_to_wire(layout))
+    peers = ranks.lead_transport(transport, layout)
+    rule = PathRule(config.kv_path, config.kv_require)
+    tester = new_link_tester(peers, ranks.lead_pool(pool), directions_of(Role(config.role)), rule)
+    windows = layer_windows(layout.num_layers, config.transfer.num_windows, layout.page_nbytes)
+    return Links(peers, transport, tester, windows), info

@@ -1,0 +1,139 @@
+"""Scheduler values to and from protobuf. Nothing else in a scheduler process knows the wire forms."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from diptych.common.errors import InvalidRequest
+from diptych.common.members.roles import LegKind
+from diptych.engine.cache.cache_changes import CacheDelta
+from diptych.engine.cache.kv_feed import KvMessage
+from diptych.engine.lora.registry import Loaded
+from diptych.engine.values.events import EmitTokens, Start
+from diptych.engine.values.request import new_request
+from diptych.engine.values.scheduler_core import Load
+from diptych.generation.codec import logprobs_to_wire, params_from_wire
+from diptych.generation.finish import Finish
+from diptych.generation.leg_prompt import prompt_of
+from diptych.generation.output import Failure, FailureCode, Output, Stats
+from diptych.generation.page_hash import extra_key
+from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
+
+_FINISH_TO_WIRE = {
+    Finish.STOP: inference_pb2.FINISH_REASON_STOP,
+    Finish.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+    Finish.ABORTED: inference_pb2.FINISH_REASON_ABORTED,
+}
+_LEG_KINDS = {kind.wire: kind for kind in LegKind}
+_CODE_TO_WIRE = {
+    FailureCode.INVALID: worker_pb2.ERROR_CODE_INVALID,
+    FailureCode.OVERLOADED: worker_pb2.ERROR_CODE_OVERLOADED,
+    FailureCode.PEER_LOST: worker_pb2.ERROR_CODE_PEER_LOST,
+    FailureCode.TRANSFER_FAILED: worker_pb2.ERROR_CODE_TRANSFER_FAILED,
+    FailureCode.DEADLINE: worker_pb2.ERROR_CODE_DEADLINE,
+    FailureCode.ABORTED: worker_pb2.ERROR_CODE_ABORTED,
+    FailureCode.RETRACTED: worker_pb2.ERROR_CODE_RETRACTED,
+    FailureCode.INTERNAL: worker_pb2.ERROR_CODE_INTERNAL,
+    FailureCode.HANDED_BACK: worker_pb2.ERROR_CODE_HANDED_BACK,
+    FailureCode.TOO_LONG: worker_pb2.ERROR_CODE_TOO_LONG,
+}
+
+
+def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, max_tokens: int) -> Start:
+    """Return the request of `leg`; its output is cut to what `max_tokens` (prompt and output) leaves.
+
+    Raises `InvalidRequest`: nothing is made as large as a router says that was not looked at.
+    """
+    prompt = prompt_of(leg)
+    if leg.num_prior_output_tokens > len(prompt):
+        words = f"{leg.num_prior_output_tokens} of the prompt's {len(prompt)} tokens can't be earlier output"
+        raise InvalidRequest(words, param="num_prior_output_tokens")
+    params = params_from_wire(leg.sampling)
+    params.validate()
+    room_left = max(1, max_tokens - len(prompt))
+    request = new_request(
+        leg.room,
+        prompt,
+        dataclasses.replace(params, max_tokens=min(params.max_tokens, room_left)),
+        request_id=leg.request_id,
+        extra_key=extra_key(leg.cache_salt, adapter.fingerprint),
+        deadline_s=now_s + leg.timeout_ms / 1000 if leg.timeout_ms else None,
+        arrival_s=now_s,
+        priority=leg.priority,
+        tenant=leg.tenant,
+        num_prior_output_tokens=leg.num_prior_output_tokens,
+        adapter=adapter.slot,
+    )
+    return Start(request, leg.peer_instance_id, _LEG_KINDS.get(leg.kind))
+
+
+def output_to_wire(output: Output) -> worker_pb2.LegOutput:
+    wire = worker_pb2.LegOutput(room=output.room, first_index=output.first_index, token_ids=output.token_ids)
+    if output.finish is not None:
+        wire.finish_reason = _FINISH_TO_WIRE[output.finish]
+    if output.failure is not None:
+        wire.error.CopyFrom(_failure_to_wire(output.failure))
+    if output.stats is not None:
+        wire.stats.CopyFrom(_stats_to_wire(output.stats))
+    if output.logprobs is not None:
+        wire.logprobs.CopyFrom(logprobs_to_wire(output.logprobs))
+    if output.prompt_logprobs is not None:
+        wire.prompt_logprobs.CopyFrom(logprobs_to_wire(output.prompt_logprobs))
+    return wire
+
+
+def add_tokens_to_wire(effect: EmitTokens, events: engine_pb2.SchedulerEvents) -> None:
+    add = events.outputs.add
+    for room, index, token_id in zip(effect.rooms, effect.indices, effect.token_ids, strict=True):
+        add(room=room, first_index=index, token_ids=(token_id,))
+
+
+def _failure_to_wire(failure: Failure) -> worker_pb2.LegError:
+    return worker_pb2.LegError(code=_CODE_TO_WIRE[failure.code], message=failure.message)
+
+
+def _stats_to_wire(stats: Stats) -> worker_pb2.LegStats:
+    return worker_pb2.LegStats(
+        cached_tokens=stats.cached_tokens,
+        pages_moved=stats.pages_moved,
+        bytes_moved=stats.bytes_moved,
+        kv_digest=stats.kv_digest,
+        queue_us=round(stats.queue_s * 1e6),
+        grant_us=round(stats.grant_s * 1e6),
+        compute_us=round(stats.compute_s * 1e6),
+        transfer_us=round(stats.transfer_s * 1e6),
+        verify_us=round(stats.verify_s * 1e6),
+        added_ttft_us=round(stats.added_ttft_s * 1e6),
+        join_us=round(stats.join_s * 1e6),
+    )
+
+
+def delta_to_wire(delta: CacheDelta) -> worker_pb2.KvEvents:
+    return worker_pb2.KvEvents(stored=delta.stored, removed=delta.removed, cleared=delta.cleared)
+
+
+def delta_from_wire(wire: worker_pb2.KvEvents) -> CacheDelta:
+    return CacheDelta(wire.cleared, tuple(wire.removed), tuple(wire.stored))
+
+
+def kv_message_to_wire(message: KvMessage) -> worker_pb2.KvEvents:
+    wire = delta_to_wire(message.delta)
+    wire.sequence, wire.more = message.sequence, message.more
+    return wire
+
+
+def load_to_wire(load: Load, links: bootstrap_pb2.WorkerLoad) -> bootstrap_pb2.WorkerLoad:
+    """`links` has the fields that are about links."""
+    wire = bootstrap_pb2.WorkerLoad(
+        num_waiting=load.num_waiting,
+        num_running=load.num_running,
+        free_pages=load.free_pages,
+        total_pages=load.total_pages,
+        waiting_tokens=load.waiting_tokens,
+        num_waiting_prompts=load.num_waiting_prompts,
+        grantable_pages=load.grantable_pages,
+        blocked_tokens=load.blocked_tokens,
+        num_ungranted=load.num_ungranted,
+    )
+    wire.MergeFrom(links)
+    return wire

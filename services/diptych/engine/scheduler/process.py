@@ -1,0 +1,206 @@
+"""Builds and runs one scheduler process: the base, a core, the loop. The composition root of every role.
+
+Started by a frontend as `python -m MODULE JSON`. A spawned process, never a forked one: UCX and CUDA do not survive a
+fork.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+import zmq
+
+from diptych.common import lifecycle
+from diptych.common.errors import DiptychError
+from diptych.common.garbage import spare_what_stays
+from diptych.common.logging import setup
+from diptych.common.members.heartbeat import SharedHeartbeat
+from diptych.common.members.terms import terms_to_wire
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.lora.registry import LoraRegistry
+from diptych.engine.options.config import EngineOptions, SchedulerConfig
+from diptych.engine.runner.threads import configure_threads
+from diptych.engine.schedule.step_sizes import words
+from diptych.engine.scheduler.admin_thread import AdminThread
+from diptych.engine.scheduler.base import OpenTransport, SchedulerBase, build_base
+from diptych.engine.scheduler.grammar_thread import GrammarThread
+from diptych.engine.scheduler.hardware import ModelOnHardware
+from diptych.engine.scheduler.loop import Adapters, SchedulerLoop
+from diptych.engine.scheduler.model_adapters import open_adapters
+from diptych.engine.scheduler.model_worker import TpModelWorkerClient
+from diptych.engine.scheduler.queued_steps import QueuedSteps
+from diptych.engine.scheduler.rank_process import serve_rank
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.scheduler.terms import worker_terms
+from diptych.engine.scheduler.weights import Host, Weights
+from diptych.engine.values.batch import OverlapRunner
+from diptych.engine.values.limits import Limits
+from diptych.engine.values.scheduler_core import SchedulerCore
+from diptych.grammars.compiler import Compiler
+from diptych.kvtransfer.layout import PoolLayout
+from diptych.v1 import engine_pb2
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_MS: Final = 1000  # that what was sent to the frontend may take to leave
+
+BuildCore = Callable[[KvCache, Limits, SchedulerConfig, PoolLayout], SchedulerCore]
+
+
+def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTransport | None) -> NoReturn:
+    """Be a scheduler process; `open_transport` is None for an engine without peers."""
+    config = SchedulerConfig.from_json(argv[1])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # they reach the whole process group; our frontend says when to stop
+    lifecycle.die_with_parent(signal.SIGKILL, parent_pid=config.parent_pid)
+    setup(config.name, config.log_format, config.log_level)
+    code = _run_rank(config, open_transport) if config.rank else _run_first(config, build_core, open_transport)
+    zmq.Context.instance().destroy(linger=LAST_WORDS_MS)
+    lifecycle.exit_now(code)
+
+
+def _run_first(config: SchedulerConfig, build_core: BuildCore, open_transport: OpenTransport | None) -> int:
+    """Run rank 0, to which the frontend talks; return the exit code."""
+    channel = _connect(config.endpoint)
+    try:
+        _prepare_torch(config.engine)
+        _serve(build_base(config, open_transport), channel, build_core)
+    except DiptychError as error:
+        logger.error("%s", error)
+        return _report_fatal(channel, error)
+    except Exception as error:
+        logger.exception("the scheduler failed")
+        return _report_fatal(channel, error)
+    return 0
+
+
+def _run_rank(config: SchedulerConfig, open_transport: OpenTransport | None) -> int:
+    """Run a rank other than 0. Whoever started it notices when it ends."""
+    try:
+        _prepare_torch(config.engine)
+        serve_rank(config, open_transport(config) if open_transport else None)
+    except DiptychError as error:
+        logger.error("%s", error)
+        return 1
+    except Exception:
+        logger.exception("the rank failed")
+        return 1
+    return 0
+
+
+def _prepare_torch(options: EngineOptions) -> None:
+    """Before anything imports it."""
+    if options.device != "sim":
+        configure_threads(options.num_threads)
+
+
+def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCore) -> None:
+    source, options, limits = base.source, base.config.engine, base.limits()
+    grammars = GrammarThread(lambda: Compiler(source.tokenizer(), limits.vocab_size, limits.eos_ids))
+    cache = base.new_cache(limits)
+    core = build_core(cache, limits, base.config, base.layout)
+    registry = LoraRegistry(options.num_lora_slots, source.config.model_id)
+    weights = Weights(options.model, source, host_of(base, core, cache, registry))
+    adapters = open_adapters(source, options.loras(), registry, lambda: weights.runner.loras)
+    admin = AdminThread({**adapters.handlers, **weights.handlers})
+    stepping = _stepping(options, core, base.ranks.lead_runner(weights))
+    grammars.wait_until_open()
+    _say_ready(base, channel, core, adapters)
+    beat = SharedHeartbeat(base.config.heartbeat_fd).beat
+    loop = SchedulerLoop(
+        core,
+        stepping,
+        channel,
+        base.links,
+        grammars,
+        admin,
+        adapters,
+        cache=cache,
+        watch=base.watch,
+        beat=beat,
+        graph_use=lambda: weights.runner.graph_use,
+    )
+    spare_what_stays()
+    try:
+        loop.run()
+    finally:
+        for part in (stepping, admin, grammars, base):
+            part.close()
+
+
+def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: LoraRegistry) -> Host[ModelOnHardware]:
+    """Return what of the scheduler bears on a change of its weights."""
+    config = base.config
+    return Host(
+        open=base.hardware.open,
+        load=base.load,
+        terms=lambda source: worker_terms(source, config.kv_backend, base.layout.dtype, config.transfer),
+        is_idle=lambda: core.num_open_rooms == 0 and not cache.is_held,
+        clear_cache=cache.clear,
+        obstacle=lambda: _obstacle(config.engine, registry),
+    )
+
+
+def _say_ready(base: SchedulerBase, channel: zmq.Socket[bytes], core: SchedulerCore, adapters: Adapters) -> None:
+    config, layout = base.config, base.layout
+    terms = terms_to_wire(worker_terms(base.source, config.kv_backend, layout.dtype, config.transfer))
+    sizes = base.chosen.sizes
+    ready = engine_pb2.SchedulerReady(
+        transfer=base.transfer,
+        terms=terms,
+        context_len=core.max_tokens,
+        max_requests=sizes.max_requests,
+        max_step_tokens=sizes.max_step_tokens,
+    )
+    ready.loras.adapters.extend(adapters.news() or ())
+    channel.send(engine_pb2.SchedulerEvents(ready=ready).SerializeToString())
+    model_id = base.source.config.model_id
+    logger.info("%s", words(base.chosen))
+    logger.info("ready: %s, %d KV pages of %d tokens", model_id, layout.num_pages, layout.page_size)
+
+
+def _stepping(options: EngineOptions, core: SchedulerCore, runner: OverlapRunner) -> Stepping:
+    """Overlap pays where steps run beside the host's cores, so `auto` leaves it off on CPUs."""
+    on_gpu = options.device == "cuda"
+    if options.overlap == "off" or (options.overlap == "auto" and not on_gpu):
+        return SynchronousStepping(core, runner, time.monotonic)
+    worker = QueuedSteps(runner) if on_gpu else TpModelWorkerClient(runner)
+    return OverlappedStepping(core, worker, time.monotonic)
+
+
+def _obstacle(options: EngineOptions, registry: LoraRegistry) -> str | None:
+    """Say why other weights can't be served now."""
+    if options.tp > 1:
+        return "the weights of a tensor-parallel worker can't be replaced: restart it"
+    if registry.loaded():
+        return "adapters are loaded, which were made for the weights that are served: unload them first"
+    return None
+
+
+def _connect(endpoint: str) -> zmq.Socket[bytes]:
+    channel: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+    channel.set_hwm(0)  # the loop must not block; what is in flight is bounded by the open requests
+    channel.connect(endpoint)
+    return channel
+
+
+def _report_fatal(channel: zmq.Socket[bytes], error: Exception) -> int:
+    fatal = f"{type(error).__name__}: {error}"
+    channel.send(engine_pb2.SchedulerEvents(fatal=fatal).SerializeToString())
+    return 1
+
+
+def main() -> NoReturn:
+    """The scheduler of an embedded engine."""
+    from diptych.engine.schedule.aggregated import AggregatedCore
+
+    run_scheduler(sys.argv, lambda cache, limits, config, layout: AggregatedCore(cache, limits), None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""What one forward step computes, as plain arrays: the contract between the scheduler and the model runner.
+
+The scheduler decides and knows no torch; the runner computes and knows no requests. Nothing to compute is no batch:
+a scheduler that idles, or takes over KV that prefill computed, launches no step.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from diptych.common.arrays import F32, I32, I64, U64
+from diptych.generation.logprobs import LogprobsBatch
+
+NO_TOKEN: Final = -1
+
+
+class ForwardMode(enum.Enum):
+    """What a step computes."""
+
+    EXTEND = "extend"  # new prompt tokens, attending to the cached prefix and to themselves (causal)
+    DECODE = "decode"  # one new token a request, attending to everything before it
+    MIXED = "mixed"  # first requests with one new token each, then prompts as in EXTEND
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """Added to single logits; `-inf` bans a token. Flat arrays; a token may be listed twice."""
+
+    rows: I64  # samples
+    token_ids: I64
+    values: F32
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Of the tokens that rows have seen. Flat arrays; a row lists a token once."""
+
+    rows: I64  # samples
+    token_ids: I64
+    repetition: F32  # > 0; divides a positive logit, multiplies a negative one
+    subtract: F32  # then
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """How to choose the next token of `num_samples` rows. Arrays are `[num_samples]` unless they say otherwise.
+
+    A part that no row uses is None and costs nothing.
+    """
+
+    temperature: F32  # >= 0; 0 is greedy
+    top_p: F32  # (0, 1]
+    top_k: I64  # 0: all tokens
+    seeds: U64
+    positions: I64  # index of the sampled token in the request: with the seed it fixes the random draw
+    min_p: F32 | None = None  # [0, 1], of the likeliest token's probability
+    bias: Bias | None = None
+    penalties: Penalties | None = None
+    token_mask: I32 | None = None  # packed [num_samples, ceil(vocab_size / 32)]: bit i % 32 of word i // 32 allows i
+    num_top: I64 | None = None  # alternatives to report with the token's log-probability; -1: report nothing
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Whose log-probabilities to compute among the prompt tokens of an extend step. Arrays are `[num_rows]`."""
+
+    token_rows: I64  # indices into `input_ids`, ascending
+    target_ids: I64  # the prompt token that follows each
+    num_top: int  # alternatives to report
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """One step. Slots and pages index the KV pool: slot = page * page_size + offset."""
+
+    mode: ForwardMode
+    input_ids: I64  # [num_tokens]: the requests' new tokens, concatenated
+    positions: I64  # [num_tokens]: position of each in its request
+    out_slots: I64  # [num_tokens]: where its KV goes
+    page_table: I32  # [batch_size, max_pages]: pages of each request in order, 0-padded
+    seq_lens: I64  # [batch_size]: tokens in the KV pool after this step
+    extend_lens: I64  # [batch_size]: new tokens of each request; all 1 in DECODE; their sum is num_tokens
+    sample_rows: I64  # [num_samples]: which requests' last token is sampled from, ascending
+    prompt_rows: PromptRows | None = None
+    adapters: I64 | None = None  # [batch_size]: slot of each request's adapter, -1: none; None: nobody has one
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.seq_lens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResult:
+    """What a step gives back."""
+
+    token_ids: I64  # [num_samples]; NO_TOKEN where the logits hold no largest number, or the mask allows nothing
+    logprobs: LogprobsBatch | None = None  # of `token_ids`, if a row wants them
+    prompt_logprobs: LogprobsBatch | None = None  # of the batch's `prompt_rows`
+
+
+OnLayer = Callable[[int], None]  # hears of each layer of a step, in order, once its KV is in the pool
+WaitForResult = Callable[[], StepResult]  # blocks until the device has come so far
+
+
+class Runner(Protocol):
+    """Runs a batch: writes its KV into the pool and samples. Blocks until the tokens are known."""
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult: ...
+
+
+class OverlapRunner(Runner, Protocol):
+    """A runner whose two halves can be called apart: how to sample need not be known when the step starts.
+
+    Either half may only queue its work on a device; steps are computed in the order of the calls.
+    """
+
+    def logits(self, batch: ForwardBatch) -> Any:
+        """Write the batch's KV; return what `sample` needs."""
+        ...
+
+    def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> WaitForResult:
+        """Choose the next tokens. What is returned must be called."""
+        ...

@@ -1,0 +1,237 @@
+"""What a scheduler core hears and what it wants done: the values between the cores and the loop that runs them.
+
+A core never performs anything: it returns effects, in the order in which they must be performed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from diptych.common.members.roles import LegKind, Role
+from diptych.engine.values.request import Request
+from diptych.generation.grammar import Grammar, Matcher
+from diptych.generation.output import FailureCode, Output
+from diptych.kvtransfer.notes import Note
+from diptych.kvtransfer.ownership import Pages
+from diptych.kvtransfer.transport import Flow, PageWrite
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A request arrives. `peer` is the other leg's instance; 0 where there is none."""
+
+    request: Request
+    peer: int = 0
+    kind: LegKind | None = None  # None: what the role says
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRoom:
+    """The router, or the embedding program, gave the request up."""
+
+    room: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandBack:
+    """The worker is leaving: the router shall have the request done elsewhere, unless its KV is on its way already."""
+
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoteArrived:
+    """A peer's note."""
+
+    peer: int
+    note: Note
+    digest: int | None = None  # of the pages that the peer wrote for the room; None: they are not to be verified
+
+
+@dataclass(frozen=True, slots=True)
+class WriteDone:
+    """A `WritePages` or `StreamPages` ended: every page is remotely complete, or `error` says why not."""
+
+    room: int
+    error: str | None
+    digest: int | None = None  # of what it wrote, if its flow is `with_digest`
+
+
+@dataclass(frozen=True, slots=True)
+class HandOffSent:
+    """A `HandOff` has left, behind the last page of its room: so long after the transfer engine was given it."""
+
+    room: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PagesDigested:
+    """A `DigestPages` ended."""
+
+    room: int
+    digest: int | None  # None: it could not be computed
+
+
+@dataclass(frozen=True, slots=True)
+class PagesUnpacked:
+    """An `UnpackPages` ended; `error` says why not."""
+
+    room: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp:
+    """A link to the peer works in both directions."""
+
+    peer: int
+    lands_in_parts: bool = False  # what it writes into our pages: it has other ranks than we
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDown:
+    """The link is gone, and so is every write of ours to that peer: their `WriteDone` came before this."""
+
+    peer: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriterGone:
+    """The peer provably can't write into our pool any more."""
+
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarReady:
+    """A request's grammar is compiled. The matcher stands behind the `CompileGrammar`'s `prior_tokens`."""
+
+    room: int
+    matcher: Matcher
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarFailed:
+    """A request's grammar can't be compiled, or does not allow the output that came before, or has to wait."""
+
+    room: int
+    message: str
+    code: FailureCode = FailureCode.INVALID
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRole:
+    """The worker serves this role from now on. What began before goes on."""
+
+    role: Role
+
+
+Event = (
+    Start
+    | AbortRoom
+    | HandBack
+    | NoteArrived
+    | WriteDone
+    | HandOffSent
+    | PagesDigested
+    | PagesUnpacked
+    | PeerUp
+    | PeerDown
+    | WriterGone
+    | GrammarReady
+    | GrammarFailed
+    | ServeRole
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Tell the router."""
+
+    output: Output
+
+
+@dataclass(frozen=True, slots=True)
+class EmitTokens:
+    """Tell the router one more token of each of several requests, which go on."""
+
+    rooms: Sequence[int]
+    indices: Sequence[int]  # output index of each token
+    token_ids: Sequence[int]
+
+    def outputs(self) -> Iterator[Output]:
+        """Yield the same, one by one."""
+        for room, index, token_id in zip(self.rooms, self.indices, self.token_ids, strict=True):
+            yield Output(room, index, (token_id,))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WritePages:
+    """Fill pages of the peer from ours. Answered by one `WriteDone`."""
+
+    room: int
+    peer: int
+    write: PageWrite
+    flow: Flow
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamPages:
+    """The same, of pages that the next step completes: each layer leaves once the step has computed it."""
+
+    room: int
+    peer: int
+    write: PageWrite
+    flow: Flow
+
+
+@dataclass(frozen=True, slots=True)
+class SendNote:
+    """Send a note to a peer. Not answered; lost only together with the link, or with a write before it."""
+
+    peer: int
+    note: Note
+    stream: int = 0  # it comes after all that was written on this stream, with the digest of that
+    digest: int | None = None  # of what was written before, when the note is sent again
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DigestPages:
+    """Compute the digest of pages of ours, on another thread. Answered by one `PagesDigested`."""
+
+    room: int
+    pages: Pages
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnpackPages:
+    """Put together the parts of pages that a peer wrote, on another thread. Answered by one `PagesUnpacked`."""
+
+    room: int
+    peer: int
+    pages: Pages
+
+
+@dataclass(frozen=True, slots=True)
+class CompileGrammar:
+    """Compile a request's grammar. Answered by `GrammarReady` or `GrammarFailed`."""
+
+    room: int
+    grammar: Grammar
+    prior_tokens: tuple[int, ...]  # output of an earlier attempt
+    tenant: str = ""  # in whose turn
+
+
+def compile_grammar(request: Request) -> CompileGrammar:
+    """What makes `request` ready."""
+    assert request.params.grammar is not None
+    prior = request.tokens[request.prompt_len - request.num_prior_output_tokens : request.prompt_len]
+    return CompileGrammar(request.room, request.params.grammar, tuple(prior.tolist()), request.tenant)
+
+
+Transfer = WritePages | StreamPages | SendNote | DigestPages | UnpackPages
+Effect = Emit | EmitTokens | Transfer | CompileGrammar

@@ -1,0 +1,32 @@
+"""The sizes that bound a scheduler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from diptych.engine.values.prompt_cost import SAME_EVERYWHERE, PromptCost
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """Who goes first."""
+
+    policy: str = "fcfs"  # a name of `POLICIES`
+    max_waiting: int = 1024  # requests; more are turned away
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # > 0; a tenant that is not here has 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Fixed at start, from the model and the configuration."""
+
+    context_len: int  # tokens, prompt + output, that the model takes
+    vocab_size: int
+    eos_ids: frozenset[int]
+    max_step_tokens: int  # that an extend step computes at the start of prompts; longer prompts are chunked
+    max_requests: int  # that hold KV at once
+    scheduling: Scheduling = Scheduling()
+    prompt_cost: PromptCost = SAME_EVERYWHERE  # in tokens at the start of a prompt
+    mixed_step_s: float = math.inf  # of a step that computes prompts while requests wait for their next token

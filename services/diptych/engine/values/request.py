@@ -1,0 +1,145 @@
+"""One request inside a scheduler: its tokens, how far its KV has come, and what it holds.
+
+Only the scheduler core that holds a request changes it. `tokens[:num_tokens]` is prompt and output in one array:
+what an extend computes is always `[computed_len, num_tokens)`, whether the request is new, chunked or retracted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from diptych.common.arrays import I32, I64
+from diptych.engine.cache.radix_node import Node
+from diptych.engine.lora.registry import NO_ADAPTER
+from diptych.engine.values.token_counts import TokenCounts
+from diptych.generation.finish import Finish
+from diptych.generation.grammar import Matcher
+from diptych.generation.logprobs import PromptLogprobs
+from diptych.generation.sampling_params import SamplingParams
+from diptych.kvtransfer.ownership import Pages
+
+NO_PAGES: Pages = np.empty(0, dtype=np.int32)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request and its progress. Create with `new_request`."""
+
+    room: int  # 64-bit, names this attempt on both legs
+    request_id: str  # for logs
+    params: SamplingParams
+    extra_key: bytes  # prefix-cache namespace: see `page_hash.extra_key`
+    deadline_s: float | None  # on the scheduler's clock
+    tokens: I64  # room for prompt and output; valid up to num_tokens
+    prompt_len: int
+    num_tokens: int  # prompt and output so far
+    max_len: int = 0  # of num_tokens: where the output ends at the latest
+    arrival_s: float = 0.0  # on the scheduler's clock
+    priority: int = 0  # higher first
+    tenant: str = ""  # whose share of the worker it counts against
+    computed_len: int = 0  # tokens whose KV is in the pool, or will be when the steps launched so far have run
+    cached_len: int = 0  # found in the prefix cache at admission; a multiple of the page size
+    is_imported: bool = False  # its KV is another worker's, which sends some in any case
+    row: int = -1  # in the page table; -1: not admitted
+    num_pages: int = 0  # in the page table row
+    node: Node | None = field(default=None, repr=False)  # locked prefix in the radix tree; None: not admitted
+    page_names: list[int] = field(default_factory=list, repr=False)  # of its whole pages: `prefixes_in_flight`
+    end_ids: frozenset[int] = frozenset()  # tokens that end its output
+    has_ended: bool = False  # answered; a step that is launched may still compute a token of it
+    samples_plainly: bool = True  # `params.is_plain`, which every step asks
+    counts: TokenCounts | None = None  # None: the request has no penalties
+    prompt_logprobs: PromptLogprobs | None = None  # None: not wanted
+    given_len: int = 0  # tokens not to be computed here, as far as was known when it came: cached, or of another worker
+    num_prior_output_tokens: int = 0  # of the prompt's tail: output of an earlier attempt
+    adapter: int = NO_ADAPTER  # slot of the adapter it runs with
+    allowed: I32 | None = field(default=None, repr=False)  # `allowed_token_ids` as a mask, once a step has needed it
+    matcher: Matcher | None = None  # None: the request has no grammar, or it is being compiled
+
+    @property
+    def matchable_len(self) -> int:
+        """Tokens whose KV may come from the prefix cache. The last one is computed all the same, for its logits."""
+        if self.prompt_logprobs:
+            return 0
+        return self.num_tokens - 1 if self.is_imported else self.num_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.prompt_len
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its grammar, if it has one, is compiled."""
+        return self.matcher is not None or self.params.grammar is None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further token fits."""
+        return self.num_tokens >= self.max_len
+
+    @property
+    def grammar_finish(self) -> Finish | None:
+        """How it ends if its grammar lets nothing follow."""
+        return Finish.STOP if self.matcher is not None and self.matcher.is_finished else None
+
+    @property
+    def extend_len(self) -> int:
+        """Tokens that an extend still has to compute."""
+        return self.num_tokens - self.computed_len
+
+    @property
+    def expected_len(self) -> int:
+        """Tokens that an extend will have to compute, as far as was known when the request came."""
+        return self.num_tokens - self.given_len
+
+    def append(self, token_id: int) -> None:
+        """Take a sampled token. Its KV is computed by the next step."""
+        self.tokens[self.num_tokens] = token_id
+        self.num_tokens += 1
+
+
+def new_request(
+    room: int,
+    prompt: I64,
+    params: SamplingParams,
+    *,
+    request_id: str = "",
+    extra_key: bytes = b"",
+    deadline_s: float | None = None,
+    arrival_s: float = 0.0,
+    priority: int = 0,
+    tenant: str = "",
+    num_prior_output_tokens: int = 0,
+    adapter: int = NO_ADAPTER,
+) -> Request:
+    """Return a request that waits for admission. `prompt` is copied; its tail may be output of an earlier attempt."""
+    prompt_len = len(prompt)
+    tokens = np.empty(prompt_len + params.max_tokens, dtype=np.int64)
+    tokens[:prompt_len] = prompt
+    request = Request(
+        room=room,
+        request_id=request_id,
+        params=params,
+        extra_key=extra_key,
+        deadline_s=deadline_s,
+        tokens=tokens,
+        prompt_len=prompt_len,
+        num_tokens=prompt_len,
+        max_len=len(tokens),
+        arrival_s=arrival_s,
+        priority=priority,
+        tenant=tenant,
+        samples_plainly=params.is_plain,
+        num_prior_output_tokens=num_prior_output_tokens,
+        adapter=adapter,
+    )
+    if params.has_penalties:
+        request.counts = TokenCounts(
+            prompt_len=prompt_len - num_prior_output_tokens,
+            max_tokens=len(tokens),
+            counts_prompt=params.repetition_penalty != 1.0,
+        )
+    if params.prompt_logprobs is not None and prompt_len > 0:
+        request.prompt_logprobs = PromptLogprobs(prompt_len, params.prompt_logprobs)
+    return request

@@ -1,0 +1,81 @@
+"""What a request asks for, and log-probabilities, to and from protobuf."""
+
+from __future__ import annotations
+
+from diptych.generation.grammar import Grammar, GrammarKind, Preamble
+from diptych.generation.logprobs import TokenLogprobs
+from diptych.generation.sampling_params import SamplingParams
+from diptych.v1 import inference_pb2
+
+
+def params_from_wire(wire: inference_pb2.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=wire.max_tokens,
+        temperature=wire.temperature,
+        top_p=wire.top_p,
+        top_k=wire.top_k,
+        seed=wire.seed,
+        stop_token_ids=tuple(wire.stop_token_ids),
+        ignore_eos=wire.ignore_eos,
+        min_p=wire.min_p,
+        frequency_penalty=wire.frequency_penalty,
+        presence_penalty=wire.presence_penalty,
+        repetition_penalty=wire.repetition_penalty or 1.0,
+        logit_bias=dict(wire.logit_bias),
+        allowed_token_ids=tuple(wire.allowed_token_ids),
+        min_tokens=wire.min_tokens,
+        logprobs=wire.logprobs if wire.HasField("logprobs") else None,
+        prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
+        grammar=grammar_from_wire(wire.grammar),
+    )
+
+
+def params_to_wire(params: SamplingParams) -> inference_pb2.SamplingParams:
+    """Complete but for stop strings and regular expressions: those are matched where text is made."""
+    return inference_pb2.SamplingParams(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        seed=params.seed,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        min_p=params.min_p,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+        allowed_token_ids=params.allowed_token_ids,
+        min_tokens=params.min_tokens,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        grammar=None if params.grammar is None else grammar_to_wire(params.grammar),
+    )
+
+
+def grammar_from_wire(wire: inference_pb2.Grammar) -> Grammar | None:
+    kind = wire.WhichOneof("kind")
+    if kind is None:
+        return None
+    preamble = Preamble(wire.preamble_opening, wire.preamble_closing) if wire.preamble_closing else None
+    return Grammar(GrammarKind(kind), getattr(wire, kind), preamble)
+
+
+def grammar_to_wire(grammar: Grammar) -> inference_pb2.Grammar:
+    wire = inference_pb2.Grammar(**{grammar.kind.value: grammar.text})
+    if grammar.preamble is not None:
+        wire.preamble_opening, wire.preamble_closing = grammar.preamble.opening, grammar.preamble.closing
+    return wire
+
+
+def logprobs_to_wire(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:
+    return inference_pb2.TokenLogprobs(
+        logprobs=logprobs.logprobs,
+        num_top=logprobs.num_top,
+        top_ids=logprobs.top_ids,
+        top_logprobs=logprobs.top_logprobs,
+    )
+
+
+def logprobs_from_wire(wire: inference_pb2.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(tuple(wire.logprobs), wire.num_top, tuple(wire.top_ids), tuple(wire.top_logprobs))

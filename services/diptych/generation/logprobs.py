@@ -1,0 +1,88 @@
+"""Log-probabilities as one request reports them: of its output tokens, and of its prompt's.
+
+They are of the model's own distribution: before temperature, penalties, bias and constraints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from diptych.common.arrays import F32, I64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogprobsBatch:
+    """Of one token a row, and of the likeliest tokens there: as many as the row that wants most of them."""
+
+    logprobs: F32  # [num_rows]
+    top_ids: I64  # [num_rows, max_top], likeliest first
+    top_logprobs: F32  # [num_rows, max_top]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Of consecutive tokens of one request. Alternative j of token i is at `[i * num_top + j]`, likeliest first."""
+
+    logprobs: tuple[float, ...]  # natural logarithm, of the tokens themselves
+    num_top: int = 0
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.logprobs)
+
+    def span(self, start: int, stop: int) -> TokenLogprobs:
+        """Return those of tokens `[start, stop)`."""
+        tops = slice(start * self.num_top, stop * self.num_top)
+        return TokenLogprobs(self.logprobs[start:stop], self.num_top, self.top_ids[tops], self.top_logprobs[tops])
+
+
+def join(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
+    """Return the log-probabilities of all tokens of `parts`, at least one, in order."""
+    return TokenLogprobs(
+        tuple(value for part in parts for value in part.logprobs),
+        parts[0].num_top,
+        tuple(token_id for part in parts for token_id in part.top_ids),
+        tuple(value for part in parts for value in part.top_logprobs),
+    )
+
+
+def of_rows(batch: LogprobsBatch, start: int, stop: int, num_top: int) -> TokenLogprobs:
+    """Return rows `[start, stop)` of a batch, which are consecutive tokens of one request."""
+    return TokenLogprobs(
+        tuple(batch.logprobs[start:stop].tolist()),
+        num_top,
+        tuple(batch.top_ids[start:stop, :num_top].ravel().tolist()),
+        tuple(batch.top_logprobs[start:stop, :num_top].ravel().tolist()),
+    )
+
+
+class PromptLogprobs:
+    """Collects those of a prompt's tokens but the first, chunk by chunk; computing a chunk again does no harm."""
+
+    def __init__(self, prompt_len: int, num_top: int) -> None:
+        num_tokens = prompt_len - 1
+        self._batch = LogprobsBatch(
+            np.zeros(num_tokens, dtype=np.float32),
+            np.zeros((num_tokens, num_top), dtype=np.int64),
+            np.zeros((num_tokens, num_top), dtype=np.float32),
+        )
+
+    @property
+    def num_top(self) -> int:
+        width: int = self._batch.top_ids.shape[1]
+        return width
+
+    def put(self, position: int, batch: LogprobsBatch, rows: slice) -> None:
+        """Take the rows of a batch that predict the tokens from `position + 1` on."""
+        mine, num_top = self._batch, self.num_top
+        where = slice(position, position + rows.stop - rows.start)
+        mine.logprobs[where] = batch.logprobs[rows]
+        mine.top_ids[where] = batch.top_ids[rows, :num_top]
+        mine.top_logprobs[where] = batch.top_logprobs[rows, :num_top]
+
+    def all(self) -> TokenLogprobs:
+        return of_rows(self._batch, 0, *self._batch.top_ids.shape)

@@ -1,0 +1,122 @@
+"""How a request's tokens are chosen and when it ends, validated once at the edge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from diptych.common.errors import InvalidRequest
+from diptych.generation.grammar import Grammar
+from diptych.generation.stop.pattern import compile_stop
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 128
+MAX_STOP_REGEX = 4
+MAX_LOGIT_BIAS = 1024  # tokens
+MAX_ALLOWED_TOKENS = 16384
+MAX_TOP_LOGPROBS = 20
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling and stopping of one request. Construct, then `validate()`."""
+
+    max_tokens: int = 16  # output tokens, >= 1
+    temperature: float = 1.0  # >= 0; 0 is greedy
+    top_p: float = 1.0  # (0, 1]
+    top_k: int = 0  # 0: all tokens
+    seed: int = 0  # fixes every random draw of the request, whatever the batch
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_p: float = 0.0  # [0, 1]; drops tokens less likely than this part of the likeliest's probability
+    frequency_penalty: float = 0.0  # [-2, 2]; subtracted from a logit for each time the token was output
+    presence_penalty: float = 0.0  # [-2, 2]; subtracted once if the token was output
+    repetition_penalty: float = 1.0  # [0.01, 100]; divides positive and multiplies negative logits of seen tokens
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # by token id; [-100, 100]
+    allowed_token_ids: tuple[int, ...] = ()  # no others are output; none: all
+    min_tokens: int = 0  # the output does not end by a stop or end-of-sequence token before so many
+    stop_regex: tuple[str, ...] = ()
+    logprobs: int | None = None  # report the output tokens' log-probabilities, and so many alternatives
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    grammar: Grammar | None = None  # that the output must match; it also says where the output ends
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing but temperature, top-k and top-p bears on the choice, and nothing is reported about it."""
+        extras = self.has_penalties or self.min_p or self.logit_bias or self.min_tokens or self.grammar
+        return not extras and not self.allowed_token_ids and self.logprobs is None
+
+    def validate(self) -> None:
+        """Raise `InvalidRequest`, naming the field, for a value out of range."""
+        self.validate_with(self.max_tokens)
+
+    def validate_with(self, max_tokens: int) -> None:
+        """The same as if they had these `max_tokens`."""
+        _check(max_tokens >= 1, "max_tokens", "must be at least 1", max_tokens)
+        _check(0 <= self.min_tokens <= max_tokens, "min_tokens", "must be from 0 to max_tokens", self.min_tokens)
+        _check(0.0 <= self.temperature <= 100.0, "temperature", "must be between 0 and 100", self.temperature)
+        _check(0.0 < self.top_p <= 1.0, "top_p", "must be above 0 and at most 1", self.top_p)
+        _check(0 <= self.top_k < 2**31, "top_k", "must be 0 (off) or a positive count", self.top_k)
+        _check(0 <= self.seed <= MAX_SEED, "seed", "must be an unsigned 64-bit number", self.seed)
+        _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"takes at most {MAX_STOP_STRINGS} strings", len(self.stop))
+        _check(all(self.stop), "stop", "must not contain an empty string", self.stop)
+        num_ids = len(self.stop_token_ids)
+        _check(num_ids <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"takes at most {MAX_STOP_TOKEN_IDS} ids", num_ids)
+        self._validate_logits()
+        self._validate_allowed()
+        self._validate_logprobs()
+        self._validate_stop_regex()
+        if self.grammar is not None:
+            self.grammar.validate()
+
+    def validate_for(self, vocab_size: int) -> None:
+        """Raise `InvalidRequest`, naming the field, for a token outside the vocabulary, or for more than there are."""
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(self, name)
+            _check(wanted is None or wanted <= vocab_size, name, f"must be at most {vocab_size}, all tokens", wanted)
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            ids: Iterable[int] = getattr(self, name)
+            wrong = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
+            _check(wrong is None, name, f"takes token ids from 0 to {vocab_size - 1}", wrong)
+
+    def _validate_logits(self) -> None:
+        _check(0.0 <= self.min_p <= 1.0, "min_p", "must be between 0 and 1", self.min_p)
+        for name in ("frequency_penalty", "presence_penalty"):
+            _check(-2.0 <= getattr(self, name) <= 2.0, name, "must be between -2 and 2", getattr(self, name))
+        repetition = self.repetition_penalty
+        _check(0.01 <= repetition <= 100.0, "repetition_penalty", "must be between 0.01 and 100", repetition)
+        num_biased = len(self.logit_bias)
+        _check(num_biased <= MAX_LOGIT_BIAS, "logit_bias", f"takes at most {MAX_LOGIT_BIAS} tokens", num_biased)
+        for token_id, value in self.logit_bias.items():
+            _check(-100.0 <= value <= 100.0, f"logit_bias[{token_id}]", "must be between -100 and 100", value)
+
+    def _validate_allowed(self) -> None:
+        """What else forbids tokens may leave none of them."""
+        num_allowed, name = len(self.allowed_token_ids), "allowed_token_ids"
+        _check(num_allowed <= MAX_ALLOWED_TOKENS, name, f"takes at most {MAX_ALLOWED_TOKENS} ids", num_allowed)
+        if num_allowed and (self.grammar is not None or self.min_tokens):
+            raise InvalidRequest("allowed_token_ids can't be combined with a grammar or min_tokens", param=name)
+
+    def _validate_logprobs(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(self, name)
+            _check(
+                wanted is None or 0 <= wanted <= MAX_TOP_LOGPROBS, name, f"must be from 0 to {MAX_TOP_LOGPROBS}", wanted
+            )
+
+    def _validate_stop_regex(self) -> None:
+        num_patterns = len(self.stop_regex)
+        _check(num_patterns <= MAX_STOP_REGEX, "stop_regex", f"takes at most {MAX_STOP_REGEX} patterns", num_patterns)
+        if self.stop_regex:
+            compile_stop(self.stop_regex)
+
+
+def _check(ok: bool, param: str, rule: str, value: object) -> None:
+    if not ok:
+        raise InvalidRequest(f"{param} {rule}, not {value!r}", param=param)

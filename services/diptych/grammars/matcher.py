@@ -1,0 +1,131 @@
+"""Follows outputs in compiled grammars, with llguidance.
+
+Matchers of one compiled grammar share what they learn about the vocabulary, so the second request runs faster than the
+first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from ctypes import addressof, c_char
+from typing import Final, TypeAlias
+
+import llguidance
+import numpy as np
+
+from diptych.common.arrays import I32
+from diptych.grammars.source import first_words
+
+MAX_SHARED_TOKENS: Final = 4096  # of all matchers of a compiled grammar
+# A whole batch waits for each mask, so an output may take this much of the CPU, and this much more for each token.
+# Usual masks take 0.02 to 0.1 ms; where words can be read in many ways, one may take a twelfth of a second.
+FREE_S: Final = 0.25
+FREE_S_PER_TOKEN: Final = 0.002
+CHEAP_S: Final = 0.02  # beside its tokens'; what an output takes beyond it is its tenant's debt. Usual ones take 0.004
+Lend: TypeAlias = Callable[[float], bool]  # so many seconds more to the tenant; False: too much, the output must end
+
+TOO_SLOW: Final = "its tokens take too long to find: avoid rules that match the same text in many ways"
+
+
+class CompiledGrammar:
+    """A grammar for one vocabulary: makes matchers, each for one request."""
+
+    def __init__(
+        self,
+        matcher: llguidance.LLMatcher,
+        num_mask_words: int,
+        num_own_words: int,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._start = matcher
+        self._num_mask_words = num_mask_words  # of a row, as the model's vocabulary needs
+        self._num_own_words = num_own_words  # as the tokenizer's needs
+        self._clock = clock
+        self._num_tokens = 0  # that its matchers have taken
+
+    @property
+    def is_worn(self) -> bool:
+        """It should be compiled anew: what its matchers share grows with their tokens, and is limited."""
+        return self._num_tokens > MAX_SHARED_TOKENS
+
+    def warm_up(self) -> str | None:
+        """Do the work that otherwise falls to the first token: most of what there is. Return what is wrong, if any."""
+        matcher = self.matcher()
+        matcher.fill_mask(matcher.new_mask(1), 0)
+        return matcher.error
+
+    def matcher(self, lend: Lend | None = None) -> GrammarMatcher:
+        """Return one for an output; without `lend` nobody owes what it takes."""
+        start = self._start.deep_copy()
+        return GrammarMatcher(start, self._num_mask_words, self._num_own_words, self._count, self._clock, lend)
+
+    def _count(self, num_tokens: int) -> None:
+        self._num_tokens += num_tokens
+
+
+class GrammarMatcher:
+    """Implements `Matcher`."""
+
+    def __init__(
+        self,
+        matcher: llguidance.LLMatcher,
+        num_mask_words: int,
+        num_own_words: int,
+        count: Callable[[int], None],
+        clock: Callable[[], float],
+        lend: Lend | None,
+    ) -> None:
+        self._matcher = matcher
+        self._num_mask_words = num_mask_words
+        self._num_own_words = num_own_words
+        self._count = count
+        self._clock = clock  # of this thread's CPU time
+        self._lend = lend
+        self._left_s = FREE_S
+        self._is_broke = False  # its tenant
+        self._covered_s = FREE_S - CHEAP_S  # as little may be left before its tenant owes more
+
+    @property
+    def is_finished(self) -> bool:
+        return self._matcher.is_stopped()
+
+    @property
+    def error(self) -> str | None:
+        if self._matcher.is_error():
+            return first_words(self._matcher.get_error())
+        return TOO_SLOW if self._is_broke or self._left_s < 0 else None
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        if not self._matcher.is_stopped():  # else it is an end-of-sequence token, after the end
+            consume, tokens = self._matcher.consume_tokens, list(token_ids)
+            begun_s = self._clock()  # from here on nothing is made that may set off a search for garbage
+            consume(tokens)
+            self._spend(self._clock() - begun_s - FREE_S_PER_TOKEN * len(tokens))
+            self._count(len(token_ids))
+
+    def new_mask(self, num_rows: int) -> I32:
+        return np.full((num_rows, self._num_mask_words), -1, dtype=np.int32)
+
+    def fill_mask(self, mask: I32, row: int) -> None:
+        assert mask.shape[1] == self._num_mask_words
+        if self._num_own_words == self._num_mask_words:
+            self._fill(mask[row])
+        else:
+            words = np.empty(self._num_own_words, dtype=np.int32)
+            self._fill(words)
+            mask[row] = words[: self._num_mask_words]
+
+    def _fill(self, words: I32) -> None:
+        assert words.dtype == np.int32
+        address = addressof(c_char.from_buffer(words.data))  # must be contiguous; its `ctypes.data` takes longer
+        compute, num_bytes = self._matcher.unsafe_compute_mask_ptr, words.nbytes
+        begun_s = self._clock()  # likewise
+        compute(address, num_bytes)
+        self._spend(self._clock() - begun_s)
+
+    def _spend(self, seconds: float) -> None:
+        self._left_s -= seconds
+        if self._left_s < self._covered_s and self._lend is not None:
+            owed_s, self._covered_s = self._covered_s - self._left_s, self._left_s
+            self._is_broke |= not self._lend(owed_s)

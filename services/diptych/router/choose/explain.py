@@ -1,0 +1,162 @@
+"""Why requests went where they did, and what came of it: the last few, kept for whoever asks.
+
+Policies are pure, so a story keeps what the policy was told, and what all candidates would have cost is found when
+somebody asks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from diptych.router.choose.policies import Plan
+from diptych.router.choose.policies.cost import Cost, cost_of, costs_of
+from diptych.router.choose.policies.policy import Candidates, Decision, RequestView, Worker
+from diptych.router.serve.failure import LegFailure
+from diptych.router.workers.legs import Work
+from diptych.router.workers.worker_view import Pair
+
+MAX_PAIRS: Final = 64  # that are explained of a request
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A chosen pair, and all that the choice depended on."""
+
+    plan: Plan
+    candidates: Candidates
+    request: RequestView
+    pair: Pair
+
+    @property
+    def work(self) -> Work:
+        return Work(self.request.prompt_len, self.candidates.workers[self.pair.prefill_id].cached_tokens)
+
+    @property
+    def cost(self) -> Cost:
+        """What was to be expected."""
+        return cost_of(self.candidates, self.request, self.pair)
+
+    @property
+    def expected_ttft_s(self) -> float | None:
+        """None: the policy did not care how much of the prompt is cached."""
+        return self.cost.ttft_s if self.plan.reads_prompt else None
+
+    def decide_again(self) -> Decision:
+        return self.plan.choose(self.candidates, self.request)
+
+
+@dataclass(slots=True)
+class AttemptStory:
+    """One attempt. Times on the monotonic clock."""
+
+    selection: Selection
+    room: int
+    begun_s: float
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    outcome: str = "running"
+
+    def end(self, outcome: str, now_s: float) -> None:
+        """The first end counts."""
+        if self.ended_s is None:
+            self.outcome, self.ended_s = outcome, now_s
+
+
+@dataclass(slots=True)
+class Story:
+    """One request."""
+
+    request_id: str
+    arrival_s: float
+    attempts: list[AttemptStory] = field(default_factory=list)
+
+
+class Explanations:
+    """The stories of the last `size` requests."""
+
+    def __init__(self, size: int) -> None:
+        self._stories: deque[Story] = deque(maxlen=size)
+
+    def begin(self, request_id: str, arrival_s: float) -> Story:
+        story = Story(request_id, arrival_s)
+        self._stories.append(story)
+        return story
+
+    def find(self, request_id: str) -> Json | None:
+        """Return what is known of a request, or of all that were made for one call; None if that is forgotten."""
+        stories = [_story(story) for story in self._stories if story.request_id == request_id]
+        return {"request_id": request_id, "requests": stories} if stories else None
+
+
+def failure_words(failure: LegFailure) -> str:
+    return f"failed: {failure.leg.value} leg: {failure.code.name}: {failure.message}"
+
+
+def _story(story: Story) -> Json:
+    return {"attempts": [_attempt(attempt, story.arrival_s) for attempt in story.attempts]}
+
+
+def _attempt(attempt: AttemptStory, arrival_s: float) -> Json:
+    selection, decision = attempt.selection, attempt.selection.decide_again()
+    return {
+        "policy": selection.plan.name,
+        "reason": decision.reason,
+        "room": _hex(attempt.room),
+        **_pair(selection.pair),
+        "outcome": attempt.outcome,
+        "dispatched_after_s": attempt.begun_s - arrival_s,
+        "predicted_ttft_s": selection.expected_ttft_s,
+        "ttft_s": _since(attempt.begun_s, attempt.first_token_s),
+        "duration_s": _since(attempt.begun_s, attempt.ended_s),
+        "prompt_tokens": selection.request.prompt_len,
+        "session": selection.request.session,
+        "workers": [_worker(worker) for worker in selection.candidates.workers.values()],
+        "pairs": _costs(selection),
+        "scores": {kind.value: _by_instance(scores) for kind, scores in decision.scores.items()},
+    }
+
+
+def _worker(worker: Worker) -> Json:
+    load, learned = worker.load, worker.learned
+    return {
+        "instance": _hex(worker.instance_id),
+        "cached_tokens": worker.cached_tokens,
+        "queued_tokens": load.queued_tokens,
+        "num_requests": load.num_requests,
+        "free_tokens": load.free_tokens,
+        "has_credit": load.has_credit,
+        "prefill_s": learned.prefill._asdict(),
+        "decode_s": learned.decode._asdict(),
+    }
+
+
+def _costs(selection: Selection) -> list[Json]:
+    """The cheapest first."""
+    costs = costs_of(selection.candidates, selection.request, tuple(selection.candidates.pairs()))
+    cheapest = heapq.nsmallest(MAX_PAIRS, costs.items(), key=lambda item: item[1].total_s)
+    return [
+        {**_pair(pair), **cost._asdict(), "ttft_s": cost.ttft_s, "total_s": cost.total_s} for pair, cost in cheapest
+    ]
+
+
+def _by_instance(scores: Mapping[int, float]) -> Json:
+    return {_hex(instance_id): score for instance_id, score in scores.items()}
+
+
+def _pair(pair: Pair) -> Json:
+    return {"prefill_instance": _hex(pair.prefill_id), "decode_instance": _hex(pair.decode_id)}
+
+
+def _since(begin_s: float, end_s: float | None) -> float | None:
+    return None if end_s is None else end_s - begin_s
+
+
+def _hex(number: int) -> str:
+    """64 bits do not fit into a JSON number."""
+    return f"{number:016x}"

@@ -1,0 +1,56 @@
+"""`page_hash.page_hashes` in C, for a router that names the pages of every prompt: a quarter of the time, and the same.
+Names the blocks of prompts that come as text, too: those names are the router's own.
+
+Tests hold the two together. Workers name few pages at a time, for which a call of C would not pay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import c_int64, c_uint64, c_void_p
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from diptych.common.arrays import U64
+from diptych.common.native import build_library
+from diptych.generation.page_hash import root_hash
+
+U32 = npt.NDArray[np.uint32]
+
+
+def page_hashes(token_ids: U32, page_size: int, extra_key: bytes = b"") -> U64:
+    """Return the hashes of the full pages of a prompt, whose tokens must be contiguous."""
+    assert token_ids.dtype == np.uint32, token_ids.dtype
+    assert token_ids.flags.c_contiguous
+    hashes, page = np.empty(len(token_ids) // page_size, np.uint64), np.empty(page_size, np.uint64)
+    load().page_chain(
+        root_hash(extra_key),
+        token_ids.ctypes.data,
+        len(hashes),
+        page_size,
+        page.ctypes.data,
+        hashes.ctypes.data,
+    )
+    return hashes
+
+
+def text_hashes(utf8: bytes, block_bytes: int, extra_key: bytes = b"") -> U64:
+    """Return the hashes of the full blocks of a text, of 4 bytes or a multiple of that: as if each 4 were a token."""
+    return page_hashes(np.frombuffer(utf8[: len(utf8) // 4 * 4], "<u4"), block_bytes // 4, extra_key)
+
+
+def build() -> Path:
+    """Compile the library, unless that was done before."""
+    return build_library(Path(__file__).with_suffix(".c"), flags=("-std=gnu11",))
+
+
+@functools.cache
+def load() -> ctypes.PyDLL:
+    """Return the library, compiling it at the first call on this machine. Raises `ConfigError` without a compiler."""
+    library = ctypes.PyDLL(str(build()))
+    library.page_chain.restype = None
+    library.page_chain.argtypes = [c_uint64, c_void_p, c_int64, c_int64, c_void_p, c_void_p]
+    return library

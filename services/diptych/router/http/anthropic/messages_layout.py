@@ -1,0 +1,127 @@
+"""How an answer of /v1/messages looks: Anthropic's message, whole or as its events. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+from diptych.common.errors import DiptychError
+from diptych.generation.finish import Finish
+from diptych.router.http.anthropic.errors import anthropic_error_body
+from diptych.router.http.exchange.framing import NAMED
+from diptych.router.http.exchange.timings import timings
+from diptych.router.http.fields.blocks import Block, Blocks, Change, Closed, Grown, Opened
+from diptych.router.request import End, Output, Piece, Usage
+from diptych.router.request_id import new_answer_id
+
+Json = dict[str, Any]
+
+_DELTAS: Final = {
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
+
+
+class MessageLayout:
+    """One message of the assistant."""
+
+    framing: Final = NAMED
+    prompts: Sequence[Sequence[int]] = ()
+
+    def __init__(self, model_id: str, max_tokens: int) -> None:
+        self._model_id = model_id
+        self._max_tokens = max_tokens  # that the client allowed
+        self._blocks = Blocks()
+        self._end: End | None = None
+
+    def error_body(self, error: DiptychError) -> Json:
+        return anthropic_error_body(error)
+
+    def failure(self, error: DiptychError) -> Json:
+        return anthropic_error_body(error)
+
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> Json:
+        (output,) = outputs
+        self._blocks.push(output.parts)
+        content = [_block(block, block.text) for block in self._blocks.all]
+        return self._message(content, self._stop(output.end), _usage(usage)) | _report(output.end)
+
+    def chunks(self, index: int, piece: Piece, *, is_first: bool) -> list[Json]:
+        changes = self._blocks.push(piece.parts)
+        if piece.end is not None:
+            changes += self._blocks.close()
+            self._end = piece.end
+        return [*(self._start() if is_first else ()), *map(_event, changes)]
+
+    def closing(self, usage: Usage) -> list[Json]:
+        assert self._end is not None, "a stream ends with its last piece"
+        last = {"type": "message_delta", "delta": self._stop(self._end), "usage": _usage(usage)}
+        return [last | _report(self._end), {"type": "message_stop"}]
+
+    def _start(self) -> list[Json]:
+        """How much of the prompt was cached comes with the end: it is known then."""
+        nothing, usage = {"stop_reason": None, "stop_sequence": None}, Usage(sum(map(len, self.prompts)), 0, 0)
+        return [{"type": "message_start", "message": self._message([], nothing, _usage(usage))}]
+
+    def _message(self, content: Sequence[Json], stop: Json, usage: Json) -> Json:
+        head = {"id": new_answer_id("msg_"), "type": "message", "role": "assistant", "model": self._model_id}
+        return {**head, "content": content, **stop, "usage": usage}
+
+    def _stop(self, end: End) -> Json:
+        return {"stop_reason": self._stop_reason(end), "stop_sequence": end.stop or None}
+
+    def _stop_reason(self, end: End) -> str:
+        if end.stop:
+            return "stop_sequence"
+        if end.finish is Finish.LENGTH:
+            is_full = end.usage.completion_tokens < self._max_tokens
+            return "model_context_window_exceeded" if is_full else "max_tokens"
+        return "tool_use" if self._blocks.has_calls else "end_turn"
+
+
+def _block(block: Block, text: str) -> Json:
+    match block.kind:
+        case "text":
+            return {"type": "text", "text": text}
+        case "reasoning":
+            return {"type": "thinking", "thinking": text, "signature": ""}
+        case "call":
+            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _arguments(text)}
+
+
+def _arguments(text: str) -> Json:
+    """The object that the model wrote; none when it wrote something else, as when its output was cut off."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _event(change: Change) -> Json:
+    index = change.block.index
+    match change:
+        case Opened(block):
+            return {"type": "content_block_start", "index": index, "content_block": _block(block, "")}
+        case Grown(block, text):
+            kind, name = _DELTAS[block.kind]
+            return {"type": "content_block_delta", "index": index, "delta": {"type": kind, name: text}}
+        case Closed():
+            return {"type": "content_block_stop", "index": index}
+
+
+def _report(end: End) -> Json:
+    return {} if end.report is None else {"diptych": timings(end.report)}
+
+
+def _usage(usage: Usage) -> Json:
+    """Anthropic counts what was read from the cache beside the input, not in it."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }

@@ -1,0 +1,169 @@
+"""POST /v1/messages: what the body may contain, in Anthropic's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from diptych.common.errors import InvalidRequest
+from diptych.generation.grammar import Grammar
+from diptych.generation.sampling_params import MAX_STOP_STRINGS, SamplingParams
+from diptych.router.http.anthropic.messages_blocks import (
+    AnyBlock,
+    Blocks,
+    TextBlock,
+    TextBlocks,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    Turn,
+    joined,
+    turn_of_assistant,
+    turns_of_user,
+)
+from diptych.router.http.anthropic.messages_tools import Tool, ToolChoice
+from diptych.router.http.fields import tool_fields
+from diptych.router.http.fields.choice_fields import TopK
+from diptych.router.http.fields.strict_model import GenerationBody, Said, StrictModel
+from diptych.router.http.fields.tool_fields import shown_tools, tool_use
+from diptych.router.request import ChatPrompt
+from diptych.router.serve.validation import MAX_MESSAGES, MAX_TOOLS
+from diptych.router.text.parsing.tool_use import ToolUse
+
+
+class Message(Said):
+    """One turn. An answer of this API can be sent back as it came."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Blocks
+
+
+class Thinking(StrictModel):
+    """Whether the model is to think before it answers."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None  # without effect
+    display: str | None = None  # likewise
+
+
+class Metadata(StrictModel):
+    """Who asks."""
+
+    user_id: str | None = None
+
+
+class OutputFormat(StrictModel):
+    """What the output must match."""
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(StrictModel):
+    """How the output is to be."""
+
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class PromptFields(GenerationBody):
+    """What the prompt is made of; all that counting its tokens takes."""
+
+    model: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    system: TextBlocks | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = None  # without effect: what can be cached always is
+
+    def check(self) -> None:
+        super().check()
+        for index, message in enumerate(self.messages):
+            allowed = _ALLOWED[message.role]
+            wrong = next((block for block in message.content if not isinstance(block, allowed)), None)
+            if wrong is not None:
+                text = f"a message of role {message.role} can't hold a block of type {wrong.type}"
+                raise InvalidRequest(text, param=f"messages[{index}].content")
+
+    def chat(self) -> ChatPrompt:
+        turns: list[Turn] = [{"role": "system", "content": joined(self.system)}] if self.system else []
+        tool_names: dict[str, str] = {}
+        for message in self.messages:
+            turns += self._turns(message, tool_names)
+            tool_names |= {block.id: block.name for block in message.content if isinstance(block, ToolUseBlock)}
+        tools = shown_tools(self._tools(), self._tool_choice())
+        return ChatPrompt(turns, tools, reasoning_effort=self._effort(), is_begun=_is_begun(turns))
+
+    def tool_use(self) -> ToolUse:
+        """Raises `InvalidRequest`."""
+        is_alone = self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
+        return tool_use(self._tools(), self._tool_choice(), parallel=not is_alone)
+
+    def _tools(self) -> list[tool_fields.Tool]:
+        return [tool.in_chat() for tool in self.tools or ()]
+
+    def _tool_choice(self) -> tool_fields.ToolChoice | None:
+        return None if self.tool_choice is None else self.tool_choice.in_chat()
+
+    def _effort(self) -> str | None:
+        """Say in a word how the model is to think; None: as it does by itself."""
+        effort = self.output_config.effort if self.output_config else None
+        match self.thinking.type if self.thinking else "adaptive":
+            case "disabled":
+                return "none"
+            case "enabled":
+                return effort or "medium"
+        return effort
+
+    def _turns(self, message: Message, tool_names: Mapping[str, str]) -> list[Turn]:
+        match message.role:
+            case "assistant":
+                return [turn_of_assistant(message.content)]
+            case "user":
+                return turns_of_user(message.content, tool_names)
+            case "system":
+                return [{"role": "system", "content": joined(message.content)}]
+
+
+_ALLOWED: Mapping[str, tuple[type[AnyBlock], ...]] = {
+    "user": (TextBlock, ToolResultBlock),
+    "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
+    "system": (TextBlock,),
+}
+
+
+def _is_begun(turns: Sequence[Turn]) -> bool:
+    """Words of the assistant at the end are the beginning of its answer."""
+    last = turns[-1] if turns else {"role": "user"}
+    return last["role"] == "assistant" and bool(last["content"].strip()) and "tool_calls" not in last
+
+
+class MessagesRequest(PromptFields):
+    """The body."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stream: bool | None = None
+    stop_sequences: Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: TopK | None = None
+    metadata: Metadata | None = None
+    cache_salt: str | None = None
+    # without effect
+    service_tier: str | None = None
+    inference_geo: str | None = None
+    speed: str | None = None
+
+    def sampling_params(self) -> SamplingParams:
+        """Return all but `max_tokens` and `seed`."""
+        given = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
+        wanted = self.output_config.format if self.output_config else None
+        return SamplingParams(
+            **{name: value for name, value in given.items() if value is not None},
+            stop=tuple(self.stop_sequences or ()),
+            grammar=None if wanted is None else Grammar.from_schema(wanted.json_schema),
+        )

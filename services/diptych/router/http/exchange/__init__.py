@@ -1,0 +1,1 @@
+"""One HTTP exchange: body, key, fields, answer or stream, disconnection; and the applications made of it."""

@@ -1,0 +1,114 @@
+"""The fields that say what an output must match: OpenAI's `response_format`, and the names that vLLM gave to others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from diptych.common.errors import InvalidRequest
+from diptych.generation.grammar import Grammar, GrammarKind
+from diptych.router.http.fields.strict_model import GenerationBody, StrictModel
+
+
+def _parsed(schema: object) -> object:
+    """Take a schema written as text too."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not valid JSON: {error}") from None
+
+
+Schema = Annotated[dict[str, Any], BeforeValidator(_parsed, json_schema_input_type=dict[str, Any] | str)]
+Choices = Annotated[list[str], Field(min_length=1)]
+
+
+class JsonSchemaFormat(StrictModel):
+    """A schema and its name."""
+
+    name: str  # without effect
+    json_schema: Schema = Field(alias="schema")
+    description: str | None = None  # without effect
+    strict: bool | None = None  # without effect: the output always matches
+
+
+class ResponseFormat(StrictModel):
+    """As in OpenAI's API."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    def grammar(self) -> Grammar | None:
+        match self.type:
+            case "text":
+                return None
+            case "json_object":
+                return Grammar.from_schema({"type": "object"})
+        if self.json_schema is None:
+            raise InvalidRequest("response_format.json_schema is required", param="response_format.json_schema")
+        return Grammar.from_schema(self.json_schema.json_schema)
+
+
+class StructuredOutputs(StrictModel):
+    """As in vLLM's API: one of these."""
+
+    json_schema: Schema | None = Field(default=None, alias="json")
+    regex: str | None = None
+    grammar: str | None = None
+    choice: Choices | None = None
+    json_object: bool | None = None
+
+
+class GrammarFields(GenerationBody):
+    """What an output must match: at most one of these."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: Choices | None = None
+    json_schema: Schema | None = None  # in SGLang's words, as the next two
+    regex: str | None = None
+    ebnf: str | None = None
+
+    def grammar(self) -> Grammar | None:
+        """Raise `InvalidRequest` if it is said twice."""
+        given = {name: grammar for name, grammar in self._grammars().items() if grammar is not None}
+        if len(given) > 1:
+            raise InvalidRequest(f"give only one of {' and '.join(given)}", param=list(given)[1])
+        return next(iter(given.values()), None)
+
+    def _grammars(self) -> Mapping[str, Grammar | None]:
+        wanted = self.structured_outputs or StructuredOutputs()
+        return {
+            "response_format": None if self.response_format is None else self.response_format.grammar(),
+            "guided_json": _json(self.guided_json),
+            "guided_regex": _text(GrammarKind.REGEX, self.guided_regex),
+            "guided_grammar": _text(GrammarKind.EBNF, self.guided_grammar),
+            "guided_choice": _choice(self.guided_choice),
+            "json_schema": _json(self.json_schema),
+            "regex": _text(GrammarKind.REGEX, self.regex),
+            "ebnf": _text(GrammarKind.EBNF, self.ebnf),
+            "structured_outputs.json": _json(wanted.json_schema),
+            "structured_outputs.regex": _text(GrammarKind.REGEX, wanted.regex),
+            "structured_outputs.grammar": _text(GrammarKind.EBNF, wanted.grammar),
+            "structured_outputs.choice": _choice(wanted.choice),
+            "structured_outputs.json_object": _json({"type": "object"} if wanted.json_object else None),
+        }
+
+
+def _json(schema: Mapping[str, Any] | None) -> Grammar | None:
+    return None if schema is None else Grammar.from_schema(schema)
+
+
+def _text(kind: GrammarKind, text: str | None) -> Grammar | None:
+    return None if text is None else Grammar(kind, text)
+
+
+def _choice(choices: Sequence[str] | None) -> Grammar | None:
+    return None if choices is None else Grammar.from_choices(choices)

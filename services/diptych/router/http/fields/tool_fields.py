@@ -1,0 +1,120 @@
+"""The fields of a chat that are about tools: OpenAI's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+
+from diptych.router.http.fields.strict_model import Said, StrictModel
+from diptych.router.serve.validation import MAX_TOOLS
+from diptych.router.text.parsing.tool_use import NAME_PATTERN, NO_ARGUMENTS, NO_TOOLS, Function, ToolUse, choose
+
+_CHOICES: Final = (
+    "must be 'none', 'auto' or 'required', or name a function as {'type': 'function', 'function': {'name': ...}}, "
+    "or several as {'type': 'allowed_tools', 'allowed_tools': {'mode': 'auto' or 'required', 'tools': [...]}}"
+)
+
+FunctionName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
+
+
+class FunctionFields(StrictModel):
+    """What the model is told of a function."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # without effect: arguments always match where a call is forced, and never else
+
+
+class Tool(StrictModel):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: FunctionFields
+
+    def for_template(self) -> Mapping[str, Any]:
+        return self.model_dump(exclude_none=True)
+
+
+class FunctionRef(StrictModel):
+    """The name of one."""
+
+    name: FunctionName
+
+
+class NamedTool(StrictModel):
+    """One tool."""
+
+    type: Literal["function"]
+    function: FunctionRef
+
+
+class AllowedTools(StrictModel):
+    """Some of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
+
+
+class AllowedChoice(StrictModel):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _in_words(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+    """The parts of a union have errors each; one sentence says more."""
+    try:
+        return handler(value)
+    except ValidationError:
+        raise ValueError(_CHOICES) from None
+
+
+Mode = Literal["none", "auto", "required"]
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+ToolChoice = Annotated[Mode | NamedTool | AllowedChoice, WrapValidator(_in_words)]
+
+
+class CalledFunction(Said):
+    """A function and its arguments, as the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class CallFields(Said):
+    """A call that the model made in an earlier turn."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None  # without effect
+
+
+def shown_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> Sequence[Mapping[str, Any]]:
+    """Return the tools that the model is told of."""
+    return () if choice == "none" else [tool.for_template() for tool in tools]
+
+
+def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> ToolUse:
+    """Return what the model may or must call. Raises `InvalidRequest`."""
+    functions = [_function(tool.function) for tool in tools]
+    match choice:
+        case "none":
+            return NO_TOOLS
+        case None | "auto":
+            return choose(functions, "auto", parallel=parallel)
+        case "required":
+            return choose(functions, "required", parallel=parallel)
+        case NamedTool(function=chosen):
+            return choose(functions, "named", [chosen.name], parallel=parallel)
+        case AllowedChoice(allowed_tools=allowed):
+            names = [tool.function.name for tool in allowed.tools]
+            return choose(functions, allowed.mode, names, parallel=parallel)
+
+
+def _function(fields: FunctionFields) -> Function:
+    return Function(fields.name, NO_ARGUMENTS if fields.parameters is None else fields.parameters)

@@ -1,0 +1,1 @@
+"""`/generate`, `/tokenize` and `/detokenize`: the native API."""

@@ -1,0 +1,144 @@
+"""How an answer of /generate looks: text, tokens, and `meta_info` with all that is known about them. Pure.
+
+An event of a stream has all of an output so far, as SGLang's does, or what is new since the one before; `index` says of
+which output. All of it is told again when it has grown by a part of itself: so the bytes of a stream grow with the
+length of its outputs, not with the square of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from diptych.common.errors import DiptychError
+from diptych.generation.finish import Finish
+from diptych.router.http.exchange.errors import error_body
+from diptych.router.http.exchange.framing import DATA_ONLY
+from diptych.router.http.exchange.timings import timings
+from diptych.router.http.fields.logprobs import Entry, entries, text_of
+from diptych.router.request import End, Output, Piece, Scores, Usage
+from diptych.tokens.token_bytes import TokenBytes
+
+Json = dict[str, Any]
+
+TOLD_AGAIN: Final = 256  # times at most that a stream has as many bytes as a whole answer; the first tokens come singly
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateStyle:
+    """What the client wants to see."""
+
+    is_batch: bool = False  # the answer is a list
+    is_incremental: bool = False  # an event of a stream has what is new
+    logprobs_have_text: bool = True
+
+
+@dataclass(slots=True)
+class _Grown:
+    """An output of a stream so far."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    meta: Json = field(default_factory=dict)
+    num_told: int = 0  # tokens
+
+    def add(self, new: Json) -> None:
+        self.texts.append(new["text"])
+        self.token_ids += new["output_ids"]
+        for key, value in new["meta_info"].items():
+            if isinstance(value, list):
+                self.meta.setdefault(key, []).extend(value)
+            else:
+                self.meta[key] = value
+
+    @property
+    def is_news(self) -> bool:
+        return (len(self.token_ids) - self.num_told) * TOLD_AGAIN >= len(self.token_ids) > self.num_told
+
+    def told(self, index: int) -> Json:
+        self.num_told, self.texts = len(self.token_ids), ["".join(self.texts)]
+        return {"index": index, "text": self.texts[0], "output_ids": self.token_ids, "meta_info": self.meta}
+
+
+class GenerateLayout:
+    """One output or several."""
+
+    framing: Final = DATA_ONLY
+    prompts: Sequence[Sequence[int]] = ()
+
+    def __init__(self, request_id: str, token_bytes: TokenBytes, style: GenerateStyle) -> None:
+        self._request_id = request_id
+        self._token_bytes = token_bytes
+        self._style = style
+        self._num_tokens: dict[int, int] = {}  # of a stream, by output, so far
+        self._so_far: dict[int, _Grown] = {}  # likewise
+
+    def error_body(self, error: DiptychError) -> Json:
+        return error_body(error)
+
+    def failure(self, error: DiptychError) -> Json:
+        return error_body(error)
+
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> Any:
+        answers = [self._answer(index, output, {}) for index, output in enumerate(outputs)]
+        return answers if self._style.is_batch or len(answers) > 1 else answers[0]
+
+    def chunks(self, index: int, piece: Piece, *, is_first: bool) -> list[Json]:
+        if not (piece.text or piece.token_ids or piece.end):
+            return []
+        self._num_tokens[index] = num_tokens = self._num_tokens.get(index, 0) + len(piece.token_ids)
+        new = self._answer(index, piece, {"prompt_tokens": len(self.prompts[index]), "completion_tokens": num_tokens})
+        if self._style.is_incremental:
+            return [new]
+        grown = self._so_far.setdefault(index, _Grown())
+        grown.add(new)
+        return [grown.told(index)] if piece.end or grown.is_news else []
+
+    def closing(self, usage: Usage) -> list[Json]:
+        return []
+
+    def _answer(self, index: int, part: Piece | Output, counts: Json) -> Json:
+        meta = {"id": self._request_id, "finish_reason": None, **counts}
+        if part.end is not None:
+            meta |= self._end(part.end)
+        if part.scores is not None:
+            meta |= self._logprobs("output", part.scores)
+        if part.prompt is not None:
+            meta |= self._logprobs("input", part.prompt)
+        return {"index": index, "text": part.text, "output_ids": list(part.token_ids), "meta_info": meta}
+
+    def _end(self, end: End) -> Json:
+        usage, report = end.usage, {} if end.report is None else {"diptych": timings(end.report)}
+        return {
+            "finish_reason": self._finish(end),
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+            **report,
+        }
+
+    def _finish(self, end: End) -> Json:
+        if end.finish is Finish.LENGTH:
+            return {"type": "length", "length": end.usage.completion_tokens}
+        return {"type": end.finish.value, "matched": end.stop or end.stop_token}
+
+    def _logprobs(self, whose: str, scores: Scores) -> Json:
+        """SGLang's triples, (log-probability, token, text). The first token of a prompt has none."""
+        num_unscored = len(scores.token_ids) - len(scores.logprobs)
+        unscored = [(None, token_id, self._text(token_id)) for token_id in scores.token_ids[:num_unscored]]
+        scored = list(entries(scores))
+        return {
+            f"{whose}_token_logprobs": [*unscored, *map(self._triple, scored)],
+            f"{whose}_top_logprobs": [*([None] * num_unscored), *map(self._top, scored)],
+        }
+
+    def _triple(self, entry: Entry) -> tuple[float, int, str | None]:
+        token_id, value, _ = entry
+        return value, token_id, self._text(token_id)
+
+    def _top(self, entry: Entry) -> list[tuple[float, int, str | None]]:
+        return [(value, token_id, self._text(token_id)) for token_id, value in entry[2]]
+
+    def _text(self, token_id: int) -> str | None:
+        return text_of(token_id, self._token_bytes) if self._style.logprobs_have_text else None

@@ -1,0 +1,115 @@
+"""POST /generate: text or tokens in, text and tokens out, in SGLang's words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from diptych.common.errors import InvalidRequest
+from diptych.generation.grammar import Grammar, GrammarKind
+from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
+from diptych.router.http.fields.choice_fields import ChoiceFields, Seed, Token
+from diptych.router.http.fields.fields import Priority
+from diptych.router.http.fields.grammar_fields import Schema
+from diptych.router.http.fields.strict_model import GenerationBody
+from diptych.router.http.native.generate_layout import GenerateStyle
+from diptych.router.request import Prompt, TextPrompt, TokenPrompt
+
+MAX_PROMPTS = 128
+DEFAULT_MAX_NEW_TOKENS: Final = 128  # as SGLang has it
+Ids = Annotated[list[Token], Field(min_length=1)]
+
+
+class Sampling(ChoiceFields):
+    """How tokens are chosen and when the output ends. `None` is the same as absent."""
+
+    max_new_tokens: Annotated[int, Field(ge=0)] | None = None  # 0: the prompt is only read
+    n: int | None = None
+    sampling_seed: Seed | None = None
+    min_new_tokens: int | None = None
+    json_schema: Schema | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+    @property
+    def output_limit(self) -> int:
+        return DEFAULT_MAX_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
+
+    def params(self, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
+        """Return all but `max_tokens` and `seed`."""
+        return self.params_with(
+            min_tokens=self.min_new_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            grammar=self._grammar(),
+        )
+
+    def _grammar(self) -> Grammar | None:
+        given: list[Grammar] = []
+        if self.json_schema is not None:
+            given.append(Grammar.from_schema(self.json_schema))
+        if self.regex is not None:
+            given.append(Grammar(GrammarKind.REGEX, self.regex))
+        if self.ebnf is not None:
+            given.append(Grammar(GrammarKind.EBNF, self.ebnf))
+        if len(given) > 1:
+            raise InvalidRequest("give only one of json_schema, regex and ebnf", param="sampling_params")
+        return given[0] if given else None
+
+
+class GenerateRequest(GenerationBody):
+    """The body: `text` or `input_ids`, one or several."""
+
+    model: str | None = None
+    text: str | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)] | None = None
+    input_ids: Ids | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)] | None = None
+    sampling_params: Sampling | None = None
+    stream: bool | None = None
+    return_logprob: bool | None = None
+    top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    return_text_in_logprobs: bool | None = None  # false: they have no text
+    logprob_start_len: Annotated[int, Field(ge=-1, le=0)] | None = None  # 0: of the prompt, too
+    incremental_streaming_output: bool | None = None  # true: an event of a stream has what is new
+    rid: Annotated[str, Field(max_length=128)] | None = None  # without effect: see the header x-request-id
+    lora_path: str | None = None  # an adapter's name
+    priority: Priority | None = None
+    cache_salt: str | None = None
+
+    def check(self) -> None:
+        super().check()
+        self.sampling.refuse_unsupported("sampling_params.")
+        if (self.text is None) == (self.input_ids is None):
+            raise InvalidRequest("give either text or input_ids", param="text")
+        if self.scores_prompt and self.stream:
+            raise InvalidRequest("logprob_start_len is not available in a stream", param="logprob_start_len")
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.sampling_params or Sampling()
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the answer is a list."""
+        given: Any = self.input_ids if self.text is None else self.text
+        return not isinstance(given, str) and not isinstance(given[0], int)
+
+    @property
+    def style(self) -> GenerateStyle:
+        is_incremental = bool(self.incremental_streaming_output)
+        return GenerateStyle(self.is_batch, is_incremental, self.return_text_in_logprobs is not False)
+
+    @property
+    def scores_prompt(self) -> bool:
+        return bool(self.return_logprob) and self.logprob_start_len == 0
+
+    def prompts(self) -> Sequence[Prompt]:
+        if self.text is not None:
+            return [TextPrompt(text) for text in ([self.text] if isinstance(self.text, str) else self.text)]
+        ids: Any = self.input_ids
+        return [TokenPrompt(each) for each in (ids if self.is_batch else [ids])]
+
+    def params(self) -> SamplingParams:
+        num_top = (self.top_logprobs_num or 0) if self.return_logprob else None
+        return self.sampling.params(num_top, num_top if self.scores_prompt else None)

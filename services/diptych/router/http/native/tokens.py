@@ -1,0 +1,88 @@
+"""Text to tokens and back over HTTP, as prompts and outputs of this server have them. No worker hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from diptych.common.errors import DiptychError
+from diptych.router.http.anthropic.errors import anthropic_error_body
+from diptych.router.http.anthropic.messages_request import PromptFields
+from diptych.router.http.exchange.ask import Origin, read_fields
+from diptych.router.http.exchange.body import BodyReader
+from diptych.router.http.exchange.disconnect import until_disconnect
+from diptych.router.http.exchange.errors import ErrorBody, Json, error_body, error_response
+from diptych.router.http.exchange.json_response import json_response
+from diptych.router.http.exchange.key_gate import caller_of
+from diptych.router.http.exchange.request_id import HEADER, request_id_of
+from diptych.router.http.fields.logprobs import text_of
+from diptych.router.http.fields.strict_model import Body
+from diptych.router.http.native.token_request import DetokenizeRequest, TokenizeRequest
+from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of
+from diptych.router.serve.pipeline import Pipeline
+from diptych.router.wish import wish_for_tokens
+
+Work = Callable[[Any, Origin, Pipeline], Awaitable[Json]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenApi:
+    """Something that can be asked about tokens."""
+
+    path: str
+    fields: type[Body]
+    work: Work  # with those
+    error_body: ErrorBody = error_body
+
+
+async def tokenize(fields: TokenizeRequest, origin: Origin, pipeline: Pipeline) -> Json:
+    (ids,) = await pipeline.tokenize(wish_for_tokens(fields.model or "", fields.whole_prompt(), origin.caller))
+    answer: Json = {"count": len(ids), "max_model_len": pipeline.context_len, "tokens": list(ids)}
+    if fields.return_token_strs:
+        token_bytes = pipeline.model.tokenizer.token_bytes
+        answer["token_strs"] = [text_of(token_id, token_bytes) for token_id in ids]
+    return answer
+
+
+async def detokenize(fields: DetokenizeRequest, origin: Origin, pipeline: Pipeline) -> Json:
+    return {"prompt": await pipeline.detokenize(fields.tokens, origin.caller)}
+
+
+async def count_tokens(fields: PromptFields, origin: Origin, pipeline: Pipeline) -> Json:
+    (ids,) = await pipeline.tokenize(wish_for_tokens(fields.model or "", fields.chat(), origin.caller))
+    return {"input_tokens": len(ids)}
+
+
+TOKEN_APIS = (
+    TokenApi("/tokenize", TokenizeRequest, tokenize),
+    TokenApi("/detokenize", DetokenizeRequest, detokenize),
+    TokenApi("/v1/messages/count_tokens", PromptFields, count_tokens, anthropic_error_body),
+)
+
+
+def add_tokens(app: FastAPI, pipeline: Pipeline, bodies: BodyReader) -> None:
+    """Add the paths to the application."""
+
+    async def answer(api: TokenApi, request: Request) -> Response:
+        origin = Origin(request_id_of(request), request.headers, caller_of(request))
+        count = pipeline.metrics.requests.labels
+        held = bodies.hold(origin.caller.name)
+        try:
+            fields = await bodies.read(request, held, partial(read_fields, api.fields))
+            found = await until_disconnect(request.receive, api.work(fields, origin, pipeline))
+        except DiptychError as error:
+            count("tokens", outcome_of(error)).inc()
+            return error_response(error, {HEADER: origin.request_id}, api.error_body)
+        finally:
+            held.release()
+        count("tokens", OK if found else DISCONNECTED).inc()
+        return json_response(found, request)
+
+    for api in TOKEN_APIS:
+        app.add_route(api.path, partial(answer, api), methods=["POST"])

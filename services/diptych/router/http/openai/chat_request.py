@@ -1,0 +1,164 @@
+"""POST /v1/chat/completions: what the body may contain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import from_json
+
+from diptych.common.errors import InvalidRequest
+from diptych.generation.sampling_params import MAX_TOP_LOGPROBS
+from diptych.router.http.fields.fields import GenerationFields
+from diptych.router.http.fields.neutral_values import is_neutral
+from diptych.router.http.fields.strict_model import Said, Unsupported
+from diptych.router.http.fields.tool_fields import CallFields, ToolChoice, Tools, shown_tools, tool_use
+from diptych.router.request import ChatPrompt
+from diptych.router.serve.validation import MAX_MESSAGES, MAX_PARTS
+from diptych.router.text.parsing.tool_use import ToolUse
+
+ROLES: Final[Mapping[str, str]] = {"developer": "system"}  # the newer name for the same thing
+
+
+class TextPart(Said):
+    """A piece of the content of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _joined(content: object) -> object:
+    """Return the text of `content` given in parts; the type is checked afterwards."""
+    if not isinstance(content, list):
+        return content
+    if len(content) > MAX_PARTS:
+        raise ValueError(f"content takes at most {MAX_PARTS} parts, not {len(content)}")
+    return "".join(_text_of(part) for part in content)
+
+
+def _text_of(part: object) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text":
+        kind = part.get("type") if isinstance(part, dict) else part
+        raise ValueError(f"content parts must be of type 'text', not {kind!r}")
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise ValueError("a text part needs a string 'text'")
+    return text
+
+
+Calls = Annotated[list[CallFields], Field(max_length=MAX_PARTS, fail_fast=True)]
+
+
+class Message(Said):
+    """One turn. An answer of this API can be sent back as it came."""
+
+    UNSUPPORTED: ClassVar[Sequence[str]] = ("function_call", "audio", "refusal", "annotations", "images")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_joined, json_schema_input_type=str | list[TextPart] | None)] = None
+    name: str | None = None  # for templates that look at it
+    tool_calls: Calls | None = None  # of an assistant
+    tool_call_id: str | None = None  # of a tool: the call that this is the result of
+    reasoning_content: str | None = None  # of an assistant, for templates that look at it
+    reasoning: str | None = None  # another name for the same
+    # not supported
+    function_call: Unsupported = None
+    audio: Unsupported = None
+    refusal: Unsupported = None
+    annotations: Unsupported = None
+    images: Unsupported = None
+
+    def check(self, path: str) -> None:
+        for name in self.UNSUPPORTED:
+            if not is_neutral(getattr(self, name), ([],)):
+                raise InvalidRequest(f"{path}.{name} is not supported by this server", param=f"{path}.{name}")
+        if self.content is None and self.role != "assistant":  # who called, only thought, or said nothing
+            raise InvalidRequest(f"{path}.content is required", param=f"{path}.content")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            words = "is required in a message of role 'tool', and allowed in no other"
+            raise InvalidRequest(f"{path}.tool_call_id {words}", param=f"{path}.tool_call_id")
+        for name in ("tool_calls", "reasoning_content", "reasoning"):
+            if getattr(self, name) and self.role != "assistant":
+                words = "is only allowed in a message of role 'assistant'"
+                raise InvalidRequest(f"{path}.{name} {words}", param=f"{path}.{name}")
+
+    def for_template(self) -> Mapping[str, Any]:
+        """Return the turn as chat templates know it: absent keys are absent, and arguments are no text."""
+        turn: dict[str, Any] = {"role": ROLES.get(self.role, self.role), "content": self.content or ""}
+        thoughts = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        optional = {"name": self.name, "tool_call_id": self.tool_call_id, "reasoning_content": thoughts}
+        turn |= {key: value for key, value in optional.items() if value is not None}
+        if self.tool_calls:
+            turn["tool_calls"] = [call_for_template(call) for call in self.tool_calls]
+        return turn
+
+
+def call_for_template(call: CallFields) -> Mapping[str, Any]:
+    """Return a call as chat templates know it."""
+    function = {"name": call.function.name, "arguments": _parsed(call.function.arguments)}
+    return {"id": call.id, "type": call.type, "function": function}
+
+
+def _parsed(arguments: str) -> object:
+    """A model's arguments may be broken, and still be part of the conversation."""
+    try:
+        return from_json(arguments or "{}")  # takes no nesting that anybody after it could not take
+    except ValueError:
+        return arguments
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+class ChatRequest(GenerationFields):
+    """The body."""
+
+    messages: Messages
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None  # false: at most one call in a message
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None  # the last message is the beginning of the answer
+    add_generation_prompt: bool | None = None  # the opposite, said by those who say both
+
+    def check(self) -> None:
+        super().check()
+        for index, message in enumerate(self.messages):
+            message.check(f"messages[{index}]")
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            text = "continue_final_message needs a last message of role 'assistant'"
+            raise InvalidRequest(text, param="continue_final_message")
+        if self.add_generation_prompt is not None and self.add_generation_prompt == bool(self.continue_final_message):
+            text = "add_generation_prompt must be the opposite of continue_final_message"
+            raise InvalidRequest(text, param="add_generation_prompt")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            text = "max_tokens and max_completion_tokens contradict each other: give one"
+            raise InvalidRequest(text, param="max_completion_tokens")
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
+            text = f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, not {self.top_logprobs}"
+            raise InvalidRequest(text, param="top_logprobs")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
+
+    @property
+    def output_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def prompt(self) -> ChatPrompt:
+        turns = [turn.for_template() for turn in self.messages]
+        tools = shown_tools(self.tools or (), self.tool_choice)
+        is_begun = bool(self.continue_final_message)
+        return ChatPrompt(turns, tools, self.chat_template_kwargs or {}, self.reasoning_effort, is_begun)
+
+    def tool_use(self) -> ToolUse:
+        """Raises `InvalidRequest`."""
+        return tool_use(self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls is not False)

@@ -1,0 +1,215 @@
+"""How answers look on the wire, one class an API: text and counts in, JSON-ready values out.
+
+Only the ids and times of new answers come from elsewhere: they are made where a layout is.
+
+`Layout` is what an answer needs of any API; `ChoiceLayout` is what OpenAI's chat and completions have in common.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+from diptych.common.errors import DiptychError
+from diptych.generation.finish import Finish
+from diptych.router.http.exchange.errors import error_body
+from diptych.router.http.exchange.framing import DATA_ONLY, Framing
+from diptych.router.http.exchange.timings import timings
+from diptych.router.http.fields.logprobs import Name, completion_logprobs, id_of, prompt_logprobs, text_of
+from diptych.router.request import End, Output, Piece, Usage
+from diptych.router.request_id import new_answer_id
+from diptych.router.served_model import ServedModel
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """What the client wants to see."""
+
+    include_usage: bool = False  # at the end of a stream
+    continuous_usage: bool = False  # in each of its chunks: of the choice so far
+    return_token_ids: bool = False
+    names_tokens_by_id: bool = False  # in log-probabilities
+    logprobs: bool = False  # of the output
+    echo_logprobs: bool = False  # of the prompt, in front of them
+    prompt_logprobs: bool = False  # of the prompt, by themselves
+
+
+class Layout(Protocol):
+    """The parts of one answer, whole or as a stream of chunks."""
+
+    prompts: Sequence[Sequence[int]]  # by output, as tokens; empty where the router does not know them
+
+    @property
+    def framing(self) -> Framing: ...
+
+    def error_body(self, error: DiptychError) -> Json:
+        """The body of an answer that is an error."""
+        ...
+
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> Json:
+        """The answer in one piece."""
+        ...
+
+    def chunks(self, index: int, piece: Piece, *, is_first: bool) -> list[Json]:
+        """The chunks for a piece of output `index`."""
+        ...
+
+    def closing(self, usage: Usage) -> list[Json]:
+        """The last chunks, after all outputs have ended."""
+        ...
+
+    def failure(self, error: DiptychError) -> Json:
+        """The last chunk of a stream that fails."""
+        ...
+
+
+class ChoiceLayout(ABC):
+    """Choices by index, each chunk of which carries the same head."""
+
+    framing: Final = DATA_ONLY
+    prompts: Sequence[Sequence[int]] = ()
+
+    def __init__(self, prefix: str, kind: str, model: ServedModel, style: Style) -> None:
+        created, model_id = int(time.time()), model.model_id
+        self._head = {"id": new_answer_id(f"{prefix}-"), "object": kind, "created": created, "model": model_id}
+        self._token_bytes = model.tokenizer.token_bytes
+        as_text = partial(text_of, token_bytes=self._token_bytes)
+        self._name: Name = id_of if style.names_tokens_by_id else as_text
+        self._eos_ids = model.tokenizer.eos_ids
+        self._num_tokens: dict[int, int] = {}  # of a stream, by choice, so far
+        self.style = style
+
+    def error_body(self, error: DiptychError) -> Json:
+        return error_body(error)
+
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> Json:
+        choices = [self._whole_choice(index, output) for index, output in enumerate(outputs)]
+        body = {**self._head, "choices": choices, "usage": _usage(usage)}
+        reports = [timings(output.end.report) for output in outputs if output.end.report]
+        if reports:
+            body["diptych"] = reports[0] if len(outputs) == 1 else {"choices": reports}
+        return body
+
+    def chunks(self, index: int, piece: Piece, *, is_first: bool) -> list[Json]:
+        choices = self._opening(index) if is_first else []
+        chunks = [self._chunk(choice) for choice in choices]
+        self._num_tokens[index] = self._num_tokens.get(index, 0) + len(piece.token_ids)
+        chunks += map(self._chunk, self._deltas(index, piece))
+        if piece.end is not None:
+            chunks.append(self._last_chunk(self._end(index, piece.end), piece.end))
+        return chunks
+
+    def closing(self, usage: Usage) -> list[Json]:
+        return [{**self._head, "choices": [], "usage": _usage(usage)}] if self.style.include_usage else []
+
+    def failure(self, error: DiptychError) -> Json:
+        return error_body(error)
+
+    def _chunk(self, choice: Json) -> Json:
+        chunk = {**self._head, "choices": [choice]}
+        if self.style.continuous_usage:
+            chunk["usage"] = self._usage_so_far(choice["index"])
+        elif self.style.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _usage_so_far(self, index: int) -> Json:
+        """What was read from the cache is known at the end."""
+        prompt_len, num_tokens = len(self.prompts[index]), self._num_tokens.get(index, 0)
+        counts = {"prompt_tokens": prompt_len, "completion_tokens": num_tokens}
+        return {**counts, "total_tokens": prompt_len + num_tokens}
+
+    def _last_chunk(self, choice: Json, end: End) -> Json:
+        """Of a choice."""
+        chunk = self._chunk(choice)
+        if self.style.continuous_usage:
+            chunk["usage"] = _usage(end.usage)
+        return chunk if end.report is None else {**chunk, "diptych": timings(end.report)}
+
+    def _with_tokens(self, choice: Json, token_ids: Sequence[int]) -> Json:
+        return {**choice, "token_ids": list(token_ids)} if self.style.return_token_ids else choice
+
+    def _with_prompt_tokens(self, part: Json, index: int) -> Json:
+        return {**part, "prompt_token_ids": list(self.prompts[index])} if self.style.return_token_ids else part
+
+    def _stop_reason(self, end: End) -> str | int | None:
+        """The stop string or token at which it ended, as vLLM has it: the end of sequence is none."""
+        return end.stop or (None if end.stop_token in self._eos_ids else end.stop_token)
+
+    def _shows_tokens(self, piece: Piece) -> bool:
+        """Whether a piece without text has something to show."""
+        return bool(piece.token_ids) and (self.style.return_token_ids or self.style.logprobs)
+
+    def _with_prompt(self, part: Json, output: Output) -> Json:
+        if not self.style.prompt_logprobs or output.prompt is None:
+            return part
+        return {**part, "prompt_logprobs": prompt_logprobs(output.prompt, self._token_bytes)}
+
+    @abstractmethod
+    def _whole_choice(self, index: int, output: Output) -> Json: ...
+
+    @abstractmethod
+    def _opening(self, index: int) -> list[Json]:
+        """The choices that come before the first piece."""
+        ...
+
+    @abstractmethod
+    def _deltas(self, index: int, piece: Piece) -> list[Json]:
+        """The choices of its chunks."""
+        ...
+
+    @abstractmethod
+    def _end(self, index: int, end: End) -> Json: ...
+
+
+class CompletionLayout(ChoiceLayout):
+    """`text_completion`, streamed or not."""
+
+    def __init__(self, model: ServedModel, style: Style) -> None:
+        super().__init__("cmpl", "text_completion", model, style)
+
+    def _whole_choice(self, index: int, output: Output) -> Json:
+        choice = {**self._end(index, output.end), "text": output.text, "logprobs": self._logprobs(output)}
+        choice = self._with_prompt_tokens(self._with_tokens(choice, output.token_ids), index)
+        return self._with_prompt(choice, output)
+
+    def _opening(self, index: int) -> list[Json]:
+        return []
+
+    def _deltas(self, index: int, piece: Piece) -> list[Json]:
+        if not piece.text and not self._shows_tokens(piece):
+            return []
+        choice = _completion_choice(index, piece.text, self._logprobs(piece), None)
+        choice = self._with_tokens(choice, piece.token_ids)
+        return [self._with_prompt_tokens(choice, index) if self._is_first_delta(index, piece) else choice]
+
+    def _is_first_delta(self, index: int, piece: Piece) -> bool:
+        return self._num_tokens[index] == len(piece.token_ids)
+
+    def _end(self, index: int, end: End) -> Json:
+        return {**_completion_choice(index, "", None, end.finish), "stop_reason": self._stop_reason(end)}
+
+    def _logprobs(self, part: Piece | Output) -> Json | None:
+        if not self.style.logprobs or part.scores is None:
+            return None
+        parts = [part.prompt, part.scores] if self.style.echo_logprobs and part.prompt else [part.scores]
+        return completion_logprobs(parts, self._name)
+
+
+def _usage(usage: Usage) -> Json:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _completion_choice(index: int, text: str, logprobs: Json | None, finish: Finish | None) -> Json:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish.value if finish else None}

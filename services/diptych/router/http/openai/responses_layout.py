@@ -1,0 +1,156 @@
+"""How an answer of /v1/responses looks: a response with its items, whole or as its events. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from diptych.common.errors import DiptychError
+from diptych.generation.finish import Finish
+from diptych.router.http.exchange.errors import error_body
+from diptych.router.http.exchange.framing import NAMED
+from diptych.router.http.exchange.timings import timings
+from diptych.router.http.fields.blocks import Block, Blocks, Change, Closed, Grown, Opened
+from diptych.router.http.openai.responses_items import content_part, item_id, output_item
+from diptych.router.http.openai.text_scores import TextScores
+from diptych.router.request import End, Output, Piece, Usage
+from diptych.router.request_id import new_answer_id
+from diptych.tokens.token_bytes import TokenBytes
+
+Json = dict[str, Any]
+
+_WORDS: Final = {"text": "output_text", "reasoning": "reasoning_text"}  # of a block's content, in events
+
+
+class ResponseLayout:
+    """One response."""
+
+    framing: Final = NAMED
+    prompts: Sequence[Sequence[int]] = ()
+
+    def __init__(self, model_id: str, echoed: Mapping[str, Any], token_bytes: TokenBytes | None) -> None:
+        self._id = new_answer_id("resp_")
+        head = {"id": self._id, "object": "response", "created_at": int(time.time()), "model": model_id}
+        self._head = {**head, **echoed}
+        self._blocks = Blocks()
+        self._scores = TextScores(token_bytes)  # of the only block: there are none where there may be others
+        self._end: End | None = None
+        self._num_events = 0
+
+    def error_body(self, error: DiptychError) -> Json:
+        return error_body(error)
+
+    def failure(self, error: DiptychError) -> Json:
+        words = error_body(error)["error"]
+        failed = {"code": words["code"] or words["type"], "message": words["message"]}
+        return self._event("response.failed", response=self._response("failed", None) | {"error": failed})
+
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> Json:
+        (output,) = outputs
+        self._scores.push(output.text, output.scores)
+        self._blocks.push(output.parts)
+        return self._ended(output.end, usage)
+
+    def chunks(self, index: int, piece: Piece, *, is_first: bool) -> list[Json]:
+        logprobs = self._scores.push(piece.text, piece.scores)
+        self._end = piece.end
+        changes = self._blocks.push(piece.parts)
+        if piece.end is not None:
+            changes += self._blocks.close()
+        events = self._opening() if is_first else []
+        for change in changes:
+            events += self._events(change, logprobs)
+        return events
+
+    def closing(self, usage: Usage) -> list[Json]:
+        assert self._end is not None, "a stream ends with its last piece"
+        response = self._ended(self._end, usage)
+        return [self._event(f"response.{response['status']}", response=response)]
+
+    def _opening(self) -> list[Json]:
+        response = self._response("in_progress", None)
+        return [
+            self._event("response.created", response=response),
+            self._event("response.in_progress", response=response),
+        ]
+
+    def _ended(self, end: End, usage: Usage) -> Json:
+        report = {} if end.report is None else {"diptych": timings(end.report)}
+        if end.finish is not Finish.LENGTH:
+            return self._response("completed", usage) | report
+        return self._response("incomplete", usage) | {"incomplete_details": {"reason": "max_output_tokens"}} | report
+
+    def _response(self, status: str, usage: Usage | None) -> Json:
+        is_done = status != "in_progress"
+        is_cut = status != "completed"
+        return {
+            **self._head,
+            "status": status,
+            "output": [self._ended_item(block, is_cut=is_cut) for block in self._blocks.all] if is_done else [],
+            "usage": None if usage is None else _usage(usage),
+        }
+
+    def _item(self, block: Block, status: str) -> Json:
+        return output_item(self._id, block, status, self._scores.told)
+
+    def _ended_item(self, block: Block, *, is_cut: bool) -> Json:
+        """What cuts a response off cuts its last block."""
+        return self._item(block, "incomplete" if is_cut and block is self._blocks.all[-1] else "completed")
+
+    def _events(self, change: Change, logprobs: Sequence[Json]) -> list[Json]:
+        block = change.block
+        place = {"item_id": item_id(self._id, block), "output_index": block.index}
+        if block.kind == "call":
+            return self._call_events(change, place)
+        place["content_index"] = 0
+        word = f"response.{_WORDS[block.kind]}"
+        scores = {"logprobs": list(logprobs)} if block.kind == "text" else {}
+        match change:
+            case Opened():
+                part = content_part(block, "", [])
+                return [self._added(block), self._event("response.content_part.added", **place, part=part)]
+            case Grown(_, text):
+                return [self._event(f"{word}.delta", **place, delta=text, **scores)]
+            case Closed():
+                part = content_part(block, block.text, self._scores.told)
+                scores = {"logprobs": self._scores.told} if scores else {}
+                return [
+                    self._event(f"{word}.done", **place, text=block.text, **scores),
+                    self._event("response.content_part.done", **place, part=part),
+                    self._done(block),
+                ]
+
+    def _call_events(self, change: Change, place: Json) -> list[Json]:
+        word = "response.function_call_arguments"
+        match change:
+            case Opened(block):
+                return [self._added(block)]
+            case Grown(_, text):
+                return [self._event(f"{word}.delta", **place, delta=text)]
+            case Closed(block):
+                done = self._event(f"{word}.done", **place, name=block.name, arguments=block.text)
+                return [done, self._done(block)]
+
+    def _added(self, block: Block) -> Json:
+        item = self._item(block, "in_progress")
+        return self._event("response.output_item.added", output_index=block.index, item=item)
+
+    def _done(self, block: Block) -> Json:
+        is_cut = self._end is not None and self._end.finish is Finish.LENGTH
+        item = self._ended_item(block, is_cut=is_cut)
+        return self._event("response.output_item.done", output_index=block.index, item=item)
+
+    def _event(self, kind: str, **fields: Any) -> Json:
+        self._num_events += 1
+        return {"type": kind, "sequence_number": self._num_events - 1, **fields}
+
+
+def _usage(usage: Usage) -> Json:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

@@ -1,0 +1,137 @@
+"""POST /v1/responses: what the body may contain. Nothing is kept: the whole conversation comes as `input`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import orjson
+from pydantic import Field
+
+from diptych.common.errors import InvalidRequest
+from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
+from diptych.router.http.fields import tool_fields
+from diptych.router.http.fields.choice_fields import Seed, StopStrings, TopK
+from diptych.router.http.fields.strict_model import GenerationBody, Unsupported
+from diptych.router.http.fields.tool_fields import shown_tools, tool_use
+from diptych.router.http.openai.responses_fields import Reasoning, StreamOptions, TextConfig
+from diptych.router.http.openai.responses_input import Input, turns_of
+from diptych.router.http.openai.responses_tools import FunctionTool, NamedFunction, ToolChoice, choice_in_chat
+from diptych.router.request import ChatPrompt
+from diptych.router.serve.validation import MAX_TOOLS
+from diptych.router.text.parsing.tool_use import ToolUse
+
+LOGPROBS: Final = "message.output_text.logprobs"
+
+
+class ResponsesRequest(GenerationBody):
+    """The body."""
+
+    input: Input
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: TopK | None = None
+    seed: Seed | None = None
+    stop: StopStrings | None = None
+    ignore_eos: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    include: list[str] | None = None
+    text: TextConfig | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    # without effect
+    store: bool | None = None
+    max_tool_calls: int | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    # not supported
+    conversation: Unsupported = None
+    previous_response_id: Unsupported = None
+    prompt: Unsupported = None
+
+    def check(self) -> None:
+        super().check()
+        try:
+            orjson.dumps(self.echoed())
+        except TypeError as error:  # a number beyond 64 bits, deep in a schema
+            raise InvalidRequest(f"the response could not repeat this request: {error}") from None
+        if self.previous_response_id is not None or self.conversation is not None:
+            name = "conversation" if self.previous_response_id is None else "previous_response_id"
+            raise InvalidRequest("this server keeps no responses: send the whole conversation as input", param=name)
+        if self.prompt is not None:
+            raise InvalidRequest("this server keeps no prompts: send the words as input", param="prompt")
+        unknown = next((name for name in self.include or () if name not in _INCLUDABLE), None)
+        if unknown is not None:
+            raise InvalidRequest(f"include takes {' and '.join(_INCLUDABLE)}, not {unknown!r}", param="include")
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+
+    def chat(self) -> ChatPrompt:
+        tools = shown_tools(self._tools(), choice_in_chat(self.tool_choice))
+        effort = self.reasoning.effort if self.reasoning else None
+        turns = turns_of(self.input, self.instructions)
+        return ChatPrompt(turns, tools, self.chat_template_kwargs or {}, effort)
+
+    def sampling_params(self) -> SamplingParams:
+        """Return all but `max_tokens` and `seed`."""
+        given = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "ignore_eos")}
+        wanted = self.text.format if self.text else None
+        return SamplingParams(
+            **{name: value for name, value in given.items() if value is not None},
+            stop=tuple(self.stop or ()),
+            logprobs=self.top_logprobs or 0 if self.wants_logprobs else None,
+            grammar=wanted.grammar() if wanted else None,
+        )
+
+    def tool_use(self) -> ToolUse:
+        choice = choice_in_chat(self.tool_choice)
+        return tool_use(self._tools(), choice, parallel=self.parallel_tool_calls is not False)
+
+    def echoed(self) -> dict[str, Any]:
+        """What the response says of its request."""
+        text = self.text.model_dump(by_alias=True, exclude_none=True) if self.text else {}
+        choice = self.tool_choice.model_dump() if isinstance(self.tool_choice, NamedFunction) else self.tool_choice
+        return {
+            **_SAME,
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "reasoning": {"effort": self.reasoning.effort if self.reasoning else None, "summary": None},
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "text": {"format": {"type": "text"}, **text},
+            "tool_choice": choice or "auto",
+            "tools": [tool.model_dump() for tool in self.tools or ()],
+            "top_logprobs": self.top_logprobs or 0,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "user": self.user,
+        }
+
+    def _tools(self) -> list[tool_fields.Tool]:
+        return [tool.in_chat() for tool in self.tools or ()]
+
+
+_SAME: Final[Mapping[str, Any]] = {  # in every response, until it fails or is cut off
+    "error": None,
+    "incomplete_details": None,
+    "previous_response_id": None,
+    "store": False,
+    "truncation": "disabled",
+    "background": False,
+}
+_INCLUDABLE: Final = (LOGPROBS, "reasoning.encrypted_content")  # of the second there is never any

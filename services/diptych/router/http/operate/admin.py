@@ -1,0 +1,98 @@
+"""What operators see of a router, as one process of it knows: its workers, and why a request went where it went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from diptych.common.errors import NotFound
+from diptych.common.refusals import Refusals
+from diptych.common.trust.operator_route import Answer, operator_route
+from diptych.common.trust.trust import Trust
+from diptych.router.workers.fleet import Fleet
+from diptych.router.workers.session import Session
+from diptych.router.workers.worker_view import WorkerLoad
+
+WORKERS_PATH: Final = "/admin/workers"
+EXPLAIN_PATH: Final = "/admin/explain/{request_id:path}"
+
+Json = dict[str, Any]
+Explain = Callable[[str], Mapping[str, Any] | None]  # a request, by its id
+
+
+def admin_routes(fleet: Fleet, explain: Explain, trust: Trust, refusals: Refusals) -> list[Route]:
+    """Return the paths; both want the token."""
+
+    async def workers(request: Request) -> Answer:
+        listed = [_worker(session, fleet) for session in fleet.sessions()]
+        return 200, {"router": _hex(fleet.router_id), "problem": fleet.problem(), "workers": listed}
+
+    async def story(request: Request) -> Answer:
+        request_id = request.path_params["request_id"]
+        found = explain(request_id)
+        if found is None:
+            raise NotFound(f"nothing is known of {request_id!r}: it is too long ago, or another process served it")
+        return 200, found
+
+    return [
+        operator_route(WORKERS_PATH, ("GET",), workers, trust, refusals),
+        operator_route(EXPLAIN_PATH, ("GET",), story, trust, refusals),
+    ]
+
+
+def operators_app(routes: Sequence[Route]) -> Starlette:
+    """Return the application of operators: all that it says is JSON."""
+    return Starlette(routes=routes, exception_handlers={HTTPException: _framework_error})
+
+
+async def _framework_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    body = {"error": f"{request.method} {request.url.path}: {error.detail}"}
+    return Response(orjson.dumps(body), error.status_code, error.headers, "application/json")
+
+
+def _worker(session: Session, fleet: Fleet) -> Json:
+    view, record, index = session.view(), session.worker.record, fleet.prefixes.told
+    return {
+        "instance": _hex(session.instance_id),
+        "role": view.role.value,
+        "address": record.address,
+        "model": record.model_id,
+        "pool": record.pool,
+        "pod": record.pod,
+        "version": record.version,
+        "state": view.state.name.lower(),
+        "not_ready": view.not_ready,
+        "is_connected": session.is_open,
+        "is_paused": view.paused,
+        "context_len": record.context_len,
+        "adapters": sorted(view.adapters),
+        "linked": [_hex(peer) for peer in sorted(view.linked)],
+        "open_legs": session.num_open_legs,
+        **_load(session.load()),
+        "cached_pages": index.num_pages(session.instance_id),
+        "is_cache_known": index.is_in_sync(session.instance_id),
+    }
+
+
+def _load(load: WorkerLoad) -> Json:
+    return {
+        "link_bytes_per_s": {_hex(peer): speed for peer, speed in load.link_speeds.items()},
+        "num_requests": load.num_requests,
+        "queued_tokens": load.queued_tokens,
+        "free_tokens": load.free_tokens,
+        "has_credit": load.has_credit,
+        "queued_transfer_bytes": load.queued_transfer_bytes,
+    }
+
+
+def _hex(number: int) -> str:
+    """64 bits do not fit into a JSON number."""
+    return f"{number:016x}"

@@ -1,0 +1,1 @@
+"""Several processes that are one router: how they start, share ports, count together, and are well."""

@@ -1,0 +1,164 @@
+"""A router as several processes behind the same ports: starts them, starts again what dies, ends them together.
+
+The kernel spreads connections over those that listen (SO_REUSEPORT), so a process that is gone gets none. Each has its
+sessions, its index and its line, as routers on different machines have. Only what the holders of keys use is counted
+together, in memory that the parent keeps; it gives back what a process held that died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import uvloop
+
+from diptych.common import lifecycle
+from diptych.common.config import to_flags
+from diptych.common.health.health import HealthServer
+from diptych.common.health.liveness import ROUTER_PATIENCE_S, Bounds
+from diptych.common.members.heartbeat import DESCRIPTOR_VARIABLE, LoopHeartbeat, SharedHeartbeat, new_heartbeat
+from diptych.common.net.ports import claim_for_processes, reserve_port
+from diptych.common.process_sight import wait_until_out_of_bounds
+from diptych.common.restart_policy import GiveUp, RestartPolicy
+from diptych.common.shared_memory import SharedMemory
+from diptych.router.config import RouterConfig
+from diptych.router.keys.ledger import Ledger, num_bytes
+from diptych.router.process.health import judge_loop
+from diptych.router.process.metrics import ProcessMetrics
+from diptych.router.process.probes import ProcessProbes
+from diptych.router.process.share import Share
+
+logger = logging.getLogger(__name__)
+
+STOP_SLACK_S: Final = 8  # beyond the drain, for a process to end
+
+
+def run_processes(config: RouterConfig) -> int:
+    """Run `config.workers` processes until SIGTERM; return the exit code."""
+    grace_s = math.ceil(config.drain_s) + STOP_SLACK_S
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(lifecycle.run_until_signal(Processes(config).run, grace_s=grace_s))
+
+
+class Processes:
+    """The processes of one router. `run` until told to stop."""
+
+    def __init__(self, config: RouterConfig, policy: RestartPolicy | None = None) -> None:
+        """Claim the ports. Raises `ConfigError` if others have them."""
+        self._keepers: list[socket.socket] = []
+        ports = ((config.http_port, "--http-port"), (config.grpc_port, "--grpc-port"))
+        http_port, grpc_port = (self._claim(config.host, *each) for each in ports)
+        self._config = replace(config, http_port=http_port, grpc_port=grpc_port)
+        self._policy = policy or RestartPolicy()
+        self._ports = [self._reserve(config.host) for _ in range(config.workers)]
+        self._health_ports = [self._reserve(config.host) for _ in range(config.workers)]
+        self._memory = SharedMemory("diptych-keys", num_bytes(config.workers))
+        self._ledger = Ledger(config.workers, descriptor=self._memory.descriptor)
+        self._exit_code = 0
+
+    def _claim(self, host: str, port: int, flag: str) -> int:
+        if port == 0:
+            return self._reserve(host)
+        self._keepers.append(claim_for_processes(host, port, flag=flag))
+        return port
+
+    def _reserve(self, host: str) -> int:
+        """Return a port that no connection made from here gets while a process is down: a restart needs it again."""
+        self._keepers.append(reserve_port(host))
+        return int(self._keepers[-1].getsockname()[1])
+
+    async def run(self, stop: lifecycle.Stop) -> int:
+        """Return 1 if a process died too often, else 0: all were told to end."""
+        config = self._config
+        heartbeat = LoopHeartbeat()
+        probes = ProcessProbes(config.host, self._health_ports, partial(judge_loop, heartbeat)).probes
+        metrics = ProcessMetrics(config.host, self._health_ports)
+        words = "%d processes share port %d (HTTP) and port %d (gRPC)"
+        logger.info(words, config.workers, config.http_port, config.grpc_port)
+        with HealthServer(config.host, config.health_port, probes, metrics.pages()):
+            async with asyncio.TaskGroup() as group:
+                beating = group.create_task(heartbeat.run())
+                kept = [group.create_task(self._keep(index, stop)) for index in range(config.workers)]
+                await asyncio.wait(kept)
+                beating.cancel()
+        for keeper in self._keepers:
+            keeper.close()
+        self._memory.close()
+        return self._exit_code
+
+    async def _keep(self, index: int, stop: lifecycle.Stop) -> None:
+        """Run a process, and again when it died. One that ended with 0 was told to, and stays away."""
+        deaths_s: list[float] = []
+        while (code := await self._run_once(index, stop)) != 0 and not stop.is_set():
+            deaths_s.append(time.monotonic())
+            decision = self._policy.decide(deaths_s)
+            if isinstance(decision, GiveUp):
+                logger.error("process %d died %d times: giving up", index, decision.num_deaths)
+                self._exit_code = 1
+                stop.set()
+                return
+            logger.warning("process %d died (exit code %d): restarting in %g s", index, code, decision.delay_s)
+            if await lifecycle.wait_or_timeout(stop, decision.delay_s):
+                return
+
+    async def _run_once(self, index: int, stop: lifecycle.Stop) -> int:
+        """Return how a process ended. One that can't be started has died: the others go on."""
+        try:
+            with new_heartbeat() as (heartbeat, descriptor):
+                process = await self._start(index, descriptor)
+        except OSError as error:
+            logger.error("can't start process %d: %s", index, error)
+            return 1
+        beside = [asyncio.ensure_future(each) for each in (_tell(process, stop), _watch(process, index, heartbeat))]
+        try:
+            code = await process.wait()
+            self._ledger.forget(index)
+            return code
+        finally:
+            for task in beside:
+                task.cancel()
+            _kill(process)
+
+    async def _start(self, index: int, heartbeat_fd: int) -> asyncio.subprocess.Process:
+        config = replace(self._config, health_port=self._health_ports[index])
+        command = (sys.executable, "-m", "diptych.cli", "router", *to_flags(config))
+        environment = self._environment(index, heartbeat_fd)
+        descriptors = (heartbeat_fd, self._memory.descriptor)
+        return await asyncio.create_subprocess_exec(
+            *command, env=environment, pass_fds=descriptors, start_new_session=True
+        )
+
+    def _environment(self, index: int, heartbeat_fd: int) -> Mapping[str, str]:
+        share = Share(index, self._ports, self._memory.descriptor)
+        ours = {lifecycle.PARENT_PID_VARIABLE: str(os.getpid()), DESCRIPTOR_VARIABLE: str(heartbeat_fd)}
+        return {**os.environ, **share.environment(), **ours}
+
+
+async def _watch(process: asyncio.subprocess.Process, index: int, heartbeat: SharedHeartbeat) -> None:
+    """End a process that freezes: the kernel would go on to give it its part of the connections."""
+    reason = await wait_until_out_of_bounds(process.pid, heartbeat, Bounds(ROUTER_PATIENCE_S))
+    logger.error("process %d was ended: %s", index, reason)
+    _kill(process)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+
+
+async def _tell(process: asyncio.subprocess.Process, stop: lifecycle.Stop) -> None:
+    """Pass both words of the stop on."""
+    for word in (stop, stop.hurry):
+        await word.wait()
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()

@@ -1,0 +1,191 @@
+"""One try at a request: its legs over one room, merged into one run of tokens. Two legs, or one that is all of it.
+
+The attempt ends when the leg that decodes ended and no token is missing, or with the first failure, which aborts the
+other leg at once. Rule: a leg that was started is aborted or has ended by the time `close` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from diptych.common.members.roles import LegKind
+from diptych.generation.codec import logprobs_from_wire
+from diptych.generation.finish import Finish
+from diptych.generation.logprobs import TokenLogprobs
+from diptych.generation.output import FailureCode
+from diptych.router.request import Delta, Report
+from diptych.router.serve.failure import LegFailure
+from diptych.router.serve.merge import Merger
+from diptych.router.serve.patience import Patience
+from diptych.router.workers.legs import Work
+from diptych.router.workers.session import Session
+from diptych.router.workers.worker_view import Pair
+from diptych.v1 import inference_pb2
+from diptych.v1.worker_pb2 import LegOutput, LegStats, StartLeg
+
+REASON_GRACE_S: Final = 1.0  # a leg that its peer aborted waits this long for the peer's own words
+
+_FINISH: Final[Mapping[int, Finish]] = {
+    inference_pb2.FINISH_REASON_STOP: Finish.STOP,
+    inference_pb2.FINISH_REASON_LENGTH: Finish.LENGTH,
+}
+_CODES: Final = {code.value: code for code in FailureCode}
+
+
+class AttemptFailed(Exception):
+    """The attempt is over; `failure` says why."""
+
+    def __init__(self, failure: LegFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class Attempt:
+    """The legs of a room. Started by the constructor; `close` it."""
+
+    def __init__(
+        self,
+        room: int,
+        legs: Mapping[LegKind, tuple[Session, StartLeg]],
+        prompt: bytes,
+        work: Work,
+        patience: Patience,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` is that of `patience`."""
+        self.room = room
+        self.stats: dict[LegKind, LegStats] = {}
+        self._told: set[LegKind] = set()  # legs that ended well, and said all that they measured
+        self._sessions = {kind: session for kind, (session, _) in legs.items()}
+        self._loop = asyncio.get_running_loop()
+        self._open = set(legs)
+        self._merger = Merger()
+        self._prompt_logprobs: TokenLogprobs | None = None
+        self._finish: Finish | None = None
+        self._failure: LegFailure | None = None
+        self._suspected: LegFailure | None = None  # the failure, unless the other leg knows better
+        self._waiter: asyncio.Future[None] | None = None  # who waits for news
+        self._patience = patience
+        self._clock = clock
+        self._timer = self._call_in_the_end()
+        for kind, (session, start) in legs.items():
+            session.start(kind, start, prompt, work, self)
+
+    @property
+    def prompt_stats(self) -> LegStats | None:
+        """What the leg that computes the prompt has measured."""
+        return self.stats.get(LegKind.PREFILL, self.stats.get(LegKind.LOCAL))
+
+    def report(self, pair: Pair) -> Report:
+        """Return what the legs have measured, as far as they have said it."""
+        told = frozenset(self._told)
+        return Report(pair, self.room, dict(self.stats), told, told == self._sessions.keys())
+
+    async def next(self) -> Delta:
+        """Wait for news and return all of it as one delta. Raises `AttemptFailed`."""
+        while not (self._merger.has_ready or self._failure or self._is_complete()):
+            await self._news()
+        if self._failure and not self._merger.has_ready:
+            raise AttemptFailed(self._failure)
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
+        token_ids, logprobs = self._merger.take()
+        return Delta(token_ids, self._finish if self._is_complete() else None, logprobs, prompt_logprobs)
+
+    async def wait_for_prefill_end(self, timeout_s: float) -> None:
+        """Wait until the prefill leg's last output, which carries its final stats, or for `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while LegKind.PREFILL in self._open:
+                    await self._news()
+        except TimeoutError:
+            return
+
+    def close(self) -> None:
+        """Abort what is still open, unless the request is complete: then prefill is about to end by itself."""
+        self._timer.cancel()
+        if self._is_complete() and not self._failure:
+            return
+        for kind in self._open:
+            self._sessions[kind].abort(self.room)
+
+    async def _news(self) -> None:
+        """Wait until the legs say something. Only the request's own task waits."""
+        self._waiter = self._loop.create_future()
+        await self._waiter
+
+    def _tell(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # what the legs say
+
+    def receive(self, kind: LegKind, output: LegOutput) -> None:
+        if output.HasField("stats"):
+            self.stats[kind] = output.stats
+        if output.HasField("prompt_logprobs"):
+            self._prompt_logprobs = logprobs_from_wire(output.prompt_logprobs)
+        logprobs = logprobs_from_wire(output.logprobs) if output.HasField("logprobs") else None
+        self._merger.accept(output.first_index, output.token_ids, logprobs)
+        if output.token_ids:
+            self._patience.hear(self._clock())
+        if output.finish_reason or output.HasField("error"):
+            self._end(kind, output)
+        self._tell()
+
+    def _end(self, kind: LegKind, output: LegOutput) -> None:
+        self._open.discard(kind)
+        if output.finish_reason not in _FINISH:
+            code = _CODES.get(output.error.code, FailureCode.INTERNAL)
+            self._fail(LegFailure(kind, code, output.error.message))
+        else:
+            self._told.add(kind)
+            if kind is not LegKind.PREFILL:
+                self._finish = _FINISH[output.finish_reason]
+        if self._suspected and not self._open:
+            self._settle(self._suspected)
+
+    def lose(self, kind: LegKind, reason: str) -> None:
+        self._open.discard(kind)
+        self._fail(LegFailure(kind, FailureCode.PEER_LOST, reason, session_lost=True))
+
+    def _fail(self, failure: LegFailure) -> None:
+        """Take a leg's failure: abort the other leg, and settle on the reason that says most."""
+        if failure.leg is LegKind.PREFILL and not self._needs_prefill():
+            self._tell()
+            return
+        if failure.code is FailureCode.ABORTED and self._open:
+            self._suspected = failure
+            for other in self._open:
+                self._sessions[other].abort(self.room)
+            self._timer.cancel()
+            self._timer = self._loop.call_later(REASON_GRACE_S, self._settle, failure)
+            return
+        self._settle(failure)
+
+    def _settle(self, failure: LegFailure) -> None:
+        """The first reason counts."""
+        if self._failure is None and not self._is_complete():
+            self._failure = failure
+            self.close()
+        self._tell()
+
+    def _call_in_the_end(self) -> asyncio.TimerHandle:
+        return self._loop.call_later(max(0.0, self._patience.ends_s - self._clock()), self._end_if_it_is_time)
+
+    def _end_if_it_is_time(self) -> None:
+        """Something may have come meanwhile: timers are not set anew for each token."""
+        now_s = self._clock()
+        if now_s < self._patience.ends_s:
+            self._timer = self._call_in_the_end()
+        else:
+            self._settle(LegFailure(LegKind.DECODE, FailureCode.DEADLINE, self._patience.words(now_s)))
+
+    def _needs_prefill(self) -> bool:
+        """Once decode has produced a token or has ended, and token 0 is here, prefill has done its part."""
+        return self._merger.num_tokens < 1 or (self._merger.num_tokens < 2 and self._finish is None)
+
+    def _is_complete(self) -> bool:
+        return self._finish is not None and self._merger.num_tokens > 0 and not self._merger.has_gap

@@ -1,0 +1,237 @@
+"""One request on its way through the workers: attempts, retries, and replays after tokens were sent.
+
+A failure before the first token is simply tried again on another pair. After it, the next attempt continues behind
+the tokens that were given out: the client sees a pause, and no token twice or lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from dataclasses import dataclass
+
+from diptych.common.errors import DeadlineExceeded, DiptychError, Unavailable
+from diptych.common.logging import bind
+from diptych.generation.finish import Finish
+from diptych.generation.output import FailureCode
+from diptych.router.choose.explain import AttemptStory, Explanations, Selection, failure_words
+from diptych.router.errors import ContextLengthExceeded, ModelNotFound
+from diptych.router.observe.metrics import RouterMetrics
+from diptych.router.request import Delta, Report
+from diptych.router.serve.attempt import Attempt, AttemptFailed
+from diptych.router.serve.failure import LegFailure
+from diptych.router.serve.hedging import Hedging, first_answer
+from diptych.router.serve.progress import Progress
+from diptych.router.serve.selection import Selector
+from diptych.router.serve.start_attempt import start_attempt
+from diptych.router.tracing.record import AttemptTrace, OutputTrace
+from diptych.router.workers.fleet import Fleet
+from diptych.router.workers.worker_view import Pair
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatcher:
+    """What it takes to start an attempt."""
+
+    fleet: Fleet
+    selector: Selector
+    metrics: RouterMetrics
+    explanations: Explanations
+    hedging: Hedging
+    rng: random.Random
+
+
+class Execution:
+    """Runs one request. Call `next` until it returns a delta with `finish`; `close` in any case."""
+
+    def __init__(self, progress: Progress, dispatcher: Dispatcher) -> None:
+        self._progress = progress
+        self._dispatcher = dispatcher
+        self._metrics = dispatcher.metrics
+        self._pair = Pair(0, 0)
+        request = progress.request
+        self._story = dispatcher.explanations.begin(request.request_id, request.arrival_s)
+        self._attempt: Attempt | None = None
+        self._is_proven = False  # both legs of the attempt have done their part of an output token
+        self._knows_cached = False
+        self.trace: OutputTrace | None = request.trace.begin_output() if request.trace is not None else None
+        self.cached_tokens = 0  # of the prompt, when the first attempt was prefilled
+
+    async def next(self) -> Delta:
+        """Return the next output tokens, at least one or `finish`. Raises the caller's `DiptychError`."""
+        while (finish := self._finish_without_workers()) is None:
+            attempt = self._attempt or await self._dispatch()
+            try:
+                delta = await (self._race(attempt) if self._may_hedge() else attempt.next())
+            except AttemptFailed as failed:
+                await self._recover(self._attempt or attempt, failed.failure)
+                continue
+            self._take(self._attempt or attempt, delta)
+            return delta
+        return Delta((), finish)
+
+    async def report(self, timeout_s: float) -> Report | None:
+        """Return what the legs measured, waiting for the last word of the prefill leg."""
+        if self._attempt is None:
+            return None
+        await self._attempt.wait_for_prefill_end(timeout_s)
+        return self._attempt.report(self._pair)
+
+    def close(self) -> None:
+        """Abort what is still running. Idempotent."""
+        if self._attempt is not None:
+            self._attempt.close()
+            for story in self._story.attempts:
+                story.end("closed", time.monotonic())
+
+    def _may_hedge(self) -> bool:
+        return self._dispatcher.hedging.is_on and not self._progress.output_ids and len(self._story.attempts) == 1
+
+    async def _race(self, first: Attempt) -> Delta:
+        """Return the first answer of the request, perhaps from a second attempt, which then is the one that counts."""
+        hedging = self._dispatcher.hedging
+        hedging.count()
+        attempt, outcome = await first_answer(first, hedging.after_s, self._start_second, self._lose)
+        self._go_on_with(attempt)
+        if isinstance(outcome, AttemptFailed):
+            raise outcome
+        return outcome
+
+    async def _start_second(self) -> Attempt | None:
+        """Begin another attempt on another pair, if there is one and it may be."""
+        progress, selector = self._progress, self._dispatcher.selector
+        avoided = progress.blamed | {self._pair.prefill_id, self._pair.decode_id}
+        if not selector.has_fresh_pair(progress.request.adapter, avoided) or not self._dispatcher.hedging.spend():
+            return None
+        progress.blamed |= avoided  # for being slow
+        self._metrics.hedges.inc()
+        asked_s = time.monotonic()
+        return self._start(await selector.select(progress, 0.0), asked_s)
+
+    def _lose(self, attempt: Attempt, failure: LegFailure) -> None:
+        """An attempt has failed while another goes on."""
+        self._progress.blamed |= failure.blamed(self._failed(attempt, failure))
+
+    def _failed(self, attempt: Attempt, failure: LegFailure) -> Pair:
+        """Tell breakers and story of an attempt that has failed; return its pair."""
+        story = next(story for story in self._story.attempts if story.room == attempt.room)
+        self._dispatcher.selector.failed(story.selection.pair, failure)
+        story.end(failure_words(failure), time.monotonic())
+        return story.selection.pair
+
+    def _go_on_with(self, attempt: Attempt) -> None:
+        attempts, now_s = self._story.attempts, time.monotonic()
+        for story in [story for story in attempts if story.room != attempt.room]:
+            story.end("hedged", now_s)
+        attempts.sort(key=lambda story: story.room == attempt.room)
+        self._attempt, self._pair = attempt, attempts[-1].selection.pair
+
+    def _finish_without_workers(self) -> Finish | None:
+        """How the output ends the request when the worker died before it could say so."""
+        return self._progress.finish if self._attempt is None else None
+
+    def _take(self, attempt: Attempt, delta: Delta) -> None:
+        story = self._story.attempts[-1]
+        if story.first_token_s is None:
+            self._first_token(story)
+        if delta.finish is not None:
+            story.end(delta.finish.value, time.monotonic())
+        if not self._knows_cached and self._progress.is_first_attempt and (stats := attempt.prompt_stats):
+            self.cached_tokens, self._knows_cached = stats.cached_tokens, True
+            self._note_prompt_len(stats.prompt_tokens)
+        self._progress.add(delta.token_ids)
+        if not self._is_proven and (self._progress.num_attempt_tokens > 1 or delta.finish):
+            self._is_proven = True
+            self._dispatcher.selector.succeeded(self._pair)
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the request's prompt."""
+        return self._progress.request_len
+
+    def _note_prompt_len(self, num_tokens: int) -> None:
+        text = self._progress.request.text
+        if text is not None and num_tokens not in (0, self._progress.request_len):
+            self._progress.tokenized(num_tokens)
+            self._dispatcher.fleet.text_index.tokenized(len(text.utf8), num_tokens)
+
+    def _first_token(self, story: AttemptStory) -> None:
+        story.first_token_s = time.monotonic()
+        ttft_s = story.first_token_s - story.begun_s
+        self._metrics.first_token.observe(ttft_s)
+        expected_s = story.selection.expected_ttft_s
+        if expected_s:
+            self._metrics.ttft_ratio.observe(ttft_s / expected_s)
+
+    async def _dispatch(self) -> Attempt:
+        progress, now_s = self._progress, time.monotonic()
+        wait_s = progress.pair_wait_s(now_s, self._dispatcher.fleet.missing_since_s)
+        try:
+            selection = await self._dispatcher.selector.select(progress, wait_s)
+        except Unavailable as error:
+            self._check_deadline()
+            self._check_adapter()
+            raise self._without_pair(error, progress.waited_s(time.monotonic(), now_s)) from None
+        self._metrics.select.observe(time.monotonic() - now_s)
+        self._check_deadline()
+        begun_s = time.monotonic()
+        progress.begin(begun_s)
+        self._pair = selection.pair
+        self._attempt = self._start(selection, now_s)
+        self._metrics.dispatch.observe(time.monotonic() - begun_s)
+        return self._attempt
+
+    def _without_pair(self, error: Unavailable, waited_s: float) -> Unavailable:
+        words = "" if self._dispatcher.fleet.is_closed else f"; waited {waited_s:.1f} s"
+        return Unavailable(f"{error}{words}", retry_after_s=error.retry_after_s)
+
+    def _start(self, selection: Selection, asked_s: float) -> Attempt:
+        now_s = time.monotonic()
+        attempt = start_attempt(self._dispatcher.fleet, self._progress, selection, now_s)
+        story = AttemptStory(selection, attempt.room, now_s)
+        self._story.attempts.append(story)
+        if self.trace is not None:
+            self.trace.attempts.append(AttemptTrace(asked_s, story, attempt.stats))
+        self._metrics.attempts.labels(selection.plan.name, selection.pair.num_workers).inc()
+        return attempt
+
+    async def _recover(self, attempt: Attempt, failure: LegFailure) -> None:
+        """Return when the next attempt may begin; raise the caller's error when there is none."""
+        progress = self._progress
+        self._attempt, self._is_proven = None, False
+        pause_s = progress.fail(failure, self._failed(attempt, failure), time.monotonic())
+        self._log(failure, is_last=pause_s is None)
+        if progress.finish is not None:
+            return
+        if pause_s is None:
+            raise self._error(failure)
+        self._metrics.went_on(failure.code)
+        if progress.output_ids:
+            self._metrics.replays.inc()
+        if not self._dispatcher.selector.has_fresh_pair(progress.request.adapter, progress.blamed):
+            await asyncio.sleep(pause_s)
+
+    def _error(self, failure: LegFailure) -> DiptychError:
+        text = self._progress.request.text
+        if text is not None and failure.code is FailureCode.TOO_LONG:
+            return ContextLengthExceeded(failure.message, param=text.param)
+        return failure.to_error()
+
+    def _log(self, failure: LegFailure, *, is_last: bool) -> None:
+        level, words = (logging.WARNING, "giving up") if is_last else (logging.INFO, "trying again")
+        with bind(request_id=self._progress.request.request_id):
+            logger.log(level, "%s leg: %s: %s; %s", failure.leg.value, failure.code.name, failure.message, words)
+
+    def _check_adapter(self) -> None:
+        adapter = self._progress.request.adapter
+        if adapter and adapter not in self._dispatcher.fleet.adapters():
+            raise ModelNotFound(f"the adapter {adapter!r} has been unloaded")
+
+    def _check_deadline(self) -> None:
+        patience, now_s = self._progress.patience, time.monotonic()
+        if now_s >= patience.ends_s:
+            raise DeadlineExceeded(f"{patience.words(now_s)}, and no worker could take it")

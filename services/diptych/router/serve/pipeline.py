@@ -1,0 +1,169 @@
+"""A request's way through the router: admit, prepare, execute (select, dispatch, merge, retry), respond.
+
+The HTTP and gRPC services both stand on this; neither knows workers, and this knows neither of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+from prometheus_client import Histogram
+
+from diptych.generation.output_text import OutputText, TextTokenizer
+from diptych.router.admission.admission import Admission, Place
+from diptych.router.admission.queue import Claim
+from diptych.router.admission.ttft_gate import TtftGate
+from diptych.router.keys.caller import Caller
+from diptych.router.observe.metrics import RouterMetrics
+from diptych.router.request import End, GenerationRequest, Piece
+from diptych.router.serve.execution import Dispatcher, Execution
+from diptych.router.serve.prepare import Preparer
+from diptych.router.serve.progress import Progress, RetryLimits
+from diptych.router.serve.response import Response
+from diptych.router.served_model import ServedModel
+from diptych.router.tracing.asked import note_wish
+from diptych.router.tracing.record import CallTrace, Stage
+from diptych.router.wish import Wish
+
+REPORT_WAIT_S: Final = 30.0  # prefill ends a room when it reads decode's Ack: after the step that it runs
+
+
+class Pipeline:
+    """Serves requests for one model."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        preparer: Preparer,
+        dispatcher: Dispatcher,
+        admission: Admission,
+        gate: TtftGate,
+        retries: RetryLimits,
+    ) -> None:
+        self._model = model
+        self._preparer = preparer
+        self._dispatcher = dispatcher
+        self._admission = admission
+        self._gate = gate
+        self._retries = retries
+        self._eos_ids = frozenset(model.tokenizer.eos_ids)
+        self._parsed_tokenizer = model.tokenizer.showing(model.formats.tokens)
+        self._showing_tokenizer = model.tokenizer.showing(model.tokenizer.special_tokens)
+
+    @property
+    def metrics(self) -> RouterMetrics:
+        return self._dispatcher.metrics
+
+    @property
+    def model(self) -> ServedModel:
+        """The model, under the name that answers give it."""
+        name = self.names[0]
+        return self._model if name == self._model.model_id else replace(self._model, model_id=name)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What clients are told that the model is called, at least one."""
+        return self._model.names or self.model_ids[:1]
+
+    @property
+    def model_ids(self) -> Sequence[str]:
+        """Its ids, the most served first: workers may have got other weights."""
+        return self._dispatcher.fleet.model_ids
+
+    @property
+    def problem(self) -> str | None:
+        """Why no request can be served now, in words; None when one can."""
+        return self._dispatcher.fleet.problem()
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """What clients may ask for beside the model."""
+        return self._dispatcher.fleet.adapters()
+
+    @property
+    def context_len(self) -> int:
+        """Tokens, prompt + output, that model and workers take now."""
+        return self._dispatcher.fleet.context_len(self.model.context_len)
+
+    def explain(self, request_id: str) -> Mapping[str, Any] | None:
+        """Return why a request went where it did; None if that is not known any more."""
+        return self._dispatcher.explanations.find(request_id)
+
+    @asynccontextmanager
+    async def admit(self, wish: Wish) -> AsyncGenerator[Sequence[GenerationRequest], None]:
+        """Hold the places of a wish, and give its requests, valid and tokenised. Raises the caller's `DiptychError`."""
+        self._preparer.check(wish)
+        if wish.trace is not None:
+            note_wish(wish.trace, wish, self.model.model_id)
+        patience_s = min(self._preparer.timeout_s(wish), self._gate.slo_s(wish.routing))
+        claim = Claim(wish.num_requests, wish.priority, patience_s, wish.tenant)
+        async with self._place(claim, wish.caller) as place:
+            _took("admit", self.metrics.admit, place.begun_s, wish.trace)
+            requests = await self._prepare(wish, place.begun_s)
+            requests = self._gate.check(requests)
+            wish.caller.charge_prompt(sum(request.prompt_len for request in requests[:: wish.num_made]))
+            yield requests
+
+    @asynccontextmanager
+    async def _place(self, claim: Claim, caller: Caller) -> AsyncGenerator[Place, None]:
+        with caller.admit(claim.num_requests), self._admission.admit(claim) as place:
+            await place.wait()
+            yield place
+
+    async def _prepare(self, wish: Wish, arrival_s: float) -> Sequence[GenerationRequest]:
+        start_s = time.monotonic()
+        requests = await self._preparer.prepare(wish, arrival_s)
+        _took("prepare", self.metrics.prepare, start_s, wish.trace)
+        return requests
+
+    async def tokenize(self, wish: Wish) -> list[Sequence[int]]:
+        """Return the tokens of each prompt, as its requests would have them. Raises the caller's `DiptychError`."""
+        self._preparer.check(wish)
+        async with self._place(Claim(tenant=wish.caller.name), wish.caller):
+            return await self._preparer.tokens(wish)
+
+    async def detokenize(self, ids: Sequence[int], caller: Caller) -> str:
+        """Return what tokens say, special ones included. Raises the caller's `DiptychError`."""
+        async with self._place(Claim(tenant=caller.name), caller):
+            return await self._preparer.text(ids, caller.name)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece, None]:
+        """Yield the output in pieces, the last one with `finish` and `usage`. Close it to abort the request."""
+        execution = Execution(Progress(request, self._eos_ids, self._retries, self._dispatcher.rng), self._dispatcher)
+        response = Response(request, OutputText(self._tokenizer_of(request), request.params), self.metrics)
+        try:
+            piece, finish = response.take(await execution.next())
+            self._gate.learn(request)
+            while finish is None:
+                if piece.text or piece.token_ids or piece.prompt:
+                    yield piece
+                response.handed_over()
+                piece, finish = response.take(await execution.next())
+            execution.close()  # a stop string has cut it short: no more steps for it
+            report = await execution.report(REPORT_WAIT_S) if request.wants_report else None
+            usage = response.finished(execution.prompt_len, execution.cached_tokens)
+            end = End(finish, usage, report, response.stop, response.stop_token)
+            if execution.trace is not None:
+                execution.trace.end = end
+            yield piece._replace(end=end)
+        finally:
+            execution.close()
+            response.close()
+            request.caller.charge_output(response.num_tokens)
+
+    def _tokenizer_of(self, request: GenerationRequest) -> TextTokenizer:
+        """Return what shows what is to be seen of the output."""
+        if request.shows_special:
+            return self._showing_tokenizer
+        return self._parsed_tokenizer if request.new_parser else self._model.tokenizer
+
+
+def _took(stage: str, histogram: Histogram, begun_s: float, trace: CallTrace | None) -> None:
+    now_s = time.monotonic()
+    histogram.observe(now_s - begun_s)
+    if trace is not None:
+        trace.stages.append(Stage(stage, begun_s, now_s))

@@ -1,0 +1,123 @@
+"""Chooses the pair for an attempt: waits until there is one, avoids blamed instances, asks the policy.
+
+All that a policy may know is gathered here: fleet, prefix index and estimates become values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from diptych.router.choose.breakers import Breakers
+from diptych.router.choose.explain import Selection
+from diptych.router.choose.pairing import has_fresh, least_blamed, partners
+from diptych.router.choose.policies import Plan, plan_of
+from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
+from diptych.router.request import GenerationRequest
+from diptych.router.serve.failure import LegFailure
+from diptych.router.serve.progress import Progress
+from diptych.router.serve.prompt_lookup import FoundPrompt, look_up, measure
+from diptych.router.workers.fleet import Fleet
+from diptych.router.workers.worker_view import Pair
+
+logger = logging.getLogger(__name__)
+
+
+class Selector:
+    """Applies a policy to the pairs of a fleet."""
+
+    def __init__(self, fleet: Fleet, plan: Plan, breakers: Breakers, rng: random.Random) -> None:
+        self._fleet = fleet
+        self._plan = plan
+        self._estimates = fleet.estimates
+        self._breakers = breakers
+        self._rng = rng
+        self.number = rng.getrandbits(32)  # of choices; other routers have other turns
+        self._paired: _Paired = _paired(())  # of the last choice: pairs seldom change
+
+    async def select(self, progress: Progress, wait_s: float) -> Selection:
+        """Choose a pair whose sessions are open. Raises `Unavailable` if there is none within `wait_s`."""
+        everybody = await self._fleet.wait_for_pairs(wait_s, progress.request.adapter)
+        now_s = time.monotonic()
+        pairs = self._breakers.choose(least_blamed(everybody, progress.blamed), now_s)
+        prompt = self._find(progress.request, progress.prompt_ids)
+        selection = self._choose(pairs, progress.request, prompt)
+        self.number += 1
+        self._estimates.came(selection.candidates.busy_share)
+        self._breakers.begin(selection.pair, now_s)
+        prompt.sent(selection.pair)
+        return selection
+
+    def predict_ttft(self, request: GenerationRequest) -> float | None:
+        """Return when the first token would come if the request were dispatched now; None: nobody knows yet."""
+        pairs = self._breakers.choose(self._fleet.pairs(request.adapter), time.monotonic())
+        if not (pairs and self._estimates.are_measured):
+            return None
+        selection = self._choose(pairs, request, look_up(self._fleet, request, request.prompt_ids))
+        return selection.cost.ttft_s
+
+    def succeeded(self, pair: Pair) -> None:
+        """A pair has served a request, as far as it may fail it."""
+        self._breakers.succeed(pair)
+
+    def failed(self, pair: Pair, failure: LegFailure) -> None:
+        """A pair has failed a request."""
+        for suspect in self._breakers.fail(failure.suspects(pair), time.monotonic()):
+            words = str(suspect) if isinstance(suspect, Pair) else f"worker {suspect:016x}"
+            logger.warning("leaving %s alone for a while: requests keep failing there", words)
+
+    def has_fresh_pair(self, adapter: str, blamed: Collection[int]) -> bool:
+        """Whether a pair without blamed instances may serve now."""
+        return has_fresh(self._fleet.pairs(adapter), blamed)
+
+    def _choose(self, pairs: Sequence[Pair], request: GenerationRequest, prompt: FoundPrompt) -> Selection:
+        plan, view = self._plan_of(request), self._view(request, prompt)
+        candidates = self._candidates(pairs, prompt.cached_tokens)
+        decision = plan.choose(candidates, view)
+        return Selection(plan, candidates, view, decision.pair)
+
+    def _plan_of(self, request: GenerationRequest) -> Plan:
+        return plan_of(request.routing.policy) if request.routing.policy else self._plan
+
+    def _find(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> FoundPrompt:
+        find = look_up if self._plan_of(request).reads_prompt else measure
+        return find(self._fleet, request, prompt_ids)
+
+    def _view(self, request: GenerationRequest, prompt: FoundPrompt) -> RequestView:
+        return RequestView(
+            prompt_len=prompt.num_tokens,
+            number=self.number,
+            entropy=self._rng.getrandbits(64),
+            session=request.routing.session,
+            prefix_key=prompt.key,
+            output_len=min(self._estimates.output_len, request.params.max_tokens),
+            usual=self._estimates.usual,
+        )
+
+    def _candidates(self, pairs: Sequence[Pair], cached_tokens: Mapping[int, int]) -> Candidates:
+        if self._paired.pairs is not pairs:
+            self._paired = _paired(pairs)
+        workers = {key: self._worker(key, cached_tokens.get(key, 0)) for key in self._paired.ids}
+        return Candidates(workers, self._paired.partners)
+
+    def _worker(self, instance_id: int, cached_tokens: int) -> Worker:
+        session = self._fleet.session(instance_id)
+        learned, token_bytes = self._estimates.of(instance_id), session.worker.token_bytes
+        return Worker(instance_id, session.load(), cached_tokens, learned, token_bytes)
+
+
+class _Paired(NamedTuple):
+    """Pairs by their workers."""
+
+    pairs: Sequence[Pair]
+    ids: Sequence[int]  # of all workers
+    partners: Mapping[int, Sequence[int]]
+
+
+def _paired(pairs: Sequence[Pair]) -> _Paired:
+    by_prefill = partners(pairs)
+    return _Paired(pairs, tuple(dict.fromkeys(itertools.chain(by_prefill, *by_prefill.values()))), by_prefill)

@@ -1,0 +1,209 @@
+"""What the formats of calls have in common: content with marked calls in it, and calls written as JSON.
+
+A call counts from the moment its function is known and offered. What breaks before that is content, as it was written;
+what breaks after it leaves the arguments as the model wrote them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from diptych.router.text.parsing.nesting import Nesting
+from diptych.router.text.parsing.reader import Reader, Reading, Take
+from diptych.router.text.parsing.tool_use import Function
+from diptych.router.text.parsing.writer import Writer
+
+ReadCall = Callable[[Reader, Writer], Reading[None]]
+
+NONE: Final = "{}"  # no arguments
+
+_ARGUMENTS: Final = ("arguments", "parameters")
+_OTHERS: Final = ("id", "type")  # that some models write beside them
+
+
+class NoCall(Exception):
+    """What was read since the reader began to hold is no call."""
+
+
+def read_marked(reader: Reader, writer: Writer, calls: Mapping[str, ReadCall]) -> Reading[None]:
+    """Read content to the end, and after each of these marks what it announces."""
+    while mark := (yield from reader.until(tuple(calls), writer.content)):
+        yield from read_or_restore(reader, writer, mark, calls[mark])
+
+
+def read_or_restore(reader: Reader, writer: Writer, mark: str, read: ReadCall) -> Reading[bool]:
+    """Read calls, the `mark` before them already read, and tell whether they are; else they become content."""
+    reader.hold(mark)
+    try:
+        yield from read(reader, writer)
+    except NoCall:
+        writer.content(reader.release())
+        return False
+    reader.release()
+    return True
+
+
+def after(opening: str, read: ReadCall) -> ReadCall:
+    """Return a reading of calls that needs another mark before them."""
+
+    def read_all(reader: Reader, writer: Writer) -> Reading[None]:
+        yield from reader.skip_blanks()
+        yield from _expect(reader, opening)
+        yield from read(reader, writer)
+
+    return read_all
+
+
+def then(read: ReadCall, closing: str) -> ReadCall:
+    """Return a reading of calls with a mark after them, which models forget at times."""
+
+    def read_all(reader: Reader, writer: Writer) -> Reading[None]:
+        yield from read(reader, writer)
+        yield from reader.skip_blanks()
+        yield from reader.take(closing)
+
+    return read_all
+
+
+def begin_call(reader: Reader, writer: Writer, name: str) -> Function:
+    """From here on it is a call. Raises `NoCall` for a function that is not offered."""
+    if name not in writer.functions:
+        raise NoCall
+    reader.release()
+    return writer.start_call(name)
+
+
+def json_calls(reader: Reader, writer: Writer) -> Reading[None]:
+    """Read a call as a JSON object, or a list of them. Raises `NoCall`."""
+    yield from reader.skip_blanks()
+    if not (yield from reader.take("[")):
+        yield from json_call(reader, writer)
+        return
+    separator = ","
+    while separator == ",":
+        yield from reader.skip_blanks()
+        yield from json_call(reader, writer)
+        yield from reader.skip_blanks()
+        separator = "," if (yield from reader.take(",")) else "]"
+        if separator == ",":
+            reader.hold(separator)
+    yield from reader.take("]")
+
+
+def json_call(reader: Reader, writer: Writer) -> Reading[None]:
+    """Read one call: an object with its name and its arguments, in any order. Raises `NoCall`."""
+    name, early = "", ""
+    more = yield from reader.take("{")
+    while more:
+        key = yield from _key(reader)
+        if key == "name":
+            name = yield from _string(reader)
+        elif key in _ARGUMENTS and name:
+            yield from _go_on(reader, writer, name)
+            return
+        elif key in _ARGUMENTS:
+            early = yield from collected(reader, json_arguments)
+        else:
+            yield from _other(reader, key)
+        yield from reader.skip_blanks()
+        more = yield from reader.take(",")
+    yield from _expect(reader, "}")
+    begin_call(reader, writer, name)
+    writer.arguments(early or NONE)
+
+
+def _go_on(reader: Reader, writer: Writer, name: str) -> Reading[None]:
+    """Read arguments as they come, and what is left of the object. Raises `NoCall`."""
+    begin_call(reader, writer, name)
+    yield from json_arguments(reader, writer.arguments)
+    yield from _rest(reader)
+
+
+def _other(reader: Reader, key: str) -> Reading[None]:
+    if key not in _OTHERS:
+        raise NoCall
+    yield from json_value(reader, _ignore)
+
+
+def json_arguments(reader: Reader, take: Take) -> Reading[None]:
+    """Read arguments: an object, the text of one in a string, or null for none. They are arguments even if broken."""
+    first = yield from reader.peek()
+    if first == "{":
+        yield from json_value(reader, take)
+    elif first == '"':
+        quoted = yield from collected(reader, json_value)
+        text = _unquoted(quoted)
+        take(quoted if text is None else text)
+    else:
+        literal = yield from collected(reader, json_value)
+        take(NONE if literal in ("", "null") else literal)
+
+
+def collected(reader: Reader, read: Callable[[Reader, Take], Reading[Any]]) -> Reading[str]:
+    """Return all that `read` takes."""
+    pieces: list[str] = []
+    yield from read(reader, pieces.append)
+    return "".join(pieces)
+
+
+def json_value(reader: Reader, take: Take) -> Reading[None]:
+    """Read one JSON value of any kind, as far as brackets and quotes tell."""
+    first = yield from reader.peek()
+    if first and first in '"{[':
+        yield from reader.while_open(Nesting().find_end, take)
+    else:
+        yield from reader.while_open(_end_of_literal, take)
+
+
+def _rest(reader: Reader) -> Reading[None]:
+    """Read what an object has after its arguments; an end that is missing is no mistake."""
+    yield from reader.skip_blanks()
+    while (yield from reader.take(",")):
+        try:
+            yield from _key(reader)
+        except NoCall:
+            return
+        yield from json_value(reader, _ignore)
+        yield from reader.skip_blanks()
+    yield from reader.take("}")
+
+
+def _key(reader: Reader) -> Reading[str]:
+    yield from reader.skip_blanks()
+    key = yield from _string(reader)
+    yield from reader.skip_blanks()
+    yield from _expect(reader, ":")
+    yield from reader.skip_blanks()
+    return key
+
+
+def _string(reader: Reader) -> Reading[str]:
+    if (yield from reader.peek()) != '"':
+        raise NoCall
+    text = _unquoted((yield from collected(reader, json_value)))
+    if text is None:
+        raise NoCall
+    return text
+
+
+def _unquoted(quoted: str) -> str | None:
+    """Return the text of a JSON string; None: it is broken."""
+    try:
+        return str(json.loads(quoted, strict=False))
+    except ValueError:
+        return None
+
+
+def _expect(reader: Reader, literal: str) -> Reading[None]:
+    if not (yield from reader.take(literal)):
+        raise NoCall
+
+
+def _ignore(text: str) -> None:
+    pass
+
+
+def _end_of_literal(text: str) -> int | None:
+    return next((at for at, char in enumerate(text) if char in ",]}<" or char.isspace()), None)

@@ -1,0 +1,34 @@
+"""Kimi K2: special tokens; a call is named by its function and its number.
+
+<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city": "Paris"}
+<|tool_call_end|><|tool_calls_section_end|>
+"""
+
+from __future__ import annotations
+
+from diptych.router.text.parsing.calls import NoCall, after, begin_call, collected, json_arguments, read_marked, then
+from diptych.router.text.parsing.reader import Reader, Reading
+from diptych.router.text.parsing.tool_format import ToolFormat
+from diptych.router.text.parsing.writer import Writer
+
+BEGIN, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+
+
+def read(reader: Reader, writer: Writer) -> Reading[None]:
+    calls = then(_call, END)
+    yield from read_marked(reader, writer, {BEGIN: after(CALL, calls), CALL: calls})
+
+
+def _call(reader: Reader, writer: Writer) -> Reading[None]:
+    label = yield from collected(reader, lambda source, take: source.until((ARGUMENTS,), take))
+    yield from reader.skip_blanks()
+    if (yield from reader.peek()) != "{":
+        raise NoCall
+    begin_call(reader, writer, label.strip().removeprefix("functions.").partition(":")[0])
+    yield from json_arguments(reader, writer.arguments)
+    yield from reader.skip_blanks()
+    yield from reader.take(CALL_END)
+
+
+KIMI = ToolFormat(read, in_template=(CALL,), tokens=(BEGIN, END, CALL, ARGUMENTS, CALL_END))

@@ -1,0 +1,115 @@
+"""How the served model writes its messages, and the parser that follows from it for each request."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from diptych.generation.grammar import Preamble
+from diptych.router.text.parsing.calls import json_calls, read_or_restore
+from diptych.router.text.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from diptych.router.text.parsing.parts import MessageParser
+from diptych.router.text.parsing.reader import Reader, Reading
+from diptych.router.text.parsing.reasoning import ReasoningFormat, read_content
+from diptych.router.text.parsing.stream_parser import Read, StreamParser
+from diptych.router.text.parsing.tool_format import ToolFormat
+from diptych.router.text.parsing.tool_use import ToolUse
+from diptych.router.text.parsing.writer import Writer
+
+AUTO: Final = "auto"
+NONE: Final = "none"
+DEFAULT: Final = "hermes"  # of models whose template says nothing else
+
+_ID_CHARS: Final = string.ascii_letters + string.digits
+_ID_LEN: Final = 9  # as Mistral's templates demand
+
+NewParser = Callable[[], MessageParser]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFormats:
+    """None: nothing is looked for, and what the model writes of it is content."""
+
+    tools: ToolFormat | None = TOOL_FORMATS[DEFAULT]
+    reasoning: ReasoningFormat | None = None
+
+    @classmethod
+    def named(cls, tools: str, reasoning: str, template: str) -> MessageFormats:
+        """Return the formats of these names; `auto` goes by the chat template, `none` is none."""
+        return cls(
+            _auto_tools(template) if tools == AUTO else TOOL_FORMATS.get(tools),
+            _auto_reasoning(template) if reasoning == AUTO else REASONING_FORMATS.get(reasoning),
+        )
+
+    @property
+    def tokens(self) -> frozenset[str]:
+        """Special tokens that parsers must see in the text."""
+        return frozenset((*self.reasoning_marks, *(self.tools.tokens if self.tools else ())))
+
+    @property
+    def reasoning_marks(self) -> Sequence[str]:
+        return (self.reasoning.opening, self.reasoning.closing) if self.reasoning else ()
+
+    def preamble(self, prompt: str) -> Preamble | None:
+        """Return what may come before an answer of a given shape."""
+        return self.reasoning.preamble(prompt) if self.reasoning else None
+
+    def splits(self, tool_use: ToolUse) -> bool:
+        """Whether an output may be more than content."""
+        return tool_use.is_forced or self.parser(tool_use, "") is not None
+
+    def parser(self, tool_use: ToolUse, prompt: str) -> NewParser | None:
+        """Return what makes parsers for free outputs of a rendered prompt; None: all of them is content."""
+        may_call = self.tools is not None and (tool_use.functions or self.tools.is_for_all_messages)
+        read = self.tools.read if self.tools is not None and may_call else None
+        if self.reasoning is not None and not (self.tools is not None and self.tools.is_for_all_messages):
+            read = self.reasoning.before(read or read_content, is_open=self.reasoning.begins_in(prompt))
+        return _maker(read, tool_use)
+
+    def parser_of_shape(self, tool_use: ToolUse, preamble: Preamble | None) -> NewParser | None:
+        """The same for outputs with a grammar: forced calls, or content alone, with reasoning in front or without."""
+        read = _FORCED.get(tool_use.choice)
+        if self.reasoning is not None and preamble is not None:
+            read = self.reasoning.before(read or read_content, is_open=not preamble.opening)
+        return _maker(read, tool_use)
+
+
+DEFAULT_FORMATS: Final = MessageFormats()
+
+
+def _maker(read: Read | None, tool_use: ToolUse) -> NewParser | None:
+    return None if read is None else lambda: StreamParser(read, Writer(tool_use, new_call_id))
+
+
+def new_call_id() -> str:
+    return "".join(secrets.choice(_ID_CHARS) for _ in range(_ID_LEN))
+
+
+def _auto_tools(template: str) -> ToolFormat:
+    found = (each for each in TOOL_FORMATS.values() if any(mark in template for mark in each.in_template))
+    return next(found, TOOL_FORMATS[DEFAULT])
+
+
+def _auto_reasoning(template: str) -> ReasoningFormat | None:
+    return next((each for each in REASONING_FORMATS.values() if each.closing in template), None)
+
+
+def _read_required(reader: Reader, writer: Writer) -> Reading[None]:
+    """All of the output is a list of calls."""
+    yield from read_or_restore(reader, writer, "", json_calls)
+    yield from read_content(reader, writer)
+
+
+def _read_named(reader: Reader, writer: Writer) -> Reading[None]:
+    """All of the output is the arguments of the one function."""
+    (name,) = writer.functions
+    yield from reader.skip_blanks()
+    if (yield from reader.peek()):
+        writer.start_call(name)
+    yield from reader.while_open(lambda _: None, writer.arguments)
+
+
+_FORCED: Final[Mapping[str, Read]] = {"required": _read_required, "named": _read_named}

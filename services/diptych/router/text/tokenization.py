@@ -1,0 +1,204 @@
+"""Prompts to tokens: renders chat templates and tokenises, in a small thread pool.
+
+So a long prompt does not stop the streams of others. A short one is done sooner than a thread would begin with it; one
+in between finds threads that no long one ever holds. Long ones of many tenants take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+
+from diptych.generation.finish import Finish
+from diptych.generation.grammar import Preamble
+from diptych.generation.output_text import OutputText
+from diptych.generation.sampling_params import SamplingParams
+from diptych.router.request import ChatPrompt, Echo, Prompt, TextPrompt, TokenPrompt
+from diptych.router.serve.validation import check_ids, check_messages, check_not_empty, far_too_long, to_utf8
+from diptych.router.served_model import ServedModel
+from diptych.router.text.chat_text import render
+from diptych.router.text.fair_threads import FairThreads
+from diptych.router.text.parsing.message_formats import NewParser
+from diptych.router.wish import Wish
+from diptych.tokens.packed_tokens import TOKEN_TYPE
+from diptych.tokens.prompt_encoder import PromptEncoder
+from diptych.tokens.segment_cache import SegmentCache
+
+MAX_INLINE_STEPS: Final = 2048  # of characters to make tokens of, or of tokens to check: less than a millisecond
+MAX_INLINE_CHARS: Final = 1 << 20  # to render: likewise
+MAX_SHORT_STEPS: Final = 1 << 16  # likewise of text to make tokens of: tens of milliseconds
+_CHARS_PER_MESSAGE: Final = 1 << 12  # a template takes as long for one, however short
+
+_VERBATIM: Final = SamplingParams(ignore_eos=True, logprobs=0)  # a prompt's tokens have all their text, and offsets
+
+TokenizeAt = Literal["router", "worker"]
+Encode: TypeAlias = "Callable[[Prompt, str, bool], Awaitable[Tokenized]]"  # its text; if special tokens are added to it
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A prompt as tokens, in an array; or as the text that workers will make tokens of."""
+
+    ids: Sequence[int] = ()
+    echo: Echo | None = None
+    new_parser: NewParser | None = None  # of its outputs, if they may be more than content
+    preamble: Preamble | None = None  # of outputs with a grammar
+    text: Text | None = None
+
+
+class Text(NamedTuple):
+    """A prompt that has not been tokenised."""
+
+    utf8: bytes
+    add_special_tokens: bool  # as the tokenizer does by itself: not to a rendered chat
+
+
+class _Bounds(NamedTuple):
+    """Of the text of a wish, as it is made tokens of."""
+
+    namespace: bytes  # within which tokens are remembered
+    max_tokens: int
+    tenant: str  # in whose turn
+
+
+class Tokenization:
+    """Turns the prompts of wishes into tokens for one model; those that can go as text to the workers, where `at` says
+    that they tokenise, only into text.
+    """
+
+    def __init__(self, model: ServedModel, *, at: TokenizeAt, num_threads: int, cache_bytes: int) -> None:
+        self._model = model
+        self._at = at
+        tokenizer, marks = model.tokenizer, model.formats.reasoning_marks
+        self._thinks_in_text = tokenizer.showing(marks) is tokenizer  # a grammar knows no special tokens
+        self._encoder = PromptEncoder(model.tokenizer, cache_bytes)
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
+        self._long_threads = FairThreads(num_threads, "tokenize-long")
+
+    @property
+    def cache(self) -> SegmentCache:
+        """The tokens that are remembered."""
+        return self._encoder.cache
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._long_threads.close()
+
+    async def run(self, work: Callable[[], T], tenant: str, num_steps: int) -> T:
+        """Do something in a thread that would stop others; what takes many steps has threads of its own."""
+        if num_steps > MAX_SHORT_STEPS:
+            return await self._long_threads.run(work, tenant, num_steps)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def read(self, wish: Wish, max_tokens: int) -> list[Tokenized]:
+        """Return the prompts as workers shall get them, those of far more tokens excepted.
+
+        Raises the caller's `DiptychError`.
+        """
+        stays_text = self._at == "worker" and not _shows_tokens(wish)
+        encode = self._leave if stays_text else self._encode
+        return await self._read_all(
+            wish, partial(encode, _Bounds(wish.cache_namespace, max_tokens, wish.tenant)), max_tokens
+        )
+
+    async def tokenize(self, wish: Wish, max_tokens: int) -> list[Tokenized]:
+        """The same, as tokens in any case."""
+        encode = partial(self._encode, _Bounds(wish.cache_namespace, max_tokens, wish.tenant))
+        return await self._read_all(wish, encode, max_tokens)
+
+    async def text(self, ids: Sequence[int], tenant: str) -> str:
+        """Return what tokens say, special ones included. Raises `InvalidRequest` for one that is none."""
+        check_ids(ids, self._model.vocab_size)
+        decode = partial(self._model.tokenizer.decode, ids, skip_special_tokens=False)
+        return await self.run(decode, tenant, len(ids))
+
+    async def _read_all(self, wish: Wish, encode: Encode, max_tokens: int) -> list[Tokenized]:
+        tokenized: list[Tokenized] = []
+        for prompt in wish.prompts:
+            if tokenized:
+                await asyncio.sleep(0)  # many short ones are long together: it is the turn of others
+            tokenized.append(await self._read(prompt, wish, encode))
+            if wish.echo:
+                tokenized[-1] = await self._with_echo(prompt, tokenized[-1], wish.tenant, max_tokens)
+        return tokenized
+
+    async def _read(self, prompt: Prompt, wish: Wish, encode: Encode) -> Tokenized:
+        match prompt:
+            case TokenPrompt(ids):
+                tokenized = await self._do(partial(self._take, ids), wish.tenant, len(ids))
+            case TextPrompt(text, add_special_tokens):
+                tokenized = await encode(prompt, text, add_special_tokens)
+            case ChatPrompt():
+                tokenized = await self._chat(prompt, wish, encode)
+        if tokenized.text is None:
+            check_not_empty(tokenized.ids)
+        return tokenized
+
+    async def _with_echo(self, prompt: Prompt, tokenized: Tokenized, tenant: str, max_tokens: int) -> Tokenized:
+        if len(tokenized.ids) > max_tokens:
+            raise far_too_long(prompt, max_tokens)
+        echo = await self._do(partial(self._echo, prompt, tokenized.ids), tenant, len(tokenized.ids))
+        return replace(tokenized, echo=echo)
+
+    async def _do(self, work: Callable[[], T], tenant: str, num_steps: int, max_steps: int = MAX_INLINE_STEPS) -> T:
+        """At once if it is short: a thread that wants to go on must wait for the loop's, and the other way round."""
+        return work() if num_steps <= max_steps else await self.run(work, tenant, num_steps)
+
+    def _take(self, ids: Sequence[int]) -> Tokenized:
+        check_ids(ids, self._model.vocab_size)
+        return Tokenized(array(TOKEN_TYPE, ids))
+
+    async def _chat(self, prompt: ChatPrompt, wish: Wish, encode: Encode) -> Tokenized:
+        check_messages(prompt.messages)
+        draw_up = partial(render, self._model.tokenizer, prompt)
+        text = await self._do(draw_up, wish.tenant, _num_chars(prompt), MAX_INLINE_CHARS)
+        tokenized = await encode(prompt, text, False)
+        formats = self._model.formats
+        if not wish.is_shaped:
+            return replace(tokenized, new_parser=formats.parser(wish.tool_use, text))
+        preamble = formats.preamble(text) if self._thinks_in_text else None
+        new_parser = formats.parser_of_shape(wish.tool_use, preamble)
+        return replace(tokenized, new_parser=new_parser, preamble=preamble)
+
+    async def _leave(self, bounds: _Bounds, prompt: Prompt, text: str, add_special_tokens: bool) -> Tokenized:
+        if not text:  # it may have tokens all the same, and on the wire it would be none
+            return await self._encode(bounds, prompt, text, add_special_tokens)
+        return Tokenized(text=Text(to_utf8(text), add_special_tokens))
+
+    async def _encode(self, bounds: _Bounds, prompt: Prompt, text: str, add_special_tokens: bool) -> Tokenized:
+        how: Any = {"add_special_tokens": add_special_tokens, "namespace": bounds.namespace}
+        ids = self._encoder.encode_known(text, MAX_INLINE_STEPS, **how)
+        if ids is None:
+            encode = partial(self._encode_new, bounds.max_tokens, prompt, text, how)
+            ids = await self.run(encode, bounds.tenant, len(text))
+        return Tokenized(ids)
+
+    def _encode_new(self, max_tokens: int, prompt: Prompt, text: str, how: Any) -> array[int]:
+        if self._encoder.has_more_than(max_tokens, text):
+            raise far_too_long(prompt, max_tokens)
+        return self._encoder.encode(text, **how)
+
+    def _echo(self, prompt: Prompt, ids: Sequence[int]) -> Echo:
+        delta = OutputText(self._model.tokenizer, _VERBATIM).push(ids, Finish.LENGTH)
+        return Echo(prompt.text if isinstance(prompt, TextPrompt) else delta.text, delta.offsets)
+
+
+def _shows_tokens(wish: Wish) -> bool:
+    """Whether the answer shows the prompt's tokens, so that the router must know them."""
+    return wish.echo or wish.shows_prompt or wish.params.prompt_logprobs is not None
+
+
+def _num_chars(prompt: ChatPrompt) -> int:
+    """About right where it is more than text."""
+    return sum(map(_num_chars_of, prompt.messages)) + len(str(prompt.tools or ""))
+
+
+def _num_chars_of(message: Mapping[str, Any]) -> int:
+    shown = [str(message.get(key, "")) for key in ("content", "reasoning_content", "tool_calls")]
+    return _CHARS_PER_MESSAGE + sum(map(len, shown))

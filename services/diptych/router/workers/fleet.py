@@ -1,0 +1,245 @@
+"""All workers as this router reaches them: keeps a session for each member, and knows which pairs may serve now.
+
+Rule: level-triggered. Every change of the membership compares the whole set, so no lost update can strand a worker;
+while the bootstrap service is away the last set stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from diptych.common.errors import Unavailable
+from diptych.common.members.membership import State
+from diptych.common.members.roles import WORKER_ROLES, Role
+from diptych.common.trust.trust import Trust
+from diptych.router.choose.approximate_index import ApproximateIndex
+from diptych.router.choose.cached_prefixes import LATELY_S, CachedPrefixes
+from diptych.router.choose.estimates import Estimates
+from diptych.router.choose.pairing import adapters, explain, is_missing, pair_up, with_adapter
+from diptych.router.choose.prefix_index import PrefixIndex
+from diptych.router.choose.text_index import TextIndex
+from diptych.router.observe.metrics import RouterMetrics
+from diptych.router.observe.pool_metrics import PoolMember
+from diptych.router.workers.session import Session
+from diptych.router.workers.worker_view import Pair, WorkerView
+from diptych.v1.bootstrap_pb2 import Instance
+
+LAST_WORDS_S: Final = 1.0  # for what a worker sent before it said goodbye
+
+
+class Membership(Protocol):
+    """Who is alive, as the bootstrap service says."""
+
+    def instances(self) -> Mapping[int, Instance]: ...
+
+    def has_ended(self, instance_id: int) -> bool:
+        """Whether one that is no longer listed ended by what it or bootstrap said: else it is missed."""
+        ...
+
+    def add_listener(self, listener: Callable[[], None]) -> object: ...
+
+
+class Fleet:
+    """The sessions to all workers of a membership. `run` must be running."""
+
+    def __init__(
+        self, membership: Membership, trust: Trust, model_id: str, metrics: RouterMetrics, router_id: int
+    ) -> None:
+        self._membership = membership
+        self._trust = trust
+        self._model_id = model_id
+        lately = ApproximateIndex(time.monotonic, LATELY_S)
+        self.prefixes = CachedPrefixes(PrefixIndex(), ApproximateIndex(time.monotonic), lately)
+        self.text_index = TextIndex(time.monotonic)
+        self.estimates = Estimates()
+        self._metrics = metrics
+        self.router_id = router_id  # this router's instance id
+        self._sessions: dict[int, Session] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._pairs: dict[str, tuple[Pair, ...]] = {}  # by adapter; empty after a change
+        self._adapters: tuple[str, ...] | None = None
+        self._model_ids: tuple[str, ...] = ()  # empty after a change
+        self._page_sizes: frozenset[int] | None = None
+        self._changed = asyncio.Event()
+        self._closed_because = ""
+        self.missing_since_s: float | None = None  # since when no worker of some role is listed
+
+    async def run(self) -> None:
+        """Follow the membership until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._membership.add_listener(lambda: self._reconcile(group))
+            self._reconcile(group)
+            await asyncio.Event().wait()
+
+    def close(self, reason: str) -> None:
+        """Serve nobody any more: every open leg is lost at once, every later request gets `reason`."""
+        self._closed_because = reason
+        for task in self._tasks.values():
+            task.cancel()
+        self._note_change()
+
+    # what is known
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self._closed_because)
+
+    def session(self, instance_id: int) -> Session:
+        return self._sessions[instance_id]
+
+    def sessions(self) -> tuple[Session, ...]:
+        return tuple(self._sessions.values())
+
+    def pairs(self, adapter: str = "") -> tuple[Pair, ...]:
+        """The pairs that may serve now, with `adapter` if it is not empty."""
+        if self._closed_because:
+            return ()
+        if adapter not in self._pairs:
+            pairs = pair_up(self._views(), self._model_id)
+            self._pairs[adapter] = with_adapter(pairs, self._views(), adapter) if adapter else pairs
+        return self._pairs[adapter]
+
+    def adapters(self) -> tuple[str, ...]:
+        """The adapters that clients may ask for."""
+        if self._adapters is None:
+            self._adapters = adapters(self._views())
+        return self._adapters
+
+    @property
+    def model_ids(self) -> tuple[str, ...]:
+        """The names of what the pairs serve now, the most served first: more than one while weights are updated."""
+        if not self._model_ids:
+            served = Counter(self._sessions[pair.prefill_id].worker.record.model_id for pair in self.pairs())
+            self._model_ids = tuple(name for name, _ in served.most_common()) or (self._model_id,)
+        return self._model_ids
+
+    def problem(self, adapter: str = "") -> str | None:
+        """Why no pair may serve, in words; None when one may."""
+        if self.pairs(adapter):
+            return None
+        if adapter and self.pairs():
+            return f"no linked prefill and decode worker have the same weights loaded as adapter {adapter!r}"
+        return self._closed_because or explain(self._views(), self._model_id)
+
+    def is_cut_off(self) -> bool:
+        """Whether a worker is listed as ready that is not reached: it may be dead, or there for another router."""
+        return any(view.state is State.READY and not view.session_open for view in self._views())
+
+    @property
+    def page_sizes(self) -> frozenset[int]:
+        """Of the workers' KV pools, in tokens."""
+        if self._page_sizes is None:
+            sizes = (session.worker.page_size for session in self._sessions.values())
+            self._page_sizes = frozenset(size for size in sizes if size)
+        return self._page_sizes
+
+    def context_len(self, default: int) -> int:
+        """The longest request, prompt and output, that every ready worker takes; at most `default`."""
+        workers = [session.worker for session in self._sessions.values()]
+        ready = [worker.record.context_len for worker in workers if worker.state is State.READY]
+        return min([default, *ready])
+
+    def num_open_legs(self, role: Role) -> int:
+        return sum(session.num_open_legs for session in self._sessions.values() if session.worker.role is role)
+
+    def num_cached_pages(self, role: Role) -> int:
+        """Pages that workers of a role are known to have cached."""
+        workers = [session for session in self._sessions.values() if session.worker.role is role]
+        return sum(self.prefixes.told.num_pages(session.instance_id) for session in workers)
+
+    def num_in_sync(self, role: Role) -> int:
+        """Workers of a role whose cached pages are all known."""
+        workers = [session for session in self._sessions.values() if session.worker.role is role]
+        return sum(self.prefixes.told.is_in_sync(session.instance_id) for session in workers)
+
+    @property
+    def prefix_index_bytes(self) -> int:
+        """Memory of what is known of the workers' cached pages."""
+        return self.prefixes.nbytes
+
+    def pool_members(self) -> tuple[PoolMember, ...]:
+        """What the pools' measures are made of."""
+        return tuple(
+            PoolMember(session.worker.record, session.worker.load, self.estimates.of(session.instance_id).prefill)
+            for session in self._sessions.values()
+        )
+
+    async def wait_for_pairs(self, timeout_s: float, adapter: str = "") -> tuple[Pair, ...]:
+        """Return `pairs(adapter)`, waiting for one if need be. Raises `Unavailable`, saying why there is none."""
+        if pairs := self.pairs(adapter):
+            return pairs
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (pairs := self.pairs(adapter)) and not self._closed_because:
+                    await self.wait_for_change()
+        except TimeoutError:
+            pairs = ()
+        if not pairs:
+            raise Unavailable(self.problem(adapter) or "no worker is available")
+        return pairs
+
+    async def wait_for_change(self) -> None:
+        """Wait until another pair, or none any more, may serve, or might."""
+        await self._changed.wait()
+
+    def _views(self) -> list[WorkerView]:
+        return [session.view() for session in self._sessions.values()]
+
+    # changes
+
+    def _reconcile(self, group: asyncio.TaskGroup) -> None:
+        members = {key: value for key, value in self._membership.instances().items() if _is_worker(value)}
+        for instance_id in self._sessions.keys() - members.keys():
+            self._drop(instance_id, group)
+        for instance_id, instance in members.items():
+            if instance_id in self._sessions:
+                self._sessions[instance_id].update(instance)
+            elif not self._closed_because:
+                self._add(instance, group)
+        self._note_missing()
+        self._note_change()
+
+    def _note_missing(self) -> None:
+        if not is_missing(self._views()):
+            self.missing_since_s = None
+        elif self.missing_since_s is None:
+            self.missing_since_s = time.monotonic()
+
+    def _add(self, instance: Instance, group: asyncio.TaskGroup) -> None:
+        session = Session(
+            instance, self._trust, self._note_change, self.prefixes.told, self.estimates, self._metrics, self.router_id
+        )
+        self._sessions[session.instance_id] = session
+        self._tasks[session.instance_id] = group.create_task(session.run())
+
+    def _drop(self, instance_id: int, group: asyncio.TaskGroup) -> None:
+        session = self._sessions.pop(instance_id)
+        self.text_index.forget(instance_id)
+        self.prefixes.forget(instance_id)
+        if self._membership.has_ended(instance_id):
+            group.create_task(self._hear_out(session))
+        else:
+            self._end(instance_id)
+
+    async def _hear_out(self, session: Session) -> None:
+        """Keep the stream for the last outputs: a goodbye comes by another connection, and may overtake them."""
+        await session.wait_until_idle(LAST_WORDS_S)
+        self._end(session.instance_id)
+
+    def _end(self, instance_id: int) -> None:
+        self._tasks.pop(instance_id).cancel()
+        self.estimates.forget(instance_id)
+
+    def _note_change(self) -> None:
+        self._pairs.clear()
+        self._adapters, self._model_ids, self._page_sizes = None, (), None
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _is_worker(instance: Instance) -> bool:
+    return instance.role in WORKER_ROLES and State.STARTING <= instance.state < State.GONE

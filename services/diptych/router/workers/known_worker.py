@@ -1,0 +1,96 @@
+"""What this router knows of a worker: its newest record and its newest load. Nothing here talks to anybody.
+
+Rule: a state only moves forward; a record that says otherwise is older.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from diptych.common.members.membership import State
+from diptych.common.members.roles import WORKER_ROLES, Role
+from diptych.common.members.terms import terms_of
+from diptych.router.workers.worker_report import reported_load, token_bytes
+from diptych.router.workers.worker_view import WorkerLoad, WorkerView
+from diptych.v1.bootstrap_pb2 import Instance
+from diptych.v1.bootstrap_pb2 import WorkerLoad as WireLoad
+
+_STATES: Final[frozenset[int]] = frozenset(State)
+
+
+class KnownWorker:
+    """One instance, from its first record on."""
+
+    page_size: int  # tokens
+    token_bytes: int  # of KV
+    reported: WorkerLoad
+
+    def __init__(self, record: Instance) -> None:
+        self.record = record
+        self._load = record.load
+        self._linked = frozenset(record.load.linked_instances)
+        self._note_layout()
+
+    def __str__(self) -> str:
+        return f"{self.role.value} worker {self.record.instance_id:016x} at {self.record.address}"
+
+    @property
+    def role(self) -> Role:
+        """What the worker serves now: it may change, while no leg of ours is there."""
+        return WORKER_ROLES[self.record.role]
+
+    @property
+    def state(self) -> State:
+        return State(self.record.state)
+
+    @property
+    def load(self) -> WireLoad:
+        """As the worker told it last."""
+        return self._load
+
+    @property
+    def has_loaded(self) -> bool:
+        """Whether it has its model."""
+        return bool(self.record.compat)
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The adapters that the worker has loaded: name to fingerprint."""
+        return {adapter.name: adapter.fingerprint for adapter in self.record.loras}
+
+    def view(self, *, is_reached: bool) -> WorkerView:
+        """Return what decides who may serve; `is_reached`: a session to it is open."""
+        record = self.record
+        return WorkerView(
+            record.instance_id,
+            self.role,
+            self.state,
+            record.started_as or record.model_id,
+            terms_of(record.terms),
+            is_reached,
+            self._linked,
+            self.adapters,
+            record.paused,
+            record.not_ready,
+        )
+
+    def take_record(self, record: Instance) -> None:
+        """Take a newer record. One that we can't read is none."""
+        is_readable = record.role in WORKER_ROLES and record.state in _STATES
+        if is_readable and record.instance_id == self.record.instance_id and record.state >= self.record.state:
+            self.record = record
+            self._note_layout()
+
+    def take_load(self, load: WireLoad) -> bool:
+        """Take a newer load; return whether it has other links."""
+        self._load = load
+        self.reported = reported_load(load, self.page_size)
+        before, self._linked = self._linked, frozenset(load.linked_instances)
+        return self._linked != before
+
+    def _note_layout(self) -> None:
+        """Keep what every choice of a pair asks for."""
+        layout = self.record.transfer.layout
+        self.page_size = layout.page_size
+        self.token_bytes = token_bytes(layout)
+        self.reported = reported_load(self._load, self.page_size)

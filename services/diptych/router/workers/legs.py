@@ -1,0 +1,102 @@
+"""The legs that are open on one worker, by room. Rule: a leg leaves when its last output came, or with the session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from diptych.common.members.roles import LegKind
+from diptych.v1.worker_pb2 import LegOutput
+
+
+class LegReceiver(Protocol):
+    """Who started legs and wants to know what becomes of them."""
+
+    def receive(self, kind: LegKind, output: LegOutput) -> None: ...
+
+    def lose(self, kind: LegKind, reason: str) -> None:
+        """The worker is gone; nothing more will come."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a request is for its workers, as the router knows it."""
+
+    prompt_len: int
+    cached_tokens: int = 0  # of the prompt, where it is computed: believed, and not to be computed again
+
+    def queued_tokens(self, kind: LegKind) -> int:
+        """Prompt tokens that a leg of this kind computes."""
+        return 0 if kind is LegKind.DECODE else self.prompt_len - self.cached_tokens
+
+
+@dataclass(slots=True)
+class Leg:
+    """An open leg."""
+
+    receiver: LegReceiver
+    kind: LegKind
+    work: Work
+    peer_id: int = 0  # where its other leg is
+    first_s: float | None = None  # when its first output came
+    first_tokens: int = 0  # of the output, that were known then
+    aborted: bool = False
+
+
+class OpenLegs:
+    """Delivers outputs to those who started the legs, and counts what is open."""
+
+    def __init__(self) -> None:
+        self._legs: dict[int, Leg] = {}
+        self.queued_tokens = 0  # prompt tokens of legs that have not answered yet
+        self.num_queued = 0  # legs that compute their prompts, and have not answered yet
+        self.prompt_tokens = 0  # of all legs
+
+    def __len__(self) -> int:
+        return len(self._legs)
+
+    def add(self, room: int, leg: Leg) -> None:
+        assert room not in self._legs, "a room is used once"
+        self._legs[room] = leg
+        self.prompt_tokens += leg.work.prompt_len
+        self._count_queued(leg, 1)
+
+    def mark_aborted(self, room: int) -> bool:
+        """Return True if the worker has to be told: the leg is open and was not aborted before."""
+        leg = self._legs.get(room)
+        if leg is None or leg.aborted:
+            return False
+        leg.aborted = True
+        return True
+
+    def deliver(self, output: LegOutput, now_s: float) -> Leg | None:
+        """Return the leg; None for a room that is not open."""
+        leg = self._legs.get(output.room)
+        if leg is None:
+            return None
+        if leg.first_s is None:
+            self._answered(leg, output, now_s)
+        if output.finish_reason or output.HasField("error"):
+            del self._legs[output.room]
+            self.prompt_tokens -= leg.work.prompt_len
+        try:
+            leg.receiver.receive(leg.kind, output)
+        except Exception:  # malformed: this costs the session, and so the leg, whose owner must hear of it
+            self._legs.setdefault(output.room, leg)
+            raise
+        return leg
+
+    def lose_all(self, reason: str) -> None:
+        legs, self._legs = self._legs, {}
+        self.queued_tokens = self.num_queued = self.prompt_tokens = 0
+        for leg in legs.values():
+            leg.receiver.lose(leg.kind, reason)
+
+    def _answered(self, leg: Leg, output: LegOutput, now_s: float) -> None:
+        leg.first_s, leg.first_tokens = now_s, output.first_index + len(output.token_ids)
+        self._count_queued(leg, -1)
+
+    def _count_queued(self, leg: Leg, change: int) -> None:
+        self.queued_tokens += change * leg.work.queued_tokens(leg.kind)
+        self.num_queued += change * (leg.kind is not LegKind.DECODE)

@@ -1,0 +1,73 @@
+"""Workers as the deciding modules see them: values, taken at the moment of a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from diptych.common.members.membership import State
+from diptych.common.members.roles import Role
+from diptych.common.members.terms import Terms
+
+UNTESTED_BYTES_PER_S: Final = 1e9  # of a link
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """What decides whether a worker may serve, and with whom."""
+
+    instance_id: int
+    role: Role
+    state: State
+    model_id: str  # that it was started with: its weights may have been updated since
+    terms: Terms  # pairs need matching ones
+    session_open: bool
+    linked: frozenset[int]  # peers to which it has a transfer endpoint
+    adapters: Mapping[str, str] = field(default_factory=dict)  # loaded: name to fingerprint
+    paused: bool = False  # takes no new legs for a moment
+    not_ready: str = ""  # why a worker that has loaded is not ready
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """How busy a worker is: the larger of what it reported last and what this router has open there.
+
+    The larger, not the sum: a report already counts the legs of this router, only later.
+    """
+
+    num_requests: int
+    queued_tokens: int  # prompt tokens that wait to be computed
+    free_tokens: int  # KV memory, in tokens
+    has_credit: bool = True  # decode: it can grant pages now; False while requests there wait for theirs
+    queued_transfer_bytes: int = 0  # prefill: of KV, not yet at the decode workers
+    link_speeds: Mapping[int, float] = field(default_factory=dict)  # prefill: bytes/s to peers, where measured
+    num_queued: int = 0  # requests whose prompts wait to be computed
+    context_tokens: int = 0  # of all requests there, as far as their KV is
+
+    def tested_s(self, peer_id: int, num_bytes: float) -> float:
+        """Return how long so much KV takes to a peer at the speed that a test of the link found."""
+        return num_bytes / self.link_speed(peer_id)
+
+    def link_speed(self, peer_id: int) -> float:
+        """Return how many bytes/s a test of the link to a peer found."""
+        return self.link_speeds.get(peer_id) or UNTESTED_BYTES_PER_S
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Pair:
+    """Who prefills and who decodes, by instance id. The same one: a unified worker serves the request alone."""
+
+    prefill_id: int
+    decode_id: int
+
+    def __str__(self) -> str:
+        return f"prefill {self.prefill_id:016x} with decode {self.decode_id:016x}"
+
+    @property
+    def is_local(self) -> bool:
+        return self.prefill_id == self.decode_id
+
+    @property
+    def num_workers(self) -> int:
+        return 1 if self.is_local else 2

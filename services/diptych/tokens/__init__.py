@@ -1,0 +1,1 @@
+"""Tokenizers, chat templates and detokenizers, with bounds on what a prompt may cost. No torch."""

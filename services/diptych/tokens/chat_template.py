@@ -1,0 +1,116 @@
+"""Renders a chat template: the model's own Jinja program, which is code that came with a file and is not trusted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
+
+import jinja2
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.meta import find_undeclared_variables
+
+from diptych.common.errors import ConfigError, InvalidRequest
+from diptych.tokens.bounded_templates import METER, BoundedEnvironment, Meter, TooMuchWork, bounded
+
+Message = Mapping[str, Any]
+MAX_TEMPLATE_BYTES: Final = 1 << 20  # of a file; the longest known take a hundredth of it
+_MARKS: Final = ("{{", "{%")  # of a template, and of no file's name
+# what every template has, beside its own parameters
+_GIVEN: Final = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
+# settings of thinking, which a client may make for models of all kinds: a template without them has nothing to switch
+_FOR_ALL: Final = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
+NOT_COMPILED = (TemplateError, MemoryError, RecursionError, SyntaxError)  # the last three: nested too deep
+# what the program in a template can run into with messages it does not expect
+TEMPLATE_FAILURES = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+def read_template(given: str) -> str:
+    """Return a template that was given as such, or as the file that holds it. Raises `ConfigError`."""
+    if any(mark in given for mark in _MARKS):
+        return given
+    path = Path(given).expanduser()
+    try:
+        if path.stat().st_size <= MAX_TEMPLATE_BYTES:
+            return path.read_text(encoding="utf-8")
+        problem = f"it has more than {MAX_TEMPLATE_BYTES} bytes"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    except UnicodeDecodeError:
+        problem = "it is not UTF-8 text"
+    raise ConfigError(f"--chat-template {given[:200]}: {problem}; give a file with a Jinja template, or the template")
+
+
+class ChatTemplate:
+    """A compiled template. The environment has what Hugging Face's has, so that published templates work unchanged."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        self._special_tokens = dict(special_tokens)  # bos_token, eos_token, ... as the template names them
+        self.source = source
+        try:
+            self._template = environment.from_string(source)
+            self._reads = frozenset(find_undeclared_variables(environment.parse(source)))
+        except NOT_COMPILED as error:
+            raise ConfigError(f"the model's chat template does not compile: {error}") from None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        parameters: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """Return the prompt. Raises `InvalidRequest` with the template's words when it rejects the messages."""
+        if parameters:
+            self._check(parameters)
+        given = {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": add_generation_prompt}
+        try:
+            meter = Meter()
+            context = self._template.new_context({**self._special_tokens, **parameters, **given, METER: meter})
+            return bounded(self._template.root_render_func(context), meter)
+        except SecurityError as error:
+            raise ConfigError(f"the model's chat template tries to leave its sandbox: {error}") from None
+        except TooMuchWork as error:
+            message = f"the model's chat template does {error} with these messages: send fewer or shorter ones"
+            raise InvalidRequest(message, param="messages") from None
+        except TEMPLATE_FAILURES as error:
+            message = f"the model's chat template rejects these messages: {error}"
+            raise InvalidRequest(message, param="messages") from None
+
+    def reads(self, name: str) -> bool:
+        """Tell whether the template looks at a variable of that name."""
+        return name in self._reads
+
+    def _check(self, parameters: Mapping[str, Any]) -> None:
+        own = self._reads - self._special_tokens.keys() - _GIVEN
+        unknown = next((name for name in parameters if name not in own | _FOR_ALL), None)
+        if unknown is not None:
+            words = f"the model's chat template has no parameter {unknown!r}; it has {', '.join(sorted(own)) or 'none'}"
+            raise InvalidRequest(words, param="chat_template_kwargs")
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own filter: no HTML escapes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)

@@ -1,0 +1,239 @@
+"""Model configurations from Hugging Face's JSON: what is read, what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from diptych.architectures.config import ModelConfig, Moe, Rope
+from diptych.architectures.registry import FAMILIES, from_hf
+from diptych.common.errors import ConfigError
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def test_a_plain_llama_config_is_read_with_the_defaults_of_its_format() -> None:
+    assert from_hf(LLAMA, {}, "tiny") == ModelConfig(
+        model_id="tiny",
+        architecture="llama",
+        vocab_size=100,
+        hidden_size=64,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        ffn_size=96,
+        rms_norm_eps=1e-5,
+        rope=Rope(10_000.0, 16),
+        context_len=256,
+        tie_embeddings=False,
+        bos_id=1,
+        eos_ids=(2,),
+    )
+
+
+def test_the_generation_config_has_the_last_word_on_end_tokens() -> None:
+    assert from_hf(LLAMA, {"eos_token_id": [2, 7]}, "tiny").eos_ids == (2, 7)
+    assert from_hf(LLAMA | {"eos_token_id": None}, {}, "tiny").eos_ids == ()
+
+
+@pytest.mark.parametrize("layout", ["rope_scaling", "rope_parameters"])
+def test_rope_scaling_is_read_from_files_old_and_new(layout: str) -> None:
+    scaling = {"rope_type": "linear", "factor": 4.0}
+    new = {"rope_parameters": scaling | {"rope_theta": 5e5}}
+    old = {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 5e5}
+    given = new if layout == "rope_parameters" else old
+    assert from_hf(LLAMA | given, {}, "tiny").rope == Rope(5e5, 16, (4.0,) * 8)
+
+
+def test_yarn_stretches_the_context_where_the_file_states_the_length_before() -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    assert from_hf(LLAMA | {"rope_scaling": scaling}, {}, "tiny").context_len == 1024
+
+
+def test_keys_that_nobody_knows_are_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    from_hf(LLAMA | {"use_cache": True, "quantization_config": {}, "attention_sinks": 4, "fancy": None}, {}, "tiny")
+    (record,) = caplog.records
+    assert record.getMessage().endswith("['attention_sinks']")
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gemma3"}))
+def test_a_model_type_names_a_family_where_there_is_no_architecture(family: str) -> None:
+    config = PUBLISHED[family]
+    values = {key: value for key, value in config.items() if key != "architectures"} | {"model_type": family}
+    assert from_hf(values, {}, "tiny") == from_hf(config, {}, "tiny")
+
+
+COMMON: dict[str, Any] = LLAMA | {"torch_dtype": "bfloat16", "transformers_version": "4.40.0", "use_cache": True}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "llama": COMMON,
+    "mistral": COMMON | {"architectures": ["MistralForCausalLM"], "sliding_window": 4096},
+    "mixtral": COMMON
+    | {"architectures": ["MixtralForCausalLM"], "sliding_window": None, "num_local_experts": 8}
+    | {"num_experts_per_tok": 2, "rope_theta": 1e6},
+    "qwen2": COMMON
+    | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": False, "sliding_window": 131072}
+    | {"max_window_layers": 28, "rope_theta": 1e6},
+    "qwen3": COMMON
+    | {"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": False, "sliding_window": None}
+    | {"max_window_layers": 28, "head_dim": 32, "rope_theta": 1e6, "attention_bias": False},
+    "qwen3_moe": COMMON
+    | {"architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 1, "mlp_only_layers": [], "head_dim": 32}
+    | {"moe_intermediate_size": 48, "norm_topk_prob": True, "num_experts": 16, "num_experts_per_tok": 4}
+    | {"sliding_window": None, "use_sliding_window": False, "max_window_layers": 2, "rope_theta": 1e6},
+    "gemma2": COMMON
+    | {"architectures": ["Gemma2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh", "head_dim": 256}
+    | {"hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    | {"query_pre_attn_scalar": 224, "sliding_window": 4096, "cache_implementation": "hybrid"},
+    "gemma3_text": COMMON
+    | {"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh", "head_dim": 256}
+    | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 256}
+    | {"rope_local_base_freq": 12_000, "rope_theta": 1e6, "rope_scaling": None, "sliding_window": 512}
+    | {"sliding_window_pattern": 2},
+    "phi3": COMMON
+    | {"architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": 128, "sliding_window": 2047}
+    | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}, "embd_pdrop": 0.0},
+}
+DIFFERENT: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"windows": (4096, 4096)},
+    "mixtral": {"rope": Rope(1e6, 16), "moe": Moe(8, 2, 96, normalize=True)},
+    "qwen2": {"rope": Rope(1e6, 16), "qkv_bias": True},
+    "qwen3": {"rope": Rope(1e6, 32), "head_dim": 32, "qk_norm": True},
+    "qwen3_moe": {
+        "rope": Rope(1e6, 32),
+        "head_dim": 32,
+        "qk_norm": True,
+        "moe": Moe(16, 4, 48, normalize=True),
+    },
+    "gemma2": {
+        "rope": Rope(1e4, 256),
+        "head_dim": 256,
+        "windows": (4096, 0),
+        "attention_softcap": 50.0,
+        "logits_softcap": 30.0,
+        "query_scale": 224**-0.5,
+    },
+    "gemma3_text": {
+        "rope": Rope(1e6, 256),
+        "head_dim": 256,
+        "windows": (512, 0),
+        "local_rope": Rope(12_000.0, 256),
+        "query_scale": 1 / 16,
+        "qk_norm": True,
+    },
+    "phi3": {
+        "rope": Rope(1e4, 16, (2.0,) * 8, math.sqrt(1 + math.log(2) / math.log(128))),
+        "windows": (2047, 2047),
+    },
+}
+GEMMA: dict[str, Any] = {
+    "activation": "gelu_tanh",
+    "post_norms": True,
+    "norm_offset": 1.0,
+    "embedding_scale": 8.0,
+    "tie_embeddings": True,
+}
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gemma3"}))
+def test_configurations_as_they_are_published_are_read_whole(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    different = DIFFERENT[family] | (GEMMA if family.startswith("gemma") else {})
+    expected = replace(from_hf(LLAMA, {}, "tiny"), architecture=family, **different)
+    assert from_hf(PUBLISHED[family], {}, "tiny") == expected
+    assert caplog.records == []
+
+
+def test_a_gemma_that_knows_images_is_read_for_text_with_the_defaults_of_its_format(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The file of the 4B model, which leaves out most of its shape."""
+    values = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "boi_token_index": 255999,
+        "eoi_token_index": 256000,
+        "eos_token_id": [1, 106],
+        "image_token_index": 262144,
+        "initializer_range": 0.02,
+        "mm_tokens_per_image": 256,
+        "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "vision_config": {"hidden_size": 1152},
+    }
+    config = from_hf(values, {}, "gemma")
+    assert [record.getMessage() for record in caplog.records] == [
+        "gemma: images are not supported; the model is served for text"
+    ]
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262_208)
+    assert (config.rope, config.local_rope) == (Rope(1e6, 256, (8.0,) * 128), Rope(1e4, 256))
+    assert config.windows == ((1024,) * 5 + (0,)) * 5 + (1024,) * 4
+    assert (config.eos_ids, config.tie_embeddings, config.context_len) == ((1, 106), True, 131_072)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "named"),
+    [
+        ("mistral", {"layer_types": ["full_attention"] * 2}, "layer_types"),
+        ("qwen2", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
+        ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "there is no sliding_window"),
+        ("qwen2", {"layer_types": ["full_attention"] * 3}, "3 layer_types for 2 layers"),
+        ("qwen3", {"attention_bias": True}, "attention_bias=True"),
+        ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window=True"),
+        ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu'"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ("llama", {"architectures": ["LlavaForConditionalGeneration"]}, "LlavaForConditionalGeneration"),
+        ("phi3", {"attention_bias": True}, "attention_bias=True"),
+        ("mixtral", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+    ],
+)
+def test_what_a_family_does_not_compute_is_refused_by_name(family: str, change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        from_hf(PUBLISHED[family] | change, {}, "tiny")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "MambaForCausalLM"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+    ],
+)
+def test_what_the_model_code_does_not_compute_is_refused_by_name(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        from_hf(LLAMA | change, {}, "tiny")
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(ConfigError, match="intermediate_size"):
+        from_hf({key: value for key, value in LLAMA.items() if key != "intermediate_size"}, {}, "tiny")
+
+
+@pytest.mark.parametrize("change", [{"num_key_value_heads": 3}, {"head_dim": 15}, {"vocab_size": 0}])
+def test_shapes_that_no_attention_can_have_do_not_validate(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="tiny"):
+        from_hf(LLAMA | change, {}, "tiny")

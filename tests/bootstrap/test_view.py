@@ -1,0 +1,172 @@
+"""Whose link keys each watcher is told: the real replica, and every change in the order of the streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from diptych.bootstrap.announcement import upsert_chunk
+from diptych.bootstrap.caller import ANYBODY, Caller
+from diptych.bootstrap.limits import WATCHERS_EACH, Limits
+from diptych.bootstrap.replica import Replica
+from diptych.common.errors import Forbidden, Overloaded
+from diptych.common.trust.instance_secret import InstanceSecret
+from diptych.common.trust.permissions import Parties, Party
+from diptych.v1.bootstrap_pb2 import (
+    INSTANCE_STATE_GONE,
+    INSTANCE_STATE_READY,
+    ROLE_DECODE,
+    ROLE_PREFILL,
+    ROLE_ROUTER,
+    ROLE_UNIFIED,
+    Heartbeat,
+    Instance,
+    WatchUpdate,
+)
+
+WORKER = frozenset({Party.WORKER})
+FLEET = {1: ROLE_PREFILL, 2: ROLE_DECODE, 3: ROLE_UNIFIED, 4: ROLE_ROUTER}  # by instance id
+
+
+def member(instance_id: int, role: Any, **fields: Any) -> Instance:
+    usual: dict[str, Any] = {"address": f"there:{instance_id}", "state": INSTANCE_STATE_READY}
+    made = Instance(instance_id=instance_id, role=role, **(usual | fields))
+    made.transfer.layout.page_size = 16
+    if role != ROLE_ROUTER:
+        made.transfer.engine_metadata = f"key {instance_id}".encode()
+    return made
+
+
+@pytest.fixture
+def replica() -> Replica:
+    """The fleet is listed."""
+    replica = Replica(lease_s=3.0, limits=Limits())
+    for instance_id, role in FLEET.items():
+        say(replica, member(instance_id, role))
+    return replica
+
+
+def say(replica: Replica, instance: Instance, caller: Caller = ANYBODY, sequence: int = 1) -> None:
+    replica.hear(Heartbeat(sequence=sequence, instance=instance).SerializeToString(), 0.0, caller)
+
+
+@pytest.mark.parametrize("parties", [frozenset({each}) for each in Party])
+@pytest.mark.parametrize("with_loads", [True, False])
+def test_who_is_no_worker_sees_everybody_and_no_link_key(replica: Replica, parties: Parties, with_loads: bool) -> None:
+    outbox = replica.open(with_loads=with_loads, caller=Caller(parties, proven=frozenset()))
+    told = [replica.take(outbox)]
+    say(replica, member(5, ROLE_PREFILL))
+    say(replica, member(1, ROLE_PREFILL, paused=True), sequence=2)
+    told.append(replica.take(outbox))
+    updates = [WatchUpdate.FromString(each) for each in told]
+    assert [[each.instance_id for each in update.upserts] for update in updates] == [[*FLEET], [5, 1]]
+    assert not any(b"key " in each for each in told)
+    assert updates[0].upserts[0].transfer.layout.page_size == 16, "routers need it"
+
+
+def keys_in(data: bytes) -> set[int]:
+    """The listed ids whose link key is in an update."""
+    upserts = WatchUpdate.FromString(data).upserts
+    return {each.instance_id for each in upserts if each.transfer.engine_metadata}
+
+
+@pytest.mark.parametrize(
+    ("role", "seen"), [(ROLE_PREFILL, {2, 3}), (ROLE_DECODE, {1, 3}), (ROLE_UNIFIED, {1, 2, 3}), (ROLE_ROUTER, set())]
+)
+def test_a_worker_sees_the_keys_of_those_that_it_may_pair_with(replica: Replica, role: Any, seen: set[int]) -> None:
+    secret = InstanceSecret.new()
+    party = Party.ROUTER if role == ROLE_ROUTER else Party.WORKER
+    caller = Caller(frozenset({party}), proven=frozenset({secret.instance_id}))
+    say(replica, member(secret.instance_id, role), caller)
+    outbox = replica.open(with_loads=False, caller=caller)
+    assert keys_in(replica.take(outbox)) - {secret.instance_id} == seen
+    for instance_id in (5, 6, 7):
+        say(replica, member(instance_id, FLEET[instance_id - 4]))
+    assert keys_in(replica.take(outbox)) == {instance_id + 4 for instance_id in seen}
+
+
+def test_who_is_everybody_sees_all_keys(replica: Replica) -> None:
+    assert keys_in(replica.take(replica.open(with_loads=False))) == {1, 2, 3}
+
+
+def test_nothing_is_told_to_a_worker_before_it_has_registered(replica: Replica) -> None:
+    secret = InstanceSecret.new()
+    caller = Caller(WORKER, proven=frozenset({secret.instance_id}))
+    outbox = replica.open(with_loads=False, caller=caller)
+    say(replica, member(5, ROLE_PREFILL))
+    assert not replica.may_take(outbox)
+    say(replica, member(secret.instance_id, ROLE_DECODE), caller)
+    assert replica.may_take(outbox)
+    assert keys_in(replica.take(outbox)) == {1, 3, 5}
+
+
+def test_what_a_worker_sees_follows_its_role(replica: Replica) -> None:
+    secret = InstanceSecret.new()
+    ours, caller = secret.instance_id, Caller(WORKER, proven=frozenset({secret.instance_id}))
+    say(replica, member(ours, ROLE_DECODE), caller)
+    outbox = replica.open(with_loads=False, caller=caller)
+    assert keys_in(replica.take(outbox)) == {1, 3}
+    say(replica, member(ours, ROLE_PREFILL), caller, sequence=2)
+    assert keys_in(replica.take(outbox)) == {2, 3}
+    say(replica, member(ours, ROLE_PREFILL, paused=True), caller, sequence=3)
+    (only,) = WatchUpdate.FromString(replica.take(outbox)).upserts
+    assert only.instance_id == ours, "the same role: nobody is told again"
+    say(replica, member(1, ROLE_DECODE), sequence=2)
+    assert keys_in(replica.take(outbox)) == {1}, "a peer's role counts, too"
+
+
+def test_the_groups_of_a_worker_see_what_each_of_them_needs(replica: Replica) -> None:
+    secrets = [InstanceSecret.new() for _ in range(2)]
+    caller = Caller(WORKER, proven=frozenset(each.instance_id for each in secrets))
+    for secret, role in zip(secrets, (ROLE_DECODE, ROLE_PREFILL), strict=True):
+        say(replica, member(secret.instance_id, role), caller)
+    outbox = replica.open(with_loads=False, caller=caller)
+    assert keys_in(replica.take(outbox)) == {1, 2, 3, *caller.proven}
+    replica.close(outbox)
+    say(replica, member(secrets[0].instance_id, ROLE_UNIFIED), caller, sequence=2)  # nobody watches any more
+
+
+def test_a_worker_neither_registers_a_router_nor_ends_another_worker(replica: Replica) -> None:
+    secret = InstanceSecret.new()
+    worker = Caller(WORKER, "10.0.0.9", frozenset({secret.instance_id}))
+    router = Caller(frozenset({Party.ROUTER}), "10.0.0.9", frozenset({secret.instance_id}))
+    for caller, instance in (
+        (worker, member(secret.instance_id, ROLE_ROUTER)),
+        (router, member(secret.instance_id, ROLE_DECODE)),
+        (worker, member(1, ROLE_PREFILL, state=INSTANCE_STATE_GONE)),
+        (worker, member(1, ROLE_PREFILL, address="there:9")),
+        (Caller(frozenset({Party.OPERATOR})), member(7, ROLE_PREFILL)),
+    ):
+        with pytest.raises(Forbidden):
+            say(replica, instance, caller, sequence=99)
+    listed = WatchUpdate.FromString(replica.take(replica.open(with_loads=False))).upserts
+    assert [each.instance_id for each in listed] == [*FLEET]
+    assert replica.census().counts.refused == 5
+
+
+def test_a_fleet_that_comes_back_to_a_replica_costs_a_few_encodings_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+
+    def counted(record: Any, **options: Any) -> bytes:
+        encoded.append(record.instance_id)
+        return upsert_chunk(record, **options)
+
+    monkeypatch.setattr("diptych.bootstrap.replica.upsert_chunk", counted)
+    replica, secrets = Replica(lease_s=3.0, limits=Limits()), [InstanceSecret.new() for _ in range(100)]
+    callers = [Caller(WORKER, proven=frozenset({each.instance_id})) for each in secrets]
+    outboxes = [replica.open(with_loads=False, caller=caller) for caller in callers]
+    for number, (secret, caller) in enumerate(zip(secrets, callers, strict=True)):
+        say(replica, member(secret.instance_id, (ROLE_PREFILL, ROLE_DECODE)[number % 2]), caller)
+    assert len(encoded) <= 3 * len(secrets), "once for those that see the same"
+    assert [len(keys_in(replica.take(outbox))) for outbox in outboxes] == [50] * 100
+
+
+def test_an_instance_has_few_watchers_and_others_have_theirs(replica: Replica) -> None:
+    one, other = (Caller(WORKER, proven=frozenset({InstanceSecret.new().instance_id})) for _ in range(2))
+    outboxes = [replica.open(with_loads=False, caller=one) for _ in range(WATCHERS_EACH)]
+    with pytest.raises(Overloaded, match="16 watchers of this instance"):
+        replica.open(with_loads=False, caller=one)
+    replica.open(with_loads=False, caller=other)
+    replica.close(outboxes[0])
+    replica.open(with_loads=False, caller=one)

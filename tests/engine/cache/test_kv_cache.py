@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from diptych.engine.cache.cache_changes import CacheChanges, CacheDelta
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.values.request import Request, new_request
+from diptych.generation.page_hash import page_hashes
+from diptych.generation.sampling_params import SamplingParams
+
+PAGE = 4
+
+
+@pytest.fixture
+def cache() -> Iterator[KvCache]:
+    cache = KvCache(num_pages=11, page_size=PAGE, max_requests=3, max_tokens_per_request=100)
+    yield cache
+    assert cache.check([]) == []
+
+
+def request(*tokens: int, max_tokens: int = 8, extra_key: bytes = b"") -> Request:
+    return new_request(1, np.array(tokens, dtype=np.int64), SamplingParams(max_tokens=max_tokens), extra_key=extra_key)
+
+
+def test_the_longest_request_is_bounded_by_the_pool(cache: KvCache) -> None:
+    assert cache.max_request_tokens == 10 * PAGE
+
+
+def test_an_admitted_request_has_a_page_for_every_token(cache: KvCache) -> None:
+    first = request(*range(9))
+    assert cache.admit(first)
+    assert len(set(cache.pages_of(first).tolist()) - {0}) == 3
+    assert cache.check([first]) == []
+    cache.drop(first)
+    assert cache.num_available == 10
+
+
+def test_admission_leaves_the_spare_pages_alone(cache: KvCache) -> None:
+    first = request(*range(9))
+    assert not cache.admit(first, spare_pages=8)
+    assert cache.num_available == 10
+    assert cache.admit(first, spare_pages=7)
+    cache.drop(first)
+
+
+def test_a_retired_prefix_is_found_again_but_one_token_is_always_computed(cache: KvCache) -> None:
+    first = request(*range(8))
+    assert cache.admit(first)
+    first.computed_len = 8
+    cache.retire(first)
+    second, third = request(*range(8)), request(*range(8), 99)
+    assert cache.admit(second)
+    assert cache.admit(third)
+    assert (second.cached_len, third.cached_len) == (8, 8)
+    assert (second.computed_len, third.computed_len) == (7, 8)
+    assert cache.check([second, third]) == []
+    cache.drop(second)
+    cache.drop(third)
+
+
+def test_a_prefix_of_another_namespace_is_not_shared(cache: KvCache) -> None:
+    first = request(*range(8), extra_key=b"tenant a")
+    assert cache.admit(first)
+    first.computed_len = 8
+    cache.retire(first)
+    second = request(*range(8), 99, extra_key=b"tenant b")
+    assert cache.admit(second)
+    assert second.cached_len == 0
+    cache.drop(second)
+
+
+def test_two_requests_that_computed_the_same_prefix_leave_one_copy(cache: KvCache) -> None:
+    first, second = request(*range(8)), request(*range(8))
+    for twin in (first, second):
+        assert cache.admit(twin)
+    for twin in (first, second):
+        twin.computed_len = 8
+        cache.retire(twin)
+    assert cache.pool.counts()["cached"] == 2
+    assert cache.num_available == 10
+
+
+def test_what_a_running_request_shares_is_found_by_others(cache: KvCache) -> None:
+    first, second = request(*range(9)), request(*range(9))
+    assert cache.admit(first)
+    assert len(cache.share(first, 7)) == 0  # one whole page
+    assert cache.admit(second)
+    assert (first.cached_len, second.cached_len) == (0, 4)
+    assert cache.pages_of(first)[0] == cache.pages_of(second)[0]
+    assert cache.check([first, second]) == []
+    cache.drop(first)
+    assert cache.num_available == 10 - 3  # the page that they share is held by the other
+    cache.drop(second)
+
+
+def test_of_two_copies_of_a_shared_prefix_the_later_one_is_given_back_when_nobody_reads_it(cache: KvCache) -> None:
+    first, second = request(*range(9)), request(*range(9))
+    for twin in (first, second):
+        assert cache.admit(twin)
+    cache.share(first, 8)
+    own = cache.pages_of(second).copy()
+    duplicates = cache.share(second, 8)
+    assert duplicates.tolist() == own[:2].tolist()
+    assert cache.pages_of(second).tolist() == [*cache.pages_of(first)[:2].tolist(), int(own[2])]
+    assert cache.check([first, second]) == []
+    cache.release_duplicates(duplicates)
+    assert cache.pool.counts()["cached"] == 2
+    assert cache.num_available == 10 - 2 - 2
+    for twin in (first, second):
+        cache.drop(twin)
+
+
+def test_a_request_counts_as_one_use_of_a_prefix_however_often_it_shares() -> None:
+    cache = KvCache(num_pages=11, page_size=PAGE, max_requests=3, max_tokens_per_request=100, eviction_policy="lfu")
+    first = request(*range(9))
+    assert cache.admit(first)
+    for num_tokens in (4, 8, 9):
+        cache.share(first, num_tokens)
+    assert first.node is not None
+    assert [node.num_uses for node in first.node.path()] == [0, 0]
+    nodes = list(first.node.path())
+    first.computed_len = 9
+    cache.retire(first)
+    assert [node.num_uses for node in nodes] == [1, 1]
+
+
+def test_what_is_not_to_be_trusted_is_found_by_nobody_and_goes_with_its_last_reader() -> None:
+    changes = CacheChanges()
+    cache = KvCache(num_pages=21, page_size=PAGE, max_requests=4, max_tokens_per_request=100, changes=changes)
+    good, bad = request(*range(8)), request(*range(16))
+    assert cache.admit(good)
+    cache.share(good, 8)
+    assert cache.admit(bad)
+    cache.share(bad, 12)
+    bad.append(100)
+    bad.append(101)  # what it had from others was good for a token
+    reader = request(*range(14))
+    assert cache.admit(reader)
+    assert reader.cached_len == 12
+    changes.take()
+    cache.distrust(bad)
+    assert cache.cached_len(request(*range(14))) == 8  # what it had from others
+    assert len(changes.take().removed) == 1
+    cache.drop(bad)
+    assert cache.check([good, reader]) == []
+    fresh = request(*range(14))
+    assert cache.admit(fresh)
+    cache.share(fresh, 14)
+    assert len(changes.take().stored) == 1
+    assert cache.cached_len(request(*range(14))) == 12
+    reader.computed_len = 14
+    cache.retire(reader)  # behind pages that nobody finds
+    assert changes.take() == CacheDelta()
+    assert cache.check([good, fresh]) == []
+    for one in (good, fresh):
+        cache.drop(one)
+    assert cache.pool.counts()["cached"] == 3
+    assert cache.check([]) == []
+
+
+def test_what_gave_no_token_yet_is_withdrawn_with_all_it_was_built_on(cache: KvCache) -> None:
+    maker, first, second = request(*range(8)), request(*range(14)), request(*range(8), *range(20, 26))
+    assert cache.admit(maker)
+    cache.share(maker, 8)
+    cache.drop(maker)
+    for reader in (first, second):
+        assert cache.admit(reader)
+        cache.share(reader, 14)
+    cache.distrust(first)
+    cache.distrust(second)
+    for reader in (first, second):
+        assert cache.cached_len(reader) == 0
+    cache.drop(first)
+    assert cache.check([second]) == []
+    cache.drop(second)
+    assert cache.pool.counts()["cached"] == 0
+
+
+def test_a_page_that_was_withdrawn_is_told_once() -> None:
+    changes = CacheChanges()
+    cache = KvCache(num_pages=21, page_size=PAGE, max_requests=4, max_tokens_per_request=100, changes=changes)
+    maker, deep = request(*range(8)), request(*range(12))
+    for each, num_tokens in ((maker, 8), (deep, 12)):
+        assert cache.admit(each)
+        cache.share(each, num_tokens)
+    deep.append(1)
+    deep.append(2)
+    cache.distrust(deep)
+    changes.take()
+    again = request(*range(12))
+    assert cache.admit(again)
+    cache.share(again, 12)
+    cache.distrust(maker)  # with both that are below it; only one of them is known
+    assert changes.take().removed == tuple(page_hashes(again.tokens[:8], PAGE)[::-1].tolist())
+    for each in (maker, deep, again):
+        cache.drop(each)
+    assert cache.check([]) == []
+
+
+def test_growing_takes_a_page_only_when_the_last_is_full(cache: KvCache) -> None:
+    first = request(*range(4))
+    assert cache.admit(first)
+    assert cache.grow(first, 4)
+    assert first.num_pages == 1
+    assert cache.grow(first, 5)
+    assert first.num_pages == 2
+    cache.drop(first)
+
+
+def test_growing_evicts_cached_prefixes_and_fails_when_nothing_is_left(cache: KvCache) -> None:
+    old = request(*range(32))
+    assert cache.admit(old)
+    old.computed_len = 32
+    cache.retire(old)
+    first = request(*range(100, 108))
+    assert cache.admit(first)
+    assert cache.grow(first, 40)
+    assert not cache.grow(first, 41)
+    assert cache.check([first]) == []
+    cache.drop(first)
+
+
+def test_no_more_requests_than_rows(cache: KvCache) -> None:
+    requests = [request(room) for room in range(4)]
+    assert [cache.admit(one) for one in requests] == [True, True, True, False]
+    for one in requests[:3]:
+        cache.drop(one)
+
+
+def test_quarantined_pages_stay_unavailable_until_released(cache: KvCache) -> None:
+    first = request(*range(9))
+    assert cache.admit(first)
+    cache.begin_import(first)
+    assert cache.check([], importing=[first]) == []
+    pages = cache.quarantine(first)
+    assert cache.num_available == 7
+    assert cache.check([], quarantined=[pages]) == []
+    cache.pool.release_quarantine(pages)
+    assert cache.num_available == 10
+
+
+def test_a_page_nobody_claims_is_reported_as_a_leak(cache: KvCache) -> None:
+    first = request(*range(9))
+    assert cache.admit(first)
+    assert cache.check([]) != []
+    cache.drop(first)

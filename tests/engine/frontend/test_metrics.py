@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from diptych.engine.frontend.metrics import Statuses, WorkerMetrics, state_of
+from diptych.v1 import bootstrap_pb2, worker_pb2
+
+LOADS = ("diptych_worker_prefill", "diptych_worker_prompt", "diptych_worker_kv", "diptych_worker_requests")
+BUILD = "diptych_build_info"
+TIMES = ("diptych_kv_transfer_seconds", "diptych_kv_transfer_added_ttft_seconds")
+LAYOUT = bootstrap_pb2.KvLayout(
+    num_pages=8, num_layers=2, page_size=16, num_kv_heads=2, head_dim=16, dtype="bfloat16"
+)  # pages of 4096 bytes
+UP = worker_pb2.LinkStatus(
+    peer_instance_id=0xAB,
+    state=worker_pb2.LINK_STATE_UP,
+    lanes="sysv/memory",
+    library="UCX 1.22.0",
+    path="copy",
+    bytes_per_s=4e9,
+    rtt_s=0.001,
+    in_flight_bytes=10,
+    queued_bytes=20,
+)
+DOWN = worker_pb2.LinkStatus(peer_instance_id=0xCD, state=worker_pb2.LINK_STATE_DOWN, reason="it was cut")
+STATUS = worker_pb2.WorkerStatus(
+    instance=bootstrap_pb2.Instance(
+        state=bootstrap_pb2.INSTANCE_STATE_DRAINING, transfer=bootstrap_pb2.TransferInfo(layout=LAYOUT)
+    ),
+    drain=worker_pb2.Drain(phase=worker_pb2.Drain.PHASE_DRAINING, requests_left=3, oldest_s=12.5),
+    pages_by_state={"free": 5, "quarantined": 2},
+    pages_sent=3,
+    pages_received=1,
+    integrity_failures=4,
+    leaks_found=1,
+    link_failures=6,
+    retractions=7,
+    unauthenticated_messages=8,
+    refused_page_writes=9,
+    kv_port_open=True,
+    quarantine_oldest_s=1.5,
+    graphs=4,
+    graph_bytes=5 << 20,
+    links=[UP, DOWN],
+)
+
+
+def samples(metrics: WorkerMetrics, statuses: Statuses) -> dict[str, float]:
+    """Every sample of an exposition, as Prometheus reads it."""
+    text = metrics.exposition(statuses).decode()
+    return {
+        ",".join([sample.name, *(value for _, value in sorted(sample.labels.items()))]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_what_a_scheduler_says_becomes_samples_of_its_rank_and_its_links() -> None:
+    found = samples(WorkerMetrics(), {1: STATUS})
+    assert {name: value for name, value in found.items() if not name.startswith((*TIMES, *LOADS, BUILD))} == {
+        "diptych_worker_up,1": 1,
+        "diptych_worker_state,1,draining": 1,
+        "diptych_worker_drain_requests_left,1": 3,
+        "diptych_worker_drain_oldest_seconds,1": 12.5,
+        "diptych_kv_integrity_failures_total,1": 4,
+        "diptych_kv_link_failures_total,1": 6,
+        "diptych_kv_retractions_total,1": 7,
+        "diptych_kv_unauthenticated_messages_total,1": 8,
+        "diptych_kv_refused_page_writes_total,1": 9,
+        "diptych_kv_transfer_bytes_total,sent,1": 3 * 4096,
+        "diptych_kv_transfer_bytes_total,received,1": 4096,
+        "diptych_kv_leaks_found,1": 1,
+        "diptych_kv_listener_guarded,1": 0,
+        "diptych_kv_pages,1,free": 5,
+        "diptych_kv_pages,1,quarantined": 2,
+        "diptych_kv_quarantine_oldest_seconds,1": 1.5,
+        "diptych_gpu_graphs,1": 4,
+        "diptych_gpu_graph_bytes,1": 5 << 20,
+        "diptych_kv_link_info,1,sysv/memory,UCX 1.22.0,copy,00000000000000ab": 1,
+        "diptych_kv_link_up,1,00000000000000ab": 1,
+        "diptych_kv_link_up,1,00000000000000cd": 0,
+        "diptych_kv_link_gbps,1,00000000000000ab": 4,
+        "diptych_kv_link_rtt_seconds,1,00000000000000ab": 0.001,
+        "diptych_kv_link_in_flight_bytes,1,00000000000000ab": 10,
+        "diptych_kv_link_queued_bytes,1,00000000000000ab": 20,
+    }
+
+
+def test_a_scheduler_that_does_not_answer_is_down_and_says_nothing_else() -> None:
+    found = samples(WorkerMetrics(), {0: None})
+    assert [name for name in found if not name.startswith((*TIMES, BUILD))] == ["diptych_worker_up,0"]
+    assert found["diptych_worker_up,0"] == 0
+
+
+def test_transfers_of_legs_that_moved_pages_are_counted_and_timed() -> None:
+    metrics = WorkerMetrics()
+    metrics.leg_ended(worker_pb2.LegStats(pages_moved=2, transfer_us=2_000, added_ttft_us=3_000))
+    metrics.leg_ended(worker_pb2.LegStats(pages_moved=0, transfer_us=9_000))
+    found = samples(metrics, {})
+    assert found["diptych_kv_transfer_seconds_count"] == 1
+    assert found["diptych_kv_transfer_seconds_sum"] == 0.002
+    assert found["diptych_kv_transfer_added_ttft_seconds_count"] == 1
+    assert found["diptych_kv_transfer_added_ttft_seconds_sum"] == 0.003
+
+
+def test_an_instance_is_in_one_state() -> None:
+    ready = worker_pb2.WorkerStatus(instance=bootstrap_pb2.Instance(state=bootstrap_pb2.INSTANCE_STATE_READY))
+    paused = worker_pb2.WorkerStatus(
+        instance=bootstrap_pb2.Instance(state=bootstrap_pb2.INSTANCE_STATE_READY, paused=True)
+    )
+    empty = worker_pb2.WorkerStatus(
+        instance=bootstrap_pb2.Instance(state=bootstrap_pb2.INSTANCE_STATE_DRAINING),
+        drain=worker_pb2.Drain(phase=worker_pb2.Drain.PHASE_EMPTY),
+    )
+    assert [state_of(status) for status in (ready, paused, empty)] == ["ready", "paused", "empty"]

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from diptych.common.members.roles import Role
+from diptych.common.members.terms import Terms, terms_to_wire
+from diptych.engine.frontend.peers import Peers
+from diptych.v1 import bootstrap_pb2
+from diptych.v1.engine_pb2 import SchedulerCommands
+
+TIMEOUT_S = 200.0  # only for what hangs: machines may be busy
+
+TERMS = Terms(weights="w", oldest_protocol=1, newest_protocol=1)
+READY = bootstrap_pb2.INSTANCE_STATE_READY
+P, D, U = Role.PREFILL, Role.DECODE, Role.UNIFIED
+
+
+def instance(instance_id: int, role: Role, **fields: Any) -> bootstrap_pb2.Instance:
+    made = bootstrap_pb2.Instance(
+        instance_id=instance_id,
+        role=role.wire,
+        state=READY,
+        compat="c",
+        terms=terms_to_wire(TERMS),
+        transfer=bootstrap_pb2.TransferInfo(engine_metadata=b"how to link"),
+    )
+    made.MergeFrom(bootstrap_pb2.Instance(**fields))
+    return made
+
+
+class World:
+    """A membership, and a scheduler that notes what it is told."""
+
+    def __init__(self, ours: bootstrap_pb2.Instance) -> None:
+        self.ours = ours
+        self.members: dict[int, bootstrap_pb2.Instance] = {}
+        self.told: asyncio.Queue[list[tuple[int, str]]] = asyncio.Queue()
+        self.peers = Peers(ours, self, lambda: None)
+        self._listeners: list[Callable[[], None]] = []
+
+    def instances(self) -> dict[int, bootstrap_pb2.Instance]:
+        return self.members
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+
+    async def send(self, commands: SchedulerCommands) -> None:
+        names = [(each.instance_id, bootstrap_pb2.Role.Name(each.role)) for each in commands.peers.instances]
+        self.told.put_nowait(names)
+
+    def publish(self, *members: bootstrap_pb2.Instance) -> None:
+        self.members = {member.instance_id: member for member in members}
+        for listener in self._listeners:
+            listener()
+
+    async def next_told(self) -> list[tuple[int, str]]:
+        return await asyncio.wait_for(self.told.get(), TIMEOUT_S)
+
+
+def following(ours: bootstrap_pb2.Instance, play: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        world = World(ours)
+        follower = asyncio.ensure_future(world.peers.follow(world))
+        await asyncio.sleep(0)
+        try:
+            await play(world)
+        finally:
+            follower.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("role", "peers"),
+    [
+        (P, {"ROLE_DECODE", "ROLE_UNIFIED"}),
+        (D, {"ROLE_PREFILL", "ROLE_UNIFIED"}),
+        (U, {"ROLE_PREFILL", "ROLE_DECODE", "ROLE_UNIFIED"}),
+    ],
+)
+def test_peers_are_those_that_kv_moves_to_or_from(role: Role, peers: set[str]) -> None:
+    async def play(world: World) -> None:
+        router = bootstrap_pb2.Instance(instance_id=9, role=bootstrap_pb2.ROLE_ROUTER, compat="c", state=READY)
+        world.publish(world.ours, router, *(instance(2 + number, each) for number, each in enumerate(Role)))
+        assert {name for _, name in await world.next_told()} == peers
+        assert world.peers.num_known == len(peers)
+        assert world.peers.num_among([1, 2, 3, 4, 9, 77]) == len(peers)
+
+    following(instance(1, role), play)
+
+
+@pytest.mark.parametrize(
+    "unfit",
+    [
+        instance(2, D, state=bootstrap_pb2.INSTANCE_STATE_GONE),
+        bootstrap_pb2.Instance(instance_id=2, role=D.wire, state=bootstrap_pb2.INSTANCE_STATE_STARTING),
+        instance(2, D, terms=terms_to_wire(Terms(weights="x"))),
+    ],
+    ids=["gone", "loading", "other weights"],
+)
+def test_who_can_not_exchange_kv_is_no_peer(unfit: bootstrap_pb2.Instance) -> None:
+    async def play(world: World) -> None:
+        world.publish(world.ours, unfit, instance(3, D))
+        assert await world.next_told() == [(3, "ROLE_DECODE")]
+        assert world.peers.num_known == 1
+
+    following(instance(1, P), play)
+
+
+def test_a_link_stays_when_weights_change_but_nothing_new_begins() -> None:
+    async def play(world: World) -> None:
+        world.publish(world.ours, instance(2, D), instance(3, D))
+        assert await world.next_told() == [(2, "ROLE_DECODE"), (3, "ROLE_DECODE")]
+        others = terms_to_wire(Terms(weights="x"))
+        world.publish(world.ours, instance(2, D, terms=others), instance(3, D), instance(4, U))
+        assert await world.next_told() == [(2, "ROLE_DECODE"), (3, "ROLE_DECODE"), (4, "ROLE_UNIFIED")]
+        assert (world.peers.num_known, world.peers.num_among([2, 3])) == (2, 1)
+
+    following(instance(1, P), play)
+
+
+def test_peers_follow_the_roles_of_both() -> None:
+    async def play(world: World) -> None:
+        world.publish(world.ours, instance(2, D), instance(3, P))
+        assert await world.next_told() == [(2, "ROLE_DECODE")]
+        world.ours.role = D.wire
+        world.peers.look_again()
+        assert await world.next_told() == [(3, "ROLE_PREFILL")]
+        assert (world.peers.num_known, world.peers.num_among([2])) == (1, 0)
+        world.publish(world.ours, instance(2, U), instance(3, P))
+        assert await world.next_told() == [(2, "ROLE_UNIFIED"), (3, "ROLE_PREFILL")]
+        world.publish(world.ours, instance(3, P))
+        assert await world.next_told() == [(3, "ROLE_PREFILL")]
+
+    following(instance(1, P), play)
+
+
+def test_what_does_not_concern_links_is_no_news() -> None:
+    async def play(world: World) -> None:
+        world.publish(instance(2, D))
+        await world.next_told()
+        world.publish(instance(2, D, paused=True))
+        world.publish(instance(2, D), instance(3, P))
+        await asyncio.sleep(0)
+        world.publish(instance(4, D))
+        assert await world.next_told() == [(4, "ROLE_DECODE")]
+
+    following(instance(1, P), play)
+
+
+def test_who_bootstrap_does_not_tell_how_to_link_to_is_linked_once_it_does() -> None:
+    hidden = instance(2, D)
+    hidden.ClearField("transfer")
+
+    async def play(world: World) -> None:
+        world.publish(world.ours, hidden, instance(3, D))
+        assert await world.next_told() == [(3, "ROLE_DECODE")]
+        world.publish(world.ours, instance(2, D), instance(3, D))
+        assert await world.next_told() == [(2, "ROLE_DECODE"), (3, "ROLE_DECODE")]
+
+    following(instance(1, P), play)

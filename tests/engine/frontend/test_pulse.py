@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from diptych.engine.frontend.pulse import STOPPED_S, Pulse
+from diptych.v1 import engine_pb2
+
+STALL_S = 60.0
+
+
+class Patient:
+    """A scheduler that is a process that sleeps; the test answers for it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pids = (pid,)
+        self.pings: list[int] = []
+
+    async def send(self, commands: engine_pb2.SchedulerCommands) -> None:
+        self.pings.append(commands.ping)
+
+
+@pytest.fixture
+def patient() -> Iterator[Patient]:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    yield Patient(process.pid)
+    process.kill()
+    process.wait()
+    process.stdin.close()
+
+
+def silent_at(patient: Patient, moments_s: list[float], answered_after: int = 0) -> list[bool]:
+    """Whether it counts as silent after a beat at each moment; it answers the first `answered_after` beats."""
+
+    async def watch() -> list[bool]:
+        now_s = 0.0
+        pulse, seen = Pulse(patient, STALL_S, lambda: now_s), []
+        for number, now_s in enumerate(moments_s):  # noqa: B007
+            await pulse.beat()
+            if number < answered_after:
+                pulse.take(patient.pings[-1])
+            seen.append(pulse.silence.done())
+        return seen
+
+    return asyncio.run(watch())
+
+
+def test_a_scheduler_that_answers_is_asked_again_and_never_silent(patient: Patient) -> None:
+    assert silent_at(patient, [0.0, 100.0, 200.0], answered_after=3) == [False] * 3
+    assert patient.pings == [1, 2, 3]
+
+
+def test_a_long_step_is_no_silence_but_a_hang_is(patient: Patient) -> None:
+    assert silent_at(patient, [0.0, STALL_S - 0.1, STALL_S]) == [False, False, True]
+    assert patient.pings == [1]
+
+
+def test_a_stopped_process_is_silent_soon(patient: Patient) -> None:
+    os.kill(patient.pids[0], signal.SIGSTOP)
+    os.waitpid(patient.pids[0], os.WUNTRACED)
+    assert silent_at(patient, [0.0, STOPPED_S - 0.1, STOPPED_S]) == [False, False, True]
+
+
+def test_an_answer_ends_the_silence(patient: Patient) -> None:
+    async def watch() -> None:
+        now_s = 0.0
+        pulse = Pulse(patient, STALL_S, lambda: now_s)
+        await pulse.beat()
+        now_s = STALL_S
+        await pulse.beat()
+        assert "silent for 60 s" in str(pulse.silence.result())
+        pulse.take(1)
+        assert not pulse.silence.done()
+        await pulse.beat()
+        assert patient.pings == [1, 2]
+
+    asyncio.run(watch())

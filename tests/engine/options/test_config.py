@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from diptych.common.errors import ConfigError
+from diptych.engine.options.config import EngineOptions
+from diptych.engine.values.limits import Scheduling
+
+
+def test_scheduling_flags_become_what_the_cores_take() -> None:
+    options = EngineOptions(schedule_policy="priority", tenant_weights=("gold=4", "a=b=0.5"))
+    assert options.scheduling() == Scheduling("priority", tenant_weights={"gold": 4.0, "a=b": 0.5})
+
+
+@pytest.mark.parametrize("text", ["gold", "=3", "gold=much", "gold=0", "gold=-1", "gold=inf", "gold=nan"])
+def test_a_weight_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="name=weight"):
+        EngineOptions(tenant_weights=(text,)).validate()
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.01])
+def test_a_share_of_memory_is_a_part_of_it(share: float) -> None:
+    with pytest.raises(ConfigError, match="--gpu-memory-share must be above 0 and at most 1"):
+        EngineOptions(gpu_memory_share=share).validate()
+
+
+def test_the_device_says_what_auto_means() -> None:
+    cpu, cuda = EngineOptions().on("cpu"), EngineOptions().on("cuda")
+    assert (cpu.dtype, cpu.kv_dtype, cuda.dtype, cuda.kv_dtype) == ("float32", "float32", "bfloat16", "bfloat16")
+    assert (cpu.device, cpu.kv_cache_mib, cuda.device, cuda.kv_cache_mib) == ("cpu", 512, "cuda", 0)  # 0: measured
+    assert EngineOptions(dtype="float16", kv_cache_mib=7).on("cuda").kv_cache_mib == 7
+    assert EngineOptions(dtype="float16").on("cuda").kv_dtype == "float16"
+    with pytest.raises(ConfigError, match="--host-cache-mib"):
+        EngineOptions(host_cache_mib=1).on("cuda")
+
+
+def test_every_process_has_a_gpu_of_its_own() -> None:
+    options = EngineOptions(base_gpu=1, tp=2, dp=2)
+    assert [options.of_group(group).base_gpu for group in range(2)] == [1, 3]
+
+
+def test_a_phase_has_the_common_attention_backend_or_its_own() -> None:
+    options = EngineOptions(attention_backend="torch", decode_attention_backend="cpu")
+    assert (options.extend_backend, options.decode_backend) == ("torch", "cpu")
+
+
+@pytest.mark.parametrize("options", [{"tp": 2}, {"lora": ("a=b",)}, {"sim_timing": ("soon",)}])
+def test_what_can_not_be_simulated_is_refused(options: Any) -> None:
+    with pytest.raises(ConfigError, match="sim"):
+        EngineOptions(device="sim", **options).validate()
+    assert EngineOptions(device="sim").num_lora_slots == 0

@@ -1,0 +1,91 @@
+"""How many pages fit, and what is said before any process starts where too few do."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_config import tiny_config
+
+from diptych.common.errors import ConfigError
+from diptych.common.members.roles import Role
+from diptych.engine.options.config import EngineOptions
+from diptych.engine.options.pool_size import check_pool, likely_device, pool_layout
+
+MODEL = tiny_config()
+PAGE_BYTES = 4 * 2 * 2 * 16 * 2 * 16  # in float32
+WIDE = dataclasses.replace(MODEL, num_layers=2 * MODEL.num_layers, num_kv_heads=8, num_heads=8, head_dim=128)
+WIDE_PAGE_BYTES = 4 * 4 * 2 * 16 * 8 * 128  # 524,288: two a MiB
+
+
+def test_narrow_keys_and_values_let_more_tokens_fit() -> None:
+    float32 = pool_layout(MODEL, EngineOptions(kv_cache_mib=1, dtype="float32"))
+    assert (float32.dtype, float32.num_pages) == ("float32", 2**20 // PAGE_BYTES)
+    bfloat16 = pool_layout(MODEL, EngineOptions(kv_cache_mib=1, kv_cache_dtype="bfloat16"))
+    fp8 = pool_layout(MODEL, EngineOptions(kv_cache_mib=1, kv_cache_dtype="fp8_e4m3"))
+    assert (bfloat16.num_pages, fp8.num_pages) == (2 * float32.num_pages, 4 * float32.num_pages)
+
+
+def test_by_default_keys_and_values_are_as_the_rest() -> None:
+    assert pool_layout(MODEL, EngineOptions(kv_cache_mib=1, dtype="bfloat16")).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kv_cache_mib": 1, "page_size": 32}, "hold 32 tokens, but 2 pages of 32 tokens .* --kv-cache-mib 2 at least"),
+        ({"kv_cache_mib": 1, "max_model_len": 33}, "hold 32 tokens, fewer than --max-model-len 33: .*-mib 2 at least"),
+        ({"kv_cache_mib": 8, "max_model_len": 4096}, "hold 256 tokens, fewer than --max-model-len 4096: .*-mib 128 at"),
+        ({"max_model_len": 16_385}, "512 MiB of KV memory hold 16,384 tokens, fewer than --max-model-len 16385"),
+    ],
+)
+def test_too_little_kv_memory_is_refused_with_what_it_takes(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_pool(WIDE, EngineOptions(**options), Role.DECODE, "cpu")
+
+
+def test_what_was_said_to_be_enough_is() -> None:
+    for options in [
+        EngineOptions(kv_cache_mib=2, page_size=32),
+        EngineOptions(kv_cache_mib=2, max_model_len=33),
+        EngineOptions(kv_cache_mib=128, max_model_len=4096),
+    ]:
+        check_pool(WIDE, options, Role.DECODE, "cpu")
+
+
+def test_a_worker_that_does_both_needs_twice_as_much() -> None:
+    options = EngineOptions(kv_cache_mib=2, max_model_len=64)
+    check_pool(WIDE, options, Role.PREFILL, "cpu")
+    with pytest.raises(ConfigError, match=r"shared by 2 parts, .*--kv-cache-mib 4 at least"):
+        check_pool(WIDE, options, Role.UNIFIED, "cpu")
+    check_pool(WIDE, dataclasses.replace(options, kv_cache_mib=4), Role.UNIFIED, "cpu")
+
+
+def test_each_rank_holds_its_own_heads_only() -> None:
+    options = EngineOptions(kv_cache_mib=1, max_model_len=64, tp=2)
+    check_pool(WIDE, options, Role.DECODE, "cpu")
+    with pytest.raises(ConfigError, match="fewer than --max-model-len"):
+        check_pool(WIDE, dataclasses.replace(options, tp=1), Role.DECODE, "cpu")
+    with pytest.raises(ConfigError, match="--tp 3 does not divide"):
+        check_pool(WIDE, dataclasses.replace(options, tp=3), Role.DECODE, "cpu")
+
+
+def test_what_a_gpu_has_left_is_not_guessed_and_what_was_given_there_counts_in_its_own_type() -> None:
+    check_pool(WIDE, EngineOptions(max_model_len=10**6), Role.DECODE, "cuda")
+    given = EngineOptions(kv_cache_mib=1, max_model_len=64)
+    check_pool(WIDE, given, Role.DECODE, "cuda")  # bfloat16
+    with pytest.raises(ConfigError, match="fewer than"):
+        check_pool(WIDE, given, Role.DECODE, "cpu")
+
+
+def test_a_device_is_guessed_by_what_a_gpu_always_has(tmp_path: Path) -> None:
+    signs = (tmp_path / "nvidiactl", tmp_path / "dxg")
+    assert likely_device("auto", signs) == "cpu"
+    signs[1].touch()
+    assert (likely_device("auto", signs), likely_device("cpu", signs), likely_device("sim", ())) == (
+        "cuda",
+        "cpu",
+        "sim",
+    )

@@ -1,0 +1,57 @@
+"""Which implementations there are where."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_config import tiny_config
+
+from diptych.common.errors import ConfigError
+from diptych.engine.attention.cpu_backend import CpuAttention
+from diptych.engine.attention.torch_backend import TorchAttention
+from diptych.engine.models.cpu_ops import CpuOps
+from diptych.engine.runner.backends import Setting, choose
+from diptych.engine.values.batch import ForwardMode
+
+CONFIG = tiny_config(num_layers=1, num_heads=2)
+SETTING = Setting(CONFIG, torch.zeros(8, 1, 2, 4, 2, 16), torch.float32, 1)
+
+
+@pytest.mark.parametrize("name", ["triton", "flashinfer"])
+def test_backends_of_gpus_are_refused_on_cpus(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # of tests in the same process
+    with pytest.raises(ConfigError, match=f"'{name}' computes on GPUs"):
+        choose(name, "auto", SETTING)
+
+
+def test_heads_that_no_kernel_norms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(ConfigError, match=r"no heads of 48.*use 'torch'"):
+        choose("triton", "triton", replace(SETTING, config=replace(CONFIG, head_dim=48, qk_norm=True)))
+
+
+def test_the_c_kernels_refuse_fp8_with_scales() -> None:
+    scaled = replace(SETTING, config=replace(CONFIG, kv_scales=((0.5, 0.5),)), kv=SETTING.kv.to(torch.float8_e4m3fn))
+    with pytest.raises(ConfigError, match=r"no FP8 with scales.*use 'torch'"):
+        choose("cpu", "cpu", scaled)
+
+
+def test_each_phase_may_have_a_backend_of_its_own() -> None:
+    backend = choose("torch", "cpu", SETTING)
+    assert isinstance(backend.attention.of(ForwardMode.MIXED), TorchAttention)
+    assert isinstance(backend.attention.of(ForwardMode.EXTEND), TorchAttention)
+    assert isinstance(backend.attention.of(ForwardMode.DECODE), CpuAttention)
+    assert isinstance(backend.ops, CpuOps)
+    assert not backend.attention.is_recordable
+
+
+def test_all_but_attention_can_be_recorded_where_the_arithmetic_is_a_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reference and the C kernels look at what they computed: at who chose which expert."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    phases = [("cpu", "cpu"), ("torch", "torch"), ("triton", "triton"), ("triton", "torch"), ("torch", "triton")]
+    found = [choose(*names, SETTING).only_queues for names in phases]
+    assert found == [False, False, True, True, True]

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import numpy as np
+
+from diptych.engine.schedule.batch_builder import build_batch, placeholder
+from diptych.engine.values.batch import ForwardMode
+from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.step import new_step, next_chunk
+from diptych.generation.sampling_params import SamplingParams
+
+PAGE = 4
+TABLE = np.array([[7, 3, 0], [5, 9, 2]], dtype=np.int32)
+
+
+def request(row: int, tokens: list[int], computed_len: int, num_pages: int, seed: int = 0) -> Request:
+    made = new_request(row + 1, np.array(tokens), SamplingParams(max_tokens=4, temperature=0.5, seed=seed, top_k=3))
+    made.row, made.computed_len, made.num_pages = row, computed_len, num_pages
+    return made
+
+
+def test_an_extend_step_places_each_token_on_its_page_and_samples_complete_prompts() -> None:
+    complete = request(0, [10, 11, 12, 13, 14], computed_len=3, num_pages=2, seed=42)
+    partial = request(1, list(range(20, 30)), computed_len=0, num_pages=3)
+    batch = build_batch(new_step((), [next_chunk(complete, 9), next_chunk(partial, 3)]), TABLE, PAGE)
+    assert batch.mode is ForwardMode.EXTEND
+    assert batch.input_ids.tolist() == [13, 14, 20, 21, 22]
+    assert batch.positions.tolist() == [3, 4, 0, 1, 2]
+    assert batch.out_slots.tolist() == [7 * PAGE + 3, 3 * PAGE, 5 * PAGE, 5 * PAGE + 1, 5 * PAGE + 2]
+    assert batch.seq_lens.tolist() == [5, 3]
+    assert batch.extend_lens.tolist() == [2, 3]
+    assert batch.page_table.tolist() == TABLE.tolist()
+    assert batch.sample_rows.tolist() == [0]
+
+
+def test_a_decode_step_computes_the_last_token_of_each_request() -> None:
+    first = request(0, [1, 2, 3, 4], computed_len=4, num_pages=2)
+    second = request(1, [5, 6], computed_len=2, num_pages=1)
+    first.append(40)
+    second.append(60)
+    batch = build_batch(new_step([first, second], ()), TABLE, PAGE)
+    assert batch.mode is ForwardMode.DECODE
+    assert batch.input_ids.tolist() == [40, 60]
+    assert batch.positions.tolist() == [4, 2]
+    assert batch.out_slots.tolist() == [3 * PAGE, 5 * PAGE + 2]
+    assert batch.page_table.tolist() == [[7, 3], [5, 9]]
+    assert batch.seq_lens.tolist() == [5, 3]
+    assert batch.sample_rows.tolist() == [0, 1]
+
+
+def test_a_mixed_step_computes_running_requests_first_and_samples_them_too() -> None:
+    running = request(0, [1, 2, 3, 4, 5], computed_len=4, num_pages=2)
+    prompt = request(1, list(range(20, 26)), computed_len=0, num_pages=2)
+    batch = build_batch(new_step([running], [next_chunk(prompt, 9)]), TABLE, PAGE)
+    assert batch.mode is ForwardMode.MIXED
+    assert batch.input_ids.tolist() == [5, 20, 21, 22, 23, 24, 25]
+    assert batch.positions.tolist() == [4, 0, 1, 2, 3, 4, 5]
+    assert batch.out_slots.tolist() == [3 * PAGE, *range(5 * PAGE, 6 * PAGE), 9 * PAGE, 9 * PAGE + 1]
+    assert batch.extend_lens.tolist() == [1, 6]
+    assert batch.seq_lens.tolist() == [5, 6]
+    assert batch.sample_rows.tolist() == [0, 1]
+
+
+def test_a_token_that_is_not_known_yet_has_a_placeholder() -> None:
+    known = request(0, [1, 2, 3, 4], computed_len=3, num_pages=2)
+    unknown = request(1, [5, 6, 7], computed_len=3, num_pages=1)
+    batch = build_batch(new_step([known, unknown], ()), TABLE, PAGE, {known.room: 0, unknown.room: 4})
+    assert batch.input_ids.tolist() == [4, placeholder(4)]
+    assert batch.positions.tolist() == [3, 3]
+
+
+def test_a_step_names_the_adapters_of_its_requests_if_one_has_any() -> None:
+    plain, adapted = request(0, [1, 2, 3], computed_len=2, num_pages=1), request(1, [5, 6], computed_len=1, num_pages=1)
+    adapted.adapter = 3
+    for requests, adapters in (([plain, plain], None), ([plain, adapted], [-1, 3])):
+        chunks = [next_chunk(request, 1) for request in requests]
+        for step in (new_step(requests, ()), new_step((), chunks), new_step(requests[:1], chunks[1:])):
+            batch = build_batch(step, TABLE, PAGE)
+            assert (None if batch.adapters is None else batch.adapters.tolist()) == adapters
+
+
+def test_what_is_cached_is_not_stored_again() -> None:
+    """A prompt that is cached whole has its last token computed, for what follows it, in pages that others read."""
+    cached = request(0, list(range(10, 18)), computed_len=7, num_pages=2)
+    cached.cached_len = 8
+    other = request(1, [20, 21], computed_len=0, num_pages=1)
+    batch = build_batch(new_step((), [next_chunk(cached, 9), next_chunk(other, 9)]), TABLE, PAGE)
+    assert batch.positions.tolist() == [7, 0, 1]
+    assert batch.out_slots.tolist() == [0, 5 * PAGE, 5 * PAGE + 1]
+    assert batch.seq_lens.tolist() == [8, 2]

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.extend_queue import ExtendQueue
+from diptych.engine.schedule.waiting_queue import WaitingQueue, new_waiting_queue
+from diptych.engine.values.limits import Limits, Scheduling
+from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.step import Chunk, new_step
+from diptych.generation.sampling_params import SamplingParams
+
+PAGE = 4
+BUDGET = 10
+
+
+def request(room: int, length: int) -> Request:
+    return new_request(room, np.arange(length) + 100 * room, SamplingParams(max_tokens=4))
+
+
+LIMITS = Limits(context_len=64, vocab_size=100, eos_ids=frozenset(), max_step_tokens=BUDGET, max_requests=3)
+
+
+@pytest.fixture
+def cache() -> KvCache:
+    return KvCache(num_pages=17, page_size=PAGE, max_requests=8, max_tokens_per_request=64)
+
+
+@pytest.fixture
+def waiting(cache: KvCache) -> WaitingQueue:
+    return new_waiting_queue(cache, Scheduling())
+
+
+@pytest.fixture
+def queue(cache: KvCache, waiting: WaitingQueue) -> ExtendQueue:
+    return ExtendQueue(cache, waiting, LIMITS)
+
+
+def large_queue() -> tuple[KvCache, WaitingQueue, ExtendQueue]:
+    """For prompts that are long beside what a step costs."""
+    cache = KvCache(num_pages=9000, page_size=PAGE, max_requests=8, max_tokens_per_request=9000)
+    waiting = new_waiting_queue(cache, Scheduling())
+    return cache, waiting, ExtendQueue(cache, waiting, LIMITS)
+
+
+def plan(queue: ExtendQueue) -> list[Chunk]:
+    return queue.plan(0.0, BUDGET, lambda request: 0)
+
+
+def launch(queue: ExtendQueue, chunks: list[Chunk]) -> list[int]:
+    """Rooms whose prompt is complete then."""
+    new_step((), chunks).launch()
+    return [complete.room for complete in queue.launch(chunks)]
+
+
+def chunk_sizes(chunks: list[Chunk]) -> dict[int, int]:
+    return {chunk.request.room: chunk.num_tokens for chunk in chunks}
+
+
+def test_requests_share_a_step_up_to_the_token_budget(queue: ExtendQueue, waiting: WaitingQueue) -> None:
+    for room, length in ((1, 4), (2, 5), (3, 9)):
+        waiting.add(request(room, length))
+    chunks = plan(queue)
+    assert chunk_sizes(chunks) == {1: 4, 2: 5, 3: 1}
+    assert [chunk.is_last for chunk in chunks] == [True, True, False]
+    assert launch(queue, chunks) == [1, 2]
+    assert queue.waiting_tokens == 8
+
+
+def test_a_prompt_that_waits_for_a_step_of_its_own_holds_no_pages_and_is_the_next() -> None:
+    cache, waiting, queue = large_queue()
+    free = cache.num_available
+    waiting.add(request(1, 4))
+    waiting.add(request(2, 3000))
+    chunks = queue.plan(0.0, 4000, lambda request: 0)
+    assert chunk_sizes(chunks) == {1: 4}
+    assert cache.num_available == free - 1
+    launch(queue, chunks)
+    waiting.add(request(3, 4))
+    assert chunk_sizes(queue.plan(0.0, 4000, lambda request: 0)) == {2: 3000, 3: 4}
+
+
+def test_a_prompt_that_is_cached_but_for_a_little_shares_a_step() -> None:
+    cache, waiting, queue = large_queue()
+    cached = request(2, 3000)
+    assert cache.admit(cached)
+    cached.computed_len = 3000
+    cache.retire(cached)
+    waiting.add(request(1, 4))
+    waiting.add(request(2, 3000))
+    assert chunk_sizes(queue.plan(0.0, 4000, lambda request: 0)) == {1: 4, 2: 1}
+
+
+def test_a_prompt_part_way_waits_for_a_step_of_its_own_with_those_behind_it() -> None:
+    cache, _, queue = large_queue()
+    for room, length in ((1, 4), (2, 9000), (3, 1)):
+        each = request(room, length)
+        assert cache.admit(each)
+        queue.add_admitted(each)
+    assert chunk_sizes(queue.plan(0.0, 4000, lambda request: 0)) == {1: 4}
+
+
+def test_a_chunked_request_goes_on_before_new_ones_start(queue: ExtendQueue, waiting: WaitingQueue) -> None:
+    waiting.add(request(1, 15))
+    launch(queue, plan(queue))
+    waiting.add(request(2, 3))
+    assert chunk_sizes(plan(queue)) == {1: 5, 2: 3}
+
+
+def test_a_request_that_does_not_fit_holds_back_those_behind_it(queue: ExtendQueue, waiting: WaitingQueue) -> None:
+    waiting.add(request(1, 40))
+    waiting.add(request(2, 30))
+    waiting.add(request(3, 1))
+    for _ in range(3):
+        launch(queue, plan(queue))
+    assert chunk_sizes(plan(queue)) == {1: 10}
+    launch(queue, plan(queue))
+    assert plan(queue) == []
+    assert len(queue) == 2
+
+
+def test_a_request_is_only_admitted_if_pages_are_left_over(queue: ExtendQueue, waiting: WaitingQueue) -> None:
+    waiting.add(request(1, 40))
+    assert queue.plan(0.0, BUDGET, lambda request: 7) == []
+    assert chunk_sizes(queue.plan(0.0, BUDGET, lambda request: 6)) == {1: 10}
+
+
+def test_a_step_takes_no_more_requests_than_allowed(queue: ExtendQueue, waiting: WaitingQueue) -> None:
+    for room in range(1, 6):
+        waiting.add(request(room, 1))
+    assert chunk_sizes(plan(queue)) == {1: 1, 2: 1, 3: 1}
+
+
+def test_without_a_budget_nothing_is_admitted(queue: ExtendQueue, waiting: WaitingQueue) -> None:
+    waiting.add(request(1, 6))
+    assert queue.plan(0.0, 0, lambda request: 0) == []
+    assert queue.admitted == ()
+
+
+def test_a_retracted_request_goes_first(queue: ExtendQueue, waiting: WaitingQueue) -> None:
+    waiting.add(request(1, 6))
+    waiting.add_first(request(2, 6))
+    assert chunk_sizes(plan(queue)) == {2: 6, 1: 4}
+
+
+def test_waiting_and_extending_requests_can_be_taken_out(
+    queue: ExtendQueue, waiting: WaitingQueue, cache: KvCache
+) -> None:
+    first, second = request(1, 15), request(2, 3)
+    waiting.add(first)
+    waiting.add(second)
+    launch(queue, plan(queue))
+    queue.remove(second)
+    queue.remove(first)
+    cache.drop(first)
+    assert len(queue) == 0
+    assert cache.check([]) == []

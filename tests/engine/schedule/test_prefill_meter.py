@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from diptych.engine.schedule.prefill_meter import PrefillMeter, prompt_tokens
+from diptych.engine.values.batch import ForwardBatch, ForwardMode
+
+NOTHING = np.zeros(0, dtype=np.int64)
+
+
+def batch(mode: ForwardMode, *lens: int) -> ForwardBatch:
+    extend_lens = np.array(lens, dtype=np.int64)
+    table = np.zeros((len(lens), 1), dtype=np.int32)
+    ids = np.zeros(sum(lens), dtype=np.int64)
+    return ForwardBatch(mode, ids, ids, ids, table, extend_lens, extend_lens, NOTHING)
+
+
+PROMPT = batch(ForwardMode.EXTEND, 60, 40)
+OUTPUT = batch(ForwardMode.DECODE, 1, 1)
+
+
+def test_tokens_of_prompts_are_those_that_are_no_outputs() -> None:
+    assert [prompt_tokens(each) for each in (PROMPT, OUTPUT, batch(ForwardMode.MIXED, 1, 1, 7))] == [100, 0, 7]
+
+
+def test_speed_and_time_are_those_of_steps_with_prompts() -> None:
+    meter = PrefillMeter()
+    for step, began_s, ended_s in ((PROMPT, 0.0, 0.5), (OUTPUT, 0.5, 9.0), (PROMPT, 20.0, 20.5)):
+        meter.begin(step, began_s)
+        meter.end(ended_s)
+    assert meter.tokens_per_s == pytest.approx(200)
+    assert meter.total_s == 1.0
+
+
+def test_a_step_that_was_queued_behind_another_counts_from_the_end_of_that() -> None:
+    meter = PrefillMeter()
+    meter.begin(PROMPT, 0.0)
+    meter.begin(PROMPT, 0.1)
+    meter.end(1.0)
+    meter.end(2.0)
+    assert meter.total_s == 2.0
+
+
+def test_busy_is_one_for_who_always_computes_prompts_a_half_for_every_other_second_and_fades() -> None:
+    always, half = PrefillMeter(), PrefillMeter()
+    for second in range(600):
+        always.begin(PROMPT, second)
+        always.end(second + 1.0)
+        half.begin(OUTPUT if second % 2 else PROMPT, second)
+        half.end(second + 1.0)
+    assert always.busy(600.0) == pytest.approx(1, abs=0.001)
+    assert half.busy(600.0) == pytest.approx(0.5, abs=0.01)
+    assert always.busy(780.0) < 0.06
+
+
+def test_a_step_that_is_given_up_was_time_and_no_speed() -> None:
+    meter = PrefillMeter()
+    meter.begin(PROMPT, 0.0)
+    meter.give_up(3.0)
+    assert (meter.total_s, meter.tokens_per_s) == (3.0, 0.0)
+    assert meter.busy(3.0) > 0

@@ -1,0 +1,98 @@
+"""What prompts may cost in a step, by how long the steps before it took."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+
+from diptych.engine.schedule.step_pace import StepPace
+from diptych.engine.values.prompt_cost import MIN_CHUNK
+
+LONGEST_S = 0.1
+MOST = 8192
+
+
+@dataclass
+class Machine:
+    """Takes so long for a step, for each token of prompts in it, and for each request that decodes."""
+
+    step_s: float
+    token_s: float
+    row_s: float = 0.0
+    pace: StepPace = field(default_factory=lambda: StepPace(LONGEST_S))
+    now_s: float = 0.0
+
+    def step(self, num_decoding: int, num_waiting_tokens: int = MOST) -> tuple[int, float]:
+        """Run a step as large as it may be; return how many tokens of prompts it had, and how long it took."""
+        cost = min(num_waiting_tokens, self.pace.budget(MOST, num_decoding))
+        took_s = self.step_s + self.token_s * cost + self.row_s * num_decoding
+        self.pace.begin(cost, self.now_s)
+        self.now_s += took_s
+        self.pace.end(self.now_s)
+        return cost, took_s
+
+
+@pytest.mark.parametrize(("step_s", "token_s", "row_s"), [(0.004, 25e-6, 50e-6), (0.03, 1e-3, 1e-3), (0.0, 1e-6, 0.0)])
+def test_steps_that_requests_wait_for_soon_take_no_longer_than_they_may(
+    step_s: float, token_s: float, row_s: float
+) -> None:
+    machine = Machine(step_s, token_s, row_s)
+    machine.step(0)
+    without_prompts_s = step_s + 20 * row_s
+    assert max(machine.step(20)[1] for _ in range(10)) <= LONGEST_S + without_prompts_s
+    for _ in range(50):
+        cost, took_s = machine.step(20)
+        assert took_s <= LONGEST_S * 1.2
+        assert cost == MOST or took_s >= LONGEST_S * 0.8, "prompts get the time that there is"
+
+
+def test_nobody_waits_for_a_step_of_prompts_alone_and_nothing_bounds_it() -> None:
+    machine = Machine(0.004, 1e-3)
+    assert [machine.step(0)[0] for _ in range(3)] == [MOST] * 3
+
+
+def test_without_a_bound_prompts_have_all_tokens_of_a_step() -> None:
+    machine = Machine(0.004, 1e-3, pace=StepPace(math.inf))
+    assert [machine.step(5)[0] for _ in range(3)] == [MOST] * 3
+
+
+@pytest.mark.parametrize(("num_decoding", "least"), [(1, MIN_CHUNK), (64, 64)])
+def test_prompts_go_on_where_output_alone_takes_longer_than_a_step_may(num_decoding: int, least: int) -> None:
+    machine = Machine(0.5, 1e-3)
+    for _ in range(20):
+        machine.step(num_decoding)
+    assert {machine.step(num_decoding)[0] for _ in range(20)} == {least}
+
+
+def test_small_steps_before_a_large_one_slow_it_down_for_a_moment_only() -> None:
+    """Each takes as long as reading the weights, which says nothing of a token."""
+    machine = Machine(0.004, 25e-6)
+    for _ in range(20):
+        machine.step(1, num_waiting_tokens=16)
+    assert [machine.step(1)[1] >= LONGEST_S * 0.8 for _ in range(6)][-3:] == [True] * 3
+
+
+def test_a_machine_that_becomes_slow_is_noticed_within_a_few_steps() -> None:
+    machine = Machine(0.004, 25e-6)
+    for _ in range(20):
+        machine.step(1)
+    machine.token_s *= 10
+    assert [machine.step(1)[1] <= LONGEST_S * 1.2 for _ in range(6)][-3:] == [True] * 3
+
+
+def test_a_step_launched_behind_another_is_timed_from_the_end_of_that() -> None:
+    pace = StepPace(LONGEST_S)
+    pace.begin(100, 0.0)
+    pace.begin(100, 0.0)
+    pace.end(0.1)
+    pace.end(0.2)
+    assert pace.budget(MOST, 1) == 100
+
+
+def test_a_step_that_was_given_up_says_nothing() -> None:
+    pace = StepPace(LONGEST_S)
+    pace.begin(100, 0.0)
+    pace.give_up()
+    assert pace.budget(MOST, 1) == MOST

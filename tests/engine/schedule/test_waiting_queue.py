@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.policies import POLICIES
+from diptych.engine.schedule.waiting_queue import MAX_ASIDE, WaitingQueue, new_waiting_queue
+from diptych.engine.values.limits import Scheduling
+from diptych.engine.values.request import Request, new_request
+from diptych.generation.sampling_params import SamplingParams
+
+
+def request(room: int, tenant: str = "", arrival_s: float = 0.0, priority: int = 0, length: int = 8) -> Request:
+    prompt = np.arange(length) + 100 * room
+    params = SamplingParams(max_tokens=4)
+    return new_request(room, prompt, params, tenant=tenant, arrival_s=arrival_s, priority=priority)
+
+
+def queue(policy: str = "fcfs", **weights: float) -> WaitingQueue:
+    cache = KvCache(num_pages=65, page_size=4, max_requests=8, max_tokens_per_request=64)
+    return new_waiting_queue(cache, Scheduling(policy, tenant_weights=weights))
+
+
+def take_all(queue: WaitingQueue, now_s: float = 0.0) -> list[int]:
+    rooms = []
+    while queue:
+        request = queue.peek(now_s)
+        queue.take(request)
+        rooms.append(request.room)
+    return rooms
+
+
+def test_equal_requests_keep_their_order() -> None:
+    line = queue()
+    for room in (5, 3, 4):
+        line.add(request(room))
+    assert take_all(line) == [5, 3, 4]
+
+
+def test_tenants_take_turns_however_many_requests_one_sends() -> None:
+    line = queue()
+    for room in range(1, 7):
+        line.add(request(room, "many"))
+    line.add(request(7, "few"))
+    line.add(request(8, "few"))
+    assert take_all(line) == [1, 7, 2, 8, 3, 4, 5, 6]
+
+
+def test_a_heavier_tenant_gets_more_turns() -> None:
+    line = queue(gold=2.0)
+    for room in range(1, 7):
+        line.add(request(room, "gold" if room % 2 else "free"))
+    assert take_all(line) == [1, 2, 3, 5, 4, 6]
+
+
+def test_priority_orders_a_tenants_own_requests_only() -> None:
+    line = queue("priority")
+    line.add(request(1, "a"))
+    line.add(request(2, "a", priority=5))
+    line.add(request(3, "b"))
+    assert take_all(line) == [2, 3, 1]
+
+
+def test_retracted_requests_go_first_the_last_one_at_the_head() -> None:
+    line = queue("priority")
+    line.add(request(1, priority=9))
+    line.add_first(request(2))
+    line.add_first(request(3))
+    assert take_all(line) == [3, 2, 1]
+
+
+def test_the_next_request_stays_the_next_until_it_is_taken() -> None:
+    line = queue("priority")
+    line.add(request(1))
+    assert line.peek(0.0).room == 1
+    line.add(request(2, priority=5))
+    assert line.peek(0.0).room == 1
+    line.remove(line.peek(0.0))
+    assert line.peek(0.0).room == 2
+
+
+def test_requests_that_leave_are_counted_out() -> None:
+    line = queue()
+    requests = [request(room, tenant, length=room) for room, tenant in zip((4, 5, 6), "aab", strict=True)]
+    for made in requests:
+        line.add(made)
+    line.add_first(request(7, length=7))
+    assert (len(line), line.num_tokens) == (4, 22)
+    line.remove(requests[1])
+    assert (len(line), line.num_tokens) == (3, 17)
+    assert {made.room for made in line} == {4, 6, 7}
+    assert take_all(line) == [7, 4, 6]
+    assert (len(line), line.num_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_plain_request_is_not_starved_by_endless_better_ones(policy: str) -> None:
+    """One request a second is served, two of another tenant and one preferred of our own arrive."""
+    line = queue(policy)
+    rooms = itertools.count(2)
+    line.add(request(1, "a", arrival_s=0.0))
+    for second in range(1, 2000):
+        line.add(request(next(rooms), "a", arrival_s=second, priority=20))
+        line.add(request(next(rooms), "b", arrival_s=second, priority=20))
+        line.add(request(next(rooms), "b", arrival_s=second, priority=20))
+        served = line.peek(float(second))
+        line.take(served)
+        if served.room == 1:
+            return
+    raise AssertionError("starved")
+
+
+@dataclass
+class Until:
+    """A reason to wait."""
+
+    end_s: float
+
+    def is_over(self, now_s: float) -> bool:
+        return now_s >= self.end_s
+
+
+def test_those_set_aside_are_passed_and_then_have_their_places_again() -> None:
+    line = queue()
+    for room in (1, 2, 3):
+        line.add(request(room))
+    line.add_first(request(9))
+    for _ in range(3):
+        line.peek(0.0)
+        assert line.set_aside(Until(1.0))
+    assert line.peek(0.0).room == 3
+    line.bring_back(0.5)
+    assert line.peek(0.5).room == 3
+    assert (len(line), [each.room for each in line.aside]) == (4, [9, 1, 2])
+    assert sorted(each.room for each in line) == [1, 2, 3, 9]
+    line.take(line.peek(0.0))
+    assert not line.has_next
+    line.bring_back(1.0)
+    assert take_all(line) == [9, 1, 2]
+
+
+def test_each_that_was_set_aside_comes_back_when_its_own_reason_is_over() -> None:
+    line = queue()
+    for room in (1, 2, 3, 4):
+        line.add(request(room))
+    for end_s in (3.0, 1.0, 2.0):
+        line.peek(0.0)
+        assert line.set_aside(Until(end_s))
+    assert line.peek(0.0).room == 4  # it does not fit, say
+    order = []
+    for now_s in (1.0, 2.0, 3.0):
+        line.bring_back(now_s)
+        order.append(line.peek(now_s).room)
+        line.take(line.peek(now_s))
+    assert order == [2, 3, 1]  # each ranks before the one that does not fit
+    assert take_all(line) == [4]
+
+
+def test_those_set_aside_can_leave() -> None:
+    line = queue()
+    requests = {room: request(room, length=room) for room in (1, 2, 9)}
+    line.add(requests[1])
+    line.add(requests[2])
+    line.add_first(requests[9])
+    for _ in range(3):
+        line.peek(0.0)
+        line.set_aside(Until(1.0))
+    for room in (9, 1):
+        line.remove(requests[room])
+    assert (len(line), line.num_tokens, line.num_prompts) == (1, 2, 1)
+    line.bring_back(1.0)
+    assert take_all(line) == [2]
+
+
+def test_a_tenant_whose_requests_are_set_aside_keeps_its_turn() -> None:
+    line = queue()
+    line.add(request(1, "a"))
+    line.peek(0.0)
+    line.set_aside(Until(1.0))
+    line.add(request(2, "b", length=100))
+    line.take(line.peek(0.0))
+    line.add(request(3, "b"))
+    line.peek(0.0)  # the turn of one that was charged already
+    line.add(request(4, "a"))
+    line.bring_back(1.0)
+    assert take_all(line) == [1, 4, 3]
+
+
+def test_no_more_than_a_few_are_set_aside() -> None:
+    line = queue()
+    for room in range(1, MAX_ASIDE + 2):
+        line.add(request(room))
+    for _ in range(MAX_ASIDE):
+        line.peek(0.0)
+        assert line.set_aside(Until(1.0))
+    line.peek(0.0)
+    assert not line.set_aside(Until(1.0))
+    line.bring_back(1.0)
+    assert take_all(line) == list(range(1, MAX_ASIDE + 2))

@@ -1,0 +1,202 @@
+"""Steps one after the other and overlapped: the same tokens, whatever ends or gives way in between."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from null_runner import NullRunner, expected_output
+
+from diptych.checkpoints.source import open_model
+from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.schedule.batch_builder import placeholder
+from diptych.engine.scheduler.model_worker import TpModelWorkerClient
+from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.generation.grammar import Grammar, GrammarKind
+from diptych.generation.output import FailureCode
+from diptych.generation.sampling_params import SamplingParams
+from diptych.grammars.compiler import Compiler
+
+VOCAB, PAGE, NUM_PAGES = 1000, 4, 128
+
+Engine = Any  # the fixture's class: test helpers can't be imported
+NewEngine = Callable[..., Engine]
+
+
+@pytest.mark.parametrize("num_pages", [24, 200])
+def test_overlapped_steps_give_the_tokens_of_the_model(new_engine: NewEngine, num_pages: int) -> None:
+    """In the small pool requests are retracted all the time; lengths of 1 end with their first token."""
+    rng = random.Random(7)
+    engine = new_engine(num_pages, 16, 4, overlap=True)
+    engine.expect_short_outputs()
+    asked = {
+        room: ([rng.randrange(VOCAB) for _ in range(rng.randrange(1, 30))], rng.randrange(1, 30)) for room in range(40)
+    }
+    for room, (prompt, max_tokens) in asked.items():
+        engine.start(room, prompt, max_tokens)
+        for _ in range(rng.randrange(4)):
+            engine.step()
+    engine.run()
+    assert (engine.core.num_retracted > 0) == (num_pages == 24)
+    for room, (prompt, max_tokens) in asked.items():
+        assert engine.tokens(room) == expected_output(prompt, max_tokens, VOCAB)
+
+
+def test_a_stop_token_ends_a_request_whose_next_token_is_computed_already(new_engine: NewEngine) -> None:
+    engine = new_engine(overlap=True)
+    prompt = [3, 1, 4, 1, 5]
+    tokens = expected_output(prompt, 20, VOCAB)
+    stop = tokens[9]
+    params = SamplingParams(max_tokens=20, temperature=0.0, stop_token_ids=(stop,))
+    engine.start_with(1, prompt, params)
+    engine.run()
+    assert engine.tokens(1) == tokens[: tokens.index(stop) + 1]
+    assert engine.cache.tree.num_pages == (len(prompt) + tokens.index(stop)) // PAGE
+
+
+def test_an_abort_while_a_step_runs_is_answered_at_once_and_frees_the_pages_after_it(new_engine: NewEngine) -> None:
+    engine = new_engine(overlap=True)
+    engine.start(1, [1, 2, 3], 50)
+    for _ in range(4):
+        engine.step()
+    engine.abort(1)
+    engine.collect()
+    assert engine.outputs[1][-1].failure.code is FailureCode.ABORTED
+    assert engine.core.page_counts()["owned"] > 0
+    num_outputs = len(engine.outputs[1])
+    engine.run()
+    assert engine.core.page_counts()["owned"] == 0
+    assert len(engine.outputs[1]) == num_outputs
+
+
+def test_penalties_seeds_and_log_probabilities_are_the_same_with_overlap(
+    new_engine: NewEngine, tiny_folder: Path
+) -> None:
+    params = [
+        SamplingParams(max_tokens=24, temperature=0.0, repetition_penalty=1.5, ignore_eos=True),
+        SamplingParams(max_tokens=17, temperature=0.9, seed=5, frequency_penalty=1.0, logprobs=2, ignore_eos=True),
+        SamplingParams(max_tokens=20, temperature=0.7, top_p=0.9, seed=6, presence_penalty=0.5, ignore_eos=True),
+        SamplingParams(max_tokens=9, temperature=0.0, logit_bias={7: 4.0}, min_tokens=3, prompt_logprobs=1),
+    ]
+    outputs = []
+    for overlap in (False, True):
+        engine = new_engine(NUM_PAGES, overlap=overlap, runner=tiny_runner(tiny_folder), vocab_size=321)
+        for room, wanted in enumerate(params):
+            engine.start_with(room, [room + 1, 50, 60, 70, 80], wanted)
+            engine.step()
+        engine.run()
+        outputs.append({room: engine.outputs[room] for room in range(len(params))})
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("max_step_tokens", [7, 64])
+def test_mixed_steps_give_the_tokens_of_steps_of_one_kind(
+    new_engine: NewEngine, tiny_folder: Path, overlap: bool, max_step_tokens: int
+) -> None:
+    tokens = []
+    for is_mixed in (False, True):
+        runner = tiny_runner(tiny_folder)
+        engine = new_engine(NUM_PAGES, max_step_tokens, overlap=overlap, runner=runner, vocab_size=321)
+        for room in range(6):
+            engine.start(room, [(room * 31 + i * 7) % 321 for i in range(5 + 6 * room)], 16)
+            engine.step()
+            engine.step()
+            if not is_mixed:
+                engine.run()
+        engine.run()
+        tokens.append([engine.tokens(room) for room in range(6)])
+    assert tokens[0] == tokens[1]
+
+
+def test_a_grammar_sees_every_token_before_the_next_is_sampled(new_engine: NewEngine, byte_tokenizer: Any) -> None:
+    outputs = []
+    for overlap in (False, True):
+        compiler = Compiler(byte_tokenizer, 267, [0])
+        engine = new_engine(NUM_PAGES, overlap=overlap, vocab_size=267, compiler=compiler)
+        for room in range(4):
+            grammar = Grammar(GrammarKind.REGEX, f"[ab]{{3,{9 + room}}}(cd|e)")
+            engine.start_with(room, [room + 1, 2], SamplingParams(max_tokens=30, temperature=0.0, grammar=grammar))
+        engine.run()
+        outputs.append([byte_tokenizer.decode(engine.tokens(room)) for room in range(4)])
+    assert outputs[0] == outputs[1]
+    assert all(re.fullmatch("[ab]{3,12}(cd|e)", text) for text in outputs[0])
+
+
+def tiny_runner(folder: Path) -> ModelRunner:
+    source = open_model(str(folder))
+    layout = ModelRunner.pool_layout(source.config, num_pages=NUM_PAGES, page_size=PAGE, dtype="float32")
+    return ModelRunner(source, torch.full(layout.shape, torch.nan), dtype="float32")
+
+
+class FailingRunner(NullRunner):
+    """Breaks in its first step."""
+
+    def logits(self, batch: ForwardBatch) -> list[int]:
+        raise RuntimeError("broken")
+
+
+def test_what_a_step_raises_is_raised_where_its_result_is_awaited(new_engine: NewEngine) -> None:
+    worker = TpModelWorkerClient(FailingRunner(np.zeros((4, PAGE), dtype=np.uint64), VOCAB))
+    worker.forward(one_token())
+    worker.sample(any_sampling())
+    with pytest.raises(RuntimeError, match="broken"):
+        worker.result()
+    worker.close()
+
+
+class WatchedRunner(NullRunner):
+    """Tells when its first forward pass runs, and goes on when told."""
+
+    def __init__(self) -> None:
+        super().__init__(np.zeros((4, PAGE), dtype=np.uint64), VOCAB)
+        self.running, self.go_on = threading.Event(), threading.Event()
+        self.inputs: list[list[int]] = []
+
+    def logits(self, batch: ForwardBatch) -> list[int]:
+        self.inputs.append(batch.input_ids.tolist())
+        self.running.set()
+        assert self.go_on.wait(60)
+        return super().logits(batch)
+
+
+def test_a_pass_can_be_queued_while_another_runs_and_gets_its_tokens() -> None:
+    runner = WatchedRunner()
+    worker = TpModelWorkerClient(runner)
+    worker.forward(one_token())
+    worker.sample(any_sampling())
+    assert runner.running.wait(60)
+    worker.forward(one_token(placeholder(0)))
+    runner.go_on.set()
+    first: StepResult = worker.result()
+    worker.sample(any_sampling())
+    worker.result()
+    worker.close()
+    assert runner.inputs == [[5], first.token_ids.tolist()]
+
+
+def one_token(token_id: int = 5) -> ForwardBatch:
+    one = np.ones(1, dtype=np.int64)
+    return ForwardBatch(
+        mode=None,  # type: ignore[arg-type]  # the null model does not ask
+        input_ids=one * token_id,
+        positions=one - 1,
+        out_slots=one * PAGE,
+        page_table=np.ones((1, 1), dtype=np.int32),
+        seq_lens=one,
+        extend_lens=one,
+        sample_rows=one - 1,
+    )
+
+
+def any_sampling() -> SamplingBatch:
+    one = np.ones(1, dtype=np.float32)
+    zero = np.zeros(1, dtype=np.int64)
+    return SamplingBatch(temperature=one * 0, top_p=one, top_k=zero, seeds=zero.astype(np.uint64), positions=zero)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from diptych.architectures.config import ModelConfig, Moe, Rope
+from diptych.engine.values.prompt_cost import MIN_CHUNK, PromptCost, prompt_cost
+
+LLAMA_8B = ModelConfig(
+    model_id="m",
+    architecture="LlamaForCausalLM",
+    vocab_size=128256,
+    hidden_size=4096,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    ffn_size=14336,
+    rms_norm_eps=1e-5,
+    rope=Rope(5e5, 128),
+    context_len=131072,
+    tie_embeddings=False,
+    bos_id=None,
+    eos_ids=(),
+)
+
+
+def chunk_lens(cost: PromptCost, prompt_len: int, budget: int) -> list[int]:
+    lens: list[int] = []
+    while sum(lens) < prompt_len:
+        lens.append(min(prompt_len - sum(lens), cost.chunk_len(sum(lens), budget)))
+    return lens
+
+
+def test_chunks_become_shorter_so_that_every_step_costs_the_same() -> None:
+    cost, start = PromptCost(1000.0), 0
+    lens = chunk_lens(cost, 20_000, 512)
+    assert (lens[0], lens[-2]) == (512, 24)
+    for num_tokens in lens:
+        assert cost.of(start, num_tokens) <= 512
+        start += num_tokens
+
+
+def test_a_chunk_has_at_least_some_tokens_but_no_more_than_the_budget() -> None:
+    cost = PromptCost(1.0)
+    assert [cost.chunk_len(100_000, budget) for budget in (512, MIN_CHUNK, 3)] == [MIN_CHUNK, MIN_CHUNK, 3]
+
+
+def test_without_attention_over_all_of_it_a_token_costs_the_same_everywhere() -> None:
+    assert chunk_lens(PromptCost(), 1200, 512) == [512, 512, 176]
+    assert PromptCost().of(10**6, 7) == 7
+
+
+def test_an_8b_model_at_128k_pays_six_times() -> None:
+    cost = prompt_cost(LLAMA_8B)
+    assert cost.even_len == pytest.approx(26624)
+    assert cost.chunk_len(131_072, 8192) == 1383
+
+
+def test_experts_that_a_token_passes_count_and_layers_with_a_window_do_not_grow() -> None:
+    windows = replace(LLAMA_8B, windows=(512, 0) * 16)
+    assert prompt_cost(windows).even_len == pytest.approx(2 * 26624)
+    assert prompt_cost(replace(LLAMA_8B, windows=(512,) * 32)).even_len == math.inf
+    moe = Moe(num_experts=64, experts_per_token=2, ffn_size=7168, normalize=True)
+    assert prompt_cost(replace(LLAMA_8B, moe=moe)).even_len == pytest.approx(26624)

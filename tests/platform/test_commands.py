@@ -1,0 +1,52 @@
+"""Commands beside `diptych up`: its user types no address and no token."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from diptych.common.trust.tokens import TOKEN_VARIABLE
+from diptych.v1 import bootstrap_pb2
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
+
+Platform = Any
+OPTIONS = ("--model", "sim", "--device", "sim")
+
+
+def diptych(platform: Platform, *command: str, typed: str = "") -> str:
+    """Return what a command prints that runs beside a platform, and has no variable of Diptych."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DIPTYCH_")}
+    environment["XDG_RUNTIME_DIR"] = str(platform.log.parent)
+    words = [sys.executable, "-m", "diptych.cli", *command]
+    done = subprocess.run(words, env=environment, input=typed, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_commands_need_neither_address_nor_token(
+    start_platform: Callable[..., Platform], wait_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE)
+    monkeypatch.setenv("DIPTYCH_SIM_TIMING", "none")
+    monkeypatch.setenv("DIPTYCH_KV_CACHE_MIB", "16")
+    platform = start_platform(options=OPTIONS)
+    banner = "In another terminal: `diptych chat`, `diptych status`, `diptych links`."
+    wait_for(lambda: banner in platform.log.read_text(), 200.0, "the banner")
+    status = diptych(platform, "status")
+    assert ["prefill", "1", "1"] in [line.split()[:3] for line in status.splitlines()]
+    assert "decode" in diptych(platform, "links")
+    assert diptych(platform, "chat", typed="hello\n").strip()
+    assert diptych(platform, "generate", "Once upon a time").strip()
+    assert "HTTP and gRPC agree" in diptych(platform, "check", "answers")
+    assert "from prefill" in diptych(platform, "check", "kv")
+    (decode,) = [each.address for each in platform.instances() if each.role == bootstrap_pb2.ROLE_DECODE]
+    assert "now serves unified" in diptych(platform, "role", decode, "unified")
+    assert "empty" in diptych(platform, "drain", "--role", "prefill", "--hurry")
+    platform.stop()
+    assert list((platform.log.parent / "diptych").iterdir()) == []

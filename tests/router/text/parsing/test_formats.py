@@ -1,0 +1,311 @@
+"""What each family writes is read as it was meant, and what is broken is content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diptych.router.text.parsing.formats import TOOL_FORMATS
+from diptych.router.text.parsing.formats.deepseek import BEGIN, CALL, CALL_END, END, SEPARATOR
+
+Read = Callable[..., Any]
+
+PARIS = '{"city": "Paris"}'
+CALL_OF_PARIS = ("weather", PARIS)
+JSON_CALL = f'{{"name": "weather", "arguments": {PARIS}}}'
+KIMI_CALL = "<|tool_call_begin|>functions.{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+
+# format: {what it shows: (text, content, calls)}
+WRITTEN: dict[str, dict[str, tuple[str, str, list[tuple[str, str]]]]] = {
+    "hermes": {
+        "a call after text": (
+            f'I look.\n<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>',
+            "I look.",
+            [CALL_OF_PARIS],
+        ),
+        "two calls": (
+            f'<tool_call>{JSON_CALL}</tool_call>\n<tool_call>{{"name": "now"}}</tool_call>',
+            "",
+            [CALL_OF_PARIS, ("now", "{}")],
+        ),
+        "a list": (
+            f'<tool_call>[{{"name": "now", "arguments": null}},{{"arguments": {PARIS},"name": "weather"}}]</tool_call>',
+            "",
+            [("now", "{}"), CALL_OF_PARIS],
+        ),
+        "arguments as text": (
+            '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>',
+            "",
+            [CALL_OF_PARIS],
+        ),
+        "arguments as text that is empty": (
+            '<tool_call>{"name": "now", "arguments": ""}</tool_call>',
+            "",
+            [("now", "")],
+        ),
+        "arguments as text that is broken": (
+            '<tool_call>{"name": "weather", "arguments": "bad \\x"}</tool_call> ok',
+            "ok",
+            [("weather", '"bad \\x"')],
+        ),
+        "arguments as text that is cut off": (
+            '<tool_call>{"name": "weather", "arguments": "{\\"city\\": 1',
+            "",
+            [("weather", '"{\\"city\\": 1')],
+        ),
+        "marks in strings": (
+            '<tool_call>{"name": "weather", "arguments": {"city": "\\"}</tool_call>"}}</tool_call> ok',
+            "ok",
+            [("weather", '{"city": "\\"}</tool_call>"}')],
+        ),
+        "no end": (
+            f'<tool_call>{{"id": 7, "name": "weather", "arguments": {PARIS}, "type": "x"',
+            "",
+            [CALL_OF_PARIS],
+        ),
+        "a brace too few": (
+            f'<tool_call>{{"name": "weather", "arguments": {PARIS}</tool_call>bye',
+            "bye",
+            [CALL_OF_PARIS],
+        ),
+        "cut off": ('<tool_call>{"name": "weather", "arguments": {"ci', "", [("weather", '{"ci')]),
+        "an unknown function": (
+            '<tool_call>{"name": "fly", "arguments": {}}</tool_call>',
+            '<tool_call>{"name": "fly", "arguments": {}}</tool_call>',
+            [],
+        ),
+        "no JSON": ("<tool_call>weather</tool_call> x", "<tool_call>weather</tool_call> x", []),
+        "no name": ('<tool_call>{"arguments": {}}', '<tool_call>{"arguments": {}}', []),
+        "a beginning of a mark": ("a <tool", "a <tool", []),
+        "text alone": ("\n a <b> \n", "\n a <b> \n", []),
+    },
+    "qwen3_coder": {
+        "types": (
+            'Hm.\n<tool_call>\n<function=weather>\n<parameter=city>\n New\n"York"\n</parameter>\n<parameter=days>\n3\n'
+            '</parameter>\n<parameter=exact>True</parameter><parameter=places>\n["a"]\n</parameter>\n'
+            "<parameter=code>\n7\n</parameter>\n</function>\n</tool_call>",
+            "Hm.",
+            [
+                (
+                    "weather",
+                    '{"city": " New\\n\\"York\\"", "days": 3, "exact": true, "places": ["a"], "code": "7"}',
+                )
+            ],
+        ),
+        "no parameters": ("<tool_call><function=now></function></tool_call>", "", [("now", "{}")]),
+        "odd values": (
+            "<function=weather><parameter=days>1e999</parameter><parameter=places>NaN</parameter>"
+            '<parameter=exact>"\\ud800"</parameter></function>',
+            "",
+            [("weather", '{"days": "1e999", "places": "NaN", "exact": "\ufffd"}')],
+        ),
+        "cut off": ("<function=weather><parameter=city>Par", "", [("weather", '{"city": "Par')]),
+        "two calls": (
+            "<tool_call>\n<function=now>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+            "",
+            [("now", "{}"), ("now", "{}")],
+        ),
+        "two calls between one pair of tags": (
+            "<tool_call><function=now></function>\n<function=now></function></tool_call> ok",
+            "ok",
+            [("now", "{}"), ("now", "{}")],
+        ),
+        "a tag that is forgotten": ("<function=now>\n</function>\n</tool_call>", "", [("now", "{}")]),
+        "text about the tags": (
+            "Use the <tool_call> tag like </tool_call> so.",
+            "Use the <tool_call> tag like </tool_call> so.",
+            [],
+        ),
+        "an unknown function between tags": (
+            "<tool_call>\n<function=fly></function></tool_call>",
+            "<tool_call>\n<function=fly></function></tool_call>",
+            [],
+        ),
+        "an unknown function": ("<function=fly></function>", "<function=fly></function>", []),
+    },
+    "glm": {
+        "types": (
+            "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>"
+            "<arg_value>3</arg_value>\n</tool_call>",
+            "",
+            [("weather", '{"city": "Paris", "days": 3}')],
+        ),
+        "no arguments": ("a\n<tool_call>now</tool_call>\nb", "ab", [("now", "{}")]),
+    },
+    "mistral": {
+        "a list": (f'[TOOL_CALLS] [{{"name": "weather", "arguments": {PARIS}}}]', "", [CALL_OF_PARIS]),
+        "by name": (f"Ok[TOOL_CALLS]weather[ARGS]{PARIS}[TOOL_CALLS]now{{}}", "Ok", [CALL_OF_PARIS, ("now", "{}")]),
+        "with an id": (f"[TOOL_CALLS]weather[CALL_ID]abc123def[ARGS]{PARIS}", "", [CALL_OF_PARIS]),
+        "no call": ("[TOOL_CALLS]hello world", "[TOOL_CALLS]hello world", []),
+    },
+    "deepseek": {
+        "fenced": (
+            f"{BEGIN}{CALL}function{SEPARATOR}weather\n```json\n{PARIS}\n```{CALL_END}\n{CALL}function{SEPARATOR}now\n"
+            f"```json\n{{}}\n```{CALL_END}{END}",
+            "",
+            [CALL_OF_PARIS, ("now", "{}")],
+        ),
+        "plain": (f"Ok.\n{BEGIN}{CALL}weather{SEPARATOR}{PARIS}{CALL_END}{END}", "Ok.", [CALL_OF_PARIS]),
+        "no call": (f"{CALL}weather{CALL_END}", f"{CALL}weather{CALL_END}", []),
+        "text about the marks": (f"From {BEGIN} to {END}.", f"From {BEGIN} to {END}.", []),
+    },
+    "kimi": {
+        "two": (
+            "Ok<|tool_calls_section_begin|>"
+            + KIMI_CALL.format("weather:0", PARIS)
+            + KIMI_CALL.format("now:1", "{}")
+            + "<|tool_calls_section_end|>",
+            "Ok",
+            [CALL_OF_PARIS, ("now", "{}")],
+        ),
+        "no number": (KIMI_CALL.format("weather", PARIS), "", [CALL_OF_PARIS]),
+        "an unknown function": (KIMI_CALL.format("fly:0", "{}"), KIMI_CALL.format("fly:0", "{}"), []),
+        "text about the marks": (
+            "From <|tool_calls_section_begin|> to <|tool_calls_section_end|>.",
+            "From <|tool_calls_section_begin|> to <|tool_calls_section_end|>.",
+            [],
+        ),
+    },
+    "pythonic": {
+        "two": (
+            "[weather(city='Pa\\'ris', days=-3, exact=True, places=[\"a\\n\", 'b'], code={'k': None}), now()]",
+            "",
+            [
+                (
+                    "weather",
+                    '{"city": "Pa\'ris", "days": -3, "exact": true, "places": ["a\\n", "b"], "code": {"k": null}}',
+                ),
+                ("now", "{}"),
+            ],
+        ),
+        "after a mark": ("Ok <|python_start|>[now()]<|python_end|>", "Ok", [("now", "{}")]),
+        "a list": ("[1, 2] is a list", "[1, 2] is a list", []),
+        "an unknown function": ("[fly()]", "[fly()]", []),
+        "an expression": ("[weather(days=1+1)]", "[weather(days=1+1)]", []),
+        "half a character": ("[weather(city='\\ud800')]", "", [("weather", '{"city": "\ufffd"}')]),
+        "a number without end": ("[weather(days=1e999)]", "[weather(days=1e999)]", []),
+        "no end": ("[weather(", "[weather(", []),
+    },
+    "llama3": {
+        "one": ('{"name": "weather", "parameters": {"city": "Paris"}}', "", [CALL_OF_PARIS]),
+        "two": (
+            '<|python_tag|>{"name": "now", "parameters": {}}; {"name": "weather", "parameters": {"city": "Paris"}}',
+            "",
+            [("now", "{}"), CALL_OF_PARIS],
+        ),
+        "an answer in JSON": ('{"city": "Paris", "name": "weather"}', '{"city": "Paris", "name": "weather"}', []),
+        "text with JSON": ('It is {"name": "now"}', 'It is {"name": "now"}', []),
+    },
+    "phi4": {
+        "functools": (f'functools[{{"name": "weather", "arguments": {PARIS}}}]', "", [CALL_OF_PARIS]),
+        "tokens": ('<|tool_call|>[{"name": "now", "arguments": {}}]<|/tool_call|>', "", [("now", "{}")]),
+    },
+    "harmony": {
+        "a call": (
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.weather"
+            f" <|constrain|>json<|message|>{PARIS}<|call|>",
+            "I look.",
+            [CALL_OF_PARIS],
+        ),
+        "a recipient in front": (
+            f"<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{PARIS}",
+            "",
+            [CALL_OF_PARIS],
+        ),
+        "an answer": ("<|channel|>final<|message|>It is 3.<|return|>", "It is 3.", []),
+        "no header": ("Just text", "Just text", []),
+        "a header without end": (
+            "<|channel|>final<|message|>Look:<|end|><|start|> is no header.",
+            "Look:<|start|> is no header.",
+            [],
+        ),
+    },
+}
+CASES = [(name, title) for name, cases in WRITTEN.items() for title in cases]
+
+
+@pytest.mark.parametrize(("name", "title"), CASES)
+def test_a_message_is_read_whole_and_character_by_character(read: Read, name: str, title: str) -> None:
+    text, content, calls = WRITTEN[name][title]
+    assert read(text, tools=name) == (content, "", calls)
+    assert read(text, tuple(range(1, len(text))), tools=name) == (content, "", calls)
+
+
+def test_every_format_is_shown_above() -> None:
+    assert WRITTEN.keys() == TOOL_FORMATS.keys()
+
+
+SNIPPETS = [
+    *(
+        '{"name": "weather", "arguments": {"city": "Paris"}}',
+        "weather",
+        "now()",
+        "[",
+        "]",
+        "{",
+        "}",
+        '"',
+        "\\",
+        ",",
+        ";",
+    ),
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<function=weather>",
+        "<parameter=city>",
+        "</parameter>",
+        "</function>",
+        "\n",
+        "  ",
+    ),
+    *(
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "<|python_tag|>",
+        "<think>",
+        "</think>",
+        BEGIN,
+        CALL,
+        SEPARATOR,
+        CALL_END,
+        "function\n",
+    ),
+    *(
+        "<|channel|>",
+        "<|message|>",
+        "<|end|>",
+        "analysis",
+        " to=functions.now ",
+        "functools",
+        "<arg_key>",
+        "</arg_key>",
+    ),
+    *(
+        "<|tool_call_begin|>functions.now:0",
+        "<|tool_call_argument_begin|>",
+        "[weather(city='a",
+        "')]",
+        '"name"',
+        ":",
+        "\\ud800",
+    ),
+]
+
+
+@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+@given(data=st.data())
+def test_parts_joined_are_the_same_however_the_text_is_cut(read: Read, name: str, data: st.DataObject) -> None:
+    text = "".join(data.draw(st.lists(st.sampled_from(SNIPPETS) | st.text(max_size=3), max_size=12)))
+    cuts = tuple(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    prompt = data.draw(st.sampled_from(["", "<think>\n"]))
+    fields = {"tools": name, "reasoning": "think", "prompt": prompt, "parallel": data.draw(st.booleans())}
+    whole = read(text, **fields)
+    assert read(text, cuts, **fields) == read(text, tuple(range(len(text))), **fields) == whole
+    orjson.dumps(whole)

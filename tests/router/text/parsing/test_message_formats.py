@@ -1,0 +1,126 @@
+"""Which parser an output gets: by the flags, the chat template, the request, and how its prompt ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+
+from diptych.generation.grammar import Preamble
+from diptych.router.config import ReasoningParserName, ToolParserName
+from diptych.router.text.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from diptych.router.text.parsing.formats.deepseek import CALL
+from diptych.router.text.parsing.message_formats import DEFAULT_FORMATS, MessageFormats
+from diptych.router.text.parsing.parts import PassThrough, message_of
+from diptych.router.text.parsing.tool_use import NO_TOOLS, Function, ToolUse
+
+Read = Callable[..., Any]
+PARIS = '{"city": "Paris"}'
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "wanted"),
+    [
+        ("", "<think>\nHm.\n</think>\n\nYes.\n", ("Yes.\n", "Hm.", [])),
+        ("", "\n<think>Hm.", ("", "Hm.", [])),
+        ("", " Yes. <think>", (" Yes. <think>", "", [])),
+        ("<think>\n", "Hm.\n</think>Yes.", ("Yes.", "Hm.", [])),
+        ("<think>", "<think>Hm.</think>Yes.", ("Yes.", "Hm.", [])),
+        ("<think>\n", "Hm.", ("", "Hm.", [])),
+        ("<think>\n\n</think>\n\n", "Yes.", ("Yes.", "", [])),
+        (
+            "",
+            '<think>a <tool_call></think><tool_call>{"name": "now"}</tool_call>',
+            ("", "a <tool_call>", [("now", "{}")]),
+        ),
+    ],
+)
+def test_reasoning_comes_before_the_answer(read: Read, prompt: str, text: str, wanted: Any) -> None:
+    assert read(text, tools="hermes", reasoning="think", prompt=prompt) == wanted
+    assert read(text, tuple(range(len(text))), tools="hermes", reasoning="think", prompt=prompt) == wanted
+
+
+def test_harmony_has_channels_for_both(read: Read) -> None:
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+    assert read(text, tools="harmony", reasoning="think") == ("Yes.", "Hm.", [])
+    assert read(text, tools="harmony", functions=()) == ("Yes.", "Hm.", [])
+
+
+@pytest.mark.parametrize("text", [PARIS, PARIS[:4]])
+def test_an_output_of_a_named_call_is_its_arguments(read: Read, text: str) -> None:
+    fields: Any = {"tools": "hermes", "choice": "named", "functions": (Function("weather"),)}
+    assert read(text, **fields) == ("", "", [("weather", text)])
+    fields |= {"reasoning": "think"}
+    assert read(text, **fields) == ("", "", [("weather", text)])
+    assert read(f"<think>Hm.</think>\n{text}", **fields) == ("", "Hm.", [("weather", text)])
+    assert read(f"Hm.</think>{text}", prompt="<think>\n", **fields) == ("", "Hm.", [("weather", text)])
+    assert read("Hm.", prompt="<think>\n", **fields) == ("", "Hm.", [])
+
+
+def test_an_output_of_required_calls_is_a_list_of_them(read: Read) -> None:
+    text = f'[{{"name": "weather", "arguments": {PARIS}}}, {{"name": "now", "arguments": {{}}}}]'
+    wanted = ("", "", [("weather", PARIS), ("now", "{}")])
+    assert read(text, tools="glm", choice="required") == wanted
+    assert read(text, tuple(range(len(text))), tools="glm", choice="required") == wanted
+    assert read(text[:20], tools="glm", choice="required") == (text[:20], "", [])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "wanted"),
+    [
+        ("", Preamble("<think>", "</think>")),
+        ("<think>\n", Preamble("", "</think>")),
+        ("<think>\n\n</think>\n\n", None),
+    ],
+)
+def test_an_answer_of_a_given_shape_may_come_after_reasoning(prompt: str, wanted: Preamble | None) -> None:
+    formats = MessageFormats(None, REASONING_FORMATS["think"])
+    assert formats.preamble(prompt) == wanted
+    assert DEFAULT_FORMATS.preamble(prompt) is None
+    make = formats.parser_of_shape(NO_TOOLS, wanted)
+    parser = make() if make else PassThrough()
+    said = "Hm.</think>\n7" if wanted == Preamble("", "</think>") else "7"
+    assert message_of([*parser.push(said), *parser.finish()]).content == "7"
+
+
+def test_where_nothing_can_be_found_nobody_looks() -> None:
+    assert DEFAULT_FORMATS.parser(NO_TOOLS, "") is None
+    assert MessageFormats(None, None).parser(ToolUse((Function("now"),)), "") is None
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "reasoning"),
+    [
+        ("", "hermes", None),
+        ("{{ '<tool_call>' }} <function=", "qwen3_coder", None),
+        ("<tool_call> <think> </think>", "hermes", "think"),
+        ("<tool_call> <arg_key> </think>", "glm", "think"),
+        ("[TOOL_CALLS] [THINK] [/THINK]", "mistral", "mistral"),
+        (f"{CALL} </think>", "deepseek", "think"),
+        ("<|python_tag|>", "llama3", None),
+        ("<|python_start|> <|python_tag|>", "pythonic", None),
+        ("<|channel|>", "harmony", None),
+        ("<|tool|>", "phi4", None),
+        ("<|tool_call_begin|>", "kimi", None),
+    ],
+)
+def test_a_template_gives_the_formats_away(template: str, tools: str, reasoning: str | None) -> None:
+    wanted = MessageFormats(TOOL_FORMATS[tools], REASONING_FORMATS[reasoning] if reasoning else None)
+    assert MessageFormats.named("auto", "auto", template) == wanted
+
+
+def test_flags_go_before_the_template() -> None:
+    assert MessageFormats.named("glm", "none", "</think>") == MessageFormats(TOOL_FORMATS["glm"], None)
+    assert MessageFormats.named("none", "think", "[TOOL_CALLS]") == MessageFormats(None, REASONING_FORMATS["think"])
+
+
+def test_flags_name_every_format() -> None:
+    assert set(get_args(ToolParserName)) == {"auto", "none", *TOOL_FORMATS}
+    assert set(get_args(ReasoningParserName)) == {"auto", "none", *REASONING_FORMATS}
+
+
+def test_a_parser_may_pass_all_through() -> None:
+    parser = PassThrough()
+    message = message_of([*parser.push("a"), *parser.push(""), *parser.push("b"), *parser.finish()])
+    assert (message.content, message.reasoning, message.calls) == ("ab", "", [])

@@ -1,0 +1,119 @@
+"""Who waits for whom where prompts become tokens, and how much of a prompt that is too long is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from diptych.generation.sampling_params import SamplingParams
+from diptych.router.errors import ContextLengthExceeded
+from diptych.router.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from diptych.router.served_model import ServedModel
+from diptych.router.text.tokenization import MAX_INLINE_STEPS, MAX_SHORT_STEPS, Tokenization
+from diptych.router.wish import Wish
+from diptych.tokens.tokenizer import Tokenizer
+
+NUM_THREADS = 2
+PATIENCE_S = 200
+NO_LIMIT = 10**9
+
+
+class SlowTokenizer(Tokenizer):
+    """Makes tokens of long texts only when it is told to, and notes how much it was given."""
+
+    go_on: threading.Event
+    num_begun: threading.Semaphore
+    num_chars = 0
+
+    def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[list[int]]:
+        self.num_chars += sum(map(len, texts))
+        if max(map(len, texts)) > MAX_SHORT_STEPS:
+            self.num_begun.release()
+            assert self.go_on.wait(PATIENCE_S)
+        return super().encode_all(texts, add_special_tokens=add_special_tokens)
+
+
+@pytest.fixture
+def tokenizer(byte_tokenizer: Tokenizer) -> SlowTokenizer:
+    tokenizer = SlowTokenizer(byte_tokenizer._backend, eos_ids=[256], chat_template=byte_tokenizer.chat_template)
+    tokenizer.go_on, tokenizer.num_begun = threading.Event(), threading.Semaphore(0)
+    return tokenizer
+
+
+@pytest.fixture
+def tokenization(tokenizer: SlowTokenizer) -> Iterator[Tokenization]:
+    model = ServedModel("m", tokenizer, 257, NO_LIMIT)
+    made = Tokenization(model, at="router", num_threads=NUM_THREADS, cache_bytes=0)
+    yield made
+    tokenizer.go_on.set()
+    made.close()
+
+
+def wish(prompt: Prompt, *, echo: bool = False) -> Wish:
+    return Wish("", [prompt], SamplingParams(), None, None, echo=echo)
+
+
+def test_long_prompts_never_hold_all_threads(tokenization: Tokenization, tokenizer: SlowTokenizer) -> None:
+    async def num_tokens() -> int:
+        long = wish(TextPrompt("x" * (MAX_SHORT_STEPS + 1)))
+        waiting = [asyncio.create_task(tokenization.tokenize(long, NO_LIMIT)) for _ in range(4 * NUM_THREADS)]
+        await asyncio.to_thread(tokenizer.num_begun.acquire)
+        short = wish(TextPrompt("y" * (MAX_INLINE_STEPS + 1)))
+        (tokenized,) = await asyncio.wait_for(tokenization.tokenize(short, NO_LIMIT), PATIENCE_S)
+        assert not any(task.done() for task in waiting)
+        tokenizer.go_on.set()
+        await asyncio.gather(*waiting)
+        return len(tokenized.ids)
+
+    assert asyncio.run(num_tokens()) == MAX_INLINE_STEPS + 1
+
+
+def test_a_long_prompt_of_another_tenant_waits_for_one_of_a_flood(
+    tokenization: Tokenization, tokenizer: SlowTokenizer
+) -> None:
+    ended: list[str] = []
+
+    async def tokenize(tenant: str) -> None:
+        long = replace(wish(TextPrompt("x" * (MAX_SHORT_STEPS + 1))), tenant=tenant)
+        await tokenization.tokenize(long, NO_LIMIT)
+        ended.append(tenant)
+
+    async def test() -> None:
+        flood = [asyncio.create_task(tokenize("flood")) for _ in range(10 * NUM_THREADS)]
+        for _ in range(NUM_THREADS):
+            await asyncio.to_thread(tokenizer.num_begun.acquire)
+        bob = asyncio.create_task(tokenize("bob"))
+        await asyncio.sleep(0)
+        tokenizer.go_on.set()
+        await asyncio.gather(bob, *flood)
+
+    asyncio.run(test())
+    assert ended.index("bob") <= 2 * NUM_THREADS + 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        (TextPrompt("x" * 2**22), "prompt"),
+        (ChatPrompt([{"role": "user", "content": "x" * 2**22}]), "messages"),
+    ],
+    ids=["text", "a chat"],
+)
+def test_a_prompt_that_is_far_too_long_is_refused_by_its_beginning(
+    tokenization: Tokenization, tokenizer: SlowTokenizer, prompt: Prompt, param: str
+) -> None:
+    tokenizer.go_on.set()
+    begun_chars = tokenizer.num_chars
+    with pytest.raises(ContextLengthExceeded, match="more than 1000 tokens") as raised:
+        asyncio.run(tokenization.read(wish(prompt), 1000))
+    assert raised.value.param == param
+    assert tokenizer.num_chars - begun_chars < 2**14
+
+
+def test_of_too_many_tokens_no_text_is_made_to_repeat(tokenization: Tokenization) -> None:
+    with pytest.raises(ContextLengthExceeded, match="more than 1000 tokens"):
+        asyncio.run(tokenization.read(wish(TokenPrompt([1] * 1001), echo=True), 1000))

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from diptych.common.members.roles import LegKind
+from diptych.router.workers.legs import Leg, OpenLegs, Work
+from diptych.v1 import inference_pb2
+from diptych.v1.worker_pb2 import LegError, LegOutput
+
+FIRST = LegOutput(room=1, token_ids=[5])
+LAST = LegOutput(room=1, first_index=1, finish_reason=inference_pb2.FINISH_REASON_STOP)
+FAILED = LegOutput(room=1, error=LegError(message="no"))
+
+
+@dataclass
+class Recorder:
+    heard: list[LegOutput | str] = field(default_factory=list)
+    kinds: set[LegKind] = field(default_factory=set)
+
+    def receive(self, kind: LegKind, output: LegOutput) -> None:
+        self.heard.append(output)
+        self.kinds.add(kind)
+
+    def lose(self, kind: LegKind, reason: str) -> None:
+        self.heard.append(reason)
+        self.kinds.add(kind)
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def legs(recorder: Recorder) -> OpenLegs:
+    legs = OpenLegs()
+    legs.add(1, Leg(recorder, LegKind.PREFILL, Work(100)))
+    return legs
+
+
+@pytest.mark.parametrize("last", [LAST, FAILED])
+def test_a_leg_is_open_until_its_last_output(legs: OpenLegs, recorder: Recorder, last: LegOutput) -> None:
+    leg = legs.deliver(FIRST, 0.0)
+    assert [leg is not None, len(legs), legs.deliver(last, 0.0) is leg, len(legs)] == [True, 1, True, 0]
+    assert (recorder.heard, recorder.kinds) == ([FIRST, last], {LegKind.PREFILL})
+    assert not legs.deliver(last, 0.0)
+
+
+def test_its_prompt_counts_as_queued_until_it_answers(legs: OpenLegs, recorder: Recorder) -> None:
+    legs.add(2, Leg(recorder, LegKind.PREFILL, Work(10)))
+    assert legs.queued_tokens == 110
+    legs.deliver(FIRST, 0.0)
+    legs.deliver(LAST, 0.0)
+    assert legs.queued_tokens == 10
+
+
+def test_only_what_is_to_be_computed_counts(legs: OpenLegs, recorder: Recorder) -> None:
+    legs.add(2, Leg(recorder, LegKind.DECODE, Work(50)))
+    legs.add(3, Leg(recorder, LegKind.LOCAL, Work(50, cached_tokens=30)))
+    assert legs.queued_tokens == 120
+
+
+def test_an_abort_is_sent_once_and_only_for_an_open_leg(legs: OpenLegs) -> None:
+    assert [legs.mark_aborted(1), legs.mark_aborted(1), legs.mark_aborted(2)] == [True, False, False]
+    assert len(legs) == 1  # its last output still comes
+
+
+def test_a_lost_session_loses_every_leg(legs: OpenLegs, recorder: Recorder) -> None:
+    legs.lose_all("gone")
+    assert (recorder.heard, len(legs), legs.queued_tokens) == (["gone"], 0, 0)
+    assert recorder.kinds == {LegKind.PREFILL}
+    assert not legs.deliver(FIRST, 0.0)
+
+
+def test_a_receiver_may_start_another_leg_while_it_is_told(recorder: Recorder) -> None:
+    legs = OpenLegs()
+
+    class Restarter(Recorder):
+        def lose(self, kind: LegKind, reason: str) -> None:
+            legs.add(2, Leg(recorder, LegKind.PREFILL, Work(1)))
+
+    legs.add(1, Leg(Restarter(), LegKind.DECODE, Work(100)))
+    legs.lose_all("gone")
+    assert (len(legs), legs.queued_tokens) == (1, 1)

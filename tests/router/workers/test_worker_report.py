@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+from diptych.router.workers.worker_report import reported_load
+from diptych.router.workers.worker_view import WorkerLoad
+from diptych.v1 import bootstrap_pb2
+
+
+def test_only_requests_whose_prompts_are_computed_there_are_queued_prompts() -> None:
+    told = bootstrap_pb2.WorkerLoad(
+        num_waiting=5, num_waiting_prompts=2, num_running=3, waiting_tokens=70, free_pages=6, total_pages=10
+    )
+    assert reported_load(told, 4) == WorkerLoad(8, 70, 24, False, num_queued=2, context_tokens=16)
