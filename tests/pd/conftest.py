@@ -338,14 +338,14 @@ class Pair:
             self.check()
 
     def check(self) -> None:
-        assert self.prefill.core.check() == []
-        assert self.decode.core.check() == []
+        assert self.prefill.cache.audit(self.prefill.core.report().holders) == []
+        assert self.decode.cache.audit(self.decode.core.report().holders) == []
 
     def assert_clean(self) -> None:
         self.check()
         for side in (self.prefill, self.decode):
-            counts = side.core.page_counts()
-            assert side.core.num_open_rooms == 0
+            counts = side.cache.pool.counts()
+            assert side.core.report().num_open_rooms == 0
             assert side.digests == {}  # no stream of a room outlives it
             assert {state: counts[state] for state in counts if state not in ("free", "cached")} == {
                 "owned": 0,

@@ -324,7 +324,7 @@ def no_reserve(patch: pytest.MonkeyPatch) -> None:
 
 def the_pages_of_one_core_are_counted(patch: pytest.MonkeyPatch) -> None:
     """What the other core holds looks like a leak."""
-    patch.setattr(UnifiedCore, "check", lambda self: self._decode.check())
+    patch.setattr(UnifiedCore, "report", lambda self: self._decode.report())
 
 
 def one_core_takes_all_results(patch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def aggregated(
             for output in effect.outputs() if isinstance(effect, EmitTokens) else [effect.output]:
                 answers[output.room].append(output)
     stepping.close()
-    assert core.check() == []
+    assert cache.audit(core.report().holders) == []
     return answers
 
 
@@ -296,7 +296,7 @@ def test_a_failed_requests_kv_is_not_kept(new_model: Any) -> None:
     core.handle(Start(new_request(1, np.array(PROMPTS[3]), params())), 0.0)
     while (batch := core.plan(0.0)) is not None:
         core.commit(runner.execute(batch, core.sampling()), 0.0)
-    assert core.page_counts()["cached"] == 0
+    assert cache.pool.counts()["cached"] == 0
 
 
 @pytest.mark.parametrize(

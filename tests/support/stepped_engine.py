@@ -98,7 +98,7 @@ class Engine:
         self.num_steps += busy
         self.collect()
         if check:
-            assert self.core.check() == []
+            assert self.cache.audit(self.core.report().holders) == []
         return busy
 
     def run(self) -> None:
@@ -125,8 +125,8 @@ class Engine:
     def close(self) -> None:
         """Everything has been answered and given back."""
         self._stepping.close()
-        counts = self.core.page_counts()
-        assert self.core.num_open_rooms == 0
+        counts = self.cache.pool.counts()
+        assert self.core.report().num_open_rooms == 0
         assert {state: counts[state] for state in counts if state not in ("free", "cached")} == {
             "owned": 0,
             "importing": 0,

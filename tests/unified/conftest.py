@@ -111,7 +111,7 @@ class Fleet:
         worker.core.expire(0.0)
         moved = self.deliver(number)
         busy = worker.stepping.advance(lambda: None)
-        assert worker.core.check() == []
+        assert worker.cache.audit(worker.core.report().holders) == []
         return self.deliver(number) or moved or busy
 
     def deliver(self, number: int) -> bool:

@@ -8,6 +8,7 @@ that was retracted is.
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from dataclasses import replace
 
 from diptych.decode.arrivals import Arrivals
 from diptych.decode.decoding import Decoding
@@ -20,6 +21,7 @@ from diptych.engine.schedule.running import Running
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.core_report import CoreCounts, CoreReport, Load
 from diptych.engine.values.events import (
     AbortRoom,
     Effect,
@@ -39,10 +41,8 @@ from diptych.engine.values.events import (
     WriteDone,
     WriterGone,
 )
-from diptych.engine.values.holders import Holders
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
-from diptych.engine.values.scheduler_core import Load
 from diptych.generation.grammar import Matcher
 from diptych.generation.output import LEAVING, Failure, FailureCode
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note
@@ -63,6 +63,7 @@ class DecodeCore:
     ) -> None:
         """`reserve` says what new rooms must leave of the cache."""
         self._cache = cache
+        self._counts = CoreCounts()
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
         retracted = new_waiting_queue(cache, limits.scheduling)
         self._running = Running(cache, limits, retracted, pace, self._note_retraction)
@@ -76,6 +77,7 @@ class DecodeCore:
             self._running,
             self._rooms,
             self._effects,
+            self._counts,
             page_nbytes=page_nbytes,
             eos_ids=limits.eos_ids,
         )
@@ -169,6 +171,7 @@ class DecodeCore:
 
     def _note_retraction(self, request: Request) -> None:
         """Out of KV memory: the request waits here, and later computes again what is not cached any more."""
+        self._counts.retractions += 1
         self._rooms.retracted.add(self._rooms[request.room], self._now_s)
 
     # time and state
@@ -210,32 +213,6 @@ class DecodeCore:
     def has_room(self, room_id: int) -> bool:
         return room_id in self._rooms
 
-    @property
-    def num_open_rooms(self) -> int:
-        return len(self._rooms)
-
-    @property
-    def num_retracted(self) -> int:
-        return self._rooms.retracted.num_retracted
-
-    @property
-    def num_pages_received(self) -> int:
-        return self._imports.num_pages_received
-
-    @property
-    def num_integrity_failures(self) -> int:
-        return self._imports.num_integrity_failures
-
-    def quarantined_since_s(self) -> float | None:
-        return self._rooms.closing.oldest_s()
-
-    def page_counts(self) -> dict[str, int]:
-        return self._cache.pool.counts()
-
-    def holders(self) -> Holders:
-        """Return who claims pages."""
-        return self._rooms.holders()
-
-    def check(self) -> list[str]:
-        held = self.holders()
-        return self._cache.check(held.owning, importing=held.importing, quarantined=held.quarantined)
+    def report(self) -> CoreReport:
+        held, counts = self._rooms.holders(), replace(self._counts)
+        return CoreReport(len(self._rooms), held, counts, self._rooms.closing.oldest_s())

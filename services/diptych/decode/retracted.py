@@ -15,7 +15,6 @@ class RetractedRooms:
 
     def __init__(self) -> None:
         self._rooms: dict[int, DecodeRoom] = {}
-        self.num_retracted = 0  # since start
 
     def __len__(self) -> int:
         return len(self._rooms)
@@ -24,7 +23,6 @@ class RetractedRooms:
         return room.request.room in self._rooms
 
     def add(self, room: DecodeRoom, now_s: float) -> None:
-        self.num_retracted += 1
         room.on(Signal.RETRACTED)
         room.retracted_s = now_s
         self._rooms[room.request.room] = room

@@ -16,8 +16,8 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.deadlines import Deadlines
 from diptych.engine.schedule.running import Running
 from diptych.engine.schedule.waiting_queue import WaitingQueue
+from diptych.engine.values.core_report import Holders
 from diptych.engine.values.events import Effect, Emit, SendNote
-from diptych.engine.values.holders import Holders
 from diptych.generation.grammar import Matcher
 from diptych.generation.output import Failure, FailureCode, Output
 from diptych.kvtransfer.notes import Abort

@@ -15,6 +15,7 @@ from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.core_report import CoreReport, Load
 from diptych.engine.values.events import (
     AbortRoom,
     Effect,
@@ -35,7 +36,6 @@ from diptych.engine.values.events import (
     WriterGone,
 )
 from diptych.engine.values.limits import Limits
-from diptych.engine.values.scheduler_core import Load
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import Failure, FailureCode, Output
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
@@ -181,28 +181,5 @@ class UnifiedCore:
             num_ungranted=decode.num_ungranted,
         )
 
-    @property
-    def num_open_rooms(self) -> int:
-        return self._prefill.num_open_rooms + self._decode.num_open_rooms
-
-    @property
-    def num_pages_received(self) -> int:
-        return self._decode.num_pages_received
-
-    @property
-    def num_integrity_failures(self) -> int:
-        return self._decode.num_integrity_failures
-
-    @property
-    def num_retracted(self) -> int:
-        return self._decode.num_retracted
-
-    def quarantined_since_s(self) -> float | None:
-        return self._decode.quarantined_since_s()
-
-    def page_counts(self) -> dict[str, int]:
-        return self._cache.pool.counts()
-
-    def check(self) -> list[str]:
-        held = self._prefill.holders() + self._decode.holders()
-        return self._cache.check(held.owning, importing=held.importing, quarantined=held.quarantined)
+    def report(self) -> CoreReport:
+        return self._prefill.report() + self._decode.report()

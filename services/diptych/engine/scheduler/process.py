@@ -30,9 +30,11 @@ from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.base import OpenTransport, SchedulerBase, build_base
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.hardware import ModelOnHardware
-from diptych.engine.scheduler.loop import Adapters, SchedulerLoop
+from diptych.engine.scheduler.loop import SchedulerLoop
 from diptych.engine.scheduler.model_adapters import open_adapters
 from diptych.engine.scheduler.model_worker import TpModelWorkerClient
+from diptych.engine.scheduler.news import News
+from diptych.engine.scheduler.parts import Adapters, Parts
 from diptych.engine.scheduler.queued_steps import QueuedSteps
 from diptych.engine.scheduler.rank_process import serve_rank
 from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
@@ -112,19 +114,9 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     grammars.wait_until_open()
     _say_ready(base, channel, core, adapters)
     beat = SharedHeartbeat(base.config.heartbeat_fd).beat
-    loop = SchedulerLoop(
-        core,
-        stepping,
-        channel,
-        base.links,
-        grammars,
-        admin,
-        adapters,
-        cache=cache,
-        watch=base.watch,
-        beat=beat,
-        graph_use=lambda: weights.runner.graph_use,
-    )
+    parts = Parts(base.links, grammars, admin, adapters, base.watch)
+    news = News(core, cache, parts, stepping.meter, lambda: weights.runner.graph_use)
+    loop = SchedulerLoop(core, stepping, channel, parts, news, beat)
     spare_what_stays()
     try:
         loop.run()
@@ -140,7 +132,7 @@ def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: 
         open=base.hardware.open,
         load=base.load,
         terms=lambda source: worker_terms(source, config.kv_backend, base.layout.dtype, config.transfer),
-        is_idle=lambda: core.num_open_rooms == 0 and not cache.is_held,
+        is_idle=lambda: core.report().num_open_rooms == 0 and not cache.is_held,
         clear_cache=cache.clear,
         obstacle=lambda: _obstacle(config.engine, registry),
     )
