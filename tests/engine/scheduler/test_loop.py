@@ -105,6 +105,7 @@ class Frontend:
         stepping = SynchronousStepping(core, self.runner, time.monotonic)
         parts = Parts(NoLinks(), self._grammars, self._admin, adapters, watch)
         loop = SchedulerLoop(core, stepping, channel, parts, News(core, cache, parts, stepping.meter))
+        self.handlers = loop._handlers
         self._channel = channel
         self._thread = threading.Thread(target=loop.run)
         self._thread.start()
@@ -356,3 +357,7 @@ def test_an_adapter_has_a_cache_of_its_own_and_a_reloaded_one_another(frontend: 
     frontend.unload("b")
     frontend.load("b", "old")
     assert cached(8, "b") == 8  # the same weights under another name
+
+
+def test_each_field_of_a_command_has_who_hears_of_it(frontend: Frontend) -> None:
+    assert set(frontend.handlers) == set(engine_pb2.SchedulerCommands.DESCRIPTOR.fields_by_name)

@@ -24,6 +24,14 @@ from diptych.v1.worker_pb2 import LINK_STATE_UP, Drain, LegStats, LinkStatus, Wo
 
 TRANSFER_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
+COUNTERS: Final[Sequence[tuple[str, str, Callable[[WorkerStatus], int]]]] = (  # what a scheduler counts since its start
+    ("integrity_failures", "Hand-offs whose bytes were wrong; must be 0", lambda s: s.integrity_failures),
+    ("link_failures", "Links to peers that broke or failed their test", lambda s: s.link_failures),
+    ("unauthenticated_messages", "Transfer messages without our link key", lambda s: s.unauthenticated_messages),
+    ("refused_page_writes", "Transfer messages for pages not granted", lambda s: s.refused_page_writes),
+    ("retractions", "Requests that had to give up their pages for a while", lambda s: s.retractions),
+)
+
 Statuses = Mapping[int, WorkerStatus | None]  # by data-parallel rank; None: its scheduler does not answer
 
 
@@ -104,19 +112,11 @@ def state_of(status: WorkerStatus) -> str:
 
 
 def _scheduler_families(statuses: Mapping[int, WorkerStatus]) -> Iterator[Metric]:
-    def counter(name: str, words: str, value: Callable[[WorkerStatus], float]) -> Metric:
+    for name, words, value in COUNTERS:
         family = CounterMetricFamily(f"diptych_kv_{name}", words, labels=["dp_rank"])
         for rank, status in statuses.items():
             family.add_metric([str(rank)], value(status))
-        return family
-
-    yield counter("integrity_failures", "Hand-offs whose bytes were wrong; must be 0", lambda s: s.integrity_failures)
-    yield counter("link_failures", "Links to peers that broke or failed their test", lambda s: s.link_failures)
-    yield counter(
-        "unauthenticated_messages", "Transfer messages without our link key", lambda s: s.unauthenticated_messages
-    )
-    yield counter("refused_page_writes", "Transfer messages for pages not granted", lambda s: s.refused_page_writes)
-    yield counter("retractions", "Requests that had to give up their pages for a while", lambda s: s.retractions)
+        yield family
     yield _transfer_bytes(statuses)
     guarded = GaugeMetricFamily(
         "diptych_kv_listener_guarded", "1 where strangers get no connection of the transfer library", labels=["dp_rank"]
