@@ -11,8 +11,8 @@ from diptych.cli.drain import DrainConfig, settled
 from diptych.cli.drain import main as drain_main
 from diptych.cli.reports.drain_report import chosen, drain_words
 from diptych.cli.reports.status_report import as_json, as_text, mismatches
-from diptych.cli.requests.answer import Answer
-from diptych.cli.router_members import instances_of
+from diptych.cli.requests.asking import Answer
+from diptych.cli.status import instances_of
 from diptych.common.errors import ConfigError
 from diptych.common.members.pods import Pod
 from diptych.v1.bootstrap_pb2 import (

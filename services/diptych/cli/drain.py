@@ -13,8 +13,7 @@ from typing import Final, Literal
 from diptych.cli.members import members
 from diptych.cli.platform.whereabouts import MembersConfig, located
 from diptych.cli.reports.drain_report import chosen, drain_words
-from diptych.cli.requests.answer import Answer
-from diptych.cli.requests.asking import ask, ask_all, ask_to_drain
+from diptych.cli.requests.asking import Answer, ask, ask_all, ask_to_drain
 from diptych.common.config import argument, option
 from diptych.common.errors import ConfigError, DiptychError
 from diptych.common.members.instance_names import name_of

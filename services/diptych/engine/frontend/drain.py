@@ -10,7 +10,7 @@ from diptych.engine.frontend.service import name_of
 
 
 class WorkerDrain:
-    """Implements `diptych.common.drain.drain_api.Drainable`."""
+    """Implements `diptych.common.drain.draining.Drainable`."""
 
     def __init__(self, groups: Callable[[], Sequence[WorkerGroup]], drain_s: float) -> None:
         self._groups = groups

@@ -18,7 +18,7 @@ from typing import Any, Final
 from diptych.checkpoints.bounded import bounded
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common import lifecycle
-from diptych.common.drain.drain_api import drain_route
+from diptych.common.drain.draining import drain_route
 from diptych.common.health.grpc_health import add_health
 from diptych.common.health.health import HealthServer
 from diptych.common.health.probes import Probes
@@ -27,7 +27,7 @@ from diptych.common.members.membership_client import Evicted, MembershipWatcher,
 from diptych.common.members.roles import Role
 from diptych.common.net import descriptors, rpc
 from diptych.common.net.http_server import HttpServer
-from diptych.common.net.loopback import transfer_where
+from diptych.common.net.reachable import transfer_where
 from diptych.common.trust.instance_secret import InstanceSecret
 from diptych.common.trust.trust import Trust, forget_token
 from diptych.engine.cache.kv_feed import KvFeeds

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from diptych.common.health.liveness import BEAT_S
-from diptych.common.health.probes import Probes, Verdict, judge_loops
+from diptych.common.health.probes import BEAT_S, Probes, Verdict, judge_loops
 from diptych.common.members.heartbeat import LoopHeartbeat
 
 DRAINING: Final = Verdict(False, "draining")

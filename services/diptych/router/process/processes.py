@@ -25,7 +25,7 @@ import uvloop
 from diptych.common import lifecycle
 from diptych.common.config import to_flags
 from diptych.common.health.health import HealthServer
-from diptych.common.health.liveness import ROUTER_PATIENCE_S, Bounds
+from diptych.common.health.probes import ROUTER_PATIENCE_S, Bounds
 from diptych.common.members.heartbeat import DESCRIPTOR_VARIABLE, LoopHeartbeat, SharedHeartbeat, new_heartbeat
 from diptych.common.net.ports import claim_for_processes, reserve_port
 from diptych.common.process_sight import wait_until_out_of_bounds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp
 
-from diptych.common.drain.drain_api import Drainable, drain_route
+from diptych.common.drain.draining import Drainable, drain_route
 from diptych.common.health.probes import Probes
 from diptych.common.trust.trust import INSECURE, Trust
 from diptych.router.admission.body_budget import BodyBudget
