@@ -32,11 +32,10 @@ from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.links.links import NoLinks
 from diptych.engine.scheduler.loop import SchedulerLoop
-from diptych.engine.scheduler.model_worker import TpModelWorkerClient
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.parts import Parts
 from diptych.engine.scheduler.step_watch import StepWatch
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.batch import (
     ForwardBatch,
     ForwardMode,

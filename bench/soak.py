@@ -26,8 +26,7 @@ from scheduler import run_loop
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.aggregated import AggregatedCore
 from diptych.engine.schedule.policies import POLICIES
-from diptych.engine.scheduler.model_worker import TpModelWorkerClient
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.limits import Limits, Scheduling
 from diptych.v1 import engine_pb2, inference_pb2, worker_pb2
 

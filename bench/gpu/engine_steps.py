@@ -21,9 +21,8 @@ from diptych.engine.scheduler.links.links import NoLinks
 from diptych.engine.scheduler.loop import SchedulerLoop
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.parts import Parts
-from diptych.engine.scheduler.queued_steps import QueuedSteps
 from diptych.engine.scheduler.step_watch import StepWatch
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping
+from diptych.engine.scheduler.stepping import OverlappedStepping, QueuedSteps, Stepping
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.events import CompileGrammar
 from diptych.engine.values.limits import Limits

@@ -16,8 +16,7 @@ from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.scheduler.grammar_thread import GrammarThread
-from diptych.engine.scheduler.model_worker import TpModelWorkerClient
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.batch import ForwardBatch, Runner, SamplingBatch, StepResult
 from diptych.engine.values.events import (
     AbortRoom,

@@ -16,8 +16,7 @@ from diptych.checkpoints.source import open_model
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.schedule.aggregated import AggregatedCore
-from diptych.engine.scheduler.model_worker import TpModelWorkerClient
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult, WaitForResult
 from diptych.engine.values.events import Emit, EmitTokens, Start
 from diptych.engine.values.limits import Limits

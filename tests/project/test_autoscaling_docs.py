@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from diptych.engine.frontend.load_metrics import load_families
+from diptych.engine.frontend.metrics import load_families
 from diptych.router.choose.fits import Curve
 from diptych.router.observe.metrics import RouterMetrics
 from diptych.router.observe.pool_metrics import PoolMember, PoolMetrics

@@ -13,8 +13,13 @@ from null_runner import NullRunner
 from diptych.common.members.roles import LegKind
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.aggregated import AggregatedCore
-from diptych.engine.scheduler.model_worker import TpModelWorkerClient
-from diptych.engine.scheduler.stepping import ModelWorker, OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.scheduler.stepping import (
+    ModelWorker,
+    OverlappedStepping,
+    Stepping,
+    SynchronousStepping,
+    TpModelWorkerClient,
+)
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, GrammarReady, Start
 from diptych.engine.values.limits import Limits, Scheduling

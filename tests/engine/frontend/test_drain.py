@@ -10,7 +10,7 @@ import pytest
 from diptych.common.drain.drain import Phase
 from diptych.common.lifecycle import Stop
 from diptych.common.members.roles import Role
-from diptych.engine.frontend.drain import WorkerDrain
+from diptych.engine.frontend.admin import WorkerDrain
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.prompt_threads import PromptThreads
 from diptych.engine.frontend.service import WorkerService

@@ -17,7 +17,7 @@ from null_runner import NullRunner, expected_output
 from diptych.checkpoints.source import open_model
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.schedule.batch_builder import placeholder
-from diptych.engine.scheduler.model_worker import TpModelWorkerClient
+from diptych.engine.scheduler.stepping import TpModelWorkerClient
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.output import FailureCode

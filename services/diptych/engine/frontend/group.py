@@ -15,14 +15,12 @@ from typing import Any
 from diptych.common.members.membership import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.members.terms import terms_of
-from diptych.engine.frontend.departure import Departure
-from diptych.engine.frontend.open_work import OpenWork
+from diptych.engine.frontend.departure import Departure, OpenWork
+from diptych.engine.frontend.health import Pulse
 from diptych.engine.frontend.peers import Peers
-from diptych.engine.frontend.probes import InstanceFacts
+from diptych.engine.frontend.probes import InstanceFacts, Readiness
 from diptych.engine.frontend.prompt_threads import PromptThreads
-from diptych.engine.frontend.pulse import Pulse
 from diptych.engine.frontend.questions import Questions
-from diptych.engine.frontend.readiness import Readiness
 from diptych.engine.frontend.scheduler_client import SchedulerClient, SchedulerDied
 from diptych.engine.frontend.sessions import Session, Sessions, hide_link_key
 from diptych.engine.frontend.text_legs import TextLegs

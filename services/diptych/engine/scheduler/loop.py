@@ -2,13 +2,17 @@
 
 Nothing in it waits while there is something to compute; when there is nothing, it sleeps until a command, a transfer
 event or the next deadline. What it has to say goes out once an iteration, in one message.
+
+`Inbox` holds what the frontend has said, in its order. It may be looked into while a step runs, which takes nothing
+out.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, Final
 
 import zmq
@@ -16,7 +20,6 @@ import zmq
 from diptych.common.errors import InvalidRequest, NotFound
 from diptych.common.members.roles import WORKER_ROLES
 from diptych.engine.scheduler import codec
-from diptych.engine.scheduler.inbox import Inbox
 from diptych.engine.scheduler.links.links import SUSPECT_CHECK_S
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.parts import Parts
@@ -191,3 +194,29 @@ class SchedulerLoop:
         if self._events.ByteSize():
             self._channel.send(self._events.SerializeToString())
             self._events = engine_pb2.SchedulerEvents()
+
+
+class Inbox:
+    """Reads a command channel without waiting. One thread uses it."""
+
+    def __init__(self, channel: zmq.Socket[bytes]) -> None:
+        self._channel = channel
+        self._commands: deque[engine_pb2.SchedulerCommands] = deque()
+
+    def take(self) -> engine_pb2.SchedulerCommands | None:
+        """Return what was said next; None when that is all."""
+        self._read()
+        return self._commands.popleft() if self._commands else None
+
+    def aborted(self) -> Set[int]:
+        """Return the rooms of which an abort waits to be taken."""
+        self._read()
+        return {room for commands in self._commands for room in commands.abort}
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message = self._channel.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._commands.append(engine_pb2.SchedulerCommands.FromString(message))
