@@ -14,7 +14,7 @@ from diptych.engine.values.events import AbortRoom, NoteArrived
 from diptych.engine.values.limits import Limits
 from diptych.generation.output import FailureCode
 from diptych.kvtransfer.notes import Abort, HandOff
-from diptych.unified.reserve import max_tokens
+from diptych.unified.core import max_tokens
 
 VOCAB = 1000
 PROMPTS = {room: [room * 7 + i for i in range(10 + room)] for room in range(1, 7)}

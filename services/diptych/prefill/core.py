@@ -45,11 +45,10 @@ from diptych.generation.output import Failure, FailureCode
 from diptych.generation.stop.conditions import token_finish
 from diptych.kvtransfer.notes import Abort, Ack, Note, PagesReady
 from diptych.prefill.arrivals import Arrivals
-from diptych.prefill.hand_off import first_output, hand_off_note
 from diptych.prefill.phases import Phase, Signal
 from diptych.prefill.rendezvous import Rendezvous
 from diptych.prefill.rooms import Rooms
-from diptych.prefill.sending import Sender
+from diptych.prefill.sending import Sender, first_output, hand_off_note
 
 
 class PrefillCore:

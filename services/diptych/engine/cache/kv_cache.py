@@ -22,7 +22,7 @@ from diptych.engine.cache.cache_changes import NO_CHANGES, ChangeLog
 from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.cache.host_tier import NO_HOST_TIER, HostTier
 from diptych.engine.cache.radix import RadixTree
-from diptych.engine.cache.radix_answers import Insertion, Match
+from diptych.engine.cache.radix_node import Insertion, Match
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request
 from diptych.kvtransfer.ownership import PagePool, Pages

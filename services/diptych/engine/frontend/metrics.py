@@ -28,7 +28,7 @@ from diptych.common.refusals import Refusals
 from diptych.common.trust.tls import Tls
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.scheduler_client import SchedulerDied
-from diptych.kvtransfer.layout_codec import layout_from_wire
+from diptych.kvtransfer.layout import layout_from_wire
 from diptych.v1.worker_pb2 import LINK_STATE_UP, Drain, LegStats, LinkStatus, WorkerStatus
 
 TRANSFER_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
