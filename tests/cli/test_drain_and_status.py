@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from diptych.cli.drain import DrainConfig, settled
+from diptych.cli.drain import DrainConfig, chosen, settled
 from diptych.cli.drain import main as drain_main
-from diptych.cli.reports.drain_report import chosen, drain_words
-from diptych.cli.reports.status_report import as_json, as_text, mismatches
+from diptych.cli.reports.status_report import as_json, as_text, drain_words, mismatches
 from diptych.cli.requests.asking import Answer
 from diptych.cli.status import instances_of
 from diptych.common.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from diptych.cli.reports.drain_report import drain_words
+from diptych.cli.reports.status_report import drain_words
 from diptych.cli.requests.asking import Answer, ask, ask_to_drain
 from diptych.common.trust.trust import INSECURE
 from diptych.router.simulated_worker import SimulatedWorker

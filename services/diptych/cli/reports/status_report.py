@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from diptych.cli.reports.drain_report import drain_words
 from diptych.cli.requests.asking import Answer
 from diptych.common.members.instance_names import name_of, role_of
 from diptych.common.members.meetings import part_of
@@ -216,3 +215,16 @@ def _backlog_s(status: WorkerStatus) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
+
+
+def drain_words(drain: Drain | None) -> str:
+    """Say how far a drain is."""
+    if drain is None:
+        return "serving"
+    if drain.phase == Drain.PHASE_EMPTY:
+        return "empty"
+    if not drain.requests_left:
+        return "draining, waits for pages that are on their way"
+    left = f"{drain.requests_left} request{'s' if drain.requests_left > 1 else ''} left"
+    end = f"handed back in {drain.deadline_s:.0f} s" if drain.deadline_s else "being handed back"
+    return f"draining, {left}, the oldest since {drain.oldest_s:.0f} s, {end}"
