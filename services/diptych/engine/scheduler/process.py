@@ -128,6 +128,31 @@ def _run_rank(config: SchedulerConfig, open_transport: OpenTransport | None) -> 
     return 0
 
 
+def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
+    """Apply what rank 0 decides until it says that it is over."""
+    with postponed():
+        from diptych.engine.runner.torch_hardware import TorchHardware  # torch, whose threads are configured first
+    from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
+
+    hardware = TorchHardware(config.engine, config.gpu)
+    worker = TpModelWorker(config.endpoint, config.rank)
+    source = hardware.open(hardware.options.model)
+    check_divides(source.config, hardware.options.tp)
+    communicator = hardware.join(config.endpoint, config.rank)
+    layout = hardware.pool_layout(source, config.rank)
+    pool = hardware.allocate(layout, transport)
+    if transport is not None:
+        worker.answer(rank_pb2.RankAnswer(engine_metadata=transport.metadata()))
+    runner = hardware.load(source, lambda: None)
+    worker.answer(rank_pb2.RankAnswer(is_loaded=True))
+    num_slots = num_host_slots(layout, hardware.options)
+    copier = HostPages(hardware.pool_bytes(), layout.page_nbytes, num_slots) if num_slots else NO_HOST_TIER.copier
+    spare_what_stays()
+    worker.run(runner, RankTransfer(transport, pool) if transport and pool else None, copier)
+    worker.close()
+    communicator.close()
+
+
 def _prepare_torch(options: EngineOptions) -> None:
     """Before anything imports it."""
     if options.device != "sim":
@@ -229,28 +254,3 @@ def main() -> NoReturn:
 
 if __name__ == "__main__":
     main()
-
-
-def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
-    """Apply what rank 0 decides until it says that it is over."""
-    with postponed():
-        from diptych.engine.runner.torch_hardware import TorchHardware  # torch, whose threads are configured first
-    from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
-
-    hardware = TorchHardware(config.engine, config.gpu)
-    worker = TpModelWorker(config.endpoint, config.rank)
-    source = hardware.open(hardware.options.model)
-    check_divides(source.config, hardware.options.tp)
-    communicator = hardware.join(config.endpoint, config.rank)
-    layout = hardware.pool_layout(source, config.rank)
-    pool = hardware.allocate(layout, transport)
-    if transport is not None:
-        worker.answer(rank_pb2.RankAnswer(engine_metadata=transport.metadata()))
-    runner = hardware.load(source, lambda: None)
-    worker.answer(rank_pb2.RankAnswer(is_loaded=True))
-    num_slots = num_host_slots(layout, hardware.options)
-    copier = HostPages(hardware.pool_bytes(), layout.page_nbytes, num_slots) if num_slots else NO_HOST_TIER.copier
-    spare_what_stays()
-    worker.run(runner, RankTransfer(transport, pool) if transport and pool else None, copier)
-    worker.close()
-    communicator.close()
