@@ -10,7 +10,8 @@ from diptych.generation.codec import grammar_from_wire, logprobs_to_wire
 from diptych.generation.finish import Finish
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.grpc.chat import answer_to_wire, chat_prompt, part_to_wire, tool_use_of
-from diptych.router.request import ChatPrompt, Output, Piece, Prompt, TextPrompt, TokenPrompt, Usage, total_usage
+from diptych.router.output import Output, Piece, Usage, total_usage
+from diptych.router.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from diptych.router.serve.best_of import choose_best
 from diptych.router.wish import Wish
 from diptych.v1 import inference_pb2

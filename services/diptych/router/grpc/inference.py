@@ -18,7 +18,7 @@ from diptych.router.grpc.counts import check_generation, check_text, check_token
 from diptych.router.grpc.status import abort
 from diptych.router.keys.caller import ANYBODY, Caller
 from diptych.router.keys.callers import Callers
-from diptych.router.request import Piece, whole
+from diptych.router.output import Piece, whole
 from diptych.router.request_id import is_usable, new_request_id
 from diptych.router.serve.interleave import Batch, interleave
 from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of

@@ -19,7 +19,8 @@ from diptych.router.admission.queue import Claim
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.keys.caller import Caller
 from diptych.router.observe.metrics import RouterMetrics
-from diptych.router.request import End, GenerationRequest, Piece
+from diptych.router.output import End, Piece
+from diptych.router.request import GenerationRequest
 from diptych.router.serve.execution import Dispatcher, Execution
 from diptych.router.serve.prepare import Preparer
 from diptych.router.serve.progress import Progress, RetryLimits

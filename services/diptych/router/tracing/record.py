@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from diptych.common.members.roles import LegKind
 from diptych.router.choose.explain import AttemptStory
+from diptych.router.output import End
 from diptych.v1.worker_pb2 import LegStats
-
-if TYPE_CHECKING:  # requests carry their traces
-    from diptych.router.request import End
 
 PARENT_FIELDS: Final = ("traceparent", "tracestate")  # of W3C's trace context, in headers and metadata
 MAX_PARENT_LEN: Final = 512  # of each, by W3C's advice: it is sent with every span

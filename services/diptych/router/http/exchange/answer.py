@@ -20,7 +20,8 @@ from diptych.common.errors import DiptychError, InternalError
 from diptych.router.http.exchange.ask import Ask
 from diptych.router.http.exchange.disconnect import until_disconnect
 from diptych.router.http.exchange.errors import error_response
-from diptych.router.request import GenerationRequest, Piece, Usage, total_usage, whole
+from diptych.router.output import Piece, Usage, total_usage, whole
+from diptych.router.request import GenerationRequest
 from diptych.router.serve.best_of import choose_best
 from diptych.router.serve.interleave import Batch, interleave
 from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of
