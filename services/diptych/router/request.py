@@ -11,7 +11,7 @@ from diptych.generation.sampling_params import SamplingParams
 from diptych.router.choose.routing import DEFAULT_ROUTING, Routing
 from diptych.router.keys.caller import ANYBODY, Caller
 from diptych.router.text.parsing.parts import MessageParser
-from diptych.router.tracing.record import CallTrace
+from diptych.router.tracing.record import NO_TRACE, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class GenerationRequest:
     routing: Routing = DEFAULT_ROUTING
     text: PromptText | None = None  # the prompt, where the router has not tokenised it
     prediction: Prediction | None = None  # None: nobody asked for one
-    trace: CallTrace | None = None  # of the call that it was made for; None: nobody follows it
+    trace: Trace = NO_TRACE  # of the call that it was made for
 
     @property
     def prompt_len(self) -> int:

@@ -11,7 +11,7 @@ from diptych.router.keys.cache_namespace import cache_namespace
 from diptych.router.keys.caller import ANYBODY, Caller
 from diptych.router.request import Prompt
 from diptych.router.text.parsing.tool_use import NO_TOOLS, ToolUse
-from diptych.router.tracing.record import CallTrace
+from diptych.router.tracing.record import NO_TRACE, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Wish:
     caller: Caller = ANYBODY
     tool_use: ToolUse = NO_TOOLS  # of a chat
     routing: Routing = DEFAULT_ROUTING
-    trace: CallTrace | None = None  # None: nobody follows it
+    trace: Trace = NO_TRACE
 
     @property
     def cache_namespace(self) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from diptych.router.request_id import is_usable, new_request_id
 from diptych.router.serve.interleave import Batch, interleave
 from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of
 from diptych.router.serve.pipeline import Pipeline
-from diptych.router.tracing.record import REQUEST_ID, Attributes, CallTrace, Edge
+from diptych.router.tracing.record import NO_TRACE, REQUEST_ID, Attributes, Edge, Trace
 from diptych.router.tracing.tracer import Tracer
 from diptych.router.wish import Wish, wish_for_tokens
 from diptych.v1 import inference_pb2, inference_pb2_grpc
@@ -46,6 +46,7 @@ def _edge(method: str, *, stream: bool) -> Edge:
 
 STREAM: Final = _edge("GenerateStream", stream=True)
 WHOLE: Final = _edge("Generate", stream=False)
+NOT_FOLLOWED: Final[AbstractContextManager[Trace]] = nullcontext(NO_TRACE)
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -65,7 +66,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._stall_s = stall_s  # that a client may take nothing of a stream
 
     async def GenerateStream(self, request: Request, context: grpc.aio.ServicerContext[Request, Chunk]) -> None:
-        async with self._answering(context, request.request_id, STREAM) as trace:
+        async with self._answering(context, request.request_id, self._follow(context, STREAM)) as trace:
             wish = self._wish(request, context, trace)
             if wish.num_made != wish.num_choices:
                 text = "best_of must equal n in a stream: the best is known when all are complete"
@@ -77,7 +78,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def Generate(self, request: Request, context: grpc.aio.ServicerContext[Request, Response]) -> Response:
         response = Response()
-        async with self._answering(context, request.request_id, WHOLE) as trace:
+        async with self._answering(context, request.request_id, self._follow(context, WHOLE)) as trace:
             wish = self._wish(request, context, trace)
             pieces: list[list[Piece]] = [[] for _ in range(wish.num_made)]
             async with aclosing(self._pieces(wish)) as batches:
@@ -107,7 +108,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self,
         request: Request,
         context: grpc.aio.ServicerContext[Request, Any],
-        trace: CallTrace | None,
+        trace: Trace,
     ) -> Wish:
         caller = self._caller(context)
         check_generation(request)
@@ -116,8 +117,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise InvalidRequest(
                 "request_id must be at most 128 printable ASCII characters without spaces", param="request_id"
             )
-        if trace is not None:
-            trace.attributes[REQUEST_ID] = request_id
+        trace.note({REQUEST_ID: request_id})
         return replace(
             wish_from_wire(request),
             request_id=request_id,
@@ -136,38 +136,32 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     @asynccontextmanager
     async def _answering(
-        self, context: grpc.aio.ServicerContext[Any, Any], request_id: str = "", edge: Edge | None = None
-    ) -> AsyncGenerator[CallTrace | None, None]:
-        """Turn what goes wrong inside into a status, and count the outcome. With an `edge` the call may be followed."""
-        trace = self._follow(context, edge)
+        self,
+        context: grpc.aio.ServicerContext[Any, Any],
+        request_id: str = "",
+        followed: AbstractContextManager[Trace] = NOT_FOLLOWED,
+    ) -> AsyncGenerator[Trace, None]:
+        """Turn what goes wrong inside into a status, and count the outcome."""
         outcome = DISCONNECTED  # what ends without a word of ours was ended by the client
         failure: DiptychError | None = None
-        try:
-            yield trace
-            outcome = OK
-        except DiptychError as error:
-            failure = error
-        except Exception:
-            logger.exception("request %s failed", request_id)
-            failure = InternalError("internal error; the router's log has the details")
-        finally:
-            outcome = outcome_of(failure) if failure else outcome
-            self._pipeline.metrics.requests.labels("grpc", outcome).inc()
-            if trace is not None:
-                self._unfollow(trace, outcome, failure)
+        with followed as trace:
+            try:
+                yield trace
+                outcome = OK
+            except DiptychError as error:
+                failure = error
+            except Exception:
+                logger.exception("request %s failed", request_id)
+                failure = InternalError("internal error; the router's log has the details")
+            finally:
+                outcome = outcome_of(failure) if failure else outcome
+                self._pipeline.metrics.requests.labels("grpc", outcome).inc()
+                trace.note_outcome(outcome, failure.grpc_status if failure else STATUSES[outcome])
         if failure is not None:
             await abort(context, failure)  # may take until the client reads, or leaves
 
-    def _follow(self, context: grpc.aio.ServicerContext[Any, Any], edge: Edge | None) -> CallTrace | None:
-        if self._tracer is None or edge is None:
-            return None
-        return self._tracer.begin(edge, _metadata(context))
-
-    def _unfollow(self, trace: CallTrace, outcome: str, failure: DiptychError | None) -> None:
-        assert self._tracer is not None, "it has begun the trace"
-        trace.outcome = outcome
-        trace.status = failure.grpc_status if failure else STATUSES[outcome]
-        self._tracer.end(trace)
+    def _follow(self, context: grpc.aio.ServicerContext[Any, Any], edge: Edge) -> AbstractContextManager[Trace]:
+        return NOT_FOLLOWED if self._tracer is None else self._tracer.follow(edge, _metadata(context))
 
     async def Tokenize(
         self,

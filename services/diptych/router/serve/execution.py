@@ -26,7 +26,7 @@ from diptych.router.serve.hedging import Hedging, first_answer
 from diptych.router.serve.progress import Progress
 from diptych.router.serve.selection import Selector
 from diptych.router.serve.start_attempt import start_attempt
-from diptych.router.tracing.record import AttemptTrace, OutputTrace
+from diptych.router.tracing.record import AttemptTrace
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.worker_view import Pair
 
@@ -58,7 +58,7 @@ class Execution:
         self._attempt: Attempt | None = None
         self._is_proven = False  # both legs of the attempt have done their part of an output token
         self._knows_cached = False
-        self.trace: OutputTrace | None = request.trace.begin_output() if request.trace is not None else None
+        self.trace = request.trace.begin_output()
         self.cached_tokens = 0  # of the prompt, when the first attempt was prefilled
 
     async def next(self) -> Delta:
@@ -194,8 +194,7 @@ class Execution:
         attempt = start_attempt(self._dispatcher.fleet, self._progress, selection, now_s)
         story = AttemptStory(selection, attempt.room, now_s)
         self._story.attempts.append(story)
-        if self.trace is not None:
-            self.trace.attempts.append(AttemptTrace(asked_s, story, attempt.stats))
+        self.trace.attempts.append(AttemptTrace(asked_s, story, attempt.stats))
         self._metrics.attempts.labels(selection.plan.name, selection.pair.num_workers).inc()
         return attempt
 

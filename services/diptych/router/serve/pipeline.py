@@ -27,7 +27,7 @@ from diptych.router.serve.progress import Progress, RetryLimits
 from diptych.router.serve.response import Response
 from diptych.router.served_model import ServedModel
 from diptych.router.tracing.asked import note_wish
-from diptych.router.tracing.record import CallTrace, Stage
+from diptych.router.tracing.record import Stage, Trace
 from diptych.router.wish import Wish
 
 REPORT_WAIT_S: Final = 30.0  # prefill ends a room when it reads decode's Ack: after the step that it runs
@@ -98,8 +98,7 @@ class Pipeline:
     async def admit(self, wish: Wish) -> AsyncGenerator[Sequence[GenerationRequest], None]:
         """Hold the places of a wish, and give its requests, valid and tokenised. Raises the caller's `DiptychError`."""
         self._preparer.check(wish)
-        if wish.trace is not None:
-            note_wish(wish.trace, wish, self.model.model_id)
+        note_wish(wish.trace, wish, self.model.model_id)
         patience_s = min(self._preparer.timeout_s(wish), self._gate.slo_s(wish.routing))
         claim = Claim(wish.num_requests, wish.priority, patience_s, wish.tenant)
         async with self._place(claim, wish.caller) as place:
@@ -148,8 +147,7 @@ class Pipeline:
             report = await execution.report(REPORT_WAIT_S) if request.wants_report else None
             usage = response.finished(execution.prompt_len, execution.cached_tokens)
             end = End(finish, usage, report, response.stop, response.stop_token)
-            if execution.trace is not None:
-                execution.trace.end = end
+            execution.trace.end = end
             yield piece._replace(end=end)
         finally:
             execution.close()
@@ -163,8 +161,7 @@ class Pipeline:
         return self._parsed_tokenizer if request.new_parser else self._model.tokenizer
 
 
-def _took(stage: str, histogram: Histogram, begun_s: float, trace: CallTrace | None) -> None:
+def _took(stage: str, histogram: Histogram, begun_s: float, trace: Trace) -> None:
     now_s = time.monotonic()
     histogram.observe(now_s - begun_s)
-    if trace is not None:
-        trace.stages.append(Stage(stage, begun_s, now_s))
+    trace.note_stage(Stage(stage, begun_s, now_s))

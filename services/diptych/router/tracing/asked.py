@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 from diptych.router.request import ChatPrompt
-from diptych.router.tracing.record import CallTrace, known
+from diptych.router.tracing.record import Trace
 from diptych.router.wish import Wish
 
 MAX_INT: Final = (1 << 63) - 1  # in a trace; a client may ask for more
 
 
-def note_wish(call: CallTrace, wish: Wish, model_id: str) -> None:
+def note_wish(call: Trace, wish: Wish, model_id: str) -> None:
     """Describe a wish that was checked: nothing of it is long, or can't be sent."""
-    call.num_made = wish.num_made
-    call.attributes |= known(
+    call.note_choices(wish.num_made)
+    call.note(
         {
             "gen_ai.operation.name": "chat" if isinstance(wish.prompts[0], ChatPrompt) else "text_completion",
             "gen_ai.provider.name": "diptych",

@@ -55,8 +55,7 @@ class Answer(Response, ABC):
         finally:
             self._on_end()
         self._pipeline.metrics.requests.labels(self._api, outcome).inc()
-        if self._ask.wish.trace is not None:
-            self._ask.wish.trace.outcome = outcome
+        self._ask.wish.trace.note_outcome(outcome)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> str:
         try:

@@ -28,7 +28,7 @@ from diptych.router.http.openai.responses_request import ResponsesRequest
 from diptych.router.keys.caller import ANYBODY, Caller
 from diptych.router.request import Prompt
 from diptych.router.served_model import ServedModel
-from diptych.router.tracing.record import CallTrace
+from diptych.router.tracing.record import NO_TRACE, Trace
 from diptych.router.wish import Wish
 
 TENANT_HEADER: Final = "x-tenant"
@@ -43,7 +43,7 @@ class Origin:
     request_id: str
     headers: Mapping[str, str]
     caller: Caller = ANYBODY
-    trace: CallTrace | None = None
+    trace: Trace = NO_TRACE
 
     def wish(
         self,

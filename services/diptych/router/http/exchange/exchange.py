@@ -43,19 +43,16 @@ class Exchange:
     async def answer(self, request: Request, api: Api) -> Response:
         trace = trace_of(request.scope)
         origin = Origin(request_id_of(request), _headers(request.scope), caller_of(request), trace)
-        if trace is not None:
-            trace.attributes[REQUEST_ID] = origin.request_id
+        trace.note({REQUEST_ID: origin.request_id})
         headers = {HEADER: origin.request_id, api.id_header: origin.request_id}
         held = self.bodies.hold(origin.caller.name)
         try:
             ask = await self._read(request, api, origin, held)
         except DiptychError as error:
             self._pipeline.metrics.requests.labels(api.name, outcome_of(error)).inc()
-            if trace is not None:
-                trace.outcome = outcome_of(error)
+            trace.note_outcome(outcome_of(error))
             return error_response(error, headers, api.error_body)
-        if trace is not None:
-            trace.attributes["gen_ai.request.stream"] = ask.stream
+        trace.note({"gen_ai.request.stream": ask.stream})
         kind = StreamAnswer if ask.stream else WholeAnswer
         return kind(self._pipeline, api.name, ask, headers, on_end=held.release)
 
