@@ -1,4 +1,7 @@
-"""What a request is on its way to the workers."""
+"""What a request is on its way to the workers: as the client said it, and as each of its prompts is to be continued.
+
+Rule: a later form holds the earlier one, and copies no field of it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from diptych.generation.grammar import Preamble
 from diptych.generation.leg_prompt import BYTES_PER_TOKEN
+from diptych.generation.request_groups import NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.choose.routing import DEFAULT_ROUTING, Routing
+from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import ANYBODY, Caller
 from diptych.router.text.parsing.parts import MessageParser
+from diptych.router.text.parsing.tool_use import NO_TOOLS, ToolUse
 from diptych.router.tracing.record import NO_TRACE, Trace
 
 
@@ -48,6 +55,46 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """What a client asks for, as it was said: nothing of it has been looked at yet. `None` is the model's default."""
+
+    model: str  # or an adapter; empty: the only model
+    prompts: Sequence[Prompt]
+    params: SamplingParams  # but for `max_tokens` and `seed`
+    max_tokens: int | None = None
+    seed: int | None = None
+    account: Account = NO_ACCOUNT
+    hints: Hints = NO_HINTS  # without an adapter until its model is known
+    life: Life = NO_LIFE  # on the monotonic clock
+    num_choices: int = 1  # of each prompt
+    best_of: int | None = None  # outputs to make of each prompt, of which `num_choices` are chosen; None: those only
+    stream: bool = False  # the answer is wanted as it comes
+    wants_report: bool = False  # the caller wants the measurements of both legs
+    echo: bool = False  # answers begin with the prompt
+    shows_prompt: bool = False  # answers have the prompt's tokens
+    only_reads: bool = False  # what is output is not shown, nor counted: the prompts are to be scored, or shown
+    shows_special: bool = False  # outputs show special tokens as the texts that they are, but for those that end them
+    tool_use: ToolUse = NO_TOOLS  # of a chat
+    caller: Caller = ANYBODY  # whose allowance it counts against
+    routing: Routing = DEFAULT_ROUTING
+    trace: Trace = NO_TRACE
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether outputs must match a grammar."""
+        return self.params.grammar is not None or self.tool_use.is_forced
+
+    @property
+    def num_made(self) -> int:
+        """Outputs to make of each prompt."""
+        return self.num_choices if self.best_of is None else self.best_of
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.prompts) * self.num_made
+
+
+@dataclass(frozen=True, slots=True)
 class Echo:
     """The prompt, as the answer is to repeat it."""
 
@@ -71,6 +118,22 @@ class PromptText:
 
 
 @dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A prompt as tokens, in an array; or as the text that workers will make tokens of."""
+
+    ids: Sequence[int] = ()  # at least one, and fewer than the context holds; none where there is `text`
+    echo: Echo | None = None  # None: the answer does not begin with the prompt
+    new_parser: Callable[[], MessageParser] | None = None  # of a chat's message; None: all of the output is content
+    preamble: Preamble | None = None  # of outputs with a grammar
+    text: PromptText | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """About as many, where workers tokenise it."""
+        return len(self.ids) if self.text is None else self.text.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """How soon the first token of a request was expected."""
 
@@ -82,28 +145,15 @@ class Prediction:
 class GenerationRequest:
     """One prompt that is to be continued once. Valid, and complete but for the workers that will serve it."""
 
-    request_id: str
-    prompt_ids: Sequence[int]  # at least one, and fewer than the context holds; none where there is `text`
+    client: ClientRequest
+    prompt: Tokenized
     params: SamplingParams
-    arrival_s: float  # on the monotonic clock
-    deadline_s: float  # the client's, likewise; infinite: none
     silence_s: float  # it ends when no token has come for so long
-    wants_report: bool = False  # the caller wants the measurements of both legs
-    cache_namespace: bytes = b""  # prompts of different ones share no cached KV
-    echo: Echo | None = None  # None: the answer does not begin with the prompt
-    only_reads: bool = False  # what is output is not shown, nor counted
-    shows_special: bool = False  # special tokens have text, but for those that end the output
-    new_parser: Callable[[], MessageParser] | None = None  # of a chat's message; None: all of the output is content
-    priority: int = 0  # higher first
-    tenant: str = ""  # whose share of the workers it counts against
-    adapter: str = ""  # to run with; empty: none
-    caller: Caller = ANYBODY  # whose allowance its output counts against
-    routing: Routing = DEFAULT_ROUTING
-    text: PromptText | None = None  # the prompt, where the router has not tokenised it
     prediction: Prediction | None = None  # None: nobody asked for one
-    trace: Trace = NO_TRACE  # of the call that it was made for
 
-    @property
-    def prompt_len(self) -> int:
-        """Tokens of the prompt; about as many, where workers tokenise it."""
-        return len(self.prompt_ids) if self.text is None else self.text.num_tokens
+
+def request_for_tokens(model: str, prompt: Prompt, caller: Caller) -> ClientRequest:
+    """Return a request for no more than a prompt's tokens: those the router makes, wherever others are made."""
+    params = SamplingParams(prompt_logprobs=0)
+    account, hints = Account(caller.name), hints_of(caller.cache_owner, "")
+    return ClientRequest(model, [prompt], params, account=account, hints=hints, caller=caller)

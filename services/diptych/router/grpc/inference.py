@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
@@ -12,20 +14,21 @@ from typing import Any, Final
 import grpc
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, InternalError, InvalidRequest
+from diptych.generation.request_groups import Life
 from diptych.router.choose.routing import routing_of
-from diptych.router.grpc.convert import chunk_to_wire, prompt_to_tokenize, response_to_wire, wish_from_wire
+from diptych.router.grpc.convert import chunk_to_wire, prompt_to_tokenize, request_from_wire, response_to_wire
 from diptych.router.grpc.counts import check_generation, check_text, check_tokens
 from diptych.router.grpc.status import abort
 from diptych.router.keys.caller import ANYBODY, Caller
 from diptych.router.keys.callers import Callers
 from diptych.router.output import Piece, whole
+from diptych.router.request import ClientRequest, request_for_tokens
 from diptych.router.request_id import is_usable, new_request_id
 from diptych.router.serve.interleave import Batch, interleave
 from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.tracing.record import NO_TRACE, REQUEST_ID, Attributes, Edge, Trace
 from diptych.router.tracing.tracer import Tracer
-from diptych.router.wish import Wish, wish_for_tokens
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -67,26 +70,26 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def GenerateStream(self, request: Request, context: grpc.aio.ServicerContext[Request, Chunk]) -> None:
         async with self._answering(context, request.request_id, self._follow(context, STREAM)) as trace:
-            wish = self._wish(request, context, trace)
-            if wish.num_made != wish.num_choices:
+            client = self._request(request, context, trace, stream=True)
+            if client.num_made != client.num_choices:
                 text = "best_of must equal n in a stream: the best is known when all are complete"
                 raise InvalidRequest(text, param="best_of")
-            async with aclosing(self._pieces(wish)) as batches:
+            async with aclosing(self._pieces(client)) as batches:
                 async for batch in batches:
                     for index, piece in batch:
-                        await self._write(context, chunk_to_wire(index, piece, wish))
+                        await self._write(context, chunk_to_wire(index, piece, client))
 
     async def Generate(self, request: Request, context: grpc.aio.ServicerContext[Request, Response]) -> Response:
         response = Response()
         async with self._answering(context, request.request_id, self._follow(context, WHOLE)) as trace:
-            wish = self._wish(request, context, trace)
-            pieces: list[list[Piece]] = [[] for _ in range(wish.num_made)]
-            async with aclosing(self._pieces(wish)) as batches:
+            client = self._request(request, context, trace)
+            pieces: list[list[Piece]] = [[] for _ in range(client.num_made)]
+            async with aclosing(self._pieces(client)) as batches:
                 async for batch in batches:
                     for index, piece in batch:
                         pieces[index].append(piece)
-            response = response_to_wire([whole(run) for run in pieces], wish)
-            response.model = wish.model or self._pipeline.model.model_id
+            response = response_to_wire([whole(run) for run in pieces], client)
+            response.model = client.model or self._pipeline.model.model_id
         return response
 
     async def _write(self, context: grpc.aio.ServicerContext[Request, Chunk], chunk: Chunk) -> None:
@@ -96,20 +99,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         except TimeoutError:
             raise DeadlineExceeded(f"the client took nothing of its stream for {self._stall_s:g} s") from None
 
-    async def _pieces(self, wish: Wish) -> AsyncGenerator[Batch, None]:
+    async def _pieces(self, client: ClientRequest) -> AsyncGenerator[Batch, None]:
         async with (
-            self._pipeline.admit(wish) as requests,
+            self._pipeline.admit(client) as requests,
             aclosing(interleave([self._pipeline.generate(request) for request in requests])) as batches,
         ):
             async for batch in batches:
                 yield batch
 
-    def _wish(
-        self,
-        request: Request,
-        context: grpc.aio.ServicerContext[Request, Any],
-        trace: Trace,
-    ) -> Wish:
+    def _request(
+        self, request: Request, context: grpc.aio.ServicerContext[Request, Any], trace: Trace, *, stream: bool = False
+    ) -> ClientRequest:
         caller = self._caller(context)
         check_generation(request)
         request_id = request.request_id or new_request_id()
@@ -118,12 +118,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 "request_id must be at most 128 printable ASCII characters without spaces", param="request_id"
             )
         trace.note({REQUEST_ID: request_id})
+        now_s, left_s = time.monotonic(), context.time_remaining()
         return replace(
-            wish_from_wire(request),
-            request_id=request_id,
-            timeout_s=context.time_remaining(),
-            tenant=caller.name or request.tenant,  # a key's holder takes nobody else's share
-            caller=caller,
+            request_from_wire(request, caller),
+            life=Life(request_id, now_s, math.inf if left_s is None else now_s + left_s),
+            stream=stream,
             routing=routing_of(_metadata(context)),
             trace=trace,
         )
@@ -172,8 +171,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         async with self._answering(context):
             caller = self._caller(context)
             check_text(request)
-            wish = wish_for_tokens(request.model, prompt_to_tokenize(request), caller)
-            (token_ids,) = await self._pipeline.tokenize(wish)
+            client = request_for_tokens(request.model, prompt_to_tokenize(request), caller)
+            (token_ids,) = await self._pipeline.tokenize(client)
             response.token_ids.extend(token_ids)
         return response
 
