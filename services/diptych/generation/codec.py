@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from diptych.generation.grammar import Grammar, GrammarKind, Preamble
 from diptych.generation.logprobs import TokenLogprobs
@@ -12,6 +13,21 @@ from diptych.generation.sampling_params import SamplingParams
 from diptych.v1 import inference_pb2, worker_pb2
 
 MAX_TIMEOUT_MS: Final = 2**32 - 1  # that a leg holds
+
+_OPTIONAL: Final[Sequence[Any]] = (  # sampling parameters that a client may leave to their default
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "logprobs",
+    "prompt_logprobs",
+)
 
 
 def account_from_wire(wire: inference_pb2.GenerateRequest | worker_pb2.StartLeg) -> Account:
@@ -45,23 +61,14 @@ def _timeout_ms(left_s: float) -> int:
 
 
 def params_from_wire(wire: inference_pb2.SamplingParams) -> SamplingParams:
+    """Return what is said; but for stop strings and regular expressions, as below."""
+    said = {name: getattr(wire, name) for name in _OPTIONAL if wire.HasField(name)}
     return SamplingParams(
-        max_tokens=wire.max_tokens,
-        temperature=wire.temperature,
-        top_p=wire.top_p,
-        top_k=wire.top_k,
-        seed=wire.seed,
+        **said,
         stop_token_ids=tuple(wire.stop_token_ids),
         ignore_eos=wire.ignore_eos,
-        min_p=wire.min_p,
-        frequency_penalty=wire.frequency_penalty,
-        presence_penalty=wire.presence_penalty,
-        repetition_penalty=wire.repetition_penalty or 1.0,
         logit_bias=dict(wire.logit_bias),
         allowed_token_ids=tuple(wire.allowed_token_ids),
-        min_tokens=wire.min_tokens,
-        logprobs=wire.logprobs if wire.HasField("logprobs") else None,
-        prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
         grammar=grammar_from_wire(wire.grammar),
     )
 

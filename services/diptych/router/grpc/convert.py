@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from diptych.common.errors import InvalidRequest
-from diptych.generation.codec import account_from_wire, grammar_from_wire, logprobs_to_wire
+from diptych.generation.codec import account_from_wire, logprobs_to_wire, params_from_wire
 from diptych.generation.finish import Finish
-from diptych.generation.sampling_params import SamplingParams
 from diptych.router.grpc.chat import answer_to_wire, chat_prompt, part_to_wire, tool_use_of
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import Caller
@@ -17,19 +16,6 @@ from diptych.router.output import Output, Piece, Usage, total_usage
 from diptych.router.request import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt
 from diptych.router.serve.best_of import choose_best
 from diptych.v1 import inference_pb2
-
-_OPTIONAL: Final[Sequence[Any]] = (  # fields that mean the same in `SamplingParams`
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "logprobs",
-    "prompt_logprobs",
-)
 
 _FINISH: Final[Mapping[Finish, inference_pb2.FinishReason]] = {
     Finish.STOP: inference_pb2.FINISH_REASON_STOP,
@@ -44,7 +30,7 @@ def request_from_wire(request: inference_pb2.GenerateRequest, caller: Caller) ->
     return ClientRequest(
         model=request.model,
         prompts=[_prompt(request)],
-        params=_params(sampling),
+        params=replace(params_from_wire(sampling), stop=tuple(sampling.stop), stop_regex=tuple(sampling.stop_regex)),
         max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
         seed=sampling.seed if sampling.HasField("seed") else None,
         account=replace(account, tenant=caller.name or account.tenant),  # a key's holder takes nobody else's share
@@ -142,17 +128,3 @@ def _prompt(request: inference_pb2.GenerateRequest) -> Prompt:
         case "chat":
             return chat_prompt(request.chat)
     raise InvalidRequest("no prompt: set text, tokens or chat", param="prompt")
-
-
-def _params(sampling: inference_pb2.SamplingParams) -> SamplingParams:
-    given = {name: getattr(sampling, name) for name in _OPTIONAL if sampling.HasField(name)}
-    return SamplingParams(
-        **given,
-        stop=tuple(sampling.stop),
-        stop_token_ids=tuple(sampling.stop_token_ids),
-        stop_regex=tuple(sampling.stop_regex),
-        logit_bias=dict(sampling.logit_bias),
-        ignore_eos=sampling.ignore_eos,
-        allowed_token_ids=tuple(sampling.allowed_token_ids),
-        grammar=grammar_from_wire(sampling.grammar),
-    )
