@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NotRequired
 
-from typing_extensions import TypedDict
+from typing_extensions import TypeAliasType, TypedDict
 
 from diptych.common.errors import DiptychError
 from diptych.generation.finish import Finish
@@ -57,7 +57,7 @@ class GeneratedOutput(TypedDict):
     meta_info: MetaInfo
 
 
-Generated = GeneratedOutput | list[GeneratedOutput]  # a list if several outputs were asked for
+Generated = TypeAliasType("Generated", GeneratedOutput | list[GeneratedOutput])  # a list if several were asked for
 
 
 @dataclass(frozen=True, slots=True)
