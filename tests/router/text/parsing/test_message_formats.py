@@ -7,8 +7,9 @@ from typing import Any, get_args
 
 import pytest
 
+from diptych.common.config import described
 from diptych.generation.grammar import Preamble
-from diptych.router.config import ReasoningParserName, ToolParserName
+from diptych.router.config import RouterConfig
 from diptych.router.text.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from diptych.router.text.parsing.formats.deepseek import CALL
 from diptych.router.text.parsing.message_formats import DEFAULT_FORMATS, MessageFormats
@@ -117,5 +118,6 @@ def test_flags_go_before_the_template() -> None:
 
 
 def test_flags_name_every_format() -> None:
-    assert set(get_args(ToolParserName)) == {"auto", "none", *TOOL_FORMATS}
-    assert set(get_args(ReasoningParserName)) == {"auto", "none", *REASONING_FORMATS}
+    takes = {name: set(get_args(kind)) for name, kind, _ in described(RouterConfig)}
+    assert takes["tool_parser"] == {"auto", "none", *TOOL_FORMATS}
+    assert takes["reasoning_parser"] == {"auto", "none", *REASONING_FORMATS}
