@@ -9,7 +9,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from diptych.common.errors import ConfigError, DiptychError, InvalidRequest
-from diptych.tokens import bounded_templates
+from diptych.tokens import template_meter
 from diptych.tokens.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "x<y"}]
@@ -87,8 +87,8 @@ ENDLESS = {
 
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS.keys())
 def test_a_template_that_would_not_end_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_templates, "MAX_STEPS", 5_000)
-    monkeypatch.setattr(bounded_templates, "MAX_CHARS", 1 << 20)
+    monkeypatch.setattr(template_meter, "MAX_STEPS", 5_000)
+    monkeypatch.setattr(template_meter, "MAX_CHARS", 1 << 20)
     tracemalloc.start()
     try:
         with pytest.raises(InvalidRequest, match=r"does (more than|padding beyond|powers of)") as caught:
