@@ -18,7 +18,7 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace, _PassArg
 
-from diptych.tokens.template_costs import FILTER_COSTS, METHOD_COSTS, compares, layout, price, reads, writes
+from diptych.tokens.template_costs import AS_GIVEN, FILTER_COSTS, METHOD_COSTS, compares, layout, price, reads, writes
 from diptych.tokens.template_meter import ITEM, METER, Meter, Scale, TooMuchWork, size
 from diptych.tokens.template_metering import METERING, Metering, text_of
 
@@ -98,6 +98,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if operator == "*" and isinstance(left, int) and isinstance(right, int):
             _refuse_digits(left.bit_length() + right.bit_length())
         elif operator == "*":
+            meter.has_lists = True
             meter.take_chars(size(left) * _factor(right) + size(right) * _factor(left))
         elif operator == "%":
             _refuse_layout(left)
@@ -144,6 +145,7 @@ def _metered(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
         if hasattr(value, "__next__"):
             value = _counted(meter, value, price(args, kwargs))
         meter.take_chars(cost(meter.scale, value, *args, **kwargs))
+        meter.has_lists |= name not in AS_GIVEN
         if passed is None:
             return filter_(value, *args, **kwargs)
         given = {_PassArg.context: context, _PassArg.eval_context: context.eval_ctx}.get(passed, context.environment)
@@ -165,7 +167,9 @@ def _held(meter: Meter, value: Any) -> Any:
 
 @pass_context
 def _list(context: Context, value: Iterable[Any]) -> list[Any]:
-    return list(_counted(context.parent[METER], value))
+    meter: Meter = context.parent[METER]
+    meter.has_lists = True
+    return list(_counted(meter, value))
 
 
 @pass_context
@@ -205,8 +209,11 @@ def _to_json(
     meter: Meter = context.parent[METER]
     meter.take_steps(1)
     if indent is None and separators is None:
-        meter.take_chars(_JSON(meter.scale, value))
-        return json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys)
+        if meter.has_lists:
+            meter.take_chars(_JSON(meter.scale, value))
+        text = json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys)
+        meter.take_chars(len(text))
+        return text
     _refuse_widths("", len(indent) if isinstance(indent, str) else indent)
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     return bounded(encoder.iterencode(value), meter)

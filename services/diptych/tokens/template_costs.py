@@ -145,6 +145,10 @@ def _strip_tags(scale: Scale, text: object, *args: object) -> int:
     return (scale.weigh(text) + 1) * (text.count("<") + 1 if isinstance(text, str) else 1)
 
 
+AS_GIVEN: Final = frozenset(  # filters that make no lists
+    {"attr", "capitalize", "count", "d", "default", "e", "escape", "first", "float", "format", "indent", "int", "last"}
+    | {"length", "lower", "random", "replace", "safe", "string", "title", "trim", "upper"}
+)
 FILTER_COSTS: Final[Mapping[str, Cost]] = {  # of others: `reads`
     **dict.fromkeys(("attr", "count", "d", "default", "first", "items", "last", "length", "random", "safe"), free),
     **dict.fromkeys(("string", "capitalize", "lower", "reverse", "upper"), writes(2)),

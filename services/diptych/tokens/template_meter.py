@@ -7,7 +7,6 @@ clock: a template that passes once always passes.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, ItemsView, KeysView, ValuesView
-from itertools import chain
 from typing import Any, Final, TypeVar
 
 from jinja2.utils import Namespace
@@ -19,6 +18,7 @@ MAX_CHARS: Final = 512 << 20  # of all that is joined; a conversation that grows
 METER: Final = "the meter"  # in a context: no template can write such a name
 ITEM: Final = 64  # what going to an item of a list costs
 _NAMESPACE: Final = 4096  # what looking into a namespace costs, each time: it changes
+_LIGHT: Final = frozenset({bool, float, type(None)})
 _LOOK: Final = 256  # what looking into an item costs, once
 _SLOT: Final = 8  # an item of a list that is only copied
 _QUOTES: Final = 8  # what an item has around it when it is written
@@ -35,10 +35,10 @@ class Scale:
         match value:
             case str() | bytes():
                 return len(value)
-            case int():
-                return value.bit_length() >> 3
             case dict() | list() | tuple():
                 return self._weigh_once(value)
+            case int():
+                return value.bit_length() >> 3
             case Namespace():
                 self._spend(_NAMESPACE)
                 return self._weigh_all([*object.__getattribute__(value, "_Namespace__attrs").values()])
@@ -49,13 +49,21 @@ class Scale:
     def _weigh_once(self, value: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> int:
         known = self._known.get(id(value))
         if known is None:
-            parts = [*chain.from_iterable(value.items())] if isinstance(value, dict) else value
-            known = self._known[id(value)] = value, self._weigh_all(parts)
+            weight = self._weigh_all(value) + (self._weigh_all(value.values()) if isinstance(value, dict) else 0)
+            known = self._known[id(value)] = value, weight
         return known[1]
 
     def _weigh_all(self, values: Collection[object]) -> int:
+        """Most values are texts, or without any weight: this is on the way of all tools that a chat offers."""
         self._spend(_LOOK * len(values))
-        return sum([self.weigh(each) + _QUOTES for each in values])
+        total = _QUOTES * len(values)
+        for value in values:
+            kind = type(value)
+            if kind is str:
+                total += len(value)  # type: ignore[arg-type]
+            elif kind not in _LIGHT:
+                total += self.weigh(value)
+        return total
 
 
 def size(value: object) -> int:
@@ -77,10 +85,11 @@ class TooMuchWork(Exception):
 class Meter:
     """What one rendering may still do."""
 
-    __slots__ = ("_chars", "_steps", "scale")
+    __slots__ = ("_chars", "_steps", "has_lists", "scale")
 
     def __init__(self) -> None:
         self.scale = Scale(self.take_chars)
+        self.has_lists = False  # of the template's own making: what it was given holds nothing twice
         self._steps = MAX_STEPS
         self._chars = MAX_CHARS
 
@@ -91,6 +100,7 @@ class Meter:
 
     def checked(self, made: T) -> T:
         """Return what a template has made of others, if that is not too much: what holds itself twice soon would be."""
+        self.has_lists = True
         if self.scale.weigh(made) > MAX_CHARS:
             raise TooMuchWork(f"more than {MAX_CHARS:,} characters")
         return made

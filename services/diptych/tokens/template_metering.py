@@ -19,7 +19,9 @@ from diptych.tokens.template_meter import METER, Meter, size
 
 _TURN, _SUM, _JOINED = "a turn", "a sum", "what is joined"  # filters: no template can write such names
 _COMPARED, _CUT, _MADE, _KEY = "what is compared", "what is cut out", "what is made", "a key"  # likewise
-_NODES_A_STEP: Final = 64  # of the body of a loop or macro
+_SHOWN = "what is shown"
+_CHARS_A_STEP: Final = 512  # of the body of a loop or macro
+_NODE_CHARS: Final = 8  # as many as a node of it takes time
 _COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -52,9 +54,13 @@ class Metering(NodeTransformer):
         return node
 
     def visit_Output(self, node: nodes.Output) -> nodes.Output:
+        """What the template says itself is counted with the body that says it."""
         self.generic_visit(node)
+        if all(isinstance(part, nodes.TemplateData | nodes.Const) for part in node.nodes):
+            return node
         parts = [nodes.Const(part.data) if isinstance(part, nodes.TemplateData) else part for part in node.nodes]
-        return nodes.Output([_filter(_JOINED, parts, node.lineno)], lineno=node.lineno)
+        kind = _JOINED if len(parts) > 1 else _SHOWN
+        return nodes.Output([_filter(kind, parts, node.lineno)], lineno=node.lineno)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
         self.generic_visit(node)
@@ -80,7 +86,7 @@ class Metering(NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
             return _filter(_CUT, [node], node.lineno)
-        if not isinstance(node.arg, nodes.Const):
+        if not isinstance(node.arg, nodes.Const | nodes.Sub):
             node.arg = _filter(_KEY, [node.arg], node.lineno)
         return node
 
@@ -109,7 +115,9 @@ def _is_cheap(left: nodes.Expr, operand: nodes.Operand) -> bool:
 
 def _weight(node: nodes.Node) -> int:
     """Return how many steps its body is, once through."""
-    return 1 + sum(1 for _ in node.find_all(nodes.Node)) // _NODES_A_STEP
+    num_chars = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+    num_chars += sum(len(str(const.value)) for const in node.find_all(nodes.Const))
+    return 1 + (_NODE_CHARS * sum(1 for _ in node.find_all(nodes.Node)) + num_chars) // _CHARS_A_STEP
 
 
 def _filter(name: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Filter:
@@ -131,6 +139,7 @@ def _sum(context: Context, *terms: Any) -> Any:
     if {*map(type, terms)} == {str}:
         meter.take_chars(sum(map(len, terms)))
         return "".join(terms)
+    meter.has_lists = True  # as far as anybody knows
     total, *others = terms
     for term in others:
         meter.take_chars(size(total) + size(term))
@@ -140,14 +149,19 @@ def _sum(context: Context, *terms: Any) -> Any:
 
 @pass_context
 def _joined(context: Context, *parts: object) -> str:
-    """Return what `~` makes, or an output."""
+    """Return what `~` makes, or an output of several parts."""
     meter: Meter = context.parent[METER]
-    return "".join([part if type(part) is str else text_of(meter, part) for part in _paid(meter, parts)])
+    texts = [part if type(part) is str else text_of(meter, part) for part in parts]
+    meter.take_chars(sum(map(len, texts)))
+    return "".join(texts)
 
 
-def _paid(meter: Meter, parts: tuple[object, ...]) -> tuple[object, ...]:
-    meter.take_chars(sum([len(part) for part in parts if isinstance(part, str)]))
-    return parts
+@pass_context
+def _shown(context: Context, value: object) -> str:
+    meter: Meter = context.parent[METER]
+    text = value if type(value) is str else text_of(meter, value)
+    meter.take_chars(len(text))
+    return text
 
 
 def text_of(meter: Meter, value: object) -> str:
@@ -193,6 +207,7 @@ METERING: Final[Mapping[str, Callable[..., Any]]] = {  # the filters that it put
     _TURN: _turn,
     _SUM: _sum,
     _JOINED: _joined,
+    _SHOWN: _shown,
     _COMPARED: _compared,
     _CUT: _cut,
     _MADE: _made,
