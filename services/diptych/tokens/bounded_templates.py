@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, Final
 
 from jinja2 import nodes, pass_context
@@ -24,24 +24,12 @@ from diptych.tokens.template_metering import METERING, Metering, text_of
 
 MANY: Final = 256  # what an argument costs
 MAX_BITS: Final = 4096  # of a number that is multiplied
+MAX_SEPARATORS: Final = 8  # characters, of JSON that is made at once
 MAX_WIDTH: Final = 9_999  # of what is padded; and of numbers whose power is taken
 _WIDTH: Final = re.compile(r"\d{5}|\*|:[^}]*\{")  # in a layout: above `MAX_WIDTH`, or given elsewhere
 _TESTS: Final = (
-    "eq",
-    "==",
-    "equalto",
-    "ne",
-    "!=",
-    "lt",
-    "<",
-    "lessthan",
-    "le",
-    "<=",
-    "gt",
-    ">",
-    "greaterthan",
-    "ge",
-    ">=",
+    *("eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le", "<=", "gt", ">", "greaterthan", "ge", ">="),
+    *("in", "lower", "upper"),
 )
 _OF_JINJA: Final = ("_loop_vars", "_block_vars")  # arguments of a call that it adds
 _OF_BYTES: Final = frozenset({"decode", "hex"})  # all that a template may do with bytes
@@ -91,7 +79,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         formatted = super().wrap_str_format(value)
-        return formatted and _narrow(formatted, partial(_refuse_layout, value.__self__))
+        if formatted is None:
+            return None
+
+        @pass_context
+        def metered(context: Context, *args: Any, **kwargs: Any) -> str:
+            _refuse_layout(value.__self__)
+            meter: Meter = context.parent[METER]
+            meter.take_chars(layout(meter.scale, value.__self__, *args, **kwargs))
+            return formatted(*args, **kwargs)
+
+        return metered
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         meter: Meter = context.parent[METER]
@@ -131,7 +129,7 @@ def _call_cost(scale: Scale, owner: object, args: tuple[object, ...]) -> int:
 
 def _refuse_digits(num_bits: int) -> None:
     if num_bits > MAX_BITS:
-        raise TooMuchWork(f"more than sums of numbers of {MAX_BITS:,} bits")
+        raise TooMuchWork(f"products of more than {MAX_BITS:,} bits")
 
 
 def _metered(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
@@ -208,10 +206,10 @@ def _to_json(
     """Unlike Jinja's own filter: no HTML escapes."""
     meter: Meter = context.parent[METER]
     meter.take_steps(1)
-    if indent is None and separators is None:
+    if indent is None and sum(map(len, separators or ())) <= MAX_SEPARATORS:
         if meter.has_lists:
             meter.take_chars(_JSON(meter.scale, value))
-        text = json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys)
+        text = json.dumps(value, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
         meter.take_chars(len(text))
         return text
     _refuse_widths("", len(indent) if isinstance(indent, str) else indent)

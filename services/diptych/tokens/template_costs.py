@@ -169,8 +169,6 @@ METHOD_COSTS: Final[Mapping[str, Cost]] = {  # of texts; of others: `reads`
     **dict.fromkeys(("lstrip", "rstrip", "strip"), _strip),
     **dict.fromkeys(("title", "unescape"), writes(32)),
     "expandtabs": _expand_tabs,
-    "format": layout,
-    "format_map": layout,
     "join": _join,
     "replace": _replace,
     "rsplit": _split_backwards,
