@@ -19,7 +19,7 @@ from diptych.router.http.openai.completion_layout import (
     completion_usage,
     reports_of,
 )
-from diptych.router.request import End, Output, Piece, Usage
+from diptych.router.output import End, Output, Piece, Usage
 from diptych.router.served_model import ServedModel
 from diptych.router.text.parsing.parts import (
     Content,

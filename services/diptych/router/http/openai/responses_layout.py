@@ -17,7 +17,7 @@ from diptych.router.http.fields.blocks import Block, Blocks, Change, Closed, Gro
 from diptych.router.http.openai.responses_items import OutputItem, Status, content_part, item_id, output_item
 from diptych.router.http.openai.responses_request import Echoed
 from diptych.router.http.openai.text_scores import TextScores
-from diptych.router.request import End, Output, Piece, Usage
+from diptych.router.output import End, Output, Piece, Usage
 from diptych.router.request_id import new_answer_id
 from diptych.tokens.token_bytes import TokenBytes
 

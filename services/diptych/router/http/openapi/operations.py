@@ -30,7 +30,7 @@ from diptych.router.http.operate.admin import WorkerList
 
 Answers = Mapping[int, object]
 
-_WORK: Final = (400, 401, 404, 408, 413, 429, 500, 503, 504)  # what can become of a request that costs something
+_WORK: Final = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)  # what can become of a request that costs something
 _LOOK: Final = (401, 404)
 TEXT: Final = "text/plain"
 
