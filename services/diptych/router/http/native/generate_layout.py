@@ -16,7 +16,7 @@ from typing_extensions import TypeAliasType, TypedDict
 from diptych.common.errors import DiptychError
 from diptych.generation.finish import Finish
 from diptych.router.http.exchange.errors import Error, error_body
-from diptych.router.http.exchange.framing import DATA_ONLY, Event
+from diptych.router.http.exchange.framing import DATA_ONLY
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.logprobs import Entry, entries, text_of
 from diptych.router.output import End, Output, Piece, Scores, Usage
@@ -119,7 +119,7 @@ class GenerateLayout:
         answers = [self._answer(index, output) for index, output in enumerate(outputs)]
         return answers if self._style.is_batch or len(answers) > 1 else answers[0]
 
-    def chunks(self, index: int, piece: Piece, *, is_first: bool) -> Sequence[Event]:
+    def chunks(self, index: int, piece: Piece, *, is_first: bool) -> Sequence[GeneratedOutput | Json]:
         if not (piece.text or piece.token_ids or piece.end):
             return []
         self._num_tokens[index] = num_tokens = self._num_tokens.get(index, 0) + len(piece.token_ids)
