@@ -88,7 +88,7 @@ class Server:
         self._socket = socket.create_connection(("127.0.0.1", setup["port"]))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._transport: UcxTransport = open_transport(2, options=UcxOptions(transports=setup["transports"]))
-        self._pool = self._transport.allocate_pool(PoolLayout(**setup["layout"]))
+        self._pool = self._transport.allocate_pool(PoolLayout.kv(**setup["layout"]))
         self._sink = memoryview(bytearray(STREAM_CHUNK))
         self._transport.connect(1, bytes.fromhex(setup["peer_metadata"]))
         self._answer(self._transport.metadata().hex())

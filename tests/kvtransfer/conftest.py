@@ -44,7 +44,7 @@ from diptych.kvtransfer.transport import (
     TransportEvent,
 )
 
-LAYOUT = PoolLayout(num_pages=64, num_layers=4, page_size=16, num_kv_heads=2, head_dim=64, dtype="float32")
+LAYOUT = PoolLayout.kv(num_pages=64, num_layers=4, page_size=16, num_kv_heads=2, head_dim=64, dtype="float32")
 DEVICE_TRANSPORTS: dict[str, str] = {  # by device and path
     "emulated-mover": "shm",
     "emulated-staged": "tcp",

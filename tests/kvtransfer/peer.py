@@ -53,7 +53,7 @@ def open_device(kind: str, number: int, layout: PoolLayout) -> Device:
 
 def pages_of(layout: dict[str, Any]) -> PoolLayout:
     share = HeadShare(**layout["share"]) if layout["share"] else None
-    return PoolLayout(**{**layout, "share": share})
+    return PoolLayout.kv(**{**layout, "share": share})
 
 
 class Peer:

@@ -28,7 +28,7 @@ from diptych.v1 import bootstrap_pb2, transfer_pb2, worker_pb2
 
 PEER, OWN, ROOM = 0xFFFF_0000_0000_0001, 2, 5
 KEY = b"sixteen bytes ok"
-LAYOUT = PoolLayout(num_pages=64, num_layers=2, page_size=16, num_kv_heads=4, head_dim=64, dtype="bfloat16")
+LAYOUT = PoolLayout.kv(num_pages=64, num_layers=2, page_size=16, num_kv_heads=4, head_dim=64, dtype="bfloat16")
 MAX_GROWTH = 1 << 20  # bytes
 
 NOTES: list[Note] = [

@@ -27,7 +27,7 @@ NUMPY = {"float32": np.float32, "bfloat16": np.uint16, "fp8_e4m3": np.uint8}
 def layouts(num_ranks: int, page_size: int, dtype: str, heads: int = HEADS) -> list[PoolLayout]:
     own = max(1, heads // num_ranks)
     shares = [HeadShare(rank, num_ranks, heads) if num_ranks > 1 else None for rank in range(num_ranks)]
-    return [PoolLayout(NUM_PAGES, LAYERS, page_size, own, DIM, dtype, share) for share in shares]
+    return [PoolLayout.kv(NUM_PAGES, LAYERS, page_size, own, DIM, dtype, share) for share in shares]
 
 
 @dataclass(frozen=True)

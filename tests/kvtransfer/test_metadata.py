@@ -13,7 +13,7 @@ from diptych.kvtransfer.layout import HeadShare, PoolLayout
 from diptych.kvtransfer.process import ProcessIdentity
 from diptych.v1 import transfer_pb2
 
-LAYOUT = PoolLayout(num_pages=64, num_layers=30, page_size=16, num_kv_heads=3, head_dim=64, dtype="bfloat16")
+LAYOUT = PoolLayout.kv(num_pages=64, num_layers=30, page_size=16, num_kv_heads=3, head_dim=64, dtype="bfloat16")
 METADATA = codec.EngineMetadata(
     process=ProcessIdentity("0b0e4b1c-boot", "pid:[4026531836]", 1234, 567890),
     layout=LAYOUT,

@@ -17,7 +17,7 @@ WINDOWS = ((0, 1), (1, 3), (3, 4))
 
 def layout(page_size: int = 8, dtype: str = "bfloat16", rank: int = 0, num_ranks: int = 1) -> PoolLayout:
     share = HeadShare(rank, num_ranks, 4) if num_ranks > 1 else None
-    return PoolLayout(16, 4, page_size, 4 // num_ranks, 16, dtype, share)
+    return PoolLayout.kv(16, 4, page_size, 4 // num_ranks, 16, dtype, share)
 
 
 def moved(src: PoolLayout, dst: PoolLayout, num_tokens: int = 40) -> tuple[int, str, str]:

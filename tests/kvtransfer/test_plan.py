@@ -32,7 +32,7 @@ class Side:
     def of(num_ranks: int, *, heads: int, layers: int, page_size: int, dim: int, dtype: str, num_pages: int) -> Side:
         own = max(1, heads // num_ranks)
         shares = [HeadShare(rank, num_ranks, heads) for rank in range(num_ranks)]
-        layouts = [PoolLayout(num_pages, layers, page_size, own, dim, dtype, share) for share in shares]
+        layouts = [PoolLayout.kv(num_pages, layers, page_size, own, dim, dtype, share) for share in shares]
         return Side(tuple(map(Shard.of, layouts)), num_pages)
 
     @property

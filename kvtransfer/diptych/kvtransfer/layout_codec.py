@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
-from diptych.kvtransfer.layout import HeadShare, PoolLayout
+from typing import cast
+
+from diptych.kvtransfer.layout import PoolLayout, Reach, Region
 from diptych.v1 import bootstrap_pb2
 
 
 def layout_to_wire(layout: PoolLayout) -> bootstrap_pb2.KvLayout:
-    wire = bootstrap_pb2.KvLayout(
+    return bootstrap_pb2.KvLayout(
         num_pages=layout.num_pages,
-        num_layers=layout.num_layers,
         page_size=layout.page_size,
-        num_kv_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
-        dtype=layout.dtype,
+        regions=map(_region_to_wire, layout.regions),
+        rank=layout.rank,
+        num_ranks=layout.num_ranks,
     )
-    if layout.share is not None:
-        share = layout.share
-        wire.share.CopyFrom(
-            bootstrap_pb2.HeadShare(rank=share.rank, num_ranks=share.num_ranks, total_kv_heads=share.total_kv_heads)
-        )
-    return wire
 
 
 def layout_from_wire(wire: bootstrap_pb2.KvLayout) -> PoolLayout:
-    share = None
-    if wire.HasField("share"):
-        share = HeadShare(wire.share.rank, wire.share.num_ranks, wire.share.total_kv_heads)
-    return PoolLayout(
-        wire.num_pages, wire.num_layers, wire.page_size, wire.num_kv_heads, wire.head_dim, wire.dtype, share
+    """Return what it says, for the reader to validate."""
+    regions = tuple(map(_region_from_wire, wire.regions))
+    return PoolLayout(wire.num_pages, wire.page_size, regions, wire.rank, wire.num_ranks)
+
+
+def _region_to_wire(region: Region) -> bootstrap_pb2.KvRegion:
+    return bootstrap_pb2.KvRegion(
+        layers=region.layers,
+        num_planes=region.num_planes,
+        num_heads=region.num_heads,
+        head_dim=region.head_dim,
+        dtype=region.dtype,
+        total_heads=region.total_heads,
+        reach=region.reach,
+    )
+
+
+def _region_from_wire(wire: bootstrap_pb2.KvRegion) -> Region:
+    return Region(
+        tuple(wire.layers),
+        wire.num_planes,
+        wire.num_heads,
+        wire.head_dim,
+        wire.dtype,
+        wire.total_heads,
+        cast("Reach", wire.reach),
     )
