@@ -59,12 +59,12 @@ class Worker:
     def fill(self, kv: Array) -> None:
         """Give every rank its part of `[num_pages, layers, 2, page_size, heads, dim]`."""
         for pool, layout in zip(self.pools, self.layouts, strict=True):
-            shard = Shard.of(layout)
+            (shard,) = Shard.all_of(layout)
             self._view(pool, layout)[:] = kv[..., shard.first_head : shard.end_head, :]
 
     def assert_holds(self, kv: Array, pages: list[int]) -> None:
         for pool, layout in zip(self.pools, self.layouts, strict=True):
-            shard = Shard.of(layout)
+            (shard,) = Shard.all_of(layout)
             found = self._view(pool, layout)[pages]
             assert np.array_equal(found, kv[..., shard.first_head : shard.end_head, :])
 

@@ -63,9 +63,7 @@ class Region:
         if self.layers[0] < 0 or any(one >= other for one, other in pairwise(self.layers)):
             raise ConfigError(f"layers of a KV region must ascend: {self.layers}")
         if self.layer_nbytes(page_size) % 8:
-            raise ConfigError(
-                f"a layer of a KV page must be a multiple of 8 bytes, not {self.layer_nbytes(page_size)}"
-            )
+            raise ConfigError(f"a layer of a KV page must be a multiple of 8 bytes, not {self.layer_nbytes(page_size)}")
         if self.reach != "all":
             known = "is not held by pages yet" if self.reach in get_args(Reach) else "is unknown"
             raise ConfigError(f"a KV region of reach {self.reach!r} {known}")
@@ -140,5 +138,7 @@ class PoolLayout:
         """Raise `ConfigError` for a layout that can't hold anything."""
         if self.num_pages < 1 or not self.regions:
             raise ConfigError(f"a KV pool must have pages and regions, not {self.num_pages} and {len(self.regions)}")
+        if self.num_ranks < 1:
+            raise ConfigError(f"the heads of a KV pool belong to at least 1 rank, not {self.num_ranks}")
         for region in self.regions:
             region.validate(self.page_size)

@@ -29,6 +29,11 @@ static inline int64_t packed_row_bytes(const struct page_pack *pack) {
     return pack->num_heads * pack->head_dim * cell_bytes(pack->dst_type);
 }
 
+static inline uint64_t source_region_bytes(const struct page_pack *pack) {
+    const int64_t rows = pack->num_layers * pack->num_planes * pack->src_page_size;
+    return (uint64_t)(rows * pack->src_num_heads * pack->head_dim * cell_bytes(pack->src_type));
+}
+
 INLINE vec load_cells(const int type, const char *p) {
     return type == CELL_FLOAT32 ? load((const float *)p)
            : type == CELL_BFLOAT16 ? from_bf16(p)
