@@ -132,11 +132,13 @@ def test_layouts(
     ours = (LAYOUT.num_pages, LAYOUT.page_size, 0, 1, region.num_heads, region.head_dim, region.total_heads)
     chosen = [ours[i] if i in keep else sizes[i] for i in range(7)]
     wire = transfer_pb2.EngineMetadata.FromString(metadata.encode(METADATA))
-    names = ("num_pages", "page_size", "rank", "num_ranks")
-    wire.layout.CopyFrom(bootstrap_pb2.KvLayout(**dict(zip(names, chosen, strict=False))))
+    num_pages, page_size, rank, num_ranks, *of_region = chosen
+    wire.layout.CopyFrom(
+        bootstrap_pb2.KvLayout(num_pages=num_pages, page_size=page_size, rank=rank, num_ranks=num_ranks)
+    )
     for _ in range(num_regions):
         added = wire.layout.regions.add(layers=region.layers if layers is None else layers, num_planes=2, dtype=dtype)
-        added.num_heads, added.head_dim, added.total_heads = chosen[4:]
+        added.num_heads, added.head_dim, added.total_heads = of_region
         added.reach = region.reach
     with costing_little(), contextlib.suppress(MalformedMetadata, LayoutMismatch):
         found = metadata.decode(wire.SerializeToString(), like=LAYOUT)

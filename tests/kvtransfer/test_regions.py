@@ -16,7 +16,7 @@ from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.layout import PoolLayout, Region
 from diptych.kvtransfer.plan import ByteWindow, Shard, parts_of, plan
-from diptych.kvtransfer.transport import OpDone, PageWrite
+from diptych.kvtransfer.transport import NoteReceived, OpDone, PageWrite
 
 Make = Callable[..., Any]
 Link = Callable[[Any, Any], None]
@@ -116,17 +116,15 @@ def test_nixl_moves_both_regions(
 
 def test_parts_of_one_region_are_put_together_and_the_other_stays() -> None:
     """Two ranks write to one: the latent, which both hold, comes once."""
-    network, layout, ends = InprocNetwork(), two_regions(), []
-    for rank in range(2):
-        ends.append(network.transport(1 + rank))
-        ends[rank].allocate_pool(two_regions(rank=rank, num_ranks=2))
-    receiver = network.transport(9)
+    network, layout = InprocNetwork(), two_regions()
+    ends, receiver = [network.transport(1 + rank) for rank in range(2)], network.transport(9)
     pool = receiver.allocate_pool(layout)
     kv, latent = (np.random.default_rng(0).integers(0, 256, (NUM_PAGES, n), np.uint8) for n in sizes(layout))
     heads = kv.reshape(NUM_PAGES, 3, 2, 8, 4, -1)
     for rank, end in enumerate(ends):
         mine = heads[..., 2 * rank : 2 * rank + 2, :].reshape(NUM_PAGES, -1)
-        end.pool.buffer[:] = np.concatenate([mine, latent], axis=1).tobytes()
+        own = end.allocate_pool(two_regions(rank=rank, num_ranks=2))
+        own.buffer[:] = np.concatenate([mine, latent], axis=1).tobytes()
         end.connect(9, receiver.metadata())
         receiver.connect(1 + rank, end.metadata())
     network.deliver_all()
@@ -207,9 +205,15 @@ def test_a_shard_is_one_region_of_one_rank() -> None:
     assert (latent.first_head, latent.end_head, latent.num_copies, latent.copy) == (0, 1, 2, 1)
 
 
-def test_a_write_that_touches_no_region_ends_at_once(make_inproc_end: Make, link: Link) -> None:
+@pytest.mark.parametrize("kind", ["inproc", "shm", "nixl-shm"])
+def test_a_write_of_layers_that_no_region_has_moves_nothing_but_its_note(
+    make_inproc_end: Make, make_child_end: Make, link: Link, kind: str, has_nixl: None
+) -> None:
     network, layout = InprocNetwork(), replace(two_regions(), regions=(Region((0, 3), 1, 1, 8, "float32", 1),))
-    one, other = (make_inproc_end(network, 1 + i, layout) for i in range(2))
+    makes = {"inproc": lambda instance: make_inproc_end(network, instance, layout)}
+    make = makes.get(kind, lambda instance: make_child_end(kind, instance, layout))
+    one, other = make(1), make(2)
     link(one, other)
-    op = one.write(2, [1], [2], layers=(1, 3), with_digest=True)
+    op = one.write(2, [1], [2], b"done", layers=(1, 3), with_digest=True)
     assert one.wait_done(op) == OpDone(op, None, 0)
+    assert other.wait_note() == NoteReceived(1, b"done", 0)
