@@ -210,8 +210,12 @@ def test_a_write_of_layers_that_no_region_has_moves_nothing_but_its_note(
     make_inproc_end: Make, make_child_end: Make, link: Link, kind: str, has_nixl: None
 ) -> None:
     network, layout = InprocNetwork(), replace(two_regions(), regions=(Region((0, 3), 1, 1, 8, "float32", 1),))
-    makes = {"inproc": lambda instance: make_inproc_end(network, instance, layout)}
-    make = makes.get(kind, lambda instance: make_child_end(kind, instance, layout))
+
+    def make(instance: int) -> Any:
+        if kind == "inproc":
+            return make_inproc_end(network, instance, layout)
+        return make_child_end(kind, instance, layout)
+
     one, other = make(1), make(2)
     link(one, other)
     op = one.write(2, [1], [2], b"done", layers=(1, 3), with_digest=True)
