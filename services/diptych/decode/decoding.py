@@ -1,4 +1,4 @@
-"""Takes what steps computed: gives each room its next token, and ends those that are complete."""
+"""Takes what steps computed: gives each room its next tokens, and ends those that are complete."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from diptych.engine.schedule.running import Running
 from diptych.engine.schedule.sampled import (
     NO_TOKEN_FAILURE,
     Sampled,
+    append_tokens,
     collect_prompt_logprobs,
-    finish_of,
-    refuse_token,
+    refuse_tokens,
     sampled,
     take_plain,
     take_prompt_logprobs,
@@ -32,29 +32,28 @@ class Decoding:
         """Take the result of the oldest step launched."""
         step = self._running.commit(now_s)
         collect_prompt_logprobs(step.chunks, result)
-        tokens, others = take_plain(step.sampled, result)
+        tokens, others = take_plain(step, result)
         if tokens.rooms:
             self._effects.append(tokens)
-        for row in sampled(step.sampled, result, others):
-            self._take_token(row, now_s)
+        for row in sampled(step, result, others):
+            self._take_tokens(row, now_s)
         self._running.share(step)
 
-    def _take_token(self, row: Sampled, now_s: float) -> None:
-        request, token_id, logprobs = row
+    def _take_tokens(self, row: Sampled, now_s: float) -> None:
+        request, token_ids, logprobs = row
         room = self._rooms[request.room]
-        failure = refuse_token(request, token_id)
+        failure = refuse_tokens(request, token_ids)
         if failure is NO_TOKEN_FAILURE:
             self._running.distrust(request)
         if failure is not None:
             self._rooms.drop(room, failure)
             return
         index = request.num_output_tokens
-        request.append(token_id)
+        taken, finish = append_tokens(request, token_ids, self._eos_ids)
         room.measure_token(index, now_s)
-        finish = finish_of(request, token_id, self._eos_ids)
         stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
         of_prompt = take_prompt_logprobs(request)
-        output = Output(request.room, index, (token_id,), finish, None, stats, logprobs, of_prompt)
+        output = Output(request.room, index, taken, finish, None, stats, logprobs, of_prompt)
         if finish is None:
             self._effects.append(Emit(output))
         else:

@@ -11,7 +11,8 @@ from diptych.engine.values.batch import ForwardBatch, ForwardMode
 def batch(seq_lens: list[int], extend_lens: list[int]) -> ForwardBatch:
     tokens = np.zeros(sum(extend_lens), np.int64)
     lens = np.array(seq_lens), np.array(extend_lens)
-    return ForwardBatch(ForwardMode.MIXED, tokens, tokens, tokens, np.zeros((2, 1), np.int32), *lens, tokens)
+    ones = np.ones(len(extend_lens), np.int64)
+    return ForwardBatch(ForwardMode.MIXED, tokens, tokens, tokens, np.zeros((2, 1), np.int32), *lens, ones)
 
 
 def test_a_step_costs_by_what_it_computes() -> None:

@@ -29,7 +29,8 @@ def test_an_extend_step_places_each_token_on_its_page_and_samples_complete_promp
     assert batch.seq_lens.tolist() == [5, 3]
     assert batch.extend_lens.tolist() == [2, 3]
     assert batch.page_table.tolist() == TABLE.tolist()
-    assert batch.sample_rows.tolist() == [0]
+    assert batch.num_sampled.tolist() == [1, 0]
+    assert batch.sampled_tokens.tolist() == [1]
 
 
 def test_a_decode_step_computes_the_last_token_of_each_request() -> None:
@@ -44,7 +45,8 @@ def test_a_decode_step_computes_the_last_token_of_each_request() -> None:
     assert batch.out_slots.tolist() == [3 * PAGE, 5 * PAGE + 2]
     assert batch.page_table.tolist() == [[7, 3], [5, 9]]
     assert batch.seq_lens.tolist() == [5, 3]
-    assert batch.sample_rows.tolist() == [0, 1]
+    assert batch.num_sampled.tolist() == [1, 1]
+    assert batch.sampled_tokens.tolist() == [0, 1]
 
 
 def test_a_mixed_step_computes_running_requests_first_and_samples_them_too() -> None:
@@ -57,7 +59,8 @@ def test_a_mixed_step_computes_running_requests_first_and_samples_them_too() -> 
     assert batch.out_slots.tolist() == [3 * PAGE, *range(5 * PAGE, 6 * PAGE), 9 * PAGE, 9 * PAGE + 1]
     assert batch.extend_lens.tolist() == [1, 6]
     assert batch.seq_lens.tolist() == [5, 6]
-    assert batch.sample_rows.tolist() == [0, 1]
+    assert batch.num_sampled.tolist() == [1, 1]
+    assert batch.sampled_tokens.tolist() == [0, 6]
 
 
 def test_a_token_that_is_not_known_yet_has_a_placeholder() -> None:

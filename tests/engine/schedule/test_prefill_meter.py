@@ -6,14 +6,12 @@ import pytest
 from diptych.engine.schedule.prefill_meter import PrefillMeter, prompt_tokens
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
-NOTHING = np.zeros(0, dtype=np.int64)
-
 
 def batch(mode: ForwardMode, *lens: int) -> ForwardBatch:
     extend_lens = np.array(lens, dtype=np.int64)
     table = np.zeros((len(lens), 1), dtype=np.int32)
     ids = np.zeros(sum(lens), dtype=np.int64)
-    return ForwardBatch(mode, ids, ids, ids, table, extend_lens, extend_lens, NOTHING)
+    return ForwardBatch(mode, ids, ids, ids, table, extend_lens, extend_lens, np.ones_like(extend_lens))
 
 
 PROMPT = batch(ForwardMode.EXTEND, 60, 40)

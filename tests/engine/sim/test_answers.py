@@ -42,7 +42,7 @@ def extend(tokens: list[int], pages: list[int], start: int = 0, prompt_rows: Pro
         page_table=table,
         seq_lens=np.array([len(tokens)]),
         extend_lens=np.array([len(tokens) - start]),
-        sample_rows=np.zeros(1, np.int64),
+        num_sampled=np.ones(1, np.int64),
         prompt_rows=prompt_rows,
     )
 

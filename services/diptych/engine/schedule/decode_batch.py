@@ -1,4 +1,4 @@
-"""The running batch: requests that get one token a step, and who makes room when memory runs out.
+"""The running batch: requests that get tokens in each step, and who makes room when memory runs out.
 
 A request takes its next page only when it needs it. When there is none, the request of the lowest priority that would
 lose the least progress is retracted.
@@ -6,7 +6,7 @@ lose the least progress is retracted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.values.request import Request
@@ -39,10 +39,21 @@ class DecodeBatch:
         """Return those whose next token a step can compute: all but those that end with a token on its way."""
         return [request for request in self._running.values() if request.computed_len + 1 < request.max_len]
 
-    def make_room(self, requests: list[Request]) -> bool:
+    def make_room(self, requests: Sequence[Request]) -> bool:
         """Give every request a slot for its newest token; False, and nothing changed, when there are too few pages."""
         page_size = self._cache.page_size
         return self._cache.grow_each([r for r in requests if r.computed_len >= r.num_pages * page_size])
+
+    def take_drafts(self, request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """Return as many of the drafts as may stand behind the request's newest token, which gets slots for them.
+
+        It gets none while that token is on its way, where the choice depends on more than the logits, or where pages
+        are missing: nobody is retracted for a guess.
+        """
+        if request.extend_len != 1 or not request.samples_plainly:
+            return ()
+        kept = drafts[: request.max_len - request.num_tokens - 1]
+        return kept if self._cache.grow(request, request.num_tokens + len(kept)) else ()
 
     def victim(self) -> Request:
         """Return whom to retract; at least one runs."""

@@ -7,6 +7,7 @@ that loses least by it: it is retracted, and goes on later.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.batch_builder import build_batch
@@ -21,7 +22,25 @@ from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
-from diptych.engine.values.step import Chunk, Step, new_step
+from diptych.engine.values.step import NO_DRAFTS, Chunk, Drafts, Step, new_step
+
+
+class Drafter(Protocol):
+    """Guesses how requests go on. A wrong guess costs the time to compute it; no guess changes an output."""
+
+    def propose(self, requests: Sequence[Request]) -> Drafts:
+        """Return guesses for some of the requests that the next step continues."""
+        ...
+
+
+class NoDrafter:
+    """Guesses nothing."""
+
+    def propose(self, requests: Sequence[Request]) -> Drafts:
+        return NO_DRAFTS
+
+
+NO_DRAFTER: Final = NoDrafter()
 
 
 class Running:
@@ -34,12 +53,14 @@ class Running:
         waiting: WaitingQueue,
         pace: StepPace,
         on_retracted: Callable[[Request], None],
+        drafter: Drafter = NO_DRAFTER,
     ) -> None:
         self._cache = cache
         self._limits = limits
         self._waiting = waiting
         self._pace = pace
         self._on_retracted = on_retracted
+        self._drafter = drafter
         self._queue = ExtendQueue(cache, waiting, limits)
         self._batch = DecodeBatch(cache)
         self._steps = StepsInFlight(cache)
@@ -74,9 +95,11 @@ class Running:
     def plan(self, now_s: float) -> Step | None:
         """Every running request decodes; prompts share what is left of the token budget, and of the time."""
         decodes = self._decodes()
-        budget = self._pace.budget(self._limits.max_step_tokens - len(decodes), len(decodes))
+        drafts = self._drafts(decodes)
+        num_tokens = len(decodes) + sum(map(len, drafts.values()))
+        budget = self._pace.budget(self._limits.max_step_tokens - num_tokens, len(decodes))
         chunks = self._queue.plan(now_s, budget, self.spare_pages)
-        return new_step(decodes, chunks) if decodes or chunks else None
+        return new_step(decodes, chunks, drafts) if decodes or chunks else None
 
     def launch(self, step: Step, now_s: float) -> ForwardBatch:
         self._pace.begin(self._cost(step.chunks), now_s)
@@ -88,7 +111,8 @@ class Running:
 
     def sampling(self) -> SamplingBatch:
         """Say how to sample the step launched last."""
-        return build_sampling(self._steps.newest.sampled, self._limits.eos_ids, self._limits.vocab_size)
+        step = self._steps.newest
+        return build_sampling(step.sampled, self._limits.eos_ids, self._limits.vocab_size, step.drafts)
 
     def commit(self, now_s: float) -> Step:
         """Return the oldest step launched, which has run."""
@@ -157,13 +181,20 @@ class Running:
     def _cost(self, chunks: Sequence[Chunk]) -> int:
         return sum(self._limits.prompt_cost.of(chunk.start, chunk.num_tokens) for chunk in chunks)
 
-    def _decodes(self) -> list[Request]:
+    def _decodes(self) -> Sequence[Request]:
         """Return the requests that decode now: none when memory ran out and a step may still bring some back."""
-        while not self._batch.make_room(due := self._batch.due()):
+        while not self._batch.make_room(due := self._steps.settled(self._batch.due())):
             if self._steps:
                 return []
             self._retract(self._batch.victim())
         return due
+
+    def _drafts(self, decodes: Sequence[Request]) -> Drafts:
+        proposed = self._drafter.propose(decodes)
+        if not proposed:
+            return NO_DRAFTS
+        kept = {r.room: self._batch.take_drafts(r, proposed[r.room]) for r in decodes if r.room in proposed}
+        return {room: drafts for room, drafts in kept.items() if drafts}
 
     def _retract(self, request: Request) -> None:
         self._batch.remove(request)

@@ -51,5 +51,5 @@ def batch_of(size: int) -> ForwardBatch:
         page_table=rows[:, None].astype(np.int32),
         seq_lens=rows + 1,
         extend_lens=np.ones(size, np.int64),
-        sample_rows=rows,
+        num_sampled=np.ones(size, np.int64),
     )
