@@ -16,7 +16,7 @@ from diptych.decode.imports import Imports
 from diptych.decode.phases import Phase
 from diptych.decode.rooms import JOINED, Rooms
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.running import Running
+from diptych.engine.schedule.running import NO_DRAFTER, Drafter, Running
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
@@ -60,12 +60,13 @@ class DecodeCore:
         page_nbytes: int,
         pace: StepPace,
         reserve: Callable[[], Spare] = Spare,
+        drafter: Drafter = NO_DRAFTER,
     ) -> None:
         """`reserve` says what new rooms must leave of the cache."""
         self._cache = cache
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
         retracted = new_waiting_queue(cache, limits.scheduling)
-        self._running = Running(cache, limits, retracted, pace, self._note_retraction)
+        self._running = Running(cache, limits, retracted, pace, self._note_retraction, drafter)
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # for their first pages
         self._effects: list[Effect] = []
         self._rooms = Rooms(cache, self._waiting, self._running, self._effects)

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from types import MappingProxyType
 from typing import Final
 
 from diptych.engine.values.request import Request
 
 Drafts = Mapping[int, tuple[int, ...]]  # by room: tokens that may come behind a request's newest one; none is empty
 
-NO_DRAFTS: Final[Drafts] = MappingProxyType({})
+NO_DRAFTS: Final[Drafts] = {}
 MAX_SCORED_TOKENS: Final = 256  # in a chunk: each needs logits over the whole vocabulary
 
 
@@ -60,7 +59,7 @@ class Step:
     decodes: Sequence[Request]
     chunks: Sequence[Chunk]
     sampled: Sequence[Request]  # whose next tokens it samples, in the order of the samples
-    drafts: Drafts = NO_DRAFTS  # of `decodes`; such requests sample plainly
+    drafts: Drafts  # of `decodes`; such requests sample plainly
 
     @property
     def first_samples(self) -> Sequence[int]:

@@ -1,9 +1,10 @@
 """Which steps are replayed from graphs, and at which size: pure rules.
 
-A decode step is one graph, captured for one number of tokens: rows of several are computed as so many rows of one. A small step with prompts is one graph between each two layers'
-attention, captured for one number of tokens. A batch runs in the smallest size that holds it, filled up with rows that
-read and write nothing. While a step is bound by reading the weights, such a row costs almost nothing; from 128 rows on
-arithmetic counts, so the rungs are never further apart than a quarter of what they hold, or half a prompt of 128.
+A decode step is one graph, captured for one batch size, where a row of several tokens counts as so many rows of one; a
+small step with prompts is one graph between each two layers' attention, captured for one number of tokens. A batch runs
+in the smallest size that holds it, filled up with rows that read and write nothing. While a step is bound by reading
+the weights, such a row costs almost nothing; from 128 rows on arithmetic counts, so the rungs are never further apart
+than a quarter of what they hold, or half a prompt of 128.
 
 Rule: what is replayed depends on the batch alone, never on the process, because all tensor-parallel ranks must take the
 same way through their collectives.
