@@ -6,7 +6,7 @@ lose the least progress is retracted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.values.request import Request
@@ -39,7 +39,7 @@ class DecodeBatch:
         """Return those whose next token a step can compute: all but those that end with a token on its way."""
         return [request for request in self._running.values() if request.computed_len + 1 < request.max_len]
 
-    def make_room(self, requests: Sequence[Request]) -> bool:
+    def make_room(self, requests: list[Request]) -> bool:
         """Give every request a slot for its newest token; False, and nothing changed, when there are too few pages."""
         page_size = self._cache.page_size
         return self._cache.grow_each([r for r in requests if r.computed_len >= r.num_pages * page_size])
@@ -47,10 +47,10 @@ class DecodeBatch:
     def take_drafts(self, request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
         """Return as many of the drafts as may stand behind the request's newest token, which gets slots for them.
 
-        It gets none while that token is on its way, where the choice depends on more than the logits, or where pages
-        are missing: nobody is retracted for a guess.
+        It gets none where its choice depends on more than the logits, or where pages are missing: nobody is retracted
+        for a guess.
         """
-        if request.extend_len != 1 or not request.samples_plainly:
+        if not request.samples_plainly:
             return ()
         kept = drafts[: request.max_len - request.num_tokens - 1]
         return kept if self._cache.grow(request, request.num_tokens + len(kept)) else ()

@@ -92,6 +92,13 @@ class Running:
 
     # steps
 
+    @property
+    def can_overlap(self) -> bool:
+        """Whether a step may be planned before the last one is committed. What comes behind tokens that nobody knows
+        is not guessed, and behind drafts it is not known where a request stands.
+        """
+        return self._drafter is NO_DRAFTER
+
     def plan(self, now_s: float) -> Step | None:
         """Every running request decodes; prompts share what is left of the token budget, and of the time."""
         decodes = self._decodes()
@@ -181,9 +188,9 @@ class Running:
     def _cost(self, chunks: Sequence[Chunk]) -> int:
         return sum(self._limits.prompt_cost.of(chunk.start, chunk.num_tokens) for chunk in chunks)
 
-    def _decodes(self) -> Sequence[Request]:
+    def _decodes(self) -> list[Request]:
         """Return the requests that decode now: none when memory ran out and a step may still bring some back."""
-        while not self._batch.make_room(due := self._steps.settled(self._batch.due())):
+        while not self._batch.make_room(due := self._batch.due()):
             if self._steps:
                 return []
             self._retract(self._batch.victim())

@@ -6,7 +6,7 @@ Rule: a request's pages are given back only when no launched step touches them a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.values.request import Request
@@ -37,15 +37,7 @@ class StepsInFlight:
 
     def samples(self) -> Mapping[int, int]:
         """Return by room where in the samples of the newest step the token is that is not known yet."""
-        if not self._steps:
-            return {}
-        newest = self._steps[-1]
-        return {request.room: i for i, request in zip(newest.first_samples, newest.sampled, strict=True)}
-
-    def settled(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Return those of which it is known how long they are: of none of their drafts a step has still to tell."""
-        open_rooms = {room for step in self._steps for room in step.drafts}
-        return [request for request in requests if request.room not in open_rooms] if open_rooms else requests
+        return {request.room: i for i, request in enumerate(self._steps[-1].sampled)} if self._steps else {}
 
     def launch(self, step: Step) -> None:
         step.launch()
