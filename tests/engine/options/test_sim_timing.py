@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -20,6 +22,8 @@ def test_a_step_costs_by_what_it_computes() -> None:
     assert timing.step_s(batch([500, 700], [100, 200])) == pytest.approx((1000 + 3000) / 1e6)
     assert timing.step_s(batch([500, 700], [1, 1])) == pytest.approx((1000 + 200 + 1200) / 1e6)
     assert timing.step_s(batch([500, 700], [1, 200])) == pytest.approx((1000 + 2000 + 100 + 500) / 1e6)
+    drafted = replace(batch([500, 700], [3, 200]), num_sampled=np.array([3, 1]))
+    assert timing.step_s(drafted) == pytest.approx((1000 + 2000 + 3 * (100 + 500)) / 1e6)
 
 
 def test_h200_is_what_was_measured() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -20,6 +22,7 @@ OUTPUT = batch(ForwardMode.DECODE, 1, 1)
 
 def test_tokens_of_prompts_are_those_that_are_no_outputs() -> None:
     assert [prompt_tokens(each) for each in (PROMPT, OUTPUT, batch(ForwardMode.MIXED, 1, 1, 7))] == [100, 0, 7]
+    assert prompt_tokens(replace(batch(ForwardMode.MIXED, 3, 1, 7), num_sampled=np.array([3, 1, 0]))) == 7
 
 
 def test_speed_and_time_are_those_of_steps_with_prompts() -> None:
