@@ -14,6 +14,7 @@ from diptych.generation.finish import Finish
 from diptych.generation.leg_prompt import BYTES_PER_TOKEN
 from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.segments import ContentSegment, content_len
 from diptych.router.choose.routing import DEFAULT_ROUTING, Routing
 from diptych.router.keys.caller import ANYBODY, Caller
 from diptych.router.text.parsing.parts import Content, MessageParser, Part
@@ -107,14 +108,16 @@ class GenerationRequest:
     adapter: str = ""  # to run with; empty: none
     caller: Caller = ANYBODY  # whose allowance its output counts against
     routing: Routing = DEFAULT_ROUTING
+    contents: Sequence[ContentSegment] = ()  # of the prompt, between its tokens: what is no tokens
     text: PromptText | None = None  # the prompt, where the router has not tokenised it
     prediction: Prediction | None = None  # None: nobody asked for one
     trace: CallTrace | None = None  # of the call that it was made for; None: nobody follows it
 
     @property
     def prompt_len(self) -> int:
-        """Tokens of the prompt; about as many, where workers tokenise it."""
-        return len(self.prompt_ids) if self.text is None else self.text.num_tokens
+        """Tokens of the prompt, and places of content; about as many, where workers tokenise it."""
+        num_tokens = len(self.prompt_ids) if self.text is None else self.text.num_tokens
+        return num_tokens + content_len(self.contents) if self.contents else num_tokens
 
 
 class Delta(NamedTuple):

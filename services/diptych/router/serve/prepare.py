@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Grammar, Preamble
 from diptych.generation.sampling_params import MAX_SEED, SamplingParams
+from diptych.generation.segments import content_len
 from diptych.grammars.checks import GrammarChecks
 from diptych.router.request import GenerationRequest, PromptText
 from diptych.router.serve.validation import check_wish, output_room, param_of
@@ -83,7 +84,10 @@ class Preparer:
         prompts = await self._tokenization.read(wish, limit)
         grammar = await self._grammar(wish, prompts[0].preamble)
         seed = random.getrandbits(63) if wish.seed is None else wish.seed
-        rooms = [output_room(wish.prompts[0], max(1, len(prompt.ids)), limit) for prompt in prompts]
+        rooms = [
+            output_room(wish.prompts[0], max(1, len(prompt.ids) + content_len(prompt.contents)), limit)
+            for prompt in prompts
+        ]
         return [
             self._request(wish, prompt, _params(wish, room, (seed + choice) & MAX_SEED, grammar), arrival_s, limit)
             for prompt, room in zip(prompts, rooms, strict=True)
@@ -96,6 +100,7 @@ class Preparer:
         return GenerationRequest(
             request_id=wish.request_id,
             prompt_ids=prompt.ids,
+            contents=prompt.contents,
             params=params,
             arrival_s=arrival_s,
             deadline_s=math.inf if wish.timeout_s is None else arrival_s + wish.timeout_s,

@@ -8,6 +8,7 @@ from typing import Final
 
 from diptych.common.members.roles import LegKind
 from diptych.generation.codec import params_to_wire
+from diptych.generation.segments import ContentSegment
 from diptych.router.choose.explain import Selection
 from diptych.router.serve.attempt import Attempt
 from diptych.router.serve.progress import Progress
@@ -15,6 +16,7 @@ from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.session import Session
 from diptych.router.workers.worker_view import Pair
 from diptych.tokens.packed_tokens import pack
+from diptych.v1.worker_pb2 import ContentSegment as WireContent
 from diptych.v1.worker_pb2 import StartLeg
 
 MAX_TIMEOUT_MS: Final = 2**32 - 1  # that the message holds
@@ -68,4 +70,9 @@ def _prompt(progress: Progress) -> bytes:
         add_special_tokens=text is not None and text.add_special_tokens,
         prompt_tokens=pack(request.prompt_ids),
         prompt_token_ids=progress.output_ids,
+        contents=[_content_to_wire(content) for content in request.contents],
     ).SerializeToString()
+
+
+def _content_to_wire(content: ContentSegment) -> WireContent:
+    return WireContent(start=content.start, num_tokens=content.num_tokens, digest=content.digest)

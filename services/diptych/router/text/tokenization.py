@@ -18,6 +18,7 @@ from diptych.generation.finish import Finish
 from diptych.generation.grammar import Preamble
 from diptych.generation.output_text import OutputText
 from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.segments import ContentSegment
 from diptych.router.request import ChatPrompt, Echo, Prompt, TextPrompt, TokenPrompt
 from diptych.router.serve.validation import check_ids, check_messages, check_not_empty, far_too_long, to_utf8
 from diptych.router.served_model import ServedModel
@@ -50,6 +51,7 @@ class Tokenized:
     new_parser: NewParser | None = None  # of its outputs, if they may be more than content
     preamble: Preamble | None = None  # of outputs with a grammar
     text: Text | None = None
+    contents: Sequence[ContentSegment] = ()  # between the tokens; there is no API yet that takes any
 
 
 class Text(NamedTuple):
