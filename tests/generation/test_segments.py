@@ -65,7 +65,7 @@ def test_segments_stand_in_their_order() -> None:
     st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9), st.binary(min_size=32, max_size=32)), max_size=4),
 )
 def test_each_place_has_its_key(ids: list[int], parts: list[tuple[int, int, bytes]]) -> None:
-    contents, expected, left = [], [], list(ids)
+    contents, expected, left = list[ContentSegment](), list[int](), list(ids)
     for gap, num_tokens, digest in parts:
         expected, left = expected + left[:gap], left[gap:]
         content = ContentSegment(len(expected), num_tokens, digest)
@@ -81,7 +81,7 @@ def test_pages_are_shared_up_to_the_first_content_that_differs() -> None:
     ids = np.arange(100, 120)
 
     def pages(*contents: ContentSegment) -> list[int]:
-        return page_hashes(prompt_keys(ids, contents), PAGE).tolist()
+        return [int(name) for name in page_hashes(prompt_keys(ids, contents), PAGE)]
 
     one, same = pages(ContentSegment(9, 8, CAT)), pages(ContentSegment(9, 8, CAT))
     assert one == same
@@ -89,9 +89,9 @@ def test_pages_are_shared_up_to_the_first_content_that_differs() -> None:
     for other in (ContentSegment(9, 8, DOG), ContentSegment(10, 8, CAT), ContentSegment(9, 9, CAT)):
         shared = [name == also for name, also in zip(one, pages(other), strict=False)]
         assert shared == [True, True, *[False] * 5], other
-    twice, other = pages(ContentSegment(4, 4, CAT), ContentSegment(8, 4, DOG)), pages(ContentSegment(4, 4, CAT))
-    assert twice[:2] == other[:2]
-    assert twice[2] != other[2]
+    once, twice = pages(ContentSegment(4, 4, CAT)), pages(ContentSegment(4, 4, CAT), ContentSegment(8, 4, DOG))
+    assert twice[:2] == once[:2]
+    assert twice[2] != once[2]
 
 
 def test_every_bit_of_a_digest_counts_within_four_places() -> None:

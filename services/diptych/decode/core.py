@@ -16,7 +16,7 @@ from diptych.decode.imports import Imports
 from diptych.decode.phases import Phase
 from diptych.decode.rooms import JOINED, Rooms
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.running import NO_DRAFTER, Drafter, Running
+from diptych.engine.schedule.running import Drafter, Running
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
@@ -58,7 +58,7 @@ class DecodeCore:
         page_nbytes: int,
         pace: StepPace,
         reserve: Callable[[], Spare] = Spare,
-        drafter: Drafter = NO_DRAFTER,
+        drafter: Drafter | None = None,
     ) -> None:
         """`reserve` says what new rooms must leave of the cache."""
         self._cache = cache

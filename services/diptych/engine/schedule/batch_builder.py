@@ -26,7 +26,7 @@ def build_batch(
     """
     if not step.chunks and not step.drafts:
         return _build_decode(step.decodes, page_table, page_size, pending)
-    row_lens = [1 + len(step.drafts.get(request.room, ())) for request in step.decodes]
+    row_lens = [1 + len(step.drafts_of(request)) for request in step.decodes]
     rows = zip(step.decodes, row_lens, strict=True)
     chunks = [*(Chunk(request, request.computed_len, length, True) for request, length in rows), *step.chunks]
     starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
@@ -83,7 +83,7 @@ def _row_tokens(step: Step, pending: Mapping[int, int]) -> I64:
     if not step.drafts:
         return newest
     pairs = zip(step.decodes, newest.tolist(), strict=True)
-    rows = [(token_id, *step.drafts.get(request.room, ())) for request, token_id in pairs]
+    rows = [(token_id, *step.drafts_of(request)) for request, token_id in pairs]
     return np.array([token_id for row in rows for token_id in row], dtype=np.int64)
 
 

@@ -7,7 +7,7 @@ that loses least by it: it is retracted, and goes on later.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.batch_builder import build_batch
@@ -22,7 +22,7 @@ from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
-from diptych.engine.values.step import NO_DRAFTS, Chunk, Drafts, Step, new_step
+from diptych.engine.values.step import Chunk, Drafts, Step, new_step
 
 
 class Drafter(Protocol):
@@ -31,16 +31,6 @@ class Drafter(Protocol):
     def propose(self, requests: Sequence[Request]) -> Drafts:
         """Return guesses for some of the requests that the next step continues."""
         ...
-
-
-class NoDrafter:
-    """Guesses nothing."""
-
-    def propose(self, requests: Sequence[Request]) -> Drafts:
-        return NO_DRAFTS
-
-
-NO_DRAFTER: Final = NoDrafter()
 
 
 class Running:
@@ -53,7 +43,7 @@ class Running:
         waiting: WaitingQueue,
         pace: StepPace,
         on_retracted: Callable[[Request], None],
-        drafter: Drafter = NO_DRAFTER,
+        drafter: Drafter | None = None,
     ) -> None:
         self._cache = cache
         self._limits = limits
@@ -97,13 +87,13 @@ class Running:
         """Whether a step may be planned before the last one is committed. What comes behind tokens that nobody knows
         is not guessed, and behind drafts it is not known where a request stands.
         """
-        return self._drafter is NO_DRAFTER
+        return self._drafter is None
 
     def plan(self, now_s: float) -> Step | None:
         """Every running request decodes; prompts share what is left of the token budget, and of the time."""
         decodes = self._decodes()
         drafts = self._drafts(decodes)
-        num_tokens = len(decodes) + sum(map(len, drafts.values()))
+        num_tokens = len(decodes) + (sum(map(len, drafts.values())) if drafts else 0)
         budget = self._pace.budget(self._limits.max_step_tokens - num_tokens, len(decodes))
         chunks = self._queue.plan(now_s, budget, self.spare_pages)
         return new_step(decodes, chunks, drafts) if decodes or chunks else None
@@ -196,10 +186,10 @@ class Running:
             self._retract(self._batch.victim())
         return due
 
-    def _drafts(self, decodes: Sequence[Request]) -> Drafts:
+    def _drafts(self, decodes: Sequence[Request]) -> Drafts | None:
+        if self._drafter is None:
+            return None
         proposed = self._drafter.propose(decodes)
-        if not proposed:
-            return NO_DRAFTS
         kept = {r.room: self._batch.take_drafts(r, proposed[r.room]) for r in decodes if r.room in proposed}
         return {room: drafts for room, drafts in kept.items() if drafts}
 

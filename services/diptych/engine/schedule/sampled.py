@@ -54,7 +54,7 @@ def _single_tokens(step: Step, result: StepResult) -> list[int]:
     """Return the token of each of `sampled`; NO_TOKEN in place of several, of which it is not known how many count."""
     token_ids = result.token_ids[step.first_samples].tolist()
     pairs = zip(step.sampled, token_ids, strict=True)
-    return [NO_TOKEN if request.room in step.drafts else token_id for request, token_id in pairs]
+    return [NO_TOKEN if step.drafts_of(request) else token_id for request, token_id in pairs]
 
 
 def sampled(step: Step, result: StepResult, rows: Iterable[int]) -> Iterator[Sampled]:
@@ -67,7 +67,7 @@ def sampled(step: Step, result: StepResult, rows: Iterable[int]) -> Iterator[Sam
         request, first = step.sampled[row], firsts[row]
         if request.has_ended:
             continue
-        drafts = step.drafts.get(request.room, ())
+        drafts = step.drafts_of(request)
         token_ids = verified(drafts, tuple(result.token_ids[first : first + 1 + len(drafts)].tolist()))
         request.computed_len -= 1 + len(drafts) - len(token_ids)
         num_top, logprobs = request.params.logprobs, None

@@ -14,13 +14,13 @@ import numpy as np
 from diptych.common.arrays import F32, I32, I64
 from diptych.engine.values.batch import Bias, Penalties, SamplingBatch
 from diptych.engine.values.request import Request
-from diptych.engine.values.step import NO_DRAFTS, Drafts
+from diptych.engine.values.step import Drafts
 from diptych.generation.grammar import num_words
 from diptych.generation.sampling_params import SamplingParams
 
 
 def build_sampling(
-    requests: Sequence[Request], eos_ids: frozenset[int], vocab_size: int, drafts: Drafts = NO_DRAFTS
+    requests: Sequence[Request], eos_ids: frozenset[int], vocab_size: int, drafts: Drafts | None = None
 ) -> SamplingBatch:
     """Return how to choose the next token of each request, and one more behind each of its drafts."""
     sampling = _next_tokens(requests, eos_ids, vocab_size)

@@ -15,7 +15,6 @@ from diptych.engine.values.request import Request
 
 Drafts = Mapping[int, tuple[int, ...]]  # by room: tokens that may come behind a request's newest one; none is empty
 
-NO_DRAFTS: Final[Drafts] = {}
 MAX_SCORED_TOKENS: Final = 256  # in a chunk: each needs logits over the whole vocabulary
 
 
@@ -59,14 +58,17 @@ class Step:
     decodes: Sequence[Request]
     chunks: Sequence[Chunk]
     sampled: Sequence[Request]  # whose next tokens it samples, in the order of the samples
-    drafts: Drafts  # of `decodes`; such requests sample plainly
+    drafts: Drafts | None = None  # of `decodes` that sample plainly; None: nobody has any
 
     @property
     def first_samples(self) -> Sequence[int]:
         """Where in the step's samples those of each of `sampled` begin."""
         if not self.drafts:
             return range(len(self.sampled))
-        return list(accumulate((1 + len(self.drafts.get(r.room, ())) for r in self.sampled[:-1]), initial=0))
+        return list(accumulate((1 + len(self.drafts_of(request)) for request in self.sampled[:-1]), initial=0))
+
+    def drafts_of(self, request: Request) -> tuple[int, ...]:
+        return self.drafts.get(request.room, ()) if self.drafts else ()
 
     def launch(self) -> None:
         """Count its tokens as computed."""
@@ -88,12 +90,12 @@ class Step:
             request.computed_len += sign
         if self.drafts:
             for request in self.decodes:
-                request.computed_len += sign * len(self.drafts.get(request.room, ()))
+                request.computed_len += sign * len(self.drafts_of(request))
         for chunk in self.chunks:
             chunk.request.computed_len += sign * chunk.num_tokens
 
 
-def new_step(decodes: Sequence[Request], chunks: Sequence[Chunk], drafts: Drafts = NO_DRAFTS) -> Step:
+def new_step(decodes: Sequence[Request], chunks: Sequence[Chunk], drafts: Drafts | None = None) -> Step:
     """Return the step that computes `decodes` and `chunks`, at least one of either."""
     last = [chunk.request for chunk in chunks if chunk.is_last]
     return Step(decodes, chunks, [*decodes, *last] if last else decodes, drafts)
