@@ -84,8 +84,9 @@ class Running:
 
     @property
     def can_overlap(self) -> bool:
-        """Whether a step may be planned before the last one is committed. What comes behind tokens that nobody knows
-        is not guessed, and behind drafts it is not known where a request stands.
+        """Whether a step may be planned before the last one is committed.
+
+        Not with a drafter: it guesses behind tokens that are known, and how many drafts count is known at the commit.
         """
         return self._drafter is None
 
