@@ -61,8 +61,8 @@ def extend_starts(batch: ForwardBatch) -> I32:
 def single_rows(batch: ForwardBatch) -> ForwardBatch:
     """Return the step with each row of several tokens as rows of one, in their order, over the same pages.
 
-    Attention computes each token of a row as it would alone, once the keys and values of all are stored: to the bit,
-    with the same kernels, and from the same graphs.
+    Attention computes each token of a row as it would alone, once the keys and values of all are stored: with the same
+    kernels, and from the same graphs.
     """
     if (batch.num_sampled <= 1).all():
         return batch
