@@ -13,12 +13,13 @@ import pytest
 
 from diptych.generation.leg_prompt import contents_of, prompt_of
 from diptych.generation.page_hash import page_hashes
+from diptych.generation.request_groups import Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.segments import ContentSegment, prompt_keys
 from diptych.router.choose.approximate_index import ApproximateIndex
 from diptych.router.choose.cached_prefixes import CachedPrefixes
 from diptych.router.choose.prefix_index import PrefixIndex
-from diptych.router.request import GenerationRequest
+from diptych.router.request import ClientRequest, GenerationRequest, Tokenized
 from diptych.router.serve.progress import Progress, RetryLimits
 from diptych.router.serve.prompt_lookup import look_up, measure
 from diptych.router.serve.start_attempt import start_attempt
@@ -35,7 +36,9 @@ PAIR = Pair(1, 2)
 
 @pytest.fixture
 def request_() -> GenerationRequest:
-    return GenerationRequest("r", PROMPT, SamplingParams(max_tokens=9), 0.0, 60.0, 600.0, contents=CONTENTS)
+    params = SamplingParams(max_tokens=9)
+    client = ClientRequest("", [], params, life=Life(request_id="r"))
+    return GenerationRequest(client, Tokenized(PROMPT, contents=CONTENTS), params, 600.0)
 
 
 class Worker:
@@ -75,11 +78,15 @@ def test_pages_with_content_are_found_where_workers_name_them_so(request_: Gener
     fleet: Any = SimpleNamespace(prefixes=prefixes, page_sizes=frozenset({PAGE}))
     prefixes.sent([3], {PAGE: page_hashes(KEYS, PAGE)})
     found = look_up(fleet, request_, PROMPT)
-    assert found.num_tokens == measure(fleet, request_, PROMPT).num_tokens == request_.prompt_len == 68
+    assert found.num_tokens == measure(fleet, request_, PROMPT).num_tokens == request_.prompt.num_tokens == 68
     assert found.cached_tokens == {3: 64}
     found.sent(PAIR)
     assert look_up(fleet, request_, PROMPT).cached_tokens == {1: 64, 2: 64, 3: 64}
-    other = replace(request_, contents=(CONTENTS[0], replace(CONTENTS[1], digest=bytes(31) + b"!")))
+    other = with_contents(request_, CONTENTS[0], replace(CONTENTS[1], digest=bytes(31) + b"!"))
     assert look_up(fleet, other, PROMPT).cached_tokens == {1: 32, 2: 32, 3: 32}
     assert look_up(fleet, other, PROMPT).key != found.key, "of another family"
-    assert not look_up(fleet, replace(request_, contents=()), PROMPT).cached_tokens
+    assert not look_up(fleet, with_contents(request_), PROMPT).cached_tokens
+
+
+def with_contents(request: GenerationRequest, *contents: ContentSegment) -> GenerationRequest:
+    return replace(request, prompt=Tokenized(PROMPT, contents=contents))

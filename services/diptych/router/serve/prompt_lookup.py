@@ -40,18 +40,18 @@ class FoundPrompt:
 
 def measure(fleet: Fleet, request: GenerationRequest, prompt_ids: Sequence[int]) -> FoundPrompt:
     """Return the length of a prompt only: the rest takes time, and not every policy reads it."""
-    text = request.text
+    text = request.prompt.text
     num_tokens = len(prompt_ids) if text is None else fleet.text_index.num_tokens(len(text.utf8))
-    return FoundPrompt(num_tokens + content_len(request.contents))
+    return FoundPrompt(num_tokens + content_len(request.prompt.contents))
 
 
 def look_up(fleet: Fleet, request: GenerationRequest, prompt_ids: Sequence[int]) -> FoundPrompt:
     """Return all that is known of a prompt."""
-    namespace = extra_key(request.cache_namespace, request.adapter)
-    if request.text is not None:
-        return _by_text(fleet, request.text.utf8, namespace)
-    if request.contents:
-        return _by_keys(fleet, prompt_keys(np.array(prompt_ids, np.int64), request.contents), namespace)
+    namespace = extra_key(request.client.hints.cache_namespace, request.client.hints.adapter)
+    if request.prompt.text is not None:
+        return _by_text(fleet, request.prompt.text.utf8, namespace)
+    if contents := request.prompt.contents:
+        return _by_keys(fleet, prompt_keys(np.array(prompt_ids, np.int64), contents), namespace)
     return _by_tokens(fleet, prompt_ids, namespace)
 
 
