@@ -95,7 +95,7 @@ class InstantRunner:
         self._num_left -= 1
         if self._num_left == 0:
             self._stop()
-        result = StepResult(self._rng.integers(0, VOCAB_SIZE, len(batch.sample_rows)))
+        result = StepResult(self._rng.integers(0, VOCAB_SIZE, batch.num_samples))
         self._left_s = time.perf_counter()
         return result
 
@@ -120,7 +120,7 @@ class PacedRunner:
             self.ends_s.append(time.perf_counter())
             if len(self.ends_s) == self._num_steps:
                 self._stop()
-        result = StepResult(np.full(len(batch.sample_rows), 7))
+        result = StepResult(np.full(batch.num_samples, 7))
         return lambda: result
 
 
@@ -274,7 +274,7 @@ def bench_equal_prompts(report: Report) -> None:
     while (batch := core.plan(0.0)) is not None:
         num_tokens += int(batch.extend_lens.sum()) if batch.mode is not ForwardMode.DECODE else 0
         num_held = max(num_held, cache.pool.capacity - cache.pool.num_free)
-        core.commit(StepResult(np.full(len(batch.sample_rows), 7)), 0.0)
+        core.commit(StepResult(np.full(batch.num_samples, 7)), 0.0)
         core.take_effects()
     case = f"{NUM_EQUAL} equal prompts of {EQUAL_LEN:,} tokens"
     distinct_pages = EQUAL_LEN // PAGE_SIZE + NUM_EQUAL  # each has a page of its own for its output

@@ -18,6 +18,7 @@ from diptych.generation.finish import Finish
 from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.output import Failure, FailureCode, Output
 from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.segments import ContentSegment, prompt_keys
 
 NewEngine = Callable[..., Engine]
 
@@ -157,3 +158,11 @@ def test_those_that_wait_go_on_when_the_one_that_computes_ends(new_engine: NewEn
     assert all(engine.tokens(room) == expected_output(prompt, 3, VOCAB) for room in (2, 3))
     num_computed = sum(200 - cached_tokens(engine, room) for room in (2, 3))
     assert num_computed <= 200 - 32 * num_steps + 2 * PAGE + STEP_COST // 2
+
+
+def test_content_is_refused_by_a_model_that_takes_text_only(new_engine: NewEngine) -> None:
+    engine, contents = new_engine(), [ContentSegment(1, 2, bytes(32))]
+    engine.start(1, prompt_keys(np.arange(5), contents).tolist(), 3, contents=contents)
+    (output,) = engine.outputs[1]
+    words = "the prompt has content that is no text; this model takes text only"
+    assert output.failure == Failure(FailureCode.INVALID, words)

@@ -47,7 +47,7 @@ class FailingRunner:
 
     def logits(self, batch: ForwardBatch) -> torch.Tensor:
         logits = self._runner.logits(batch).clone()
-        lens = batch.seq_lens[batch.sample_rows]
+        lens = batch.positions[batch.sampled_tokens] + 1
         logits[: len(lens)][torch.from_numpy(lens == self._bad_len)] = torch.nan
         return logits
 

@@ -147,7 +147,7 @@ class AdaptedRunner(NullRunner):
         super().logits(batch)
         if batch.adapters is not None:
             self._slots[batch.out_slots] ^= np.repeat(mark(batch.adapters), batch.extend_lens)
-        return [self._next_token(batch.page_table[row], int(batch.seq_lens[row])) for row in batch.sample_rows]
+        return self._next_tokens(batch)
 
 
 def adapted_model(num_pages: int) -> tuple[Any, NullRunner]:

@@ -16,13 +16,13 @@ from diptych.decode.imports import Imports
 from diptych.decode.phases import Phase
 from diptych.decode.rooms import JOINED, Rooms
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.running import Running
+from diptych.engine.schedule.running import Drafter, Running
 from diptych.engine.schedule.sampled import (
     NO_TOKEN_FAILURE,
     Sampled,
+    append_tokens,
     collect_prompt_logprobs,
-    finish_of,
-    refuse_token,
+    refuse_tokens,
     sampled,
     take_plain,
     take_prompt_logprobs,
@@ -71,29 +71,28 @@ class Decoding:
         """Take the result of the oldest step launched."""
         step = self._running.commit(now_s)
         collect_prompt_logprobs(step.chunks, result)
-        tokens, others = take_plain(step.sampled, result)
+        tokens, others = take_plain(step, result)
         if tokens.rooms:
             self._effects.append(tokens)
-        for row in sampled(step.sampled, result, others):
-            self._take_token(row, now_s)
+        for row in sampled(step, result, others):
+            self._take_tokens(row, now_s)
         self._running.share(step)
 
-    def _take_token(self, row: Sampled, now_s: float) -> None:
-        request, token_id, logprobs = row
+    def _take_tokens(self, row: Sampled, now_s: float) -> None:
+        request, token_ids, logprobs = row
         room = self._rooms[request.room]
-        failure = refuse_token(request, token_id)
+        failure = refuse_tokens(request, token_ids)
         if failure is NO_TOKEN_FAILURE:
             self._running.distrust(request)
         if failure is not None:
             self._rooms.drop(room, failure)
             return
         index = request.num_output_tokens
-        request.append(token_id)
+        taken, finish = append_tokens(request, token_ids, self._eos_ids)
         room.measure_token(index, now_s)
-        finish = finish_of(request, token_id, self._eos_ids)
         stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
         of_prompt = take_prompt_logprobs(request)
-        output = Output(request.room, index, (token_id,), finish, None, stats, logprobs, of_prompt)
+        output = Output(request.room, index, taken, finish, None, stats, logprobs, of_prompt)
         if finish is None:
             self._effects.append(Emit(output))
         else:
@@ -103,8 +102,6 @@ class Decoding:
 class DecodeCore:
     """Implements `SchedulerCore` for the decode role."""
 
-    can_overlap = True
-
     def __init__(
         self,
         cache: KvCache,
@@ -112,13 +109,14 @@ class DecodeCore:
         page_nbytes: int,
         pace: StepPace,
         reserve: Callable[[], Spare] = Spare,
+        drafter: Drafter | None = None,
     ) -> None:
         """`reserve` says what new rooms must leave of the cache."""
         self._cache = cache
         self._counts = CoreCounts()
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
         retracted = new_waiting_queue(cache, limits.scheduling)
-        self._running = Running(cache, limits, retracted, pace, self._note_retraction)
+        self._running = Running(cache, limits, retracted, pace, self._note_retraction, drafter)
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # for their first pages
         self._effects: list[Effect] = []
         self._rooms = Rooms(cache, self._waiting, self._running, self._effects)
@@ -195,6 +193,10 @@ class DecodeCore:
                 pass  # a duplicate, or a hand-off that crossed our abort: its AbortAck follows
 
     # steps
+
+    @property
+    def can_overlap(self) -> bool:
+        return self._running.can_overlap
 
     def plan(self, now_s: float) -> ForwardBatch | None:
         self._now_s = now_s

@@ -11,7 +11,7 @@ from collections.abc import Callable, Set
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.batch_builder import build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue
-from diptych.engine.schedule.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, refuse_token, sampled
+from diptych.engine.schedule.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, refuse_tokens, sampled
 from diptych.engine.schedule.sampling_builder import build_sampling
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
@@ -163,7 +163,7 @@ class PrefillCore:
             if not chunk.is_last:
                 self._sender.share(self._rooms[chunk.request.room])
                 self._sender.move_complete_pages(self._rooms[chunk.request.room], now_s)
-        for row in sampled(self._step.sampled, result, range(len(self._step.sampled))):
+        for row in sampled(self._step, result, range(len(self._step.sampled))):
             self._hand_off(row, now_s)
 
     def rooms_of_step(self) -> Set[int]:
@@ -175,16 +175,17 @@ class PrefillCore:
         self._queue.recall(self._step.chunks)
 
     def _hand_off(self, row: Sampled, now_s: float) -> None:
-        request, token_id, _ = row
+        request, token_ids, _ = row
         room = self._rooms[request.room]
         room.on(Signal.EXTENDED)
-        failure = refuse_token(request, token_id)
+        failure = refuse_tokens(request, token_ids)
         if failure is NO_TOKEN_FAILURE:
             self._cache.distrust(request)
         if failure is not None:
             self._rooms.fail(room, failure)
             return
         self._sender.share(room)
+        (token_id,) = token_ids  # a chunk has one sample
         finish = request.grammar_finish or token_finish(token_id, 1, request.params, self._limits.eos_ids)
         room.finish = finish or Finish.STOP
         self._effects.append(Emit(first_output(room, row, now_s, self._token_nbytes)))

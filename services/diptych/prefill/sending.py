@@ -106,11 +106,11 @@ def hand_off_note(room: PrefillRoom, first_token: int, finish: Finish | None) ->
 def first_output(room: PrefillRoom, row: Sampled, now_s: float, token_nbytes: int) -> Output:
     """Return what the client hears at once."""
     assert room.grant is not None
-    request, token_id, logprobs = row
+    request, token_ids, logprobs = row
     room.first_token_s = now_s
     room.stats.pages_moved = len(room.grant.pages)
     room.stats.bytes_moved = room.stats.pages_moved * room.page_size * token_nbytes
     room.stats.queue_s = room.first_step_s - room.arrival_s
     room.stats.compute_s = now_s - room.first_step_s
     prompt_logprobs = take_prompt_logprobs(request)
-    return Output(request.room, 0, (token_id,), None, None, room.stats, logprobs, prompt_logprobs)
+    return Output(request.room, 0, token_ids, None, None, room.stats, logprobs, prompt_logprobs)

@@ -250,7 +250,7 @@ class PoisonedRunner(NullRunner):
 
     def logits(self, batch: ForwardBatch) -> list[int]:
         tokens = super().logits(batch)
-        for sample, row in enumerate(batch.sample_rows.tolist()):
+        for sample, row in enumerate(batch.rows_of(batch.sampled_tokens).tolist()):
             pages = batch.page_table[row][: -(-int(batch.seq_lens[row]) // PAGE)]
             if (self.kv[pages] == self.POISON).any():
                 tokens[sample] = NO_TOKEN

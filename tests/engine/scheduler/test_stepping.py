@@ -192,7 +192,7 @@ def one_token(token_id: int = 5) -> ForwardBatch:
         page_table=np.ones((1, 1), dtype=np.int32),
         seq_lens=one,
         extend_lens=one,
-        sample_rows=one - 1,
+        num_sampled=one,
     )
 
 

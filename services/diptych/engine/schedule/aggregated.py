@@ -16,9 +16,9 @@ from diptych.engine.schedule.running import Running
 from diptych.engine.schedule.sampled import (
     NO_TOKEN_FAILURE,
     Sampled,
+    append_tokens,
     collect_prompt_logprobs,
-    finish_of,
-    refuse_token,
+    refuse_tokens,
     sampled,
     take_plain,
     take_prompt_logprobs,
@@ -85,11 +85,11 @@ class AggregatedCore:
     def commit(self, result: StepResult, now_s: float) -> None:
         step = self._running.commit(now_s)
         collect_prompt_logprobs(step.chunks, result)
-        tokens, others = take_plain(step.sampled, result)
+        tokens, others = take_plain(step, result)
         if tokens.rooms:
             self._effects.append(tokens)
-        for row in sampled(step.sampled, result, others):
-            self._take_token(row)
+        for row in sampled(step, result, others):
+            self._take_tokens(row)
         self._running.share(step)
 
     def rooms_of_step(self) -> Set[int]:
@@ -143,22 +143,19 @@ class AggregatedCore:
         else:
             self._effects.append(compile_grammar(request))
 
-    def _take_token(self, row: Sampled) -> None:
-        request, token_id, logprobs = row
-        failure = refuse_token(request, token_id)
+    def _take_tokens(self, row: Sampled) -> None:
+        request, token_ids, logprobs = row
+        failure = refuse_tokens(request, token_ids)
         if failure is NO_TOKEN_FAILURE:
             self._running.distrust(request)
         if failure is not None:
             self._fail(request, failure)
             return
         index = request.num_output_tokens
-        request.append(token_id)
-        finish = finish_of(request, token_id, self._limits.eos_ids)
+        taken, finish = append_tokens(request, token_ids, self._limits.eos_ids)
         stats = Stats(cached_tokens=request.cached_len) if finish else None
         prompt_logprobs = take_prompt_logprobs(request)
-        self._effects.append(
-            Emit(Output(request.room, index, (token_id,), finish, None, stats, logprobs, prompt_logprobs))
-        )
+        self._effects.append(Emit(Output(request.room, index, taken, finish, None, stats, logprobs, prompt_logprobs)))
         if finish is not None:
             self._running.finish(request)
             self._forget(request)

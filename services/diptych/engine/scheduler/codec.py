@@ -24,7 +24,7 @@ from diptych.generation.codec import (
     params_from_wire,
 )
 from diptych.generation.finish import Finish
-from diptych.generation.leg_prompt import prompt_of
+from diptych.generation.leg_prompt import contents_of, prompt_of
 from diptych.generation.output import Failure, FailureCode, Output, Stats
 from diptych.generation.page_hash import extra_key
 from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
@@ -74,6 +74,7 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
         extra_key=extra_key(hints.cache_namespace, adapter.fingerprint),
         num_prior_output_tokens=leg.num_prior_output_tokens,
         adapter=adapter.slot,
+        contents=contents_of(leg),
     )
     return Start(request, leg.peer_instance_id, _LEG_KINDS.get(leg.kind))
 

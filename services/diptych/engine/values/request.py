@@ -9,6 +9,7 @@ derived from the request's tokens alone, so a request that continues on another 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +22,7 @@ from diptych.generation.grammar import Matcher
 from diptych.generation.logprobs import PromptLogprobs
 from diptych.generation.request_groups import NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.segments import ContentSegment
 from diptych.kvtransfer.ownership import Pages
 
 NO_PAGES: Pages = np.empty(0, dtype=np.int32)
@@ -75,7 +77,7 @@ class Request:
     hints: Hints
     life: Life  # on the scheduler's clock
     extra_key: bytes  # what its hints and its adapter's weights make of it: see `page_hash.extra_key`
-    tokens: I64  # room for prompt and output; valid up to num_tokens
+    tokens: I64  # room for prompt and output; valid up to num_tokens. Where content is, its keys: see `segments`
     prompt_len: int
     num_tokens: int  # prompt and output so far
     max_len: int = 0  # of num_tokens: where the output ends at the latest
@@ -94,6 +96,7 @@ class Request:
     given_len: int = 0  # tokens not to be computed here, as far as was known when it came: cached, or of another worker
     num_prior_output_tokens: int = 0  # of the prompt's tail: output of an earlier attempt
     adapter: int = NO_ADAPTER  # slot of the adapter it runs with
+    contents: Sequence[ContentSegment] = ()  # of the prompt: what is no tokens
     allowed: I32 | None = field(default=None, repr=False)  # `allowed_token_ids` as a mask, once a step has needed it
     matcher: Matcher | None = None  # None: the request has no grammar, or it is being compiled
 
@@ -150,8 +153,12 @@ def new_request(
     extra_key: bytes = b"",
     num_prior_output_tokens: int = 0,
     adapter: int = NO_ADAPTER,
+    contents: Sequence[ContentSegment] = (),
 ) -> Request:
-    """Return a request that waits for admission. `prompt` is copied; its tail may be output of an earlier attempt."""
+    """Return a request that waits for admission. `prompt` is copied; its tail may be output of an earlier attempt.
+
+    A prompt with `contents` is given by its keys.
+    """
     prompt_len = len(prompt)
     tokens = np.empty(prompt_len + params.max_tokens, dtype=np.int64)
     tokens[:prompt_len] = prompt
@@ -169,6 +176,7 @@ def new_request(
         samples_plainly=params.is_plain,
         num_prior_output_tokens=num_prior_output_tokens,
         adapter=adapter,
+        contents=contents,
     )
     if params.has_penalties:
         request.counts = TokenCounts(
