@@ -118,10 +118,10 @@ def test_a_plain_request_is_not_starved_by_endless_better_ones(policy: str) -> N
 class Until:
     """A reason to wait."""
 
-    end_s: float
+    until_s: float
 
     def is_over(self, now_s: float) -> bool:
-        return now_s >= self.end_s
+        return now_s >= self.until_s
 
 
 def test_those_set_aside_are_passed_and_then_have_their_places_again() -> None:

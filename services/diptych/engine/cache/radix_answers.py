@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diptych.engine.cache.host_tier import Slots
+from diptych.common.arrays import I32, I64, U64
 from diptych.engine.cache.radix_node import Node
+from diptych.engine.cache.tier import Restore, Slots
 from diptych.kvtransfer.ownership import Pages
 
 
@@ -16,11 +17,12 @@ class Match:
     node: Node
     pages: Pages
     num_tokens: int  # of `pages`; a multiple of the page size
-    host_nodes: tuple[Node, ...] = ()  # continue the prefix; `restore` brings them back
+    restore: Restore | None = None  # brings what continues the prefix, and is not over
+    lower_nodes: tuple[Node, ...] = ()  # continue it further, in tiers: `promote` and `expect` bring them back
 
     @property
-    def num_host_pages(self) -> int:
-        return sum(len(node.pages) for node in self.host_nodes)
+    def num_lower_pages(self) -> int:
+        return sum(len(node.pages) for node in self.lower_nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,19 @@ class Insertion:
 
 
 @dataclass(frozen=True, slots=True)
+class Save:
+    """Pages that went down to a tier: they must be copied from `places` of the level above."""
+
+    level: int  # of the tier
+    places: I32
+    slots: Slots
+    names: U64
+    tokens: I64  # of the pages
+
+
+@dataclass(frozen=True, slots=True)
 class Eviction:
-    """Pages that left the tree. Those of `saved` must be copied to `slots` before they are used again."""
+    """Pages that left the pool. The saves must be made, in their order, before the pages are used again."""
 
     pages: Pages
-    saved: Pages
-    slots: Slots
+    saves: tuple[Save, ...]

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from diptych.common.arrays import I32, I64, U64
+from diptych.engine.cache.tier import POOL, Restore
 
 Rank = tuple[int, int, int]
-
-
-class Tier(enum.Enum):
-    """Where the KV of a node lies. Below a node of the host tier all nodes are of the host tier."""
-
-    DEVICE = "device"  # `pages` are pages of the KV pool
-    HOST = "host"  # `pages` are slots of the host tier
 
 
 def node_key(token_ids: I64, page_size: int, extra_key: bytes = b"") -> bytes:
@@ -27,15 +20,20 @@ def node_key(token_ids: I64, page_size: int, extra_key: bytes = b"") -> bytes:
 
 @dataclass(eq=False, repr=False, slots=True)
 class Node:
-    """A run of cached pages. Callers of the tree only hand it back to `lock`, `unlock` and `restore`."""
+    """A run of cached pages. Callers of the tree only hand it back to its methods.
+
+    Below a node of some level are nodes of this level and of deeper ones; below one whose KV is on its way back, none
+    whose KV is in the pool.
+    """
 
     key: bytes  # its name among its siblings: see `node_key`
     parent: Node | None  # None: the root, or evicted
     tokens: I64  # [num_pages * page_size]
-    pages: I32  # [num_pages], see `tier`
+    pages: I32  # [num_pages]: pages of the KV pool, or slots of the tier of its level
     hashes: U64  # [num_pages]
     end: int = 0  # pages of the prefix that ends with this node
-    tier: Tier = Tier.DEVICE
+    level: int = POOL
+    restore: Restore | None = None  # whose pages these are: its KV is not here yet
     children: dict[bytes, Node] = field(default_factory=dict)
     num_locks: int = 0  # of this node and every node below it
     num_uses: int = 0  # requests that made or reused it
@@ -43,7 +41,7 @@ class Node:
     is_withdrawn: bool = False  # nobody finds it any more; those who have locked it keep it
 
     def __repr__(self) -> str:
-        return f"Node({self.tier.value} pages={self.pages.tolist()}, num_locks={self.num_locks})"
+        return f"Node(level={self.level} pages={self.pages.tolist()}, num_locks={self.num_locks})"
 
     def path(self) -> Iterator[Node]:
         """Yield this node and the nodes above it, without the root."""
@@ -63,7 +61,8 @@ class Node:
         num_tokens = num_pages * page_size
         assert self.parent is not None
         tokens, pages, hashes = self.tokens[:num_tokens], self.pages[:num_pages], self.hashes[:num_pages]
-        upper = Node(self.key, self.parent, tokens, pages, hashes, self.end - len(self.pages) + num_pages, self.tier)
+        upper = Node(self.key, self.parent, tokens, pages, hashes, self.end - len(self.pages) + num_pages)
+        upper.level, upper.restore = self.level, self.restore
         upper.num_locks, upper.num_uses = self.num_locks, self.num_uses
         upper.rank = (*self.rank[:2], -upper.end)
         upper.is_withdrawn = self.is_withdrawn

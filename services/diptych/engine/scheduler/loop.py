@@ -257,7 +257,7 @@ class SchedulerLoop:
             integrity_failures=self._core.num_integrity_failures,
             leaks_found=len(problems),
             problems=problems,
-            host_pages=self._cache.tree.num_host_pages,
+            host_pages=self._cache.tree.num_lower_pages,
             host_pages_saved=self._cache.num_saved,
             host_pages_restored=self._cache.num_restored,
             links=self._links.status(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from diptych.common.garbage import postponed, spare_what_stays
-from diptych.engine.cache.host_tier import NO_HOST_TIER
+from diptych.engine.cache.host_tier import NO_COPIER
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.options.pool_size import num_host_slots
 from diptych.engine.runner.host_pages import HostPages
@@ -31,7 +31,7 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     runner = hardware.load(source, lambda: None)
     worker.answer(rank_pb2.RankAnswer(is_loaded=True))
     num_slots = num_host_slots(layout, hardware.options)
-    copier = HostPages(hardware.pool_bytes(), layout.page_nbytes, num_slots) if num_slots else NO_HOST_TIER.copier
+    copier = HostPages(hardware.pool_bytes(), layout.page_nbytes, num_slots) if num_slots else NO_COPIER
     spare_what_stays()
     worker.run(runner, RankTransfer(transport, pool) if transport and pool else None, copier)
     worker.close()

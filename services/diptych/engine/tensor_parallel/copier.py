@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from diptych.engine.cache.host_tier import PageCopier, Slots
+from diptych.engine.cache.host_tier import PageCopier
+from diptych.engine.cache.tier import Slots
 from diptych.engine.tensor_parallel.log_codec import to_bytes
 from diptych.engine.tensor_parallel.rank_log import RankLog
 from diptych.kvtransfer.ownership import Pages
