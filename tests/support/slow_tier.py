@@ -29,6 +29,7 @@ class SlowTier(SlotPool):
         self._pool = pool
         self._above = pool if above is None else above
         self._stored: Stored = {} if stored is None else stored
+        self._names = np.zeros(num_slots, np.uint64)  # of what is in each slot
         self._asked: deque[tuple[int, Slots, Pages]] = deque()
 
     def find(self, names: U64, tokens: I64) -> Slots:
@@ -39,6 +40,7 @@ class SlowTier(SlotPool):
                 break
             found.append(stored[1])
         slots = self.allocate(len(found))
+        self._names[slots] = names[: len(found)]
         for slot, kv in zip(slots.tolist(), found, strict=True):
             self.memory[slot] = kv
         return slots
@@ -48,6 +50,7 @@ class SlowTier(SlotPool):
             self.memory[slot] = self._above[place]
         pages = _pages(tokens, self._pool.shape[1])
         for name, page, slot in zip(names.tolist(), pages, slots.tolist(), strict=True):
+            self._names[slot] = name
             self._stored[name] = page, self.memory[slot].copy()
 
     def restore(self, number: int, slots: Slots, pages: Pages) -> bool:
@@ -66,6 +69,9 @@ class SlowTier(SlotPool):
         number, slots, pages = self._asked.popleft()
         if error is None:
             self._pool[pages] = self.memory[slots]
+        else:
+            for name in self._names[slots].tolist():
+                self._stored.pop(name, None)
         return PagesRestored(number, error)
 
 
