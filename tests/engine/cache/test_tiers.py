@@ -58,6 +58,31 @@ def test_pages_go_down_the_list_and_come_back_from_the_tier_that_has_them() -> N
     assert tree.check() == []
 
 
+def test_what_is_computed_meanwhile_is_not_shared_where_pages_are_on_their_way() -> None:
+    pool = np.zeros((NUM_PAGES, PAGE), np.uint64)
+    tier = SlowTier(8, pool)
+    cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE, max_requests=3, max_tokens_per_request=100, tiers=[tier])
+    for prompt in ([1, 1, 2, 2, 3, 3], [9] * 16):
+        one = request(prompt)
+        assert cache.admit(one)
+        one.computed_len = one.num_tokens
+        cache.retire(one)
+    waiting, scored = request([1, 1, 2, 2, 3, 3]), request([1, 1, 2, 2, 3, 3])
+    scored.prompt_logprobs = PromptLogprobs(6, 0)  # so it is computed in any case
+    assert not cache.admit(waiting)
+    assert cache.admit(scored)
+    own = cache.pages_of(scored).tolist()
+    scored.computed_len = scored.num_tokens
+    assert cache.share(scored, 6).tolist() == []
+    assert cache.pages_of(scored).tolist() == own
+    assert cache.check([scored]) == []
+    cache.finish_restore(tier.answer().number, None)
+    cache.retire(scored)
+    assert cache.admit(waiting)
+    assert waiting.cached_len == 6
+    assert cache.check([waiting]) == []
+
+
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 TIERS = ("slow", "shared", "host slow", "slow host", "host shared", "slow slow")
 
