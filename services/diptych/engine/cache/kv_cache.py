@@ -114,10 +114,7 @@ class KvCache:
         request.restore = None
         if len(self._free_rows) <= spare_rows:
             return False
-        tokens = request.tokens[: request.matchable_len]
-        match = self.tree.match(tokens, request.extra_key)
-        if self._shared and self._find(match.node, tokens, request.extra_key):
-            match = self.tree.match(tokens, request.extra_key)
+        match = self._match(request.tokens[: request.matchable_len], request.extra_key)
         if match.restore is not None:
             request.restore = match.restore
             return False
@@ -130,7 +127,7 @@ class KvCache:
         if match.lower_nodes:
             request.restore = self._restore(match, pages)
         if request.restore is None:
-            self._settle(request, match, pages)
+            self._fill_row(request, match, pages)
         return request.restore is None
 
     def finish_restore(self, number: int, error: str | None) -> None:
@@ -257,6 +254,12 @@ class KvCache:
         self.pool.cache(insertion.taken)
         return insertion
 
+    def _match(self, tokens: I64, extra_key: bytes) -> Match:
+        match = self.tree.match(tokens, extra_key)
+        if self._shared and self._find(match.node, tokens, extra_key):
+            match = self.tree.match(tokens, extra_key)
+        return match
+
     def _find(self, node: Node, tokens: I64, extra_key: bytes) -> bool:
         """Add to the tree what shared tiers have behind `node`; return whether that is anything."""
         start = node.end
@@ -268,7 +271,7 @@ class KvCache:
                     node = self.tree.adopt(node, tokens, extra_key, level, slots)
         return node.end > start
 
-    def _settle(self, request: Request, match: Match, pages: Pages) -> None:
+    def _fill_row(self, request: Request, match: Match, pages: Pages) -> None:
         """Give the request a row with the pages of its match, which is locked and here, and then `pages`."""
         request.row, request.node = self._free_rows.pop(), match.node
         request.num_pages = 0

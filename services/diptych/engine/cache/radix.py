@@ -385,7 +385,9 @@ def _merged(saves: Sequence[Save]) -> tuple[Save, ...]:
     """Join neighbours that go to one tier."""
     runs = [list(run) for _, run in itertools.groupby(saves, lambda save: save.level)]
     return tuple(
-        Save(
+        run[0]
+        if len(run) == 1
+        else Save(
             run[0].level,
             _joined(save.places for save in run),
             _joined(save.slots for save in run),
