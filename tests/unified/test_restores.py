@@ -43,8 +43,8 @@ class Tiered:
 
     def check_empty(self) -> None:
         for worker in self.fleet.workers.values():
-            assert worker.core.num_open_rooms == 0
-            assert worker.core.check() == []
+            assert worker.core.report().num_open_rooms == 0
+            assert worker.cache.audit(worker.core.report().holders) == []
             assert not worker.cache.is_held
             worker.cache.clear()
             assert (worker.cache.pool.num_free, worker.cache.tree.num_lower_pages) == (15, 0)

@@ -14,6 +14,7 @@ from diptych.engine.cache.host_tier import HostTier
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.tier import SlotPool, Slots, Tier
+from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.logprobs import PromptLogprobs
 from diptych.generation.page_hash import page_hashes
@@ -75,12 +76,12 @@ def test_what_is_computed_meanwhile_is_not_shared_where_pages_are_on_their_way()
     scored.computed_len = scored.num_tokens
     assert cache.share(scored, 6).tolist() == []
     assert cache.pages_of(scored).tolist() == own
-    assert cache.check([scored]) == []
+    assert cache.audit(Holders([scored])) == []
     cache.finish_restore(tier.answer().number, None)
     cache.retire(scored)
     assert cache.admit(waiting)
     assert waiting.cached_len == 6
-    assert cache.check([waiting]) == []
+    assert cache.audit(Holders([waiting])) == []
 
 
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=12)
@@ -194,7 +195,7 @@ class CacheOverTiers(RuleBasedStateMachine):
 
     @invariant()
     def the_books_are_right(self) -> None:
-        assert self.cache.check(self.running) == []
+        assert self.cache.audit(Holders(self.running)) == []
 
     def teardown(self) -> None:
         """Once all have answered and left, nothing is held."""
@@ -206,7 +207,7 @@ class CacheOverTiers(RuleBasedStateMachine):
             self.cache.drop(one)
         self.cache.clear()
         assert (self.cache.pool.num_free, self.cache.tree.num_lower_pages) == (NUM_PAGES - 1, 0)
-        assert self.cache.check([]) == []
+        assert self.cache.audit(Holders([])) == []
 
 
 TestCacheOverTiers = CacheOverTiers.TestCase

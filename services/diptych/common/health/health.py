@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from diptych.common.errors import ConfigError
 from diptych.common.health.probes import Probe, Probes, Verdict
-from diptych.common.net.listening import binding
+from diptych.common.net.ports import binding
 from diptych.common.net.reachable import bracketed
 
 logger = logging.getLogger(__name__)

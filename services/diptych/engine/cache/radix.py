@@ -20,8 +20,7 @@ from diptych.common.errors import InvalidTransition
 from diptych.engine.cache import radix_check
 from diptych.engine.cache.cache_changes import NO_CHANGES, ChangeLog
 from diptych.engine.cache.eviction import EvictionPolicy, EvictionQueue, Ranking
-from diptych.engine.cache.radix_answers import Eviction, Insertion, Match, Save
-from diptych.engine.cache.radix_node import Node, node_key
+from diptych.engine.cache.radix_node import Eviction, Insertion, Match, Node, Save, node_key
 from diptych.engine.cache.tier import POOL, Books, Restore, Slots
 from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.kvtransfer.ownership import Pages
