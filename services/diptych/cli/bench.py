@@ -14,10 +14,9 @@ from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
 from diptych.common.net.reachable import transfer_where
 from diptych.common.trust.trust import TrustConfig
+from diptych.kvtransfer.lanes import Transports
 
 DEFAULT_PORT: Final = 7070
-
-Transports = Literal["auto", "shm", "tcp"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,9 +102,7 @@ class UpConfig(TrustConfig, KeyConfig):
     @staticmethod
     def advice(unknown: Sequence[str]) -> str:
         """Return what to do with words that are no options of ours."""
-        from diptych.cli.up import advice  # heavy; not for --help
-
-        return advice(unknown)
+        return _advice(unknown)
 
     @property
     def served(self) -> Model:
@@ -283,7 +281,7 @@ async def _status(host: str, port: int, path: str) -> int:
     return int(words[1]) if len(words) > 1 else 0
 
 
-def advice(unknown: Sequence[str]) -> str:
+def _advice(unknown: Sequence[str]) -> str:
     """Return how to give the first of these words, or nothing where no component knows it."""
     word = unknown[0].partition("=")[0]
     if not word.startswith("-"):

@@ -16,10 +16,11 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from starlette.requests import Request
 from starlette.routing import Route
+from typing_extensions import TypedDict
 
 from diptych.common.drain.drain import Drain, DrainProgress, Phase
 from diptych.common.errors import NotFound
@@ -140,6 +141,22 @@ class Draining:
             news.cancel()
 
 
+class InstanceDrain(TypedDict):
+    """How far one instance is."""
+
+    phase: str
+    requests_left: int
+    oldest_s: float
+    deadline_s: float | None
+
+
+class DrainAnswer(TypedDict):
+    """How far all of a process is."""
+
+    phase: str
+    instances: dict[str, InstanceDrain]
+
+
 class Drainable(Protocol):
     """What can be drained."""
 
@@ -167,12 +184,12 @@ def drain_route(path: str, drainable: Drainable, trust: Trust, refusals: Refusal
     return operator_route(path, ("GET", "POST"), handle, trust, refusals)
 
 
-def progress_body(progress: Mapping[str, DrainProgress]) -> dict[str, Any]:
+def progress_body(progress: Mapping[str, DrainProgress]) -> DrainAnswer:
     furthest_back = min((each.phase for each in progress.values()), key=_ORDER.index, default=Phase.GONE)
     return {"phase": furthest_back.value, "instances": {name: _fields(each) for name, each in progress.items()}}
 
 
-def _fields(progress: DrainProgress) -> dict[str, Any]:
+def _fields(progress: DrainProgress) -> InstanceDrain:
     return {
         "phase": progress.phase.value,
         "requests_left": progress.requests_left,

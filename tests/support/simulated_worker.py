@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import grpc
+from simulated_admin import SimulatedAdmin
 
 from diptych.common.members.roles import WORKER_ROLES, LegKind, leg_kind
 from diptych.common.net.rpc import listen, new_server
 from diptych.common.refusals import Refusals
 from diptych.common.trust.trust import INSECURE
 from diptych.generation.leg_prompt import prompt_of
-from diptych.router.simulated_admin import SimulatedAdmin
 from diptych.v1 import admin_pb2_grpc, bootstrap_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
 from diptych.v1.worker_pb2 import LegOutput, LegStats, StartLeg, WorkerBatch
 
