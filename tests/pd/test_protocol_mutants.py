@@ -263,7 +263,7 @@ def what_is_shared_is_not_kept_for_its_readers(patch: pytest.MonkeyPatch) -> Non
         for node in request.node.path():
             if node.num_locks == 1:
                 self.tree._num_evictable += len(node.pages)
-                self.tree._queues[node.tier].add(node)
+                self.tree._queues[node.level].add(node)
             node.num_locks -= 1
         patch.setattr(RadixTree, "unlock", nothing)
         return duplicates

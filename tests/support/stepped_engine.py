@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from flat_request import flat_request
 from null_runner import NullRunner
 
+from diptych.common.arrays import U64
 from diptych.common.members.roles import LegKind
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.cache.tier import Tier
 from diptych.engine.schedule.aggregated import AggregatedCore
 from diptych.engine.scheduler.stepping import (
     ModelWorker,
@@ -53,9 +55,15 @@ class Engine:
         kind: LegKind | None = None,
         worker: Callable[[OverlapRunner], ModelWorker] = TpModelWorkerClient,
         mixed_step_s: float = math.inf,
+        tiers: Callable[[U64], Sequence[Tier]] = lambda kv: (),
     ) -> None:
+        kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
         self.cache = KvCache(
-            num_pages=num_pages, page_size=PAGE, max_requests=max_requests, max_tokens_per_request=CONTEXT
+            num_pages=num_pages,
+            page_size=PAGE,
+            max_requests=max_requests,
+            max_tokens_per_request=CONTEXT,
+            tiers=tiers(kv),
         )
         limits = Limits(
             CONTEXT,
@@ -68,7 +76,7 @@ class Engine:
         )
         self.core = build(self.cache, limits)
         self._kind = kind
-        self.runner = runner or NullRunner(np.zeros((num_pages, PAGE), dtype=np.uint64), vocab_size)
+        self.runner = runner or NullRunner(kv, vocab_size)
         self.outputs: dict[int, list[Output]] = defaultdict(list)
         self._compiler = compiler
         self.now_s = 0.0

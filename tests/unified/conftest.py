@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from null_runner import NullRunner
 
+from diptych.common.arrays import U64
 from diptych.common.members.roles import LegKind, Role
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.cache.tier import Tier
 from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.events import (
     DigestPages,
@@ -44,9 +46,23 @@ LIMITS = Limits(CONTEXT, VOCAB, frozenset(), max_step_tokens=8, max_requests=8)
 class Worker:
     """One core with its model and pool."""
 
-    def __init__(self, role: Role, num_pages: int, clock: Callable[[], float], overlap: bool, limits: Limits) -> None:
+    def __init__(
+        self,
+        role: Role,
+        num_pages: int,
+        clock: Callable[[], float],
+        overlap: bool,
+        limits: Limits,
+        tiers: Callable[[U64], Sequence[Tier]],
+    ) -> None:
         self.kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
-        self.cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=8, max_tokens_per_request=CONTEXT)
+        self.cache = KvCache(
+            num_pages=num_pages,
+            page_size=PAGE,
+            max_requests=8,
+            max_tokens_per_request=CONTEXT,
+            tiers=tiers(self.kv),
+        )
         self.core = UnifiedCore(self.cache, limits, TransferRules("always"), PAGE * 8, role)
         runner = NullRunner(self.kv, VOCAB)
         self.stepping: Stepping = (
@@ -68,9 +84,12 @@ class Fleet:
         clock: Callable[[], float] = lambda: 0.0,
         overlap: bool = False,
         limits: Limits = LIMITS,
+        tiers: Callable[[U64], Sequence[Tier]] = lambda kv: (),
     ) -> None:
         """`clock` is read when a step is planned and when it has run."""
-        self.workers = {number: Worker(role, num_pages, clock, overlap, limits) for number, role in enumerate(roles, 1)}
+        self.workers = {
+            number: Worker(role, num_pages, clock, overlap, limits, tiers) for number, role in enumerate(roles, 1)
+        }
         for number, worker in self.workers.items():
             for other in self.workers.keys() - {number}:
                 worker.core.handle(PeerUp(other), 0.0)

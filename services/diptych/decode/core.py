@@ -42,6 +42,7 @@ from diptych.engine.values.events import (
     HandOffSent,
     NoteArrived,
     PagesDigested,
+    PagesRestored,
     PagesUnpacked,
     PeerDown,
     PeerUp,
@@ -162,6 +163,8 @@ class DecodeCore:
                 self._take_matcher(room_id, matcher, now_s)
             case GrammarFailed(room_id, message, code) if room_id in self._rooms:
                 self._rooms.fail(self._rooms[room_id], Failure(code, message))
+            case PagesRestored(number, error):
+                self._cache.finish_restore(number, error)
             case AbortRoom() | HandBack() | GrammarReady() | GrammarFailed():
                 pass  # the room has ended
             case WriteDone() | HandOffSent() | ServeRole():

@@ -28,6 +28,7 @@ from diptych.engine.values.events import (
     HandOffSent,
     NoteArrived,
     PagesDigested,
+    PagesRestored,
     PagesUnpacked,
     PeerDown,
     PeerUp,
@@ -104,6 +105,8 @@ class PrefillCore:
                 self._arrivals.take_matcher(self._rooms[room_id], matcher)
             case GrammarFailed(room_id, message, code) if room_id in self._rooms:
                 self._rooms.fail(self._rooms[room_id], Failure(code, message))
+            case PagesRestored(number, error):
+                self._cache.finish_restore(number, error)
             case GrammarReady() | GrammarFailed() | AbortRoom() | HandBack() | WriteDone() | HandOffSent():
                 pass  # the room has ended
             case PeerUp() | WriterGone() | PagesDigested() | PagesUnpacked() | ServeRole():

@@ -40,6 +40,7 @@ from diptych.engine.values.events import (
     HandOffSent,
     NoteArrived,
     PagesDigested,
+    PagesRestored,
     PagesUnpacked,
     PeerDown,
     PeerUp,
@@ -117,7 +118,7 @@ class UnifiedCore:
                 self._owner(room).handle(event, now_s)
             case WriteDone() | HandOffSent():
                 self._prefill.handle(event, now_s)
-            case PagesDigested() | PagesUnpacked() | WriterGone():
+            case PagesDigested() | PagesUnpacked() | PagesRestored() | WriterGone():
                 self._decode.handle(event, now_s)
             case PeerUp() | PeerDown():
                 self._prefill.handle(event, now_s)

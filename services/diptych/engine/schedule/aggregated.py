@@ -34,6 +34,7 @@ from diptych.engine.values.events import (
     Event,
     GrammarFailed,
     GrammarReady,
+    PagesRestored,
     Start,
     compile_grammar,
 )
@@ -70,6 +71,8 @@ class AggregatedCore:
                 self._waiting.add(self._requests[room])
             case GrammarFailed(room, message, code) if room in self._requests:
                 self._fail(self._requests[room], Failure(code, message))
+            case PagesRestored(number, error):
+                self._cache.finish_restore(number, error)
             case AbortRoom() | GrammarReady() | GrammarFailed():
                 pass  # it has ended meanwhile
             case _:

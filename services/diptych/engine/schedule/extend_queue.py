@@ -4,7 +4,8 @@ Who is admitted next is the waiting queue's choice; if that request does not fit
 starves. A prompt longer than what is left of the token budget is chunked, and its chunk ends the step; so does one for
 which the prompts that are completed before it would wait longer than it is worth.
 
-A request whose prefix another one is computing lets others pass until it can be reused, where that is faster.
+A request whose prefix another one is computing lets others pass until it can be reused, where that is faster; so does
+one whose prefix a tier of the cache is bringing back.
 
 `Packing` is a step that is being filled with parts of prompts, in their order; it says when it is full, and when more
 would not pay.
@@ -119,11 +120,12 @@ class ExtendQueue:
             start = 0 if step.takes_any else self._cache.cached_len(request)
             if not step.takes(request, start):
                 break
-            if not self._cache.admit(request, spare_pages=spare_pages(request)):
+            if self._cache.admit(request, spare_pages=spare_pages(request)):
+                self._waiting.take(request)
+                self.add_admitted(request)
+                step.add(request)
+            elif not self._waiting.set_aside_for_restore():
                 break
-            self._waiting.take(request)
-            self.add_admitted(request)
-            step.add(request)
         return step.chunks
 
     def launch(self, chunks: Iterable[Chunk]) -> list[Request]:

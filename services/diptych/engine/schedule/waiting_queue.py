@@ -12,6 +12,7 @@ back after a pause starts where the others are: time in which nothing was asked 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ from diptych.engine.values.limits import Scheduling
 from diptych.engine.values.request import Request
 
 MAX_ASIDE: Final = 256  # requests: it is asked of each, whenever some may be admitted, whether it still waits
+MAX_RESTORES: Final = 4  # for which a request lets others pass: they may take the memory again that it waits for
 WINDOW: Final = 64  # how many of a tenant's requests, in order of rank, a policy may choose from
 
 Place = tuple[float, int, Request]  # rank, order of arrival
@@ -36,6 +38,11 @@ MANY_TENANTS: Final = 1024
 
 class Reason(Protocol):
     """Why a request does better to wait."""
+
+    @property
+    def until_s(self) -> float:
+        """When it is over at the latest; infinity: an event ends it."""
+        ...
 
     def is_over(self, now_s: float) -> bool: ...
 
@@ -117,6 +124,22 @@ class WaitingQueue:
         self._leave(request)
         self._aside[request.room] = _Aside(request, reason)
         return True
+
+    def set_aside_for_restore(self) -> bool:
+        """Let others pass the next request while its prefix is restored. False: it waits for memory, or goes first."""
+        request = self._next
+        assert request is not None
+        if request.restore is None or request.num_restores >= MAX_RESTORES:
+            return False
+        if not self.set_aside(request.restore):
+            return False
+        request.num_restores += 1
+        return True
+
+    def next_s(self) -> float | None:
+        """Return when one of those that were set aside comes back, if no event brings it back before."""
+        first_s = min((aside.reason.until_s for aside in self._aside.values()), default=math.inf)
+        return None if first_s == math.inf else first_s
 
     def bring_back(self, now_s: float) -> None:
         """Give those that were set aside their places again, as far as they need not wait any longer."""

@@ -24,7 +24,7 @@ from diptych.common.garbage import postponed, spare_what_stays
 from diptych.common.logging import setup
 from diptych.common.members.heartbeat import SharedHeartbeat
 from diptych.common.members.terms import FEATURES, Feature, Terms, bits, terms_to_wire
-from diptych.engine.cache.host_tier import NO_HOST_TIER
+from diptych.engine.cache.host_tier import NO_COPIER
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
@@ -146,7 +146,7 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     runner = hardware.load(source, lambda: None)
     worker.answer(rank_pb2.RankAnswer(is_loaded=True))
     num_slots = num_host_slots(layout, hardware.options)
-    copier = HostPages(hardware.pool_bytes(), layout.page_nbytes, num_slots) if num_slots else NO_HOST_TIER.copier
+    copier = HostPages(hardware.pool_bytes(), layout.page_nbytes, num_slots) if num_slots else NO_COPIER
     spare_what_stays()
     worker.run(runner, RankTransfer(transport, pool) if transport and pool else None, copier)
     worker.close()

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from diptych.engine.cache.host_tier import PageCopier, Slots
+from diptych.engine.cache.host_tier import PageCopier
+from diptych.engine.cache.tier import Slots
 from diptych.engine.tensor_parallel.log_codec import step_to_wire, to_bytes
 from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog
 from diptych.engine.tensor_parallel.ranked_link import ranked_metadata

@@ -16,6 +16,7 @@ import numpy as np
 
 from diptych.common.arrays import I32, I64
 from diptych.engine.cache.radix_node import Node
+from diptych.engine.cache.tier import Restore
 from diptych.engine.lora.registry import NO_ADAPTER
 from diptych.generation.finish import Finish
 from diptych.generation.grammar import Matcher
@@ -87,6 +88,8 @@ class Request:
     row: int = -1  # in the page table; -1: not admitted
     num_pages: int = 0  # in the page table row
     node: Node | None = field(default=None, repr=False)  # locked prefix in the radix tree; None: not admitted
+    restore: Restore | None = None  # of its prefix, for which it waits; None: it was not admitted for another reason
+    num_restores: int = 0  # for which it has let others pass
     page_names: list[int] = field(default_factory=list, repr=False)  # of its whole pages: `prefixes_in_flight`
     end_ids: frozenset[int] = frozenset()  # tokens that end its output
     has_ended: bool = False  # answered; a step that is launched may still compute a token of it
