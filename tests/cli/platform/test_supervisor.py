@@ -16,11 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from diptych.cli.platform.child import Child, End
 from diptych.cli.platform.log_view import LogView
 from diptych.cli.platform.plan import Component
-from diptych.cli.platform.supervisor import ComponentFailed, Supervisor
-from diptych.common.health.liveness import Bounds
+from diptych.cli.platform.supervisor import Child, ComponentFailed, End, Supervisor
+from diptych.common.health.probes import Bounds
 from diptych.common.lifecycle import Stop
 from diptych.common.members.heartbeat import SharedHeartbeat, new_heartbeat
 from diptych.common.process_sight import own_memory

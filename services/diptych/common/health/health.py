@@ -27,7 +27,7 @@ from typing_extensions import TypedDict
 
 from diptych.common.errors import ConfigError
 from diptych.common.health.probes import Probe, Probes, Verdict
-from diptych.common.net.listening import binding
+from diptych.common.net.ports import binding
 from diptych.common.net.reachable import bracketed
 
 logger = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ A retracted request goes to the head of the queue and computes again what is not
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.admission import refuse, turn_away
@@ -25,6 +26,7 @@ from diptych.engine.schedule.sampled import (
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.core_report import CoreCounts, CoreReport, Holders, Load
 from diptych.engine.values.events import (
     AbortRoom,
     Effect,
@@ -37,7 +39,6 @@ from diptych.engine.values.events import (
 )
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
-from diptych.engine.values.scheduler_core import Load
 from diptych.generation.output import Failure, FailureCode, Output, Stats
 from diptych.generation.stop.conditions import end_ids
 
@@ -56,7 +57,7 @@ class AggregatedCore:
         self._requests: dict[int, Request] = {}
         self._deadlines = Deadlines()
         self._effects: list[Effect] = []
-        self.num_retracted = 0  # since start
+        self._counts = CoreCounts()
 
     def handle(self, event: Event, now_s: float) -> None:
         match event:
@@ -121,26 +122,9 @@ class AggregatedCore:
             num_waiting_prompts=self._running.num_prompts,
         )
 
-    @property
-    def num_open_rooms(self) -> int:
-        return len(self._requests)
-
-    @property
-    def num_pages_received(self) -> int:
-        return 0  # nobody writes into this pool
-
-    @property
-    def num_integrity_failures(self) -> int:
-        return 0  # decode checks
-
-    def quarantined_since_s(self) -> float | None:
-        return None  # nobody else writes into this pool
-
-    def page_counts(self) -> dict[str, int]:
-        return self._cache.pool.counts()
-
-    def check(self) -> list[str]:
-        return self._cache.check([*self._running.admitted, *self._running.leaving])
+    def report(self) -> CoreReport:
+        holders = Holders([*self._running.admitted, *self._running.leaving])
+        return CoreReport(len(self._requests), holders, replace(self._counts))
 
     def _start(self, request: Request) -> None:
         known = request.room in self._requests
@@ -191,4 +175,4 @@ class AggregatedCore:
         del self._requests[request.room]
 
     def _count_retraction(self, request: Request) -> None:
-        self.num_retracted += 1
+        self._counts.retractions += 1

@@ -19,7 +19,7 @@ from diptych.router.admission.queue import Claim
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.choose.explain import Explanation
 from diptych.router.keys.caller import Caller
-from diptych.router.observe.metrics import RouterMetrics
+from diptych.router.metrics import RouterMetrics
 from diptych.router.output import End, Piece
 from diptych.router.request import ClientRequest, GenerationRequest
 from diptych.router.serve.execution import Dispatcher, Execution

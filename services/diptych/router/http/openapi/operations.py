@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from diptych.common.drain.drain_api import DrainAnswer
+from diptych.common.drain.draining import DrainAnswer
 from diptych.common.health.health import ProbeAnswer
 from diptych.common.trust.operator_route import OperatorError
 from diptych.router.choose.explain import Explanation

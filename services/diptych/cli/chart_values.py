@@ -1,12 +1,16 @@
 """Decides what a values file of our chart says for a model and a number of workers. Pure.
 
 Rule: a value that the chart can decide by itself is not written. Memory follows from the model where it is known.
+
+`yaml_text` writes plain values as YAML that people like to read: block style, quotes only where they are needed.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +25,10 @@ DEFAULT: Final = "default"  # name of the pools
 MOUNT: Final = "/models"
 SIMULATION: Final = "sim"  # the model that is none
 SMALL: Final = "smollm2"  # the model in the image for CPUs
+Value = Mapping[str, "Value"] | Sequence["Value"] | str | int | float | bool  # a Sequence that is no str
+
+PLAIN: Final = re.compile(r"[A-Za-z_/][\w./-]*")  # and no other word of YAML, such as "no"
+WORDS: Final = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +150,39 @@ def _memory_gib(answers: Answers, facts: ModelFacts | None) -> tuple[int, int] |
         return None
     request = math.ceil(weights_gib + answers.kv_gib + OVERHEAD_GIB)
     return request, request
+
+
+def yaml_text(value: Mapping[str, Value]) -> str:
+    return "".join(f"{line}\n" for line in _lines(value))
+
+
+def _lines(value: Value) -> Iterator[str]:
+    """Yield the lines of a map or list that is not empty."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _entry(f"{_scalar(name)}:", each)
+    elif isinstance(value, Sequence):
+        for each in value:
+            first, *others = [_scalar(each)] if _is_scalar(each) else _lines(each)
+            yield f"- {first}"
+            yield from (f"  {line}" for line in others)
+
+
+def _entry(name: str, value: Value) -> Iterator[str]:
+    if _is_scalar(value):
+        yield f"{name} {_scalar(value)}"
+        return
+    yield name
+    yield from (f"  {line}" for line in _lines(value))
+
+
+def _is_scalar(value: Value) -> bool:
+    return isinstance(value, str) or not isinstance(value, Mapping | Sequence) or not value
+
+
+def _scalar(value: Value) -> str:
+    if isinstance(value, str) and PLAIN.fullmatch(value) and value.lower() not in WORDS:
+        return value
+    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
+        return "{}" if isinstance(value, Mapping) else "[]"
+    return json.dumps(value)

@@ -1,19 +1,38 @@
-"""The router's metrics, in a registry of their own. Durations in seconds."""
+"""The router's metrics, in a registry of their own. Durations in seconds.
+
+`PoolMetrics` has the measures by which pools of workers are scaled: sums over the workers that are ready, as they told
+their load and as fast as the router found them: every router tells about the same.
+
+`KeyUsage` tells what the holders of API keys use. Its labels are the names of configured keys, hence bounded.
+"""
 
 from __future__ import annotations
 
+import collections
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from diptych.common.build_info import tell_version
+from diptych.common.members.instance_names import role_of
+from diptych.common.members.membership import State
 from diptych.common.members.roles import LegKind, Role
+from diptych.common.members.worker_load import computable_tokens, kv_demand
 from diptych.common.refusals import Refusals
 from diptych.generation.output import FailureCode
+from diptych.grammars.checks import GrammarChecks
 from diptych.router.admission.queue import Reason
-from diptych.router.observe.pool_metrics import PoolMember, PoolMetrics
+from diptych.router.choose.fits import Curve
+from diptych.router.keys.caller import KeyHolder
+from diptych.router.keys.callers import Callers
+from diptych.tokens.segment_cache import SegmentCache
+from diptych.v1.bootstrap_pb2 import Instance, WorkerLoad
 from diptych.v1.worker_pb2 import LegStats
 
 LATENCY_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -21,6 +40,8 @@ ANSWER_BUCKETS: Final = (*LATENCY_BUCKETS, 120.0, 300.0, 600.0, 1200.0, 1800.0, 
 GAP_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 1.0, 5.0)
 RATIO_BUCKETS: Final = (0.25, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 4.0, 8.0)
 STAGE_BUCKETS: Final = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+POOL_PREFIX: Final = "diptych_router_pool"
+KEY_PREFIX: Final = "diptych_router_key"
 
 
 class FleetCounts(Protocol):
@@ -158,3 +179,122 @@ class RouterMetrics:
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMember:
+    """One instance, as it counts for its pool."""
+
+    record: Instance
+    load: WorkerLoad
+    prefill: Curve  # seconds to compute prompts there
+
+    @property
+    def pool(self) -> tuple[str, str]:
+        return role_of(self.record), self.record.pool
+
+    @property
+    def state(self) -> State:
+        return State(self.record.state)
+
+    @property
+    def backlog_s(self) -> float:
+        """How long it will compute what waits."""
+        return self.prefill.mean_slope * computable_tokens(self.load)
+
+
+class PoolMetrics(Collector):
+    """Asks for the members at each scrape."""
+
+    def __init__(self, members: Callable[[], Iterable[PoolMember]]) -> None:
+        self._members = members
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: else registering would ask for the members."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        members = tuple(self._members())
+        workers = GaugeMetricFamily(f"{POOL_PREFIX}_workers", "Instances of a pool", labels=("role", "pool", "state"))
+        for (pool, state), count in sorted(
+            collections.Counter((member.pool, member.state) for member in members).items()
+        ):
+            workers.add_metric([*pool, state.name.lower()], count)
+        yield workers
+        ready = [member for member in members if member.state is State.READY]
+        yield _sum("prefill_backlog_seconds", "Time that waiting prompt tokens take", ready, lambda m: m.backlog_s)
+        yield _sum("kv_full_workers", "Sum of KV demands", ready, lambda m: kv_demand(m.load))
+        yield _sum("requests_running", "Requests with pages", ready, lambda m: m.load.num_running)
+        yield _sum("requests_waiting", "Requests that wait", ready, lambda m: m.load.num_waiting)
+
+
+def _sum(name: str, words: str, members: Iterable[PoolMember], value: Callable[[PoolMember], float]) -> Metric:
+    sums: dict[tuple[str, str], float] = {}
+    for member in members:
+        sums[member.pool] = sums.get(member.pool, 0.0) + value(member)
+    family = GaugeMetricFamily(f"{POOL_PREFIX}_{name}", words, labels=("role", "pool"))
+    for pool, total in sorted(sums.items()):
+        family.add_metric(pool, total)
+    return family
+
+
+class KeyUsage(Collector):
+    """Reads the counts of callers."""
+
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._counter("calls", "Calls of the API within the limits of the key", lambda holder: holder.num_calls)
+        yield self._counter("prompt_tokens", "Prompt tokens", lambda holder: holder.prompt_tokens)
+        yield self._counter("output_tokens", "Output tokens, of requests that have ended", lambda h: h.output_tokens)
+        running = GaugeMetricFamily(f"{KEY_PREFIX}_requests_running", "Requests that have not ended", labels=["key"])
+        limited = CounterMetricFamily(f"{KEY_PREFIX}_limited", "Calls refused for a limit", labels=["key", "limit"])
+        for name, holder in self._callers.holders.items():
+            running.add_metric([name], holder.num_running)
+            for limit, count in sorted(holder.refusals.items()):
+                limited.add_metric([name, limit], count)
+        refused = CounterMetricFamily(
+            f"{KEY_PREFIX}_refusals", "Calls refused for their key or its lack", labels=["reason"]
+        )
+        for reason, count in sorted(self._callers.refusals.items()):
+            refused.add_metric([reason], count)
+        yield from (running, limited, refused)
+
+    def _counter(self, name: str, words: str, value: Callable[[KeyHolder], float]) -> Metric:
+        family = CounterMetricFamily(f"{KEY_PREFIX}_{name}", f"{words}, by the name of the key", labels=["key"])
+        for key, holder in self._callers.holders.items():
+            family.add_metric([key], value(holder))
+        return family
+
+
+class GrammarUsage(Collector):
+    """Tells what became of the schemas, patterns and grammars of clients."""
+
+    def __init__(self, checks: GrammarChecks) -> None:
+        self._checks = checks
+
+    def collect(self) -> Iterator[Metric]:
+        words = "Schemas, patterns and grammars of requests, by what became of their check"
+        checks = CounterMetricFamily("diptych_router_grammar_checks", words, labels=["outcome"])
+        for outcome, count in sorted(self._checks.counts.items()):
+            checks.add_metric([outcome], count)
+        yield checks
+        words = "Schemas, patterns and grammars that wait to be checked"
+        yield GaugeMetricFamily("diptych_router_grammar_checks_waiting", words, self._checks.num_waiting)
+
+
+class TokenizerUsage(Collector):
+    """Tells how much of the prompts was known to a cache of tokens."""
+
+    def __init__(self, cache: SegmentCache) -> None:
+        self._cache = cache
+
+    def collect(self) -> Iterator[Metric]:
+        words = "Characters of prompts, by whether their tokens were remembered"
+        chars = CounterMetricFamily("diptych_router_prompt_chars", words, labels=["known"])
+        chars.add_metric(["true"], self._cache.known_chars)
+        chars.add_metric(["false"], self._cache.new_chars)
+        yield chars
+        name, words = "diptych_router_tokenizer_cache_bytes", "Memory that remembered tokens take"
+        yield GaugeMetricFamily(name, words, self._cache.num_bytes)
