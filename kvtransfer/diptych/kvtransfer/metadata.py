@@ -16,7 +16,7 @@ from diptych.kvtransfer.layout import PoolLayout, layout_from_wire, layout_to_wi
 from diptych.kvtransfer.process import ProcessIdentity
 from diptych.v1 import transfer_pb2
 
-VERSION: Final = 2
+VERSION: Final = 3
 UCX: Final = "ucx"
 LINK_KEY_NBYTES: Final = 16
 MAX_ADDRESSES: Final = 64
@@ -80,7 +80,7 @@ def decode(data: bytes, *, like: PoolLayout, backend: str = UCX) -> EngineMetada
             f"transfer metadata with a link key of {len(wire.link_key)} bytes, not {LINK_KEY_NBYTES}"
         )
     layout = _layout(wire)
-    plan.check(plan.Shard.of(layout), plan.Shard.of(like))
+    plan.check(layout, like)
     host, _, namespace = wire.process_scope.partition("/")
     process = ProcessIdentity(host, namespace, wire.pid, wire.process_started)
     return EngineMetadata(

@@ -113,7 +113,7 @@ class Worker:
     ) -> None:
         self.role = role
         self.instance_id = instance_id
-        layout = PoolLayout(num_pages, LAYERS, PAGE, 1, 1, "float32")  # 8 bytes a token and layer: one KV entry
+        layout = PoolLayout.kv(num_pages, LAYERS, PAGE, 1, 1, "float32")  # 8 bytes a token and layer: one KV entry
         self.transport = network.new_transport(instance_id, max_ops)
         pool = self.transport.allocate_pool(layout)
         self.kv = np.frombuffer(pool.buffer, dtype=np.uint64).reshape(-1, LAYERS, PAGE)

@@ -30,7 +30,7 @@ class Scatter:
 
 def open_bench(pool_mib: int, transports: Transports) -> tuple[UcxTransport, HostPool]:
     transport = open_transport(secrets.randbits(64) or 1, options=UcxOptions(transports=transports))
-    layout = PoolLayout(
+    layout = PoolLayout.kv(
         num_pages=(pool_mib << 20) // PAGE_NBYTES,
         num_layers=1,
         page_size=16,

@@ -36,8 +36,12 @@ def reported_load(load: bootstrap_pb2.WorkerLoad, page_size: int) -> WorkerLoad:
 
 def token_bytes(layout: bootstrap_pb2.KvLayout) -> int:
     """Return how much KV a token takes, of all ranks of a worker."""
-    num_heads = layout.share.total_kv_heads or layout.num_kv_heads
-    return 2 * layout.num_layers * num_heads * layout.head_dim * DTYPE_NBYTES.get(layout.dtype, 0)
+    return sum(map(_region_token_bytes, layout.regions))
+
+
+def _region_token_bytes(region: bootstrap_pb2.KvRegion) -> int:
+    rows = len(region.layers) * region.num_planes * region.total_heads
+    return rows * region.head_dim * DTYPE_NBYTES.get(region.dtype, 0)
 
 
 class KnownWorker:
