@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import random
 import statistics
 import time
@@ -27,9 +26,10 @@ from llama_8b import CONFIG, model_folder
 from report import Report, arguments
 
 from diptych.checkpoints.source import open_model
+from diptych.common.members.roles import Role
 from diptych.engine import EngineOptions, SamplingParams
 from diptych.engine.embedded.tokenizer_manager import TokenizerManager
-from diptych.engine.frontend.scheduler_client import ipc_endpoint, new_folder, start_scheduler
+from diptych.engine.frontend.scheduler_client import start_scheduler
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.v1.engine_pb2 import SchedulerReady
@@ -76,19 +76,17 @@ class Burst:
 
 @asynccontextmanager
 async def engine(options: EngineOptions) -> AsyncIterator[tuple[TokenizerManager, SchedulerReady]]:
-    folder = new_folder()
     config = SchedulerConfig(
         component="engine",
         log_format="text",
         log_level="info",  # says which sizes were found
-        endpoint=ipc_endpoint(folder),
-        parent_pid=os.getpid(),
         instance_id=1,
         transports="auto",
         transfer=TransferRules(),
         engine=options,
+        role=Role.LOCAL.value,
     )
-    scheduler = await start_scheduler("diptych.engine.scheduler.process", config, folder)
+    scheduler = await start_scheduler(config)
     try:
         ready = await scheduler.ready()
         manager = TokenizerManager(open_model(options.model, options.load_format).tokenizer(), scheduler)

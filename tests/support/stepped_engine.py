@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from null_runner import NullRunner
 
-from diptych.common.members.roles import LegKind
+from diptych.common.members.roles import LegKind, Role
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.aggregated import AggregatedCore
 from diptych.engine.scheduler.model_worker import TpModelWorkerClient
 from diptych.engine.scheduler.stepping import ModelWorker, OverlappedStepping, Stepping, SynchronousStepping
 from diptych.engine.values.batch import OverlapRunner
@@ -20,13 +19,20 @@ from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTo
 from diptych.engine.values.limits import Limits, Scheduling
 from diptych.engine.values.request import Request, new_request
 from diptych.engine.values.scheduler_core import SchedulerCore
+from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import Output
 from diptych.generation.sampling_params import SamplingParams
 from diptych.grammars.compiler import Compiler
+from diptych.unified.core import UnifiedCore
 
 VOCAB = 1000
 PAGE = 4
 CONTEXT = 256
+
+
+def local_core(cache: KvCache, limits: Limits) -> UnifiedCore:
+    """Return the core of an engine without peers."""
+    return UnifiedCore(cache, limits, TransferRules(), 0, Role.LOCAL)
 
 
 class Engine:
@@ -43,7 +49,7 @@ class Engine:
         runner: OverlapRunner | None = None,
         vocab_size: int = VOCAB,
         compiler: Compiler | None = None,
-        build: Callable[[KvCache, Limits], SchedulerCore] = AggregatedCore,
+        build: Callable[[KvCache, Limits], SchedulerCore] = local_core,
         kind: LegKind | None = None,
         worker: Callable[[OverlapRunner], ModelWorker] = TpModelWorkerClient,
         mixed_step_s: float = math.inf,

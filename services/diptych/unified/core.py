@@ -8,6 +8,7 @@ they take turns while both have something to compute. `Reserve` keeps unified wo
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 from typing import Final
 
 from diptych.common.members.roles import LegKind, Role
@@ -42,7 +43,7 @@ from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesR
 from diptych.prefill.core import PrefillCore
 from diptych.unified.reserve import Reserve, max_tokens
 
-_DEFAULT_KIND: Final = {Role.PREFILL: LegKind.PREFILL, Role.DECODE: LegKind.DECODE}
+_DEFAULT_KIND: Final = {Role.PREFILL: LegKind.PREFILL, Role.DECODE: LegKind.DECODE, Role.LOCAL: LegKind.LOCAL}
 
 RoleCore = PrefillCore | DecodeCore
 
@@ -94,7 +95,7 @@ class UnifiedCore:
             self._refusals.append(Emit(Output(event.request.room, failure=problem)))
         else:
             core = self._prefill if kind is LegKind.PREFILL else self._decode
-            core.handle(event, now_s)
+            core.handle(replace(event, kind=kind), now_s)
 
     def _refuse(self, room: int, kind: LegKind | None) -> Failure | None:
         """What the one core must not take, for reasons that it does not know."""

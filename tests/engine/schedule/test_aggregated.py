@@ -153,7 +153,7 @@ def test_a_request_that_can_never_work_is_refused(engine: Engine, prompt: list[i
 
 
 def test_what_is_beyond_the_longest_queue_is_turned_away_and_the_rest_served(new_engine: NewEngine) -> None:
-    engine = new_engine(scheduling=Scheduling(max_waiting=3))
+    engine = new_engine(max_requests=1, scheduling=Scheduling(max_waiting=2))
     for room in range(1, 6):
         engine.start(room, [room], max_tokens=4)
     engine.run()

@@ -27,14 +27,16 @@ class LegKind(enum.Enum):
 
 
 class Role(enum.Enum):
-    """What a worker serves."""
+    """What a scheduler serves."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     UNIFIED = "unified"
+    LOCAL = "local"  # whole requests, without peers: embedded in a program, and no member of a platform
 
     @property
     def wire(self) -> bootstrap_pb2.Role:
+        """The role of a worker; LOCAL has no number."""
         return _WIRE_ROLES[self]
 
     def serves(self, kind: LegKind) -> bool:

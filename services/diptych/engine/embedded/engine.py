@@ -10,7 +10,6 @@ program's GIL. Methods are safe to call from several threads: requests that over
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from contextlib import aclosing
@@ -21,11 +20,12 @@ from typing import Any, Final, Self, TypeVar
 
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError, InvalidRequest, NotFound
+from diptych.common.members.roles import Role
 from diptych.engine.embedded.data_parallel_controller import DataParallelController
 from diptych.engine.embedded.detokenizer_manager import DetokenizerManager
 from diptych.engine.embedded.dispatch import DispatchName, new_policy
 from diptych.engine.embedded.tokenizer_manager import Scheduler, TokenizerManager
-from diptych.engine.frontend.scheduler_client import SchedulerClient, ipc_endpoint, new_folder, start_scheduler
+from diptych.engine.frontend.scheduler_client import SchedulerClient, start_scheduler
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.codec import logprobs_from_wire
@@ -233,16 +233,14 @@ async def _start(options: EngineOptions, dispatch: DispatchName) -> tuple[Schedu
 
 
 async def _start_group(options: EngineOptions) -> SchedulerClient:
-    folder = new_folder()
     config = SchedulerConfig(
         component="engine",
         log_format="auto",
         log_level="warning",
-        endpoint=ipc_endpoint(folder),
-        parent_pid=os.getpid(),
         instance_id=1,
         transports="auto",
         transfer=TransferRules(),
         engine=options,
+        role=Role.LOCAL.value,
     )
-    return await start_scheduler("diptych.engine.scheduler.process", config, folder)
+    return await start_scheduler(config)

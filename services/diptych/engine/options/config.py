@@ -206,18 +206,19 @@ class SchedulerConfig:
     component: str  # in log lines
     log_format: LogFormat
     log_level: LogLevel
-    endpoint: str  # ZMQ ipc address that the frontend has bound
-    parent_pid: int  # the scheduler ends with this process
     instance_id: int
     transports: Transports  # for workers with peers
     transfer: TransferRules  # for workers with peers
     engine: EngineOptions
-    role: str = Role.UNIFIED.value  # served at start; for workers with peers
+    role: str = Role.UNIFIED.value  # served at start
     kv_backend: KvBackend = "ucx"
     rank: int = 0  # of this process among `engine.tp`; 0 schedules, the others follow
     kv_path: KvPath = "auto"
     kv_require: Requirement = "any"
-    heartbeat_fd: int = -1  # inherited, of rank 0: where its loop says that it comes round; set by `start_scheduler`
+    # set by `start_scheduler`:
+    endpoint: str = ""  # ZMQ ipc address that the frontend has bound
+    parent_pid: int = 0  # the scheduler ends with this process
+    heartbeat_fd: int = -1  # inherited, of rank 0: where its loop says that it comes round
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import Loaded
 from diptych.engine.scheduler import codec
 from diptych.engine.scheduler.inbox import Inbox
-from diptych.engine.scheduler.links.links import SUSPECT_CHECK_S, PeerLinks
+from diptych.engine.scheduler.links.links import SUSPECT_CHECK_S, Links
 from diptych.engine.scheduler.step_watch import StepWatch
 from diptych.engine.scheduler.stepping import Stepping
 from diptych.engine.values.events import (
@@ -92,7 +92,7 @@ class SchedulerLoop:
         core: SchedulerCore,
         stepping: Stepping,
         channel: zmq.Socket[bytes],
-        links: PeerLinks,
+        links: Links,
         grammars: Grammars,
         admin: Admin,
         adapters: Adapters,

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from diptych.common.build_info import tell_version
-from diptych.common.members.roles import LegKind, Role
+from diptych.common.members.roles import WORKER_ROLES, LegKind, Role
 from diptych.common.refusals import Refusals
 from diptych.generation.output import FailureCode
 from diptych.router.admission.queue import Reason
@@ -117,7 +117,7 @@ class RouterMetrics:
 
     def watch(self, fleet: FleetCounts, admission: AdmissionCounts) -> None:
         """Read these gauges from their owners whenever somebody asks."""
-        for role in Role:
+        for role in WORKER_ROLES.values():
             self._legs_open.labels(role.value).set_function(functools.partial(fleet.num_open_legs, role))
             self._cached_pages.labels(role.value).set_function(functools.partial(fleet.num_cached_pages, role))
             self._kv_in_sync.labels(role.value).set_function(functools.partial(fleet.num_in_sync, role))
