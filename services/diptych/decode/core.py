@@ -183,9 +183,11 @@ class DecodeCore:
 
     def suspects(self) -> set[int]:
         """Peers without a link whose writes our quarantine still waits out."""
-        return self._rooms.closing.peers() - self._rooms.linked
+        return self._rooms.closing.peers() - self._rooms.linked if self._rooms.closing else set()
 
     def take_effects(self) -> list[Effect]:
+        if not self._effects:
+            return []
         effects = self._effects.copy()
         self._effects.clear()
         return effects

@@ -173,9 +173,11 @@ class Rooms:
         """End what has waited for too long; ask again who owes us an answer."""
         for request in self._deadlines.due(now_s):
             self.fail(self._rooms[request.room], Failure(FailureCode.DEADLINE, "the request's deadline passed"))
-        for room in self.retracted.overdue(now_s):
-            self.fail(room, Failure(FailureCode.RETRACTED, "KV memory ran out, and did not come back in time"))
-        self._effects += self.closing.ask_again(self.linked, now_s)
+        if self.retracted:
+            for room in self.retracted.overdue(now_s):
+                self.fail(room, Failure(FailureCode.RETRACTED, "KV memory ran out, and did not come back in time"))
+        if self.closing:
+            self._effects += self.closing.ask_again(self.linked, now_s)
 
     def next_s(self) -> float | None:
         """Return when `expire` has something to do."""

@@ -164,12 +164,14 @@ class UnifiedCore:
 
     def take_effects(self) -> list[Effect]:
         """Return those of both. A page passes from one core to the other only when nothing is wanted of it any more."""
-        effects = [*self._refusals, *self._prefill.take_effects(), *self._decode.take_effects()]
-        self._refusals.clear()
-        return effects
+        refusals, self._refusals = self._refusals, []
+        return refusals + self._prefill.take_effects() + self._decode.take_effects()
 
     def load(self) -> Load:
-        prefill, decode = self._prefill.load(), self._decode.load()
+        decode = self._decode.load()
+        if self._role is Role.LOCAL:
+            return decode
+        prefill = self._prefill.load()
         return Load(
             num_waiting=prefill.num_waiting + decode.num_waiting,
             num_running=prefill.num_running + decode.num_running,

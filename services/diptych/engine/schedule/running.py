@@ -74,8 +74,7 @@ class Running:
     def plan(self, now_s: float) -> Step | None:
         """Every running request decodes; prompts share what is left of the token budget, and of the time."""
         decodes = self._decodes()
-        budget = self._pace.budget(self._limits.max_step_tokens - len(decodes), len(decodes))
-        chunks = self._queue.plan(now_s, budget, self.spare_pages)
+        chunks = self._chunks(now_s, len(decodes)) if self._queue else []
         return new_step(decodes, chunks) if decodes or chunks else None
 
     def launch(self, step: Step, now_s: float) -> ForwardBatch:
@@ -153,6 +152,10 @@ class Running:
             self._batch.remove(request)
         else:
             self._queue.remove(request)
+
+    def _chunks(self, now_s: float, num_decoding: int) -> list[Chunk]:
+        budget = self._pace.budget(self._limits.max_step_tokens - num_decoding, num_decoding)
+        return self._queue.plan(now_s, budget, self.spare_pages)
 
     def _cost(self, chunks: Sequence[Chunk]) -> int:
         return sum(self._limits.prompt_cost.of(chunk.start, chunk.num_tokens) for chunk in chunks)

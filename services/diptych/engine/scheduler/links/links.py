@@ -126,7 +126,8 @@ class Links:
         self._linking.expire()
         self._events += self._linking.take_events()
         self._posting.post()
-        self._events.extend(WriterGone(peer) for peer in suspects if self._transport.writer_gone(peer))
+        if suspects:
+            self._events.extend(WriterGone(peer) for peer in suspects if self._transport.writer_gone(peer))
         events = self._events.copy()
         self._events.clear()
         return events
