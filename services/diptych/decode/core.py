@@ -68,7 +68,7 @@ class DecodeCore:
         self._running = Running(cache, limits, retracted, pace, self._note_retraction)
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # for their first pages
         self._effects: list[Effect] = []
-        self._rooms = Rooms(cache, self._waiting, self._running, self._effects)
+        self._rooms = Rooms(cache, self._waiting, self._running, self._effects, limits.retracted_s)
         self._arrivals = Arrivals(cache, limits, self._waiting, self._rooms, self._effects)
         self._grants = Grants(cache, self._waiting, self._running, self._rooms, reserve, limits.prompt_cost)
         self._imports = Imports(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from diptych.decode.phases import Signal
 from diptych.decode.room import DecodeRoom
-
-RETRACTED_S: Final = 30.0  # that a retracted request waits for memory here, before the router tries another pair
 
 
 class RetractedRooms:
     """Those that wait now; a room that resumes or ends is taken out."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
         self._rooms: dict[int, DecodeRoom] = {}
         self.num_retracted = 0  # since start
 
@@ -40,8 +37,8 @@ class RetractedRooms:
 
     def overdue(self, now_s: float) -> list[DecodeRoom]:
         """Return the rooms that have waited for too long."""
-        return [room for room in self._rooms.values() if room.retracted_s + RETRACTED_S <= now_s]
+        return [room for room in self._rooms.values() if room.retracted_s + self._longest_s <= now_s]
 
     def next_s(self) -> float | None:
         """Return when the first is overdue."""
-        return min((room.retracted_s + RETRACTED_S for room in self._rooms.values()), default=None)
+        return min((room.retracted_s + self._longest_s for room in self._rooms.values()), default=None)

@@ -30,14 +30,16 @@ _GIVEN_UP = (Phase.CLOSING, Phase.DISCARDING)
 class Rooms:
     """Rooms by id. What ends here is answered here, in `effects`."""
 
-    def __init__(self, cache: KvCache, waiting: WaitingQueue, running: Running, effects: list[Effect]) -> None:
+    def __init__(
+        self, cache: KvCache, waiting: WaitingQueue, running: Running, effects: list[Effect], retracted_s: float
+    ) -> None:
         self._cache = cache
         self._waiting = waiting
         self._running = running
         self._effects = effects
         self._rooms: dict[int, DecodeRoom] = {}
         self._deadlines = Deadlines()
-        self.retracted = RetractedRooms()
+        self.retracted = RetractedRooms(retracted_s)
         self.closing = ClosingRooms()
         self.num_given_up = 0  # rooms in quarantine
         self.linked: set[int] = set()  # peers

@@ -37,12 +37,12 @@ from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.health import WorkerHealth
 from diptych.engine.frontend.metrics import WorkerMetrics
 from diptych.engine.frontend.metrics_app import metrics_app
-from diptych.engine.frontend.prompt_threads import PromptThreads
 from diptych.engine.frontend.role_api import role_route
 from diptych.engine.frontend.role_change import role_changes
 from diptych.engine.frontend.scheduler_client import SchedulerDied, start_scheduler
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
+from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.options.pool_size import check_pool, likely_device
 from diptych.tokens.tokenizer import stay_in_the_callers_thread
@@ -76,7 +76,7 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: lifecycle
     source = _open(config, role)
     metrics = WorkerMetrics(trust.tls)
     async with contextlib.AsyncExitStack() as stack:
-        prompts = _prompt_threads(config, source)
+        prompts = _tokenizer_manager(config, source)
         stack.callback(prompts.close)
         model_id = source.config.model_id
         starting = [_member(config, trust, role, rank, model_id, metrics, prompts) for rank in range(config.dp)]
@@ -166,7 +166,7 @@ async def _member(
     rank: int,
     model_id: str,
     metrics: WorkerMetrics,
-    prompts: PromptThreads,
+    prompts: TokenizerManager,
 ) -> AsyncIterator[_Member]:
     """Start the scheduler of a group; end it at the exit."""
     secret = InstanceSecret.new()
@@ -210,8 +210,8 @@ def _open(config: WorkerConfig, role: Role) -> ModelSource:
     return source
 
 
-def _prompt_threads(config: WorkerConfig, source: ModelSource) -> PromptThreads:
-    return PromptThreads(
+def _tokenizer_manager(config: WorkerConfig, source: ModelSource) -> TokenizerManager:
+    return TokenizerManager(
         source.tokenizer,
         num_threads=config.tokenizer_threads,
         cache_bytes=config.tokenizer_cache_bytes,

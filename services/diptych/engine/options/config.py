@@ -21,7 +21,7 @@ from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.schedule.step_sizes import GivenSizes
 from diptych.engine.tensor_parallel.rank_id import rank_id
-from diptych.engine.values.limits import Scheduling
+from diptych.engine.values.limits import RETRACTED_S, Scheduling
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.lanes import Requirement
 from diptych.kvtransfer.probe.choice import KvPath
@@ -212,6 +212,7 @@ class SchedulerConfig:
     engine: EngineOptions
     role: str = Role.UNIFIED.value  # served at start
     kv_backend: KvBackend = "ucx"
+    retracted_s: float = RETRACTED_S  # see `Limits`
     rank: int = 0  # of this process among `engine.tp`; 0 schedules, the others follow
     kv_path: KvPath = "auto"
     kv_require: Requirement = "any"

@@ -57,6 +57,7 @@ class SchedulerBase:
             max_requests=self.chosen.sizes.max_requests,
             scheduling=options.scheduling(),
             prompt_cost=prompt_cost(model),
+            retracted_s=self.config.retracted_s,
             mixed_step_s=options.mixed_step_s,
         )
 
