@@ -41,8 +41,8 @@ def test_a_pair_gives_what_one_scheduler_gives(tiny_folder: Path, pair: Engine) 
 
 
 def test_a_prefix_that_prefill_has_computed_is_cached_there(pair: Engine) -> None:
-    prompt = list(range(100, 148))
-    assert [pair.generate(prompt, GREEDY).cached_tokens for _ in range(2)] == [0, 32]
+    prompt = list(range(100, 150))
+    assert [pair.generate(prompt, GREEDY).cached_tokens for _ in range(2)] == [0, 48]
 
 
 def test_a_streams_tokens_come_from_both_halves_in_order(pair: Engine) -> None:
@@ -72,14 +72,14 @@ def test_a_policy_that_nobody_knows_is_refused() -> None:
 def test_pairs_take_turns_and_one_that_lost_its_half_serves_no_more() -> None:
     """Of two prefill schedulers one dies: the other serves on, until the only decode scheduler dies too."""
     with Engine("sim", SIMULATED, prefill=2, decode=1, dispatch="round_robin") as engine:
-        prompt = list(range(48))
-        assert [engine.generate(prompt, GREEDY).cached_tokens for _ in range(4)] == [0, 0, 32, 32]
+        prompt = list(range(50))
+        assert [engine.generate(prompt, GREEDY).cached_tokens for _ in range(4)] == [0, 0, 48, 48]
         psutil.Process(engine.scheduler_pids[0]).kill()
         made = []
         while len(made) < 4:
             with suppress(DiptychError):  # of one that was given to who has just died
                 made.append(engine.generate(prompt, GREEDY).cached_tokens)
-        assert made == [32] * 4
+        assert made == [48] * 4
         stream = engine.stream(prompt, ENDLESS)
         next(stream)
         psutil.Process(engine.scheduler_pids[2]).kill()

@@ -36,13 +36,13 @@ volumes:
 {{- end }}
 
 {{/* Nobody but a router can answer who has asked it: one that hangs leaves the Service, and ends without a drain. One whose pairs are
-     gone stays: it says when to come again. */}}
+     gone stays: it says when to come again. One answer that is late does not count: the others may be leaving just then. */}}
 {{- define "diptych.routerProbes" -}}
 readinessProbe:
   httpGet: {path: /health/answers, port: health}
   periodSeconds: 1
   timeoutSeconds: 1
-  failureThreshold: 1
+  failureThreshold: 2
 livenessProbe:
   httpGet: {path: /health/live, port: health}
   periodSeconds: 1

@@ -18,7 +18,7 @@ USE = """
 from diptych.kernels.gpu import launcher
 launcher.use_it()
 from triton.backends.nvidia.driver import CudaUtils
-print(CudaUtils().launch)
+print(CudaUtils().load_binary)
 """
 
 
