@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from diptych.common.errors import InvalidRequest
+from diptych.common.errors import InternalError, InvalidRequest
 from diptych.engine import Engine, EngineOptions, SamplingParams
 
 SIMULATED = EngineOptions(device="sim", sim_timing=("step=50000",), kv_cache_mib=4)
@@ -64,6 +65,17 @@ def test_a_cancelled_coroutine_aborts_its_request(engine: Engine) -> None:
     asyncio.run(left())
     third = asyncio.run(asyncio.wait_for(engine.async_generate([5] * LONG, PARAMS), TIMEOUT_S))
     assert len(third.token_ids) == 8
+
+
+def test_whoever_still_waits_when_the_engine_is_closed_is_told() -> None:
+    engine = Engine("sim", SIMULATED)
+    stream = engine.stream("once upon", ENDLESS)
+    next(stream)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(list, stream)
+        engine.close()
+        with pytest.raises(InternalError, match="the engine was closed"):
+            waiting.result(TIMEOUT_S)
 
 
 def test_what_is_refused_is_raised_in_the_coroutine(engine: Engine) -> None:

@@ -75,7 +75,7 @@ def test_pairs_take_turns_and_one_that_lost_its_half_serves_no_more() -> None:
         prompt = list(range(50))
         assert [engine.generate(prompt, GREEDY).cached_tokens for _ in range(4)] == [0, 0, 48, 48]
         psutil.Process(engine.scheduler_pids[0]).kill()
-        made = []
+        made: list[int] = []
         while len(made) < 4:
             with suppress(DiptychError):  # of one that was given to who has just died
                 made.append(engine.generate(prompt, GREEDY).cached_tokens)

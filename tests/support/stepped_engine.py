@@ -16,7 +16,7 @@ from diptych.engine.scheduler.model_worker import TpModelWorkerClient
 from diptych.engine.scheduler.stepping import ModelWorker, OverlappedStepping, Stepping, SynchronousStepping
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, GrammarReady, Start
-from diptych.engine.values.limits import Limits, Scheduling
+from diptych.engine.values.limits import RETRACTED_S, Limits, Scheduling
 from diptych.engine.values.request import Request, new_request
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
@@ -53,6 +53,7 @@ class Engine:
         kind: LegKind | None = None,
         worker: Callable[[OverlapRunner], ModelWorker] = TpModelWorkerClient,
         mixed_step_s: float = math.inf,
+        retracted_s: float = RETRACTED_S,
     ) -> None:
         self.cache = KvCache(
             num_pages=num_pages, page_size=PAGE, max_requests=max_requests, max_tokens_per_request=CONTEXT
@@ -64,6 +65,7 @@ class Engine:
             max_step_tokens,
             max_requests,
             scheduling=scheduling or Scheduling(),
+            retracted_s=retracted_s,
             mixed_step_s=mixed_step_s,
         )
         self.core = build(self.cache, limits)

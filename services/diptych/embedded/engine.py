@@ -95,9 +95,7 @@ class Engine:
             lambda: self.tokenizer, num_threads=TOKENIZER_THREADS, cache_bytes=TOKENIZER_CACHE_BYTES
         )
         self._schedulers = AsyncExitStack()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="diptych-engine", daemon=True)
-        self._thread.start()
+        self._loop, self._thread = _run_loop()
         try:
             launching = self._schedulers.enter_async_context(launched(options, roles))
             self._groups, self.context_len = self._wait(launching)
@@ -229,15 +227,17 @@ class Engine:
             attempt.close()
 
     async def _tokenize(self, prompt: Prompt) -> Sequence[int]:
-        prompt_ids: Sequence[int] | None = prompt if not isinstance(prompt, str) else None
-        if isinstance(prompt, str):
-            encoding = self._tokenizers.encode(prompt, self.context_len, add_special_tokens=True, namespace=b"")
-            prompt_ids = await encoding
-        if prompt_ids is None:
-            raise InvalidRequest(words_far_too_long(self.context_len), param="prompt")
+        prompt_ids = await self._encode(prompt) if isinstance(prompt, str) else prompt
         if len(prompt_ids) >= self.context_len:
             raise InvalidRequest(words_too_long(len(prompt_ids), self.context_len), param="prompt")
         return prompt_ids
+
+    async def _encode(self, text: str) -> Sequence[int]:
+        """Return the tokens of a text, with those that the model wants at its beginning."""
+        token_ids = await self._tokenizers.encode(text, self.context_len, add_special_tokens=True, namespace=b"")
+        if token_ids is None:
+            raise InvalidRequest(words_far_too_long(self.context_len), param="prompt")
+        return token_ids
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -250,6 +250,14 @@ class Engine:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _run_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    """Return an event loop that runs, and the thread that it runs in."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="diptych-engine", daemon=True)
+    thread.start()
+    return loop, thread
 
 
 async def _next(parts: AsyncGenerator[_Part, None]) -> _Part | None:

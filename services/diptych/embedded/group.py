@@ -52,7 +52,7 @@ class Group:
         return await self._scheduler.ready()
 
     async def run(self) -> None:
-        """Send what is due and deliver what the scheduler says, until it dies."""
+        """Send what is due and deliver what the scheduler says, until it dies. Legs that are open then are lost."""
         sending = asyncio.create_task(self._send())
         try:
             async for events in self._scheduler.events():
@@ -63,6 +63,7 @@ class Group:
             self._legs.lose_all(f"its scheduler group died: {death}")
         finally:
             sending.cancel()
+            self._legs.lose_all("the engine was closed")
 
     async def stop(self) -> None:
         """End the scheduler. Idempotent."""

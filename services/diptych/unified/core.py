@@ -1,4 +1,4 @@
-"""The scheduler core of every worker: a prefill and a decode core over one KV cache, whatever role is served.
+"""The core of every scheduler: a prefill and a decode core over one KV cache, whatever role is served.
 
 So a role changes without a reload, and what began in a former role still comes to its end. An event goes to the core
 that has its room; a note of a room that nobody has, to the one that hears such notes. A step belongs to one core, and

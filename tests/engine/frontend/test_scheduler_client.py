@@ -16,16 +16,8 @@ TIMEOUT_S = 60.0
 
 
 async def start(model: Path) -> SchedulerClient:
-    config = SchedulerConfig(
-        component="engine",
-        log_format="auto",
-        log_level="warning",
-        instance_id=1,
-        transports="auto",
-        transfer=TransferRules(),
-        engine=EngineOptions(model=str(model), kv_cache_mib=4),
-        role=Role.LOCAL.value,
-    )
+    options = EngineOptions(model=str(model), kv_cache_mib=4)
+    config = SchedulerConfig("engine", "auto", "warning", 1, "auto", TransferRules(), options, Role.LOCAL.value)
     return await start_scheduler(config)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -112,6 +113,22 @@ def test_a_retracted_request_computes_again_and_ends_the_same(new_engine: NewEng
     assert engine.core.num_retracted > 0
     for room, prompt in prompts.items():
         assert engine.tokens(room) == expected_output(prompt, 30, VOCAB)
+
+
+@pytest.mark.parametrize(("retracted_s", "code"), [(30.0, FailureCode.RETRACTED), (math.inf, None)])
+def test_a_retracted_request_waits_for_memory_as_long_as_it_may(
+    new_engine: NewEngine, retracted_s: float, code: FailureCode | None
+) -> None:
+    engine = new_engine(num_pages=12, retracted_s=retracted_s)
+    engine.expect_short_outputs()
+    for room in (1, 2, 3):
+        engine.start(room, [room * 10 + i for i in range(6)], max_tokens=30)
+    while engine.core.num_retracted == 0:
+        engine.step()
+    engine.now_s += 31.0
+    engine.run()
+    failures = [engine.outputs[room][-1].failure for room in (1, 2, 3)]
+    assert {failure.code for failure in failures if failure is not None} == ({code} if code else set())
 
 
 def test_an_abort_frees_everything_and_answers(engine: Engine) -> None:
