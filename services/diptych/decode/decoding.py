@@ -31,13 +31,15 @@ class Decoding:
     def commit(self, result: StepResult, now_s: float) -> None:
         """Take the result of the oldest step launched."""
         step = self._running.commit(now_s)
-        collect_prompt_logprobs(step.chunks, result)
+        if step.chunks:
+            collect_prompt_logprobs(step.chunks, result)
         tokens, others = take_plain(step.sampled, result)
         if tokens.rooms:
             self._effects.append(tokens)
         for row in sampled(step.sampled, result, others):
             self._take_token(row, now_s)
-        self._running.share(step)
+        if step.chunks:
+            self._running.share(step)
 
     def _take_token(self, row: Sampled, now_s: float) -> None:
         request, token_id, logprobs = row

@@ -164,8 +164,11 @@ class UnifiedCore:
 
     def take_effects(self) -> list[Effect]:
         """Return those of both. A page passes from one core to the other only when nothing is wanted of it any more."""
-        refusals, self._refusals = self._refusals, []
-        return refusals + self._prefill.take_effects() + self._decode.take_effects()
+        effects = self._prefill.take_effects() + self._decode.take_effects()
+        if self._refusals:
+            refusals, self._refusals = self._refusals, []
+            return refusals + effects
+        return effects
 
     def load(self) -> Load:
         decode = self._decode.load()

@@ -128,6 +128,8 @@ class Links:
         self._posting.post()
         if suspects:
             self._events.extend(WriterGone(peer) for peer in suspects if self._transport.writer_gone(peer))
+        if not self._events:
+            return []
         events = self._events.copy()
         self._events.clear()
         return events
