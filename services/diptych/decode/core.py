@@ -159,7 +159,8 @@ class DecodeCore:
 
     def commit(self, result: StepResult, now_s: float) -> None:
         self._decoding.commit(result, now_s)
-        self._effects += self._grants.give(now_s)
+        if self._waiting:
+            self._effects += self._grants.give(now_s)
 
     def rooms_of_step(self) -> Set[int]:
         return self._running.rooms_of_step()
@@ -175,7 +176,8 @@ class DecodeCore:
 
     def expire(self, now_s: float) -> None:
         self._rooms.expire(now_s)
-        self._effects += self._grants.give(now_s)
+        if self._waiting:
+            self._effects += self._grants.give(now_s)
 
     def next_deadline_s(self) -> float | None:
         times = (self._rooms.next_s(), self._grants.next_s())

@@ -70,8 +70,6 @@ class Grants:
     def give(self, now_s: float) -> list[Effect]:
         """Grant what can be granted; those retracted go first."""
         effects: list[Effect] = []
-        if not self._waiting:
-            return effects
         self._waiting.bring_back(now_s)
         while self._waiting.has_next and self._cache.has_row and not self._rooms.retracted:
             request = self._waiting.peek(now_s)

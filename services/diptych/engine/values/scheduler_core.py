@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.events import Effect, Event
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How busy a scheduler is."""
+class Load(NamedTuple):
+    """How busy a scheduler is. Made in every step."""
 
     num_waiting: int
     num_running: int
