@@ -71,7 +71,7 @@ class Scheduler:
     async def start_leg(
         self, room: int, prompt: Sequence[int], max_tokens: int, kind: worker_pb2.LegKind, peer: int = 0
     ) -> None:
-        sampling = inference_pb2.SamplingParams(max_tokens=max_tokens, ignore_eos=True, top_p=1.0)
+        sampling = inference_pb2.SamplingParams(max_tokens=max_tokens, temperature=0, top_p=1, ignore_eos=True)
         leg = worker_pb2.StartLeg(
             room=room, prompt_token_ids=prompt, sampling=sampling, peer_instance_id=peer, kind=kind
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flat_request import flat_request
 from null_runner import NullRunner
 
 from diptych.decode.core import DecodeCore
@@ -358,7 +359,7 @@ class Pair:
         self, side: Side, peer: int, room: int, prompt: list[int], max_tokens: int, fields: dict[str, Any]
     ) -> None:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        request = new_request(room, np.array(prompt, dtype=np.int64), params, arrival_s=self.now_s, **fields)
+        request = flat_request(room, np.array(prompt, dtype=np.int64), params, arrival_s=self.now_s, **fields)
         side.core.handle(Start(request, peer), self.now_s)
         side.collect()
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import graphlib
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +73,13 @@ def test_every_import_contract_is_kept() -> None:
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stdout
+
+
+def test_no_modules_import_each_other_in_a_circle(pyproject: dict[str, Any]) -> None:
+    """Imports for type checkers count: who reads one module of a circle has to read them all."""
+    graph = grimp.build_graph(*pyproject["tool"]["importlinter"]["root_packages"], cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    graphlib.TopologicalSorter(imports).prepare()  # raises `CycleError`, which names the modules
 
 
 def test_no_rule_asks_what_time_it_is() -> None:

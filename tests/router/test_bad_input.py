@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import socket
 import sys
@@ -307,6 +308,18 @@ def test_garbage_is_refused(cluster: Cluster, path: str, body: bytes) -> None:
     status, answer = cluster.post(path, body)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert answer["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/tokenize"])
+def test_a_compressed_body_is_refused_unread(cluster: Cluster, path: str) -> None:
+    connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=200)
+    body = gzip.compress(b'{"prompt": "p", "max_tokens": 1}')
+    connection.request("POST", path, body, headers={"content-encoding": "gzip"})
+    answer = connection.getresponse()
+    assert (answer.status, b"content-encoding" in answer.read()) == (415, True)
+    connection.request("POST", "/v1/completions", b'{"prompt": "p"}', headers={"content-encoding": "identity"})
+    assert connection.getresponse().status == 200
+    connection.close()
 
 
 @pytest.mark.parametrize("chunked", [False, True])

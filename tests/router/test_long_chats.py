@@ -13,11 +13,10 @@ import pytest
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.http.anthropic.messages_request import MessagesRequest
 from diptych.router.http.openai.responses_request import ResponsesRequest
-from diptych.router.request import ChatPrompt
+from diptych.router.request import ChatPrompt, ClientRequest
 from diptych.router.served_model import ServedModel
 from diptych.router.text.tokenization import Tokenization
 from diptych.router.text.tool_prompt import told_in_words
-from diptych.router.wish import Wish
 from diptych.tokens.chat_template import ChatTemplate
 from diptych.tokens.tokenizer import Tokenizer
 
@@ -102,7 +101,7 @@ def test_what_takes_long_to_render_is_rendered_in_the_pool(
     watched = [Watched(role="assistant", **{"content": "", **message}) for message in messages]
     for message in watched:
         message.threads = set()
-    asyncio.run(tokenization.tokenize(Wish("", [ChatPrompt(watched)], SamplingParams(), None, None), 10**9))
+    asyncio.run(tokenization.tokenize(ClientRequest("", [ChatPrompt(watched)], SamplingParams(), None, None), 10**9))
     tokenization.close()
     here = threading.current_thread().name
     assert {message.threads == {here} for message in watched} == {is_inline}

@@ -33,6 +33,23 @@ def test_http(cluster: Cluster, fields: dict[str, Any], headers: dict[str, str],
     assert legs(cluster) == {leg}
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": "p"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "p"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "p"}], "max_tokens": 4}),
+        ("/v1/responses", {"input": "p"}),
+        ("/generate", {"text": "p"}),
+    ],
+)
+def test_every_api_takes_them(cluster: Cluster, path: str, fields: dict[str, Any]) -> None:
+    status, _ = cluster.post(path, {**fields, "priority": 3, "cache_salt": "salt"}, {"x-tenant": "gold"})
+    assert status == 200
+    assert legs(cluster) == {(3, "gold")}
+    assert {worker.started[-1].cache_salt for worker in cluster.workers} == {b"salt"}
+
+
 def test_grpc(cluster: Cluster) -> None:
     with grpc.insecure_channel(cluster.grpc_target) as channel:
         inference_pb2_grpc.InferenceStub(channel).Generate(GenerateRequest(text="p", priority=7, tenant="gold"))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from flat_request import flat_request
 from null_runner import NullRunner
 
 from diptych.common.members.roles import LegKind, Role
@@ -17,7 +18,7 @@ from diptych.engine.scheduler.stepping import ModelWorker, OverlappedStepping, S
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, GrammarReady, Start
 from diptych.engine.values.limits import RETRACTED_S, Limits, Scheduling
-from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.request import Request
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import Output
@@ -86,7 +87,7 @@ class Engine:
         return self.start_with(room, prompt, params, **fields)
 
     def start_with(self, room: int, prompt: list[int], params: SamplingParams, **fields: Any) -> Request:
-        request = new_request(room, np.array(prompt, dtype=np.int64), params, arrival_s=self.now_s, **fields)
+        request = flat_request(room, np.array(prompt, dtype=np.int64), params, arrival_s=self.now_s, **fields)
         self.core.handle(Start(request, kind=self._kind), self.now_s)
         self.collect()
         return request

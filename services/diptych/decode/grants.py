@@ -106,7 +106,7 @@ class Grants:
         """Whether the other room's prompt is computed before that of `room`, by the same worker, and soon ends."""
         other = self._rooms[coming.bringer.request.room]
         is_short = coming.bringer.num_pages <= 2 * coming.num_pages
-        return is_short and other.request.is_ready and other.request.priority >= room.request.priority
+        return is_short and other.request.is_ready and other.request.account.priority >= room.request.account.priority
 
     def _admit(self, request: Request) -> bool:
         importing = [room.request for room in self._rooms if room.phase is Phase.IMPORTING]

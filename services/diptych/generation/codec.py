@@ -2,30 +2,73 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
 from diptych.generation.grammar import Grammar, GrammarKind, Preamble
 from diptych.generation.logprobs import TokenLogprobs
+from diptych.generation.request_groups import Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
-from diptych.v1 import inference_pb2
+from diptych.v1 import inference_pb2, worker_pb2
+
+MAX_TIMEOUT_MS: Final = 2**32 - 1  # that a leg holds
+
+_OPTIONAL: Final[Sequence[Any]] = (  # sampling parameters that a client may leave to their default
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "logprobs",
+    "prompt_logprobs",
+)
+
+
+def account_from_wire(wire: inference_pb2.GenerateRequest | worker_pb2.StartLeg) -> Account:
+    """Clients of the gRPC API and routers say it in the same words."""
+    return Account(wire.tenant, wire.priority)
+
+
+def hints_from_wire(leg: worker_pb2.StartLeg) -> Hints:
+    return Hints(leg.cache_salt, leg.lora)
+
+
+def life_from_wire(leg: worker_pb2.StartLeg, now_s: float) -> Life:
+    return Life(leg.request_id, now_s, now_s + leg.timeout_ms / 1000 if leg.timeout_ms else math.inf)
+
+
+def leg_to_wire(account: Account, hints: Hints, life: Life, now_s: float) -> worker_pb2.StartLeg:
+    """Return a leg that says this, and nothing else yet."""
+    return worker_pb2.StartLeg(
+        tenant=account.tenant,
+        priority=account.priority,
+        cache_salt=hints.cache_namespace,
+        lora=hints.adapter,
+        request_id=life.request_id,
+        timeout_ms=_timeout_ms(life.deadline_s - now_s),
+    )
+
+
+def _timeout_ms(left_s: float) -> int:
+    """Return what a leg is told of its client's deadline; of silence the router judges, who hears both legs."""
+    return 0 if left_s == math.inf else min(MAX_TIMEOUT_MS, max(1, round(left_s * 1000)))
 
 
 def params_from_wire(wire: inference_pb2.SamplingParams) -> SamplingParams:
+    """Return what is said; but for stop strings and regular expressions, as below."""
+    said = {name: getattr(wire, name) for name in _OPTIONAL if wire.HasField(name)}
     return SamplingParams(
-        max_tokens=wire.max_tokens,
-        temperature=wire.temperature,
-        top_p=wire.top_p,
-        top_k=wire.top_k,
-        seed=wire.seed,
+        **said,
         stop_token_ids=tuple(wire.stop_token_ids),
         ignore_eos=wire.ignore_eos,
-        min_p=wire.min_p,
-        frequency_penalty=wire.frequency_penalty,
-        presence_penalty=wire.presence_penalty,
-        repetition_penalty=wire.repetition_penalty or 1.0,
         logit_bias=dict(wire.logit_bias),
         allowed_token_ids=tuple(wire.allowed_token_ids),
-        min_tokens=wire.min_tokens,
-        logprobs=wire.logprobs if wire.HasField("logprobs") else None,
-        prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
         grammar=grammar_from_wire(wire.grammar),
     )
 

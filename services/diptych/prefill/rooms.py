@@ -6,6 +6,7 @@ Only then does decode hear "no more writes", and the room is forgotten. A room t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -123,8 +124,7 @@ class Rooms:
     def expire(self, now_s: float) -> None:
         """End rooms whose deadline has passed; ask again where decode owes an answer."""
         for room in [room for room in self if room.phase not in _ENDED]:
-            deadline_s = room.request.deadline_s
-            if deadline_s is not None and deadline_s <= now_s:
+            if room.request.life.deadline_s <= now_s:
                 self.fail(room, Failure(FailureCode.DEADLINE, "the request's deadline passed"))
             elif room.waits_for_ack and room.hand_off_s + self._ack_timeout_s <= now_s:
                 words = f"decode did not acknowledge the KV within {self._ack_timeout_s:g} s"
@@ -135,7 +135,8 @@ class Rooms:
     def next_s(self) -> float | None:
         """Return when `expire` has something to do."""
         waiting = [room for room in self if room.phase not in _ENDED]
-        times = [room.request.deadline_s for room in waiting if room.request.deadline_s is not None]
+        deadlines = (room.request.life.deadline_s for room in waiting)
+        times = [deadline_s for deadline_s in deadlines if deadline_s < math.inf]
         for room in waiting:
             if room.waits_for_ack:
                 times += [room.asked_s + RETRY_S, room.hand_off_s + self._ack_timeout_s]

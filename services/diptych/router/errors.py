@@ -47,6 +47,12 @@ class PayloadTooLarge(InvalidRequest):
     http_status = 413
 
 
+class UnreadableEncoding(InvalidRequest):
+    """The body is compressed."""
+
+    http_status = 415
+
+
 class BodyCutOff(InvalidRequest):
     """The client left before its body was complete."""
 

@@ -1,25 +1,24 @@
-"""The values that flow through the router's stages.
+"""What a request is on its way to the workers: as the client said it, and as each of its prompts is to be continued.
 
-What comes with each token is a named tuple: it is made in a fraction of the time that a frozen dataclass takes.
+Rule: a later form holds the earlier one, and copies no field of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from diptych.common.members.roles import LegKind
-from diptych.generation.finish import Finish
+from diptych.generation.grammar import Preamble
 from diptych.generation.leg_prompt import BYTES_PER_TOKEN
-from diptych.generation.logprobs import TokenLogprobs, join
+from diptych.generation.request_groups import NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.choose.routing import DEFAULT_ROUTING, Routing
+from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import ANYBODY, Caller
-from diptych.router.text.parsing.parts import Content, MessageParser, Part
-from diptych.router.tracing.record import CallTrace
-from diptych.router.workers.worker_view import Pair
-from diptych.v1.worker_pb2 import LegStats
+from diptych.router.text.parsing.parts import MessageParser
+from diptych.router.text.parsing.tool_use import NO_TOOLS, ToolUse
+from diptych.router.tracing.record import NO_TRACE, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +55,46 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """What a client asks for, as it was said: nothing of it has been looked at yet. `None` is the model's default."""
+
+    model: str  # or an adapter; empty: the only model
+    prompts: Sequence[Prompt]
+    params: SamplingParams  # but for `max_tokens` and `seed`
+    max_tokens: int | None = None
+    seed: int | None = None
+    account: Account = NO_ACCOUNT
+    hints: Hints = NO_HINTS  # without an adapter until its model is known
+    life: Life = NO_LIFE  # on the monotonic clock
+    num_choices: int = 1  # of each prompt
+    best_of: int | None = None  # outputs to make of each prompt, of which `num_choices` are chosen; None: those only
+    stream: bool = False  # the answer is wanted as it comes
+    wants_report: bool = False  # the caller wants the measurements of both legs
+    echo: bool = False  # answers begin with the prompt
+    shows_prompt: bool = False  # answers have the prompt's tokens
+    only_reads: bool = False  # what is output is not shown, nor counted: the prompts are to be scored, or shown
+    shows_special: bool = False  # outputs show special tokens as the texts that they are, but for those that end them
+    tool_use: ToolUse = NO_TOOLS  # of a chat
+    caller: Caller = ANYBODY  # whose allowance it counts against
+    routing: Routing = DEFAULT_ROUTING
+    trace: Trace = NO_TRACE
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether outputs must match a grammar."""
+        return self.params.grammar is not None or self.tool_use.is_forced
+
+    @property
+    def num_made(self) -> int:
+        """Outputs to make of each prompt."""
+        return self.num_choices if self.best_of is None else self.best_of
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.prompts) * self.num_made
+
+
+@dataclass(frozen=True, slots=True)
 class Echo:
     """The prompt, as the answer is to repeat it."""
 
@@ -79,6 +118,22 @@ class PromptText:
 
 
 @dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A prompt as tokens, in an array; or as the text that workers will make tokens of."""
+
+    ids: Sequence[int] = ()  # at least one, and fewer than the context holds; none where there is `text`
+    echo: Echo | None = None  # None: the answer does not begin with the prompt
+    new_parser: Callable[[], MessageParser] | None = None  # of a chat's message; None: all of the output is content
+    preamble: Preamble | None = None  # of outputs with a grammar
+    text: PromptText | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """About as many, where workers tokenise it."""
+        return len(self.ids) if self.text is None else self.text.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """How soon the first token of a request was expected."""
 
@@ -90,145 +145,15 @@ class Prediction:
 class GenerationRequest:
     """One prompt that is to be continued once. Valid, and complete but for the workers that will serve it."""
 
-    request_id: str
-    prompt_ids: Sequence[int]  # at least one, and fewer than the context holds; none where there is `text`
+    client: ClientRequest
+    prompt: Tokenized
     params: SamplingParams
-    arrival_s: float  # on the monotonic clock
-    deadline_s: float  # the client's, likewise; infinite: none
     silence_s: float  # it ends when no token has come for so long
-    wants_report: bool = False  # the caller wants the measurements of both legs
-    cache_namespace: bytes = b""  # prompts of different ones share no cached KV
-    echo: Echo | None = None  # None: the answer does not begin with the prompt
-    only_reads: bool = False  # what is output is not shown, nor counted
-    shows_special: bool = False  # special tokens have text, but for those that end the output
-    new_parser: Callable[[], MessageParser] | None = None  # of a chat's message; None: all of the output is content
-    priority: int = 0  # higher first
-    tenant: str = ""  # whose share of the workers it counts against
-    adapter: str = ""  # to run with; empty: none
-    caller: Caller = ANYBODY  # whose allowance its output counts against
-    routing: Routing = DEFAULT_ROUTING
-    text: PromptText | None = None  # the prompt, where the router has not tokenised it
     prediction: Prediction | None = None  # None: nobody asked for one
-    trace: CallTrace | None = None  # of the call that it was made for; None: nobody follows it
-
-    @property
-    def prompt_len(self) -> int:
-        """Tokens of the prompt; about as many, where workers tokenise it."""
-        return len(self.prompt_ids) if self.text is None else self.text.num_tokens
 
 
-class Delta(NamedTuple):
-    """New output tokens. `finish` is set in the last delta."""
-
-    token_ids: Sequence[int]
-    finish: Finish | None = None
-    logprobs: TokenLogprobs | None = None  # of `token_ids`, if wanted
-    prompt_logprobs: TokenLogprobs | None = None  # in the first delta, if wanted: of the prompt but its first token
-
-    def of_prompt(self) -> Delta:
-        """What is left of it where only the prompt is to be read."""
-        logprobs = None if self.logprobs is None else self.logprobs.span(0, 0)
-        return Delta((), None if self.finish is None else Finish.LENGTH, logprobs, self.prompt_logprobs)
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What the legs of the last attempt measured. A leg that has not ended well is missing, or incomplete."""
-
-    pair: Pair
-    room: int
-    stats: Mapping[LegKind, LegStats]
-    told: frozenset[LegKind]  # the legs that have said their last word
-    is_whole: bool  # all have
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of a finished request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int  # of the prompt
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """How a request ended."""
-
-    finish: Finish
-    usage: Usage
-    report: Report | None = None  # if the request wanted one
-    stop: str = ""  # the stop string at which it ended, if one did
-    stop_token: int | None = None  # the token at which it ended, if one did
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Log-probabilities of consecutive tokens of an answer, and where each begins in its text, in characters."""
-
-    token_ids: Sequence[int]
-    logprobs: TokenLogprobs  # one less than tokens if they begin with a prompt's first, which has none
-    offsets: Sequence[int]
-
-
-class Piece(NamedTuple):
-    """New text for the client, and the tokens it came from. `end` is set in the last piece."""
-
-    text: str
-    token_ids: Sequence[int]
-    end: End | None = None
-    scores: Scores | None = None  # of `token_ids`, if wanted
-    prompt: Scores | None = None  # in the first piece, if wanted
-    read: Sequence[Part] | None = None  # a chat's `text` as its parser reads it, which may lag; None: all is content
-
-    @property
-    def parts(self) -> Sequence[Part]:
-        """What a chat shows of this piece."""
-        if self.read is not None:
-            return self.read
-        return (Content(self.text),) if self.text else ()
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """All pieces of a finished request as one."""
-
-    text: str
-    token_ids: Sequence[int]
-    end: End
-    scores: Scores | None = None
-    prompt: Scores | None = None
-    parts: Sequence[Part] = ()  # of a chat's message
-
-
-def total_usage(usages: Sequence[Usage], num_made: int) -> Usage:
-    """Return the sum; a prompt counts once, however many outputs (`num_made`) were made of it."""
-    prompts = usages[::num_made]
-    return Usage(
-        sum(usage.prompt_tokens for usage in prompts),
-        sum(usage.completion_tokens for usage in usages),
-        sum(usage.cached_tokens for usage in prompts),
-    )
-
-
-def whole(pieces: Sequence[Piece]) -> Output:
-    """Return what the pieces of a request, the last one included, are together."""
-    end = pieces[-1].end
-    assert end is not None, "a stream ends with its last piece"
-    scores = [piece.scores for piece in pieces if piece.scores is not None]
-    return Output(
-        "".join([piece.text for piece in pieces]),
-        [token_id for piece in pieces for token_id in piece.token_ids],
-        end,
-        _join_scores(scores) if scores else None,
-        pieces[0].prompt,
-        [part for piece in pieces for part in piece.parts],
-    )
-
-
-def _join_scores(parts: Sequence[Scores]) -> Scores:
-    return Scores(
-        [token_id for part in parts for token_id in part.token_ids],
-        join([part.logprobs for part in parts]),
-        [offset for part in parts for offset in part.offsets],
-    )
+def request_for_tokens(model: str, prompt: Prompt, caller: Caller) -> ClientRequest:
+    """Return a request for no more than a prompt's tokens: those the router makes, wherever others are made."""
+    params = SamplingParams(prompt_logprobs=0)
+    account, hints = Account(caller.name), hints_of(caller.cache_owner, "")
+    return ClientRequest(model, [prompt], params, account=account, hints=hints, caller=caller)

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import numpy as np
+from flat_request import flat_request
 
 from diptych.engine.schedule.deadlines import MIN_COMPACTED, Deadlines
-from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.request import Request
 from diptych.generation.sampling_params import SamplingParams
 
 
 def request(room: int, deadline_s: float | None) -> Request:
-    return new_request(room, np.arange(3), SamplingParams(), deadline_s=deadline_s)
+    return flat_request(room, np.arange(3), SamplingParams(), deadline_s=deadline_s)
 
 
 def test_each_is_due_once_the_earliest_first() -> None:

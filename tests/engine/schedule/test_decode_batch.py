@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+from flat_request import flat_request
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.decode_batch import DecodeBatch
@@ -15,7 +16,7 @@ def running(
 ) -> Request:
     """A request of 4 prompt tokens and some output, the last of which has no KV yet."""
     params = SamplingParams(max_tokens=max_tokens)
-    request = new_request(room, np.arange(4) + 10 * room, params, priority=priority)
+    request = flat_request(room, np.arange(4) + 10 * room, params, priority=priority)
     for token_id in range(num_output_tokens - 1):
         request.append(token_id)
     assert cache.admit(request)

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from flat_request import flat_request
 from null_runner import NullRunner, expected_output
 from random_schemas import random_schema
 from stepped_engine import local_core
@@ -50,7 +51,7 @@ class Engine:
 
     def start(self, room: int, grammar: Grammar | None, deadline_s: float | None = None, **params: Any) -> None:
         sampling = SamplingParams(**{"max_tokens": CONTEXT - 3, "temperature": 0.0, "grammar": grammar, **params})
-        request = new_request(room, np.array([1, 2, room % VOCAB]), sampling, deadline_s=deadline_s)
+        request = flat_request(room, np.array([1, 2, room % VOCAB]), sampling, deadline_s=deadline_s)
         self.core.handle(Start(request), 0.0)
         self.collect()
 

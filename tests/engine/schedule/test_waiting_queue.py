@@ -5,19 +5,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from flat_request import flat_request
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.policies import POLICIES
 from diptych.engine.schedule.waiting_queue import MAX_ASIDE, WaitingQueue, new_waiting_queue
 from diptych.engine.values.limits import Scheduling
-from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.request import Request
 from diptych.generation.sampling_params import SamplingParams
 
 
 def request(room: int, tenant: str = "", arrival_s: float = 0.0, priority: int = 0, length: int = 8) -> Request:
     prompt = np.arange(length) + 100 * room
     params = SamplingParams(max_tokens=4)
-    return new_request(room, prompt, params, tenant=tenant, arrival_s=arrival_s, priority=priority)
+    return flat_request(room, prompt, params, tenant=tenant, arrival_s=arrival_s, priority=priority)
 
 
 def queue(policy: str = "fcfs", **weights: float) -> WaitingQueue:

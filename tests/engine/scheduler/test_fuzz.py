@@ -20,6 +20,7 @@ from diptych.engine.schedule.admission import refuse
 from diptych.engine.scheduler import codec
 from diptych.engine.tensor_parallel import log_codec
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
+from diptych.generation.request_groups import MAX_PRIORITY
 from diptych.v1 import inference_pb2, rank_pb2, worker_pb2
 
 MAX_TOKENS, VOCAB = 64, 100
@@ -64,7 +65,7 @@ def legs() -> st.SearchStrategy[worker_pb2.StartLeg]:
         num_prior_output_tokens=st.integers(0, 80) | U32,
         timeout_ms=U32,
         cache_salt=st.binary(max_size=40),
-        priority=I32,
+        priority=st.integers(-MAX_PRIORITY, MAX_PRIORITY) | I32,
         tenant=st.text(max_size=5),
         compat=st.sampled_from(("", "other")),
         kind=I32,

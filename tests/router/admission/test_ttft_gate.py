@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 
 from diptych.common.errors import Overloaded
+from diptych.generation.request_groups import Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.admission.queue import Reason
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.choose.routing import Routing
-from diptych.router.request import GenerationRequest, Prediction
+from diptych.router.request import ClientRequest, GenerationRequest, Prediction, Tokenized
 
 
 class World:
@@ -34,7 +35,8 @@ class World:
     def check_call(self, num_requests: int, slo_s: float | None, spent_s: float = 0.0) -> list[Prediction | None]:
         arrival_s = self.now_s - spent_s
         params, routing = SamplingParams(max_tokens=9), Routing(ttft_slo_s=slo_s)
-        request = GenerationRequest("r", [1], params, arrival_s, deadline_s=99.0, silence_s=600.0, routing=routing)
+        client = ClientRequest("", [], params, life=Life("r", arrival_s, deadline_s=99.0), routing=routing)
+        request = GenerationRequest(client, Tokenized([1]), params, silence_s=600.0)
         return [passed.prediction for passed in self.gate.check([request] * num_requests)]
 
 
@@ -71,9 +73,9 @@ def test_the_operator_may_set_a_limit_for_those_who_ask_for_none() -> None:
 
 def test_predictions_are_corrected_by_what_came_true() -> None:
     world = World(0.5)
-    request = GenerationRequest(
-        "r", [1], SamplingParams(), 10.0, 99.0, 600.0, routing=Routing(ttft_slo_s=1.0), prediction=Prediction(10.0, 0.5)
-    )
+    params, life = SamplingParams(), Life("r", 10.0, 99.0)
+    client = ClientRequest("", [], params, life=life, routing=Routing(ttft_slo_s=1.0))
+    request = GenerationRequest(client, Tokenized([1]), params, 600.0, Prediction(10.0, 0.5))
     world.now_s = 11.5
     for _ in range(20):
         world.gate.learn(request)

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from diptych.generation.request_groups import Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.choose.explain import Explanations
-from diptych.router.request import GenerationRequest
+from diptych.router.request import ClientRequest, GenerationRequest, Tokenized
 from diptych.v1 import bootstrap_pb2, worker_pb2
 from diptych.v1.worker_pb2 import LegStats
 
@@ -77,7 +78,9 @@ def test_the_oldest_are_forgotten() -> None:
 
 def test_the_first_token_is_predicted_once_speeds_are_known(start_cluster: Callable[..., Any]) -> None:
     cluster = start_cluster(policy="pair_cost")
-    request = GenerationRequest("r", [1] * 500, SamplingParams(max_tokens=4), 0.0, 1.0, 600.0)
+    params = SamplingParams(max_tokens=4)
+    client = ClientRequest("", [], params, life=Life("r", 0.0, 1.0))
+    request = GenerationRequest(client, Tokenized([1] * 500), params, 600.0)
     selector = cluster.router.dispatcher.selector
     assert selector.predict_ttft(request) is None
     stats = LegStats(compute_us=200_000)

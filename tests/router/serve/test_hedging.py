@@ -9,7 +9,7 @@ import pytest
 
 from diptych.common.members.roles import LegKind
 from diptych.generation.output import FailureCode
-from diptych.router.request import Delta
+from diptych.router.output import Delta
 from diptych.router.serve.attempt import AttemptFailed
 from diptych.router.serve.failure import LegFailure
 from diptych.router.serve.hedging import MAX_SAVED, Hedging, first_answer

@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from diptych.generation.finish import Finish
-from diptych.router.request import End, Piece, Usage
+from diptych.router.output import End, Piece, Usage
 from diptych.router.serve.interleave import PIECES_AHEAD, interleave
 
 END = End(Finish.STOP, Usage(1, 2, 0))

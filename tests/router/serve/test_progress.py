@@ -8,8 +8,9 @@ import pytest
 from diptych.common.members.roles import LegKind
 from diptych.generation.finish import Finish
 from diptych.generation.output import FailureCode
+from diptych.generation.request_groups import Life
 from diptych.generation.sampling_params import SamplingParams
-from diptych.router.request import GenerationRequest, PromptText
+from diptych.router.request import ClientRequest, GenerationRequest, PromptText, Tokenized
 from diptych.router.serve.failure import LegFailure
 from diptych.router.serve.progress import (
     BACKOFF_S,
@@ -24,7 +25,9 @@ from diptych.router.workers.worker_view import Pair
 EOS = 99
 PAIR = Pair(1, 2)
 PARAMS = SamplingParams(max_tokens=100, seed=7)
-REQUEST = GenerationRequest("r", [1, 2, 3], PARAMS, arrival_s=0.0, deadline_s=60.0, silence_s=600.0)
+LIFE = Life("r", arrival_s=0.0, deadline_s=60.0)
+CLIENT = ClientRequest("", [], PARAMS, life=LIFE)
+REQUEST = GenerationRequest(CLIENT, Tokenized([1, 2, 3]), PARAMS, silence_s=600.0)
 LOST = LegFailure(LegKind.DECODE, FailureCode.PEER_LOST, "gone", session_lost=True)
 LEAVING = LegFailure(LegKind.DECODE, FailureCode.HANDED_BACK, "the worker is leaving")
 LIMITS = RetryLimits(first_wait_s=2.0, lost_wait_s=10.0)
@@ -192,7 +195,7 @@ def test_much_output_makes_earlier_failures_forgotten() -> None:
 
 def test_a_text_s_room_for_output_is_known_once_a_worker_has_tokenised_it() -> None:
     text = PromptText(b"some words", add_special_tokens=True, context_len=60, param="prompt")
-    state = Progress(replace(REQUEST, prompt_ids=[], text=text), frozenset({EOS}), LIMITS, Middle())
+    state = Progress(replace(REQUEST, prompt=Tokenized(text=text)), frozenset({EOS}), LIMITS, Middle())
     assert (state.prompt_len, state.params.max_tokens) == (3, 100)
     state.tokenized(10)
     state.add([4, 5])

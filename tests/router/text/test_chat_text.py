@@ -10,13 +10,12 @@ import pytest
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Grammar, Preamble
 from diptych.generation.sampling_params import SamplingParams
-from diptych.router.request import ChatPrompt
+from diptych.router.request import ChatPrompt, ClientRequest
 from diptych.router.served_model import ServedModel
 from diptych.router.text.chat_text import render
 from diptych.router.text.parsing.message_formats import MessageFormats
 from diptych.router.text.parsing.parts import Content, Reasoning
 from diptych.router.text.tokenization import Tokenization
-from diptych.router.wish import Wish
 from diptych.tokens.chat_template import ChatTemplate
 from diptych.tokens.tokenizer import Tokenizer
 
@@ -139,8 +138,10 @@ def test_an_answer_of_a_given_shape_comes_after_what_the_prompt_opens(byte_token
     model = ServedModel("m", tokenizer, 257, 99, MessageFormats.named("auto", "think", ""))
     tokenization = Tokenization(model, at="router", num_threads=1, cache_bytes=0)
     shape = SamplingParams(grammar=Grammar.from_choices(["yes"]))
-    (shaped,) = asyncio.run(tokenization.tokenize(Wish("", [ChatPrompt(MESSAGES)], shape, None, None), 99))
-    (free,) = asyncio.run(tokenization.tokenize(Wish("", [ChatPrompt(MESSAGES)], SamplingParams(), None, None), 99))
+    (shaped,) = asyncio.run(tokenization.tokenize(ClientRequest("", [ChatPrompt(MESSAGES)], shape, None, None), 99))
+    (free,) = asyncio.run(
+        tokenization.tokenize(ClientRequest("", [ChatPrompt(MESSAGES)], SamplingParams(), None, None), 99)
+    )
     tokenization.close()
     assert (shaped.preamble, free.preamble) == (Preamble("", "</think>"), None)
     for tokenized in (shaped, free):

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from diptych.generation.request_groups import Account
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.errors import ContextLengthExceeded
-from diptych.router.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from diptych.router.request import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt
 from diptych.router.served_model import ServedModel
 from diptych.router.text.tokenization import MAX_INLINE_STEPS, MAX_SHORT_STEPS, Tokenization
-from diptych.router.wish import Wish
 from diptych.tokens.tokenizer import Tokenizer
 
 NUM_THREADS = 2
@@ -53,16 +53,16 @@ def tokenization(tokenizer: SlowTokenizer) -> Iterator[Tokenization]:
     made.close()
 
 
-def wish(prompt: Prompt, *, echo: bool = False) -> Wish:
-    return Wish("", [prompt], SamplingParams(), None, None, echo=echo)
+def asked(prompt: Prompt, *, echo: bool = False) -> ClientRequest:
+    return ClientRequest("", [prompt], SamplingParams(), None, None, echo=echo)
 
 
 def test_long_prompts_never_hold_all_threads(tokenization: Tokenization, tokenizer: SlowTokenizer) -> None:
     async def num_tokens() -> int:
-        long = wish(TextPrompt("x" * (MAX_SHORT_STEPS + 1)))
+        long = asked(TextPrompt("x" * (MAX_SHORT_STEPS + 1)))
         waiting = [asyncio.create_task(tokenization.tokenize(long, NO_LIMIT)) for _ in range(4 * NUM_THREADS)]
         await asyncio.to_thread(tokenizer.num_begun.acquire)
-        short = wish(TextPrompt("y" * (MAX_INLINE_STEPS + 1)))
+        short = asked(TextPrompt("y" * (MAX_INLINE_STEPS + 1)))
         (tokenized,) = await asyncio.wait_for(tokenization.tokenize(short, NO_LIMIT), PATIENCE_S)
         assert not any(task.done() for task in waiting)
         tokenizer.go_on.set()
@@ -78,7 +78,7 @@ def test_a_long_prompt_of_another_tenant_waits_for_one_of_a_flood(
     ended: list[str] = []
 
     async def tokenize(tenant: str) -> None:
-        long = replace(wish(TextPrompt("x" * (MAX_SHORT_STEPS + 1))), tenant=tenant)
+        long = replace(asked(TextPrompt("x" * (MAX_SHORT_STEPS + 1))), account=Account(tenant))
         await tokenization.tokenize(long, NO_LIMIT)
         ended.append(tenant)
 
@@ -109,11 +109,11 @@ def test_a_prompt_that_is_far_too_long_is_refused_by_its_beginning(
     tokenizer.go_on.set()
     begun_chars = tokenizer.num_chars
     with pytest.raises(ContextLengthExceeded, match="more than 1000 tokens") as raised:
-        asyncio.run(tokenization.read(wish(prompt), 1000))
+        asyncio.run(tokenization.read(asked(prompt), 1000))
     assert raised.value.param == param
     assert tokenizer.num_chars - begun_chars < 2**14
 
 
 def test_of_too_many_tokens_no_text_is_made_to_repeat(tokenization: Tokenization) -> None:
     with pytest.raises(ContextLengthExceeded, match="more than 1000 tokens"):
-        asyncio.run(tokenization.read(wish(TokenPrompt([1] * 1001), echo=True), 1000))
+        asyncio.run(tokenization.read(asked(TokenPrompt([1] * 1001), echo=True), 1000))

@@ -12,7 +12,7 @@ from diptych.generation.finish import Finish
 from diptych.router.choose.explain import AttemptStory, Selection
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
-from diptych.router.request import End, Usage
+from diptych.router.output import End, Usage
 from diptych.router.tracing.record import AttemptTrace, CallTrace, Edge, OutputTrace, Stage
 from diptych.router.tracing.spans import MAX_OUTPUTS, Span, parts_of, span_of
 from diptych.router.workers.worker_view import Pair, WorkerLoad

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from flat_request import flat_request
 from null_runner import entries, expected_output
 
 from diptych.common.arrays import U64
 from diptych.common.members.roles import LegKind
 from diptych.engine.values.events import Start
-from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.request import Request
 from diptych.generation.output import Failure, Output
 from diptych.generation.sampling_params import SamplingParams
 
@@ -90,7 +91,7 @@ def new_attempt(
     params = SamplingParams(max_tokens=len(output), temperature=0.0, ignore_eos=True)
 
     def leg(worker: int) -> Leg:
-        return Leg(worker, new_request(room, tokens[: len(prompt)], params, deadline_s=deadline_s, priority=priority))
+        return Leg(worker, flat_request(room, tokens[: len(prompt)], params, deadline_s=deadline_s, priority=priority))
 
     kv = (entries(tokens, np.arange(len(tokens)))[:, None] + np.arange(LAYERS, dtype=np.uint64)).astype(np.uint64)
     return Attempt(room, prompt, output, kv, leg(prefill) if prefill is not None else None, leg(decode))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from typing import Final
 
 from diptych.engine.values.request import Request
@@ -19,11 +20,11 @@ class Deadlines:
         self._compact_at = MIN_COMPACTED
 
     def add(self, request: Request) -> None:
-        if request.deadline_s is not None:
+        if request.life.deadline_s < math.inf:
             if len(self._heap) >= self._compact_at:
                 self._compact()
             self._num_added += 1
-            heapq.heappush(self._heap, (request.deadline_s, self._num_added, request))
+            heapq.heappush(self._heap, (request.life.deadline_s, self._num_added, request))
 
     def due(self, now_s: float) -> list[Request]:
         """Return, once, the requests whose deadline has passed."""

@@ -46,4 +46,4 @@ class DecodeBatch:
 
     def victim(self) -> Request:
         """Return whom to retract; at least one runs."""
-        return min(self._running.values(), key=lambda request: (request.priority, request.num_output_tokens))
+        return min(self._running.values(), key=lambda request: (request.account.priority, request.num_output_tokens))

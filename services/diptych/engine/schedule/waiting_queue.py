@@ -66,12 +66,14 @@ class WaitingQueue:
     def add(self, request: Request) -> None:
         """Queue a request that never ran."""
         self._count(request, 1)
-        if request.tenant not in self._lines and all(each.tenant != request.tenant for each in self.aside):
-            self._shares.enter(request.tenant)
+        if request.account.tenant not in self._lines and all(
+            each.account.tenant != request.account.tenant for each in self.aside
+        ):
+            self._shares.enter(request.account.tenant)
         place = (self._policy.rank(request), self._num_added, request)
         self._num_added += 1
         self._places[request.room] = place
-        insort(self._lines.setdefault(request.tenant, []), place)
+        insort(self._lines.setdefault(request.account.tenant, []), place)
 
     def add_first(self, request: Request) -> None:
         """Queue a retracted request ahead of all that never ran."""
@@ -120,18 +122,18 @@ class WaitingQueue:
             if place is None:
                 self._retracted.appendleft(request)
             else:
-                insort(self._lines.setdefault(request.tenant, []), place)
+                insort(self._lines.setdefault(request.account.tenant, []), place)
             self._next = None
 
     def take(self, request: Request) -> None:
         """Take out a request that has been admitted, and charge its tenant for what it has to compute."""
         if request.room in self._places:
-            self._shares.charge(request.tenant, prompt_tokens=request.extend_len)
+            self._shares.charge(request.account.tenant, prompt_tokens=request.extend_len)
         self.remove(request)
 
     def charge_output(self, request: Request) -> None:
         """Charge the tenant of a request that ends for the output made."""
-        self._shares.charge(request.tenant, output_tokens=request.num_output_tokens)
+        self._shares.charge(request.account.tenant, output_tokens=request.num_output_tokens)
 
     def remove(self, request: Request) -> None:
         """Take out a request."""
@@ -148,10 +150,10 @@ class WaitingQueue:
         if place is None:
             self._retracted.remove(request)
             return
-        line = self._lines[request.tenant]
+        line = self._lines[request.account.tenant]
         del line[bisect_left(line, place)]
         if not line:
-            del self._lines[request.tenant]
+            del self._lines[request.account.tenant]
 
     def _count(self, request: Request, change: int) -> None:
         self._num_requests += change

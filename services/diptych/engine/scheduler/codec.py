@@ -12,7 +12,13 @@ from diptych.engine.lora.registry import Loaded
 from diptych.engine.values.events import EmitTokens, Start
 from diptych.engine.values.request import new_request
 from diptych.engine.values.scheduler_core import Load
-from diptych.generation.codec import logprobs_to_wire, params_from_wire
+from diptych.generation.codec import (
+    account_from_wire,
+    hints_from_wire,
+    life_from_wire,
+    logprobs_to_wire,
+    params_from_wire,
+)
 from diptych.generation.finish import Finish
 from diptych.generation.leg_prompt import prompt_of
 from diptych.generation.output import Failure, FailureCode, Output, Stats
@@ -50,17 +56,18 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
         raise InvalidRequest(words, param="num_prior_output_tokens")
     params = params_from_wire(leg.sampling)
     params.validate()
+    account = account_from_wire(leg)
+    account.validate()
     room_left = max(1, max_tokens - len(prompt))
+    hints = hints_from_wire(leg)
     request = new_request(
         leg.room,
         prompt,
         dataclasses.replace(params, max_tokens=min(params.max_tokens, room_left)),
-        request_id=leg.request_id,
-        extra_key=extra_key(leg.cache_salt, adapter.fingerprint),
-        deadline_s=now_s + leg.timeout_ms / 1000 if leg.timeout_ms else None,
-        arrival_s=now_s,
-        priority=leg.priority,
-        tenant=leg.tenant,
+        account=account,
+        hints=hints,
+        life=life_from_wire(leg, now_s),
+        extra_key=extra_key(hints.cache_namespace, adapter.fingerprint),
         num_prior_output_tokens=leg.num_prior_output_tokens,
         adapter=adapter.slot,
     )

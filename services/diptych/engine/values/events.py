@@ -230,7 +230,7 @@ def compile_grammar(request: Request) -> CompileGrammar:
     """What makes `request` ready."""
     assert request.params.grammar is not None
     prior = request.tokens[request.prompt_len - request.num_prior_output_tokens : request.prompt_len]
-    return CompileGrammar(request.room, request.params.grammar, tuple(prior.tolist()), request.tenant)
+    return CompileGrammar(request.room, request.params.grammar, tuple(prior.tolist()), request.account.tenant)
 
 
 Transfer = WritePages | StreamPages | SendNote | DigestPages | UnpackPages

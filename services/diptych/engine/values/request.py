@@ -17,6 +17,7 @@ from diptych.engine.values.token_counts import TokenCounts
 from diptych.generation.finish import Finish
 from diptych.generation.grammar import Matcher
 from diptych.generation.logprobs import PromptLogprobs
+from diptych.generation.request_groups import NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.kvtransfer.ownership import Pages
 
@@ -28,17 +29,15 @@ class Request:
     """A request and its progress. Create with `new_request`."""
 
     room: int  # 64-bit, names this attempt on both legs
-    request_id: str  # for logs
     params: SamplingParams
-    extra_key: bytes  # prefix-cache namespace: see `page_hash.extra_key`
-    deadline_s: float | None  # on the scheduler's clock
+    account: Account
+    hints: Hints
+    life: Life  # on the scheduler's clock
+    extra_key: bytes  # what its hints and its adapter's weights make of it: see `page_hash.extra_key`
     tokens: I64  # room for prompt and output; valid up to num_tokens
     prompt_len: int
     num_tokens: int  # prompt and output so far
     max_len: int = 0  # of num_tokens: where the output ends at the latest
-    arrival_s: float = 0.0  # on the scheduler's clock
-    priority: int = 0  # higher first
-    tenant: str = ""  # whose share of the worker it counts against
     computed_len: int = 0  # tokens whose KV is in the pool, or will be when the steps launched so far have run
     cached_len: int = 0  # found in the prefix cache at admission; a multiple of the page size
     is_imported: bool = False  # its KV is another worker's, which sends some in any case
@@ -104,12 +103,10 @@ def new_request(
     prompt: I64,
     params: SamplingParams,
     *,
-    request_id: str = "",
+    account: Account = NO_ACCOUNT,
+    hints: Hints = NO_HINTS,
+    life: Life = NO_LIFE,
     extra_key: bytes = b"",
-    deadline_s: float | None = None,
-    arrival_s: float = 0.0,
-    priority: int = 0,
-    tenant: str = "",
     num_prior_output_tokens: int = 0,
     adapter: int = NO_ADAPTER,
 ) -> Request:
@@ -119,17 +116,15 @@ def new_request(
     tokens[:prompt_len] = prompt
     request = Request(
         room=room,
-        request_id=request_id,
         params=params,
+        account=account,
+        hints=hints,
+        life=life,
         extra_key=extra_key,
-        deadline_s=deadline_s,
         tokens=tokens,
         prompt_len=prompt_len,
         num_tokens=prompt_len,
         max_len=len(tokens),
-        arrival_s=arrival_s,
-        priority=priority,
-        tenant=tenant,
         samples_plainly=params.is_plain,
         num_prior_output_tokens=num_prior_output_tokens,
         adapter=adapter,

@@ -40,10 +40,10 @@ class TransferRules:
 
     def flow(self, request: Request, now_s: float) -> Flow:
         """Return how what `request` writes now travels. No write outlives the request's own deadline by much."""
-        left_s = self.timeout_s if request.deadline_s is None else min(self.timeout_s, request.deadline_s - now_s)
+        left_s = min(self.timeout_s, request.life.deadline_s - now_s)
         return Flow(
             stream=request.room,
-            priority=request.priority,
+            priority=request.account.priority,
             timeout_s=max(0.0, left_s),
             with_digest=self.is_verified(request.room),
         )

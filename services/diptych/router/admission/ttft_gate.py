@@ -50,7 +50,7 @@ class TtftGate:
 
     def check(self, requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
         """Return the requests of one call with what is predicted for them: all pass, or none. Raises `Overloaded`."""
-        slo_s = self.slo_s(requests[0].routing)
+        slo_s = self.slo_s(requests[0].client.routing)
         if slo_s == math.inf:
             return requests
         now_s = self._clock()
@@ -65,7 +65,7 @@ class TtftGate:
     def learn(self, request: GenerationRequest) -> None:
         """The first token of a request that was let through is here."""
         if (prediction := request.prediction) is not None:
-            slo_s = self.slo_s(request.routing)
+            slo_s = self.slo_s(request.client.routing)
             self._rejection.learn(prediction.ttft_s, self._clock() - prediction.made_s, slo_s)
 
     def _predicted(self, request: GenerationRequest, now_s: float) -> GenerationRequest:
@@ -75,7 +75,7 @@ class TtftGate:
     def _late_s(self, request: GenerationRequest, slo_s: float) -> float:
         if (prediction := request.prediction) is None:
             return 0.0
-        return self._rejection.late_s(prediction.made_s - request.arrival_s, prediction.ttft_s, slo_s)
+        return self._rejection.late_s(prediction.made_s - request.client.life.arrival_s, prediction.ttft_s, slo_s)
 
     def _refusal(self, late_s: float, slo_s: float) -> Overloaded:
         self._on_refusal(Reason.SLO)

@@ -21,7 +21,7 @@ MAX_SESSION_LEN: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Wishes of one request. Empty: the router decides."""
+    """What one request asks for. Empty: the router decides."""
 
     policy: str = ""  # one of `POLICIES`, instead of the configured one
     session: str = ""  # requests of one session go to the same workers, where the policy heeds it

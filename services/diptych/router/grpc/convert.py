@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 from diptych.common.errors import InvalidRequest
-from diptych.generation.codec import grammar_from_wire, logprobs_to_wire
+from diptych.generation.codec import account_from_wire, logprobs_to_wire, params_from_wire
 from diptych.generation.finish import Finish
-from diptych.generation.sampling_params import SamplingParams
 from diptych.router.grpc.chat import answer_to_wire, chat_prompt, part_to_wire, tool_use_of
-from diptych.router.request import ChatPrompt, Output, Piece, Prompt, TextPrompt, TokenPrompt, Usage, total_usage
+from diptych.router.keys.cache_namespace import hints_of
+from diptych.router.keys.caller import Caller
+from diptych.router.output import Output, Piece, Usage, total_usage
+from diptych.router.request import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt
 from diptych.router.serve.best_of import choose_best
-from diptych.router.wish import Wish
 from diptych.v1 import inference_pb2
-
-_OPTIONAL: Final[Sequence[Any]] = (  # fields that mean the same in `SamplingParams`
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "logprobs",
-    "prompt_logprobs",
-)
 
 _FINISH: Final[Mapping[Finish, inference_pb2.FinishReason]] = {
     Finish.STOP: inference_pb2.FINISH_REASON_STOP,
@@ -35,28 +24,29 @@ _FINISH: Final[Mapping[Finish, inference_pb2.FinishReason]] = {
 }
 
 
-def wish_from_wire(request: inference_pb2.GenerateRequest) -> Wish:
-    """Return what the message says, but for whose it is. Raises `InvalidRequest` if there is no prompt."""
-    sampling = request.sampling
-    return Wish(
+def request_from_wire(request: inference_pb2.GenerateRequest, caller: Caller) -> ClientRequest:
+    """Return what the message says. Raises `InvalidRequest`."""
+    sampling, account = request.sampling, account_from_wire(request)
+    return ClientRequest(
         model=request.model,
         prompts=[_prompt(request)],
-        params=_params(sampling),
+        params=replace(params_from_wire(sampling), stop=tuple(sampling.stop), stop_regex=tuple(sampling.stop_regex)),
         max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
         seed=sampling.seed if sampling.HasField("seed") else None,
-        priority=request.priority,
+        account=replace(account, tenant=caller.name or account.tenant),  # a key's holder takes nobody else's share
+        hints=hints_of(caller.cache_owner, request.cache_salt),
         num_choices=request.n or 1,
         best_of=request.best_of or None,
         echo=request.echo,
-        cache_salt=request.cache_salt,
         shows_special=request.show_special_tokens,
         tool_use=tool_use_of(request.chat),
+        caller=caller,
     )
 
 
-def chunk_to_wire(index: int, piece: Piece, wish: Wish) -> inference_pb2.GenerateChunk:
+def chunk_to_wire(index: int, piece: Piece, client: ClientRequest) -> inference_pb2.GenerateChunk:
     chunk = inference_pb2.GenerateChunk(
-        request_id=wish.request_id, text=piece.text, token_ids=piece.token_ids, index=index
+        request_id=client.life.request_id, text=piece.text, token_ids=piece.token_ids, index=index
     )
     if piece.end is not None:
         chunk.finish_reason = _FINISH[piece.end.finish]
@@ -66,20 +56,20 @@ def chunk_to_wire(index: int, piece: Piece, wish: Wish) -> inference_pb2.Generat
         chunk.logprobs.CopyFrom(logprobs_to_wire(piece.scores.logprobs))
     if piece.prompt is not None:
         chunk.prompt_logprobs.CopyFrom(logprobs_to_wire(piece.prompt.logprobs))
-    if isinstance(wish.prompts[0], ChatPrompt):
+    if isinstance(client.prompts[0], ChatPrompt):
         chunk.parts.extend(part_to_wire(part) for part in piece.parts)
     return chunk
 
 
-def response_to_wire(outputs: Sequence[Output], wish: Wish) -> inference_pb2.GenerateResponse:
+def response_to_wire(outputs: Sequence[Output], client: ClientRequest) -> inference_pb2.GenerateResponse:
     """Return the best of all outputs that were made."""
-    first, *others = [_choice_to_wire(index, output, wish) for index, output in enumerate(_best(outputs, wish))]
+    first, *others = [_choice_to_wire(index, output, client) for index, output in enumerate(_best(outputs, client))]
     response = inference_pb2.GenerateResponse(
-        request_id=wish.request_id,
+        request_id=client.life.request_id,
         text=first.text,
         token_ids=first.token_ids,
         finish_reason=first.finish_reason,
-        usage=_usage_to_wire(total_usage([output.end.usage for output in outputs], wish.num_made)),
+        usage=_usage_to_wire(total_usage([output.end.usage for output in outputs], client.num_made)),
         more_choices=others,
         matched_stop=first.matched_stop,
     )
@@ -92,11 +82,11 @@ def response_to_wire(outputs: Sequence[Output], wish: Wish) -> inference_pb2.Gen
     return response
 
 
-def _best(outputs: Sequence[Output], wish: Wish) -> Sequence[Output]:
-    return choose_best(outputs, wish.num_made, wish.num_choices)
+def _best(outputs: Sequence[Output], client: ClientRequest) -> Sequence[Output]:
+    return choose_best(outputs, client.num_made, client.num_choices)
 
 
-def _choice_to_wire(index: int, output: Output, wish: Wish) -> inference_pb2.Choice:
+def _choice_to_wire(index: int, output: Output, client: ClientRequest) -> inference_pb2.Choice:
     choice = inference_pb2.Choice(
         index=index,
         text=output.text,
@@ -104,9 +94,9 @@ def _choice_to_wire(index: int, output: Output, wish: Wish) -> inference_pb2.Cho
         finish_reason=_FINISH[output.end.finish],
         matched_stop=output.end.stop,
     )
-    if output.scores is not None and wish.params.logprobs is not None:  # else they served to choose the best
+    if output.scores is not None and client.params.logprobs is not None:  # else they served to choose the best
         choice.logprobs.CopyFrom(logprobs_to_wire(output.scores.logprobs))
-    if isinstance(wish.prompts[0], ChatPrompt):
+    if isinstance(client.prompts[0], ChatPrompt):
         choice.answer.CopyFrom(answer_to_wire(output.parts))
     return choice
 
@@ -138,17 +128,3 @@ def _prompt(request: inference_pb2.GenerateRequest) -> Prompt:
         case "chat":
             return chat_prompt(request.chat)
     raise InvalidRequest("no prompt: set text, tokens or chat", param="prompt")
-
-
-def _params(sampling: inference_pb2.SamplingParams) -> SamplingParams:
-    given = {name: getattr(sampling, name) for name in _OPTIONAL if sampling.HasField(name)}
-    return SamplingParams(
-        **given,
-        stop=tuple(sampling.stop),
-        stop_token_ids=tuple(sampling.stop_token_ids),
-        stop_regex=tuple(sampling.stop_regex),
-        logit_bias=dict(sampling.logit_bias),
-        ignore_eos=sampling.ignore_eos,
-        allowed_token_ids=tuple(sampling.allowed_token_ids),
-        grammar=grammar_from_wire(sampling.grammar),
-    )

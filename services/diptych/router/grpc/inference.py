@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
 import grpc
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, InternalError, InvalidRequest
+from diptych.generation.request_groups import Life
 from diptych.router.choose.routing import routing_of
-from diptych.router.grpc.convert import chunk_to_wire, prompt_to_tokenize, response_to_wire, wish_from_wire
+from diptych.router.grpc.convert import chunk_to_wire, prompt_to_tokenize, request_from_wire, response_to_wire
 from diptych.router.grpc.counts import check_generation, check_text, check_tokens
 from diptych.router.grpc.status import abort
 from diptych.router.keys.caller import ANYBODY, Caller
 from diptych.router.keys.callers import Callers
-from diptych.router.request import Piece, whole
+from diptych.router.output import Piece, whole
+from diptych.router.request import ClientRequest, request_for_tokens
 from diptych.router.request_id import is_usable, new_request_id
 from diptych.router.serve.interleave import Batch, interleave
 from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of
 from diptych.router.serve.pipeline import Pipeline
-from diptych.router.tracing.record import REQUEST_ID, Attributes, CallTrace, Edge
+from diptych.router.tracing.record import NO_TRACE, REQUEST_ID, Attributes, Edge, Trace
 from diptych.router.tracing.tracer import Tracer
-from diptych.router.wish import Wish, wish_for_tokens
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -46,6 +49,7 @@ def _edge(method: str, *, stream: bool) -> Edge:
 
 STREAM: Final = _edge("GenerateStream", stream=True)
 WHOLE: Final = _edge("Generate", stream=False)
+NOT_FOLLOWED: Final[AbstractContextManager[Trace]] = nullcontext(NO_TRACE)
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -65,27 +69,27 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._stall_s = stall_s  # that a client may take nothing of a stream
 
     async def GenerateStream(self, request: Request, context: grpc.aio.ServicerContext[Request, Chunk]) -> None:
-        async with self._answering(context, request.request_id, STREAM) as trace:
-            wish = self._wish(request, context, trace)
-            if wish.num_made != wish.num_choices:
+        async with self._answering(context, request.request_id, self._follow(context, STREAM)) as trace:
+            client = self._request(request, context, trace, stream=True)
+            if client.num_made != client.num_choices:
                 text = "best_of must equal n in a stream: the best is known when all are complete"
                 raise InvalidRequest(text, param="best_of")
-            async with aclosing(self._pieces(wish)) as batches:
+            async with aclosing(self._pieces(client)) as batches:
                 async for batch in batches:
                     for index, piece in batch:
-                        await self._write(context, chunk_to_wire(index, piece, wish))
+                        await self._write(context, chunk_to_wire(index, piece, client))
 
     async def Generate(self, request: Request, context: grpc.aio.ServicerContext[Request, Response]) -> Response:
         response = Response()
-        async with self._answering(context, request.request_id, WHOLE) as trace:
-            wish = self._wish(request, context, trace)
-            pieces: list[list[Piece]] = [[] for _ in range(wish.num_made)]
-            async with aclosing(self._pieces(wish)) as batches:
+        async with self._answering(context, request.request_id, self._follow(context, WHOLE)) as trace:
+            client = self._request(request, context, trace)
+            pieces: list[list[Piece]] = [[] for _ in range(client.num_made)]
+            async with aclosing(self._pieces(client)) as batches:
                 async for batch in batches:
                     for index, piece in batch:
                         pieces[index].append(piece)
-            response = response_to_wire([whole(run) for run in pieces], wish)
-            response.model = wish.model or self._pipeline.model.model_id
+            response = response_to_wire([whole(run) for run in pieces], client)
+            response.model = client.model or self._pipeline.model.model_id
         return response
 
     async def _write(self, context: grpc.aio.ServicerContext[Request, Chunk], chunk: Chunk) -> None:
@@ -95,20 +99,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         except TimeoutError:
             raise DeadlineExceeded(f"the client took nothing of its stream for {self._stall_s:g} s") from None
 
-    async def _pieces(self, wish: Wish) -> AsyncGenerator[Batch, None]:
+    async def _pieces(self, client: ClientRequest) -> AsyncGenerator[Batch, None]:
         async with (
-            self._pipeline.admit(wish) as requests,
+            self._pipeline.admit(client) as requests,
             aclosing(interleave([self._pipeline.generate(request) for request in requests])) as batches,
         ):
             async for batch in batches:
                 yield batch
 
-    def _wish(
-        self,
-        request: Request,
-        context: grpc.aio.ServicerContext[Request, Any],
-        trace: CallTrace | None,
-    ) -> Wish:
+    def _request(
+        self, request: Request, context: grpc.aio.ServicerContext[Request, Any], trace: Trace, *, stream: bool = False
+    ) -> ClientRequest:
         caller = self._caller(context)
         check_generation(request)
         request_id = request.request_id or new_request_id()
@@ -116,14 +117,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise InvalidRequest(
                 "request_id must be at most 128 printable ASCII characters without spaces", param="request_id"
             )
-        if trace is not None:
-            trace.attributes[REQUEST_ID] = request_id
+        trace.note({REQUEST_ID: request_id})
+        now_s, left_s = time.monotonic(), context.time_remaining()
         return replace(
-            wish_from_wire(request),
-            request_id=request_id,
-            timeout_s=context.time_remaining(),
-            tenant=caller.name or request.tenant,  # a key's holder takes nobody else's share
-            caller=caller,
+            request_from_wire(request, caller),
+            life=Life(request_id, now_s, math.inf if left_s is None else now_s + left_s),
+            stream=stream,
             routing=routing_of(_metadata(context)),
             trace=trace,
         )
@@ -136,38 +135,32 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     @asynccontextmanager
     async def _answering(
-        self, context: grpc.aio.ServicerContext[Any, Any], request_id: str = "", edge: Edge | None = None
-    ) -> AsyncGenerator[CallTrace | None, None]:
-        """Turn what goes wrong inside into a status, and count the outcome. With an `edge` the call may be followed."""
-        trace = self._follow(context, edge)
+        self,
+        context: grpc.aio.ServicerContext[Any, Any],
+        request_id: str = "",
+        followed: AbstractContextManager[Trace] = NOT_FOLLOWED,
+    ) -> AsyncGenerator[Trace, None]:
+        """Turn what goes wrong inside into a status, and count the outcome."""
         outcome = DISCONNECTED  # what ends without a word of ours was ended by the client
         failure: DiptychError | None = None
-        try:
-            yield trace
-            outcome = OK
-        except DiptychError as error:
-            failure = error
-        except Exception:
-            logger.exception("request %s failed", request_id)
-            failure = InternalError("internal error; the router's log has the details")
-        finally:
-            outcome = outcome_of(failure) if failure else outcome
-            self._pipeline.metrics.requests.labels("grpc", outcome).inc()
-            if trace is not None:
-                self._unfollow(trace, outcome, failure)
+        with followed as trace:
+            try:
+                yield trace
+                outcome = OK
+            except DiptychError as error:
+                failure = error
+            except Exception:
+                logger.exception("request %s failed", request_id)
+                failure = InternalError("internal error; the router's log has the details")
+            finally:
+                outcome = outcome_of(failure) if failure else outcome
+                self._pipeline.metrics.requests.labels("grpc", outcome).inc()
+                trace.note_outcome(outcome, failure.grpc_status if failure else STATUSES[outcome])
         if failure is not None:
             await abort(context, failure)  # may take until the client reads, or leaves
 
-    def _follow(self, context: grpc.aio.ServicerContext[Any, Any], edge: Edge | None) -> CallTrace | None:
-        if self._tracer is None or edge is None:
-            return None
-        return self._tracer.begin(edge, _metadata(context))
-
-    def _unfollow(self, trace: CallTrace, outcome: str, failure: DiptychError | None) -> None:
-        assert self._tracer is not None, "it has begun the trace"
-        trace.outcome = outcome
-        trace.status = failure.grpc_status if failure else STATUSES[outcome]
-        self._tracer.end(trace)
+    def _follow(self, context: grpc.aio.ServicerContext[Any, Any], edge: Edge) -> AbstractContextManager[Trace]:
+        return NOT_FOLLOWED if self._tracer is None else self._tracer.follow(edge, _metadata(context))
 
     async def Tokenize(
         self,
@@ -178,8 +171,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         async with self._answering(context):
             caller = self._caller(context)
             check_text(request)
-            wish = wish_for_tokens(request.model, prompt_to_tokenize(request), caller)
-            (token_ids,) = await self._pipeline.tokenize(wish)
+            client = request_for_tokens(request.model, prompt_to_tokenize(request), caller)
+            (token_ids,) = await self._pipeline.tokenize(client)
             response.token_ids.extend(token_ids)
         return response
 

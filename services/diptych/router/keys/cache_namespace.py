@@ -13,8 +13,13 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
+from diptych.common.errors import InvalidRequest
+from diptych.generation.request_groups import Hints
+
 _MARK: Final = b"\xff"  # in no UTF-8
 _DIGEST_BYTES: Final = 16
+
+MAX_SALT_LEN: Final = 256
 
 NOBODY: Final = b""  # the owner where there are no keys
 
@@ -35,3 +40,10 @@ def cache_namespace(owner: bytes, salt: str) -> bytes:
     if not owner:
         return utf8
     return _MARK + blake2b(len(owner).to_bytes(4, "little") + owner + utf8, digest_size=_DIGEST_BYTES).digest()
+
+
+def hints_of(owner: bytes, salt: str) -> Hints:
+    """Return what a request of this owner says with its salt. Raises `InvalidRequest`."""
+    if len(salt) > MAX_SALT_LEN:
+        raise InvalidRequest(f"cache_salt takes at most {MAX_SALT_LEN} characters", param="cache_salt")
+    return Hints(cache_namespace(owner, salt))

@@ -15,9 +15,10 @@ from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
 from diptych.common.errors import InvalidRequest, Overloaded
+from diptych.generation.request_groups import MAX_PRIORITY
 from diptych.router.errors import RateLimited
 from diptych.router.keys.cache_namespace import NOBODY, group_owner, key_owner
-from diptych.router.keys.keyring import MAX_PRIORITY, ApiKey
+from diptych.router.keys.keyring import ApiKey
 from diptych.router.keys.ledger import Account
 
 

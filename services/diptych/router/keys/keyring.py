@@ -22,14 +22,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from diptych.common.errors import ConfigError
+from diptych.generation.request_groups import MAX_PRIORITY
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")  # harmless in logs and metrics
 _DIGEST: Final = re.compile("[0-9a-fA-F]{64}")
 _LIMITS: Final = ("max_concurrent", "requests_per_minute", "tokens_per_minute")
 _SETTINGS: Final = ("admin", *_LIMITS, "max_priority", "share_cache")
 _NAME_RULE: Final = "takes up to 64 of A-Z a-z 0-9 . _ -"
-
-MAX_PRIORITY: Final = 100
 
 
 @dataclass(frozen=True, slots=True)

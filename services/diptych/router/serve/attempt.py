@@ -16,7 +16,7 @@ from diptych.generation.codec import logprobs_from_wire
 from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs
 from diptych.generation.output import FailureCode
-from diptych.router.request import Delta, Report
+from diptych.router.output import Delta, Report
 from diptych.router.serve.failure import LegFailure
 from diptych.router.serve.merge import Merger
 from diptych.router.serve.patience import Patience

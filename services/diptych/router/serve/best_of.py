@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diptych.router.request import Output
+from diptych.router.output import Output
 
 
 def choose_best(outputs: Sequence[Output], num_made: int, num_wanted: int) -> list[Output]:

@@ -19,14 +19,14 @@ from diptych.generation.output import FailureCode
 from diptych.router.choose.explain import AttemptStory, Explanations, Selection, failure_words
 from diptych.router.errors import ContextLengthExceeded, ModelNotFound
 from diptych.router.observe.metrics import RouterMetrics
-from diptych.router.request import Delta, Report
+from diptych.router.output import Delta, Report
 from diptych.router.serve.attempt import Attempt, AttemptFailed
 from diptych.router.serve.failure import LegFailure
 from diptych.router.serve.hedging import Hedging, first_answer
 from diptych.router.serve.progress import Progress
 from diptych.router.serve.selection import Selector
 from diptych.router.serve.start_attempt import start_attempt
-from diptych.router.tracing.record import AttemptTrace, OutputTrace
+from diptych.router.tracing.record import AttemptTrace
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.worker_view import Pair
 
@@ -53,12 +53,12 @@ class Execution:
         self._dispatcher = dispatcher
         self._metrics = dispatcher.metrics
         self._pair = Pair(0, 0)
-        request = progress.request
-        self._story = dispatcher.explanations.begin(request.request_id, request.arrival_s)
+        client = progress.request.client
+        self._story = dispatcher.explanations.begin(client.life.request_id, client.life.arrival_s)
         self._attempt: Attempt | None = None
         self._is_proven = False  # both legs of the attempt have done their part of an output token
         self._knows_cached = False
-        self.trace: OutputTrace | None = request.trace.begin_output() if request.trace is not None else None
+        self.trace = client.trace.begin_output()
         self.cached_tokens = 0  # of the prompt, when the first attempt was prefilled
 
     async def next(self) -> Delta:
@@ -105,7 +105,8 @@ class Execution:
         """Begin another attempt on another pair, if there is one and it may be."""
         progress, selector = self._progress, self._dispatcher.selector
         avoided = progress.blamed | {self._pair.prefill_id, self._pair.decode_id}
-        if not selector.has_fresh_pair(progress.request.adapter, avoided) or not self._dispatcher.hedging.spend():
+        adapter = progress.request.client.hints.adapter
+        if not selector.has_fresh_pair(adapter, avoided) or not self._dispatcher.hedging.spend():
             return None
         progress.blamed |= avoided  # for being slow
         self._metrics.hedges.inc()
@@ -154,7 +155,7 @@ class Execution:
         return self._progress.request_len
 
     def _note_prompt_len(self, num_tokens: int) -> None:
-        text = self._progress.request.text
+        text = self._progress.request.prompt.text
         if text is not None and num_tokens not in (0, self._progress.request_len):
             self._progress.tokenized(num_tokens)
             self._dispatcher.fleet.text_index.tokenized(len(text.utf8), num_tokens)
@@ -194,8 +195,7 @@ class Execution:
         attempt = start_attempt(self._dispatcher.fleet, self._progress, selection, now_s)
         story = AttemptStory(selection, attempt.room, now_s)
         self._story.attempts.append(story)
-        if self.trace is not None:
-            self.trace.attempts.append(AttemptTrace(asked_s, story, attempt.stats))
+        self.trace.attempts.append(AttemptTrace(asked_s, story, attempt.stats))
         self._metrics.attempts.labels(selection.plan.name, selection.pair.num_workers).inc()
         return attempt
 
@@ -212,22 +212,22 @@ class Execution:
         self._metrics.went_on(failure.code)
         if progress.output_ids:
             self._metrics.replays.inc()
-        if not self._dispatcher.selector.has_fresh_pair(progress.request.adapter, progress.blamed):
+        if not self._dispatcher.selector.has_fresh_pair(progress.request.client.hints.adapter, progress.blamed):
             await asyncio.sleep(pause_s)
 
     def _error(self, failure: LegFailure) -> DiptychError:
-        text = self._progress.request.text
+        text = self._progress.request.prompt.text
         if text is not None and failure.code is FailureCode.TOO_LONG:
             return ContextLengthExceeded(failure.message, param=text.param)
         return failure.to_error()
 
     def _log(self, failure: LegFailure, *, is_last: bool) -> None:
         level, words = (logging.WARNING, "giving up") if is_last else (logging.INFO, "trying again")
-        with bind(request_id=self._progress.request.request_id):
+        with bind(request_id=self._progress.request.client.life.request_id):
             logger.log(level, "%s leg: %s: %s; %s", failure.leg.value, failure.code.name, failure.message, words)
 
     def _check_adapter(self) -> None:
-        adapter = self._progress.request.adapter
+        adapter = self._progress.request.client.hints.adapter
         if adapter and adapter not in self._dispatcher.fleet.adapters():
             raise ModelNotFound(f"the adapter {adapter!r} has been unloaded")
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from diptych.router.request import Delta
+from diptych.router.output import Delta
 from diptych.router.serve.attempt import Attempt, AttemptFailed
 from diptych.router.serve.failure import LegFailure
 

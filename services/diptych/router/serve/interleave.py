@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Final
 
-from diptych.router.request import Piece
+from diptych.router.output import Piece
 
 PIECES_AHEAD: Final = 2  # a short answer's text and its end
 

@@ -19,15 +19,15 @@ from diptych.router.admission.queue import Claim
 from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.keys.caller import Caller
 from diptych.router.observe.metrics import RouterMetrics
-from diptych.router.request import End, GenerationRequest, Piece
+from diptych.router.output import End, Piece
+from diptych.router.request import ClientRequest, GenerationRequest
 from diptych.router.serve.execution import Dispatcher, Execution
 from diptych.router.serve.prepare import Preparer
 from diptych.router.serve.progress import Progress, RetryLimits
 from diptych.router.serve.response import Response
 from diptych.router.served_model import ServedModel
-from diptych.router.tracing.asked import note_wish
-from diptych.router.tracing.record import CallTrace, Stage
-from diptych.router.wish import Wish
+from diptych.router.tracing.asked import note_request
+from diptych.router.tracing.record import Stage, Trace
 
 REPORT_WAIT_S: Final = 30.0  # prefill ends a room when it reads decode's Ack: after the step that it runs
 
@@ -94,18 +94,20 @@ class Pipeline:
         return self._dispatcher.explanations.find(request_id)
 
     @asynccontextmanager
-    async def admit(self, wish: Wish) -> AsyncGenerator[Sequence[GenerationRequest], None]:
-        """Hold the places of a wish, and give its requests, valid and tokenised. Raises the caller's `DiptychError`."""
-        self._preparer.check(wish)
-        if wish.trace is not None:
-            note_wish(wish.trace, wish, self.model.model_id)
-        patience_s = min(self._preparer.timeout_s(wish), self._gate.slo_s(wish.routing))
-        claim = Claim(wish.num_requests, wish.priority, patience_s, wish.tenant)
-        async with self._place(claim, wish.caller) as place:
-            _took("admit", self.metrics.admit, place.begun_s, wish.trace)
-            requests = await self._prepare(wish, place.begun_s)
+    async def admit(self, client: ClientRequest) -> AsyncGenerator[Sequence[GenerationRequest], None]:
+        """Hold the places of what a client asks for, and give a request, valid and tokenised, for each of its outputs.
+
+        Raises the caller's `DiptychError`.
+        """
+        self._preparer.check(client)
+        note_request(client.trace, client, self.model.model_id)
+        patience_s = min(self._preparer.timeout_s(client), self._gate.slo_s(client.routing))
+        claim = Claim(client.num_requests, client.account.priority, patience_s, client.account.tenant)
+        async with self._place(claim, client.caller) as place:
+            _took("admit", self.metrics.admit, place.begun_s, client.trace)
+            requests = await self._prepare(client)
             requests = self._gate.check(requests)
-            wish.caller.charge_prompt(sum(request.prompt_len for request in requests[:: wish.num_made]))
+            client.caller.charge_prompt(sum(request.prompt.num_tokens for request in requests[:: client.num_made]))
             yield requests
 
     @asynccontextmanager
@@ -114,17 +116,17 @@ class Pipeline:
             await place.wait()
             yield place
 
-    async def _prepare(self, wish: Wish, arrival_s: float) -> Sequence[GenerationRequest]:
+    async def _prepare(self, client: ClientRequest) -> Sequence[GenerationRequest]:
         start_s = time.monotonic()
-        requests = await self._preparer.prepare(wish, arrival_s)
-        _took("prepare", self.metrics.prepare, start_s, wish.trace)
+        requests = await self._preparer.prepare(client)
+        _took("prepare", self.metrics.prepare, start_s, client.trace)
         return requests
 
-    async def tokenize(self, wish: Wish) -> list[Sequence[int]]:
+    async def tokenize(self, client: ClientRequest) -> list[Sequence[int]]:
         """Return the tokens of each prompt, as its requests would have them. Raises the caller's `DiptychError`."""
-        self._preparer.check(wish)
-        async with self._place(Claim(tenant=wish.caller.name), wish.caller):
-            return await self._preparer.tokens(wish)
+        self._preparer.check(client)
+        async with self._place(Claim(tenant=client.caller.name), client.caller):
+            return await self._preparer.tokens(client)
 
     async def detokenize(self, ids: Sequence[int], caller: Caller) -> str:
         """Return what tokens say, special ones included. Raises the caller's `DiptychError`."""
@@ -144,26 +146,24 @@ class Pipeline:
                 response.handed_over()
                 piece, finish = response.take(await execution.next())
             execution.close()  # a stop string has cut it short: no more steps for it
-            report = await execution.report(REPORT_WAIT_S) if request.wants_report else None
+            report = await execution.report(REPORT_WAIT_S) if request.client.wants_report else None
             usage = response.finished(execution.prompt_len, execution.cached_tokens)
             end = End(finish, usage, report, response.stop, response.stop_token)
-            if execution.trace is not None:
-                execution.trace.end = end
+            execution.trace.end = end
             yield piece._replace(end=end)
         finally:
             execution.close()
             response.close()
-            request.caller.charge_output(response.num_tokens)
+            request.client.caller.charge_output(response.num_tokens)
 
     def _tokenizer_of(self, request: GenerationRequest) -> TextTokenizer:
         """Return what shows what is to be seen of the output."""
-        if request.shows_special:
+        if request.client.shows_special:
             return self._showing_tokenizer
-        return self._parsed_tokenizer if request.new_parser else self._model.tokenizer
+        return self._parsed_tokenizer if request.prompt.new_parser else self._model.tokenizer
 
 
-def _took(stage: str, histogram: Histogram, begun_s: float, trace: CallTrace | None) -> None:
+def _took(stage: str, histogram: Histogram, begun_s: float, trace: Trace) -> None:
     now_s = time.monotonic()
     histogram.observe(now_s - begun_s)
-    if trace is not None:
-        trace.stages.append(Stage(stage, begun_s, now_s))
+    trace.note_stage(Stage(stage, begun_s, now_s))

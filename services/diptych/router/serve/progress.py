@@ -42,10 +42,10 @@ class Progress:
         self, request: GenerationRequest, eos_ids: frozenset[int], limits: RetryLimits, rng: random.Random
     ) -> None:
         self.request = request
-        self.request_len = request.prompt_len  # tokens of the request's own prompt
+        self.request_len = request.prompt.num_tokens  # tokens of the request's own prompt
         self.output_ids: list[int] = []
         self.blamed: set[int] = set()  # instances to avoid
-        self.patience = Patience(request.deadline_s, request.silence_s, request.arrival_s)
+        self.patience = Patience(request.client.life.deadline_s, request.silence_s, request.client.life.arrival_s)
         self._eos_ids = eos_ids
         self._limits = limits
         self._rng = rng
@@ -72,7 +72,7 @@ class Progress:
     @property
     def prompt_ids(self) -> Sequence[int]:
         """The prompt of the next attempt."""
-        return [*self.request.prompt_ids, *self.output_ids] if self.output_ids else self.request.prompt_ids
+        return [*self.request.prompt.ids, *self.output_ids] if self.output_ids else self.request.prompt.ids
 
     @property
     def params(self) -> SamplingParams:
@@ -97,10 +97,10 @@ class Progress:
 
     def tokenized(self, prompt_len: int) -> None:
         """A worker has tokenised the prompt: now it is known how much room is left for the output."""
-        request = self.request
-        assert request.text is not None, "else the router has tokenised it"
+        request, text = self.request, self.request.prompt.text
+        assert text is not None, "else the router has tokenised it"
         self.request_len = prompt_len
-        max_tokens = min(request.params.max_tokens, request.text.context_len - prompt_len)
+        max_tokens = min(request.params.max_tokens, text.context_len - prompt_len)
         self.request = dataclasses.replace(request, params=dataclasses.replace(request.params, max_tokens=max_tokens))
 
     def begin(self, now_s: float) -> None:

@@ -37,15 +37,15 @@ class FoundPrompt:
 
 def measure(fleet: Fleet, request: GenerationRequest, prompt_ids: Sequence[int]) -> FoundPrompt:
     """Return the length of a prompt only: the rest takes time, and not every policy reads it."""
-    text = request.text
+    text = request.prompt.text
     return FoundPrompt(len(prompt_ids) if text is None else fleet.text_index.num_tokens(len(text.utf8)))
 
 
 def look_up(fleet: Fleet, request: GenerationRequest, prompt_ids: Sequence[int]) -> FoundPrompt:
     """Return all that is known of a prompt."""
-    namespace = extra_key(request.cache_namespace, request.adapter)
-    if request.text is not None:
-        return _by_text(fleet, request.text.utf8, namespace)
+    namespace = extra_key(request.client.hints.cache_namespace, request.client.hints.adapter)
+    if request.prompt.text is not None:
+        return _by_text(fleet, request.prompt.text.utf8, namespace)
     return _by_tokens(fleet, prompt_ids, namespace)
 
 

@@ -8,7 +8,8 @@ from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs
 from diptych.generation.output_text import OutputText, TextDelta
 from diptych.router.observe.metrics import RouterMetrics
-from diptych.router.request import Delta, GenerationRequest, Piece, Scores, Usage
+from diptych.router.output import Delta, Piece, Scores, Usage
+from diptych.router.request import GenerationRequest
 from diptych.router.text.parsing.parts import MessageParser, Part
 
 
@@ -18,7 +19,7 @@ class Response:
     def __init__(self, request: GenerationRequest, text: OutputText, metrics: RouterMetrics) -> None:
         self._request = request
         self._text = text
-        self._parser = request.new_parser() if request.new_parser else None
+        self._parser = request.prompt.new_parser() if request.prompt.new_parser else None
         self._metrics = metrics
         self.num_tokens = 0  # of output, so far
         self._is_begun = False
@@ -33,10 +34,10 @@ class Response:
         self._taken_s = time.monotonic()
         if delta.token_ids:
             self._observe_arrival(self._taken_s)
-        if self._request.only_reads:
+        if self._request.client.only_reads:
             delta = delta.of_prompt()
         shown = self._text.push(delta.token_ids, delta.finish, delta.logprobs)
-        echo = self._request.echo
+        echo = self._request.prompt.echo
         text = echo.text + shown.text if echo and not self._is_begun else shown.text
         self._is_begun = True
         self.num_tokens += len(shown.token_ids)
@@ -65,27 +66,27 @@ class Response:
     def finished(self, prompt_len: int, cached_tokens: int) -> Usage:
         """Return the final counts and take them into the metrics."""
         metrics = self._metrics
-        metrics.e2e.observe(time.monotonic() - self._request.arrival_s)
+        metrics.e2e.observe(time.monotonic() - self._request.client.life.arrival_s)
         metrics.prompt_tokens.inc(prompt_len)
         metrics.cached_tokens.inc(cached_tokens)
         metrics.output_tokens.inc(self.num_tokens)
         return Usage(prompt_len, self.num_tokens, cached_tokens)
 
     def _scores(self, shown: TextDelta, logprobs: TokenLogprobs) -> Scores:
-        echo = self._request.echo
+        echo = self._request.prompt.echo
         before = len(echo.text) if echo else 0
         offsets = [before + offset for offset in shown.offsets]
         return Scores(shown.token_ids, logprobs, offsets)
 
     def _prompt_scores(self, logprobs: TokenLogprobs) -> Scores:
-        request = self._request
-        return Scores(request.prompt_ids, logprobs, request.echo.offsets if request.echo else ())
+        prompt = self._request.prompt
+        return Scores(prompt.ids, logprobs, prompt.echo.offsets if prompt.echo else ())
 
     def _observe_arrival(self, now_s: float) -> None:
         if self._last_s:
             self._metrics.itl.observe(now_s - self._last_s)
         else:
-            self._metrics.ttft.observe(now_s - self._request.arrival_s)
+            self._metrics.ttft.observe(now_s - self._request.client.life.arrival_s)
         self._last_s = now_s
 
 

@@ -41,7 +41,7 @@ class Selector:
 
     async def select(self, progress: Progress, wait_s: float) -> Selection:
         """Choose a pair whose sessions are open. Raises `Unavailable` if there is none within `wait_s`."""
-        everybody = await self._fleet.wait_for_pairs(wait_s, progress.request.adapter)
+        everybody = await self._fleet.wait_for_pairs(wait_s, progress.request.client.hints.adapter)
         now_s = time.monotonic()
         pairs = self._breakers.choose(least_blamed(everybody, progress.blamed), now_s)
         prompt = self._find(progress.request, progress.prompt_ids)
@@ -54,10 +54,10 @@ class Selector:
 
     def predict_ttft(self, request: GenerationRequest) -> float | None:
         """Return when the first token would come if the request were dispatched now; None: nobody knows yet."""
-        pairs = self._breakers.choose(self._fleet.pairs(request.adapter), time.monotonic())
+        pairs = self._breakers.choose(self._fleet.pairs(request.client.hints.adapter), time.monotonic())
         if not (pairs and self._estimates.are_measured):
             return None
-        selection = self._choose(pairs, request, look_up(self._fleet, request, request.prompt_ids))
+        selection = self._choose(pairs, request, look_up(self._fleet, request, request.prompt.ids))
         return selection.cost.ttft_s
 
     def succeeded(self, pair: Pair) -> None:
@@ -81,7 +81,8 @@ class Selector:
         return Selection(plan, candidates, view, decision.pair)
 
     def _plan_of(self, request: GenerationRequest) -> Plan:
-        return plan_of(request.routing.policy) if request.routing.policy else self._plan
+        policy = request.client.routing.policy
+        return plan_of(policy) if policy else self._plan
 
     def _find(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> FoundPrompt:
         find = look_up if self._plan_of(request).reads_prompt else measure
@@ -92,7 +93,7 @@ class Selector:
             prompt_len=prompt.num_tokens,
             number=self.number,
             entropy=self._rng.getrandbits(64),
-            session=request.routing.session,
+            session=request.client.routing.session,
             prefix_key=prompt.key,
             output_len=min(self._estimates.output_len, request.params.max_tokens),
             usual=self._estimates.usual,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import random
-from typing import Final
 
 from diptych.common.members.roles import LegKind
-from diptych.generation.codec import params_to_wire
+from diptych.generation.codec import leg_to_wire, params_to_wire
 from diptych.router.choose.explain import Selection
 from diptych.router.serve.attempt import Attempt, legs_of
 from diptych.router.serve.progress import Progress
@@ -16,8 +14,6 @@ from diptych.router.workers.session import Session
 from diptych.router.workers.worker_view import Pair
 from diptych.tokens.packed_tokens import pack
 from diptych.v1.worker_pb2 import StartLeg
-
-MAX_TIMEOUT_MS: Final = 2**32 - 1  # that the message holds
 
 
 def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s: float) -> Attempt:
@@ -28,23 +24,12 @@ def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s:
 
 
 def _start_leg(progress: Progress, now_s: float) -> StartLeg:
-    request = progress.request
-    return StartLeg(
-        room=random.getrandbits(64) or 1,
-        request_id=request.request_id,
-        sampling=params_to_wire(progress.params),
-        num_prior_output_tokens=len(progress.output_ids),
-        timeout_ms=_timeout_ms(request.deadline_s - now_s),
-        cache_salt=request.cache_namespace,
-        priority=request.priority,
-        tenant=request.tenant,
-        lora=request.adapter,
-    )
-
-
-def _timeout_ms(left_s: float) -> int:
-    """Return what a leg is told of its client's deadline; of silence the router judges, who hears both legs."""
-    return 0 if left_s == math.inf else min(MAX_TIMEOUT_MS, max(1, round(left_s * 1000)))
+    client = progress.request.client
+    leg = leg_to_wire(client.account, client.hints, client.life, now_s)
+    leg.room = random.getrandbits(64) or 1
+    leg.sampling.CopyFrom(params_to_wire(progress.params))
+    leg.num_prior_output_tokens = len(progress.output_ids)
+    return leg
 
 
 def _legs(fleet: Fleet, pair: Pair, leg: StartLeg) -> dict[LegKind, tuple[Session, StartLeg]]:
@@ -54,10 +39,10 @@ def _legs(fleet: Fleet, pair: Pair, leg: StartLeg) -> dict[LegKind, tuple[Sessio
 
 def _prompt(progress: Progress) -> bytes:
     """The fields of a leg that both legs have in common, and that may be long."""
-    request, text = progress.request, progress.request.text
+    prompt, text = progress.request.prompt, progress.request.prompt.text
     return StartLeg(
         prompt_text=text.utf8 if text else b"",  # type: ignore[arg-type]  # protobuf takes UTF-8 as it is
         add_special_tokens=text is not None and text.add_special_tokens,
-        prompt_tokens=pack(request.prompt_ids),
+        prompt_tokens=pack(prompt.ids),
         prompt_token_ids=progress.output_ids,
     ).SerializeToString()

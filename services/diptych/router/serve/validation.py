@@ -1,4 +1,4 @@
-"""What can be wrong with a wish, each found before a worker hears of it. Pure; raises the caller's error."""
+"""What can be wrong with a request, each found before a worker hears of it. Pure; raises the caller's error."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from diptych.common.errors import InvalidRequest
 from diptych.generation.prompt_limits import words_far_too_long, words_too_long
 from diptych.router.errors import ContextLengthExceeded, ModelNotFound
 from diptych.router.keys.caller import Caller
-from diptych.router.keys.keyring import MAX_PRIORITY
-from diptych.router.request import ChatPrompt, Prompt
+from diptych.router.request import ChatPrompt, ClientRequest, Prompt
 from diptych.router.served_model import ServedModel
-from diptych.router.wish import Wish
 
-MAX_TENANT_LEN: Final = 256
-MAX_SALT_LEN: Final = 256
 MAX_MESSAGES: Final = 4096  # of a chat
 MAX_PARTS: Final = 1024  # of a message: of its content, and calls
 MAX_TOOLS: Final = 128
@@ -23,33 +19,27 @@ MAX_TOKENS: Final = 2**20  # that a client may send
 ROLES: Final = ("system", "user", "assistant", "tool")
 
 
-def check_wish(
-    wish: Wish, model: ServedModel, model_ids: Sequence[str], adapters: Sequence[str], max_choices: int
+def check_request(
+    client: ClientRequest, model: ServedModel, model_ids: Sequence[str], adapters: Sequence[str], max_choices: int
 ) -> None:
     """What can be said without looking at the prompt."""
-    if wish.model and wish.model not in (*model.names, *model_ids, *adapters):
+    if client.model and client.model not in (*model.names, *model_ids, *adapters):
         served = " and ".join(model.names or model_ids)
-        raise ModelNotFound(f"the model {wish.model!r} does not exist; this router serves {served}")
-    _check_counts(wish, max_choices)
-    _check_priority(wish.priority, wish.caller)
-    if len(wish.tenant) > MAX_TENANT_LEN:
-        raise InvalidRequest(f"a tenant's name has at most {MAX_TENANT_LEN} characters", param="tenant")
-    if len(wish.cache_salt) > MAX_SALT_LEN:
-        raise InvalidRequest(f"cache_salt takes at most {MAX_SALT_LEN} characters", param="cache_salt")
-    if wish.tool_use.is_forced and wish.params.grammar is not None:
+        raise ModelNotFound(f"the model {client.model!r} does not exist; this router serves {served}")
+    _check_counts(client, max_choices)
+    client.account.validate()
+    _check_priority(client.account.priority, client.caller)
+    if client.tool_use.is_forced and client.params.grammar is not None:
         text = "a call that must be made leaves no room for another shape of the output: give one of the two"
         raise InvalidRequest(text, param="tool_choice")
-    if wish.tool_use.is_forced and wish.params.allowed_token_ids:
+    if client.tool_use.is_forced and client.params.allowed_token_ids:
         text = "a call that must be made may need other tokens: give one of allowed_token_ids and tool_choice"
         raise InvalidRequest(text, param="allowed_token_ids")
-    wish.params.validate_with(wish.max_tokens or model.context_len)
-    wish.params.validate_for(model.vocab_size)
+    client.params.validate_with(client.max_tokens or model.context_len)
+    client.params.validate_for(model.vocab_size)
 
 
 def _check_priority(priority: int, caller: Caller) -> None:
-    if abs(priority) > MAX_PRIORITY:
-        text = f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, not {priority}"
-        raise InvalidRequest(text, param="priority")
     if priority > caller.max_priority:
         text = (
             f"the key {caller.name!r} may ask for a priority of at most {caller.max_priority}, not {priority}: "
@@ -58,14 +48,14 @@ def _check_priority(priority: int, caller: Caller) -> None:
         raise InvalidRequest(text, param="priority")
 
 
-def _check_counts(wish: Wish, max_choices: int) -> None:
-    if not 1 <= wish.num_choices <= max_choices:
-        raise InvalidRequest(f"n must be between 1 and {max_choices}, not {wish.num_choices}", param="n")
-    if not wish.num_choices <= wish.num_made <= max_choices:
-        text = f"best_of must be between n ({wish.num_choices}) and {max_choices}, not {wish.best_of}"
+def _check_counts(client: ClientRequest, max_choices: int) -> None:
+    if not 1 <= client.num_choices <= max_choices:
+        raise InvalidRequest(f"n must be between 1 and {max_choices}, not {client.num_choices}", param="n")
+    if not client.num_choices <= client.num_made <= max_choices:
+        text = f"best_of must be between n ({client.num_choices}) and {max_choices}, not {client.best_of}"
         raise InvalidRequest(text, param="best_of")
-    if wish.max_tokens is not None and wish.max_tokens < 1:
-        raise InvalidRequest(f"max_tokens must be at least 1, not {wish.max_tokens}", param="max_tokens")
+    if client.max_tokens is not None and client.max_tokens < 1:
+        raise InvalidRequest(f"max_tokens must be at least 1, not {client.max_tokens}", param="max_tokens")
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

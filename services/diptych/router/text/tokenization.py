@@ -10,21 +10,27 @@ import asyncio
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from diptych.generation.finish import Finish
-from diptych.generation.grammar import Preamble
 from diptych.generation.output_text import OutputText
 from diptych.generation.sampling_params import SamplingParams
-from diptych.router.request import ChatPrompt, Echo, Prompt, TextPrompt, TokenPrompt
-from diptych.router.serve.validation import check_ids, check_messages, check_not_empty, far_too_long, to_utf8
+from diptych.router.request import (
+    ChatPrompt,
+    ClientRequest,
+    Echo,
+    Prompt,
+    PromptText,
+    TextPrompt,
+    Tokenized,
+    TokenPrompt,
+)
+from diptych.router.serve.validation import check_ids, check_messages, check_not_empty, far_too_long, param_of, to_utf8
 from diptych.router.served_model import ServedModel
 from diptych.router.text.chat_text import render
 from diptych.router.text.fair_threads import FairThreads
-from diptych.router.text.parsing.message_formats import NewParser
-from diptych.router.wish import Wish
 from diptych.tokens.packed_tokens import TOKEN_TYPE
 from diptych.tokens.prompt_encoder import PromptEncoder
 from diptych.tokens.segment_cache import SegmentCache
@@ -41,26 +47,8 @@ Encode: TypeAlias = "Callable[[Prompt, str, bool], Awaitable[Tokenized]]"  # its
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Tokenized:
-    """A prompt as tokens, in an array; or as the text that workers will make tokens of."""
-
-    ids: Sequence[int] = ()
-    echo: Echo | None = None
-    new_parser: NewParser | None = None  # of its outputs, if they may be more than content
-    preamble: Preamble | None = None  # of outputs with a grammar
-    text: Text | None = None
-
-
-class Text(NamedTuple):
-    """A prompt that has not been tokenised."""
-
-    utf8: bytes
-    add_special_tokens: bool  # as the tokenizer does by itself: not to a rendered chat
-
-
 class _Bounds(NamedTuple):
-    """Of the text of a wish, as it is made tokens of."""
+    """Of a request's text, as it is made tokens of."""
 
     namespace: bytes  # within which tokens are remembered
     max_tokens: int
@@ -68,7 +56,7 @@ class _Bounds(NamedTuple):
 
 
 class Tokenization:
-    """Turns the prompts of wishes into tokens for one model; those that can go as text to the workers, where `at` says
+    """Turns the prompts of clients into tokens for one model; those that can go as text to the workers, where `at` says
     that they tokenise, only into text.
     """
 
@@ -96,21 +84,18 @@ class Tokenization:
             return await self._long_threads.run(work, tenant, num_steps)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def read(self, wish: Wish, max_tokens: int) -> list[Tokenized]:
+    async def read(self, client: ClientRequest, max_tokens: int) -> list[Tokenized]:
         """Return the prompts as workers shall get them, those of far more tokens excepted.
 
         Raises the caller's `DiptychError`.
         """
-        stays_text = self._at == "worker" and not _shows_tokens(wish)
+        stays_text = self._at == "worker" and not _shows_tokens(client)
         encode = self._leave if stays_text else self._encode
-        return await self._read_all(
-            wish, partial(encode, _Bounds(wish.cache_namespace, max_tokens, wish.tenant)), max_tokens
-        )
+        return await self._read_all(client, partial(encode, _bounds(client, max_tokens)), max_tokens)
 
-    async def tokenize(self, wish: Wish, max_tokens: int) -> list[Tokenized]:
+    async def tokenize(self, client: ClientRequest, max_tokens: int) -> list[Tokenized]:
         """The same, as tokens in any case."""
-        encode = partial(self._encode, _Bounds(wish.cache_namespace, max_tokens, wish.tenant))
-        return await self._read_all(wish, encode, max_tokens)
+        return await self._read_all(client, partial(self._encode, _bounds(client, max_tokens)), max_tokens)
 
     async def text(self, ids: Sequence[int], tenant: str) -> str:
         """Return what tokens say, special ones included. Raises `InvalidRequest` for one that is none."""
@@ -118,24 +103,24 @@ class Tokenization:
         decode = partial(self._model.tokenizer.decode, ids, skip_special_tokens=False)
         return await self.run(decode, tenant, len(ids))
 
-    async def _read_all(self, wish: Wish, encode: Encode, max_tokens: int) -> list[Tokenized]:
+    async def _read_all(self, client: ClientRequest, encode: Encode, max_tokens: int) -> list[Tokenized]:
         tokenized: list[Tokenized] = []
-        for prompt in wish.prompts:
+        for prompt in client.prompts:
             if tokenized:
                 await asyncio.sleep(0)  # many short ones are long together: it is the turn of others
-            tokenized.append(await self._read(prompt, wish, encode))
-            if wish.echo:
-                tokenized[-1] = await self._with_echo(prompt, tokenized[-1], wish.tenant, max_tokens)
+            tokenized.append(await self._read(prompt, client, encode))
+            if client.echo:
+                tokenized[-1] = await self._with_echo(prompt, tokenized[-1], client.account.tenant, max_tokens)
         return tokenized
 
-    async def _read(self, prompt: Prompt, wish: Wish, encode: Encode) -> Tokenized:
+    async def _read(self, prompt: Prompt, client: ClientRequest, encode: Encode) -> Tokenized:
         match prompt:
             case TokenPrompt(ids):
-                tokenized = await self._do(partial(self._take, ids), wish.tenant, len(ids))
+                tokenized = await self._do(partial(self._take, ids), client.account.tenant, len(ids))
             case TextPrompt(text, add_special_tokens):
                 tokenized = await encode(prompt, text, add_special_tokens)
             case ChatPrompt():
-                tokenized = await self._chat(prompt, wish, encode)
+                tokenized = await self._chat(prompt, client, encode)
         if tokenized.text is None:
             check_not_empty(tokenized.ids)
         return tokenized
@@ -154,22 +139,22 @@ class Tokenization:
         check_ids(ids, self._model.vocab_size)
         return Tokenized(array(TOKEN_TYPE, ids))
 
-    async def _chat(self, prompt: ChatPrompt, wish: Wish, encode: Encode) -> Tokenized:
+    async def _chat(self, prompt: ChatPrompt, client: ClientRequest, encode: Encode) -> Tokenized:
         check_messages(prompt.messages)
         draw_up = partial(render, self._model.tokenizer, prompt)
-        text = await self._do(draw_up, wish.tenant, _num_chars(prompt), MAX_INLINE_CHARS)
+        text = await self._do(draw_up, client.account.tenant, _num_chars(prompt), MAX_INLINE_CHARS)
         tokenized = await encode(prompt, text, False)
         formats = self._model.formats
-        if not wish.is_shaped:
-            return replace(tokenized, new_parser=formats.parser(wish.tool_use, text))
+        if not client.is_shaped:
+            return replace(tokenized, new_parser=formats.parser(client.tool_use, text))
         preamble = formats.preamble(text) if self._thinks_in_text else None
-        new_parser = formats.parser_of_shape(wish.tool_use, preamble)
+        new_parser = formats.parser_of_shape(client.tool_use, preamble)
         return replace(tokenized, new_parser=new_parser, preamble=preamble)
 
     async def _leave(self, bounds: _Bounds, prompt: Prompt, text: str, add_special_tokens: bool) -> Tokenized:
         if not text:  # it may have tokens all the same, and on the wire it would be none
             return await self._encode(bounds, prompt, text, add_special_tokens)
-        return Tokenized(text=Text(to_utf8(text), add_special_tokens))
+        return Tokenized(text=PromptText(to_utf8(text), add_special_tokens, bounds.max_tokens, param_of(prompt)))
 
     async def _encode(self, bounds: _Bounds, prompt: Prompt, text: str, add_special_tokens: bool) -> Tokenized:
         how: Any = {"add_special_tokens": add_special_tokens, "namespace": bounds.namespace}
@@ -189,9 +174,13 @@ class Tokenization:
         return Echo(prompt.text if isinstance(prompt, TextPrompt) else delta.text, delta.offsets)
 
 
-def _shows_tokens(wish: Wish) -> bool:
+def _bounds(client: ClientRequest, max_tokens: int) -> _Bounds:
+    return _Bounds(client.hints.cache_namespace, max_tokens, client.account.tenant)
+
+
+def _shows_tokens(client: ClientRequest) -> bool:
     """Whether the answer shows the prompt's tokens, so that the router must know them."""
-    return wish.echo or wish.shows_prompt or wish.params.prompt_logprobs is not None
+    return client.echo or client.shows_prompt or client.params.prompt_logprobs is not None
 
 
 def _num_chars(prompt: ChatPrompt) -> int:

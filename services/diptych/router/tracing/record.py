@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from diptych.common.members.roles import LegKind
 from diptych.router.choose.explain import AttemptStory
+from diptych.router.output import End
 from diptych.v1.worker_pb2 import LegStats
-
-if TYPE_CHECKING:  # requests carry their traces
-    from diptych.router.request import End
 
 PARENT_FIELDS: Final = ("traceparent", "tracestate")  # of W3C's trace context, in headers and metadata
 MAX_PARENT_LEN: Final = 512  # of each, by W3C's advice: it is sent with every span
@@ -60,9 +58,33 @@ class OutputTrace:
     end: End | None = None  # None: it did not get so far
 
 
+class Trace:
+    """Takes notes of a call, and keeps none of them."""
+
+    __slots__ = ()
+
+    def note(self, found: Mapping[str, Attribute | None]) -> None:
+        """Note those attributes that have a value."""
+
+    def note_stage(self, stage: Stage) -> None:
+        """A part of the call is over."""
+
+    def note_choices(self, num_made: int) -> None:
+        """Note how many outputs are made of each prompt."""
+
+    def note_outcome(self, outcome: str, status: str | int | None = None) -> None:
+        """Note how the call ended; without `status`, that stays as it is."""
+
+    def begin_output(self) -> OutputTrace:
+        return OutputTrace()
+
+
+NO_TRACE: Final = Trace()  # of a call that nobody follows
+
+
 @dataclass(slots=True, eq=False)
-class CallTrace:
-    """One call of a client."""
+class CallTrace(Trace):
+    """One call of a client that is followed."""
 
     edge: Edge
     begun_s: float
@@ -75,6 +97,19 @@ class CallTrace:
     status: str | int | None = None  # None: there was no answer
     outcome: str = "error"  # as the metrics name it, once it is known
     ended_s: float = 0.0
+
+    def note(self, found: Mapping[str, Attribute | None]) -> None:
+        self.attributes |= known(found)
+
+    def note_stage(self, stage: Stage) -> None:
+        self.stages.append(stage)
+
+    def note_choices(self, num_made: int) -> None:
+        self.num_made = num_made
+
+    def note_outcome(self, outcome: str, status: str | int | None = None) -> None:
+        self.outcome = outcome
+        self.status = self.status if status is None else status
 
     def begin_output(self) -> OutputTrace:
         self.outputs.append(OutputTrace())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from diptych.common.members.roles import LegKind
-from diptych.router.request import total_usage
+from diptych.router.output import total_usage
 from diptych.router.tracing.record import AttemptTrace, Attribute, CallTrace, OutputTrace, known
 from diptych.v1.worker_pb2 import LegStats
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 from diptych.router.tracing.record import CallTrace, Edge, parent_of
@@ -23,20 +24,21 @@ class Export(Protocol):
 
 
 class Tracer:
-    """Begins and ends the traces of calls."""
+    """Follows calls, and exports what was noted of them."""
 
     def __init__(self, export: Export) -> None:
         self._export = export
         self._ended: dict[CallTrace, asyncio.TimerHandle] = {}  # and not exported yet
 
-    def begin(self, edge: Edge, fields: Mapping[str, str]) -> CallTrace:
-        """A call has come in, with these headers or metadata."""
-        return CallTrace(edge, time.monotonic(), time.time_ns(), parent_of(fields))
-
-    def end(self, call: CallTrace) -> None:
-        """The call has been answered, or given up."""
-        call.ended_s = time.monotonic()
-        self._ended[call] = asyncio.get_running_loop().call_later(LINGER_S, self._finish, call)
+    @contextmanager
+    def follow(self, edge: Edge, fields: Mapping[str, str]) -> Generator[CallTrace, None, None]:
+        """Follow a call that has come in, with these headers or metadata, until it is answered or given up."""
+        call = CallTrace(edge, time.monotonic(), time.time_ns(), parent_of(fields))
+        try:
+            yield call
+        finally:
+            call.ended_s = time.monotonic()
+            self._ended[call] = asyncio.get_running_loop().call_later(LINGER_S, self._finish, call)
 
     def _finish(self, call: CallTrace) -> None:
         self._ended.pop(call).cancel()

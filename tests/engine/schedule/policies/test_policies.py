@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from flat_request import flat_request
 
 from diptych.engine.schedule.policies import POLICIES
 from diptych.engine.schedule.policies.lpm import PATIENCE_S, LongestPrefixMatch
 from diptych.engine.schedule.policies.priority import AGING_S
-from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.request import Request
 from diptych.generation.sampling_params import SamplingParams
 
 
@@ -14,7 +15,7 @@ def request(
     room: int, arrival_s: float = 0.0, priority: int = 0, deadline_s: float | None = None, length: int = 4
 ) -> Request:
     params = SamplingParams(max_tokens=4)
-    return new_request(room, np.arange(length), params, arrival_s=arrival_s, priority=priority, deadline_s=deadline_s)
+    return flat_request(room, np.arange(length), params, arrival_s=arrival_s, priority=priority, deadline_s=deadline_s)
 
 
 def order(name: str, requests: list[Request]) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 
 from diptych.common.errors import InvalidRequest
 from diptych.router.http.anthropic.messages_request import MessagesRequest
-from diptych.router.http.exchange.ask import read_fields
+from diptych.router.http.exchange.parse import read_fields
 from diptych.router.http.fields.neutral_values import NEUTRAL
 from diptych.router.http.native.generate_request import GenerateRequest
 from diptych.router.http.openai.chat_request import ChatRequest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,7 +15,8 @@ class EarliestDeadline:
     """Implements `Policy`."""
 
     def rank(self, request: Request) -> float:
-        return request.arrival_s + PATIENCE_S if request.deadline_s is None else request.deadline_s
+        life = request.life
+        return life.arrival_s + PATIENCE_S if life.deadline_s == math.inf else life.deadline_s
 
     def choose(self, line: Sequence[Request], now_s: float) -> Request:
         return line[0]

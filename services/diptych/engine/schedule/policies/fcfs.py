@@ -11,7 +11,7 @@ class FirstComeFirstServed:
     """Implements `Policy`."""
 
     def rank(self, request: Request) -> float:
-        return request.arrival_s
+        return request.life.arrival_s
 
     def choose(self, line: Sequence[Request], now_s: float) -> Request:
         return line[0]

@@ -20,9 +20,9 @@ class LongestPrefixMatch:
         self._cached_len = cached_len
 
     def rank(self, request: Request) -> float:
-        return request.arrival_s
+        return request.life.arrival_s
 
     def choose(self, line: Sequence[Request], now_s: float) -> Request:
-        if len(line) == 1 or line[0].arrival_s + PATIENCE_S <= now_s:
+        if len(line) == 1 or line[0].life.arrival_s + PATIENCE_S <= now_s:
             return line[0]
         return max(line, key=self._cached_len)  # of equal ones the first

@@ -17,7 +17,7 @@ class Priority:
     """Implements `Policy`."""
 
     def rank(self, request: Request) -> float:
-        return request.arrival_s - AGING_S * request.priority
+        return request.life.arrival_s - AGING_S * request.account.priority
 
     def choose(self, line: Sequence[Request], now_s: float) -> Request:
         return line[0]

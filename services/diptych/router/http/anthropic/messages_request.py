@@ -26,6 +26,7 @@ from diptych.router.http.anthropic.messages_blocks import (
 from diptych.router.http.anthropic.messages_tools import Tool, ToolChoice
 from diptych.router.http.fields import tool_fields
 from diptych.router.http.fields.choice_fields import TopK
+from diptych.router.http.fields.request_fields import RequestFields
 from diptych.router.http.fields.strict_model import GenerationBody, Said, StrictModel
 from diptych.router.http.fields.tool_fields import shown_tools, tool_use
 from diptych.router.request import ChatPrompt
@@ -142,17 +143,15 @@ def _is_begun(turns: Sequence[Turn]) -> bool:
     return last["role"] == "assistant" and bool(last["content"].strip()) and "tool_calls" not in last
 
 
-class MessagesRequest(PromptFields):
+class MessagesRequest(PromptFields, RequestFields):
     """The body."""
 
     max_tokens: Annotated[int, Field(ge=1)]
-    stream: bool | None = None
     stop_sequences: Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: TopK | None = None
     metadata: Metadata | None = None
-    cache_salt: str | None = None
     # without effect
     service_tier: str | None = None
     inference_geo: str | None = None

@@ -17,15 +17,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from diptych.common.errors import DiptychError, InternalError
-from diptych.router.http.exchange.ask import Ask
 from diptych.router.http.exchange.disconnect import until_disconnect
 from diptych.router.http.exchange.errors import error_response
-from diptych.router.request import GenerationRequest, Piece, Usage, total_usage, whole
+from diptych.router.http.exchange.parse import Parsed
+from diptych.router.output import Piece, Usage, total_usage, whole
+from diptych.router.request import ClientRequest, GenerationRequest
 from diptych.router.serve.best_of import choose_best
 from diptych.router.serve.interleave import Batch, interleave
 from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of
 from diptych.router.serve.pipeline import Pipeline
-from diptych.router.wish import Wish
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +40,11 @@ class Answer(Response, ABC):
     """A response that does its work when it is sent."""
 
     def __init__(
-        self, pipeline: Pipeline, api: str, ask: Ask, headers: Mapping[str, str], *, on_end: Callable[[], None]
+        self, pipeline: Pipeline, api: str, parsed: Parsed, headers: Mapping[str, str], *, on_end: Callable[[], None]
     ) -> None:
         self._pipeline = pipeline  # no word to `Response`: its own body and headers are not sent
         self._api = api
-        self._ask = ask
+        self._request, self._layout = parsed
         self._given_headers = headers
         self._on_end = on_end
 
@@ -54,25 +54,24 @@ class Answer(Response, ABC):
         finally:
             self._on_end()
         self._pipeline.metrics.requests.labels(self._api, outcome).inc()
-        if self._ask.wish.trace is not None:
-            self._ask.wish.trace.outcome = outcome
+        self._request.trace.note_outcome(outcome)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> str:
         try:
-            async with self._pipeline.admit(self._ask.wish) as requests:
-                self._ask.layout.prompts = _prompts(requests, self._ask.wish)
+            async with self._pipeline.admit(self._request) as requests:
+                self._layout.prompts = _prompts(requests, self._request)
                 await self._respond(requests, send)
             return OK
         except DiptychError as error:
             failure = error
         except Exception:
-            logger.exception("request %s failed", self._ask.wish.request_id)
+            logger.exception("request %s failed", self._request.life.request_id)
             failure = InternalError("internal error; the router's log has the details")
         await self._fail(failure, scope, receive, send)
         return outcome_of(failure)
 
     async def _fail(self, error: DiptychError, scope: Scope, receive: Receive, send: Send) -> None:
-        response = error_response(error, self._given_headers, self._ask.layout.error_body)
+        response = error_response(error, self._given_headers, self._layout.error_body)
         await response(scope, receive, send)
 
     @abstractmethod
@@ -88,10 +87,10 @@ class WholeAnswer(Answer):
             async for batch in batches:
                 for index, piece in batch:
                     pieces[index].append(piece)
-        wish, outputs = self._ask.wish, [whole(run) for run in pieces]
-        usage = total_usage([output.end.usage for output in outputs], wish.num_made)
-        choices = choose_best(outputs, wish.num_made, wish.num_choices)
-        await self._send(orjson.dumps(self._ask.layout.whole(choices, usage)), send)
+        client, outputs = self._request, [whole(run) for run in pieces]
+        usage = total_usage([output.end.usage for output in outputs], client.num_made)
+        choices = choose_best(outputs, client.num_made, client.num_choices)
+        await self._send(orjson.dumps(self._layout.whole(choices, usage)), send)
 
     async def _send(self, body: bytes, send: Send) -> None:
         length = (b"content-length", str(len(body)).encode())
@@ -104,9 +103,9 @@ class StreamAnswer(Answer):
     """Server-sent events. Everything that is ready goes into one write."""
 
     def __init__(
-        self, pipeline: Pipeline, api: str, ask: Ask, headers: Mapping[str, str], *, on_end: Callable[[], None]
+        self, pipeline: Pipeline, api: str, parsed: Parsed, headers: Mapping[str, str], *, on_end: Callable[[], None]
     ) -> None:
-        super().__init__(pipeline, api, ask, headers, on_end=on_end)
+        super().__init__(pipeline, api, parsed, headers, on_end=on_end)
         self._started = False
         self._opened: set[int] = set()
         self._usages: dict[int, Usage] = {}
@@ -122,7 +121,7 @@ class StreamAnswer(Answer):
         await self._write(b"".join([*events, *self._closing()]), send, more=False)
 
     def _events(self, batch: Batch) -> list[bytes]:
-        events, layout = [], self._ask.layout
+        events, layout = [], self._layout
         for index, piece in batch:
             is_first = index not in self._opened
             self._opened.add(index)
@@ -132,8 +131,8 @@ class StreamAnswer(Answer):
         return events
 
     def _closing(self) -> list[bytes]:
-        layout, usages = self._ask.layout, [usage for _, usage in sorted(self._usages.items())]
-        closing = layout.closing(total_usage(usages, self._ask.wish.num_made))
+        layout, usages = self._layout, [usage for _, usage in sorted(self._usages.items())]
+        closing = layout.closing(total_usage(usages, self._request.num_made))
         return [*map(layout.framing.event, closing), layout.framing.end]
 
     async def _write(self, body: bytes, send: Send, *, more: bool) -> None:
@@ -147,15 +146,15 @@ class StreamAnswer(Answer):
 
     async def _fail(self, error: DiptychError, scope: Scope, receive: Receive, send: Send) -> None:
         if self._started:
-            layout = self._ask.layout
+            layout = self._layout
             await self._write(layout.framing.event(layout.failure(error)), send, more=False)
         else:
             await super()._fail(error, scope, receive, send)
 
 
-def _prompts(requests: Sequence[GenerationRequest], wish: Wish) -> list[Sequence[int]]:
+def _prompts(requests: Sequence[GenerationRequest], client: ClientRequest) -> list[Sequence[int]]:
     """Return the prompt of each output that is shown."""
-    return [request.prompt_ids for request in requests[:: wish.num_made] for _ in range(wish.num_choices)]
+    return [request.prompt.ids for request in requests[:: client.num_made] for _ in range(client.num_choices)]
 
 
 def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

@@ -18,16 +18,16 @@ from diptych.common.errors import InternalError
 from diptych.common.health.health import Page, health_pages
 from diptych.common.health.probes import Probes
 from diptych.router.http.anthropic.errors import anthropic_error_body, is_anthropic, plain_anthropic_body
-from diptych.router.http.exchange.ask import (
+from diptych.router.http.exchange.errors import error_body, error_response, plain_error_body, plain_error_response
+from diptych.router.http.exchange.exchange import Api, Exchange
+from diptych.router.http.exchange.json_response import json_response
+from diptych.router.http.exchange.parse import (
     parse_chat,
     parse_completion,
     parse_generate,
     parse_messages,
     parse_responses,
 )
-from diptych.router.http.exchange.errors import error_body, error_response, plain_error_body, plain_error_response
-from diptych.router.http.exchange.exchange import Api, Exchange
-from diptych.router.http.exchange.json_response import json_response
 from diptych.router.http.exchange.request_id import HEADER, request_id_of
 from diptych.router.http.native.tokens import add_tokens
 from diptych.router.http.openai.models import add_models

@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from starlette.requests import Request
 from starlette.types import Message
 
 from diptych.router.admission.body_budget import BodyBudget, HeldBody
-from diptych.router.errors import BodyCutOff, BodyTooSlow, PayloadTooLarge
+from diptych.router.errors import BodyCutOff, BodyTooSlow, PayloadTooLarge, UnreadableEncoding
 from diptych.router.http.exchange.json_extent import is_quick
+
+PLAIN: Final = "identity"  # the content coding of what is not compressed
 
 T = TypeVar("T")
 
@@ -51,9 +53,12 @@ class BodyReader:
 
 
 async def read_body(request: Request, limits: BodyLimits, held: HeldBody) -> bytes:
-    """Return the whole body. Raises `PayloadTooLarge` or `Overloaded` before it is in memory, `BodyTooSlow`, and
-    `BodyCutOff`.
+    """Return the whole body. Raises `UnreadableEncoding`, `PayloadTooLarge` or `Overloaded` before it is in memory,
+    `BodyTooSlow`, and `BodyCutOff`.
     """
+    encoding = request.headers.get("content-encoding", PLAIN)
+    if encoding.lower() != PLAIN:
+        raise UnreadableEncoding(f"the body is encoded as {encoding!r}: send it as it is, without content-encoding")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limits.max_bytes:
         raise _too_large(limits)

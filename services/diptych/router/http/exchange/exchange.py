@@ -11,10 +11,10 @@ from starlette.types import Scope
 from diptych.common.errors import DiptychError
 from diptych.router.admission.body_budget import HeldBody
 from diptych.router.http.exchange.answer import StreamAnswer, WholeAnswer
-from diptych.router.http.exchange.ask import Ask, Origin, Parse
 from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.errors import ErrorBody, error_body, error_response
 from diptych.router.http.exchange.key_gate import caller_of
+from diptych.router.http.exchange.parse import Origin, Parse, Parsed
 from diptych.router.http.exchange.request_id import HEADER, request_id_of
 from diptych.router.http.exchange.traced import trace_of
 from diptych.router.serve.outcome import outcome_of
@@ -43,23 +43,20 @@ class Exchange:
     async def answer(self, request: Request, api: Api) -> Response:
         trace = trace_of(request.scope)
         origin = Origin(request_id_of(request), _headers(request.scope), caller_of(request), trace)
-        if trace is not None:
-            trace.attributes[REQUEST_ID] = origin.request_id
+        trace.note({REQUEST_ID: origin.request_id})
         headers = {HEADER: origin.request_id, api.id_header: origin.request_id}
         held = self.bodies.hold(origin.caller.name)
         try:
-            ask = await self._read(request, api, origin, held)
+            parsed = await self._read(request, api, origin, held)
         except DiptychError as error:
             self._pipeline.metrics.requests.labels(api.name, outcome_of(error)).inc()
-            if trace is not None:
-                trace.outcome = outcome_of(error)
+            trace.note_outcome(outcome_of(error))
             return error_response(error, headers, api.error_body)
-        if trace is not None:
-            trace.attributes["gen_ai.request.stream"] = ask.stream
-        kind = StreamAnswer if ask.stream else WholeAnswer
-        return kind(self._pipeline, api.name, ask, headers, on_end=held.release)
+        trace.note({"gen_ai.request.stream": parsed[0].stream})
+        kind = StreamAnswer if parsed[0].stream else WholeAnswer
+        return kind(self._pipeline, api.name, parsed, headers, on_end=held.release)
 
-    async def _read(self, request: Request, api: Api, origin: Origin, held: HeldBody) -> Ask:
+    async def _read(self, request: Request, api: Api, origin: Origin, held: HeldBody) -> Parsed:
         """What goes wrong here is the end of the request."""
         model = self._pipeline.model
         try:

@@ -8,7 +8,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from diptych.router.tracing.record import CallTrace, Edge
+from diptych.router.tracing.record import NO_TRACE, Edge, Trace
 from diptych.router.tracing.tracer import Tracer
 
 TRACE: Final = "diptych.trace"  # in the scope
@@ -25,22 +25,19 @@ class Traced:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
             return await self._app(scope, receive, send)
-        call = self._tracer.begin(_edge(scope), Headers(scope=scope))
-        scope[TRACE] = call
+        with self._tracer.follow(_edge(scope), Headers(scope=scope)) as call:
+            scope[TRACE] = call
 
-        async def note(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                call.status = message["status"]
-            await send(message)
+            async def note(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    call.status = message["status"]
+                await send(message)
 
-        try:
             await self._app(scope, receive, note)
-        finally:
-            self._tracer.end(call)
 
 
-def trace_of(scope: Scope) -> CallTrace | None:
-    trace: CallTrace | None = scope.get(TRACE)
+def trace_of(scope: Scope) -> Trace:
+    trace: Trace = scope.get(TRACE, NO_TRACE)
     return trace
 
 

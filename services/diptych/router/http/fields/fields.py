@@ -7,17 +7,14 @@ has its neutral value (`neutral_values`); an unknown field is refused too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from diptych.common.errors import InvalidRequest
+from diptych.router.http.fields.request_fields import RequestFields
 from diptych.router.http.fields.sampling_fields import SamplingFields
 from diptych.router.http.fields.strict_model import MAX_ERRORS_LISTED, MAX_ERRORS_SHOWN, StrictModel, too_many_errors
-from diptych.router.keys.keyring import MAX_PRIORITY
-
-Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 
 class StreamOptions(StrictModel):
@@ -28,18 +25,14 @@ class StreamOptions(StrictModel):
     include_obfuscation: bool | None = None  # without effect: no padding is sent
 
 
-class GenerationFields(SamplingFields):
+class GenerationFields(RequestFields, SamplingFields):
     """What both APIs have in common. `None` is the same as absent."""
 
-    model: str | None = None
     lora_path: str | None = None  # an adapter's name, as SGLang's clients say it beside or instead of `model`
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     n: int | None = None
-    priority: Priority | None = None
     user: str | None = None
-    cache_salt: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     # without effect

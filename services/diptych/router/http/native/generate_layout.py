@@ -17,7 +17,7 @@ from diptych.router.http.exchange.errors import error_body
 from diptych.router.http.exchange.framing import DATA_ONLY
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.logprobs import Entry, entries, text_of
-from diptych.router.request import End, Output, Piece, Scores, Usage
+from diptych.router.output import End, Output, Piece, Scores, Usage
 from diptych.tokens.token_bytes import TokenBytes
 
 Json = dict[str, Any]

@@ -11,9 +11,8 @@ from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from diptych.router.http.fields.choice_fields import ChoiceFields, Seed, Token
-from diptych.router.http.fields.fields import Priority
 from diptych.router.http.fields.grammar_fields import Schema
-from diptych.router.http.fields.strict_model import GenerationBody
+from diptych.router.http.fields.request_fields import RequestFields
 from diptych.router.http.native.generate_layout import GenerateStyle
 from diptych.router.request import Prompt, TextPrompt, TokenPrompt
 
@@ -59,14 +58,12 @@ class Sampling(ChoiceFields):
         return given[0] if given else None
 
 
-class GenerateRequest(GenerationBody):
+class GenerateRequest(RequestFields):
     """The body: `text` or `input_ids`, one or several."""
 
-    model: str | None = None
     text: str | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)] | None = None
     input_ids: Ids | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)] | None = None
     sampling_params: Sampling | None = None
-    stream: bool | None = None
     return_logprob: bool | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     return_text_in_logprobs: bool | None = None  # false: they have no text
@@ -74,8 +71,6 @@ class GenerateRequest(GenerationBody):
     incremental_streaming_output: bool | None = None  # true: an event of a stream has what is new
     rid: Annotated[str, Field(max_length=128)] | None = None  # without effect: see the header x-request-id
     lora_path: str | None = None  # an adapter's name
-    priority: Priority | None = None
-    cache_salt: str | None = None
 
     def check(self) -> None:
         super().check()
@@ -84,6 +79,10 @@ class GenerateRequest(GenerationBody):
             raise InvalidRequest("give either text or input_ids", param="text")
         if self.scores_prompt and self.stream:
             raise InvalidRequest("logprob_start_len is not available in a stream", param="logprob_start_len")
+
+    @property
+    def model_name(self) -> str | None:
+        return self.lora_path or self.model
 
     @property
     def sampling(self) -> Sampling:

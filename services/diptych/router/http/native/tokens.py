@@ -14,19 +14,19 @@ from starlette.responses import Response
 from diptych.common.errors import DiptychError
 from diptych.router.http.anthropic.errors import anthropic_error_body
 from diptych.router.http.anthropic.messages_request import PromptFields
-from diptych.router.http.exchange.ask import Origin, read_fields
 from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.disconnect import until_disconnect
 from diptych.router.http.exchange.errors import ErrorBody, Json, error_body, error_response
 from diptych.router.http.exchange.json_response import json_response
 from diptych.router.http.exchange.key_gate import caller_of
+from diptych.router.http.exchange.parse import Origin, read_fields
 from diptych.router.http.exchange.request_id import HEADER, request_id_of
 from diptych.router.http.fields.logprobs import text_of
 from diptych.router.http.fields.strict_model import Body
 from diptych.router.http.native.token_request import DetokenizeRequest, TokenizeRequest
+from diptych.router.request import request_for_tokens
 from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of
 from diptych.router.serve.pipeline import Pipeline
-from diptych.router.wish import wish_for_tokens
 
 Work = Callable[[Any, Origin, Pipeline], Awaitable[Json]]
 
@@ -42,7 +42,7 @@ class TokenApi:
 
 
 async def tokenize(fields: TokenizeRequest, origin: Origin, pipeline: Pipeline) -> Json:
-    (ids,) = await pipeline.tokenize(wish_for_tokens(fields.model or "", fields.whole_prompt(), origin.caller))
+    (ids,) = await pipeline.tokenize(request_for_tokens(fields.model or "", fields.whole_prompt(), origin.caller))
     answer: Json = {"count": len(ids), "max_model_len": pipeline.context_len, "tokens": list(ids)}
     if fields.return_token_strs:
         token_bytes = pipeline.model.tokenizer.token_bytes
@@ -55,7 +55,7 @@ async def detokenize(fields: DetokenizeRequest, origin: Origin, pipeline: Pipeli
 
 
 async def count_tokens(fields: PromptFields, origin: Origin, pipeline: Pipeline) -> Json:
-    (ids,) = await pipeline.tokenize(wish_for_tokens(fields.model or "", fields.chat(), origin.caller))
+    (ids,) = await pipeline.tokenize(request_for_tokens(fields.model or "", fields.chat(), origin.caller))
     return {"input_tokens": len(ids)}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from diptych.generation.finish import Finish
 from diptych.router.http.fields.logprobs import chat_logprobs
 from diptych.router.http.openai.completion_layout import ChoiceLayout, Json, Style
-from diptych.router.request import End, Output, Piece, Usage
+from diptych.router.output import End, Output, Piece, Usage
 from diptych.router.served_model import ServedModel
 from diptych.router.text.parsing.parts import (
     Content,

@@ -20,7 +20,7 @@ from diptych.router.http.exchange.errors import error_body
 from diptych.router.http.exchange.framing import DATA_ONLY, Framing
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.logprobs import Name, completion_logprobs, id_of, prompt_logprobs, text_of
-from diptych.router.request import End, Output, Piece, Usage
+from diptych.router.output import End, Output, Piece, Usage
 from diptych.router.request_id import new_answer_id
 from diptych.router.served_model import ServedModel
 

@@ -14,7 +14,7 @@ from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.blocks import Block, Blocks, Change, Closed, Grown, Opened
 from diptych.router.http.openai.responses_items import content_part, item_id, output_item
 from diptych.router.http.openai.text_scores import TextScores
-from diptych.router.request import End, Output, Piece, Usage
+from diptych.router.output import End, Output, Piece, Usage
 from diptych.router.request_id import new_answer_id
 from diptych.tokens.token_bytes import TokenBytes
 

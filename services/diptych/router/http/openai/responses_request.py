@@ -12,7 +12,8 @@ from diptych.common.errors import InvalidRequest
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from diptych.router.http.fields import tool_fields
 from diptych.router.http.fields.choice_fields import Seed, StopStrings, TopK
-from diptych.router.http.fields.strict_model import GenerationBody, Unsupported
+from diptych.router.http.fields.request_fields import RequestFields
+from diptych.router.http.fields.strict_model import Unsupported
 from diptych.router.http.fields.tool_fields import shown_tools, tool_use
 from diptych.router.http.openai.responses_fields import Reasoning, StreamOptions, TextConfig
 from diptych.router.http.openai.responses_input import Input, turns_of
@@ -24,11 +25,10 @@ from diptych.router.text.parsing.tool_use import ToolUse
 LOGPROBS: Final = "message.output_text.logprobs"
 
 
-class ResponsesRequest(GenerationBody):
+class ResponsesRequest(RequestFields):
     """The body."""
 
     input: Input
-    model: str | None = None
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: float | None = None
@@ -44,12 +44,10 @@ class ResponsesRequest(GenerationBody):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
-    cache_salt: str | None = None
     # without effect
     store: bool | None = None
     max_tool_calls: int | None = None

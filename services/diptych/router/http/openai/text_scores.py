@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from diptych.router.http.fields.logprobs import chat_logprobs, text_of
-from diptych.router.request import Scores
+from diptych.router.output import Scores
 from diptych.tokens.token_bytes import TokenBytes
 
 Json = dict[str, Any]

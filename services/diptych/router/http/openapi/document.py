@@ -28,6 +28,7 @@ _REASONS: Final[Mapping[int, str]] = {
     404: "There is no such thing",
     408: "The body did not come, or too slowly",
     413: "The body is too long",
+    415: "The body is compressed",
     429: "Too much at once: try again after `Retry-After` seconds",
     500: "A bug of the server",
     503: "Nobody can serve this now: try again after `Retry-After` seconds",

@@ -34,7 +34,7 @@ from diptych.router.http.openapi.other_answers import (
 
 Answers = Mapping[int, Model | str]
 
-_WORK: Final = (400, 401, 404, 408, 413, 429, 500, 503, 504)  # what can become of a request that costs something
+_WORK: Final = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)  # what can become of a request that costs something
 _LOOK: Final = (401, 404)
 TEXT: Final = "text/plain"
 

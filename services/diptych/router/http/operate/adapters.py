@@ -14,11 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from diptych.common.errors import DiptychError
-from diptych.router.http.exchange.ask import read_fields
 from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.errors import error_response
 from diptych.router.http.exchange.json_response import json_response
 from diptych.router.http.exchange.key_gate import caller_of
+from diptych.router.http.exchange.parse import read_fields
 from diptych.router.http.exchange.request_id import HEADER, request_id_of
 from diptych.router.http.fields.strict_model import Body
 from diptych.router.workers.adapter_admin import AdapterAdmin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 
 from diptych.common.errors import InvalidRequest
+from diptych.generation.request_groups import Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.choose.routing import routing_of
 from diptych.router.http.anthropic.messages_layout import MessageLayout
@@ -16,6 +18,7 @@ from diptych.router.http.anthropic.messages_request import MessagesRequest
 from diptych.router.http.exchange.json_extent import check_extent
 from diptych.router.http.exchange.timings import HEADER as TIMINGS_HEADER
 from diptych.router.http.fields.fields import GenerationFields, to_invalid_request
+from diptych.router.http.fields.request_fields import RequestFields
 from diptych.router.http.fields.strict_model import Body
 from diptych.router.http.native.generate_layout import GenerateLayout
 from diptych.router.http.native.generate_request import GenerateRequest
@@ -26,10 +29,9 @@ from diptych.router.http.openai.completion_request import CompletionRequest
 from diptych.router.http.openai.responses_layout import ResponseLayout
 from diptych.router.http.openai.responses_request import ResponsesRequest
 from diptych.router.keys.caller import ANYBODY, Caller
-from diptych.router.request import Prompt
+from diptych.router.request import ClientRequest, Prompt
 from diptych.router.served_model import ServedModel
-from diptych.router.tracing.record import CallTrace
-from diptych.router.wish import Wish
+from diptych.router.tracing.record import NO_TRACE, Trace
 
 TENANT_HEADER: Final = "x-tenant"
 
@@ -43,71 +45,61 @@ class Origin:
     request_id: str
     headers: Mapping[str, str]
     caller: Caller = ANYBODY
-    trace: CallTrace | None = None
+    trace: Trace = NO_TRACE
 
-    def wish(
+    def request(
         self,
-        model: str | None,
+        fields: RequestFields,
         prompts: Sequence[Prompt],
         params: SamplingParams,
         *,
         user: str | None = None,
-        max_tokens: int | None = None,
-        seed: int | None = None,
         **others: Any,
-    ) -> Wish:
-        """Return what a body wishes that came from here; `others` are fields of a `Wish` that only some APIs have."""
-        return Wish(
-            model=model or "",
+    ) -> ClientRequest:
+        """Return what a body that came from here asks for; `others` are fields that only some APIs have."""
+        caller = self.caller
+        tenant = caller.name or self.headers.get(TENANT_HEADER) or user or ""  # a key's holder takes no other's share
+        return ClientRequest(
+            model=fields.model_name or "",
             prompts=prompts,
             params=params,
-            max_tokens=max_tokens,
-            seed=seed,
-            request_id=self.request_id,
+            account=fields.account(tenant),
+            hints=fields.hints(caller.cache_owner),
+            life=Life(self.request_id, time.monotonic()),
+            stream=bool(fields.stream),
             wants_report=self.headers.get(TIMINGS_HEADER) == "1",
-            tenant=self.caller.name or self.headers.get(TENANT_HEADER) or user or "",  # a key's holder takes no other's
-            caller=self.caller,
+            caller=caller,
             routing=routing_of(self.headers),
             trace=self.trace,
             **others,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What a client asks for, and how the answer is to look."""
-
-    wish: Wish
-    layout: Layout
-    stream: bool
+Parsed = tuple[ClientRequest, Layout]  # what a client asks for, and how the answer is to look
+Parse = Callable[[bytes, Origin, ServedModel], Parsed]
 
 
-Parse = Callable[[bytes, Origin, ServedModel], Ask]
-
-
-def parse_chat(body: bytes, origin: Origin, model: ServedModel) -> Ask:
+def parse_chat(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
     """Read the body of a chat completion. Raises `InvalidRequest`."""
     fields = read_fields(ChatRequest, body)
-    wish = _wish(fields, [fields.prompt()], fields.output_limit, origin, tool_use=fields.tool_use())
-    stream = bool(fields.stream)
-    layout = ChatLayout(_named(model, fields), _style(fields), wish.tool_use, stream=stream)
-    return Ask(wish, layout, stream)
+    request = _request(fields, [fields.prompt()], fields.output_limit, origin, tool_use=fields.tool_use())
+    return request, ChatLayout(_named(model, fields), _style(fields), request.tool_use, stream=request.stream)
 
 
-def parse_completion(body: bytes, origin: Origin, model: ServedModel) -> Ask:
+def parse_completion(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
     """Read the body of a completion. Raises `InvalidRequest`."""
     fields = read_fields(CompletionRequest, body)
     only_here = {"best_of": fields.best_of, "echo": bool(fields.echo), "only_reads": fields.output_limit == 0}
-    wish = _wish(fields, fields.prompts(), fields.output_limit or 1, origin, **only_here)
-    return Ask(wish, CompletionLayout(_named(model, fields), _style(fields)), bool(fields.stream))
+    request = _request(fields, fields.prompts(), fields.output_limit or 1, origin, **only_here)
+    return request, CompletionLayout(_named(model, fields), _style(fields))
 
 
-def parse_generate(body: bytes, origin: Origin, model: ServedModel) -> Ask:
+def parse_generate(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
     """Read the body of /generate. Raises `InvalidRequest`."""
     fields = read_fields(GenerateRequest, body)
     sampling = fields.sampling
-    wish = origin.wish(
-        fields.lora_path or fields.model,
+    request = origin.request(
+        fields,
         fields.prompts(),
         fields.params(),
         max_tokens=sampling.output_limit or 1,
@@ -115,66 +107,56 @@ def parse_generate(body: bytes, origin: Origin, model: ServedModel) -> Ask:
         shows_special=sampling.shows_special,
         seed=sampling.sampling_seed,
         num_choices=1 if sampling.n is None else sampling.n,
-        priority=fields.priority or 0,
-        cache_salt=fields.cache_salt or "",
     )
-    layout = GenerateLayout(origin.request_id, model.tokenizer.token_bytes, fields.style)
-    return Ask(wish, layout, bool(fields.stream))
+    return request, GenerateLayout(origin.request_id, model.tokenizer.token_bytes, fields.style)
 
 
-def parse_messages(body: bytes, origin: Origin, model: ServedModel) -> Ask:
+def parse_messages(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
     """Read the body of a message, as Anthropic's clients write it. Raises `InvalidRequest`."""
     fields = read_fields(MessagesRequest, body)
-    prompt = fields.chat()
-    user = fields.metadata.user_id if fields.metadata else None
-    wish = origin.wish(
-        fields.model,
-        [prompt],
+    request = origin.request(
+        fields,
+        [fields.chat()],
         fields.sampling_params(),
-        user=user,
+        user=fields.metadata.user_id if fields.metadata else None,
         max_tokens=fields.max_tokens,
         tool_use=fields.tool_use(),
-        cache_salt=fields.cache_salt or "",
     )
-    return Ask(wish, MessageLayout(fields.model or model.model_id, fields.max_tokens), bool(fields.stream))
+    return request, MessageLayout(fields.model or model.model_id, fields.max_tokens)
 
 
-def parse_responses(body: bytes, origin: Origin, model: ServedModel) -> Ask:
+def parse_responses(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
     """Read the body of a response, as OpenAI's clients write it. Raises `InvalidRequest`."""
     fields = read_fields(ResponsesRequest, body)
     prompt, use = fields.chat(), fields.tool_use()
     if fields.wants_logprobs and model.formats.splits(use):
         text = "a response has log-probabilities only without tools and reasoning: ask for a chat completion"
         raise InvalidRequest(text, param="include")
-    wish = origin.wish(
-        fields.model,
+    request = origin.request(
+        fields,
         [prompt],
         fields.sampling_params(),
         user=fields.user,
         max_tokens=fields.max_output_tokens,
         seed=fields.seed,
         tool_use=use,
-        cache_salt=fields.cache_salt or "",
     )
     token_bytes = model.tokenizer.token_bytes if fields.wants_logprobs else None
-    layout = ResponseLayout(fields.model or model.model_id, fields.echoed(), token_bytes)
-    return Ask(wish, layout, bool(fields.stream))
+    return request, ResponseLayout(fields.model or model.model_id, fields.echoed(), token_bytes)
 
 
-def _wish(
+def _request(
     fields: GenerationFields, prompts: Sequence[Prompt], max_tokens: int | None, origin: Origin, **others: Any
-) -> Wish:
-    """Return what both APIs say alike, and `others` of a `Wish`, that only one says."""
-    return origin.wish(
-        fields.model_name,
+) -> ClientRequest:
+    """Return what both APIs say alike, and `others`, that only one says."""
+    return origin.request(
+        fields,
         prompts,
         fields.sampling_params(),
         user=fields.user,
         max_tokens=max_tokens,
         seed=fields.seed,
         num_choices=1 if fields.n is None else fields.n,
-        priority=fields.priority or 0,
-        cache_salt=fields.cache_salt or "",
         shows_special=fields.shows_special,
         shows_prompt=bool(fields.return_token_ids),
         **others,

@@ -1,0 +1,54 @@
+"""What a request says beside its prompt and its sampling parameters, in groups that every stage hands on whole.
+
+The router's request and the scheduler's hold the same three values, and `codec` writes them into a leg and reads them
+from it. So a field of a group is carried everywhere by being one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from diptych.common.errors import InvalidRequest
+
+MAX_TENANT_LEN: Final = 256
+MAX_PRIORITY: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Whose request it is, and where it stands among those of others. Construct, then `validate()`."""
+
+    tenant: str = ""  # whose share of the workers it counts against; empty: the common one
+    priority: int = 0  # higher first
+
+    def validate(self) -> None:
+        """Raise `InvalidRequest`, naming the field, for a value out of range."""
+        if len(self.tenant) > MAX_TENANT_LEN:
+            raise InvalidRequest(f"a tenant's name has at most {MAX_TENANT_LEN} characters", param="tenant")
+        if abs(self.priority) > MAX_PRIORITY:
+            text = f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, not {self.priority}"
+            raise InvalidRequest(text, param="priority")
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What a worker may have ready for it."""
+
+    cache_namespace: bytes = b""  # prompts of different ones share no cached KV; `cache_salt` on the wire
+    adapter: str = ""  # to run with; empty: none
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What it is called, and how long it may take: times on the clock of the process that holds it."""
+
+    request_id: str = ""  # for logs
+    arrival_s: float = 0.0
+    deadline_s: float = math.inf  # infinite: none
+
+
+NO_ACCOUNT: Final = Account()
+NO_HINTS: Final = Hints()
+NO_LIFE: Final = Life()

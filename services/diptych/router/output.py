@@ -1,0 +1,134 @@
+"""What comes back of a request, from the tokens of its legs to the whole answer.
+
+What comes with each token is a named tuple: it is made in a fraction of the time that a frozen dataclass takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from diptych.common.members.roles import LegKind
+from diptych.generation.finish import Finish
+from diptych.generation.logprobs import TokenLogprobs, join
+from diptych.router.text.parsing.parts import Content, Part
+from diptych.router.workers.worker_view import Pair
+from diptych.v1.worker_pb2 import LegStats
+
+
+class Delta(NamedTuple):
+    """New output tokens. `finish` is set in the last delta."""
+
+    token_ids: Sequence[int]
+    finish: Finish | None = None
+    logprobs: TokenLogprobs | None = None  # of `token_ids`, if wanted
+    prompt_logprobs: TokenLogprobs | None = None  # in the first delta, if wanted: of the prompt but its first token
+
+    def of_prompt(self) -> Delta:
+        """What is left of it where only the prompt is to be read."""
+        logprobs = None if self.logprobs is None else self.logprobs.span(0, 0)
+        return Delta((), None if self.finish is None else Finish.LENGTH, logprobs, self.prompt_logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the legs of the last attempt measured. A leg that has not ended well is missing, or incomplete."""
+
+    pair: Pair
+    room: int
+    stats: Mapping[LegKind, LegStats]
+    told: frozenset[LegKind]  # the legs that have said their last word
+    is_whole: bool  # all have
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a finished request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int  # of the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a request ended."""
+
+    finish: Finish
+    usage: Usage
+    report: Report | None = None  # if the request wanted one
+    stop: str = ""  # the stop string at which it ended, if one did
+    stop_token: int | None = None  # the token at which it ended, if one did
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log-probabilities of consecutive tokens of an answer, and where each begins in its text, in characters."""
+
+    token_ids: Sequence[int]
+    logprobs: TokenLogprobs  # one less than tokens if they begin with a prompt's first, which has none
+    offsets: Sequence[int]
+
+
+class Piece(NamedTuple):
+    """New text for the client, and the tokens it came from. `end` is set in the last piece."""
+
+    text: str
+    token_ids: Sequence[int]
+    end: End | None = None
+    scores: Scores | None = None  # of `token_ids`, if wanted
+    prompt: Scores | None = None  # in the first piece, if wanted
+    read: Sequence[Part] | None = None  # a chat's `text` as its parser reads it, which may lag; None: all is content
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """What a chat shows of this piece."""
+        if self.read is not None:
+            return self.read
+        return (Content(self.text),) if self.text else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """All pieces of a finished request as one."""
+
+    text: str
+    token_ids: Sequence[int]
+    end: End
+    scores: Scores | None = None
+    prompt: Scores | None = None
+    parts: Sequence[Part] = ()  # of a chat's message
+
+
+def total_usage(usages: Sequence[Usage], num_made: int) -> Usage:
+    """Return the sum; a prompt counts once, however many outputs (`num_made`) were made of it."""
+    prompts = usages[::num_made]
+    return Usage(
+        sum(usage.prompt_tokens for usage in prompts),
+        sum(usage.completion_tokens for usage in usages),
+        sum(usage.cached_tokens for usage in prompts),
+    )
+
+
+def whole(pieces: Sequence[Piece]) -> Output:
+    """Return what the pieces of a request, the last one included, are together."""
+    end = pieces[-1].end
+    assert end is not None, "a stream ends with its last piece"
+    scores = [piece.scores for piece in pieces if piece.scores is not None]
+    return Output(
+        "".join([piece.text for piece in pieces]),
+        [token_id for piece in pieces for token_id in piece.token_ids],
+        end,
+        _join_scores(scores) if scores else None,
+        pieces[0].prompt,
+        [part for piece in pieces for part in piece.parts],
+    )
+
+
+def _join_scores(parts: Sequence[Scores]) -> Scores:
+    return Scores(
+        [token_id for part in parts for token_id in part.token_ids],
+        join([part.logprobs for part in parts]),
+        [offset for part in parts for offset in part.offsets],
+    )
