@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from diptych.common.arrays import U64
 from diptych.common.errors import DiptychError, InternalError
 from diptych.common.members.roles import LegKind
 from diptych.embedded.group import Group
@@ -36,7 +37,7 @@ from diptych.v1.worker_pb2 import StartLeg
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ProgramRequest:
     """What a program asks for."""
 
     prompt_ids: Sequence[int]
@@ -56,7 +57,7 @@ class DataParallelController:
         self._rng = random.Random()
         self._number = 0  # of choices
 
-    def start(self, request: Request) -> Attempt:
+    def start(self, request: ProgramRequest) -> Attempt:
         """Begin a request. Raises `SchedulerDied` when nobody is left to compute it."""
         partners = self._partners()
         if not partners:
@@ -87,22 +88,22 @@ class DataParallelController:
         prefills = [group.instance_id for group in living if group.role.serves(LegKind.PREFILL)] if decodes else []
         return alone | dict.fromkeys(prefills, decodes)
 
-    def _choose(self, partners: Mapping[int, Sequence[int]], request: Request) -> tuple[Pair, Work]:
+    def _choose(self, partners: Mapping[int, Sequence[int]], request: ProgramRequest) -> tuple[Pair, Work]:
         prompt_len = len(request.prompt_ids)
         if len(self._groups) == 1:
             (only,) = partners
             return Pair(only, only), Work(prompt_len)
-        ids = np.asarray(request.prompt_ids, np.uint32)
-        chain = page_hashes(ids, self._page_size, extra_key(b"", request.adapter))
-        found = self._cached.holders(chain)
-        workers = {
-            key: Worker(key, group.load, found.get(key, 0) * self._page_size)
-            for key, group in self._groups.items()
-            if group.death is None
-        }
+        chain = page_hashes(np.asarray(request.prompt_ids, np.uint32), self._page_size, extra_key(b"", request.adapter))
+        workers = self._workers(chain)
         view = RequestView(prompt_len, self._number, self._rng.getrandbits(64), output_len=request.params.max_tokens)
         self._number += 1
         pair = self._plan.choose(Candidates(workers, partners), view).pair
         for instance_id in {pair.prefill_id, pair.decode_id}:
             self._cached.note(instance_id, chain)
-        return pair, Work(prompt_len, min(prompt_len, workers[pair.prefill_id].cached_tokens))
+        return pair, Work(prompt_len, workers[pair.prefill_id].cached_tokens)
+
+    def _workers(self, chain: U64) -> Mapping[int, Worker]:
+        """Return the living groups as a policy sees them, for a prompt whose pages have these names."""
+        found = self._cached.holders(chain)
+        living = [(key, group) for key, group in self._groups.items() if group.death is None]
+        return {key: Worker(key, group.load, found.get(key, 0) * self._page_size) for key, group in living}
