@@ -128,6 +128,7 @@ def aggregated(
     outputs: list[list[int]] = [[] for _ in family_model.prompts]
     while True:
         before_step()
+        core.expire(0.0)  # as the loop does, whenever it comes round
         batch = core.plan(0.0)
         if batch is None and not go_on():
             return outputs
