@@ -43,7 +43,7 @@ class Initiator:
     """This process: writes into the target's pool."""
 
     def __init__(self, transports: str, pool_nbytes: int) -> None:
-        layout = PoolLayout(pool_nbytes // PAGE_NBYTES, 1, 16, 2, PAGE_NBYTES // 256, "float32")
+        layout = PoolLayout.kv(pool_nbytes // PAGE_NBYTES, 1, 16, 2, PAGE_NBYTES // 256, "float32")
         self.transport = open_transport(1, options=UcxOptions(transports=transports))  # type: ignore[arg-type]
         self.pool = self.transport.allocate_pool(layout)
         self.bytes = np.frombuffer(self.pool.buffer, dtype=np.uint8)

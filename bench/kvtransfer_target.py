@@ -5,7 +5,6 @@ The socket also carries the raw TCP stream and round trip that the TCP cases are
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import select
 import socket
@@ -17,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.layout import PoolLayout, layout_from_wire, layout_to_wire
 from diptych.kvtransfer.transport import NoteReceived, OpDone
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
+from diptych.v1.bootstrap_pb2 import KvLayout
 
 STREAM_CHUNK = 256 << 10
 COMMAND_NBYTES = 64 << 10  # of a command read at once
@@ -33,7 +33,7 @@ class Target:
             setup = {
                 "port": listener.getsockname()[1],
                 "transports": transports,
-                "layout": dataclasses.asdict(layout),
+                "layout": layout_to_wire(layout).SerializeToString().hex(),
                 "peer_metadata": peer_metadata.hex(),
             }
             self._process = subprocess.Popen([sys.executable, __file__, json.dumps(setup)])
@@ -88,7 +88,7 @@ class Server:
         self._socket = socket.create_connection(("127.0.0.1", setup["port"]))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._transport: UcxTransport = open_transport(2, options=UcxOptions(transports=setup["transports"]))
-        self._pool = self._transport.allocate_pool(PoolLayout(**setup["layout"]))
+        self._pool = self._transport.allocate_pool(_layout(bytes.fromhex(setup["layout"])))
         self._sink = memoryview(bytearray(STREAM_CHUNK))
         self._transport.connect(1, bytes.fromhex(setup["peer_metadata"]))
         self._answer(self._transport.metadata().hex())
@@ -147,6 +147,10 @@ class Server:
 
     def _answer(self, answer: Any) -> None:
         self._socket.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _layout(wire: bytes) -> PoolLayout:
+    return layout_from_wire(KvLayout.FromString(wire))
 
 
 if __name__ == "__main__":

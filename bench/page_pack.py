@@ -77,9 +77,7 @@ def measure_unpack(report: Report, num_parts: int, pages: U8, rounds: int) -> No
     page_size = 16
     page_nbytes = NUM_LAYERS * 2 * page_size * HEADS * DIM * 2
     num_pages, scratch = len(pages) // page_nbytes, np.empty(page_nbytes, np.uint8)
-    parts = parts_struct(
-        [HEADS // num_parts] * num_parts, num_layers=NUM_LAYERS, page_size=page_size, head_nbytes=DIM * 2
-    )
+    parts = parts_struct([HEADS // num_parts] * num_parts, num_rows=NUM_LAYERS * 2 * page_size, head_nbytes=DIM * 2)
 
     def run() -> None:
         for page in range(num_pages):

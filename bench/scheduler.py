@@ -33,9 +33,10 @@ from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.links.links import links_of_nobody
 from diptych.engine.scheduler.loop import SchedulerLoop
-from diptych.engine.scheduler.model_worker import TpModelWorkerClient
+from diptych.engine.scheduler.news import News
+from diptych.engine.scheduler.parts import Parts
 from diptych.engine.scheduler.step_watch import StepWatch
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.batch import (
     ForwardBatch,
     ForwardMode,
@@ -190,8 +191,8 @@ def run_loop(core: UnifiedCore, stepping: Stepping, channel: zmq.Socket[bytes], 
     adapters: Adapters[Any] = Adapters(LoraRegistry(1, ""), NoSlots(), no_adapter)
     admin = AdminThread(adapters.handlers)
     links = links_of_nobody()
-    loop = SchedulerLoop(core, stepping, channel, links, grammars, admin, adapters, cache=cache, watch=StepWatch())
-    loop.run()
+    parts = Parts(links, grammars, admin, adapters, StepWatch())
+    SchedulerLoop(core, stepping, channel, parts, News(core, cache, parts, stepping.meter)).run()
     for part in (grammars, admin, links):
         part.close()
 

@@ -26,8 +26,8 @@ WAIT_S: Final = 20.0
 
 def layout_8b(pool_nbytes: int, page_size: int) -> PoolLayout:
     """32 layers, 8 KV heads of 128, bfloat16: 128 KiB a token."""
-    one = PoolLayout(1, 32, page_size, 8, 128, "bfloat16")
-    return PoolLayout(pool_nbytes // one.page_nbytes, 32, page_size, 8, 128, "bfloat16")
+    one = PoolLayout.kv(1, 32, page_size, 8, 128, "bfloat16")
+    return PoolLayout.kv(pool_nbytes // one.page_nbytes, 32, page_size, 8, 128, "bfloat16")
 
 
 class End:

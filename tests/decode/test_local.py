@@ -63,7 +63,7 @@ def test_a_retracted_request_ends_the_same(new_engine: NewEngine) -> None:
     for room, prompt in prompts.items():
         engine.start(room, prompt, max_tokens=20)
     engine.run()
-    assert engine.core.num_retracted > 0
+    assert engine.core.report().counts.retractions > 0
     assert [engine.tokens(room) for room in prompts] == [expected_output(p, 20, VOCAB) for p in prompts.values()]
 
 
@@ -109,13 +109,14 @@ def test_what_is_beyond_the_longest_queue_is_turned_away(new_engine: NewEngine) 
 def test_a_request_holds_nothing_while_its_grammar_is_compiled(
     new_engine: NewEngine, event: Event, code: FailureCode
 ) -> None:
-    core = new_engine().core
+    engine = new_engine()
+    core = engine.core
     grammar = Grammar(GrammarKind.REGEX, "a+")
     params = SamplingParams(max_tokens=3, temperature=0.0, grammar=grammar)
     core.handle(Start(new_request(1, np.arange(5), params), kind=LegKind.LOCAL), 0.0)
     assert core.take_effects() == [CompileGrammar(1, grammar, ())]
     assert core.plan(0.0) is None
-    assert core.page_counts()["owned"] == 0
+    assert engine.cache.pool.counts()["owned"] == 0
     core.handle(event, 0.0)
     assert core.take_effects() == [Emit(Output(1, failure=Failure(code, "no such rule")))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ DTYPES = list(TORCH)
 def packs(draw: st.DrawFn) -> PagePack:
     src_num_heads = draw(st.integers(1, 4))
     first_head = draw(st.integers(0, src_num_heads - 1))
-    return PagePack(
+    alone = PagePack(
         num_layers=draw(st.integers(1, 3)),
         head_dim=draw(st.sampled_from([1, 4, 16, 20, 64])),
         src_page_size=draw(st.integers(1, 9)),
@@ -37,7 +38,11 @@ def packs(draw: st.DrawFn) -> PagePack:
         num_heads=draw(st.integers(1, src_num_heads - first_head)),
         dst_page_size=draw(st.integers(1, 9)),
         dst_dtype=draw(st.sampled_from(DTYPES)),
+        num_planes=draw(st.integers(1, 2)),
     )
+    before, behind = draw(st.integers(0, 2)) * 8, draw(st.integers(0, 2)) * 8  # other regions of the page
+    stride = before + alone.src_region_nbytes + behind
+    return replace(alone, src_offset=before, src_page_nbytes=-(-stride // 4) * 4)
 
 
 def numbers(count: int, seed: int) -> np.ndarray[Any, Any]:
@@ -75,7 +80,7 @@ def cells(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
 
 
 def pool_of(pack: PagePack, num_pages: int, seed: int) -> np.ndarray[Any, Any]:
-    count = num_pages * pack.num_layers * 2 * pack.src_page_size * pack.src_num_heads * pack.head_dim
+    count = num_pages * pack.src_stride // np.dtype(CELLS[pack.src_dtype]).itemsize
     return cells(numbers(count, seed), pack.src_dtype).reshape(num_pages, -1)
 
 
@@ -95,7 +100,7 @@ def test_the_c_kernel_gives_the_same_bits(pack: PagePack, first_token: int, num_
     pool, src_pages = pool_of(pack, 6, seed), rng.permutation(6)[:num_pages]
     image = page_pack.pack_page(pack, pool, src_pages, first_token)
     assert in_c.pack_page(pack, pool, src_pages, first_token).tobytes() == image.tobytes()
-    start, end = sorted(rng.integers(0, 2 * pack.num_layers * pack.dst_page_size + 1, 2).tolist())
+    start, end = sorted(rng.integers(0, pack.num_rows + 1, 2).tolist())
     rows = image.reshape(-1, pack.row_nbytes)[start:end]
     assert in_c.pack_rows(pack, pool, src_pages, first_token, start, end).tobytes() == rows.tobytes()
 
@@ -112,19 +117,30 @@ def test_an_image_holds_the_tokens_heads_and_layers_that_were_asked_for() -> Non
     assert image.tobytes() == wanted.tobytes()
 
 
+def test_an_image_is_of_one_region_of_the_page() -> None:
+    latent = PagePack(3, 4, 2, 1, "float32", 0, 1, 2, "float32", num_planes=1, src_offset=16, src_page_nbytes=120)
+    pages = np.arange(2 * 30, dtype=np.float32).reshape(2, 30)
+    image = page_pack.pack_page(latent, pages.view(np.uint8), np.array([1]), 0)
+    assert image.tobytes() == pages[1, 4:28].tobytes()
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.integers(1, 3), min_size=1, max_size=4),
     st.integers(1, 3),
     st.integers(1, 5),
     st.sampled_from([1, 2, 8, 24]),
+    st.integers(1, 2),
 )
-def test_parts_become_a_page(part_heads: list[int], num_layers: int, page_size: int, head_nbytes: int) -> None:
-    shape = (num_layers, 2, page_size, sum(part_heads), head_nbytes)
+def test_parts_become_a_page(
+    part_heads: list[int], num_layers: int, page_size: int, head_nbytes: int, num_planes: int
+) -> None:
+    shape = (num_layers, num_planes, page_size, sum(part_heads), head_nbytes)
     whole = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     parts = np.split(whole, np.cumsum(part_heads)[:-1], axis=3)
     landed = np.concatenate([part.ravel() for part in parts])
     for unpack_page in (page_pack.unpack_page, in_c.unpack_page):
         page = landed.copy()
-        unpack_page(page, part_heads, num_layers=num_layers, page_size=page_size, head_nbytes=head_nbytes)
+        sizes = {"page_size": page_size, "head_nbytes": head_nbytes, "num_planes": num_planes}
+        unpack_page(page, part_heads, num_layers=num_layers, **sizes)
         assert page.tobytes() == whole.tobytes()

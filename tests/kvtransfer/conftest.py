@@ -31,7 +31,7 @@ from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.inproc.network import InprocNetwork
-from diptych.kvtransfer.layout import HeadShare, PoolLayout
+from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import (
     Flow,
     LinkDown,
@@ -44,7 +44,7 @@ from diptych.kvtransfer.transport import (
     TransportEvent,
 )
 
-LAYOUT = PoolLayout(num_pages=64, num_layers=4, page_size=16, num_kv_heads=2, head_dim=64, dtype="float32")
+LAYOUT = PoolLayout.kv(num_pages=64, num_layers=4, page_size=16, num_kv_heads=2, head_dim=64, dtype="float32")
 DEVICE_TRANSPORTS: dict[str, str] = {  # by device and path
     "emulated-mover": "shm",
     "emulated-staged": "tcp",
@@ -246,8 +246,8 @@ class RankedEnd(InprocEnd):
         log = RankLog(endpoint, 2)
         ids = [rank_id(instance_id, rank) for rank in range(2)]
         first, second = (network.transport(name) for network, name in zip(networks, ids, strict=True))
-        shares = [HeadShare(rank, 2, 2 * layout.num_kv_heads) for rank in range(2)]
-        parts = [dataclasses.replace(layout, share=share) for share in shares]
+        both = dataclasses.replace(layout.sole_region, total_heads=2 * layout.sole_region.num_heads)
+        parts = [dataclasses.replace(layout, regions=(both,), rank=rank, num_ranks=2) for rank in range(2)]
         self.memory = first
         self.transport = TensorParallelTransport(first, parts[0], log)
         self.pool = first.allocate_pool(parts[0])

@@ -19,7 +19,7 @@ import numpy as np
 
 from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import TransferQueueFull
-from diptych.kvtransfer.layout import HeadShare, PoolLayout
+from diptych.kvtransfer.layout import PoolLayout, Region
 from diptych.kvtransfer.nixl import NixlOptions, NixlTransport
 from diptych.kvtransfer.nixl import open_transport as open_nixl
 from diptych.kvtransfer.pool import DevicePool, HostPool
@@ -52,8 +52,8 @@ def open_device(kind: str, number: int, layout: PoolLayout) -> Device:
 
 
 def pages_of(layout: dict[str, Any]) -> PoolLayout:
-    share = HeadShare(**layout["share"]) if layout["share"] else None
-    return PoolLayout(**{**layout, "share": share})
+    regions = tuple(Region(**{**region, "layers": tuple(region["layers"])}) for region in layout["regions"])
+    return PoolLayout(**{**layout, "regions": regions})
 
 
 class Peer:

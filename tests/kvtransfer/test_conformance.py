@@ -130,7 +130,7 @@ def test_bad_metadata_is_refused(make_end: Make) -> None:
 
 def test_pools_of_different_models_do_not_link(make_end: Make) -> None:
     left = make_end(LEFT)
-    layout = PoolLayout(num_pages=8, num_layers=2, page_size=32, num_kv_heads=2, head_dim=64, dtype="float32")
+    layout = PoolLayout.kv(num_pages=8, num_layers=2, page_size=32, num_kv_heads=2, head_dim=64, dtype="float32")
     other = make_end(RIGHT, layout)
     with pytest.raises(Exception, match="another model"):
         left.connect(RIGHT, other.metadata())

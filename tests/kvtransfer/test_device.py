@@ -23,7 +23,7 @@ KERNELS = TransferKernels(KERNEL, KERNEL)
 
 
 def layout(head_dim: int = 64) -> PoolLayout:
-    return PoolLayout(num_pages=8, num_layers=4, page_size=16, num_kv_heads=2, head_dim=head_dim, dtype="bfloat16")
+    return PoolLayout.kv(num_pages=8, num_layers=4, page_size=16, num_kv_heads=2, head_dim=head_dim, dtype="bfloat16")
 
 
 @pytest.fixture(params=["emulated-mover", "emulated-staged"])
@@ -109,7 +109,7 @@ def test_a_host_pool_and_a_device_pool_reach_each_other(make_child_end: Make, li
 
 def test_layers_that_kernels_cannot_copy_are_refused() -> None:
     with pytest.raises(ConfigError, match="multiple of 128 bytes, not 64"):
-        Device("emulated").validate(PoolLayout(8, 4, 1, 2, 8, "bfloat16"))
+        Device("emulated").validate(PoolLayout.kv(8, 4, 1, 2, 8, "bfloat16"))
     Device("emulated").validate(layout())
 
 

@@ -35,7 +35,7 @@ class Worker:
         self.instance_id = instance_id
         shares = [HeadShare(rank, num_ranks, heads) if num_ranks > 1 else None for rank in range(num_ranks)]
         own = max(1, heads // num_ranks)
-        self.layouts = [PoolLayout(NUM_PAGES, LAYERS, page_size, own, DIM, "float32", share) for share in shares]
+        self.layouts = [PoolLayout.kv(NUM_PAGES, LAYERS, page_size, own, DIM, "float32", share) for share in shares]
         self.log = RankLog(endpoint, num_ranks) if num_ranks > 1 else NoRanks()
         first, *others = [network.transport(rank_id(instance_id, rank)) for rank in range(num_ranks)]
         self.transport = TensorParallelTransport(first, self.layouts[0], self.log)
@@ -59,12 +59,12 @@ class Worker:
     def fill(self, kv: Array) -> None:
         """Give every rank its part of `[num_pages, layers, 2, page_size, heads, dim]`."""
         for pool, layout in zip(self.pools, self.layouts, strict=True):
-            shard = Shard.of(layout)
+            (shard,) = Shard.all_of(layout)
             self._view(pool, layout)[:] = kv[..., shard.first_head : shard.end_head, :]
 
     def assert_holds(self, kv: Array, pages: list[int]) -> None:
         for pool, layout in zip(self.pools, self.layouts, strict=True):
-            shard = Shard.of(layout)
+            (shard,) = Shard.all_of(layout)
             found = self._view(pool, layout)[pages]
             assert np.array_equal(found, kv[..., shard.first_head : shard.end_head, :])
 

@@ -17,7 +17,7 @@ from diptych.kvtransfer.errors import LayoutMismatch, MalformedMetadata, Malform
 from diptych.kvtransfer.frames import Frame, Kind
 from diptych.kvtransfer.frames import decode as decode_frame
 from diptych.kvtransfer.frames import encode as encode_frame
-from diptych.kvtransfer.layout import HeadShare, PoolLayout
+from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.notes import PROTOCOL_VERSION, Abort, AbortAck, Ack, HandOff, Note, PagesReady
 from diptych.kvtransfer.plan import Conversion
 from diptych.kvtransfer.pool import MAX_PROBE_PAGES
@@ -28,7 +28,7 @@ from diptych.v1 import bootstrap_pb2, transfer_pb2, worker_pb2
 
 PEER, OWN, ROOM = 0xFFFF_0000_0000_0001, 2, 5
 KEY = b"sixteen bytes ok"
-LAYOUT = PoolLayout(num_pages=64, num_layers=2, page_size=16, num_kv_heads=4, head_dim=64, dtype="bfloat16")
+LAYOUT = PoolLayout.kv(num_pages=64, num_layers=2, page_size=16, num_kv_heads=4, head_dim=64, dtype="bfloat16")
 MAX_GROWTH = 1 << 20  # bytes
 
 NOTES: list[Note] = [
@@ -118,24 +118,28 @@ def test_metadata(data: bytes) -> None:
 
 @fuzz
 @given(
-    sizes=st.tuples(U32, U32, U32, U32, U32),
-    share=st.none() | st.builds(HeadShare, U32, U32, U32),
+    sizes=st.tuples(U32, U32, U32, U32, U32, U32, U32),
+    layers=st.none() | st.lists(U32, max_size=4),
     dtype=st.sampled_from(("bfloat16", "float32", "fp8_e4m3", "", "nan")),
-    keep=st.sets(st.integers(0, 4)),
+    num_regions=st.integers(0, 3),
+    keep=st.sets(st.integers(0, 6)),
 )
-def test_layouts(sizes: tuple[int, ...], share: HeadShare | None, dtype: str, keep: set[int]) -> None:
+def test_layouts(
+    sizes: tuple[int, ...], layers: list[int] | None, dtype: str, num_regions: int, keep: set[int]
+) -> None:
     """Some sizes are ours, so that the rest is looked at, too."""
-    ours = (LAYOUT.num_pages, LAYOUT.num_layers, LAYOUT.page_size, LAYOUT.num_kv_heads, LAYOUT.head_dim)
-    names = ("num_pages", "num_layers", "page_size", "num_kv_heads", "head_dim")
-    chosen = [ours[i] if i in keep else sizes[i] for i in range(5)]
+    region = LAYOUT.sole_region
+    ours = (LAYOUT.num_pages, LAYOUT.page_size, 0, 1, region.num_heads, region.head_dim, region.total_heads)
+    chosen = [ours[i] if i in keep else sizes[i] for i in range(7)]
     wire = transfer_pb2.EngineMetadata.FromString(metadata.encode(METADATA))
-    wire.layout.CopyFrom(bootstrap_pb2.KvLayout(dtype=dtype))
-    for name, value in zip(names, chosen, strict=True):
-        setattr(wire.layout, name, value)
-    if share is not None:
-        wire.layout.share.rank = share.rank
-        wire.layout.share.num_ranks = share.num_ranks
-        wire.layout.share.total_kv_heads = share.total_kv_heads
+    num_pages, page_size, rank, num_ranks, *of_region = chosen
+    wire.layout.CopyFrom(
+        bootstrap_pb2.KvLayout(num_pages=num_pages, page_size=page_size, rank=rank, num_ranks=num_ranks)
+    )
+    for _ in range(num_regions):
+        added = wire.layout.regions.add(layers=region.layers if layers is None else layers, num_planes=2, dtype=dtype)
+        added.num_heads, added.head_dim, added.total_heads = of_region
+        added.reach = region.reach
     with costing_little(), contextlib.suppress(MalformedMetadata, LayoutMismatch):
         found = metadata.decode(wire.SerializeToString(), like=LAYOUT)
         assert found.layout.page_nbytes <= metadata.MAX_PAGE_NBYTES

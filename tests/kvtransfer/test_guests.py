@@ -11,7 +11,7 @@ from diptych.kvtransfer.metadata import EngineMetadata
 from diptych.kvtransfer.process import ProcessIdentity
 from diptych.kvtransfer.ucx.guests import Guests
 
-LAYOUT = PoolLayout(num_pages=64, num_layers=4, page_size=16, num_kv_heads=2, head_dim=64, dtype="float32")
+LAYOUT = PoolLayout.kv(num_pages=64, num_layers=4, page_size=16, num_kv_heads=2, head_dim=64, dtype="float32")
 OURS = frozenset(map(ipaddress.ip_address, ("127.0.0.1", "172.17.0.1", "10.0.0.1")))
 
 

@@ -12,7 +12,7 @@ from diptych.kvtransfer.inproc import FaultPlan, InprocNetwork, InprocTransport
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
 
-LAYOUT = PoolLayout(num_pages=8, num_layers=1, page_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
+LAYOUT = PoolLayout.kv(num_pages=8, num_layers=1, page_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
 ALL = np.arange(8)
 
 Pair = tuple[InprocTransport, InprocTransport]

@@ -27,7 +27,12 @@ NUMPY = {"float32": np.float32, "bfloat16": np.uint16, "fp8_e4m3": np.uint8}
 def layouts(num_ranks: int, page_size: int, dtype: str, heads: int = HEADS) -> list[PoolLayout]:
     own = max(1, heads // num_ranks)
     shares = [HeadShare(rank, num_ranks, heads) if num_ranks > 1 else None for rank in range(num_ranks)]
-    return [PoolLayout(NUM_PAGES, LAYERS, page_size, own, DIM, dtype, share) for share in shares]
+    return [PoolLayout.kv(NUM_PAGES, LAYERS, page_size, own, DIM, dtype, share) for share in shares]
+
+
+def shard_of(layout: PoolLayout) -> Shard:
+    (shard,) = Shard.all_of(layout)
+    return shard
 
 
 @dataclass(frozen=True)
@@ -79,16 +84,15 @@ class Workers:
         self.case = case
         self.senders = [make(100 + rank, layout) for rank, layout in enumerate(case.src)]
         self.receivers = [make(200 + rank, layout) for rank, layout in enumerate(case.dst)]
-        targets = [Shard.of(layout) for layout in case.dst]
         self.linked = [
             (sender, self.receivers[rank])
             for sender, layout in zip(self.senders, case.src, strict=True)
-            for rank in linked_ranks(Shard.of(layout), targets)
+            for rank in linked_ranks(layout, case.dst)
         ]
         for sender, receiver in self.linked:
             link(sender, receiver)
         for sender, layout in zip(self.senders, case.src, strict=True):
-            sender.fill(Shard.of(layout).first_head)  # copies of a head are equal
+            sender.fill(shard_of(layout).first_head)  # copies of a head are equal
         for receiver in self.receivers:
             receiver.fill(99)
 
@@ -122,16 +126,16 @@ class Workers:
     def assert_arrived(self) -> None:
         wanted = cast(self._sent(), self.case.src[0].dtype, self.case.dst[0].dtype)
         for receiver, layout in zip(self.receivers, self.case.dst, strict=True):
-            shard, count = Shard.of(layout), self.case.end - self.case.start
+            shard, count = shard_of(layout), self.case.end - self.case.start
             found = _tokens(receiver, layout, self.case.dst_pages)[:count]
             assert found.tobytes() == wanted[:, :, :, shard.first_head : shard.end_head].tobytes()
 
     def _sent(self) -> Array:
         """The prompt's tokens, `[tokens, layers, 2, heads, dim]`, put together from the senders."""
-        shards = [Shard.of(layout) for layout in self.case.src]
+        shards = [shard_of(layout) for layout in self.case.src]
         count, skip = self.case.end - self.case.start, self.case.skip_tokens
         first = self.case.src[0]
-        shape = (count, LAYERS, 2, shards[0].total_kv_heads, DIM)
+        shape = (count, LAYERS, 2, shards[0].region.total_heads, DIM)
         model = np.zeros(shape, NUMPY[first.dtype])
         for sender, shard in zip(self.senders, shards, strict=True):
             part = _tokens(sender, shard.layout, self.case.src_pages)[skip : skip + count]

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+from typing import Any
 
 import pytest
 
 from diptych.kvtransfer import metadata as codec
 from diptych.kvtransfer.errors import LayoutMismatch, MalformedMetadata
-from diptych.kvtransfer.layout import HeadShare, PoolLayout
+from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 from diptych.kvtransfer.process import ProcessIdentity
-from diptych.v1 import transfer_pb2
+from diptych.v1 import bootstrap_pb2, transfer_pb2
 
-LAYOUT = PoolLayout(num_pages=64, num_layers=30, page_size=16, num_kv_heads=3, head_dim=64, dtype="bfloat16")
+SIZES: dict[str, Any] = {
+    "num_pages": 64,
+    "num_layers": 30,
+    "page_size": 16,
+    "num_kv_heads": 3,
+    "head_dim": 64,
+    "dtype": "bfloat16",
+}
+LAYOUT = PoolLayout.kv(**SIZES)
 METADATA = codec.EngineMetadata(
     process=ProcessIdentity("0b0e4b1c-boot", "pid:[4026531836]", 1234, 567890),
     layout=LAYOUT,
@@ -26,9 +35,13 @@ METADATA = codec.EngineMetadata(
 )
 
 
+def with_changes(**changes: Any) -> PoolLayout:
+    return PoolLayout.kv(**{**SIZES, **changes})
+
+
 @pytest.mark.parametrize("share", [None, HeadShare(rank=0, num_ranks=2, total_kv_heads=6)])
 def test_metadata_is_the_same_after_its_journey(share: HeadShare | None) -> None:
-    layout = dataclasses.replace(LAYOUT, share=share)
+    layout = with_changes(share=share)
     metadata = dataclasses.replace(METADATA, layout=layout)
     assert codec.decode(codec.encode(metadata), like=layout) == metadata
 
@@ -41,9 +54,9 @@ def test_a_pool_with_more_pages_is_no_other_pool() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        dataclasses.replace(LAYOUT, num_layers=15, page_size=32),  # as many bytes
-        dataclasses.replace(LAYOUT, num_kv_heads=6),
-        dataclasses.replace(LAYOUT, head_dim=128, page_size=8),
+        with_changes(num_layers=15, page_size=32),  # as many bytes
+        with_changes(num_kv_heads=6),
+        with_changes(head_dim=128, page_size=8),
     ],
 )
 def test_pages_of_another_model_are_refused(other: PoolLayout) -> None:
@@ -54,9 +67,9 @@ def test_pages_of_another_model_are_refused(other: PoolLayout) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        dataclasses.replace(LAYOUT, page_size=32),
-        dataclasses.replace(LAYOUT, dtype="fp8_e4m3"),
-        dataclasses.replace(LAYOUT, num_kv_heads=1, share=HeadShare(2, 3, 3)),
+        with_changes(page_size=32),
+        with_changes(dtype="fp8_e4m3"),
+        with_changes(num_kv_heads=1, share=HeadShare(2, 3, 3)),
     ],
 )
 def test_pages_that_can_be_converted_are_welcome(other: PoolLayout) -> None:
@@ -66,7 +79,7 @@ def test_pages_that_can_be_converted_are_welcome(other: PoolLayout) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (dict(version=1), "version 1, ours is 2"),
+        (dict(version=2), "version 2, ours is 3"),
         (dict(link_key=b""), "a link key of 0 bytes, not 16"),
         (dict(worker_address=b""), "without an address"),
         (dict(pool_key=b""), "without an address"),
@@ -90,40 +103,40 @@ def test_metadata_of_another_backend_is_refused_with_what_to_change() -> None:
         codec.decode(data, like=LAYOUT)
 
 
-@pytest.mark.parametrize("change", [dict(num_pages=0), dict(dtype="int3")])
-def test_an_impossible_pool_is_refused(change: dict[str, int | str]) -> None:
+@pytest.mark.parametrize("change", [dict(num_pages=0), dict(num_ranks=0), dict(regions=[])])
+def test_an_impossible_pool_is_refused(change: dict[str, Any]) -> None:
     wire = transfer_pb2.EngineMetadata.FromString(codec.encode(METADATA))
-    for name, value in change.items():
-        setattr(wire.layout, name, value)
+    for name in change:
+        wire.layout.ClearField(name)
     with pytest.raises(MalformedMetadata, match="impossible pool"):
         codec.decode(wire.SerializeToString(), like=LAYOUT)
 
 
-def test_metadata_that_was_cut_off_is_refused_unless_all_that_must_be_there_is_there() -> None:
-    data = codec.encode(METADATA)
-    for length in range(len(data)):
-        try:
-            decoded = codec.decode(data[:length], like=LAYOUT)
-        except MalformedMetadata:
-            continue
-        assert set(decoded.addresses) <= set(METADATA.addresses)
-        assert dataclasses.replace(METADATA, library="", addresses=()) == dataclasses.replace(
-            decoded, library="", addresses=()
-        )
-
-
 @pytest.mark.parametrize(
-    ("addresses", "words"),
-    [([b"10.0.0.1"], "impossible address"), ([b""], "impossible address"), ([bytes(4)] * 65, "65 addresses")],
+    ("change", "reason"),
+    [
+        (dict(dtype="int3"), "KV dtype must be one of"),
+        (dict(layers=[1, 0]), "must ascend"),
+        (dict(layers=[]), "at least 1"),
+        (dict(num_planes=0), "at least 1"),
+        (dict(reach="slot"), "'slot' is not held by pages yet"),
+        (dict(reach="never"), "'never' is unknown"),
+    ],
 )
-def test_addresses_that_are_none_or_too_many_are_refused(addresses: list[bytes], words: str) -> None:
+def test_an_impossible_region_is_refused(change: dict[str, Any], reason: str) -> None:
+    region = {**dataclasses.asdict(LAYOUT.sole_region), **change}
     wire = transfer_pb2.EngineMetadata.FromString(codec.encode(METADATA))
-    wire.addresses[:] = addresses
-    with pytest.raises(MalformedMetadata, match=words):
+    wire.layout.regions[0].CopyFrom(bootstrap_pb2.KvRegion(**region))
+    with pytest.raises(MalformedMetadata, match=f"impossible pool: .*{reason}"):
         codec.decode(wire.SerializeToString(), like=LAYOUT)
 
 
-def test_metadata_of_an_older_version_names_no_addresses() -> None:
-    wire = transfer_pb2.EngineMetadata.FromString(codec.encode(METADATA))
-    del wire.addresses[:]
-    assert codec.decode(wire.SerializeToString(), like=LAYOUT) == dataclasses.replace(METADATA, addresses=())
+def test_regions_are_the_same_after_their_journey_and_must_be_those_of_the_model() -> None:
+    latent = Region((0, 2, 5), 1, 1, 48, "float32", 1)
+    layout = dataclasses.replace(LAYOUT, regions=(*LAYOUT.regions, latent))
+    metadata = dataclasses.replace(METADATA, layout=layout)
+    assert codec.decode(codec.encode(metadata), like=layout) == metadata
+    other = dataclasses.replace(latent, layers=(0, 2, 4))
+    for regions in (LAYOUT.regions, layout.regions[::-1], (*LAYOUT.regions, other)):
+        with pytest.raises(LayoutMismatch, match="KV of another model"):
+            codec.decode(codec.encode(metadata), like=dataclasses.replace(layout, regions=regions))

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diptych.kernels.page_pack import CELLS, cast, pack_page, unpack_page
+from diptych.kernels.page_pack import CELLS, cast, pack_page
 from diptych.kvtransfer.errors import LayoutMismatch, TransferError
 from diptych.kvtransfer.layout import DTYPE_NBYTES, HeadShare, PoolLayout
-from diptych.kvtransfer.plan import ByteWindow, Shard, linked_ranks, part_heads, plan
+from diptych.kvtransfer.plan import ByteWindow, Copy, Shard, linked_ranks, parts_of, plan
 from diptych.kvtransfer.transport import PageWrite
 
 Array = np.ndarray[Any, Any]
@@ -32,8 +32,12 @@ class Side:
     def of(num_ranks: int, *, heads: int, layers: int, page_size: int, dim: int, dtype: str, num_pages: int) -> Side:
         own = max(1, heads // num_ranks)
         shares = [HeadShare(rank, num_ranks, heads) for rank in range(num_ranks)]
-        layouts = [PoolLayout(num_pages, layers, page_size, own, dim, dtype, share) for share in shares]
-        return Side(tuple(map(Shard.of, layouts)), num_pages)
+        layouts = [PoolLayout.kv(num_pages, layers, page_size, own, dim, dtype, share) for share in shares]
+        return Side(tuple(shard for layout in layouts for shard in Shard.all_of(layout)), num_pages)
+
+    @property
+    def layouts(self) -> list[PoolLayout]:
+        return [shard.layout for shard in self.shards]
 
     @property
     def layout(self) -> PoolLayout:
@@ -60,7 +64,7 @@ class Case:
     def tokens(self) -> Array:
         """The model's KV, `[end, layers, 2, heads, dim]` as cells of the source."""
         shard = self.src.shards[0]
-        shape = (self.end, shard.layout.num_layers, 2, shard.total_kv_heads, shard.layout.head_dim)
+        shape = (self.end, shard.layout.num_layers, 2, shard.region.total_heads, shard.region.head_dim)
         numbers = np.random.default_rng(self.seed).standard_normal(shape).astype(np.float32) * 100
         return cast(numbers, "float32", shard.layout.dtype)
 
@@ -108,39 +112,34 @@ def execute(case: Case, pages: Array, pools: list[Array], dst_pages: Array) -> E
     done = Executed(case.dst.new_pools(), Counter(), Counter())
     first, skip = divmod(case.start, case.src.layout.page_size)
     src_pages = pages[first : -(-case.end // case.src.layout.page_size)]
-    for src, dst in itertools.product(case.src.shards, case.dst.shards):
+    for src, dst in itertools.product(case.src.layouts, case.dst.layouts):
         copies = plan(src, dst)
-        assert (copies is not None) <= (dst.rank in linked_ranks(src, case.dst.shards))
+        assert (copies is not None) <= (dst.rank in linked_ranks(src, case.dst.layouts))
         if copies is None:
             continue
-        runs = copies.cut(PageWrite(src_pages, dst_pages, None, skip))
-        assert runs.window == ByteWindow(0, copies.offset, copies.nbytes)
+        (copy,) = copies.regions
+        (runs,) = copies.cut(PageWrite(src_pages, dst_pages, None, skip))
+        assert runs.window == ByteWindow(0, copy.dst, copy.nbytes)
         for i, page in enumerate(runs.dst):
             pool = pools[src.rank]
-            if copies.pack is None:
+            if runs.pack is None:
                 image = pool[runs.src[i]]
             else:
-                image = pack_page(copies.pack, pool, runs.src, int(runs.first_tokens[i]))
-            assert len(image) == copies.nbytes
-            done.pools[dst.rank][page, copies.offset : copies.offset + copies.nbytes] = image
+                image = pack_page(runs.pack, pool, runs.src, int(runs.first_tokens[i]))
+            assert len(image) == copy.nbytes
+            done.pools[dst.rank][page, copy.dst : copy.dst + copy.nbytes] = image
             done.runs[dst.rank, int(page)] += 1
-            done.nbytes[src.rank] += copies.nbytes
+            done.nbytes[src.rank] += copy.nbytes
     unpack(case, dst_pages, done.pools)
     return done
 
 
 def unpack(case: Case, dst_pages: Array, pools: list[Array]) -> None:
-    for dst in case.dst.shards:
-        heads, layout = part_heads(case.src.shards[0], dst), dst.layout
-        if len(heads) > 1:
+    for dst in case.dst.layouts:
+        (parts,) = parts_of(case.src.layout, dst)
+        if len(parts.heads) > 1:
             for page in dst_pages:
-                unpack_page(
-                    pools[dst.rank][page],
-                    heads,
-                    num_layers=layout.num_layers,
-                    page_size=layout.page_size,
-                    head_nbytes=layout.head_dim * DTYPE_NBYTES[layout.dtype],
-                )
+                parts.unpack(pools[dst.rank][page])
 
 
 @settings(max_examples=300, deadline=None)
@@ -158,8 +157,8 @@ def test_every_number_arrives_where_it_belongs_in_one_run_a_page_and_part(case: 
             assert found.tobytes() == wanted[token][:, :, dst.first_head : dst.end_head].tobytes()
         others = np.setdiff1d(np.arange(40), dst_pages)
         assert (pool[others] == 0xEE).all()
-        num_parts = len(part_heads(case.src.shards[0], dst))
-        assert {done.runs[dst.rank, page] for page in dst_pages.tolist()} == {num_parts}
+        num_parts = len(parts_of(case.src.layout, dst.layout)[0].heads)
+        assert {done.runs[dst.layout.rank, page] for page in dst_pages.tolist()} == {num_parts}
     assert done.nbytes.total() == len(dst_pages) * case.dst.layout.page_nbytes * len(case.dst.shards)
 
 
@@ -168,31 +167,39 @@ def side(num_ranks: int, heads: int = 2, **changes: Any) -> Side:
     return Side.of(num_ranks, heads=heads, **{**fields, **changes})
 
 
+def the_copy(src: PoolLayout, dst: PoolLayout) -> Copy:
+    copies = plan(src, dst)
+    assert copies is not None
+    (copy,) = copies.regions
+    return copy
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 def test_equal_workers_send_whole_pages_from_rank_to_rank(num_ranks: int) -> None:
     one, other = side(num_ranks), side(num_ranks)
-    for src in one.shards:
-        sent = {dst.rank: copies for dst in other.shards if (copies := plan(src, dst))}
-        assert {rank: (copies.pack, copies.num_turns) for rank, copies in sent.items()} == {src.rank: (None, 1)}
-        assert linked_ranks(src, other.shards) == (src.rank,)
+    for src in one.layouts:
+        sent = {dst.rank: the_copy(src, dst) for dst in other.layouts if plan(src, dst)}
+        assert {rank: (copy.pack, copy.num_turns) for rank, copy in sent.items()} == {src.rank: (None, 1)}
+        assert linked_ranks(src, other.layouts) == (src.rank,)
 
 
 @pytest.mark.parametrize(("num_src", "num_dst"), [(2, 1), (4, 1), (8, 1), (4, 2), (8, 4), (8, 2), (1, 4), (2, 8)])
 def test_ranks_with_the_same_heads_share_the_work_evenly(num_src: int, num_dst: int) -> None:
     src, dst = side(num_src), side(num_dst)
     pages, sent = np.arange(32), Counter[int]()
-    for one, other in itertools.product(src.shards, dst.shards):
+    for one, other in itertools.product(src.layouts, dst.layouts):
         copies = plan(one, other)
         if copies:
-            sent[one.rank] += copies.nbytes * len(copies.cut(PageWrite(pages, pages)).dst)
+            (runs,) = copies.cut(PageWrite(pages, pages))
+            sent[one.rank] += runs.window.nbytes * len(runs.dst)
     assert set(sent.values()) == {32 * dst.layout.page_nbytes * num_dst // num_src}
     assert len(sent) == num_src
 
 
 def test_a_grant_that_begins_inside_a_page_skips_its_first_tokens() -> None:
-    copies = plan(side(1, page_size=64).shards[0], side(1).shards[0])
+    copies = plan(side(1, page_size=64).layouts[0], side(1).layouts[0])
     assert copies is not None
-    runs = copies.cut(PageWrite(np.array([7, 9]), np.array([3, 4, 5]), None, 48))
+    (runs,) = copies.cut(PageWrite(np.array([7, 9]), np.array([3, 4, 5]), None, 48))
     assert [runs.src.tolist(), runs.first_tokens.tolist(), runs.dst.tolist()] == [
         [7, 9],
         [48, 64, 80],
@@ -203,7 +210,7 @@ def test_a_grant_that_begins_inside_a_page_skips_its_first_tokens() -> None:
 @pytest.mark.parametrize(
     ("other", "problem"),
     [
-        (side(1, layers=3), r"another model: .* \[2, 2, 8\] and \[3, 2, 8\]"),
+        (side(1, layers=3), r"another model: .* \[2, 2, 2, 8\] and \[3, 2, 2, 8\]"),
         (side(1, heads=4), "another model"),
         (side(1, dim=16), "another model"),
         (side(1, page_size=1, dim=8, dtype="fp8_e4m3"), None),
@@ -211,45 +218,45 @@ def test_a_grant_that_begins_inside_a_page_skips_its_first_tokens() -> None:
 )
 def test_what_can_not_be_converted_is_refused_with_a_reason(other: Side, problem: str | None) -> None:
     if problem is None:
-        assert plan(side(1).shards[0], other.shards[0]) is not None
+        assert plan(side(1).layouts[0], other.layouts[0]) is not None
         return
     with pytest.raises(LayoutMismatch, match=problem):
-        plan(side(1).shards[0], other.shards[0])
+        plan(side(1).layouts[0], other.layouts[0])
 
 
 def test_parts_that_are_no_whole_words_are_refused() -> None:
     small = side(1, page_size=1, dim=1, dtype="fp8_e4m3")
     with pytest.raises(LayoutMismatch, match="multiple of 8 bytes; use larger pages"):
-        plan(side(2, dim=1, page_size=1).shards[0], small.shards[0])
+        plan(side(2, dim=1, page_size=1).layouts[0], small.layouts[0])
 
 
-@pytest.mark.parametrize(
-    "shard", [Shard(side(1).layout, 4), Shard(side(2).layout, 2, 2, 2), Shard(side(2).layout, 3, 0, 2)]
-)
-def test_ranks_that_do_not_share_the_heads_evenly_are_refused(shard: Shard) -> None:
+@pytest.mark.parametrize(("heads", "share"), [(2, (0, 1, 4)), (1, (2, 2, 2)), (1, (0, 2, 3))])
+def test_ranks_that_do_not_share_the_heads_evenly_are_refused(heads: int, share: tuple[int, int, int]) -> None:
+    layout = PoolLayout.kv(64, 2, 16, heads, 8, "bfloat16", HeadShare(*share))
     with pytest.raises(LayoutMismatch, match="can't hold"):
-        plan(shard, shard)
+        plan(layout, layout)
 
 
 def test_layers_are_a_window_of_each_part() -> None:
-    copies = plan(side(2, layers=4, page_size=2).shards[1], side(1, layers=4, page_size=8).shards[0])
+    copies = plan(side(2, layers=4, page_size=2).layouts[1], side(1, layers=4, page_size=8).layouts[0])
     assert copies is not None
-    assert copies.pack is not None
+    assert copies.regions[0].pack is not None
     head_layer = 2 * 8 * 8 * 2  # bytes: K and V, tokens, head size, bfloat16
     write = PageWrite(np.arange(4), np.array([1]), (1, 3))
-    assert copies.cut(write).window == ByteWindow(head_layer, 4 * head_layer + head_layer, 2 * head_layer)
+    (runs,) = copies.cut(write)
+    assert runs.window == ByteWindow(head_layer, 4 * head_layer + head_layer, 2 * head_layer)
 
 
 @pytest.mark.parametrize("layers", [(0, 0), (1, 3), (-1, 1)])
 def test_layers_that_pages_do_not_have_are_refused(layers: tuple[int, int]) -> None:
-    copies = plan(side(1).shards[0], side(1, page_size=8).shards[0])
+    copies = plan(side(1).layouts[0], side(1, page_size=8).layouts[0])
     assert copies is not None
     with pytest.raises(TransferError, match="are not in pages of 2 layers"):
         copies.cut(PageWrite(np.arange(1), np.arange(2), layers))
 
 
 def test_whole_pages_go_one_to_one() -> None:
-    copies = plan(side(1).shards[0], side(1).shards[0])
+    copies = plan(side(1).layouts[0], side(1).layouts[0])
     assert copies is not None
     with pytest.raises(TransferError, match="2 source pages but 1 target pages"):
         copies.cut(PageWrite(np.arange(2), np.arange(1)))

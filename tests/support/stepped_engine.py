@@ -13,8 +13,13 @@ from null_runner import NullRunner
 
 from diptych.common.members.roles import LegKind, Role
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.scheduler.model_worker import TpModelWorkerClient
-from diptych.engine.scheduler.stepping import ModelWorker, OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.scheduler.stepping import (
+    ModelWorker,
+    OverlappedStepping,
+    Stepping,
+    SynchronousStepping,
+    TpModelWorkerClient,
+)
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, GrammarReady, Start
 from diptych.engine.values.limits import RETRACTED_S, Limits, Scheduling
@@ -107,7 +112,7 @@ class Engine:
         self.num_steps += busy
         self.collect()
         if check:
-            assert self.core.check() == []
+            assert self.cache.audit(self.core.report().holders) == []
         return busy
 
     def run(self) -> None:
@@ -134,8 +139,8 @@ class Engine:
     def close(self) -> None:
         """Everything has been answered and given back."""
         self._stepping.close()
-        counts = self.core.page_counts()
-        assert self.core.num_open_rooms == 0
+        counts = self.cache.pool.counts()
+        assert self.core.report().num_open_rooms == 0
         assert {state: counts[state] for state in counts if state not in ("free", "cached")} == {
             "owned": 0,
             "importing": 0,

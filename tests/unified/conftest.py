@@ -11,8 +11,7 @@ from null_runner import NullRunner
 
 from diptych.common.members.roles import LegKind, Role
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.scheduler.model_worker import TpModelWorkerClient
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.events import (
     DigestPages,
     Emit,
@@ -111,7 +110,7 @@ class Fleet:
         worker.core.expire(0.0)
         moved = self.deliver(number)
         busy = worker.stepping.advance(lambda: None)
-        assert worker.core.check() == []
+        assert worker.cache.audit(worker.core.report().holders) == []
         return self.deliver(number) or moved or busy
 
     def deliver(self, number: int) -> bool:

@@ -41,12 +41,13 @@ def pack_pages(
         assert array.is_contiguous(), array.stride()
     assert first_tokens.shape == dst_pages.shape, (first_tokens.shape, dst_pages.shape)
     src_nbytes, dst_nbytes = DTYPE_NBYTES[pack.src_dtype], DTYPE_NBYTES[pack.dst_dtype]
-    assert src % src_nbytes == 0, src
+    src += pack.src_offset
+    assert src % src_nbytes == pack.src_stride % src_nbytes == 0, (src, pack.src_stride)
     assert dst % dst_nbytes == dst_page_nbytes % dst_nbytes == 0, (dst, dst_page_nbytes)
     cells = pack.num_heads * pack.head_dim
     columns = triton.next_power_of_2(cells)
     rows = min(triton.next_power_of_2(pack.dst_page_size), max(1, TILE_CELLS // columns))
-    grid = (len(dst_pages), pack.num_layers * 2, triton.cdiv(pack.dst_page_size, rows))
+    grid = (len(dst_pages), pack.num_layers * pack.num_planes, triton.cdiv(pack.dst_page_size, rows))
     with torch.cuda.device_of(src_pages):
         pack_pages_kernel[grid](
             src,
@@ -55,8 +56,8 @@ def pack_pages(
             first_tokens,
             dst_pages,
             len(src_pages),
+            pack.src_stride // src_nbytes,
             dst_page_nbytes // dst_nbytes,
-            NUM_PLANES=pack.num_layers * 2,
             SRC_PAGE_SIZE=pack.src_page_size,
             DST_PAGE_SIZE=pack.dst_page_size,
             SRC_CELLS=pack.src_num_heads * pack.head_dim,
@@ -81,8 +82,8 @@ def pack_pages_kernel(
     first_tokens,
     dst_pages,
     num_src_pages,
-    dst_stride,  # cells a page
-    NUM_PLANES: tl.constexpr,  # the K or the V of one layer is a plane
+    src_stride,  # cells a page
+    dst_stride,
     SRC_PAGE_SIZE: tl.constexpr,
     DST_PAGE_SIZE: tl.constexpr,
     SRC_CELLS: tl.constexpr,  # of a token in a plane
@@ -104,8 +105,8 @@ def pack_pages_kernel(
     column = tl.arange(0, COLUMNS)
     token = tl.load(first_tokens + image) + slot
     place, exists = token // SRC_PAGE_SIZE, token < num_src_pages * SRC_PAGE_SIZE
-    plane_of_pool = tl.load(src_pages + place, mask=exists, other=0) * NUM_PLANES + plane
-    source = (plane_of_pool * SRC_PAGE_SIZE + token % SRC_PAGE_SIZE) * SRC_CELLS + FIRST_CELL
+    page = tl.load(src_pages + place, mask=exists, other=0) * src_stride
+    source = page + (plane * SRC_PAGE_SIZE + token % SRC_PAGE_SIZE) * SRC_CELLS + FIRST_CELL
     inside = (slot < DST_PAGE_SIZE)[:, None] & (column < CELLS)[None, :]
     bits = tl.load(src_cells + source[:, None] + column[None, :], mask=inside & exists[:, None], other=0)
     if SRC_DTYPE != DST_DTYPE:

@@ -27,22 +27,24 @@ def unpack_pages(
     num_layers: int,
     page_size: int,
     head_nbytes: int,
+    num_planes: int = 2,
 ) -> None:
     """Put the heads of each token side by side in `pages` of `pool`.
 
-    `pool` is `[num_pages, page_nbytes]` of uint8, `scratch` a uint8 buffer of at least one page; more of it makes fewer
-    launches. `pages` is int64 on the GPU and names no page twice. Runs on its current stream.
+    `pool` is a region of all pages, `[num_pages, region_nbytes]` of uint8, `scratch` a uint8 buffer of at least one
+    such page; more of it makes fewer launches. `pages` is int64 on the GPU and names no page twice. Runs on its
+    current stream.
     """
     word = math.gcd(head_nbytes, max(WORDS))
     words, copies = pool.view(WORDS[word]), scratch.view(WORDS[word])
-    page_words, batch = words.shape[1], len(copies) // words.shape[1]
-    num_rows = num_layers * 2 * page_size
+    region_words, batch = words.shape[1], len(copies) // words.shape[1]
+    num_rows = num_layers * num_planes * page_size
     assert num_rows * sum(part_heads) * head_nbytes == pool.shape[1], (part_heads, pool.shape)
     assert batch > 0, f"scratch of {len(scratch)} bytes is less than a page of {pool.shape[1]}"
     with torch.cuda.device_of(pool):
         for first in range(0, len(pages), batch):
             some = pages[first : first + batch]
-            copied = copies[: len(some) * page_words].view(len(some), page_words)
+            copied = copies[: len(some) * region_words].view(len(some), region_words)
             torch.index_select(words, 0, some, out=copied)
             for part, heads in enumerate(part_heads):
                 first_word = sum(part_heads[:part]) * head_nbytes // word
@@ -51,12 +53,13 @@ def unpack_pages(
                     copied,
                     words,
                     some,
-                    page_words,
+                    region_words,
+                    words.stride(0),
                     num_rows * part_row,
                     num_rows * first_word,
                     FIRST=first_word,
                     PART_ROW=part_row,
-                    ROW=page_words // num_rows,
+                    ROW=region_words // num_rows,
                     TILE=TILE_WORDS,
                 )
 
@@ -66,10 +69,11 @@ def unpack_part_kernel(
     copied,
     words,
     pages,
-    page_words,
+    region_words,
+    page_words,  # from one page to the next
     part_words,
-    part_start,  # the word of the page where the part landed
-    FIRST: tl.constexpr,  # word of a row where the part's heads belong; a row is a token in the K or V of a layer
+    part_start,  # the word of the region where the part landed
+    FIRST: tl.constexpr,  # word of a row where the part's heads belong; a row is a token in one plane of a layer
     PART_ROW: tl.constexpr,  # words of a row that the part has
     ROW: tl.constexpr,
     TILE: tl.constexpr,
@@ -77,6 +81,6 @@ def unpack_part_kernel(
     number = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = place < part_words
-    values = tl.load(copied + number * page_words + part_start + place, mask=inside)
+    values = tl.load(copied + number * region_words + part_start + place, mask=inside)
     target = place // PART_ROW * ROW + FIRST + place % PART_ROW
     tl.store(words + tl.load(pages + number) * page_words + target, values, mask=inside)

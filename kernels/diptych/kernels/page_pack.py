@@ -1,9 +1,10 @@
 """Pages on their way to a pool with another layout: what the C and GPU kernels must compute, bit for bit, in numpy.
 
-A page is `[num_layers, 2, page_size, num_heads, head_dim]`. `pack_page` gathers the tokens of one target page out of
-source pages, takes some heads, casts, and gives `[num_layers, 2, dst_page_size, num_heads, head_dim]`: the part of the
-target page that the source has, in one piece. Where a page is made of several parts, they land one after the other in
-the page itself, in order of their heads, and `unpack_page` puts the heads of each token side by side.
+A region of a page is `[num_layers, num_planes, page_size, num_heads, head_dim]`; keys and values are two planes.
+`pack_page` gathers the tokens of one target page out of source pages, takes some heads, casts, and gives `[num_layers,
+num_planes, dst_page_size, num_heads, head_dim]`: the part of the target's region that the source has, in one piece.
+Where a region is made of several parts, they land one after the other in the region itself, in order of their heads,
+and `unpack_page` puts the heads of each token side by side.
 
 Casts go through float32, to the nearest with ties to even. fp8_e4m3 has no infinity: what is larger than 448 becomes
 448, its NaN is not recognised, and any other NaN becomes 448. To the other types a NaN goes as a NaN.
@@ -11,6 +12,7 @@ Casts go through float32, to the nearest with ties to even. fp8_e4m3 has no infi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -44,16 +46,34 @@ class PagePack:
     num_heads: int
     dst_page_size: int  # tokens
     dst_dtype: str
+    num_planes: int = 2  # of a layer
+    src_offset: int = 0  # of the region in a source page, bytes
+    src_page_nbytes: int = 0  # 0: source pages hold this region alone
+
+    @property
+    def src_region_nbytes(self) -> int:
+        cells = self.num_layers * self.num_planes * self.src_page_size * self.src_num_heads * self.head_dim
+        return cells * np.dtype(CELLS[self.src_dtype]).itemsize
+
+    @property
+    def src_stride(self) -> int:
+        """Bytes of a source page."""
+        return self.src_page_nbytes or self.src_region_nbytes
+
+    @property
+    def num_rows(self) -> int:
+        """Of an image: a row is one token in one plane of one layer."""
+        return self.num_layers * self.num_planes * self.dst_page_size
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of the taken heads of one token, K or V, of one layer."""
+        """Bytes of the taken heads of one token, in one plane of one layer."""
         return self.num_heads * self.head_dim * np.dtype(CELLS[self.dst_dtype]).itemsize
 
     @property
     def layer_nbytes(self) -> int:
         """Bytes of one layer of an image."""
-        return 2 * self.dst_page_size * self.row_nbytes
+        return self.num_planes * self.dst_page_size * self.row_nbytes
 
     @property
     def image_nbytes(self) -> int:
@@ -63,30 +83,33 @@ class PagePack:
 def pack_page(pack: PagePack, pool: U8, src_pages: Indices, first_token: int) -> U8:
     """Return the image of one target page, `[image_nbytes]`.
 
-    pool: `[num_pages, page_nbytes]`. The image's first token is number `first_token` of those in `src_pages`; where
+    pool: `[num_pages, src_stride]`. The image's first token is number `first_token` of those in `src_pages`; where
     they have no more tokens, it is zero.
     """
     tokens = first_token + np.arange(pack.dst_page_size)
     places, offsets = np.divmod(tokens, pack.src_page_size)
     exists = places < len(src_pages)
-    kv = pool.view(CELLS[pack.src_dtype])
-    kv = kv.reshape(len(pool), pack.num_layers, 2, pack.src_page_size, pack.src_num_heads, pack.head_dim)
-    taken = kv[np.asarray(src_pages)[places[exists]], :, :, offsets[exists]]  # [tokens, layers, 2, heads, dim]
+    region = pool[:, pack.src_offset : pack.src_offset + pack.src_region_nbytes].view(CELLS[pack.src_dtype])
+    planes = (pack.num_layers, pack.num_planes)
+    kv = region.reshape(len(pool), *planes, pack.src_page_size, pack.src_num_heads, pack.head_dim)
+    taken = kv[np.asarray(src_pages)[places[exists]], :, :, offsets[exists]]  # [tokens, layers, planes, heads, dim]
     taken = taken[..., pack.first_head : pack.first_head + pack.num_heads, :]
-    shape = (pack.num_layers, 2, pack.dst_page_size, pack.num_heads, pack.head_dim)
-    image = np.zeros(shape, CELLS[pack.dst_dtype])
+    image = np.zeros((*planes, pack.dst_page_size, pack.num_heads, pack.head_dim), CELLS[pack.dst_dtype])
     image[:, :, exists] = np.moveaxis(cast(taken, pack.src_dtype, pack.dst_dtype), 0, 2)
     return image.reshape(-1).view(np.uint8)
 
 
-def unpack_page(page: U8, part_heads: Sequence[int], *, num_layers: int, page_size: int, head_nbytes: int) -> None:
+def unpack_page(
+    page: U8, part_heads: Sequence[int], *, num_layers: int, page_size: int, head_nbytes: int, num_planes: int = 2
+) -> None:
     """Put the heads of each token side by side, in place.
 
-    page: `[page_nbytes]`, parts `[num_layers, 2, page_size, part_heads[k], head_nbytes]` one after the other.
+    page: a region of it, parts `[num_layers, num_planes, page_size, part_heads[k], head_nbytes]` one after the other.
     """
-    ends = np.cumsum(part_heads) * (num_layers * 2 * page_size * head_nbytes)
+    rows = (num_layers, num_planes, page_size)
+    ends = np.cumsum(part_heads) * (math.prod(rows) * head_nbytes)
     parts = np.split(page, ends[:-1])
-    shapes = [(num_layers, 2, page_size, heads, head_nbytes) for heads in part_heads]
+    shapes = [(*rows, heads, head_nbytes) for heads in part_heads]
     page[:] = np.concatenate([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)], axis=3).ravel()
 
 

@@ -29,6 +29,9 @@ class PackStruct(Structure):
             "num_heads",
             "dst_page_size",
             "dst_type",
+            "num_planes",
+            "src_offset",
+            "src_page_bytes",
         )
     )
 
@@ -43,9 +46,9 @@ class PartsStruct(Structure):
     """`struct page_parts`"""
 
     _fields_ = (
-        ("num_layers", c_int64),
-        ("page_size", c_int64),
+        ("num_rows", c_int64),
         ("head_bytes", c_int64),
+        ("offset", c_int64),
         ("num_parts", c_int64),
         ("part_heads", POINTER(c_int64)),
     )
@@ -62,9 +65,12 @@ def pack_struct(pack: PagePack) -> PackStruct:
         num_heads=pack.num_heads,
         dst_page_size=pack.dst_page_size,
         dst_type=_CELL_TYPES[pack.dst_dtype],
+        num_planes=pack.num_planes,
+        src_offset=pack.src_offset,
+        src_page_bytes=pack.src_stride,
     )
 
 
-def parts_struct(part_heads: Sequence[int], *, num_layers: int, page_size: int, head_nbytes: int) -> PartsStruct:
+def parts_struct(part_heads: Sequence[int], *, num_rows: int, head_nbytes: int, offset: int = 0) -> PartsStruct:
     heads = (ctypes.c_int64 * len(part_heads))(*part_heads)
-    return PartsStruct(num_layers, page_size, head_nbytes, len(part_heads), ctypes.cast(heads, POINTER(c_int64)))
+    return PartsStruct(num_rows, head_nbytes, offset, len(part_heads), ctypes.cast(heads, POINTER(c_int64)))

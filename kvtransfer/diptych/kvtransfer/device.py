@@ -28,7 +28,8 @@ class Device:
         """Raise `ConfigError` when there are no kernels, or the pages of `layout` can't be moved by them."""
         if self.kind == "cuda" and self.kernels is None:
             raise ConfigError("a pool on a CUDA device needs the kernels that move its pages")
-        if layout.layer_nbytes % LINE_NBYTES:
-            raise ConfigError(
-                f"a layer of a KV page on a device must be a multiple of {LINE_NBYTES} bytes, not {layout.layer_nbytes}"
-            )
+        for nbytes in (region.layer_nbytes(layout.page_size) for region in layout.regions):
+            if nbytes % LINE_NBYTES:
+                raise ConfigError(
+                    f"a layer of a KV page on a device must be a multiple of {LINE_NBYTES} bytes, not {nbytes}"
+                )

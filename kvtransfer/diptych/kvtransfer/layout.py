@@ -1,14 +1,24 @@
-"""How the KV pool of a worker is laid out: page-major, so that a page is one contiguous piece for all layers."""
+"""How the KV pool of a worker is laid out: page-major, so that a page is one contiguous piece for all layers.
+
+A page is a list of regions, one behind the other: what a token has of some layers, in one form. Keys and values of all
+layers are one region; a latent, side keys or the keys of other layers would be another. Whoever moves, converts or
+counts pages goes through the list; nothing else knows how many regions there are.
+"""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Final
+from itertools import accumulate, pairwise
+from typing import Final, Literal, cast, get_args
 
 from diptych.common.errors import ConfigError
+from diptych.v1 import bootstrap_pb2
 
 DTYPE_NBYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1}
+KEYS_AND_VALUES: Final = 2  # planes
+
+Reach = Literal["all", "window", "slot"]
+"""What a region keeps of a request: every token, those of the last window, or one state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,39 +31,155 @@ class HeadShare:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolLayout:
-    """`kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`, contiguous; index 2 is K, then V."""
+class Region:
+    """`[num_layers, num_planes, page_size, num_heads, head_dim]` of each page, contiguous."""
 
-    num_pages: int
-    num_layers: int
-    page_size: int  # tokens a page
-    num_kv_heads: int
+    layers: tuple[int, ...]  # of the model, ascending
+    num_planes: int  # 2: keys, then values; 1: a latent for both
+    num_heads: int  # that this pool holds
     head_dim: int
     dtype: str  # a key of DTYPE_NBYTES
-    share: HeadShare | None = None  # of the model's heads; None: the pool has all
+    total_heads: int  # of the model, on all ranks
+    reach: Reach = "all"
+
+    def shape(self, page_size: int) -> tuple[int, int, int, int, int]:
+        return (len(self.layers), self.num_planes, page_size, self.num_heads, self.head_dim)
+
+    def head_nbytes(self, page_size: int) -> int:
+        """Of one head, in one layer of a page."""
+        return self.num_planes * page_size * self.head_dim * DTYPE_NBYTES[self.dtype]
+
+    def layer_nbytes(self, page_size: int) -> int:
+        return self.num_heads * self.head_nbytes(page_size)
+
+    def nbytes(self, page_size: int) -> int:
+        return len(self.layers) * self.layer_nbytes(page_size)
+
+    def validate(self, page_size: int) -> None:
+        """Raise `ConfigError` for a region that can't hold anything."""
+        if self.dtype not in DTYPE_NBYTES:
+            raise ConfigError(f"KV dtype must be one of {', '.join(DTYPE_NBYTES)}, not {self.dtype!r}")
+        if min(self.shape(page_size)) < 1:
+            raise ConfigError(f"every dimension of a KV pool must be at least 1: {self.shape(page_size)}")
+        if self.layers[0] < 0 or any(one >= other for one, other in pairwise(self.layers)):
+            raise ConfigError(f"layers of a KV region must ascend: {self.layers}")
+        if self.layer_nbytes(page_size) % 8:
+            raise ConfigError(f"a layer of a KV page must be a multiple of 8 bytes, not {self.layer_nbytes(page_size)}")
+        if self.reach != "all":
+            known = "is not held by pages yet" if self.reach in get_args(Reach) else "is unknown"
+            raise ConfigError(f"a KV region of reach {self.reach!r} {known}")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLayout:
+    """`num_pages` pages of `page_nbytes` bytes, one after the other."""
+
+    num_pages: int
+    page_size: int  # tokens a page
+    regions: tuple[Region, ...]  # in the order in which they lie in a page
+    rank: int = 0
+    num_ranks: int = 1  # that share the heads of each region
+
+    @staticmethod
+    def kv(
+        num_pages: int,
+        num_layers: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        share: HeadShare | None = None,  # None: the pool has all heads
+    ) -> PoolLayout:
+        """Return that of keys and values alone, `[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`."""
+        whole = share or HeadShare(0, 1, num_kv_heads)
+        layers = tuple(range(num_layers))
+        region = Region(layers, KEYS_AND_VALUES, num_kv_heads, head_dim, dtype, whole.total_kv_heads)
+        return PoolLayout(num_pages, page_size, (region,), whole.rank, whole.num_ranks)
 
     @property
-    def shape(self) -> tuple[int, int, int, int, int, int]:
-        return (self.num_pages, self.num_layers, 2, self.page_size, self.num_kv_heads, self.head_dim)
+    def offsets(self) -> tuple[int, ...]:
+        """Where each region begins in a page, bytes."""
+        return tuple(accumulate((region.nbytes(self.page_size) for region in self.regions[:-1]), initial=0))
 
     @property
     def page_nbytes(self) -> int:
-        return self.num_layers * self.layer_nbytes
-
-    @property
-    def layer_nbytes(self) -> int:
-        """Of each page."""
-        return math.prod(self.shape[2:]) * DTYPE_NBYTES[self.dtype]
+        return sum(region.nbytes(self.page_size) for region in self.regions)
 
     @property
     def nbytes(self) -> int:
         return self.num_pages * self.page_nbytes
 
+    @property
+    def num_layers(self) -> int:
+        """Of the model: windows of layers are cut from these."""
+        return 1 + max(region.layers[-1] for region in self.regions)
+
+    @property
+    def layer_nbytes(self) -> int:
+        """Of the smallest layer of a region: what of a page is moved at least."""
+        return min(region.layer_nbytes(self.page_size) for region in self.regions)
+
+    @property
+    def sole_region(self) -> Region:
+        """Of a pool that has keys and values alone, which is what models compute with."""
+        (region,) = self.regions
+        return region
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int, int]:
+        """Of the pool as a tensor of its sole region."""
+        return (self.num_pages, *self.sole_region.shape(self.page_size))
+
+    @property
+    def dtype(self) -> str:
+        """Of the sole region."""
+        return self.sole_region.dtype
+
     def validate(self) -> None:
         """Raise `ConfigError` for a layout that can't hold anything."""
-        if self.dtype not in DTYPE_NBYTES:
-            raise ConfigError(f"KV dtype must be one of {', '.join(DTYPE_NBYTES)}, not {self.dtype!r}")
-        if min(self.shape) < 1:
-            raise ConfigError(f"every dimension of a KV pool must be at least 1: {self.shape}")
-        if self.layer_nbytes % 8:
-            raise ConfigError(f"a layer of a KV page must be a multiple of 8 bytes, not {self.layer_nbytes}")
+        if self.num_pages < 1 or not self.regions:
+            raise ConfigError(f"a KV pool must have pages and regions, not {self.num_pages} and {len(self.regions)}")
+        if self.num_ranks < 1:
+            raise ConfigError(f"the heads of a KV pool belong to at least 1 rank, not {self.num_ranks}")
+        for region in self.regions:
+            region.validate(self.page_size)
+
+
+def layout_to_wire(layout: PoolLayout) -> bootstrap_pb2.KvLayout:
+    return bootstrap_pb2.KvLayout(
+        num_pages=layout.num_pages,
+        page_size=layout.page_size,
+        regions=map(_region_to_wire, layout.regions),
+        rank=layout.rank,
+        num_ranks=layout.num_ranks,
+    )
+
+
+def layout_from_wire(wire: bootstrap_pb2.KvLayout) -> PoolLayout:
+    """Return what it says, for the reader to validate."""
+    regions = tuple(map(_region_from_wire, wire.regions))
+    return PoolLayout(wire.num_pages, wire.page_size, regions, wire.rank, wire.num_ranks)
+
+
+def _region_to_wire(region: Region) -> bootstrap_pb2.KvRegion:
+    return bootstrap_pb2.KvRegion(
+        layers=region.layers,
+        num_planes=region.num_planes,
+        num_heads=region.num_heads,
+        head_dim=region.head_dim,
+        dtype=region.dtype,
+        total_heads=region.total_heads,
+        reach=region.reach,
+    )
+
+
+def _region_from_wire(wire: bootstrap_pb2.KvRegion) -> Region:
+    return Region(
+        tuple(wire.layers),
+        wire.num_planes,
+        wire.num_heads,
+        wire.head_dim,
+        wire.dtype,
+        wire.total_heads,
+        cast("Reach", wire.reach),
+    )

@@ -12,12 +12,11 @@ from google.protobuf.message import DecodeError
 from diptych.common.errors import ConfigError
 from diptych.kvtransfer import plan
 from diptych.kvtransfer.errors import MalformedMetadata
-from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.layout_codec import layout_from_wire, layout_to_wire
+from diptych.kvtransfer.layout import PoolLayout, layout_from_wire, layout_to_wire
 from diptych.kvtransfer.process import ProcessIdentity
 from diptych.v1 import transfer_pb2
 
-VERSION: Final = 2
+VERSION: Final = 3
 UCX: Final = "ucx"
 LINK_KEY_NBYTES: Final = 16
 MAX_ADDRESSES: Final = 64
@@ -81,7 +80,7 @@ def decode(data: bytes, *, like: PoolLayout, backend: str = UCX) -> EngineMetada
             f"transfer metadata with a link key of {len(wire.link_key)} bytes, not {LINK_KEY_NBYTES}"
         )
     layout = _layout(wire)
-    plan.check(plan.Shard.of(layout), plan.Shard.of(like))
+    plan.check(layout, like)
     host, _, namespace = wire.process_scope.partition("/")
     process = ProcessIdentity(host, namespace, wire.pid, wire.process_started)
     return EngineMetadata(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4  # of the notes, and of the metadata that peers link by
 
 
 @dataclass(frozen=True, slots=True)

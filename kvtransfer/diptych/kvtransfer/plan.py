@@ -1,27 +1,29 @@
 """How pages get from the pool of one rank into the pool of another with another layout: what is sent, where it lands.
 
-Rule: on the wire a target page is one run of bytes for each rank that sends a part of it. The sender packs what it has
-of the page, cast to the target's type: tokens of the target's page, heads that both ranks have. Parts land one after
-the other in the target page itself, in order of their heads; the target unpacks it in place once it was verified.
-Pages of equal layouts and heads move as they are.
+Rule: a plan goes region by region. On the wire a region of a target page is one run of bytes for each rank that sends a
+part of it. The sender packs what it has of the region, cast to the target's type: tokens of the target's page, heads
+that both ranks have. Parts land one after the other in the target's region itself, in order of their heads; the target
+unpacks it in place once it was verified. Regions with equal pages and heads move as they are, and neighbours among them
+as one run.
 
-Ranks that outnumber the KV heads hold copies of them. Each copy at the target has its own senders among the copies at
-the source; several take the target's pages in turns.
+Ranks that outnumber the heads of a region hold copies of them. Each copy at the target has its own senders among the
+copies at the source; several take the target's pages in turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from diptych.kernels.page_pack import PagePack
+from diptych.kernels.page_pack import U8, PagePack, unpack_page
 from diptych.kvtransfer.errors import LayoutMismatch, TransferError
-from diptych.kvtransfer.layout import DTYPE_NBYTES, PoolLayout
+from diptych.kvtransfer.layout import PoolLayout, Region
 from diptych.kvtransfer.transport import PageWrite
 
 I64 = npt.NDArray[np.int64]
@@ -33,79 +35,109 @@ _WORD_NBYTES: Final = 8  # what digests are made of: a word belongs to one part
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What the pool of one rank holds of a model's KV."""
+    """What the pool of one rank holds of one region of a model's KV."""
 
     layout: PoolLayout
-    total_kv_heads: int  # of the model
-    rank: int = 0
-    num_ranks: int = 1
+    region: Region
+    offset: int  # of the region in a page, bytes
 
     @staticmethod
-    def of(layout: PoolLayout) -> Shard:
-        share = layout.share
-        if share is None:
-            return Shard(layout, layout.num_kv_heads)
-        return Shard(layout, share.total_kv_heads, share.rank, share.num_ranks)
+    def all_of(layout: PoolLayout) -> tuple[Shard, ...]:
+        """Return one for each region."""
+        pairs = zip(layout.regions, layout.offsets, strict=True)
+        return tuple(Shard(layout, region, offset) for region, offset in pairs)
+
+    @property
+    def page_size(self) -> int:
+        return self.layout.page_size
 
     @property
     def first_head(self) -> int:
         """Of the model's heads. Ranks that outnumber them share: neighbours hold the same one."""
-        return self.rank * self.total_kv_heads // self.num_ranks
+        return self.layout.rank * self.region.total_heads // self.layout.num_ranks
 
     @property
     def end_head(self) -> int:
-        return self.first_head + self.layout.num_kv_heads
+        return self.first_head + self.region.num_heads
 
     @property
     def num_copies(self) -> int:
         """Ranks that hold the same heads."""
-        return self.layout.num_kv_heads * self.num_ranks // self.total_kv_heads
+        return self.region.num_heads * self.layout.num_ranks // self.region.total_heads
 
     @property
     def copy(self) -> int:
         """Which of them this is."""
-        return self.rank % self.num_copies
+        return self.layout.rank % self.num_copies
+
+    @property
+    def part_nbytes(self) -> int:
+        """Bytes of one head of the region in a page."""
+        return len(self.region.layers) * self.region.head_nbytes(self.page_size)
+
+    def equals(self, other: Shard) -> bool:
+        """Whether the region lies in the pages of both as the same bytes."""
+        return (self.region, self.page_size, self.first_head) == (other.region, other.page_size, other.first_head)
 
     def validate(self) -> None:
-        """Raise `LayoutMismatch` unless its ranks share the heads evenly."""
-        heads, ranks, total = self.layout.num_kv_heads, max(self.num_ranks, 1), max(self.total_kv_heads, 1)
+        """Raise `LayoutMismatch` unless the ranks share the heads evenly."""
+        rank, ranks = self.layout.rank, max(self.layout.num_ranks, 1)
+        heads, total = self.region.num_heads, max(self.region.total_heads, 1)
         divides = total % ranks == 0 and heads == total // ranks
         shares = ranks % total == 0 and heads == 1
-        if not 0 <= self.rank < ranks or not (divides or shares):
-            raise LayoutMismatch(f"rank {self.rank} of {ranks} can't hold {heads} of {total} KV heads")
+        if not 0 <= rank < ranks or not (divides or shares):
+            raise LayoutMismatch(f"rank {rank} of {ranks} can't hold {heads} of {total} KV heads")
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What one rank writes of one region into the pages of another."""
+
+    pack: PagePack | None  # how an image is made; None: the region moves as it is
+    layers: tuple[int, ...]  # of the model
+    src: int  # where it begins in a page of ours, or in the image; bytes
+    dst: int  # and in the target page
+    layer_nbytes: int
+    turn: int = 0  # this rank sends target page p where p % num_turns == turn
+    num_turns: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        """Of each target page."""
+        return len(self.layers) * self.layer_nbytes
+
+    def window(self, first_layer: int, end_layer: int) -> ByteWindow:
+        """Return the bytes of the layers `[first_layer, end_layer)` of the model: maybe none."""
+        first, end = bisect_left(self.layers, first_layer), bisect_left(self.layers, end_layer)
+        begin = first * self.layer_nbytes
+        return ByteWindow(self.src + begin, self.dst + begin, (end - first) * self.layer_nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """What one rank writes into the pages of another."""
+    """What one rank writes into the pages of another, region by region."""
 
-    pack: PagePack | None  # how an image is made; None: pages move as they are
-    num_layers: int
-    offset: int  # of the image in the target page, bytes
-    nbytes: int  # of the image
-    turn: int = 0  # this rank sends target page p where p % num_turns == turn
-    num_turns: int = 1
+    regions: tuple[Copy, ...]
+    num_layers: int  # of the model
 
-    def cut(self, write: PageWrite) -> Runs:
+    def cut(self, write: PageWrite) -> tuple[Runs, ...]:
         """Return what this rank sends of a write. Raises `TransferError` for one that is not of these pages."""
         src, dst = (np.ascontiguousarray(pages, np.int64) for pages in (write.src, write.dst))
-        window = self._window(write.layers or (0, self.num_layers))
-        if self.pack is None:
-            if len(src) != len(dst) or write.skip_tokens:
-                raise TransferError(f"{len(src)} source pages but {len(dst)} target pages, of one size")
-            if self.num_turns > 1:
-                src, dst = (pages[dst % self.num_turns == self.turn] for pages in (src, dst))
-            return Runs(src, NO_TOKENS, dst, window)
-        places = np.flatnonzero(dst % self.num_turns == self.turn)
-        return Runs(src, write.skip_tokens + places * self.pack.dst_page_size, dst[places], window)
+        return tuple(_cut(copy, window, src, dst, write.skip_tokens) for copy, window in self._windows(write.layers))
 
-    def _window(self, layers: tuple[int, int]) -> ByteWindow:
-        first, end = layers
+    def _windows(self, layers: tuple[int, int] | None) -> Iterator[tuple[Copy, ByteWindow]]:
+        """What of each region moves: neighbours that move as they are, in the same turns, are one."""
+        first, end = layers or (0, self.num_layers)
         if not 0 <= first < end <= self.num_layers:
             raise TransferError(f"layers [{first}, {end}) are not in pages of {self.num_layers} layers")
-        layer_nbytes = self.nbytes // self.num_layers
-        begin = first * layer_nbytes
-        return ByteWindow(begin, self.offset + begin, (end - first) * layer_nbytes)
+        found: list[tuple[Copy, ByteWindow]] = []
+        for copy in self.regions:
+            window = copy.window(first, end)
+            if found and (merged := _merged(*found[-1], copy, window)):
+                found[-1] = copy, merged
+            elif window.nbytes:
+                found.append((copy, window))
+        return iter(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +151,46 @@ class ByteWindow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
-    """The runs of bytes of one write, one a target page."""
+    """Runs of bytes of one write, of one region or of several that lie together: one a target page."""
 
     src: I64  # whole pages: `src[i]` goes to `dst[i]`; packed ones: all that the tokens are in
     first_tokens: I64  # of each image, among those of `src`; none for whole pages
     dst: I64
     window: ByteWindow
+    pack: PagePack | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts that land in a region of our pages."""
+
+    offset: int  # of the region in a page, bytes
+    num_layers: int
+    num_planes: int
+    page_size: int
+    head_nbytes: int  # of a token in a plane
+    heads: tuple[int, ...]  # of each part, in order; one: nothing to unpack
+
+    @property
+    def nbytes(self) -> int:
+        """Of the region in a page."""
+        return self.num_rows * sum(self.heads) * self.head_nbytes
+
+    @property
+    def num_rows(self) -> int:
+        """A row is a token in one plane of one layer."""
+        return self.num_layers * self.num_planes * self.page_size
+
+    def unpack(self, page: U8) -> None:
+        """Put the heads of each token side by side, in place; `page` is the bytes of a page."""
+        unpack_page(
+            page[self.offset : self.offset + self.nbytes],
+            self.heads,
+            num_layers=self.num_layers,
+            num_planes=self.num_planes,
+            page_size=self.page_size,
+            head_nbytes=self.head_nbytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,74 +198,127 @@ class Conversion:
     """How pages go from a pool to that of a peer, and what comes from there."""
 
     copies: Copies | None  # None: we send it nothing
-    part_heads: tuple[int, ...]  # of the parts that land in a page of ours; one: nothing to unpack
+    parts: tuple[Parts, ...]  # of the regions that have to be unpacked
 
     @property
     def is_trivial(self) -> bool:
         """Whether pages move as they are."""
-        return len(self.part_heads) == 1 and (self.copies is None or self.copies.pack is None)
+        return not self.parts and not self.packs
+
+    @property
+    def packs(self) -> tuple[PagePack, ...]:
+        """Return how images are made for the peer: none where pages move as they are."""
+        regions = self.copies.regions if self.copies is not None else ()
+        return tuple(copy.pack for copy in regions if copy.pack is not None)
 
     @staticmethod
     def between(own: PoolLayout, peer: PoolLayout) -> Conversion:
         """Raises `LayoutMismatch`."""
-        one, other = Shard.of(own), Shard.of(peer)
-        return Conversion(plan(one, other), part_heads(other, one))
+        return Conversion(plan(own, peer), tuple(parts for parts in parts_of(peer, own) if len(parts.heads) > 1))
 
 
-def plan(src: Shard, dst: Shard) -> Copies | None:
-    """Return how rank `src` writes to rank `dst`; None when it sends it nothing. Raises `LayoutMismatch`."""
+def plan(src: PoolLayout, dst: PoolLayout) -> Copies | None:
+    """Return how the rank of `src` writes to that of `dst`; None: it sends it nothing. Raises `LayoutMismatch`."""
     check(src, dst)
+    pairs = zip(Shard.all_of(src), Shard.all_of(dst), strict=True)
+    copies = tuple(copy for one, other in pairs if (copy := _copy(one, other)))
+    return Copies(copies, dst.num_layers) if copies else None
+
+
+def parts_of(src: PoolLayout, dst: PoolLayout) -> tuple[Parts, ...]:
+    """Return the parts that land in each region of a page of `dst`. `src` may be that of any of the source's ranks."""
+    return tuple(_parts(*pair) for pair in zip(Shard.all_of(src), Shard.all_of(dst), strict=True))
+
+
+def linked_ranks(one: PoolLayout, others: Sequence[PoolLayout]) -> tuple[int, ...]:
+    """Return the ranks of the other side to which the rank of `one` writes, or which write to it."""
+    return tuple(other.rank for other in others if plan(one, other) or plan(other, one))
+
+
+def check(src: PoolLayout, dst: PoolLayout) -> None:
+    """Raise `LayoutMismatch` unless pages of the one can become pages of the other."""
+    shards = Shard.all_of(src), Shard.all_of(dst)
+    for shard in (*shards[0], *shards[1]):
+        shard.validate()
+    if _model(src) != _model(dst):
+        raise LayoutMismatch(
+            f"KV of another model: [layers, planes, KV heads, head size] {_words(src)} and {_words(dst)}"
+        )
+    for one, other in zip(*shards, strict=True):
+        if not one.equals(other):
+            _check_words(one)
+            _check_words(other)
+
+
+def _check_words(shard: Shard) -> None:
+    region = shard.region
+    if region.head_nbytes(shard.page_size) % _WORD_NBYTES:
+        raise LayoutMismatch(
+            f"pages of {shard.page_size} tokens, {region.head_dim} {region.dtype} a head, can't be converted: "
+            f"a layer of a head must be a multiple of {_WORD_NBYTES} bytes; use larger pages"
+        )
+
+
+def _copy(src: Shard, dst: Shard) -> Copy | None:
+    """How one region goes from a rank to another; None: it does not."""
     first, end = max(src.first_head, dst.first_head), min(src.end_head, dst.end_head)
     senders = _senders(src.num_copies, dst.num_copies, dst.copy)
     if first >= end or src.copy not in senders:
         return None
     turn, num_turns = senders.index(src.copy), len(senders)
-    if _page(src.layout) == _page(dst.layout) and src.first_head == dst.first_head:
-        return Copies(None, dst.layout.num_layers, 0, dst.layout.page_nbytes, turn, num_turns)
-    pack = PagePack(
-        num_layers=src.layout.num_layers,
-        head_dim=src.layout.head_dim,
-        src_page_size=src.layout.page_size,
-        src_num_heads=src.layout.num_kv_heads,
-        src_dtype=src.layout.dtype,
-        first_head=first - src.first_head,
-        num_heads=end - first,
-        dst_page_size=dst.layout.page_size,
-        dst_dtype=dst.layout.dtype,
+    if src.equals(dst):
+        layer_nbytes = src.region.layer_nbytes(src.page_size)
+        return Copy(None, src.region.layers, src.offset, dst.offset, layer_nbytes, turn, num_turns)
+    pack = _pack(src, dst, first, end)
+    at = dst.offset + (first - dst.first_head) * dst.part_nbytes
+    return Copy(pack, src.region.layers, 0, at, pack.layer_nbytes, turn, num_turns)
+
+
+def _pack(src: Shard, dst: Shard, first_head: int, end_head: int) -> PagePack:
+    region = src.region
+    return PagePack(
+        num_layers=len(region.layers),
+        head_dim=region.head_dim,
+        src_page_size=src.page_size,
+        src_num_heads=region.num_heads,
+        src_dtype=region.dtype,
+        first_head=first_head - src.first_head,
+        num_heads=end_head - first_head,
+        dst_page_size=dst.page_size,
+        dst_dtype=dst.region.dtype,
+        num_planes=region.num_planes,
+        src_offset=src.offset,
+        src_page_nbytes=src.layout.page_nbytes,
     )
-    offset = (first - dst.first_head) * _head_nbytes(dst.layout)
-    return Copies(pack, dst.layout.num_layers, offset, pack.image_nbytes, turn, num_turns)
 
 
-def part_heads(src: Shard, dst: Shard) -> tuple[int, ...]:
-    """Return how many heads each part has that lands in a page of `dst`, in order. One part: nothing to unpack.
-
-    `src` may be any of the source's ranks.
-    """
-    width = src.layout.num_kv_heads
+def _parts(src: Shard, dst: Shard) -> Parts:
+    width, region = src.region.num_heads, dst.region
     cuts = [head for head in range(dst.first_head + 1, dst.end_head) if head % width == 0]
     edges = [dst.first_head, *cuts, dst.end_head]
-    return tuple(end - start for start, end in pairwise(edges))
+    heads = tuple(end - start for start, end in pairwise(edges))
+    head_nbytes = region.head_nbytes(1) // region.num_planes
+    return Parts(dst.offset, len(region.layers), region.num_planes, dst.page_size, head_nbytes, heads)
 
 
-def linked_ranks(one: Shard, others: Sequence[Shard]) -> tuple[int, ...]:
-    """Return the ranks of the other side to which rank `one` writes, or which write to it."""
-    return tuple(other.rank for other in others if plan(one, other) or plan(other, one))
+def _cut(copy: Copy, window: ByteWindow, src: I64, dst: I64, skip_tokens: int) -> Runs:
+    mine = dst % copy.num_turns == copy.turn
+    if copy.pack is not None:
+        first_tokens = skip_tokens + np.flatnonzero(mine) * copy.pack.dst_page_size
+        return Runs(src, first_tokens, dst[mine], window, copy.pack)
+    if len(src) != len(dst) or skip_tokens:
+        raise TransferError(f"{len(src)} source pages but {len(dst)} target pages, of one size")
+    return Runs(src[mine], NO_TOKENS, dst[mine], window) if copy.num_turns > 1 else Runs(src, NO_TOKENS, dst, window)
 
 
-def check(src: Shard, dst: Shard) -> None:
-    """Raise `LayoutMismatch` unless pages of the one can become pages of the other."""
-    src.validate()
-    dst.validate()
-    if _model(src) != _model(dst):
-        raise LayoutMismatch(f"KV of another model: [layers, KV heads, head size] {_model(src)} and {_model(dst)}")
-    if _page(src.layout) != _page(dst.layout) or src.first_head != dst.first_head:
-        for layout in (src.layout, dst.layout):
-            if _head_nbytes(layout) // layout.num_layers % _WORD_NBYTES:
-                raise LayoutMismatch(
-                    f"pages of {layout.page_size} tokens, {layout.head_dim} {layout.dtype} a head, can't be converted: "
-                    f"a layer of a head must be a multiple of {_WORD_NBYTES} bytes; use larger pages"
-                )
+def _merged(former: Copy, before: ByteWindow, copy: Copy, window: ByteWindow) -> ByteWindow | None:
+    """The two windows as one, if they are neighbours on both sides and go the same way."""
+    ends = before.src + before.nbytes, before.dst + before.nbytes
+    if former.pack or copy.pack or ends != (window.src, window.dst):
+        return None
+    if (former.turn, former.num_turns) != (copy.turn, copy.num_turns):
+        return None
+    return replace(before, nbytes=before.nbytes + window.nbytes)
 
 
 def _senders(num_src: int, num_dst: int, copy: int) -> list[int]:
@@ -208,14 +327,11 @@ def _senders(num_src: int, num_dst: int, copy: int) -> list[int]:
     return own or [copy * num_src // num_dst]
 
 
-def _page(layout: PoolLayout) -> tuple[tuple[int, ...], str]:
-    return layout.shape[1:], layout.dtype
+def _model(layout: PoolLayout) -> tuple[Region, ...]:
+    """The regions as every pool of a model has them."""
+    return tuple(replace(region, num_heads=region.total_heads, dtype="") for region in layout.regions)
 
 
-def _model(shard: Shard) -> list[int]:
-    return [shard.layout.num_layers, shard.total_kv_heads, shard.layout.head_dim]
-
-
-def _head_nbytes(layout: PoolLayout) -> int:
-    """Bytes of one head in a page."""
-    return layout.num_layers * 2 * layout.page_size * layout.head_dim * DTYPE_NBYTES[layout.dtype]
+def _words(layout: PoolLayout) -> str:
+    shapes = [[len(r.layers), r.num_planes, r.total_heads, r.head_dim] for r in layout.regions]
+    return ", ".join(map(str, shapes))

@@ -34,32 +34,36 @@ INSTANCE_STATE_DRAINING: InstanceState
 INSTANCE_STATE_GONE: InstanceState
 
 class KvLayout(_message.Message):
-    __slots__ = ("num_pages", "num_layers", "page_size", "num_kv_heads", "head_dim", "dtype", "share")
+    __slots__ = ("num_pages", "page_size", "regions", "rank", "num_ranks")
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
-    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
-    NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
-    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
-    DTYPE_FIELD_NUMBER: _ClassVar[int]
-    SHARE_FIELD_NUMBER: _ClassVar[int]
-    num_pages: int
-    num_layers: int
-    page_size: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: str
-    share: HeadShare
-    def __init__(self, num_pages: _Optional[int] = ..., num_layers: _Optional[int] = ..., page_size: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., share: _Optional[_Union[HeadShare, _Mapping]] = ...) -> None: ...
-
-class HeadShare(_message.Message):
-    __slots__ = ("rank", "num_ranks", "total_kv_heads")
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    num_pages: int
+    page_size: int
+    regions: _containers.RepeatedCompositeFieldContainer[KvRegion]
     rank: int
     num_ranks: int
-    total_kv_heads: int
-    def __init__(self, rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., total_kv_heads: _Optional[int] = ...) -> None: ...
+    def __init__(self, num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[KvRegion, _Mapping]]] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ...) -> None: ...
+
+class KvRegion(_message.Message):
+    __slots__ = ("layers", "num_planes", "num_heads", "head_dim", "dtype", "total_heads", "reach")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PLANES_FIELD_NUMBER: _ClassVar[int]
+    NUM_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_HEADS_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    num_planes: int
+    num_heads: int
+    head_dim: int
+    dtype: str
+    total_heads: int
+    reach: str
+    def __init__(self, layers: _Optional[_Iterable[int]] = ..., num_planes: _Optional[int] = ..., num_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., total_heads: _Optional[int] = ..., reach: _Optional[str] = ...) -> None: ...
 
 class TransferInfo(_message.Message):
     __slots__ = ("engine_metadata", "layout")

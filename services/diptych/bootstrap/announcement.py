@@ -106,12 +106,14 @@ def _check(instance: Instance) -> None:
 
 def _names(instance: Instance) -> dict[str, str]:
     terms = instance.terms
+    regions = instance.transfer.layout.regions
     return {
         **{name: getattr(instance, name) for name in _NAMES},
         "weights": terms.weights,
         "kv_shape": terms.kv_shape,
         "kv_backend": terms.kv_backend,
-        "dtype": instance.transfer.layout.dtype,
+        **{f"dtype of KV region {i}": region.dtype for i, region in enumerate(regions)},
+        **{f"reach of KV region {i}": region.reach for i, region in enumerate(regions)},
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import grpc
 
@@ -14,7 +14,7 @@ from diptych.cli.platform.whereabouts import MembersConfig, located
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError, DiptychError
 from diptych.common.members.instance_names import is_meant, name_of
-from diptych.common.members.roles import WORKER_ROLES, Role
+from diptych.common.members.roles import WORKER_ROLES, Role, WorkerRole
 from diptych.common.net.rpc import open_sync_channel
 from diptych.common.trust.trust import Trust
 from diptych.v1.admin_pb2 import SetRoleRequest, SetRoleResponse
@@ -32,7 +32,7 @@ class RoleConfig(MembersConfig):
     """
 
     worker: str = argument(REQUIRED, help="instance id (or how it begins), or host:port as `diptych links` shows it")
-    role: Literal["prefill", "decode", "unified"] = argument(REQUIRED, help="prefill, decode or unified")
+    role: WorkerRole = argument(REQUIRED, help="prefill, decode or unified")
     drain_s: float = option(30.0, help="for what runs to finish; the rest is handed back")
 
     def validate(self) -> None:

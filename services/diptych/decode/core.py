@@ -1,28 +1,40 @@
 """The scheduler core of a decode worker: grants pages, verifies what prefill wrote into them, and decodes.
 
 `Arrivals` takes requests in, `Grants` opens pages to prefill, `Imports` takes them back verified, `Decoding` takes the
-tokens of each step, and `Rooms` ends what began here. A local request is computed here from its first token on, as one
-that was retracted is.
+tokens of each step to its rooms, and `Rooms` ends what began here. A local request is computed here from its first
+token on, as one that was retracted is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from dataclasses import replace
 
 from diptych.decode.arrivals import Arrivals
-from diptych.decode.decoding import Decoding
 from diptych.decode.grants import Grants, Spare
 from diptych.decode.imports import Imports
 from diptych.decode.phases import Phase
 from diptych.decode.rooms import JOINED, Rooms
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.running import Running
+from diptych.engine.schedule.sampled import (
+    NO_TOKEN_FAILURE,
+    Sampled,
+    collect_prompt_logprobs,
+    finish_of,
+    refuse_token,
+    sampled,
+    take_plain,
+    take_prompt_logprobs,
+)
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.core_report import CoreCounts, CoreReport, Load
 from diptych.engine.values.events import (
     AbortRoom,
     Effect,
+    Emit,
     Event,
     GrammarFailed,
     GrammarReady,
@@ -39,13 +51,55 @@ from diptych.engine.values.events import (
     WriteDone,
     WriterGone,
 )
-from diptych.engine.values.holders import Holders
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
-from diptych.engine.values.scheduler_core import Load
 from diptych.generation.grammar import Matcher
-from diptych.generation.output import LEAVING, Failure, FailureCode
+from diptych.generation.output import LEAVING, Failure, FailureCode, Output
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note
+
+
+class Decoding:
+    """What it has to say goes to `effects`."""
+
+    def __init__(self, running: Running, rooms: Rooms, effects: list[Effect], eos_ids: frozenset[int]) -> None:
+        self._running = running
+        self._rooms = rooms
+        self._effects = effects
+        self._eos_ids = eos_ids
+
+    def commit(self, result: StepResult, now_s: float) -> None:
+        """Take the result of the oldest step launched."""
+        step = self._running.commit(now_s)
+        if step.chunks:
+            collect_prompt_logprobs(step.chunks, result)
+        tokens, others = take_plain(step.sampled, result)
+        if tokens.rooms:
+            self._effects.append(tokens)
+        for row in sampled(step.sampled, result, others):
+            self._take_token(row, now_s)
+        if step.chunks:
+            self._running.share(step)
+
+    def _take_token(self, row: Sampled, now_s: float) -> None:
+        request, token_id, logprobs = row
+        room = self._rooms[request.room]
+        failure = refuse_token(request, token_id)
+        if failure is NO_TOKEN_FAILURE:
+            self._running.distrust(request)
+        if failure is not None:
+            self._rooms.drop(room, failure)
+            return
+        index = request.num_output_tokens
+        request.append(token_id)
+        room.measure_token(index, now_s)
+        finish = finish_of(request, token_id, self._eos_ids)
+        stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
+        of_prompt = take_prompt_logprobs(request)
+        output = Output(request.room, index, (token_id,), finish, None, stats, logprobs, of_prompt)
+        if finish is None:
+            self._effects.append(Emit(output))
+        else:
+            self._rooms.finish(room, output)
 
 
 class DecodeCore:
@@ -63,6 +117,7 @@ class DecodeCore:
     ) -> None:
         """`reserve` says what new rooms must leave of the cache."""
         self._cache = cache
+        self._counts = CoreCounts()
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
         retracted = new_waiting_queue(cache, limits.scheduling)
         self._running = Running(cache, limits, retracted, pace, self._note_retraction)
@@ -76,6 +131,7 @@ class DecodeCore:
             self._running,
             self._rooms,
             self._effects,
+            self._counts,
             page_nbytes=page_nbytes,
             eos_ids=limits.eos_ids,
         )
@@ -170,6 +226,7 @@ class DecodeCore:
 
     def _note_retraction(self, request: Request) -> None:
         """Out of KV memory: the request waits here, and later computes again what is not cached any more."""
+        self._counts.retractions += 1
         self._rooms.retracted.add(self._rooms[request.room], self._now_s)
 
     # time and state
@@ -214,32 +271,6 @@ class DecodeCore:
     def has_room(self, room_id: int) -> bool:
         return room_id in self._rooms
 
-    @property
-    def num_open_rooms(self) -> int:
-        return len(self._rooms)
-
-    @property
-    def num_retracted(self) -> int:
-        return self._rooms.retracted.num_retracted
-
-    @property
-    def num_pages_received(self) -> int:
-        return self._imports.num_pages_received
-
-    @property
-    def num_integrity_failures(self) -> int:
-        return self._imports.num_integrity_failures
-
-    def quarantined_since_s(self) -> float | None:
-        return self._rooms.closing.oldest_s()
-
-    def page_counts(self) -> dict[str, int]:
-        return self._cache.pool.counts()
-
-    def holders(self) -> Holders:
-        """Return who claims pages."""
-        return self._rooms.holders()
-
-    def check(self) -> list[str]:
-        held = self.holders()
-        return self._cache.check(held.owning, importing=held.importing, quarantined=held.quarantined)
+    def report(self) -> CoreReport:
+        held, counts = self._rooms.holders(), replace(self._counts)
+        return CoreReport(len(self._rooms), held, counts, self._rooms.closing.oldest_s())

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Set
 from diptych.common.members.roles import LegKind, Role
 from diptych.engine.frontend.questions import Questions
 from diptych.engine.frontend.scheduler_client import SchedulerClient, SchedulerDied
+from diptych.router.workers.known_worker import reported_load
 from diptych.router.workers.legs import Leg, LegReceiver, OpenLegs, Work
-from diptych.router.workers.worker_report import reported_load
 from diptych.router.workers.worker_view import WorkerLoad
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
 
@@ -116,7 +116,7 @@ class Group:
         now_s = time.monotonic()
         for output in events.outputs:
             self._legs.deliver(output, now_s)
-        self._questions.take(events)
+        self._questions.on_admin_answers(events.admin_answers)
         if events.HasField("load"):
             self._reported = reported_load(events.load, self._page_size)
             self.linked = frozenset(events.load.linked_instances)

@@ -11,7 +11,7 @@ from typing import Final
 
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
-from diptych.common.net.loopback import transfer_where
+from diptych.common.net.reachable import transfer_where
 from diptych.embedded.group import Group
 from diptych.engine.frontend.scheduler_client import start_scheduler
 from diptych.engine.options.config import EngineOptions, SchedulerConfig

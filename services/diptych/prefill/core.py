@@ -16,6 +16,7 @@ from diptych.engine.schedule.sampling_builder import build_sampling
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.core_report import CoreCounts, CoreReport, Holders, Load
 from diptych.engine.values.events import (
     AbortRoom,
     Effect,
@@ -36,9 +37,7 @@ from diptych.engine.values.events import (
     WriteDone,
     WriterGone,
 )
-from diptych.engine.values.holders import Holders
 from diptych.engine.values.limits import Limits
-from diptych.engine.values.scheduler_core import Load
 from diptych.engine.values.step import new_step
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.finish import Finish
@@ -46,18 +45,16 @@ from diptych.generation.output import Failure, FailureCode
 from diptych.generation.stop.conditions import token_finish
 from diptych.kvtransfer.notes import Abort, Ack, Note, PagesReady
 from diptych.prefill.arrivals import Arrivals
-from diptych.prefill.hand_off import first_output, hand_off_note
 from diptych.prefill.phases import Phase, Signal
 from diptych.prefill.rendezvous import Rendezvous
 from diptych.prefill.rooms import Rooms
-from diptych.prefill.sending import Sender
+from diptych.prefill.sending import Sender, first_output, hand_off_note
 
 
 class PrefillCore:
     """Implements `SchedulerCore` for the prefill role."""
 
     can_overlap = False
-    num_retracted = 0  # a prompt keeps its pages until they have left
 
     def __init__(
         self,
@@ -239,23 +236,9 @@ class PrefillCore:
     def num_open_rooms(self) -> int:
         return len(self._rooms)
 
-    @property
-    def num_pages_received(self) -> int:
-        return 0  # nobody writes into this pool
-
-    @property
-    def num_integrity_failures(self) -> int:
-        return 0  # decode checks
-
-    def quarantined_since_s(self) -> float | None:
-        return None  # nobody writes into this pool
-
-    def page_counts(self) -> dict[str, int]:
-        return self._cache.pool.counts()
-
     def holders(self) -> Holders:
         """Return who claims pages."""
         return Holders([room.request for room in self._rooms if room.request.node is not None])
 
-    def check(self) -> list[str]:
-        return self._cache.check(self.holders().owning)
+    def report(self) -> CoreReport:
+        return CoreReport(len(self._rooms), self.holders(), CoreCounts())

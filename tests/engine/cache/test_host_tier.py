@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from diptych.engine.cache.cache_changes import CacheChanges
 from diptych.engine.cache.host_tier import HostTier, SlotPool, Slots
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.sampling_params import SamplingParams
 from diptych.kvtransfer.ownership import Pages
@@ -80,7 +81,7 @@ def test_an_evicted_prefix_comes_back_from_host_memory() -> None:
         (1, 1, 2, 2),
         (1, 1, 2, 2, 3, 3),
     ]
-    assert cache.check([one]) == []
+    assert cache.audit(Holders([one])) == []
 
 
 def test_a_retracted_request_finds_its_kv_again() -> None:
@@ -100,7 +101,7 @@ def test_a_failed_admission_restores_nothing() -> None:
     assert cache.admit(holder)
     assert not cache.admit(request(1, 1, 2, 2, 5))
     assert (cache.num_restored, cache.tree.num_host_pages) == (0, 2)
-    assert cache.check([holder]) == []
+    assert cache.audit(Holders([holder])) == []
 
 
 def test_a_cleared_cache_has_nothing_in_either_tier() -> None:
@@ -194,7 +195,7 @@ class CacheOverHostMemory(RuleBasedStateMachine):
 
     @invariant()
     def the_books_are_right(self) -> None:
-        assert self.cache.check(self.running) == []
+        assert self.cache.audit(Holders(self.running)) == []
 
 
 TestCacheOverHostMemory = CacheOverHostMemory.TestCase

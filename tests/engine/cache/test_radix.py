@@ -14,8 +14,7 @@ from diptych.common.errors import InvalidTransition
 from diptych.engine.cache.cache_changes import CacheChanges, CacheDelta
 from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.cache.radix import RadixTree
-from diptych.engine.cache.radix_answers import Insertion
-from diptych.engine.cache.radix_node import Node, Tier
+from diptych.engine.cache.radix_node import Insertion, Node, Tier
 from diptych.generation.page_hash import page_hashes
 from diptych.kvtransfer.ownership import Pages
 

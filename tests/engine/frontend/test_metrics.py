@@ -9,7 +9,14 @@ LOADS = ("diptych_worker_prefill", "diptych_worker_prompt", "diptych_worker_kv",
 BUILD = "diptych_build_info"
 TIMES = ("diptych_kv_transfer_seconds", "diptych_kv_transfer_added_ttft_seconds")
 LAYOUT = bootstrap_pb2.KvLayout(
-    num_pages=8, num_layers=2, page_size=16, num_kv_heads=2, head_dim=16, dtype="bfloat16"
+    num_pages=8,
+    page_size=16,
+    regions=[
+        bootstrap_pb2.KvRegion(
+            layers=[0, 1], num_planes=2, num_heads=2, head_dim=16, dtype="bfloat16", total_heads=2, reach="all"
+        )
+    ],
+    num_ranks=1,
 )  # pages of 4096 bytes
 UP = worker_pb2.LinkStatus(
     peer_instance_id=0xAB,

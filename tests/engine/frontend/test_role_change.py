@@ -18,8 +18,7 @@ from diptych.common.trust.trust import Trust
 from diptych.engine.frontend import role_change
 from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.frontend.group import WorkerGroup
-from diptych.engine.frontend.role_api import role_route
-from diptych.engine.frontend.role_change import RoleChanges, role_changes
+from diptych.engine.frontend.role_change import RoleChanges, role_changes, role_route
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager

@@ -20,7 +20,7 @@ from diptych.kvtransfer.ucx import UcxOptions, open_transport
 
 @pytest.mark.parametrize(("dtype", "expected"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
 def test_writing_the_tensor_writes_the_buffer_page_by_page(dtype: str, expected: torch.dtype) -> None:
-    layout = PoolLayout(num_pages=4, num_layers=2, page_size=3, num_kv_heads=2, head_dim=8, dtype=dtype)
+    layout = PoolLayout.kv(num_pages=4, num_layers=2, page_size=3, num_kv_heads=2, head_dim=8, dtype=dtype)
     buffer = memoryview(bytearray(layout.nbytes))
     kv = kv_view(buffer, layout)
     assert (kv.shape, kv.dtype, kv.is_contiguous()) == (layout.shape, expected, True)
@@ -30,7 +30,7 @@ def test_writing_the_tensor_writes_the_buffer_page_by_page(dtype: str, expected:
 
 
 def test_the_bytes_of_a_pool_are_its_memory() -> None:
-    layout = PoolLayout(num_pages=2, num_layers=1, page_size=2, num_kv_heads=1, head_dim=4, dtype="bfloat16")
+    layout = PoolLayout.kv(num_pages=2, num_layers=1, page_size=2, num_kv_heads=1, head_dim=4, dtype="bfloat16")
     kv = new_kv(layout, torch.device("cpu"))
     data = kv_bytes(kv)
     assert (len(data), bytes(data)) == (layout.nbytes, bytes(layout.nbytes))
@@ -41,7 +41,7 @@ def test_the_bytes_of_a_pool_are_its_memory() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_pool_on_a_device_is_seen_where_it_lies() -> None:
-    layout = PoolLayout(num_pages=4, num_layers=2, page_size=16, num_kv_heads=2, head_dim=64, dtype="bfloat16")
+    layout = PoolLayout.kv(num_pages=4, num_layers=2, page_size=16, num_kv_heads=2, head_dim=64, dtype="bfloat16")
 
     def unused(*_: Any) -> None:
         raise AssertionError
@@ -58,7 +58,7 @@ def test_a_pool_on_a_device_is_seen_where_it_lies() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_pages_that_kernels_are_still_writing_are_read_when_they_are_written() -> None:
-    layout = PoolLayout(num_pages=64, num_layers=4, page_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
+    layout = PoolLayout.kv(num_pages=64, num_layers=4, page_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
     transport = open_transport(1, options=UcxOptions(transports="tcp"))
     pool, kv = shared_kv(transport, layout, torch.device("cuda:0"))
     assert isinstance(pool, DevicePool)

@@ -110,7 +110,7 @@ def test_a_retracted_request_computes_again_and_ends_the_same(new_engine: NewEng
     for room, prompt in prompts.items():
         engine.start(room, prompt, max_tokens=30)
     engine.run()
-    assert engine.core.num_retracted > 0
+    assert engine.core.report().counts.retractions > 0
     for room, prompt in prompts.items():
         assert engine.tokens(room) == expected_output(prompt, 30, VOCAB)
 
@@ -123,7 +123,7 @@ def test_a_retracted_request_waits_for_memory_as_long_as_it_may(
     engine.expect_short_outputs()
     for room in (1, 2, 3):
         engine.start(room, [room * 10 + i for i in range(6)], max_tokens=30)
-    while engine.core.num_retracted == 0:
+    while engine.core.report().counts.retractions == 0:
         engine.step()
     engine.now_s += 31.0
     engine.run()

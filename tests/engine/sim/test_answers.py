@@ -25,7 +25,7 @@ class Pool:
     """The memory of a pool of 64 pages, and the model on it."""
 
     def __init__(self, dtype: str = "bfloat16", timing: Timing | None = None, **clocks: Any) -> None:
-        self.layout = PoolLayout(64, 2, PAGE, 1, 8, dtype)
+        self.layout = PoolLayout.kv(64, 2, PAGE, 1, 8, dtype)
         memory = memoryview(bytearray(self.layout.nbytes))
         self.bytes = np.frombuffer(memory, np.uint8).reshape(64, -1)
         self.runner = SimRunner(MarkedPages(memory, self.layout), SPEECH, timing or Timing(), **clocks)
@@ -153,6 +153,6 @@ def test_a_step_takes_its_time_layer_by_layer() -> None:
 
 
 def test_a_pool_too_narrow_for_marks_is_refused() -> None:
-    layout = PoolLayout(2, 1, 16, 1, 2, "bfloat16")
+    layout = PoolLayout.kv(2, 1, 16, 1, 2, "bfloat16")
     with pytest.raises(ConfigError, match="--device sim"):
         MarkedPages(memoryview(bytearray(layout.nbytes)), layout)

@@ -12,7 +12,7 @@ PAGE = 16
 
 
 def test_reading_a_request_copies_its_own_pages_only() -> None:
-    layout = PoolLayout(8192, 2, PAGE, 1, 8, "float32")
+    layout = PoolLayout.kv(8192, 2, PAGE, 1, 8, "float32")
     pages = MarkedPages(memoryview(bytearray(layout.nbytes)), layout)
     tokens = np.arange(2 * PAGE)
     for layer in range(2):

@@ -32,8 +32,8 @@ def digest() -> Kernel:
 
 def pack(name: str, src_dtype: str, dst_dtype: str) -> Kernel:
     types = {"src": "i64", "dst": "i64", "src_pages": "*i64", "first_tokens": "*i64", "dst_pages": "*i64"}
-    types |= {"num_src_pages": "i32", "dst_stride": "i32"}
-    constants: dict[str, Any] = {"NUM_PLANES": 64, "SRC_PAGE_SIZE": 16, "DST_PAGE_SIZE": 64, "SRC_CELLS": 1024}
+    types |= {"num_src_pages": "i32", "src_stride": "i32", "dst_stride": "i32"}
+    constants: dict[str, Any] = {"SRC_PAGE_SIZE": 16, "DST_PAGE_SIZE": 64, "SRC_CELLS": 1024}
     constants |= {"FIRST_CELL": 512, "CELLS": 512, "SRC_DTYPE": src_dtype, "DST_DTYPE": dst_dtype}
     for side, dtype in (("SRC", src_dtype), ("DST", dst_dtype)):
         constants |= {f"{side}_BITS": CELL_BITS[DTYPE_NBYTES[dtype]], f"{side}_ALIGNMENT": 16}
@@ -43,8 +43,8 @@ def pack(name: str, src_dtype: str, dst_dtype: str) -> Kernel:
 
 
 def unpack() -> Kernel:
-    types = {"copied": "*i64", "words": "*i64", "pages": "*i64", "page_words": "i32"}
-    types |= {"part_words": "i32", "part_start": "i32"}
+    types = {"copied": "*i64", "words": "*i64", "pages": "*i64", "region_words": "i32"}
+    types |= {"page_words": "i32", "part_words": "i32", "part_start": "i32"}
     constants = {"FIRST": 128, "PART_ROW": 128, "ROW": 256, "TILE": 2048}
     return Kernel("unpack", unpack_part_kernel, types, constants, loads=WORDS, stores=WORDS)
 

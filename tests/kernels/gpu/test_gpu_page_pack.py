@@ -27,8 +27,7 @@ PACK = PagePack(
 
 def random_pool(pack: PagePack) -> Any:
     """Every bit pattern is a number: infinities and NaNs, too."""
-    cells = pack.num_layers * 2 * pack.src_page_size * pack.src_num_heads * pack.head_dim
-    nbytes = NUM_PAGES * cells * np.dtype(CELLS[pack.src_dtype]).itemsize
+    nbytes = NUM_PAGES * pack.src_stride
     return np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8).reshape(NUM_PAGES, -1)
 
 
@@ -64,6 +63,7 @@ def assert_equal_but_for_nans(found: Any, expected: Any, dtype: str) -> None:
         pytest.param({"dst_page_size": 2, "first_head": 2, "num_heads": 2}, id="smaller pages, half of the heads"),
         pytest.param({"dst_page_size": 3, "first_head": 1, "num_heads": 1}, id="pages that are no multiple, one head"),
         pytest.param({"head_dim": 20, "num_heads": 3, "num_layers": 1}, id="odd sizes"),
+        pytest.param({"num_planes": 1, "src_offset": 64, "src_page_nbytes": 4096}, id="one region of a page"),
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "fp8_e4m3"])

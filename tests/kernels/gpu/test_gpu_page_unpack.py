@@ -27,6 +27,17 @@ def test_parts_become_pages_as_in_the_reference_and_other_pages_stay(
     np.testing.assert_array_equal(pool.cpu().numpy(), landed)
 
 
+def test_one_region_of_pages_is_unpacked_and_the_others_stay(device: torch.device) -> None:
+    landed = np.random.default_rng(1).integers(0, 256, (NUM_PAGES, 16 + NUM_LAYERS * PAGE_SIZE * 32), dtype=np.uint8)
+    pool, pages = torch.from_numpy(landed.copy()).to(device), [7, 0, 3]
+    shape = {"num_layers": NUM_LAYERS, "page_size": PAGE_SIZE, "head_nbytes": 8, "num_planes": 1}
+    scratch = torch.empty(2 * landed.shape[1], dtype=torch.uint8, device=device)
+    unpack_pages(pool[:, 16:], torch.tensor(pages, device=device), [2, 2], scratch, **shape)
+    for page in pages:
+        page_pack.unpack_page(landed[page, 16:], [2, 2], **shape)
+    np.testing.assert_array_equal(pool.cpu().numpy(), landed)
+
+
 def test_scratch_of_less_than_a_page_is_refused(device: torch.device) -> None:
     pool, page = torch.zeros(1, 64, dtype=torch.uint8, device=device), torch.tensor([0], device=device)
     scratch = torch.empty(56, dtype=torch.uint8, device=device)

@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 
-from diptych.kvtransfer.nixl.streams import PIECE_NBYTES, Operation, Piece, Streams
+from diptych.kvtransfer.nixl.streams import PIECE_NBYTES, Operation, PageCopy, Piece, Streams
 from diptych.kvtransfer.plan import ByteWindow
 
 PAGE_NBYTES = PIECE_NBYTES // 4
@@ -16,7 +16,8 @@ def operation(
     pages = np.arange(num_pages, dtype=np.int32)
     parts = deque([note] if note else [])
     window = ByteWindow(0, 0, PAGE_NBYTES)
-    return Operation(name, stream, priority, 100.0, pages, pages, window, parts, digest=digest)
+    copies = deque([PageCopy(pages, pages, window)] if num_pages else [])
+    return Operation(name, stream, priority, 100.0, copies, parts, digest=digest)
 
 
 def posted(streams: Streams) -> list[tuple[int, int]]:

@@ -81,7 +81,7 @@ class WatchedNetwork(InprocNetwork):
         self._stream, faults = stream.name, self.faults
         if not self._observer.is_up(half.owner, half.peer):
             self.faults = NO_FAULTS
-        elif stream.operations[0].window.nbytes == 0:  # a note is lost only with its link
+        elif not stream.operations[0].runs:  # a note is lost only with its link
             self.faults = replace(faults, fail_op=0.0)
         super()._advance_stream(half, stream)
         self.faults = faults
@@ -94,11 +94,12 @@ class WatchedNetwork(InprocNetwork):
 
     def _copy(self, half: Half, operation: Operation) -> None:
         while operation.pages:
-            src, dst = operation.pages[0]
-            is_probe = dst >= _num_pages(self._transports[half.peer])
+            page = operation.pages[0]
+            is_probe = page.dst >= _num_pages(self._transports[half.peer])
             if not is_probe:
                 self.num_copies += 1
-                self._observer.copied(half.owner, half.peer, src, dst, _layers(operation.window), self._stream)
+                layers = _layers(page.runs.window)
+                self._observer.copied(half.owner, half.peer, page.src, page.dst, layers, self._stream)
             super()._copy(half, operation)
             if not is_probe:
                 return

@@ -18,8 +18,7 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.scheduler.links.links import Links, directions_of
 from diptych.engine.scheduler.links.tester import new_link_tester
-from diptych.engine.scheduler.model_worker import fill_in
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, fill_in
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.events import (
     AbortRoom,
@@ -114,7 +113,7 @@ class Worker:
     ) -> None:
         self.role = role
         self.instance_id = instance_id
-        layout = PoolLayout(num_pages, LAYERS, PAGE, 1, 1, "float32")  # 8 bytes a token and layer: one KV entry
+        layout = PoolLayout.kv(num_pages, LAYERS, PAGE, 1, 1, "float32")  # 8 bytes a token and layer: one KV entry
         self.transport = network.new_transport(instance_id, max_ops)
         pool = self.transport.allocate_pool(layout)
         self.kv = np.frombuffer(pool.buffer, dtype=np.uint64).reshape(-1, LAYERS, PAGE)

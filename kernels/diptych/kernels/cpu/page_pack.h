@@ -1,7 +1,7 @@
-/* Pages on their way to a pool with another layout. page_pack.py says what must come out, to the bit.
+/* Regions of pages on their way to a pool with another layout. page_pack.py says what must come out, to the bit.
  *
- * A row is what one token has of one layer, keys or values, of the heads that are taken; an image is its rows
- * [layer][2][token] one after the other. Included by the CPU kernels and by the transfer engine. */
+ * A row is what one token has in one plane of one layer, of the heads that are taken; an image is its rows
+ * [layer][plane][token] one after the other. Included by the CPU kernels and by the transfer engine. */
 #pragma once
 
 #include "narrow.h"
@@ -13,6 +13,8 @@ struct page_pack { /* mirrored in page_pack.py */
     int64_t src_page_size, src_num_heads, src_type;
     int64_t first_head, num_heads; /* of a source page, that are taken */
     int64_t dst_page_size, dst_type;
+    int64_t num_planes;                /* of a layer */
+    int64_t src_offset, src_page_bytes; /* where the region begins in a source page, and how large such a page is */
 };
 
 struct source_pages { /* the tokens of a write, in order */
@@ -25,6 +27,11 @@ INLINE int64_t cell_bytes(int64_t type) { return type == CELL_FLOAT32 ? 4 : type
 
 static inline int64_t packed_row_bytes(const struct page_pack *pack) {
     return pack->num_heads * pack->head_dim * cell_bytes(pack->dst_type);
+}
+
+static inline uint64_t source_region_bytes(const struct page_pack *pack) {
+    const int64_t rows = pack->num_layers * pack->num_planes * pack->src_page_size;
+    return (uint64_t)(rows * pack->src_num_heads * pack->head_dim * cell_bytes(pack->src_type));
 }
 
 INLINE vec load_cells(const int type, const char *p) {
@@ -101,33 +108,38 @@ static void pack_rows(const struct page_pack *pack, const struct source_pages *s
             continue;
         }
         count = fewer(count, size - offset);
-        const int64_t plane_of_pool = source->pages[page] * pack->num_layers * 2 + plane;
-        const char *from = source->pool + (plane_of_pool * size + offset) * token_bytes;
+        const char *from = source->pool + source->pages[page] * pack->src_page_bytes + pack->src_offset +
+                           (plane * size + offset) * token_bytes;
         out = pack_tokens(pack, from + pack->first_head * pack->head_dim * cell, count, out);
     }
 }
 
-struct page_parts { /* that land one after the other in a page; mirrored in page_pack.py */
-    int64_t num_layers, page_size, head_bytes;
+struct page_parts { /* that land one after the other in a region of a page; mirrored in page_pack_structs.py */
+    int64_t num_rows, head_bytes; /* a row is a token in one plane of one layer */
+    int64_t offset;               /* of the region in the page */
     int64_t num_parts;
     const int64_t *part_heads;
 };
 
-static inline uint64_t parts_bytes(const struct page_parts *parts) {
+static inline int64_t parts_row_bytes(const struct page_parts *parts) {
     int64_t num_heads = 0;
     for (int64_t part = 0; part < parts->num_parts; part++) num_heads += parts->part_heads[part];
-    return (uint64_t)(parts->num_layers * 2 * parts->page_size * num_heads * parts->head_bytes);
+    return num_heads * parts->head_bytes;
 }
 
-/* Puts the heads of each token side by side, in place; `scratch` is as large as the page. */
+static inline uint64_t parts_bytes(const struct page_parts *parts) {
+    return (uint64_t)(parts->num_rows * parts_row_bytes(parts));
+}
+
+/* Puts the heads of each token side by side, in place; `scratch` is as large as the region. */
 static void unpack_page(const struct page_parts *parts, char *page, char *scratch) {
-    const int64_t num_rows = parts->num_layers * 2 * parts->page_size, num_bytes = (int64_t)parts_bytes(parts);
-    const int64_t token_bytes = num_bytes / num_rows;
-    const char *from = memcpy(scratch, page, num_bytes);
+    const int64_t num_rows = parts->num_rows, token_bytes = parts_row_bytes(parts);
+    char *region = page + parts->offset;
+    const char *from = memcpy(scratch, region, num_rows * token_bytes);
     int64_t first_head = 0;
     for (int64_t part = 0; part < parts->num_parts; first_head += parts->part_heads[part++]) {
         const int64_t row_bytes = parts->part_heads[part] * parts->head_bytes;
-        char *to = page + first_head * parts->head_bytes;
+        char *to = region + first_head * parts->head_bytes;
         for (int64_t row = 0; row < num_rows; row++, from += row_bytes, to += token_bytes) memcpy(to, from, row_bytes);
     }
 }

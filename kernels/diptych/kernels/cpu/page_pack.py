@@ -14,11 +14,11 @@ from diptych.kernels.page_pack_structs import SourceStruct, pack_struct, parts_s
 
 def pack_page(pack: PagePack, pool: U8, src_pages: Indices, first_token: int) -> U8:
     """Return the image of one target page, `[image_nbytes]`."""
-    return pack_rows(pack, pool, src_pages, first_token, 0, 2 * pack.num_layers * pack.dst_page_size)
+    return pack_rows(pack, pool, src_pages, first_token, 0, pack.num_rows)
 
 
 def pack_rows(pack: PagePack, pool: U8, src_pages: Indices, first_token: int, start: int, end: int) -> U8:
-    """Return the rows `[start, end)` of that image: a row is the taken heads of one token, K or V, of one layer."""
+    """Return the rows `[start, end)` of that image: a row is the taken heads of one token in one plane."""
     out = np.empty((end - start) * pack.row_nbytes, np.uint8)
     pages = np.ascontiguousarray(src_pages, np.int64)
     source = SourceStruct(pool.ctypes.data, pages.ctypes.data, len(pages))
@@ -26,8 +26,10 @@ def pack_rows(pack: PagePack, pool: U8, src_pages: Indices, first_token: int, st
     return out
 
 
-def unpack_page(page: U8, part_heads: Sequence[int], *, num_layers: int, page_size: int, head_nbytes: int) -> None:
+def unpack_page(
+    page: U8, part_heads: Sequence[int], *, num_layers: int, page_size: int, head_nbytes: int, num_planes: int = 2
+) -> None:
     """Put the heads of each token side by side, in place."""
-    parts = parts_struct(part_heads, num_layers=num_layers, page_size=page_size, head_nbytes=head_nbytes)
+    parts = parts_struct(part_heads, num_rows=num_layers * num_planes * page_size, head_nbytes=head_nbytes)
     scratch = np.empty_like(page)
     load().diptych_unpack_page(byref(parts), page.ctypes.data, scratch.ctypes.data)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from diptych.kernels.page_pack import PagePack
 from diptych.kvtransfer.conversation import Conversation
 from diptych.kvtransfer.frames import Frame
-from diptych.kvtransfer.plan import ByteWindow, Copies
+from diptych.kvtransfer.plan import Copies, Parts, Runs
 from diptych.kvtransfer.transport import InstanceId, PageIndices
 
 
@@ -21,19 +21,29 @@ class LateNote:
     digest: int | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PageCopy:
+    """What moves of one page."""
+
+    runs: Runs
+    src: int  # ours; packed: the image's first token
+    dst: int  # the peer's
+
+
 @dataclass(slots=True, eq=False)
 class Operation:
     """Pages to copy, then a note to deliver if there is one."""
 
     name: int
-    pages: deque[tuple[int, int]]  # (ours, the peer's), still to be copied; packed: (first token, the peer's)
-    window: ByteWindow
+    runs: tuple[Runs, ...]  # none: a note alone
     note: bytes
     note_digest: int | None  # in place of the stream's
     deadline_s: float
     digest: int | None  # of what was copied; None: not wanted
-    pack: PagePack | None = None
-    source: PageIndices | None = None  # packed: the pages that the tokens are in
+    pages: deque[PageCopy] = field(init=False)  # still to be copied
+
+    def __post_init__(self) -> None:
+        self.pages = deque(page for runs in self.runs for page in _page_copies(runs))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +52,7 @@ class OwnWork:
 
     name: int
     pages: PageIndices
-    part_heads: tuple[int, ...]  # none: a digest
+    parts: tuple[Parts, ...] | None  # None: a digest
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +90,7 @@ class Half:
     @property
     def queued_bytes(self) -> int:
         operations = [operation for stream in self.streams.values() for operation in stream.operations]
-        return sum(len(operation.pages) * operation.window.nbytes for operation in operations)
+        return sum(page.runs.window.nbytes for operation in operations for page in operation.pages)
 
     def append(self, stream_name: int, priority: int, operation: Operation) -> None:
         stream = self.streams.setdefault(stream_name, Stream(stream_name))
@@ -111,3 +121,8 @@ class Half:
         self.streams.clear()
         self.late.clear()
         return names
+
+
+def _page_copies(runs: Runs) -> Iterator[PageCopy]:
+    sources = runs.src if runs.pack is None else runs.first_tokens
+    return (PageCopy(runs, src, dst) for src, dst in zip(sources.tolist(), runs.dst.tolist(), strict=True))

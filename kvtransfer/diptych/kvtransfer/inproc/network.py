@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diptych.kernels.page_pack import U8, pack_page, unpack_page
+from diptych.kernels.page_pack import U8, pack_page
 from diptych.kvtransfer.conversation import Down, Heard, Note, Up
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.frames import Frame
-from diptych.kvtransfer.inproc.link import Half, LateNote, Operation, Stream
+from diptych.kvtransfer.inproc.link import Half, LateNote, Operation, PageCopy, Stream
 from diptych.kvtransfer.inproc.transport import InprocTransport
-from diptych.kvtransfer.layout import DTYPE_NBYTES
+from diptych.kvtransfer.plan import Parts
 from diptych.kvtransfer.pool import HostPool
 from diptych.kvtransfer.transport import InstanceId, LinkUp, NoteReceived, OpDone, PageIndices
 
@@ -148,7 +148,7 @@ class InprocNetwork:
             self._fail(half, stream, "an earlier operation of its stream failed")
         elif self.now_s > operation.deadline_s:
             self._fail(half, stream, "timed out")
-        elif operation.pages and not self._transports[half.peer].may_write(half.owner, operation.pages[0][1]):
+        elif operation.pages and not self._transports[half.peer].may_write(half.owner, operation.pages[0].dst):
             self._refuse_page(half)
         elif operation.pages:
             self._copy(half, operation)
@@ -173,9 +173,10 @@ class InprocNetwork:
         source, target = self._transports[half.owner].pool, self._transports[half.peer].pool
         assert source is not None
         assert target is not None
-        src, dst = operation.pages.popleft()
-        window, at = operation.window, dst * target.layout.page_nbytes + operation.window.dst
-        piece = bytearray(_page(operation, source, src)[window.src : window.src + window.nbytes])
+        page = operation.pages.popleft()
+        window = page.runs.window
+        at = page.dst * target.layout.page_nbytes + window.dst
+        piece = bytearray(_bytes(page, source)[window.src : window.src + window.nbytes])
         if operation.digest is not None:
             operation.digest = add_digests(operation.digest, digest_bytes(piece, at))
         if self._strikes(self.faults.corrupt_page):
@@ -209,21 +210,20 @@ class InprocNetwork:
     def _do_own_work(self, transport: InprocTransport) -> None:
         work, pool = transport.own_work.popleft(), transport.pool
         assert pool is not None
-        digest = None if work.part_heads else _digest(pool, work.pages)
-        if work.part_heads:
-            _unpack(pool, work.pages, work.part_heads)
+        digest = _digest(pool, work.pages) if work.parts is None else None
+        for parts in work.parts or ():
+            _unpack(pool, work.pages, parts)
         transport.inbox.push(OpDone(work.name, None, digest))
 
     def _strikes(self, probability: float) -> bool:
         return probability > 0 and self._chance.random() < probability
 
 
-def _page(operation: Operation, source: HostPool, src: int) -> memoryview:
-    """The bytes of a page as they leave: what `src` is, `Operation.pages` says."""
-    if operation.pack is None:
-        return source.memory[src * source.layout.page_nbytes :][: source.layout.page_nbytes]
-    assert operation.source is not None
-    return pack_page(operation.pack, _rows(source), operation.source, src).data
+def _bytes(page: PageCopy, source: HostPool) -> memoryview:
+    """A page of the source, or an image, as it leaves."""
+    if page.runs.pack is None:
+        return source.memory[page.src * source.layout.page_nbytes :][: source.layout.page_nbytes]
+    return pack_page(page.runs.pack, _rows(source), page.runs.src, page.src).data
 
 
 def _digest(pool: HostPool, pages: PageIndices) -> int:
@@ -232,13 +232,10 @@ def _digest(pool: HostPool, pages: PageIndices) -> int:
     return add_digests(*(digest_bytes(pool.memory[at : at + nbytes], at) for at in offsets))
 
 
-def _unpack(pool: HostPool, pages: PageIndices, part_heads: tuple[int, ...]) -> None:
-    layout, rows = pool.layout, _rows(pool)
-    head_nbytes = layout.head_dim * DTYPE_NBYTES[layout.dtype]
+def _unpack(pool: HostPool, pages: PageIndices, parts: Parts) -> None:
+    rows = _rows(pool)
     for page in pages.tolist():
-        unpack_page(
-            rows[page], part_heads, num_layers=layout.num_layers, page_size=layout.page_size, head_nbytes=head_nbytes
-        )
+        parts.unpack(rows[page])
 
 
 def _rows(pool: HostPool) -> U8:

@@ -18,7 +18,7 @@ from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQu
 from diptych.kvtransfer.event_queue import EventQueue
 from diptych.kvtransfer.inproc.link import Half, Operation, OwnWork
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.plan import ByteWindow, Conversion
+from diptych.kvtransfer.plan import Conversion, Parts
 from diptych.kvtransfer.pool import HostPool, check_pages, num_pages_to_allocate
 from diptych.kvtransfer.process import own_identity
 from diptych.kvtransfer.transport import (
@@ -57,7 +57,7 @@ class InprocTransport:
         self.pool: HostPool | None = None
         self.halves: dict[InstanceId, Half] = {}  # open ones
         self.own_work: deque[OwnWork] = deque()
-        self._part_heads: dict[InstanceId, tuple[int, ...]] = {}  # of what each peer wrote, or will
+        self._parts: dict[InstanceId, tuple[Parts, ...]] = {}  # of what each peer wrote, or will
         self.inbox = EventQueue()
         self.is_alive = True
         self._former: dict[InstanceId, Half] = {}  # the last half to each peer that was up and was closed
@@ -94,7 +94,7 @@ class InprocTransport:
             half = Half(self.instance_id, peer, num_pages, described.link_key, talk, conversion.copies)
             half.outbox.append(talk.beat(self._now_ns()))
             self.halves[peer] = half
-            self._part_heads[peer] = conversion.part_heads
+            self._parts[peer] = conversion.parts
             self._open_half(half)
 
     def disconnect(self, peer: InstanceId) -> None:
@@ -107,30 +107,28 @@ class InprocTransport:
         half, pool = self._linked_half(peer), self._own_pool()
         if half.copies is None:
             raise TransferError(f"nothing that this rank has belongs into the pages of {peer:016x}")
-        runs, pack = half.copies.cut(write), half.copies.pack
-        check_pages(runs.src, num_pages_to_allocate(pool.layout))
-        check_pages(runs.dst, half.num_peer_pages)
-        pages = deque(zip((runs.first_tokens if pack else runs.src).tolist(), runs.dst.tolist(), strict=True))
-        digest = 0 if flow.with_digest else None
-        operation = Operation(0, pages, runs.window, note, None, math.inf, digest, pack, runs.src)
-        return self._append(half, flow, operation)
+        all_runs = half.copies.cut(write)
+        for runs in all_runs:
+            check_pages(runs.src, num_pages_to_allocate(pool.layout))
+            check_pages(runs.dst, half.num_peer_pages)
+        return self._append(half, flow, Operation(0, all_runs, note, None, math.inf, 0 if flow.with_digest else None))
 
     def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
-        nothing = Operation(0, deque(), ByteWindow(0, 0, 0), note, digest, math.inf, None)
+        nothing = Operation(0, (), note, digest, math.inf, None)
         return self._append(self._linked_half(peer), Flow(stream), nothing)
 
     def digest_pages(self, pages: PageIndices) -> int:
         self._check_queue()
-        return self._work(np.array(pages), ())
+        return self._work(np.array(pages), None)
 
     def lands_in_parts(self, peer: InstanceId) -> bool:
-        return len(self._part_heads.get(peer, ())) > 1
+        return bool(self._parts.get(peer))
 
     def unpack_pages(self, peer: InstanceId, pages: PageIndices) -> int:
-        if peer not in self._part_heads:
+        if peer not in self._parts:
             raise PeerUnreachable(f"no link to {peer:016x}")
         self._check_queue()
-        return self._work(np.array(pages), self._part_heads[peer])
+        return self._work(np.array(pages), self._parts[peer])
 
     def grant_pages(self, peer: InstanceId, pages: PageIndices) -> None:
         check_pages(pages, num_pages_to_allocate(self._own_pool().layout))
@@ -228,9 +226,9 @@ class InprocTransport:
         self._num_ops += 1
         return next(self._op_ids)
 
-    def _work(self, pages: PageIndices, part_heads: tuple[int, ...]) -> int:
+    def _work(self, pages: PageIndices, parts: tuple[Parts, ...] | None) -> int:
         check_pages(pages, num_pages_to_allocate(self._own_pool().layout))
-        self.own_work.append(OwnWork(self._new_operation(), pages, part_heads))
+        self.own_work.append(OwnWork(self._new_operation(), pages, parts))
         return self.own_work[-1].name
 
     def _append(self, half: Half, flow: Flow, operation: Operation) -> int:

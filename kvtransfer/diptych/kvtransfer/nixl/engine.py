@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Event, Lock, Thread
 from typing import Final
 
@@ -60,7 +60,7 @@ class Engine:
         self._sessions: dict[InstanceId, int] = {}  # of peers, in their last link
         self._num_sessions = 0
         self._tasks: deque[Callable[[], None]] = deque()
-        self._stagings: dict[PagePack, Staging] = {}  # shared by links to pools of one layout
+        self._stagings: dict[PagePack, Staging] = {}  # shared by links
         self._own_work: deque[OwnWork] = deque()
         self._woken = Event()
         self._is_stopping = False
@@ -85,7 +85,7 @@ class Engine:
         self._thread.join()
 
     def open(
-        self, peer: InstanceId, metadata: EngineMetadata, pack: PagePack | None, opened: Callable[[Link], None]
+        self, peer: InstanceId, metadata: EngineMetadata, packs: Sequence[PagePack], opened: Callable[[Link], None]
     ) -> None:
         """Begin a link. On the thread."""
         now_ns = time.monotonic_ns()
@@ -102,7 +102,7 @@ class Engine:
         self._links[peer] = link
         opened(link)
         try:
-            link.staging = self._staging(pack) if pack is not None else None
+            link.stagings = {pack: self._staging(pack) for pack in packs}
             link.name = self._agent.add(metadata.worker_address)
         except TransferError as error:
             link.is_removed = True

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from diptych.kernels.page_pack import PagePack
 from diptych.kvtransfer.conversation import Conversation
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.frames import Frame, encode
 from diptych.kvtransfer.metadata import EngineMetadata
 from diptych.kvtransfer.nixl.agent import Agent
-from diptych.kvtransfer.nixl.memory import Memory, Region, Staging
+from diptych.kvtransfer.nixl.memory import Memory, Registered, Staging
 from diptych.kvtransfer.nixl.streams import Operation, Pages, Piece, Streams
 from diptych.kvtransfer.pool import num_pages_to_allocate
 from diptych.kvtransfer.transport import InstanceId, OpDone
@@ -29,7 +30,7 @@ class InFlight:
 
     handle: Any
     piece: Piece
-    places: Pages  # of its bytes in the region that they are sent from
+    places: Pages  # of its bytes in the memory that they are sent from
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +48,7 @@ class Link:
     streams: Streams = field(default_factory=Streams)
     submitted: deque[Operation] = field(default_factory=deque)
     is_accepting: bool = False
-    staging: Staging | None = None  # where the peer's pages have another layout
+    stagings: Mapping[PagePack, Staging] = field(default_factory=dict)  # for regions that the peer has otherwise
     in_flight: deque[InFlight] = field(default_factory=deque)
     in_flight_bytes: int = 0
     bytes_sent: int = 0
@@ -70,8 +71,9 @@ class Link:
         before = len(self.submitted), len(self.in_flight), self.bytes_sent
         while self.submitted:
             operation = self.submitted.popleft()
-            if self.staging is not None:
-                operation.max_pages = self.staging.max_pages
+            for copy in operation.copies:
+                if copy.pack is not None:
+                    copy.max_pages = self.stagings[copy.pack].max_pages
             self.streams.add(operation)
         if not self.streams:
             return False
@@ -96,7 +98,7 @@ class Link:
         ended = [each for each in self.in_flight if self._has_ended(each.handle)]
         for each in ended:
             self.in_flight.remove(each)
-            self._free(each.places)
+            self._free(each.piece, each.places)
         return not self.in_flight
 
     def release(self) -> None:
@@ -111,7 +113,7 @@ class Link:
             self.in_flight_bytes -= each.piece.nbytes
             self.bytes_sent += each.piece.nbytes
             each.piece.operation.num_in_flight -= 1
-            self._free(each.places)
+            self._free(each.piece, each.places)
 
     def _end_written(self) -> None:
         for operation in self.streams.written():
@@ -131,33 +133,35 @@ class Link:
 
     def _post(self) -> None:
         while self._has_room and (piece := self.streams.next_piece()) is not None:
-            region, places = self._loaded(piece)
+            memory, places = self._loaded(piece)
             if piece.operation.digest is not None:
-                piece.operation.digest = add_digests(piece.operation.digest, self._digest(piece, region, places))
+                piece.operation.digest = add_digests(piece.operation.digest, self._digest(piece, memory, places))
             try:
-                handle = self._write(piece, region, places)
+                handle = self._write(piece, memory, places)
             except TransferError:
-                self._free(places)
+                self._free(piece, places)
                 raise
             self.in_flight.append(InFlight(handle, piece, places))
             self.in_flight_bytes += piece.nbytes
 
-    def _write(self, piece: Piece, region: Region, places: Pages) -> Any:
-        window = piece.operation.window
+    def _write(self, piece: Piece, memory: Registered, places: Pages) -> Any:
+        window = piece.copy.window
         theirs = self._prepared(window.dst, window.nbytes)
-        return self.agent.write(region.prepared(window.src, window.nbytes), places, theirs, piece.dst)
+        return self.agent.write(memory.prepared(window.src, window.nbytes), places, theirs, piece.dst)
 
     @property
     def _has_room(self) -> bool:
-        return self.in_flight_bytes < MAX_IN_FLIGHT_NBYTES and (self.staging is None or self.staging.has_room)
+        has_room = all(staging.has_room for staging in self.stagings.values())
+        return has_room and self.in_flight_bytes < MAX_IN_FLIGHT_NBYTES
 
-    def _loaded(self, piece: Piece) -> tuple[Region, Pages]:
+    def _loaded(self, piece: Piece) -> tuple[Registered, Pages]:
         """Where the bytes of a piece are sent from."""
-        if self.staging is None:
-            return self.memory.region, piece.src
-        source = piece.operation.source
-        assert source is not None, "a peer's pages have one layout"
-        return self.staging.region, self.staging.fill(source, piece.src)
+        copy = piece.copy
+        if copy.pack is None:
+            return self.memory.registered, piece.src
+        assert copy.source is not None, "an image is made of pages"
+        staging = self.stagings[copy.pack]
+        return staging.registered, staging.fill(copy.source, piece.src)
 
     def _prepared(self, offset: int, nbytes: int) -> Any:
         """The peer's pages, or a window of each."""
@@ -167,18 +171,18 @@ class Link:
             self._remote[offset, nbytes] = self.agent.prepare(self.name, base, nbytes, layout.page_nbytes, count)
         return self._remote[offset, nbytes]
 
-    def _digest(self, piece: Piece, region: Region, places: Pages) -> int:
-        window, page_nbytes = piece.operation.window, self.metadata.layout.page_nbytes
+    def _digest(self, piece: Piece, memory: Registered, places: Pages) -> int:
+        window, page_nbytes = piece.copy.window, self.metadata.layout.page_nbytes
         return add_digests(
             *(
-                digest_bytes(region.window(place, window.src, window.nbytes), dst * page_nbytes + window.dst)
+                digest_bytes(memory.window(place, window.src, window.nbytes), dst * page_nbytes + window.dst)
                 for place, dst in zip(places.tolist(), piece.dst.tolist(), strict=True)
             )
         )
 
-    def _free(self, places: Pages) -> None:
-        if self.staging is not None:
-            self.staging.free(places)
+    def _free(self, piece: Piece, places: Pages) -> None:
+        if piece.copy.pack is not None:
+            self.stagings[piece.copy.pack].free(places)
 
     def _has_ended(self, handle: Any) -> bool:
         try:

@@ -21,7 +21,7 @@ PIECES_AHEAD: Final = 4  # images that are made while others are on their way
 Indices = npt.NDArray[np.integer[Any]]
 
 
-class Region:
+class Registered:
     """`count` pieces of `stride` bytes: zeroed, touched, registered."""
 
     def __init__(self, agent: Agent, stride: int, count: int) -> None:
@@ -49,11 +49,11 @@ class Region:
 
 
 class Memory:
-    """The pool. Its region belongs to the engine's thread."""
+    """The pool. It belongs to the engine's thread."""
 
     def __init__(self, agent: Agent, layout: PoolLayout) -> None:
-        self.region = Region(agent, layout.page_nbytes, num_pages_to_allocate(layout))
-        self.pool = HostPool(layout, self.region.bytes)
+        self.registered = Registered(agent, layout.page_nbytes, num_pages_to_allocate(layout))
+        self.pool = HostPool(layout, self.registered.bytes)
 
 
 class Staging:
@@ -62,7 +62,7 @@ class Staging:
     def __init__(self, agent: Agent, memory: Memory, pack: PagePack) -> None:
         self.max_pages = max(1, PIECE_NBYTES // pack.image_nbytes)  # of a piece
         num_images = PIECES_AHEAD * self.max_pages
-        self.region = Region(agent, pack.image_nbytes, num_images)
+        self.registered = Registered(agent, pack.image_nbytes, num_images)
         self._memory = memory
         self._pack = pack
         self._free = deque(range(num_images))
@@ -73,10 +73,10 @@ class Staging:
         return len(self._free) >= self.max_pages
 
     def fill(self, src_pages: Indices, first_tokens: Indices) -> npt.NDArray[np.int32]:
-        """Make images; return where in the region they are, until `free`."""
+        """Make images; return where they are, until `free`."""
         places = [self._free.popleft() for _ in first_tokens]
         for place, first_token in zip(places, first_tokens.tolist(), strict=True):
-            self.region.rows[place] = pack_page(self._pack, self._memory.region.rows, src_pages, first_token)
+            self.registered.rows[place] = pack_page(self._pack, self._memory.registered.rows, src_pages, first_token)
         return np.array(places, dtype=np.int32)
 
     def free(self, places: Indices) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.kernels.page_pack import unpack_page
 from diptych.kvtransfer.digest import add_digests, digest_bytes
-from diptych.kvtransfer.layout import DTYPE_NBYTES
 from diptych.kvtransfer.nixl.memory import Memory
+from diptych.kvtransfer.plan import Parts
 
 TURN_NBYTES: Final = 4 << 20
 
@@ -19,24 +18,22 @@ class OwnWork:
 
     operation: int
     pages: list[int]  # still to be done
-    part_heads: tuple[int, ...] = ()  # none: a digest
+    parts: tuple[Parts, ...] | None = None  # None: a digest
     digest: int | None = None
 
     def __post_init__(self) -> None:
-        self.digest = None if self.part_heads else 0
+        self.digest = 0 if self.parts is None else None
 
     def go_on(self, memory: Memory) -> bool:
         """Do some pages; return whether that was all."""
-        for _ in range(min(len(self.pages), max(1, TURN_NBYTES // memory.region.stride))):
+        for _ in range(min(len(self.pages), max(1, TURN_NBYTES // memory.registered.stride))):
             self._do(memory, self.pages.pop())
         return not self.pages
 
     def _do(self, memory: Memory, page: int) -> None:
         if self.digest is not None:
-            found = digest_bytes(memory.region.rows[page], page * memory.region.stride)
+            found = digest_bytes(memory.registered.rows[page], page * memory.registered.stride)
             self.digest = add_digests(self.digest, found)
             return
-        layout = memory.pool.layout
-        head_nbytes = layout.head_dim * DTYPE_NBYTES[layout.dtype]
-        sizes = {"num_layers": layout.num_layers, "page_size": layout.page_size, "head_nbytes": head_nbytes}
-        unpack_page(memory.region.rows[page], self.part_heads, **sizes)
+        for parts in self.parts or ():
+            parts.unpack(memory.registered.rows[page])

@@ -17,12 +17,37 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from diptych.kernels.page_pack import PagePack
 from diptych.kvtransfer.digest import add_digests
 from diptych.kvtransfer.plan import ByteWindow
 
 PIECE_NBYTES: Final = 2 << 20  # of one post, unless a page is larger: other streams and heartbeats wait behind it
 
 Pages = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(slots=True, eq=False)
+class PageCopy:
+    """What of each page moves the same way: a region, or several that lie together."""
+
+    src: Pages
+    dst: Pages
+    window: ByteWindow
+    pack: PagePack | None = None
+    source: Pages | None = None  # pages whose tokens are packed; then `src` are the first tokens of each image
+    max_pages: int = sys.maxsize  # of a piece
+    num_posted: int = 0  # pages
+
+    @property
+    def queued_bytes(self) -> int:
+        return (len(self.src) - self.num_posted) * self.window.nbytes
+
+    def cut(self) -> tuple[Pages, Pages]:
+        """Take off the pages of the next piece: ours, and the peer's."""
+        first = self.num_posted
+        end = min(first + min(max(1, PIECE_NBYTES // self.window.nbytes), self.max_pages), len(self.src))
+        self.num_posted = end
+        return self.src[first:end], self.dst[first:end]
 
 
 @dataclass(slots=True, eq=False)
@@ -33,18 +58,13 @@ class Operation:
     stream: int
     priority: int
     deadline_s: float
-    src: Pages
-    dst: Pages
-    window: ByteWindow
+    copies: deque[PageCopy]  # that are not posted yet, the first in part
     note_parts: deque[bytes]  # not sent yet
     note_digest: int | None = None  # in place of the stream's
     digest: int | None = None  # of what was posted; None: not wanted
-    num_posted: int = 0  # pages
     num_in_flight: int = 0  # pieces
     error: str | None = None
     began_s: float = 0.0
-    source: Pages | None = None  # pages whose tokens are packed; then `src` are the first tokens of each image
-    max_pages: int = sys.maxsize  # of a piece
     has_note: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,16 +72,17 @@ class Operation:
 
     @property
     def is_written(self) -> bool:
-        return self.num_posted == len(self.src) and self.num_in_flight == 0
+        return not self.copies and self.num_in_flight == 0
 
     @property
     def queued_bytes(self) -> int:
-        return (len(self.src) - self.num_posted) * self.window.nbytes
+        """Any thread."""
+        return sum(copy.queued_bytes for copy in tuple(self.copies))
 
     def fail(self, reason: str) -> None:
         """Post nothing more. It has ended when what was posted has."""
         self.error = self.error or reason
-        self.src = self.src[: self.num_posted]
+        self.copies.clear()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,12 +90,13 @@ class Piece:
     """Pages of an operation that are posted at once."""
 
     operation: Operation
+    copy: PageCopy
     src: Pages
     dst: Pages
 
     @property
     def nbytes(self) -> int:
-        return len(self.src) * self.operation.window.nbytes
+        return len(self.src) * self.copy.window.nbytes
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +136,7 @@ class Streams:
 
     def next_piece(self) -> Piece | None:
         """Return what to post next; it counts as posted."""
-        waiting = [each for each in self._streams.values() if each.operations and each.operations[0].queued_bytes]
+        waiting = [each for each in self._streams.values() if each.operations and each.operations[0].copies]
         if not waiting:
             return None
         stream = min(waiting, key=lambda each: (-each.priority, each.served))
@@ -177,8 +199,9 @@ class Streams:
 
 
 def _cut(operation: Operation) -> Piece:
-    first = operation.num_posted
-    count = min(max(1, PIECE_NBYTES // operation.window.nbytes), operation.max_pages)
-    end = min(first + count, len(operation.src))
-    operation.num_posted, operation.num_in_flight = end, operation.num_in_flight + 1
-    return Piece(operation, operation.src[first:end], operation.dst[first:end])
+    copy = operation.copies[0]
+    piece = Piece(operation, copy, *copy.cut())
+    if not copy.queued_bytes:
+        operation.copies.popleft()
+    operation.num_in_flight += 1
+    return piece

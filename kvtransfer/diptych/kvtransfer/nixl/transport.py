@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NoReturn
@@ -25,8 +26,8 @@ from diptych.kvtransfer.nixl.link import Link
 from diptych.kvtransfer.nixl.memory import Memory
 from diptych.kvtransfer.nixl.options import NixlOptions
 from diptych.kvtransfer.nixl.own_work import OwnWork
-from diptych.kvtransfer.nixl.streams import Operation
-from diptych.kvtransfer.plan import ByteWindow, Conversion, Copies, Runs
+from diptych.kvtransfer.nixl.streams import Operation, PageCopy
+from diptych.kvtransfer.plan import Conversion, Copies, Parts, Runs
 from diptych.kvtransfer.pool import HostPool, check_pages, num_pages_to_allocate
 from diptych.kvtransfer.process import is_gone, is_visible, own_identity
 from diptych.kvtransfer.transport import (
@@ -46,8 +47,6 @@ from diptych.kvtransfer.transport import (
 BACKEND: Final = "nixl"
 PATH: Final = "put"
 MAX_NOTE_NBYTES: Final = 16 << 20
-_NO_PAGES: Final = np.empty(0, np.int64)
-_NO_RUNS: Final = Runs(_NO_PAGES, _NO_PAGES, _NO_PAGES, ByteWindow(0, 0, 1))
 
 
 @dataclass(slots=True)
@@ -72,7 +71,7 @@ class NixlTransport:
         self._engine: Engine | None = None
         self._metadata = b""
         self._links: dict[InstanceId, _Linked] = {}
-        self._part_heads: dict[InstanceId, tuple[int, ...]] = {}  # of what each peer wrote, or will
+        self._parts: dict[InstanceId, tuple[Parts, ...]] = {}  # of what each peer wrote, or will
         self._former: dict[InstanceId, codec.EngineMetadata] = {}
         self._op_ids = itertools.count(1)
         self._num_ops = 0  # submitted and not polled as ended
@@ -82,7 +81,7 @@ class NixlTransport:
         layout.validate()
         self._memory = Memory(self._agent, layout)
         address, version = self._agent.metadata(), self._agent.version
-        key, base = codec.new_link_key(), self._memory.region.base
+        key, base = codec.new_link_key(), self._memory.registered.base
         self._metadata = codec.encode(
             codec.EngineMetadata(own_identity(), layout, base, b"nixl", address, version, key, backend=BACKEND)
         )
@@ -101,10 +100,9 @@ class NixlTransport:
         conversion = Conversion.between(self._pool().layout, described.layout)
         if peer not in self._links:
             self._links[peer] = linked = _Linked(described, conversion.copies)
-            self._part_heads[peer] = conversion.part_heads
-            pack = conversion.copies.pack if conversion.copies is not None else None
+            self._parts[peer] = conversion.parts
             opened = partial(setattr, linked, "link")
-            self._running().perform(partial(self._running().open, peer, described, pack, opened))
+            self._running().perform(partial(self._running().open, peer, described, conversion.packs, opened))
 
     def disconnect(self, peer: InstanceId) -> None:
         self._running().perform(partial(self._running().close, peer, "disconnected"))
@@ -113,25 +111,26 @@ class NixlTransport:
         link, linked = self._link(peer), self._links[peer]
         if linked.copies is None:
             raise TransferError(f"nothing that this rank has belongs into the pages of {peer:016x}")
-        runs = linked.copies.cut(write)
-        check_pages(runs.src, num_pages_to_allocate(self._pool().layout))
-        check_pages(runs.dst, num_pages_to_allocate(linked.metadata.layout))
-        return self._submit(link, flow, runs, note, None)
+        all_runs = linked.copies.cut(write)
+        for runs in all_runs:
+            check_pages(runs.src, num_pages_to_allocate(self._pool().layout))
+            check_pages(runs.dst, num_pages_to_allocate(linked.metadata.layout))
+        return self._submit(link, flow, all_runs, note, None)
 
     def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
         assert note, "an empty note says nothing"
-        return self._submit(self._link(peer), Flow(stream), _NO_RUNS, note, digest)
+        return self._submit(self._link(peer), Flow(stream), (), note, digest)
 
     def digest_pages(self, pages: PageIndices) -> int:
-        return self._begin(pages, ())
+        return self._begin(pages, None)
 
     def lands_in_parts(self, peer: InstanceId) -> bool:
-        return len(self._part_heads.get(peer, ())) > 1
+        return bool(self._parts.get(peer))
 
     def unpack_pages(self, peer: InstanceId, pages: PageIndices) -> int:
-        if peer not in self._part_heads:
+        if peer not in self._parts:
             raise PeerUnreachable(f"no link to {peer:016x}")
-        return self._begin(pages, self._part_heads[peer])
+        return self._begin(pages, self._parts[peer])
 
     def grant_pages(self, peer: InstanceId, pages: PageIndices) -> None:
         """Bind nobody: NIXL's writes are one-sided."""
@@ -201,7 +200,7 @@ class NixlTransport:
         self._events.close()
         self._links.clear()
 
-    def _submit(self, link: Link, flow: Flow, runs: Runs, note: bytes, note_digest: int | None) -> int:
+    def _submit(self, link: Link, flow: Flow, runs: Sequence[Runs], note: bytes, note_digest: int | None) -> int:
         if len(note) > MAX_NOTE_NBYTES:
             raise NoteTooLong(f"a note of {len(note)} bytes; {MAX_NOTE_NBYTES} are possible")
         now_s = time.monotonic()
@@ -215,21 +214,19 @@ class NixlTransport:
                 flow.stream,
                 flow.priority,
                 deadline_s,
-                *_copied(runs),
-                runs.window,
+                deque(_copied(each) for each in runs if len(each.dst)),
                 deque(parts_of(note)),
                 note_digest,
                 0 if flow.with_digest else None,
             )
             operation.began_s = now_s
-            operation.source = runs.src.copy() if len(runs.first_tokens) else None
             link.submitted.append(operation)
         engine.wake()
         return operation.name
 
-    def _begin(self, pages: PageIndices, part_heads: tuple[int, ...]) -> int:
+    def _begin(self, pages: PageIndices, parts: tuple[Parts, ...] | None) -> int:
         check_pages(np.asarray(pages), num_pages_to_allocate(self._pool().layout))
-        work = OwnWork(self._new_operation(), np.asarray(pages).tolist(), part_heads)
+        work = OwnWork(self._new_operation(), np.asarray(pages).tolist(), parts)
         self._running().perform(partial(self._running().begin, work))
         return work.operation
 
@@ -254,9 +251,12 @@ class NixlTransport:
         return self._engine
 
 
-def _copied(runs: Runs) -> tuple[PageIndices, PageIndices]:
-    """What the caller's arrays say now: `src` and `dst` of an operation."""
-    return (runs.first_tokens if len(runs.first_tokens) else runs.src.copy()), runs.dst.copy()
+def _copied(runs: Runs) -> PageCopy:
+    """What the caller's arrays say now."""
+    src, dst = runs.src.copy(), runs.dst.copy()
+    if runs.pack is None:
+        return PageCopy(src, dst, runs.window)
+    return PageCopy(runs.first_tokens, dst, runs.window, runs.pack, src)
 
 
 def open_transport(instance_id: InstanceId, *, options: NixlOptions) -> NixlTransport:

@@ -130,8 +130,8 @@ class DeviceOptions(Structure):
     _fields_ = (("kind", c_int32), ("ordinal", c_int32), ("mover", Kernel), ("digester", Kernel))
 
 
-class Operation(Structure):
-    """`kvt_operation`"""
+class Copy(Structure):
+    """`kvt_copy`"""
 
     _fields_ = (
         ("num_pages", c_uint64),
@@ -143,6 +143,15 @@ class Operation(Structure):
         ("pack", POINTER(PackStruct)),
         ("first_tokens", c_void_p),
         ("num_src", c_uint64),
+    )
+
+
+class Operation(Structure):
+    """`kvt_operation`"""
+
+    _fields_ = (
+        ("num_copies", c_uint64),
+        ("copies", POINTER(Copy)),
         ("note", c_char_p),
         ("note_len", c_uint64),
         ("stream", c_uint64),
@@ -195,7 +204,7 @@ _SIGNATURES: Final = {
     "kvt_release": (None, (c_void_p,)),
     "kvt_submit": (c_int64, (c_void_p, POINTER(Operation))),
     "kvt_digest_pages": (c_int64, (c_void_p, c_uint64, c_void_p)),
-    "kvt_unpack_pages": (c_int64, (c_void_p, c_uint64, c_void_p, POINTER(PartsStruct))),
+    "kvt_unpack_pages": (c_int64, (c_void_p, c_uint64, c_void_p, c_uint64, POINTER(PartsStruct))),
     "kvt_grant_pages": (c_int, (c_void_p, c_uint64, c_uint64, c_void_p)),
     "kvt_revoke_pages": (c_int, (c_void_p, c_uint64, c_void_p)),
     "kvt_use_path": (c_int, (c_void_p, c_int32)),

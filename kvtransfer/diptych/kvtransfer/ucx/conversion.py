@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from diptych.kernels.page_pack import PagePack
 from diptych.kernels.page_pack_structs import PartsStruct, pack_struct, parts_struct
 from diptych.kvtransfer.errors import (
     NoteTooLong,
@@ -16,9 +15,8 @@ from diptych.kvtransfer.errors import (
     TransferError,
     TransferQueueFull,
 )
-from diptych.kvtransfer.layout import DTYPE_NBYTES, PoolLayout
 from diptych.kvtransfer.metadata import EngineMetadata
-from diptych.kvtransfer.plan import Runs
+from diptych.kvtransfer.plan import Parts, Runs
 from diptych.kvtransfer.pool import num_pages_to_allocate
 from diptych.kvtransfer.transport import Flow, InstanceId, LinkInfo
 from diptych.kvtransfer.ucx import binding
@@ -59,15 +57,12 @@ def device_handle(own: binding.Peer) -> bytes:
     return ctypes.string_at(own.device_handle, binding.HANDLE_NBYTES) if own.device_handle else b""
 
 
-def write_operation(runs: Runs, pack: PagePack | None, note: bytes, flow: Flow) -> binding.Operation:
+def write_operation(all_runs: Sequence[Runs], note: bytes, flow: Flow) -> binding.Operation:
     """Return an operation that is valid as long as its arguments are."""
-    wanted = binding.Operation(
-        num_pages=len(runs.dst),
-        src=runs.src.ctypes.data,
-        dst=runs.dst.ctypes.data,
-        src_offset=runs.window.src,
-        dst_offset=runs.window.dst,
-        nbytes=runs.window.nbytes,
+    copies = (binding.Copy * len(all_runs))(*map(_copy, all_runs))
+    return binding.Operation(
+        num_copies=len(copies),
+        copies=copies,
         note=note,
         note_len=len(note),
         stream=flow.stream,
@@ -75,20 +70,30 @@ def write_operation(runs: Runs, pack: PagePack | None, note: bytes, flow: Flow) 
         with_digest=flow.with_digest,
         timeout_s=flow.timeout_s or 0,
     )
-    if pack is not None:
-        wanted.pack = ctypes.pointer(pack_struct(pack))
-        wanted.first_tokens, wanted.num_src = runs.first_tokens.ctypes.data, len(runs.src)
-    return wanted
 
 
-def page_parts(part_heads: Sequence[int], layout: PoolLayout) -> PartsStruct:
-    """Return how parts with so many heads each lie in a page."""
-    return parts_struct(
-        part_heads,
-        num_layers=layout.num_layers,
-        page_size=layout.page_size,
-        head_nbytes=layout.head_dim * DTYPE_NBYTES[layout.dtype],
+def _copy(runs: Runs) -> binding.Copy:
+    copy = binding.Copy(
+        num_pages=len(runs.dst),
+        src=runs.src.ctypes.data,
+        dst=runs.dst.ctypes.data,
+        src_offset=runs.window.src,
+        dst_offset=runs.window.dst,
+        nbytes=runs.window.nbytes,
     )
+    if runs.pack is not None:
+        copy.pack = ctypes.pointer(pack_struct(runs.pack))
+        copy.first_tokens, copy.num_src = runs.first_tokens.ctypes.data, len(runs.src)
+    return copy
+
+
+def page_parts(regions: Sequence[Parts]) -> ctypes.Array[PartsStruct]:
+    """Return how parts lie in regions of a page."""
+    structs = (
+        parts_struct(parts.heads, num_rows=parts.num_rows, head_nbytes=parts.head_nbytes, offset=parts.offset)
+        for parts in regions
+    )
+    return (PartsStruct * len(regions))(*structs)
 
 
 def note_operation(note: bytes, stream: int, digest: int | None) -> binding.Operation:

@@ -18,7 +18,7 @@ from diptych.kvtransfer.errors import (
     TransferError,
 )
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.plan import Conversion, Copies
+from diptych.kvtransfer.plan import Conversion, Copies, Parts
 from diptych.kvtransfer.pool import DevicePool, HostPool
 from diptych.kvtransfer.process import is_gone, is_visible, own_identity
 from diptych.kvtransfer.transport import (
@@ -93,7 +93,7 @@ class UcxTransport:
         self._pool: HostPool | DevicePool | None = None
         self._links: dict[InstanceId, _Link] = {}
         self._former: dict[InstanceId, _FormerLink] = {}
-        self._part_heads: dict[InstanceId, tuple[int, ...]] = {}  # of what each peer wrote, or will
+        self._parts: dict[InstanceId, tuple[Parts, ...]] = {}  # of what each peer wrote, or will
         self._events = (binding.Event * _POLL_BATCH)()
 
     def allocate_pool(self, layout: PoolLayout) -> HostPool:
@@ -139,17 +139,16 @@ class UcxTransport:
         if handle is None:
             raise MemoryError("no memory for a link")
         self._links[peer] = _Link(handle, described, conversion.copies)
-        self._part_heads[peer] = conversion.part_heads
+        self._parts[peer] = conversion.parts
 
     def disconnect(self, peer: InstanceId) -> None:
         if peer in self._links:
             self._shim.kvt_disconnect(self._links[peer].handle)
 
     def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
-        copies = self._copies(peer)
-        runs = copies.cut(write)
+        all_runs = self._copies(peer).cut(write)
         self._await_kernels()
-        return self._submit(peer, write_operation(runs, copies.pack, note, flow))
+        return self._submit(peer, write_operation(all_runs, note, flow))
 
     def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
         assert note, "an empty note says nothing"
@@ -160,14 +159,16 @@ class UcxTransport:
         return accepted(int(self._shim.kvt_digest_pages(self._engine, len(wanted), wanted.ctypes.data)))
 
     def lands_in_parts(self, peer: InstanceId) -> bool:
-        return len(self._part_heads.get(peer, ())) > 1
+        return bool(self._parts.get(peer))
 
     def unpack_pages(self, peer: InstanceId, pages: PageIndices) -> int:
-        if peer not in self._part_heads:
+        if peer not in self._parts:
             raise PeerUnreachable(f"no link to {peer:016x}")
         wanted = np.ascontiguousarray(pages, dtype=np.int64)
-        parts = ctypes.byref(page_parts(self._part_heads[peer], self._own_pool().layout))
-        return accepted(int(self._shim.kvt_unpack_pages(self._engine, len(wanted), wanted.ctypes.data, parts)))
+        parts = page_parts(self._parts[peer])
+        return accepted(
+            int(self._shim.kvt_unpack_pages(self._engine, len(wanted), wanted.ctypes.data, len(parts), parts))
+        )
 
     def grant_pages(self, peer: InstanceId, pages: PageIndices) -> None:
         granted = np.ascontiguousarray(pages, dtype=np.int64)

@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from diptych.kvtransfer.lanes import Transports
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.pool import HostPool
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
-from diptych.kvtransfer.ucx.options import Transports
 
 PAGE_NBYTES: Final = 16 << 10
 
@@ -30,7 +30,7 @@ class Scatter:
 
 def open_bench(pool_mib: int, transports: Transports) -> tuple[UcxTransport, HostPool]:
     transport = open_transport(secrets.randbits(64) or 1, options=UcxOptions(transports=transports))
-    layout = PoolLayout(
+    layout = PoolLayout.kv(
         num_pages=(pool_mib << 20) // PAGE_NBYTES,
         num_layers=1,
         page_size=16,

@@ -9,9 +9,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 from diptych.v1 import bootstrap_pb2, worker_pb2
+
+WorkerRole = Literal["prefill", "decode", "unified"]  # by name; `Role.LOCAL` is no worker's
 
 
 class LegKind(enum.Enum):

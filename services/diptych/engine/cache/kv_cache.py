@@ -13,7 +13,7 @@ is retired early (retracted) and admitted again finds its KV, wherever that has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,7 +22,8 @@ from diptych.engine.cache.cache_changes import NO_CHANGES, ChangeLog
 from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.cache.host_tier import NO_HOST_TIER, HostTier
 from diptych.engine.cache.radix import RadixTree
-from diptych.engine.cache.radix_answers import Insertion, Match
+from diptych.engine.cache.radix_node import Insertion, Match
+from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request
 from diptych.kvtransfer.ownership import PagePool, Pages
 
@@ -201,19 +202,13 @@ class KvCache:
         self._detach(request)
         return pages
 
-    def check(
-        self,
-        requests: Iterable[Request],
-        *,
-        importing: Iterable[Request] = (),
-        quarantined: Iterable[Pages] = (),
-    ) -> list[str]:
+    def audit(self, holders: Holders) -> list[str]:
         """Compare every page's state with who claims it; [] when nothing leaked and nothing is claimed twice."""
         problems = self.pool.check(
-            owned=[*(self.owned_pages(request) for request in requests), *self._duplicates],
+            owned=[*(self.owned_pages(request) for request in holders.owning), *self._duplicates],
             cached=[self.tree.pages()],
-            importing=[self.owned_pages(request) for request in importing],
-            quarantined=list(quarantined),
+            importing=[self.owned_pages(request) for request in holders.importing],
+            quarantined=list(holders.quarantined),
         )
         return problems + self.tree.check()
 

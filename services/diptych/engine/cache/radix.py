@@ -19,8 +19,7 @@ from diptych.engine.cache import radix_check
 from diptych.engine.cache.cache_changes import NO_CHANGES, ChangeLog
 from diptych.engine.cache.eviction import EvictionPolicy, EvictionQueue, Ranking
 from diptych.engine.cache.host_tier import SlotPool, Slots
-from diptych.engine.cache.radix_answers import Eviction, Insertion, Match
-from diptych.engine.cache.radix_node import Node, Tier, node_key
+from diptych.engine.cache.radix_node import Eviction, Insertion, Match, Node, Tier, node_key
 from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.kvtransfer.ownership import Pages
 

@@ -1,4 +1,4 @@
-"""A run of cached pages in a radix tree, and how to get around from it."""
+"""A run of cached pages in a radix tree, how to get around from it, and what a tree answers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from diptych.common.arrays import I32, I64, U64
+from diptych.engine.cache.host_tier import Slots
+from diptych.kvtransfer.ownership import Pages
 
 Rank = tuple[int, int, int]
 
@@ -81,3 +83,36 @@ class Node:
             node = waiting.pop()
             waiting.extend(node.children.values())
             yield node
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest cached prefix. Lock `node` before anything is evicted."""
+
+    node: Node
+    pages: Pages
+    num_tokens: int  # of `pages`; a multiple of the page size
+    host_nodes: tuple[Node, ...] = ()  # continue the prefix; `restore` brings them back
+
+    @property
+    def num_host_pages(self) -> int:
+        return sum(len(node.pages) for node in self.host_nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """Who owns the inserted pages now. One that the tree had at its position already is in `pages` only."""
+
+    node: Node
+    pages: Pages  # the tree's, for all the tokens that were inserted
+    taken: Pages  # those of them that were the caller's
+    duplicate: Pages  # the caller's still: the tree has other pages for these positions
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """Pages that left the tree. Those of `saved` must be copied to `slots` before they are used again."""
+
+    pages: Pages
+    saved: Pages
+    slots: Slots

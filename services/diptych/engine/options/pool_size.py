@@ -26,7 +26,7 @@ def pool_layout(model: ModelConfig, options: EngineOptions, share: HeadShare | N
     Raises `ConfigError` for one in which no request of `max_model_len` would ever fit.
     """
     heads, dim = model.num_kv_heads, model.head_dim
-    one = PoolLayout(1, model.num_layers, options.page_size, heads, dim, options.kv_dtype, share)
+    one = PoolLayout.kv(1, model.num_layers, options.page_size, heads, dim, options.kv_dtype, share)
     layout = replace(one, num_pages=options.kv_cache_mib * MIB // one.page_nbytes)
     _check_holds(layout, options, 1)
     layout.validate()

@@ -56,7 +56,7 @@ class ModelRunner:
     @staticmethod
     def pool_layout(config: ModelConfig, *, num_pages: int, page_size: int, dtype: str) -> PoolLayout:
         """Return the layout of a pool for this model."""
-        return PoolLayout(
+        return PoolLayout.kv(
             num_pages=num_pages,
             num_layers=config.num_layers,
             page_size=page_size,

@@ -30,7 +30,8 @@ class MarkedPages:
 
     def __init__(self, memory: memoryview, layout: PoolLayout) -> None:
         """Raise `ConfigError` where a slot is too narrow for a mark."""
-        if layout.num_kv_heads * layout.head_dim < MARK_LEN:
+        region = layout.sole_region
+        if region.num_heads * region.head_dim < MARK_LEN:
             raise ConfigError(f"--device sim needs {MARK_LEN} KV values a token and layer: {layout}")
         self._codes = _codes()[layout.dtype]
         self._numbers = _numbers(self._codes)

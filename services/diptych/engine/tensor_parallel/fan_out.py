@@ -16,7 +16,7 @@ from diptych.engine.tensor_parallel.ranked_link import ranks_of, sum_digests
 from diptych.kvtransfer import metadata as codec
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.plan import Shard, linked_ranks, plan
+from diptych.kvtransfer.plan import linked_ranks, plan
 from diptych.kvtransfer.transport import (
     ANY_PEER,
     NO_FLOW,
@@ -78,7 +78,7 @@ class FanOut:
     def __init__(self, transport: Transport, layout: PoolLayout) -> None:
         """`layout` is that of this rank's pool."""
         self._transport = transport
-        self._shard = Shard.of(layout)
+        self._layout = layout
         self._links: dict[InstanceId, _Link] = {}
         self._peers: dict[InstanceId, InstanceId] = {}  # rank -> the peer that it is part of
         self._known: dict[InstanceId, tuple[InstanceId, ...]] = {}  # ranks of each peer that was ever linked
@@ -91,9 +91,9 @@ class FanOut:
         if peer in self._links:
             return
         parts = ranks_of(metadata)
-        shards = [Shard.of(codec.decode_layout(part)) for part in parts]
-        ids = {rank: rank_id(peer, rank) for rank in linked_ranks(self._shard, shards)}
-        targets = tuple(ids[shard.rank] for shard in shards if plan(self._shard, shard))
+        layouts = [codec.decode_layout(part) for part in parts]
+        ids = {rank: rank_id(peer, rank) for rank in linked_ranks(self._layout, layouts)}
+        targets = tuple(ids[layout.rank] for layout in layouts if plan(self._layout, layout))
         for rank, name in ids.items():
             self._transport.connect(name, parts[rank])
             self._peers[name] = peer

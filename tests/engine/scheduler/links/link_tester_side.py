@@ -20,7 +20,7 @@ from diptych.kvtransfer.probe.notes import Directions
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, ProbePages
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
 
-LAYOUT = PoolLayout(num_pages=64, num_layers=4, page_size=16, num_kv_heads=2, head_dim=64, dtype="bfloat16")
+LAYOUT = PoolLayout.kv(num_pages=64, num_layers=4, page_size=16, num_kv_heads=2, head_dim=64, dtype="bfloat16")
 INSTANCES = {"writer": 1, "reader": 2}
 DIRECTIONS = {"writer": Directions(out=True, into=False), "reader": Directions(out=False, into=True)}
 

@@ -9,7 +9,7 @@ from diptych.kvtransfer.inproc import InprocNetwork, InprocTransport
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
 
-LAYOUT = PoolLayout(num_pages=8, num_layers=1, page_size=4, num_kv_heads=1, head_dim=4, dtype="float32")
+LAYOUT = PoolLayout.kv(num_pages=8, num_layers=1, page_size=4, num_kv_heads=1, head_dim=4, dtype="float32")
 PEER, OTHER, ROOM = 2, 3, 5
 HAND_OFF = HandOff(ROOM, first_token=7, finish=None, num_pages=2, generations=(1, 1), cached_tokens=0)
 

@@ -87,6 +87,7 @@ typedef struct {
     uint8_t key[KVT_KEY_BYTES]; /* the peer's kvt_options.key */
 } kvt_peer;
 
+/* What moves of each page the same way: a region of it, or several that lie together. */
 typedef struct {
     uint64_t num_pages;
     const int64_t *src, *dst;       /* page src[i] of our pool goes to page dst[i] of the peer's ... */
@@ -95,6 +96,11 @@ typedef struct {
     const struct page_pack *pack; /* NULL, or: dst[i] receives the image that begins with token number first_tokens[i] ... */
     const int64_t *first_tokens;  /* ... of those in the `num_src` pages `src`; bytes and offset of it in whole rows */
     uint64_t num_src;
+} kvt_copy;
+
+typedef struct {
+    uint64_t num_copies;
+    const kvt_copy *copies;
     const void *note; /* sent when all of that was written */
     uint64_t note_len;
     uint64_t stream;
@@ -167,9 +173,10 @@ int64_t kvt_submit(kvt_link *link, const kvt_operation *wanted);
 /* Compute the digest of pages of ours as they lie here, beside other work. Returns as kvt_submit does. */
 int64_t kvt_digest_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *pages);
 
-/* Put what landed in our pages as parts side by side, beside other work and after the digests asked for before. The parts
- * of a page must be as large as the page. Returns as kvt_submit does. */
-int64_t kvt_unpack_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *pages, const struct page_parts *parts);
+/* Put what landed in `num_regions` regions of our pages as parts side by side, beside other work and after the digests asked
+ * for before. Returns as kvt_submit does. */
+int64_t kvt_unpack_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *pages, uint64_t num_regions,
+                         const struct page_parts *regions);
 
 /* Let a peer, or KVT_ANY_PEER, write into pages of ours until kvt_revoke_pages. This binds what peers send in messages, with
  * only_granted; what they put or copy themselves is beyond our reach. KVT_OK or KVT_OUT_OF_RANGE. */

@@ -19,13 +19,13 @@
 
 #include "copy/digest.c"
 #include "copy/packing.c"
-#include "memory/own_pages.c"
 
 #include "device/emulated_work.c"
 #include "device/emulated.c"
 
 #include "wire/message.c"
 #include "write/piece.c"
+#include "memory/own_pages.c"
 #include "copy/landing.c"
 #include "copy/device_pages.c"
 #include "copy/host_pages.c"

@@ -34,7 +34,7 @@ from diptych.v1 import bootstrap_pb2, worker_pb2
 logger = logging.getLogger(__name__)
 
 SUSPECT_CHECK_S: Final = 0.2  # between looks whether a lost peer can still write
-_NO_PAGES: Final = PoolLayout(num_pages=1, num_layers=1, page_size=1, num_kv_heads=1, head_dim=1, dtype="float32")
+_NO_PAGES: Final = PoolLayout.kv(num_pages=1, num_layers=1, page_size=1, num_kv_heads=1, head_dim=1, dtype="float32")
 
 
 def directions_of(role: Role) -> Directions:

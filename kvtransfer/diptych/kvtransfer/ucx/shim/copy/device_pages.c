@@ -85,20 +85,20 @@ static uint64_t *sum_of(const kvt_link *link, const piece *piece)
     return (uint64_t *)(link->pinned + 2 * SLOTS_BYTES) + (piece - link->pieces);
 }
 
-/* The next pages of an operation, as a device takes them: whole windows, as many as `max_bytes` begin. */
-static page_move next_move(const kvt_link *link, const operation *op, size_t max_bytes)
+/* The next pages of a copy, as a device takes them: whole windows, as many as `max_bytes` begin. */
+static page_move next_move(const kvt_link *link, const page_copy *copy, size_t max_bytes)
 {
-    uint64_t wanted = (max_bytes + op->page_part - 1) / op->page_part;
+    uint64_t wanted = (max_bytes + copy->page_part - 1) / copy->page_part;
     return (page_move){
         .src = link->engine->pool,
         .dst = link->device_pool,
-        .pages = &op->pages[op->num_posted],
-        .num_pages = (uint32_t)smaller(op->num_pages - op->num_posted, smaller(wanted, MOVE_PAGES)),
+        .pages = &copy->pages[copy->num_posted],
+        .num_pages = (uint32_t)smaller(copy->num_pages - copy->num_posted, smaller(wanted, MOVE_PAGES)),
         .src_page_nbytes = link->engine->page_nbytes,
         .dst_page_nbytes = link->page_nbytes,
-        .src_offset = op->src_offset,
-        .dst_offset = op->dst_offset,
-        .len = op->page_part,
+        .src_offset = copy->src_offset,
+        .dst_offset = copy->dst_offset,
+        .len = copy->page_part,
     };
 }
 
@@ -109,13 +109,14 @@ static void digest_move(kvt_link *link, const operation *op, piece *piece, devic
 
 static size_t move_pages(kvt_link *link, operation *op, size_t max_bytes)
 {
+    page_copy *copy = &op->copies[op->num_copied];
     piece *piece = take_piece(link, op);
     device_queue *queue = next_queue(link);
-    page_move move = next_move(link, op, max_bytes);
+    page_move move = next_move(link, copy, max_bytes);
     digest_move(link, op, piece, queue, &move);
     if (device_did(link, calls_of(link)->move(queue, &move)))
         await_device(link, piece, queue);
-    op->num_posted += move.num_pages;
+    copy->num_posted += move.num_pages;
     count_piece(link, piece, move.num_pages * move.len);
     release_piece(link, piece);
     return move.num_pages * move.len;
@@ -123,8 +124,9 @@ static size_t move_pages(kvt_link *link, operation *op, size_t max_bytes)
 
 static size_t put_device_pages(kvt_link *link, operation *op, size_t max_bytes)
 {
+    page_copy *copy = &op->copies[op->num_copied];
     piece *piece = take_piece(link, op);
-    page_move move = next_move(link, op, max_bytes);
+    page_move move = next_move(link, copy, max_bytes);
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMH,
         .cb.send = on_piece_request,
@@ -134,8 +136,8 @@ static size_t put_device_pages(kvt_link *link, operation *op, size_t max_bytes)
     digest_move(link, op, piece, &link->queues[0], &move);
     if (piece->has_sum)
         await_device(link, piece, &link->queues[0]);
-    for (uint64_t end = op->num_posted + move.num_pages; op->num_posted < end;) {
-        byte_run run = next_run(op, (end - op->num_posted) * op->page_part);
+    for (uint64_t end = copy->num_posted + move.num_pages; copy->num_posted < end;) {
+        byte_run run = next_run(link, copy, (end - copy->num_posted) * copy->page_part);
         ucs_status_ptr_t put = ucp_put_nbx(link->ep, link->engine->pool + run.src, run.len, link->pool_base + run.dst,
                                            link->rkey, &param);
         piece->num_left += is_pending(link, put, "page write");
@@ -154,11 +156,12 @@ static char *slot_of(const kvt_link *link, const piece *piece)
 
 static size_t stage_pages(kvt_link *link, operation *op, size_t max_bytes)
 {
+    page_copy *copy = &op->copies[op->num_copied];
     piece *piece = take_piece(link, op);
     device_queue *queue = next_queue(link);
     size_t staged = 0;
-    while (piece->num_staged < MESSAGE_RUNS && staged < max_bytes && op->num_posted < op->num_pages) {
-        byte_run run = next_run(op, max_bytes - staged);
+    while (piece->num_staged < MESSAGE_RUNS && staged < max_bytes && copy->num_posted < copy->num_pages) {
+        byte_run run = next_run(link, copy, max_bytes - staged);
         piece->targets[piece->num_staged++] = (byte_target){run.dst, run.len};
         device_did(link, calls_of(link)->copy_out(queue, slot_of(link, piece) + staged, link->engine->pool + run.src,
                                                   run.len));

@@ -15,7 +15,7 @@
 static piece *take_roomy_piece(kvt_link *link, operation *op, size_t bytes)
 {
     piece *piece = take_piece(link, op);
-    if (op->packing == NULL || piece->room_bytes >= bytes)
+    if (op->copies[op->num_copied].packing == NULL || piece->room_bytes >= bytes)
         return piece;
     free(piece->room);
     piece->room = malloc(bytes);
@@ -38,11 +38,12 @@ static void add_digest(operation *op, byte_run run, const char *bytes)
  * as fast. What is packed is packed right there. */
 static void copy_run(kvt_link *link, operation *op, byte_run run)
 {
-    uint64_t step = op->with_digest ? whole_units(op, CACHED_BYTES) : run.len;
+    uint64_t step = op->with_digest ? whole_units(run.copy, CACHED_BYTES) : run.len;
     for (uint64_t at = 0; at < run.len; at += step) {
-        byte_run block = {run.src + at, run.dst + at, run.len - at < step ? run.len - at : step, run.page};
+        byte_run block = {run.src + at, run.dst + at, run.len - at < step ? run.len - at : step,
+                          run.copy, run.page};
         char *to = link->mapped_pool + block.dst;
-        const char *bytes = run_bytes(op, block, to);
+        const char *bytes = run_bytes(link, block, to);
         if (bytes != to)
             memcpy(to, bytes, block.len);
         add_digest(op, block, bytes);
@@ -52,9 +53,10 @@ static void copy_run(kvt_link *link, operation *op, byte_run run)
 /* No piece: it is complete when it returns. */
 static size_t copy_pages(kvt_link *link, operation *op, size_t max_bytes)
 {
+    page_copy *copy = &op->copies[op->num_copied];
     size_t copied = 0;
-    while (copied < max_bytes && op->num_posted < op->num_pages) {
-        byte_run run = next_run(op, max_bytes - copied);
+    while (copied < max_bytes && copy->num_posted < copy->num_pages) {
+        byte_run run = next_run(link, copy, max_bytes - copied);
         copy_run(link, op, run);
         copied += run.len;
     }
@@ -64,6 +66,7 @@ static size_t copy_pages(kvt_link *link, operation *op, size_t max_bytes)
 
 static size_t put_pages(kvt_link *link, operation *op, size_t max_bytes)
 {
+    page_copy *copy = &op->copies[op->num_copied];
     piece *piece = take_roomy_piece(link, op, max_bytes);
     if (piece == NULL)
         return 0;
@@ -73,9 +76,9 @@ static size_t put_pages(kvt_link *link, operation *op, size_t max_bytes)
         .user_data = piece,
     };
     size_t posted = 0;
-    for (int puts = 0; puts < PIECE_PUTS && posted < max_bytes && op->num_posted < op->num_pages; puts++) {
-        byte_run run = next_run(op, max_bytes - posted);
-        const char *bytes = run_bytes(op, run, piece->room + posted);
+    for (int puts = 0; puts < PIECE_PUTS && posted < max_bytes && copy->num_posted < copy->num_pages; puts++) {
+        byte_run run = next_run(link, copy, max_bytes - posted);
+        const char *bytes = run_bytes(link, run, piece->room + posted);
         add_digest(op, run, bytes);
         ucs_status_ptr_t put = ucp_put_nbx(link->ep, bytes, run.len, link->pool_base + run.dst, link->rkey, &param);
         piece->num_left += is_pending(link, put, "page write");
@@ -89,13 +92,14 @@ static size_t put_pages(kvt_link *link, operation *op, size_t max_bytes)
 
 static size_t send_pages(kvt_link *link, operation *op, size_t max_bytes)
 {
+    page_copy *copy = &op->copies[op->num_copied];
     piece *piece = take_roomy_piece(link, op, max_bytes);
     if (piece == NULL)
         return 0;
     uint64_t count = 0, posted = 0;
-    while (count < MESSAGE_PARTS && posted < max_bytes && op->num_posted < op->num_pages) {
-        byte_run run = next_run(op, max_bytes - posted);
-        const char *bytes = run_bytes(op, run, piece->room + posted);
+    while (count < MESSAGE_PARTS && posted < max_bytes && copy->num_posted < copy->num_pages) {
+        byte_run run = next_run(link, copy, max_bytes - posted);
+        const char *bytes = run_bytes(link, run, piece->room + posted);
         add_digest(op, run, bytes);
         piece->targets[count++] = (byte_target){run.dst, run.len};
         piece->iov[count] = (ucp_dt_iov_t){(void *)bytes, run.len};
@@ -117,11 +121,11 @@ static void take_acknowledgement(kvt_link *link, uint64_t received)
         }
 }
 
-/* Post one piece of the operation, of about `max_bytes` at most. Returns its bytes. */
+/* Post one piece of the operation, of about `max_bytes` at most; it ends with what moves the same way. Returns its bytes. */
 static size_t post_pages(kvt_link *link, operation *op, size_t max_bytes)
 {
     size_t posted = 0;
-    max_bytes = whole_units(op, max_bytes);
+    max_bytes = whole_units(&op->copies[op->num_copied], max_bytes);
     switch (link->path) {
     case PATH_COPY:
         posted = copy_pages(link, op, max_bytes);
@@ -139,6 +143,7 @@ static size_t post_pages(kvt_link *link, operation *op, size_t max_bytes)
         posted = stage_pages(link, op, max_bytes);
         break;
     }
+    skip_copied(op);
     atomic_fetch_add(&link->bytes_sent, posted);
     atomic_fetch_sub(&link->queued_bytes, posted);
     return posted;

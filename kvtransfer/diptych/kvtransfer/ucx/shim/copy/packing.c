@@ -1,6 +1,6 @@
 /* Pages for a pool with another layout: what they hold is packed as it is posted, a run at a time. See plan.py. */
 
-/* How an operation's images are made. The `src` of a page pair is its image's first token, of those in `source`. */
+/* How images are made. The `src` of a page pair is its image's first token, of those in `source`. */
 typedef struct packing {
     struct page_pack how;
     int64_t num_source;
@@ -18,38 +18,45 @@ static uint64_t packed_unit(const struct page_pack *how)
 
 static uint64_t image_bytes(const struct page_pack *how)
 {
-    return (uint64_t)(how->num_layers * 2 * how->dst_page_size * packed_row_bytes(how));
+    return (uint64_t)(how->num_layers * how->num_planes * how->dst_page_size * packed_row_bytes(how));
 }
 
-static uint64_t packing_bytes(const kvt_operation *wanted)
+/* Whether what is packed is a region of pages as large as ours. */
+static bool packs_from(const struct page_pack *how, uint64_t page_nbytes)
+{
+    return (uint64_t)how->src_page_bytes == page_nbytes && how->src_offset >= 0 &&
+           (uint64_t)how->src_offset + source_region_bytes(how) <= page_nbytes;
+}
+
+static uint64_t packing_bytes(const kvt_copy *wanted)
 {
     return wanted->pack == NULL ? 0 : sizeof(packing) + wanted->num_src * sizeof(int64_t);
 }
 
-static void set_packing(operation *op, const kvt_operation *wanted)
+static void set_packing(page_copy *copy, const kvt_copy *wanted, void *memory)
 {
-    op->packing = op->extra;
-    op->packing->how = *wanted->pack;
-    op->packing->num_source = (int64_t)wanted->num_src;
-    memcpy(op->packing->source, wanted->src, wanted->num_src * sizeof(int64_t));
-    op->unit = packed_unit(wanted->pack);
+    copy->packing = memory;
+    copy->packing->how = *wanted->pack;
+    copy->packing->num_source = (int64_t)wanted->num_src;
+    memcpy(copy->packing->source, wanted->src, wanted->num_src * sizeof(int64_t));
+    copy->unit = packed_unit(wanted->pack);
 }
 
 /* The bytes of a run: where they lie in our pool, or packed into `room`. */
-static const char *run_bytes(const operation *op, byte_run run, char *room)
+static const char *run_bytes(const kvt_link *link, byte_run run, char *room)
 {
-    const packing *packing = op->packing;
-    const char *pool = op->link->engine->pool;
+    const packing *packing = run.copy->packing;
+    const char *pool = link->engine->pool;
     if (packing == NULL)
         return pool + run.src;
     const struct source_pages source = {pool, packing->source, packing->num_source};
     const int64_t row = packed_row_bytes(&packing->how);
-    pack_rows(&packing->how, &source, op->pages[run.page].src, (int64_t)run.src / row, (int64_t)run.len / row, room);
+    pack_rows(&packing->how, &source, run.copy->pages[run.page].src, (int64_t)run.src / row, (int64_t)run.len / row, room);
     return room;
 }
 
-/* At most `bytes` of an operation that are whole units, but one at least. */
-static uint64_t whole_units(const operation *op, uint64_t bytes)
+/* At most `bytes` that are whole units, but one at least. */
+static uint64_t whole_units(const page_copy *copy, uint64_t bytes)
 {
-    return bytes < op->unit ? op->unit : bytes / op->unit * op->unit;
+    return bytes < copy->unit ? copy->unit : bytes / copy->unit * copy->unit;
 }

@@ -142,9 +142,9 @@ int64_t kvt_submit(kvt_link *link, const kvt_operation *wanted)
 {
     if (wanted->note_len > KVT_MAX_NOTE_BYTES)
         return KVT_TOO_LONG;
-    if (!fits(link, wanted))
+    if (!all_fit(link, wanted))
         return KVT_OUT_OF_RANGE;
-    operation *op = make_operation(link, wanted, packing_bytes(wanted));
+    operation *op = make_operation(link, wanted, 0, NULL);
     if (op == NULL)
         return KVT_OUT_OF_MEMORY;
     op->spare = calloc(1, sizeof *op->spare);

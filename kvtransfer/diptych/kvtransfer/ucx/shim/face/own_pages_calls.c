@@ -23,31 +23,43 @@ int kvt_copy_page(kvt_engine *engine, int64_t page, void *bytes, int to_device)
     return trouble == NULL ? KVT_OK : KVT_DEVICE;
 }
 
+/* An operation on all of some pages of ours. */
+static operation *make_own_work(uint64_t num_pages, const int64_t *pages, uint64_t extra_bytes, void **extra)
+{
+    const kvt_copy copy = {.num_pages = num_pages, .src = pages, .dst = pages};
+    const kvt_operation wanted = {.num_copies = 1, .copies = &copy};
+    return make_operation(NULL, &wanted, extra_bytes, extra);
+}
+
 int64_t kvt_digest_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *pages)
 {
-    kvt_operation wanted = {.num_pages = num_pages, .src = pages, .dst = pages};
     if (!in_range(num_pages, pages, engine->num_pages))
         return KVT_OUT_OF_RANGE;
-    operation *op = make_operation(NULL, &wanted, 0);
+    operation *op = make_own_work(num_pages, pages, 0, NULL);
     if (op == NULL)
         return KVT_OUT_OF_MEMORY;
     op->gate = engine->gate;
     return submit(engine, op);
 }
 
-int64_t kvt_unpack_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *pages, const struct page_parts *parts)
+static bool are_in_page(const kvt_engine *engine, uint64_t num_regions, const struct page_parts *regions)
 {
-    kvt_operation wanted = {.num_pages = num_pages, .src = pages, .dst = pages};
-    size_t heads_bytes = (size_t)parts->num_parts * sizeof(int64_t);
-    if (!in_range(num_pages, pages, engine->num_pages) || parts_bytes(parts) != engine->page_nbytes)
+    for (uint64_t i = 0; i < num_regions; i++)
+        if (regions[i].offset < 0 || (uint64_t)regions[i].offset + parts_bytes(&regions[i]) > engine->page_nbytes)
+            return false;
+    return true;
+}
+
+int64_t kvt_unpack_pages(kvt_engine *engine, uint64_t num_pages, const int64_t *pages, uint64_t num_regions,
+                         const struct page_parts *regions)
+{
+    if (!in_range(num_pages, pages, engine->num_pages) || !are_in_page(engine, num_regions, regions))
         return KVT_OUT_OF_RANGE;
-    operation *op = make_operation(NULL, &wanted, sizeof(unpacking) + heads_bytes + engine->page_nbytes);
+    void *extra;
+    operation *op = make_own_work(num_pages, pages, unpacking_bytes(engine, num_regions, regions), &extra);
     if (op == NULL)
         return KVT_OUT_OF_MEMORY;
-    op->unpacking = op->extra;
-    op->unpacking->parts = *parts;
-    op->unpacking->parts.part_heads = memcpy(op->unpacking->part_heads, parts->part_heads, heads_bytes);
-    op->unpacking->scratch = (char *)op->unpacking->part_heads + heads_bytes;
+    op->unpacking = set_unpacking(extra, num_regions, regions);
     return submit(engine, op);
 }
 

@@ -9,7 +9,7 @@ static bool in_range(uint64_t num, const int64_t *pages, uint64_t num_pages)
 }
 
 /* Whether the bytes that are wanted of each page are in the pages, or images, of both sides. */
-static bool fits(const kvt_link *link, const kvt_operation *wanted)
+static bool fits(const kvt_link *link, const kvt_copy *wanted)
 {
     const struct page_pack *pack = wanted->pack;
     uint64_t ours = pack ? image_bytes(pack) : link->engine->page_nbytes, theirs = link->page_nbytes;
@@ -19,16 +19,51 @@ static bool fits(const kvt_link *link, const kvt_operation *wanted)
            (wanted->nbytes > 0 && wanted->nbytes % unit == 0 && wanted->src_offset % unit == 0 &&
             wanted->dst_offset % (pack ? 8 : unit) == 0 && wanted->nbytes <= ours && wanted->src_offset <= ours - wanted->nbytes &&
             wanted->nbytes <= theirs && wanted->dst_offset <= theirs - wanted->nbytes &&
-            in_range(num_src, wanted->src, link->engine->num_pages) &&
+            (!pack || packs_from(pack, link->engine->page_nbytes)) && in_range(num_src, wanted->src, link->engine->num_pages) &&
             in_range(wanted->num_pages, wanted->dst, link->num_pages) &&
             (!pack || in_range(wanted->num_pages, wanted->first_tokens, UINT32_MAX)));
 }
 
-static operation *make_operation(kvt_link *link, const kvt_operation *wanted, uint64_t extra_bytes)
+static bool all_fit(const kvt_link *link, const kvt_operation *wanted)
+{
+    for (uint64_t i = 0; i < wanted->num_copies; i++)
+        if (!fits(link, &wanted->copies[i]))
+            return false;
+    return true;
+}
+
+static uint64_t copies_bytes(const kvt_operation *wanted)
+{
+    uint64_t bytes = wanted->num_copies * sizeof(page_copy);
+    for (uint64_t i = 0; i < wanted->num_copies; i++)
+        bytes += wanted->copies[i].num_pages * sizeof(page_pair) + packing_bytes(&wanted->copies[i]);
+    return bytes;
+}
+
+/* Copies what is wanted of some pages, and how, to `memory`. Returns the memory behind that. */
+static char *set_copy(page_copy *copy, const kvt_copy *wanted, char *memory)
 {
     const int64_t *src = wanted->pack ? wanted->first_tokens : wanted->src;
-    uint64_t pages_bytes = wanted->num_pages * sizeof(page_pair);
-    operation *op = calloc(1, sizeof *op + pages_bytes + extra_bytes + wanted->note_len);
+    *copy = (page_copy){
+        .num_pages = wanted->num_pages,
+        .pages = (page_pair *)memory,
+        .src_offset = wanted->src_offset,
+        .dst_offset = wanted->dst_offset,
+        .page_part = wanted->nbytes,
+        .unit = 8,
+    };
+    for (uint64_t i = 0; i < wanted->num_pages; i++)
+        copy->pages[i] = (page_pair){(uint32_t)src[i], (uint32_t)wanted->dst[i]};
+    memory += wanted->num_pages * sizeof(page_pair);
+    if (wanted->pack != NULL)
+        set_packing(copy, wanted, memory);
+    return memory + packing_bytes(wanted);
+}
+
+/* `extra` is made to point to as many bytes as are asked for. */
+static operation *make_operation(kvt_link *link, const kvt_operation *wanted, uint64_t extra_bytes, void **extra)
+{
+    operation *op = calloc(1, sizeof *op + copies_bytes(wanted) + extra_bytes + wanted->note_len);
     if (op == NULL)
         return NULL;
     op->link = link;
@@ -37,23 +72,20 @@ static operation *make_operation(kvt_link *link, const kvt_operation *wanted, ui
     op->stream_id = wanted->stream;
     op->priority = wanted->priority;
     op->gate = link ? link->engine->gate : 0;
-    op->num_pages = wanted->num_pages;
-    op->src_offset = wanted->src_offset;
-    op->dst_offset = wanted->dst_offset;
-    op->page_part = wanted->nbytes;
     op->began_s = now_s();
     op->deadline_s = wanted->timeout_s > 0 ? op->began_s + wanted->timeout_s : 0;
     op->with_digest = wanted->with_digest;
     op->has_note_digest = wanted->has_digest;
     op->note_digest = wanted->digest;
     op->note_len = wanted->note_len;
-    op->unit = 8;
-    op->extra = &op->pages[wanted->num_pages];
-    op->note = (char *)op->extra + extra_bytes;
-    for (uint64_t i = 0; i < wanted->num_pages; i++)
-        op->pages[i] = (page_pair){(uint32_t)src[i], (uint32_t)wanted->dst[i]};
-    if (wanted->pack != NULL)
-        set_packing(op, wanted);
+    op->copies = (page_copy *)op->memory;
+    char *memory = op->memory + wanted->num_copies * sizeof *op->copies;
+    for (uint64_t i = 0; i < wanted->num_copies; i++)
+        if (wanted->copies[i].num_pages > 0)
+            memory = set_copy(&op->copies[op->num_copies++], &wanted->copies[i], memory);
+    if (extra != NULL)
+        *extra = memory;
+    op->note = memory + extra_bytes;
     if (wanted->note_len > 0)
         memcpy(op->note, wanted->note, wanted->note_len);
     return op;
@@ -74,7 +106,7 @@ static int admit(kvt_engine *engine, operation *op, bool *is_first)
         engine->note_bytes_open += op->note_len;
         if (link != NULL) {
             link->num_ops_open++;
-            atomic_fetch_add(&link->queued_bytes, op->num_pages * op->page_part);
+            atomic_fetch_add(&link->queued_bytes, bytes_to_post(op));
         }
         *is_first = append_command_quietly(engine, &op->submit);
     }
@@ -87,7 +119,7 @@ static int64_t submit(kvt_engine *engine, operation *op)
     kvt_link *link = op->link; /* the operation may be over and gone once it was admitted */
     int64_t id = (int64_t)(engine->num_ops + 1);
     op->done.event = (kvt_event){.kind = KVT_OP_DONE, .peer = op->link ? op->link->peer : 0, .op = (uint64_t)id};
-    bool is_first = false, is_note = op->num_pages == 0;
+    bool is_first = false, is_note = op->num_copies == 0;
     int verdict = admit(engine, op, &is_first);
     if (verdict != KVT_OK) {
         free(op->spare);

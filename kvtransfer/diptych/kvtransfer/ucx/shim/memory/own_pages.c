@@ -5,10 +5,32 @@
 
 /* How pages are unpacked; `scratch` is as large as a page. */
 typedef struct unpacking {
-    struct page_parts parts;
     char *scratch;
-    int64_t part_heads[];
+    uint64_t num_regions;
+    struct page_parts regions[]; /* and behind them their heads, and the scratch */
 } unpacking;
+
+static uint64_t unpacking_bytes(const kvt_engine *engine, uint64_t num_regions, const struct page_parts *regions)
+{
+    uint64_t num_heads = 0;
+    for (uint64_t i = 0; i < num_regions; i++)
+        num_heads += (uint64_t)regions[i].num_parts;
+    return sizeof(unpacking) + num_regions * sizeof *regions + num_heads * sizeof(int64_t) + engine->page_nbytes;
+}
+
+static unpacking *set_unpacking(void *memory, uint64_t num_regions, const struct page_parts *regions)
+{
+    unpacking *unpacking = memory;
+    int64_t *heads = (int64_t *)&unpacking->regions[num_regions];
+    unpacking->num_regions = num_regions;
+    for (uint64_t i = 0; i < num_regions; i++) {
+        unpacking->regions[i] = regions[i];
+        unpacking->regions[i].part_heads = memcpy(heads, regions[i].part_heads, (size_t)regions[i].num_parts * sizeof *heads);
+        heads += regions[i].num_parts;
+    }
+    unpacking->scratch = (char *)heads;
+    return unpacking;
+}
 
 static void append_own_work(kvt_engine *engine, operation *op)
 {
@@ -20,40 +42,51 @@ static void append_own_work(kvt_engine *engine, operation *op)
     engine->last_own_work = op;
 }
 
+/* The pages of an operation on our own: NULL when all of them are done. */
+static page_copy *pages_left(const operation *op)
+{
+    return op->num_copied < op->num_copies ? &op->copies[op->num_copied] : NULL;
+}
+
 static void digest_slice(const kvt_engine *engine, operation *op)
 {
-    size_t left = SLICE_BYTES;
-    while (left > 0 && op->num_posted < op->num_pages) {
-        uint64_t begin = op->pages[op->num_posted].src * engine->page_nbytes + op->part_posted;
-        size_t rest = engine->page_nbytes - op->part_posted, len = rest < left ? rest : left;
+    page_copy *copy;
+    for (size_t left = SLICE_BYTES; left > 0 && (copy = pages_left(op)) != NULL; skip_copied(op)) {
+        uint64_t begin = copy->pages[copy->num_posted].src * engine->page_nbytes + copy->part_posted;
+        size_t rest = engine->page_nbytes - copy->part_posted, len = rest < left ? rest : left;
         op->digest += digest_bytes(engine->pool + begin, begin, len);
-        op->part_posted += len;
-        op->num_posted += op->part_posted / engine->page_nbytes;
-        op->part_posted %= engine->page_nbytes;
+        copy->part_posted += len;
+        copy->num_posted += copy->part_posted / engine->page_nbytes;
+        copy->part_posted %= engine->page_nbytes;
         left -= len;
     }
 }
 
 static void unpack_slice(const kvt_engine *engine, operation *op)
 {
-    for (size_t done = 0; done < SLICE_BYTES && op->num_posted < op->num_pages; done += engine->page_nbytes) {
-        char *page = engine->pool + op->pages[op->num_posted++].src * engine->page_nbytes;
-        unpack_page(&op->unpacking->parts, page, op->unpacking->scratch);
+    const unpacking *unpacking = op->unpacking;
+    page_copy *copy;
+    for (size_t done = 0; done < SLICE_BYTES && (copy = pages_left(op)) != NULL; done += engine->page_nbytes, skip_copied(op)) {
+        char *page = engine->pool + copy->pages[copy->num_posted++].src * engine->page_nbytes;
+        for (uint64_t i = 0; i < unpacking->num_regions; i++)
+            unpack_page(&unpacking->regions[i], page, unpacking->scratch);
     }
 }
 
 /* Let the device digest the next pages. */
 static const char *ask_device(kvt_engine *engine, operation *op)
 {
+    page_copy *copy = pages_left(op);
     page_move pages = {
         .src = engine->pool,
-        .pages = &op->pages[op->num_posted],
-        .num_pages = (uint32_t)smaller(op->num_pages - op->num_posted, MOVE_PAGES),
+        .pages = &copy->pages[copy->num_posted],
+        .num_pages = (uint32_t)smaller(copy->num_pages - copy->num_posted, MOVE_PAGES),
         .src_page_nbytes = engine->page_nbytes,
         .dst_page_nbytes = engine->page_nbytes,
         .len = engine->page_nbytes,
     };
-    op->num_posted += pages.num_pages;
+    copy->num_posted += pages.num_pages;
+    skip_copied(op);
     engine->is_digesting = true;
     const char *trouble = engine->device->calls->digest(&engine->digest_queue, &pages, engine->digest_sum);
     return trouble ? trouble : engine->device->calls->mark(&engine->digest_queue);
@@ -68,7 +101,7 @@ static bool digest_on_device(kvt_engine *engine, operation *op)
     }
     op->digest += engine->is_digesting ? *engine->digest_sum : 0;
     engine->is_digesting = false;
-    if (op->num_posted < op->num_pages)
+    if (pages_left(op) != NULL)
         op->error = ask_device(engine, op);
     return engine->is_digesting && op->error == NULL;
 }
@@ -85,7 +118,7 @@ static bool do_some_own_work(kvt_engine *engine)
         digest_slice(engine, op);
     else if (!is_open(engine, op) || digest_on_device(engine, op))
         return false;
-    if (op->num_posted == op->num_pages || op->error != NULL) {
+    if (pages_left(op) == NULL || op->error != NULL) {
         engine->own_work = op->next;
         op->done.event.has_digest = op->error == NULL && op->unpacking == NULL;
         op->done.event.text = op->error;

@@ -32,6 +32,16 @@ typedef struct {
     command *head, *tail;
 } command_list;
 
+/* See kvt_copy. */
+typedef struct page_copy {
+    uint64_t num_pages, num_posted;
+    page_pair *pages;
+    uint64_t src_offset, dst_offset, page_part; /* bytes of each page */
+    uint64_t part_posted;                       /* of the next one */
+    uint64_t unit;                 /* bytes of each run are a multiple of it */
+    struct packing *packing;       /* NULL: pages move as they are */
+} page_copy;
+
 typedef struct operation {
     struct operation *next;
     kvt_link *link;       /* NULL: it is work on our own pages */
@@ -40,11 +50,8 @@ typedef struct operation {
     event_node done;
     uint64_t stream_id;
     int32_t priority;
-    uint64_t num_pages, num_posted;
-    uint64_t src_offset, dst_offset, page_part; /* bytes of each page */
-    uint64_t part_posted;                       /* of the next one */
-    uint64_t unit;                 /* bytes of each run are a multiple of it */
-    struct packing *packing;       /* NULL: pages move as they are */
+    uint64_t num_copies, num_copied; /* the first have been posted */
+    page_copy *copies;               /* none of them is empty */
     struct unpacking *unpacking;   /* of work on our own pages; NULL: a digest */
     uint32_t num_pieces; /* in flight */
     uint64_t gate;       /* of the engine's gate_queue: nothing is posted before it was reached */
@@ -57,8 +64,7 @@ typedef struct operation {
     message_header header;
     uint64_t note_len;
     char *note;
-    void *extra;       /* memory of packing and unpacking */
-    page_pair pages[]; /* and behind them what `extra` and `note` point to */
+    char memory[]; /* what the pointers above, and those of the copies, point to */
 } operation;
 
 /* Operations that are done in order. A link's streams take turns: see write/turns.c. */
@@ -77,7 +83,8 @@ typedef struct stream {
 
 typedef struct {
     uint64_t src, dst, len; /* bytes in the pools; packed: `src` in the image ... */
-    uint64_t page;          /* ... of this page of the operation */
+    const page_copy *copy;  /* ... of this ... */
+    uint64_t page;          /* ... and this page of it */
 } byte_run;
 
 typedef struct {

@@ -43,12 +43,27 @@ static void release_piece(kvt_link *link, piece *piece)
     link->num_pieces--;
 }
 
-/* How many of the next pages are neighbours on both sides, and moved as a whole. */
-static uint64_t run_length(const operation *op, uint64_t max_pages)
+static uint64_t bytes_to_post(const operation *op)
 {
-    const page_pair *first = &op->pages[op->num_posted];
-    uint64_t left = op->num_pages - op->num_posted, length = 1;
-    if (op->packing != NULL || op->page_part != op->link->engine->page_nbytes || op->page_part != op->link->page_nbytes)
+    uint64_t bytes = 0;
+    for (const page_copy *copy = op->copies + op->num_copied; copy < op->copies + op->num_copies; copy++)
+        bytes += (copy->num_pages - copy->num_posted) * copy->page_part - copy->part_posted;
+    return bytes;
+}
+
+/* Go on to the next pages of the operation, if these are done. */
+static void skip_copied(operation *op)
+{
+    const page_copy *copy = &op->copies[op->num_copied];
+    op->num_copied += copy->num_posted == copy->num_pages;
+}
+
+/* How many of the next pages are neighbours on both sides, and moved as a whole. */
+static uint64_t run_length(const kvt_link *link, const page_copy *copy, uint64_t max_pages)
+{
+    const page_pair *first = &copy->pages[copy->num_posted];
+    uint64_t left = copy->num_pages - copy->num_posted, length = 1;
+    if (copy->packing != NULL || copy->page_part != link->engine->page_nbytes || copy->page_part != link->page_nbytes)
         return 1;
     while (length < left && length < max_pages && first[length].src == first->src + length &&
            first[length].dst == first->dst + length)
@@ -56,21 +71,22 @@ static uint64_t run_length(const operation *op, uint64_t max_pages)
     return length;
 }
 
-/* Take the next run of bytes off an operation, at most `max_bytes`; it may begin and end inside a page. */
-static byte_run next_run(operation *op, uint64_t max_bytes)
+/* Take the next run of bytes off what moves, at most `max_bytes`; it may begin and end inside a page. */
+static byte_run next_run(const kvt_link *link, page_copy *copy, uint64_t max_bytes)
 {
-    page_pair first = op->pages[op->num_posted];
-    uint64_t left = run_length(op, max_bytes / op->page_part + 1) * op->page_part - op->part_posted;
-    uint64_t begin = op->packing ? 0 : first.src * op->link->engine->page_nbytes;
+    page_pair first = copy->pages[copy->num_posted];
+    uint64_t left = run_length(link, copy, max_bytes / copy->page_part + 1) * copy->page_part - copy->part_posted;
+    uint64_t begin = copy->packing ? 0 : first.src * link->engine->page_nbytes;
     byte_run run = {
-        .src = begin + op->src_offset + op->part_posted,
-        .dst = first.dst * op->link->page_nbytes + op->dst_offset + op->part_posted,
+        .src = begin + copy->src_offset + copy->part_posted,
+        .dst = first.dst * link->page_nbytes + copy->dst_offset + copy->part_posted,
         .len = left < max_bytes ? left : max_bytes,
-        .page = op->num_posted,
+        .copy = copy,
+        .page = copy->num_posted,
     };
-    op->part_posted += run.len;
-    op->num_posted += op->part_posted / op->page_part;
-    op->part_posted %= op->page_part;
+    copy->part_posted += run.len;
+    copy->num_posted += copy->part_posted / copy->page_part;
+    copy->part_posted %= copy->page_part;
     return run;
 }
 

@@ -8,7 +8,7 @@ static const char *const FAILED_BEFORE = "an earlier operation of its stream fai
 
 static bool has_pages_to_post(const operation *op)
 {
-    return op->error == NULL && op->num_posted < op->num_pages;
+    return op->error == NULL && op->num_copied < op->num_copies;
 }
 
 static void skip_posted(stream *stream)
@@ -57,7 +57,7 @@ static operation *pop_operation(stream *stream)
 {
     operation *op = stream->first;
     stream->first = op->next;
-    atomic_fetch_sub(&op->link->queued_bytes, (op->num_pages - op->num_posted) * op->page_part - op->part_posted);
+    atomic_fetch_sub(&op->link->queued_bytes, bytes_to_post(op));
     return op;
 }
 
