@@ -24,14 +24,14 @@ import zmq
 from report import Report, arguments
 
 from diptych.common.errors import ConfigError
+from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.radix import RadixTree
 from diptych.engine.lora.registry import LoraRegistry
-from diptych.engine.schedule.aggregated import AggregatedCore
 from diptych.engine.scheduler.adapters import Adapters
 from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
-from diptych.engine.scheduler.links.links import NoLinks
+from diptych.engine.scheduler.links.links import links_of_nobody
 from diptych.engine.scheduler.loop import SchedulerLoop
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.parts import Parts
@@ -49,7 +49,9 @@ from diptych.engine.values.batch import (
 from diptych.engine.values.events import Start
 from diptych.engine.values.limits import Limits, Scheduling
 from diptych.engine.values.request import new_request
+from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.sampling_params import SamplingParams
+from diptych.unified.core import UnifiedCore
 from diptych.v1 import engine_pb2, inference_pb2, worker_pb2
 
 TARGET_US = 500.0
@@ -129,7 +131,7 @@ R = TypeVar("R")
 
 def serve(
     new_runner: Callable[[int, Callable[[], None]], R],
-    new_stepping: Callable[[AggregatedCore, R], Stepping],
+    new_stepping: Callable[[UnifiedCore, R], Stepping],
     load: Load,
 ) -> R:
     """Run a scheduler's loop for `load.num_steps` decode steps; return its runner."""
@@ -138,7 +140,7 @@ def serve(
         num_pages=num_pages, page_size=PAGE_SIZE, max_requests=load.batch_size, max_tokens_per_request=CONTEXT_LEN
     )
     scheduling = Scheduling(max_waiting=10**6)
-    core = AggregatedCore(cache, Limits(CONTEXT_LEN, VOCAB_SIZE, frozenset({2}), 8192, load.batch_size, scheduling))
+    core = local_core(cache, Limits(CONTEXT_LEN, VOCAB_SIZE, frozenset({2}), 8192, load.batch_size, scheduling))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     frontend, channel = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
     for socket in (frontend, channel):
@@ -158,11 +160,15 @@ def serve(
     return runner
 
 
-def one_by_one(core: AggregatedCore, runner: Runner) -> Stepping:
+def local_core(cache: KvCache, limits: Limits) -> UnifiedCore:
+    return UnifiedCore(cache, limits, TransferRules(), 0, Role.LOCAL)
+
+
+def one_by_one(core: UnifiedCore, runner: Runner) -> Stepping:
     return SynchronousStepping(core, runner, time.monotonic)
 
 
-def overlapped(core: AggregatedCore, runner: OverlapRunner) -> Stepping:
+def overlapped(core: UnifiedCore, runner: OverlapRunner) -> Stepping:
     return OverlappedStepping(core, TpModelWorkerClient(runner), time.monotonic)
 
 
@@ -179,15 +185,16 @@ def start_commands(
     return commands
 
 
-def run_loop(core: AggregatedCore, stepping: Stepping, channel: zmq.Socket[bytes], cache: KvCache) -> None:
+def run_loop(core: UnifiedCore, stepping: Stepping, channel: zmq.Socket[bytes], cache: KvCache) -> None:
     """Run a scheduler's loop until the other end of `channel` says shutdown."""
     grammars = GrammarThread(no_compiler)
     adapters: Adapters[Any] = Adapters(LoraRegistry(1, ""), NoSlots(), no_adapter)
     admin = AdminThread(adapters.handlers)
-    parts = Parts(NoLinks(), grammars, admin, adapters, StepWatch())
+    links = links_of_nobody()
+    parts = Parts(links, grammars, admin, adapters, StepWatch())
     SchedulerLoop(core, stepping, channel, parts, News(core, cache, parts, stepping.meter)).run()
-    grammars.close()
-    admin.close()
+    for part in (grammars, admin, links):
+        part.close()
 
 
 class NoSlots:
@@ -266,7 +273,7 @@ def bench_equal_prompts(report: Report) -> None:
     """Requests with one long prompt that come together: what is computed and held, against the distinct tokens."""
     num_pages = NUM_EQUAL * (EQUAL_LEN // PAGE_SIZE + 4)
     cache = KvCache(num_pages=num_pages, page_size=PAGE_SIZE, max_requests=NUM_EQUAL, max_tokens_per_request=2**13)
-    core = AggregatedCore(cache, Limits(2**13, VOCAB_SIZE, frozenset(), 8192, NUM_EQUAL))
+    core = local_core(cache, Limits(2**13, VOCAB_SIZE, frozenset(), 8192, NUM_EQUAL))
     prompt = np.random.default_rng(3).integers(0, VOCAB_SIZE, EQUAL_LEN)
     for room in range(1, NUM_EQUAL + 1):
         core.handle(Start(new_request(room, prompt, SamplingParams(max_tokens=8, ignore_eos=True))), 0.0)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
-from diptych.engine.frontend.scheduler_client import SchedulerClient, ipc_endpoint, new_folder, start_scheduler
+from diptych.engine.frontend.scheduler_client import SchedulerClient, start_scheduler
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.lanes import Transports
@@ -47,20 +46,17 @@ class Scheduler:
     async def start(
         self, module: str, engine: EngineOptions, transfer: TransferRules, transports: Transports
     ) -> engine_pb2.SchedulerReady:
-        folder = new_folder()
         config = SchedulerConfig(
             component=self.role,
             log_format="text",
             log_level="error",
-            endpoint=ipc_endpoint(folder),
-            parent_pid=os.getpid(),
             instance_id=self.instance_id,
             transports=transports,
             transfer=transfer,
             engine=engine,
             role=self.role,
         )
-        self._client = await start_scheduler(module, config, folder)
+        self._client = await start_scheduler(config, module)
         ready = await self._client.ready()
         self.context_len = ready.context_len
         self._reader = asyncio.create_task(self._read())

@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 import zmq
 from null_runner import NullRunner, expected_output
-from scheduler import run_loop
+from scheduler import local_core, run_loop
 
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.aggregated import AggregatedCore
 from diptych.engine.schedule.policies import POLICIES
 from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.limits import Limits, Scheduling
+from diptych.unified.core import UnifiedCore
 from diptych.v1 import engine_pb2, inference_pb2, worker_pb2
 
 VOCAB_SIZE, PAGE_SIZE, CONTEXT_LEN = 1000, 4, 512
@@ -115,7 +115,7 @@ def rss_mib() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def soak(client: Client, core: AggregatedCore, minutes: float) -> float:
+def soak(client: Client, core: UnifiedCore, minutes: float) -> float:
     """Run for `minutes`; return by how many MiB memory grew after it had settled."""
     start_s = time.monotonic()
     settled_mib, next_line_s = 0.0, start_s
@@ -143,17 +143,17 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def build(args: argparse.Namespace) -> tuple[AggregatedCore, Stepping, KvCache]:
+def build(args: argparse.Namespace) -> tuple[UnifiedCore, Stepping, KvCache]:
     cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=NUM_OPEN, max_tokens_per_request=CONTEXT_LEN)
     scheduling = Scheduling(args.policy, tenant_weights={"a": 3.0})
-    core = AggregatedCore(cache, Limits(CONTEXT_LEN, VOCAB_SIZE, frozenset(), 64, NUM_OPEN, scheduling))
+    core = local_core(cache, Limits(CONTEXT_LEN, VOCAB_SIZE, frozenset(), 64, NUM_OPEN, scheduling))
     runner = NullRunner(np.zeros((NUM_PAGES, PAGE_SIZE), dtype=np.uint64), VOCAB_SIZE)
     if args.overlap:
         return core, OverlappedStepping(core, TpModelWorkerClient(runner), time.monotonic), cache
     return core, SynchronousStepping(core, runner, time.monotonic), cache
 
 
-def verdict(client: Client, core: AggregatedCore, status: worker_pb2.WorkerStatus, growth_mib: float) -> int:
+def verdict(client: Client, core: UnifiedCore, status: worker_pb2.WorkerStatus, growth_mib: float) -> int:
     """Print the result; return the exit code."""
     pages = status.pages_by_state.items()
     held = {state: count for state, count in pages if state not in ("free", "cached") and count}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import random
 import statistics
 import time
@@ -26,10 +25,11 @@ from typing import Any, Final
 from llama_8b import CONFIG, model_folder
 from report import Report, arguments
 
-from diptych.checkpoints.source import open_model
+from diptych.common.members.roles import Role
+from diptych.embedded.data_parallel_controller import DataParallelController, ProgramRequest
+from diptych.embedded.group import Group
 from diptych.engine import EngineOptions, SamplingParams
-from diptych.engine.embedded.tokenizer_manager import TokenizerManager
-from diptych.engine.frontend.scheduler_client import ipc_endpoint, new_folder, start_scheduler
+from diptych.engine.frontend.scheduler_client import start_scheduler
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.v1.engine_pb2 import SchedulerReady
@@ -75,42 +75,41 @@ class Burst:
 
 
 @asynccontextmanager
-async def engine(options: EngineOptions) -> AsyncIterator[tuple[TokenizerManager, SchedulerReady]]:
-    folder = new_folder()
+async def engine(options: EngineOptions) -> AsyncIterator[tuple[DataParallelController, SchedulerReady]]:
     config = SchedulerConfig(
         component="engine",
         log_format="text",
         log_level="info",  # says which sizes were found
-        endpoint=ipc_endpoint(folder),
-        parent_pid=os.getpid(),
         instance_id=1,
         transports="auto",
         transfer=TransferRules(),
         engine=options,
+        role=Role.LOCAL.value,
     )
-    scheduler = await start_scheduler("diptych.engine.scheduler.process", config, folder)
+    group = Group(await start_scheduler(config), config.instance_id, Role.LOCAL, options.page_size)
     try:
-        ready = await scheduler.ready()
-        manager = TokenizerManager(open_model(options.model, options.load_format).tokenizer(), scheduler)
-        relay = asyncio.create_task(manager.relay())
-        yield manager, ready
-        relay.cancel()
+        ready = await group.ready()
+        running = asyncio.create_task(group.run())
+        yield DataParallelController([group], "round_robin", options.page_size), ready
+        running.cancel()
     finally:
-        await scheduler.stop()
+        await group.stop()
 
 
-async def stamps_of(manager: TokenizerManager, prompt: Sequence[int], num_tokens: int) -> list[float]:
+async def stamps_of(controller: DataParallelController, prompt: Sequence[int], num_tokens: int) -> list[float]:
     """Return when each token came."""
     params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
     stamps: list[float] = []
-    async for output in manager.generate(prompt, params):
-        stamps += [time.perf_counter()] * len(output.token_ids)
+    attempt = controller.start(ProgramRequest(prompt, params, ""))
+    while len(stamps) < num_tokens:
+        delta = await attempt.next()
+        stamps += [time.perf_counter()] * len(delta.token_ids)
     return stamps
 
 
-async def burst(manager: TokenizerManager, requests: Sequence[tuple[list[int], int]]) -> Burst:
+async def burst(controller: DataParallelController, requests: Sequence[tuple[list[int], int]]) -> Burst:
     began_s = time.perf_counter()
-    stamps = await asyncio.gather(*(stamps_of(manager, *request) for request in requests))
+    stamps = await asyncio.gather(*(stamps_of(controller, *request) for request in requests))
     took_s = time.perf_counter() - began_s
     gaps = [later - sooner for each in stamps for sooner, later in itertools.pairwise(each)]
     return Burst(
@@ -125,10 +124,10 @@ async def measure(setting: str, options: EngineOptions, count: int) -> tuple[str
     if setting != FOUND:
         step_tokens, requests = map(int, setting.split("/"))
         options = replace(options, max_step_tokens=step_tokens, max_requests=requests)
-    async with engine(options) as (manager, ready):
+    async with engine(options) as (controller, ready):
         low, high, short, long = WAKE
-        await burst(manager, Mix((low, high), (short, long)).requests(count, seed=1))
-        found = {name: await burst(manager, mix.requests(count, seed=2)) for name, mix in MIXES.items()}
+        await burst(controller, Mix((low, high), (short, long)).requests(count, seed=1))
+        found = {name: await burst(controller, mix.requests(count, seed=2)) for name, mix in MIXES.items()}
     sizes = f"{ready.max_step_tokens}/{ready.max_requests}"
     return (f"{FOUND}: {sizes}" if setting == FOUND else sizes), found
 

@@ -14,10 +14,10 @@ from llama_8b import CONTEXT_LEN
 from model_steps import MAX_REQUESTS, MAX_STEP_TOKENS
 from step_marks import WARM_STEPS, Marks, Pace
 
+from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import NONE, Loaded
-from diptych.engine.schedule.aggregated import AggregatedCore
-from diptych.engine.scheduler.links.links import NoLinks
+from diptych.engine.scheduler.links.links import links_of_nobody
 from diptych.engine.scheduler.loop import SchedulerLoop
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.parts import Parts
@@ -26,6 +26,8 @@ from diptych.engine.scheduler.stepping import OverlappedStepping, QueuedSteps, S
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.events import CompileGrammar
 from diptych.engine.values.limits import Limits
+from diptych.engine.values.transfer_rules import TransferRules
+from diptych.unified.core import UnifiedCore
 from diptych.v1 import admin_pb2, engine_pb2, inference_pb2, worker_pb2
 
 VOCAB_SIZE: Final = 128256
@@ -84,7 +86,8 @@ def engine_pace(runner: OverlapRunner, num_pages: int, batch_size: int, context:
     cache = KvCache(
         num_pages=num_pages, page_size=PAGE_SIZE, max_requests=MAX_REQUESTS, max_tokens_per_request=CONTEXT_LEN
     )
-    core = AggregatedCore(cache, Limits(CONTEXT_LEN, VOCAB_SIZE, frozenset(), MAX_STEP_TOKENS, MAX_REQUESTS))
+    limits = Limits(CONTEXT_LEN, VOCAB_SIZE, frozenset(), MAX_STEP_TOKENS, MAX_REQUESTS)
+    core = UnifiedCore(cache, limits, TransferRules(), 0, Role.LOCAL)
     zmq_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     frontend, channel = (zmq_context.socket(zmq.PAIR) for _ in range(2))
     for socket in (frontend, channel):
@@ -96,7 +99,7 @@ def engine_pace(runner: OverlapRunner, num_pages: int, batch_size: int, context:
     stop = engine_pb2.SchedulerCommands(shutdown=True).SerializeToString()
     steps = OverlappedStepping(core, QueuedSteps(marks), time.monotonic)
     stepping, quiet = Until(steps, marks, lambda: frontend.send(stop)), Quiet()
-    parts = Parts(NoLinks(), quiet, quiet, quiet, StepWatch())
+    parts = Parts(links_of_nobody(), quiet, quiet, quiet, StepWatch())
     SchedulerLoop(core, stepping, channel, parts, News(core, cache, parts, stepping.meter)).run()
     zmq_context.destroy(linger=0)
     return marks.pace()

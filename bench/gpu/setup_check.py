@@ -20,7 +20,7 @@ FOR_SERVERS: Final = (
     *("grpc_health.v1.health", "grpc_reflection.v1alpha.reflection", "llguidance"),
 )
 OURS: Final = (  # these show what the ones above are missing
-    *("diptych.v1.worker_pb2_grpc", "diptych.unified.scheduler", "diptych.engine.embedded.engine"),
+    *("diptych.v1.worker_pb2_grpc", "diptych.unified.scheduler", "diptych.embedded.engine"),
     *("diptych.unified.main", "diptych.router.main", "diptych.bootstrap.main"),
 )
 OPTIONAL: Final = ("flashinfer", "transformers", "matplotlib", "gguf", "pytest")

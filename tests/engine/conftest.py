@@ -1,4 +1,4 @@
-"""An aggregated core, stepped by hand."""
+"""The core of an engine without peers, stepped by hand."""
 
 from __future__ import annotations
 

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stepped_engine import local_core
 
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.schedule.aggregated import AggregatedCore
 from diptych.engine.values.events import Emit, EmitTokens, Start
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import new_request
+from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.generation.sampling_params import SamplingParams
 
 PAGE_SIZE = 4
@@ -92,7 +93,7 @@ def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefix
     family_model: Any, new_model: Any
 ) -> None:
     cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
-    core, (_, runner) = AggregatedCore(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16)), new_model(NUM_PAGES)
+    core, (_, runner) = local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16)), new_model(NUM_PAGES)
     for _ in range(2):
         assert aggregated(core, runner, family_model, lambda: None) == family_model.outputs
 
@@ -101,7 +102,7 @@ def test_one_worker_that_retracts_at_random_generates_the_same_tokens(
     family_model: Any, new_model: Any, squeeze: Any
 ) -> None:
     cache = KvCache(num_pages=FEW_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
-    core, (_, runner) = AggregatedCore(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16)), new_model(FEW_PAGES)
+    core, (_, runner) = local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16)), new_model(FEW_PAGES)
     others, rng = squeeze(cache), random.Random(0)
 
     def disturb() -> None:
@@ -114,7 +115,7 @@ def test_one_worker_that_retracts_at_random_generates_the_same_tokens(
 
 
 def aggregated(
-    core: AggregatedCore,
+    core: SchedulerCore,
     runner: ModelRunner,
     family_model: Any,
     before_step: Callable[[], None],
@@ -127,6 +128,7 @@ def aggregated(
     outputs: list[list[int]] = [[] for _ in family_model.prompts]
     while True:
         before_step()
+        core.expire(0.0)  # as the loop does, whenever it comes round
         batch = core.plan(0.0)
         if batch is None and not go_on():
             return outputs

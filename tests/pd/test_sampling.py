@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from stepped_engine import local_core
 
 from diptych.checkpoints.source import open_model
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.schedule.aggregated import AggregatedCore
 from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult, WaitForResult
 from diptych.engine.values.events import Emit, EmitTokens, Start
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import new_request
+from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.generation.output import FailureCode, Output
@@ -78,11 +79,11 @@ def params(**fields: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 12, "temperature": 0.0, **fields})
 
 
-def one_by_one(core: AggregatedCore, runner: Any) -> Stepping:
+def one_by_one(core: SchedulerCore, runner: Any) -> Stepping:
     return SynchronousStepping(core, runner, lambda: 0.0)
 
 
-def overlapped(core: AggregatedCore, runner: Any) -> Stepping:
+def overlapped(core: SchedulerCore, runner: Any) -> Stepping:
     return OverlappedStepping(core, TpModelWorkerClient(runner), lambda: 0.0)
 
 
@@ -91,10 +92,10 @@ def aggregated(
     asked: Sequence[tuple[list[int], SamplingParams]],
     num_prior: int = 0,
     rounds: int = 1,
-    new_stepping: Callable[[AggregatedCore, Any], Stepping] = one_by_one,
+    new_stepping: Callable[[SchedulerCore, Any], Stepping] = one_by_one,
 ) -> Answers:
     cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
-    core = AggregatedCore(cache, Limits(256, VOCAB, frozenset({5}), STEP_TOKENS, 16))
+    core = local_core(cache, Limits(256, VOCAB, frozenset({5}), STEP_TOKENS, 16))
     stepping = new_stepping(core, runner)
     for _ in range(rounds):
         answers: Answers = {room: [] for room in range(len(asked))}
@@ -290,7 +291,7 @@ def test_a_request_without_usable_logits_fails_alone(
 
 def test_a_failed_requests_kv_is_not_kept(new_model: Any) -> None:
     cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
-    core = AggregatedCore(cache, Limits(256, VOCAB, frozenset(), STEP_TOKENS, 16))
+    core = local_core(cache, Limits(256, VOCAB, frozenset(), STEP_TOKENS, 16))
     runner = FailingRunner(new_model(NUM_PAGES)[1], 72)
     core.handle(Start(new_request(1, np.array(PROMPTS[3]), params())), 0.0)
     while (batch := core.plan(0.0)) is not None:

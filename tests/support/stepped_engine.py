@@ -12,10 +12,9 @@ from flat_request import flat_request
 from null_runner import NullRunner
 
 from diptych.common.arrays import U64
-from diptych.common.members.roles import LegKind
+from diptych.common.members.roles import LegKind, Role
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.tier import Tier
-from diptych.engine.schedule.aggregated import AggregatedCore
 from diptych.engine.scheduler.stepping import (
     ModelWorker,
     OverlappedStepping,
@@ -25,16 +24,23 @@ from diptych.engine.scheduler.stepping import (
 )
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, GrammarReady, Start
-from diptych.engine.values.limits import Limits, Scheduling
+from diptych.engine.values.limits import RETRACTED_S, Limits, Scheduling
 from diptych.engine.values.request import Request
 from diptych.engine.values.scheduler_core import SchedulerCore
+from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import Output
 from diptych.generation.sampling_params import SamplingParams
 from diptych.grammars.compiler import Compiler
+from diptych.unified.core import UnifiedCore
 
 VOCAB = 1000
 PAGE = 4
 CONTEXT = 256
+
+
+def local_core(cache: KvCache, limits: Limits) -> UnifiedCore:
+    """Return the core of an engine without peers."""
+    return UnifiedCore(cache, limits, TransferRules(), 0, Role.LOCAL)
 
 
 class Engine:
@@ -51,11 +57,12 @@ class Engine:
         runner: OverlapRunner | None = None,
         vocab_size: int = VOCAB,
         compiler: Compiler | None = None,
-        build: Callable[[KvCache, Limits], SchedulerCore] = AggregatedCore,
+        build: Callable[[KvCache, Limits], SchedulerCore] = local_core,
         kind: LegKind | None = None,
         worker: Callable[[OverlapRunner], ModelWorker] = TpModelWorkerClient,
         mixed_step_s: float = math.inf,
         tiers: Callable[[U64], Sequence[Tier]] = lambda kv: (),
+        retracted_s: float = RETRACTED_S,
     ) -> None:
         kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
         self.cache = KvCache(
@@ -72,6 +79,7 @@ class Engine:
             max_step_tokens,
             max_requests,
             scheduling=scheduling or Scheduling(),
+            retracted_s=retracted_s,
             mixed_step_s=mixed_step_s,
         )
         self.core = build(self.cache, limits)

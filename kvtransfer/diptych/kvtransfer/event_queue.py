@@ -28,9 +28,9 @@ class EventQueue:
             self._events.append((event, taken))
 
     def drain(self) -> list[TransportEvent]:
+        if not self._events:
+            return []
         with self._lock:
-            if not self._events:
-                return []
             os.eventfd_read(self._descriptor)
             drained, self._events = self._events, deque()
         for _, taken in drained:

@@ -14,7 +14,7 @@ from diptych.cli.platform.whereabouts import MembersConfig, located
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError, DiptychError
 from diptych.common.members.instance_names import is_meant, name_of
-from diptych.common.members.roles import WORKER_ROLES, Role
+from diptych.common.members.roles import WORKER_ROLES, Role, WorkerRole
 from diptych.common.net.rpc import open_sync_channel
 from diptych.common.trust.trust import Trust
 from diptych.v1.admin_pb2 import SetRoleRequest, SetRoleResponse
@@ -32,7 +32,7 @@ class RoleConfig(MembersConfig):
     """
 
     worker: str = argument(REQUIRED, help="instance id (or how it begins), or host:port as `diptych links` shows it")
-    role: Role = argument(REQUIRED, help="prefill, decode or unified")
+    role: WorkerRole = argument(REQUIRED, help="prefill, decode or unified")
     drain_s: float = option(30.0, help="for what runs to finish; the rest is handed back")
 
     def validate(self) -> None:
@@ -52,7 +52,7 @@ def main(config: RoleConfig) -> int:
     start_s = time.monotonic()
     answer = _set_role(worker, config, trust)
     took_s = time.monotonic() - start_s
-    print(f"{name_of(worker)} now serves {config.role.value}, after {took_s:.2f} s")
+    print(f"{name_of(worker)} now serves {config.role}, after {took_s:.2f} s")
     if answer.not_ready:
         print(f"it is not ready yet: {answer.not_ready}")
     return 0
@@ -71,7 +71,7 @@ def find(listed: Sequence[Instance], wanted: str) -> Instance:
 
 def _set_role(worker: Instance, config: RoleConfig, trust: Trust) -> SetRoleResponse:
     request = SetRoleRequest(
-        instance_id=worker.instance_id, role=config.role.wire, drain_ms=round(config.drain_s * 1000)
+        instance_id=worker.instance_id, role=Role(config.role).wire, drain_ms=round(config.drain_s * 1000)
     )
     with open_sync_channel(worker.address, trust) as channel:
         try:

@@ -35,7 +35,7 @@ from diptych.common.config import described, env_name, flag_name, option, parse
 from diptych.common.errors import ConfigError
 from diptych.common.lifecycle import Stop, run_until_signal
 from diptych.common.logging import colours_wanted, setup
-from diptych.common.members.roles import Role
+from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.net.ports import claim
 from diptych.common.net.reachable import bracketed
 from diptych.common.net.served import check_max_model_len, check_names
@@ -242,7 +242,7 @@ def _check_pool(component: Component, source: ModelSource) -> None:
     from diptych.engine.options.pool_size import check_pool, likely_device  # likewise
 
     role, *arguments = component.arguments
-    if role not in [each.value for each in Role]:
+    if role not in [each.value for each in WORKER_ROLES.values()]:
         return
     options = parse(WorkerConfig, arguments, prog=f"diptych {role}")
     try:

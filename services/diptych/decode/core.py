@@ -71,13 +71,15 @@ class Decoding:
     def commit(self, result: StepResult, now_s: float) -> None:
         """Take the result of the oldest step launched."""
         step = self._running.commit(now_s)
-        collect_prompt_logprobs(step.chunks, result)
+        if step.chunks:
+            collect_prompt_logprobs(step.chunks, result)
         tokens, others = take_plain(step, result)
         if tokens.rooms:
             self._effects.append(tokens)
         for row in sampled(step, result, others):
             self._take_tokens(row, now_s)
-        self._running.share(step)
+        if step.chunks:
+            self._running.share(step)
 
     def _take_tokens(self, row: Sampled, now_s: float) -> None:
         request, token_ids, logprobs = row
@@ -120,7 +122,7 @@ class DecodeCore:
         self._running = Running(cache, limits, retracted, pace, self._note_retraction, drafter)
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # for their first pages
         self._effects: list[Effect] = []
-        self._rooms = Rooms(cache, self._waiting, self._running, self._effects)
+        self._rooms = Rooms(cache, self._waiting, self._running, self._effects, limits.retracted_s)
         self._arrivals = Arrivals(cache, limits, self._waiting, self._rooms, self._effects)
         self._grants = Grants(cache, self._waiting, self._running, self._rooms, reserve, limits.prompt_cost)
         self._imports = Imports(
@@ -218,7 +220,8 @@ class DecodeCore:
 
     def commit(self, result: StepResult, now_s: float) -> None:
         self._decoding.commit(result, now_s)
-        self._effects += self._grants.give(now_s)
+        if self._waiting:
+            self._effects += self._grants.give(now_s)
 
     def rooms_of_step(self) -> Set[int]:
         return self._running.rooms_of_step()
@@ -235,7 +238,8 @@ class DecodeCore:
 
     def expire(self, now_s: float) -> None:
         self._rooms.expire(now_s)
-        self._effects += self._grants.give(now_s)
+        if self._waiting:
+            self._effects += self._grants.give(now_s)
 
     def next_deadline_s(self) -> float | None:
         times = (self._rooms.next_s(), self._grants.next_s())
@@ -243,9 +247,11 @@ class DecodeCore:
 
     def suspects(self) -> set[int]:
         """Peers without a link whose writes our quarantine still waits out."""
-        return self._rooms.closing.peers() - self._rooms.linked
+        return self._rooms.closing.peers() - self._rooms.linked if self._rooms.closing else set()
 
     def take_effects(self) -> list[Effect]:
+        if not self._effects:
+            return []
         effects = self._effects.copy()
         self._effects.clear()
         return effects

@@ -28,7 +28,6 @@ from diptych.kvtransfer.notes import Abort
 JOINED = (Phase.RUNNING, Phase.RETRACTED)
 _UNJOINED = (Phase.PREALLOCATING, Phase.IMPORTING, Phase.VERIFYING)  # prefill waits for word of them
 _GIVEN_UP = (Phase.CLOSING, Phase.DISCARDING)
-RETRACTED_S: Final = 30.0  # that a retracted request waits for memory here, before the router tries another pair
 RETRY_S: Final = 1.0  # before a question that got no answer is asked again
 
 
@@ -83,7 +82,8 @@ def ask_to_stop(room: DecodeRoom) -> SendNote:
 class RetractedRooms:
     """Those that wait now; a room that resumes or ends is taken out."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
         self._rooms: dict[int, DecodeRoom] = {}
 
     def __len__(self) -> int:
@@ -108,24 +108,26 @@ class RetractedRooms:
 
     def overdue(self, now_s: float) -> list[DecodeRoom]:
         """Return the rooms that have waited for too long."""
-        return [room for room in self._rooms.values() if room.retracted_s + RETRACTED_S <= now_s]
+        return [room for room in self._rooms.values() if room.retracted_s + self._longest_s <= now_s]
 
     def next_s(self) -> float | None:
         """Return when the first is overdue."""
-        return min((room.retracted_s + RETRACTED_S for room in self._rooms.values()), default=None)
+        return min((room.retracted_s + self._longest_s for room in self._rooms.values()), default=None)
 
 
 class Rooms:
     """Rooms by id. What ends here is answered here, in `effects`."""
 
-    def __init__(self, cache: KvCache, waiting: WaitingQueue, running: Running, effects: list[Effect]) -> None:
+    def __init__(
+        self, cache: KvCache, waiting: WaitingQueue, running: Running, effects: list[Effect], retracted_s: float
+    ) -> None:
         self._cache = cache
         self._waiting = waiting
         self._running = running
         self._effects = effects
         self._rooms: dict[int, DecodeRoom] = {}
         self._deadlines = Deadlines()
-        self.retracted = RetractedRooms()
+        self.retracted = RetractedRooms(retracted_s)
         self.closing = ClosingRooms()
         self.num_given_up = 0  # rooms in quarantine
         self.linked: set[int] = set()  # peers
@@ -261,9 +263,11 @@ class Rooms:
         """End what has waited for too long; ask again who owes us an answer."""
         for request in self._deadlines.due(now_s):
             self.fail(self._rooms[request.room], Failure(FailureCode.DEADLINE, "the request's deadline passed"))
-        for room in self.retracted.overdue(now_s):
-            self.fail(room, Failure(FailureCode.RETRACTED, "KV memory ran out, and did not come back in time"))
-        self._effects += self.closing.ask_again(self.linked, now_s)
+        if self.retracted:
+            for room in self.retracted.overdue(now_s):
+                self.fail(room, Failure(FailureCode.RETRACTED, "KV memory ran out, and did not come back in time"))
+        if self.closing:
+            self._effects += self.closing.ask_again(self.linked, now_s)
 
     def next_s(self) -> float | None:
         """Return when `expire` has something to do."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diptych.engine.embedded.engine import Engine, Generation
+    from diptych.embedded.engine import Engine, Generation
     from diptych.engine.options.config import EngineOptions
     from diptych.generation.grammar import Grammar, GrammarKind
     from diptych.generation.sampling_params import SamplingParams
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "EngineOptions", "Generation", "Grammar", "GrammarKind", "SamplingParams"]
 
 _HOMES = {
-    "Engine": "diptych.engine.embedded.engine",
-    "Generation": "diptych.engine.embedded.engine",
+    "Engine": "diptych.embedded.engine",
+    "Generation": "diptych.embedded.engine",
     "EngineOptions": "diptych.engine.options.config",
     "Grammar": "diptych.generation.grammar",
     "GrammarKind": "diptych.generation.grammar",

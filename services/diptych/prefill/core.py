@@ -131,6 +131,8 @@ class PrefillCore:
     # steps
 
     def plan(self, now_s: float) -> ForwardBatch | None:
+        if not self.has_prompts:
+            return None
         budget = self._pace.budget(self._limits.max_step_tokens, self._num_decoding())
         chunks = self._queue.plan(now_s, budget, lambda request: 0)
         for chunk in chunks:
@@ -197,7 +199,8 @@ class PrefillCore:
     # time and state
 
     def expire(self, now_s: float) -> None:
-        self._rooms.expire(now_s)
+        if self._rooms:
+            self._rooms.expire(now_s)
         for peer, room_id in self._rendezvous.expire(now_s):
             reason = Abort(room_id, FailureCode.ABORTED.value, "the router never sent this room to prefill")
             self._rendezvous.park(peer, reason, now_s)  # decode takes its pages back: they must not be written any more
@@ -211,6 +214,8 @@ class PrefillCore:
         return set()  # nobody writes into this pool
 
     def take_effects(self) -> list[Effect]:
+        if not self._effects:
+            return []
         effects = self._effects.copy()
         self._effects.clear()
         return effects

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from diptych.common.build_info import tell_version
 from diptych.common.members.instance_names import role_of
 from diptych.common.members.membership import State
-from diptych.common.members.roles import LegKind, Role
+from diptych.common.members.roles import WORKER_ROLES, LegKind, Role
 from diptych.common.members.worker_load import computable_tokens, kv_demand
 from diptych.common.refusals import Refusals
 from diptych.generation.output import FailureCode
@@ -138,7 +138,7 @@ class RouterMetrics:
 
     def watch(self, fleet: FleetCounts, admission: AdmissionCounts) -> None:
         """Read these gauges from their owners whenever somebody asks."""
-        for role in Role:
+        for role in WORKER_ROLES.values():
             self._legs_open.labels(role.value).set_function(functools.partial(fleet.num_open_legs, role))
             self._cached_pages.labels(role.value).set_function(functools.partial(fleet.num_cached_pages, role))
             self._kv_in_sync.labels(role.value).set_function(functools.partial(fleet.num_in_sync, role))

@@ -1,4 +1,4 @@
-"""The scheduler core of every worker: a prefill and a decode core over one KV cache, whatever role is served.
+"""The core of every scheduler: a prefill and a decode core over one KV cache, whatever role is served.
 
 So a role changes without a reload, and what began in a former role still comes to its end. An event goes to the core
 that has its room; a note of a room that nobody has, to the one that hears such notes. A step belongs to one core, and
@@ -19,6 +19,7 @@ so with every room. For the rest of the pool to take such a request too, one may
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 from typing import Final
 
 from diptych.common.errors import ConfigError
@@ -55,7 +56,7 @@ from diptych.generation.output import Failure, FailureCode, Output
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
 from diptych.prefill.core import PrefillCore
 
-_DEFAULT_KIND: Final = {Role.PREFILL: LegKind.PREFILL, Role.DECODE: LegKind.DECODE}
+_DEFAULT_KIND: Final = {Role.PREFILL: LegKind.PREFILL, Role.DECODE: LegKind.DECODE, Role.LOCAL: LegKind.LOCAL}
 
 RoleCore = PrefillCore | DecodeCore
 _NOTHING = Spare()
@@ -139,7 +140,7 @@ class UnifiedCore:
             self._refusals.append(Emit(Output(event.request.room, failure=problem)))
         else:
             core = self._prefill if kind is LegKind.PREFILL else self._decode
-            core.handle(event, now_s)
+            core.handle(replace(event, kind=kind), now_s)
 
     def _refuse(self, room: int, kind: LegKind | None) -> Failure | None:
         """What the one core must not take, for reasons that it does not know."""
@@ -208,12 +209,17 @@ class UnifiedCore:
 
     def take_effects(self) -> list[Effect]:
         """Return those of both. A page passes from one core to the other only when nothing is wanted of it any more."""
-        effects = [*self._refusals, *self._prefill.take_effects(), *self._decode.take_effects()]
-        self._refusals.clear()
+        effects = self._prefill.take_effects() + self._decode.take_effects()
+        if self._refusals:
+            refusals, self._refusals = self._refusals, []
+            return refusals + effects
         return effects
 
     def load(self) -> Load:
-        prefill, decode = self._prefill.load(), self._decode.load()
+        decode = self._decode.load()
+        if self._role is Role.LOCAL:
+            return decode
+        prefill = self._prefill.load()
         return Load(
             num_waiting=prefill.num_waiting + decode.num_waiting,
             num_running=prefill.num_running + decode.num_running,

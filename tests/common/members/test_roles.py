@@ -11,6 +11,7 @@ SERVED = {
     Role.PREFILL: {LegKind.PREFILL},
     Role.DECODE: {LegKind.DECODE},
     Role.UNIFIED: {LegKind.PREFILL, LegKind.DECODE, LegKind.LOCAL},
+    Role.LOCAL: {LegKind.LOCAL},
 }
 SENDS = {
     (Role.PREFILL, Role.DECODE),
@@ -33,8 +34,8 @@ def test_kv_moves_from_who_prefills_to_who_decodes() -> None:
 
 
 def test_roles_and_kinds_have_the_names_of_the_protocol() -> None:
-    assert {bootstrap_pb2.Role.Name(role.wire): WORKER_ROLES[role.wire] for role in Role} == {
-        f"ROLE_{role.name}": role for role in Role
+    assert {bootstrap_pb2.Role.Name(role.wire): WORKER_ROLES[role.wire] for role in WORKER_ROLES.values()} == {
+        f"ROLE_{role.name}": role for role in Role if role is not Role.LOCAL
     }
     assert [worker_pb2.LegKind.Name(kind.wire) for kind in LegKind] == [f"LEG_KIND_{kind.name}" for kind in LegKind]
     assert bootstrap_pb2.ROLE_ROUTER not in WORKER_ROLES
@@ -48,6 +49,7 @@ def test_a_leg_is_what_it_says(kind: LegKind, role: Role) -> None:
 
 def test_a_leg_that_does_not_say_it_is_the_only_kind_of_its_worker() -> None:
     assert leg_kind(worker_pb2.LEG_KIND_UNSPECIFIED, Role.DECODE) is LegKind.DECODE
+    assert leg_kind(worker_pb2.LEG_KIND_UNSPECIFIED, Role.LOCAL) is LegKind.LOCAL
     with pytest.raises(ValueError, match="of kind 0"):
         leg_kind(worker_pb2.LEG_KIND_UNSPECIFIED, Role.UNIFIED)
     with pytest.raises(ValueError, match="of kind 99"):

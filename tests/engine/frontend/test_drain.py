@@ -12,12 +12,12 @@ from diptych.common.lifecycle import Stop
 from diptych.common.members.roles import Role
 from diptych.engine.frontend.admin import WorkerDrain
 from diptych.engine.frontend.group import WorkerGroup
-from diptych.engine.frontend.prompt_threads import PromptThreads
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
+from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.v1 import bootstrap_pb2, engine_pb2
 
-PROMPTS = PromptThreads(lambda: pytest.fail("there is no text"), num_threads=1, cache_bytes=0)
+PROMPTS = TokenizerManager(lambda: pytest.fail("there is no text"), num_threads=1, cache_bytes=0)
 
 
 class SilentScheduler:

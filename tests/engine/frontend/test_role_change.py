@@ -18,10 +18,10 @@ from diptych.common.trust.trust import Trust
 from diptych.engine.frontend import role_change
 from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.frontend.group import WorkerGroup
-from diptych.engine.frontend.prompt_threads import PromptThreads
 from diptych.engine.frontend.role_change import RoleChanges, role_changes, role_route
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
+from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
 TIMEOUT_S = 60.0
@@ -30,7 +30,7 @@ PREFILL, DECODE, UNIFIED = Role.PREFILL.wire, Role.DECODE.wire, Role.UNIFIED.wir
 READY, DRAINING = bootstrap_pb2.INSTANCE_STATE_READY, bootstrap_pb2.INSTANCE_STATE_DRAINING
 STOP = inference_pb2.FINISH_REASON_STOP
 HANDED_BACK = worker_pb2.ERROR_CODE_HANDED_BACK
-PROMPTS = PromptThreads(lambda: pytest.fail("there is no text"), num_threads=1, cache_bytes=0)
+PROMPTS = TokenizerManager(lambda: pytest.fail("there is no text"), num_threads=1, cache_bytes=0)
 
 
 class PlayedScheduler:

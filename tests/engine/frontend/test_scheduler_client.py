@@ -5,8 +5,9 @@ import os
 import signal
 from pathlib import Path
 
+from diptych.common.members.roles import Role
 from diptych.engine import EngineOptions
-from diptych.engine.frontend.scheduler_client import SchedulerClient, ipc_endpoint, new_folder, start_scheduler
+from diptych.engine.frontend.scheduler_client import SchedulerClient, start_scheduler
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.v1 import engine_pb2
@@ -15,19 +16,9 @@ TIMEOUT_S = 60.0
 
 
 async def start(model: Path) -> SchedulerClient:
-    folder = new_folder()
-    config = SchedulerConfig(
-        component="engine",
-        log_format="auto",
-        log_level="warning",
-        endpoint=ipc_endpoint(folder),
-        parent_pid=os.getpid(),
-        instance_id=1,
-        transports="auto",
-        transfer=TransferRules(),
-        engine=EngineOptions(model=str(model), kv_cache_mib=4),
-    )
-    return await start_scheduler("diptych.engine.scheduler.process", config, folder)
+    options = EngineOptions(model=str(model), kv_cache_mib=4)
+    config = SchedulerConfig("engine", "auto", "warning", 1, "auto", TransferRules(), options, Role.LOCAL.value)
+    return await start_scheduler(config)
 
 
 async def next_answer(client: SchedulerClient) -> list[int]:

@@ -11,8 +11,8 @@ import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers, processors
 
 from diptych.common.errors import ConfigError
-from diptych.engine.frontend.prompt_threads import PromptThreads
 from diptych.engine.frontend.text_legs import TextLegs
+from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.generation.leg_prompt import prompt_of
 from diptych.router.errors import ContextLengthExceeded
 from diptych.router.request import TextPrompt
@@ -43,7 +43,7 @@ class Worker:
         self.tokenizer = byte_tokenizer()
         self.has_tokenizer = has_tokenizer
         self.ready = threading.Event()
-        self.threads = PromptThreads(self._open, num_threads=1, cache_bytes=1000)
+        self.threads = TokenizerManager(self._open, num_threads=1, cache_bytes=1000)
         self.now_s = 0.0
         self.legs = TextLegs(self, self.threads, self._answer, lambda: CONTEXT_LEN, lambda: self.now_s)
         self.heard: list[SchedulerCommands] = []

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import zmq
 from null_runner import NullRunner, expected_output
+from stepped_engine import local_core
 
 from diptych.common.arrays import U64
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.adapter import InvalidAdapter
 from diptych.engine.lora.registry import LoraRegistry
-from diptych.engine.schedule.aggregated import AggregatedCore
 from diptych.engine.scheduler.adapters import Adapters, ReadAdapter
 from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
-from diptych.engine.scheduler.links.links import NoLinks
+from diptych.engine.scheduler.links.links import links_of_nobody
 from diptych.engine.scheduler.loop import SchedulerLoop
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.parts import Parts
@@ -95,15 +95,16 @@ class Frontend:
         channel.connect("inproc://loop")
         num_pages = 2 * context_len // PAGE + 1
         cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=8, max_tokens_per_request=context_len)
-        core = AggregatedCore(cache, Limits(context_len, VOCAB, frozenset(), 16, 8, Scheduling(max_waiting=4)))
+        core = local_core(cache, Limits(context_len, VOCAB, frozenset(), 16, 8, Scheduling(max_waiting=4)))
         watch = StepWatch()
         self.runner = StuckRunner(np.zeros((num_pages, PAGE), dtype=np.uint64), watch)
+        self._links = links_of_nobody()
         self._grammars = GrammarThread(lambda: Compiler(tokenizer, VOCAB, tokenizer.eos_ids))
         self.slots = Slots()
         adapters = Adapters(LoraRegistry(2, "base"), self.slots, self.slots.read)
         self._admin = AdminThread(adapters.handlers)
         stepping = SynchronousStepping(core, self.runner, time.monotonic)
-        parts = Parts(NoLinks(), self._grammars, self._admin, adapters, watch)
+        parts = Parts(self._links, self._grammars, self._admin, adapters, watch)
         loop = SchedulerLoop(core, stepping, channel, parts, News(core, cache, parts, stepping.meter))
         self.handlers = loop._handlers
         self._channel = channel
@@ -159,8 +160,8 @@ class Frontend:
         self.send(engine_pb2.SchedulerCommands(shutdown=True))
         self._thread.join(60)
         assert not self._thread.is_alive()
-        self._grammars.close()
-        self._admin.close()
+        for part in (self._grammars, self._admin, self._links):
+            part.close()
         for socket in (self.socket, self._channel):
             socket.close(linger=0)
         self._context.term()
@@ -227,10 +228,10 @@ def test_a_timeout_counts_from_receipt(frontend: Frontend) -> None:
 
 
 def test_what_is_beyond_the_longest_queue_is_turned_away(frontend: Frontend) -> None:
-    frontend.start_all(range(1, 7))
-    ends = {room: output for room, output in frontend.until_all_ended(range(1, 7)).items() if output.HasField("error")}
+    frontend.start_all(range(1, 15))
+    ends = {room: output for room, output in frontend.until_all_ended(range(1, 15)).items() if output.HasField("error")}
     assert {output.error.code for output in ends.values()} == {worker_pb2.ERROR_CODE_OVERLOADED}
-    assert set(ends) == {5, 6}
+    assert set(ends) == {13, 14}  # behind 8 that have places, and 4 that wait
 
 
 def test_status_is_answered_and_clean(frontend: Frontend) -> None:

@@ -15,7 +15,8 @@ from diptych.engine.values.transfer_rules import TransferRules
 
 def limits(folder: Path, **options: Any) -> Limits:
     engine = EngineOptions(model=str(folder), device="sim", kv_cache_mib=64, **options)
-    base = build_base(SchedulerConfig("c", "text", "info", "", 0, 1, "auto", TransferRules("off"), engine), None)
+    config = SchedulerConfig("c", "text", "info", 1, "auto", TransferRules("off"), engine)
+    base = build_base(config, lambda config: None)
     cache = base.new_cache(base.limits())
     assert cache.num_rows == base.limits().max_requests
     base.close()

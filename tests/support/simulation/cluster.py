@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from diptych.common.members.roles import Role
+from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.engine.values.events import AbortRoom, ServeRole
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.inproc import FaultPlan
@@ -205,7 +205,7 @@ class Cluster:
         legs = [leg for room in self.open_rooms for leg in self.attempts[room].legs]
         if any(leg.worker == worker.instance_id for leg in legs):
             return False
-        former, worker.role = worker.role, self.rng.choice([role.value for role in Role])
+        former, worker.role = worker.role, self.rng.choice([role.value for role in WORKER_ROLES.values()])
         if worker.role == former or not self._pairs() or not self._alone():
             worker.role = former
             return False

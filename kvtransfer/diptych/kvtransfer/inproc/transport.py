@@ -149,6 +149,8 @@ class InprocTransport:
 
     def poll(self) -> list[TransportEvent]:
         events = self.inbox.drain() if self.is_alive else []
+        if not events:
+            return []
         self._num_ops -= sum(isinstance(event, OpDone) for event in events)
         return events
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 from diptych.v1 import bootstrap_pb2, worker_pb2
+
+WorkerRole = Literal["prefill", "decode", "unified"]  # by name; `Role.LOCAL` is no worker's
 
 
 class LegKind(enum.Enum):
@@ -27,14 +29,16 @@ class LegKind(enum.Enum):
 
 
 class Role(enum.Enum):
-    """What a worker serves."""
+    """What a scheduler serves."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     UNIFIED = "unified"
+    LOCAL = "local"  # whole requests, without peers: embedded in a program, and no member of a platform
 
     @property
     def wire(self) -> bootstrap_pb2.Role:
+        """The role of a worker; LOCAL has no number."""
         return _WIRE_ROLES[self]
 
     def serves(self, kind: LegKind) -> bool:

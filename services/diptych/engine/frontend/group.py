@@ -19,11 +19,11 @@ from diptych.engine.frontend.departure import Departure, OpenWork
 from diptych.engine.frontend.health import Pulse
 from diptych.engine.frontend.peers import Peers
 from diptych.engine.frontend.probes import InstanceFacts, Readiness
-from diptych.engine.frontend.prompt_threads import PromptThreads
 from diptych.engine.frontend.questions import Questions
 from diptych.engine.frontend.scheduler_client import SchedulerClient, SchedulerDied
 from diptych.engine.frontend.sessions import Session, Sessions, hide_link_key
 from diptych.engine.frontend.text_legs import TextLegs
+from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.scheduler import codec
 from diptych.kvtransfer.lanes import Requirement
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
@@ -40,7 +40,7 @@ class WorkerGroup:
         instance: bootstrap_pb2.Instance,
         sessions: Sessions,
         on_news: Callable[[], None],
-        prompts: PromptThreads,
+        prompts: TokenizerManager,
         stall_s: float,
         release_s: float,
     ) -> None:

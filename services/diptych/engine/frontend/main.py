@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -36,11 +35,11 @@ from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.health import WorkerHealth
 from diptych.engine.frontend.metrics import WorkerMetrics, metrics_app
-from diptych.engine.frontend.prompt_threads import PromptThreads
 from diptych.engine.frontend.role_change import role_changes, role_route
-from diptych.engine.frontend.scheduler_client import SchedulerDied, ipc_endpoint, new_folder, start_scheduler
+from diptych.engine.frontend.scheduler_client import SchedulerDied, start_scheduler
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
+from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.options.pool_size import check_pool, likely_device
 from diptych.tokens.tokenizer import stay_in_the_callers_thread
@@ -48,7 +47,6 @@ from diptych.v1 import admin_pb2_grpc, bootstrap_pb2, worker_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-SCHEDULER_MODULE: Final = "diptych.unified.scheduler"  # run as a process; nothing of it is imported here
 SCRAPE_GRACE_S: Final = 1  # for a scrape that runs when the worker ends
 
 
@@ -75,7 +73,7 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: lifecycle
     source = _open(config, role)
     metrics = WorkerMetrics(trust.tls)
     async with contextlib.AsyncExitStack() as stack:
-        prompts = _prompt_threads(config, source)
+        prompts = _tokenizer_manager(config, source)
         stack.callback(prompts.close)
         model_id = source.config.model_id
         starting = [_member(config, trust, role, rank, model_id, metrics, prompts) for rank in range(config.dp)]
@@ -165,13 +163,12 @@ async def _member(
     rank: int,
     model_id: str,
     metrics: WorkerMetrics,
-    prompts: PromptThreads,
+    prompts: TokenizerManager,
 ) -> AsyncIterator[_Member]:
     """Start the scheduler of a group; end it at the exit."""
     secret = InstanceSecret.new()
-    instance, folder = _instance(config, role, rank, model_id, secret.instance_id), new_folder()
-    scheduler_config = _scheduler_config(config, role, instance, folder)
-    scheduler = await start_scheduler(SCHEDULER_MODULE, scheduler_config, folder)
+    instance = _instance(config, role, rank, model_id, secret.instance_id)
+    scheduler = await start_scheduler(_scheduler_config(config, role, instance))
     registration = Registration(config.bootstrap, trust, lambda: group.describe(), secret)
     sessions = Sessions(role, KvFeeds() if config.kv_events == "on" else None, metrics.leg_ended)
     group = WorkerGroup(scheduler, instance, sessions, registration.nudge, prompts, config.stall_s, config.release_s)
@@ -210,8 +207,8 @@ def _open(config: WorkerConfig, role: Role) -> ModelSource:
     return source
 
 
-def _prompt_threads(config: WorkerConfig, source: ModelSource) -> PromptThreads:
-    return PromptThreads(
+def _tokenizer_manager(config: WorkerConfig, source: ModelSource) -> TokenizerManager:
+    return TokenizerManager(
         source.tokenizer,
         num_threads=config.tokenizer_threads,
         cache_bytes=config.tokenizer_cache_bytes,
@@ -232,15 +229,11 @@ def _instance(config: WorkerConfig, role: Role, rank: int, model_id: str, instan
     )
 
 
-def _scheduler_config(
-    config: WorkerConfig, role: Role, instance: bootstrap_pb2.Instance, folder: str
-) -> SchedulerConfig:
+def _scheduler_config(config: WorkerConfig, role: Role, instance: bootstrap_pb2.Instance) -> SchedulerConfig:
     return SchedulerConfig(
         component=role.value,
         log_format=config.log_format,
         log_level=config.log_level,
-        endpoint=ipc_endpoint(folder),
-        parent_pid=os.getpid(),
         instance_id=instance.instance_id,
         transports=config.transports,
         kv_backend=config.kv_backend,

@@ -108,11 +108,10 @@ def role_route(service: WorkerService, changes: RoleChanges, trust: Trust, refus
 
 
 def _role(name: str) -> Role:
-    try:
-        return Role(name)
-    except ValueError:
-        names = ", ".join(role.value for role in Role)
-        raise InvalidRequest(f"role must be one of {names}, not {name!r}", param="role") from None
+    roles = {role.value: role for role in WORKER_ROLES.values()}
+    if name not in roles:
+        raise InvalidRequest(f"role must be one of {', '.join(roles)}, not {name!r}", param="role")
+    return roles[name]
 
 
 def _find(service: WorkerService, name: str | None) -> WorkerGroup:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from diptych.v1 import engine_pb2
 
 logger = logging.getLogger(__name__)
 
+SCHEDULER_MODULE: Final = "diptych.unified.scheduler"  # run as a process; nothing of it is imported here
 _STOP_TIMEOUT_S: Final = 5.0
 _LAST_WORDS_S: Final = 0.5  # from the first sign of a group's death until all that explains it is here
 _FIRST_WORDS_S: Final = 10.0  # likewise, while they start: ranks that refuse the same do so when each has imported all
@@ -147,12 +149,10 @@ class SchedulerClient:
             await process.wait()
 
 
-def ipc_endpoint(folder: str) -> str:
-    return f"ipc://{folder}/scheduler"
-
-
-async def start_scheduler(module: str, config: SchedulerConfig, folder: str) -> SchedulerClient:
-    """Start `python -m module` with `config`, whose endpoint is `ipc_endpoint(folder)`, once for each rank."""
+async def start_scheduler(config: SchedulerConfig, module: str = SCHEDULER_MODULE) -> SchedulerClient:
+    """Start `python -m module` with `config`, once for each rank."""
+    folder = _new_folder()
+    config = replace(config, endpoint=f"ipc://{folder}/scheduler", parent_pid=os.getpid())
     socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
     socket.set_hwm(0)
     socket.bind(config.endpoint)
@@ -167,7 +167,7 @@ async def _start_process(module: str, config: SchedulerConfig, *descriptors: int
     return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, pass_fds=descriptors)
 
 
-def new_folder() -> str:
+def _new_folder() -> str:
     """Return a private folder for the ipc sockets; short, because socket paths are limited to 107 bytes."""
     return tempfile.mkdtemp(prefix="diptych-")
 

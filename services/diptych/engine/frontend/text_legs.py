@@ -14,7 +14,7 @@ from typing import Final
 
 from diptych.common.errors import DiptychError, InvalidRequest
 from diptych.engine.frontend.departure import Commands
-from diptych.engine.frontend.prompt_threads import PromptThreads
+from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.generation.leg_prompt import prompt_len
 from diptych.generation.prompt_limits import words_far_too_long, words_too_long
 from diptych.generation.segments import content_len
@@ -38,13 +38,13 @@ class TextLegs:
     def __init__(
         self,
         scheduler: Commands,
-        threads: PromptThreads,
+        tokenizers: TokenizerManager,
         answer: Callable[[Iterable[LegOutput]], None],
         context_len: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
-        self._threads = threads
+        self._tokenizers = tokenizers
         self._answer = answer
         self._context_len = context_len  # tokens, prompt and output, that the scheduler takes
         self._clock = clock
@@ -108,7 +108,7 @@ class TextLegs:
         """Put tokens in the place of the text; return why that can't be."""
         context_len = self._context_len()
         try:
-            tokens = await self._threads.encode(
+            tokens = await self._tokenizers.encode(
                 leg.prompt_text,
                 context_len,
                 add_special_tokens=leg.add_special_tokens,

@@ -22,7 +22,7 @@ from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.schedule.policies import POLICIES
 from diptych.engine.schedule.step_sizes import GivenSizes
 from diptych.engine.tensor_parallel.rank_id import rank_id
-from diptych.engine.values.limits import Scheduling
+from diptych.engine.values.limits import RETRACTED_S, Scheduling
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.lanes import Requirement, Transports
 from diptych.kvtransfer.probe.choice import KvPath
@@ -207,18 +207,20 @@ class SchedulerConfig:
     component: str  # in log lines
     log_format: LogFormat
     log_level: LogLevel
-    endpoint: str  # ZMQ ipc address that the frontend has bound
-    parent_pid: int  # the scheduler ends with this process
     instance_id: int
     transports: Transports  # for workers with peers
     transfer: TransferRules  # for workers with peers
     engine: EngineOptions
-    role: str = Role.UNIFIED.value  # served at start; for workers with peers
+    role: str = Role.UNIFIED.value  # served at start
     kv_backend: KvBackend = "ucx"
+    retracted_s: float = RETRACTED_S  # see `Limits`
     rank: int = 0  # of this process among `engine.tp`; 0 schedules, the others follow
     kv_path: KvPath = "auto"
     kv_require: Requirement = "any"
-    heartbeat_fd: int = -1  # inherited, of rank 0: where its loop says that it comes round; set by `start_scheduler`
+    # set by `start_scheduler`:
+    endpoint: str = ""  # ZMQ ipc address that the frontend has bound
+    parent_pid: int = 0  # the scheduler ends with this process
+    heartbeat_fd: int = -1  # inherited, of rank 0: where its loop says that it comes round
 
     @property
     def name(self) -> str:

@@ -84,7 +84,7 @@ class ExtendQueue:
 
     @property
     def waiting_tokens(self) -> int:
-        return self._waiting.num_tokens + sum(request.extend_len for request in self._extending)
+        return self._waiting.num_tokens + sum([request.extend_len for request in self._extending])
 
     def add_admitted(self, request: Request) -> None:
         """Take a request that holds its pages already."""

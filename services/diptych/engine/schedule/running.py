@@ -95,8 +95,7 @@ class Running:
         decodes = self._decodes()
         drafts = self._drafts(decodes)
         num_tokens = len(decodes) + (sum(map(len, drafts.values())) if drafts else 0)
-        budget = self._pace.budget(self._limits.max_step_tokens - num_tokens, len(decodes))
-        chunks = self._queue.plan(now_s, budget, self.spare_pages)
+        chunks = self._chunks(now_s, num_tokens, len(decodes)) if self._queue else []
         return new_step(decodes, chunks, drafts) if decodes or chunks else None
 
     def launch(self, step: Step, now_s: float) -> ForwardBatch:
@@ -175,6 +174,10 @@ class Running:
             self._batch.remove(request)
         else:
             self._queue.remove(request)
+
+    def _chunks(self, now_s: float, num_decode_tokens: int, num_decoding: int) -> list[Chunk]:
+        budget = self._pace.budget(self._limits.max_step_tokens - num_decode_tokens, num_decoding)
+        return self._queue.plan(now_s, budget, self.spare_pages)
 
     def _cost(self, chunks: Sequence[Chunk]) -> int:
         return sum(self._limits.prompt_cost.of(chunk.start, chunk.num_tokens) for chunk in chunks)

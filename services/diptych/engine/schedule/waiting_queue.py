@@ -65,11 +65,12 @@ class WaitingQueue:
         self._num_added = 0
         self._next: Request | None = None  # chosen, not taken yet
         self._aside: dict[int, _Aside] = {}  # those that let others pass, by room
+        self._num_requests = 0
         self.num_tokens = 0  # expected to be computed
         self.num_prompts = 0  # requests of which some are
 
     def __len__(self) -> int:
-        return len(self._retracted) + len(self._places) + len(self._retracted_aside)
+        return self._num_requests
 
     def __iter__(self) -> Iterator[Request]:
         yield from self._retracted
@@ -143,6 +144,8 @@ class WaitingQueue:
 
     def bring_back(self, now_s: float) -> None:
         """Give those that were set aside their places again, as far as they need not wait any longer."""
+        if not self._aside:
+            return
         over = [aside.request for aside in self._aside.values() if aside.reason.is_over(now_s)]
         for request in reversed(over):
             del self._aside[request.room]
@@ -184,6 +187,7 @@ class WaitingQueue:
             del self._lines[request.account.tenant]
 
     def _count(self, request: Request, change: int) -> None:
+        self._num_requests += change
         self.num_tokens += change * request.expected_len
         self.num_prompts += change * (request.expected_len > 0)
 

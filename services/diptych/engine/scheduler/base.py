@@ -16,7 +16,7 @@ from diptych.engine.options.pool_size import num_host_slots
 from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.schedule.step_sizes import Chosen
 from diptych.engine.scheduler.hardware import Hardware, ModelOnHardware, open_hardware
-from diptych.engine.scheduler.links.links import Links, NoLinks, PeerLinks, directions_of
+from diptych.engine.scheduler.links.links import Links, directions_of, links_of_nobody
 from diptych.engine.scheduler.links.tester import new_link_tester
 from diptych.engine.scheduler.step_watch import StepGivenUp, StepWatch
 from diptych.engine.tensor_parallel.group import RankGroup
@@ -30,7 +30,7 @@ from diptych.kvtransfer.probe.choice import PathRule
 from diptych.kvtransfer.transport import ProbePages, Transport
 from diptych.v1 import bootstrap_pb2
 
-OpenTransport = Callable[[SchedulerConfig], Transport]
+OpenTransport = Callable[[SchedulerConfig], Transport | None]  # None: nobody is to write into this pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class SchedulerBase:
     layout: PoolLayout
     hardware: Hardware
     chosen: Chosen  # how large steps can be
-    links: PeerLinks
+    links: Links
     transfer: bootstrap_pb2.TransferInfo | None  # how peers reach the KV pool, if there may be some
     watch: StepWatch  # over the steps of the models that it loads
 
@@ -57,6 +57,7 @@ class SchedulerBase:
             max_requests=self.chosen.sizes.max_requests,
             scheduling=options.scheduling(),
             prompt_cost=prompt_cost(model),
+            retracted_s=self.config.retracted_s,
             mixed_step_s=options.mixed_step_s,
         )
 
@@ -106,8 +107,8 @@ class SchedulerBase:
         return (HostTier(num_host_slots, self.ranks.lead_copier(pages)),)
 
 
-def build_base(config: SchedulerConfig, open_transport: OpenTransport | None) -> SchedulerBase:
-    """Open the model, wait for the other ranks, and allocate; `open_transport` is None for an engine without peers.
+def build_base(config: SchedulerConfig, open_transport: OpenTransport) -> SchedulerBase:
+    """Open the model, wait for the other ranks, and allocate.
 
     A GPU's model is loaded before its pool is allocated.
     """
@@ -119,17 +120,17 @@ def build_base(config: SchedulerConfig, open_transport: OpenTransport | None) ->
     layout, chosen = hardware.pool_layout(source, config.rank), hardware.chosen
     windows = layer_windows(layout.num_layers, config.transfer.num_windows, layout.page_nbytes)
     config = replace(config, engine=options, transfer=replace(config.transfer, num_windows=len(windows)))
-    transport = None if open_transport is None else open_transport(config)
+    transport = open_transport(config)
     pool = hardware.allocate(layout, transport)
     if transport is None or pool is None:
-        return SchedulerBase(config, source, ranks, layout, hardware, chosen, NoLinks(), None, StepWatch())
+        return SchedulerBase(config, source, ranks, layout, hardware, chosen, links_of_nobody(), None, StepWatch())
     links, transfer = _share(config, ranks, transport, pool)
     return SchedulerBase(config, source, ranks, layout, hardware, chosen, links, transfer, StepWatch())
 
 
 def _share(
     config: SchedulerConfig, ranks: RankGroup, transport: Transport, pool: ProbePages
-) -> tuple[PeerLinks, bootstrap_pb2.TransferInfo]:
+) -> tuple[Links, bootstrap_pb2.TransferInfo]:
     """Let peers write into the pool."""
     layout = pool.layout
     metadata = ranks.metadata(transport.metadata())

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from diptych.common.members.roles import Role
 from diptych.engine.options.config import KvBackend, SchedulerConfig
 from diptych.kvtransfer import nixl, ucx
 from diptych.kvtransfer.transport import Transport
 
 
-def open_transport(config: SchedulerConfig) -> Transport:
-    """Open the transport of a scheduler process. Raises `ConfigError` where its library is missing."""
-    return _BACKENDS[config.kv_backend](config)
+def open_transport(config: SchedulerConfig) -> Transport | None:
+    """Open the transport of a process; None where it has no peers. Raises `ConfigError` if its library is missing."""
+    return None if Role(config.role) is Role.LOCAL else _BACKENDS[config.kv_backend](config)
 
 
 def _open_ucx(config: SchedulerConfig) -> Transport:

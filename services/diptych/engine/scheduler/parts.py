@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from diptych.engine.lora.registry import Loaded
-from diptych.engine.scheduler.links.links import PeerLinks
+from diptych.engine.scheduler.links.links import Links
 from diptych.engine.scheduler.step_watch import StepWatch
 from diptych.engine.values.events import CompileGrammar, GrammarFailed, GrammarReady
 from diptych.v1 import admin_pb2, bootstrap_pb2
@@ -59,7 +59,7 @@ class Adapters(Protocol):
 class Parts:
     """One of each."""
 
-    links: PeerLinks
+    links: Links
     grammars: Grammars
     admin: Admin
     adapters: Adapters

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 import time
 from collections.abc import Callable
 from typing import Final, NoReturn
@@ -87,8 +86,8 @@ def worker_terms(source: ModelSource, kv_backend: str, kv_dtype: str, rules: Tra
     )
 
 
-def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTransport | None) -> NoReturn:
-    """Be a scheduler process; `open_transport` is None for an engine without peers."""
+def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTransport) -> NoReturn:
+    """Be a scheduler process."""
     config = SchedulerConfig.from_json(argv[1])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they reach the whole process group; our frontend says when to stop
@@ -99,7 +98,7 @@ def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTr
     lifecycle.exit_now(code)
 
 
-def _run_first(config: SchedulerConfig, build_core: BuildCore, open_transport: OpenTransport | None) -> int:
+def _run_first(config: SchedulerConfig, build_core: BuildCore, open_transport: OpenTransport) -> int:
     """Run rank 0, to which the frontend talks; return the exit code."""
     channel = _connect(config.endpoint)
     try:
@@ -114,11 +113,11 @@ def _run_first(config: SchedulerConfig, build_core: BuildCore, open_transport: O
     return 0
 
 
-def _run_rank(config: SchedulerConfig, open_transport: OpenTransport | None) -> int:
+def _run_rank(config: SchedulerConfig, open_transport: OpenTransport) -> int:
     """Run a rank other than 0. Whoever started it notices when it ends."""
     try:
         _prepare_torch(config.engine)
-        serve_rank(config, open_transport(config) if open_transport else None)
+        serve_rank(config, open_transport(config))
     except DiptychError as error:
         logger.error("%s", error)
         return 1
@@ -243,14 +242,3 @@ def _report_fatal(channel: zmq.Socket[bytes], error: Exception) -> int:
     fatal = f"{type(error).__name__}: {error}"
     channel.send(engine_pb2.SchedulerEvents(fatal=fatal).SerializeToString())
     return 1
-
-
-def main() -> NoReturn:
-    """The scheduler of an embedded engine."""
-    from diptych.engine.schedule.aggregated import AggregatedCore
-
-    run_scheduler(sys.argv, lambda cache, limits, config, layout: AggregatedCore(cache, limits), None)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from diptych.engine.values.request import Request
 from diptych.kvtransfer.ownership import Pages
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How busy a scheduler is."""
+class Load(NamedTuple):
+    """How busy a scheduler is. Made in every step."""
 
     num_waiting: int
     num_running: int

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from diptych.engine.values.prompt_cost import SAME_EVERYWHERE, PromptCost
+
+RETRACTED_S: Final = 30.0  # before the router tries another pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,4 +32,5 @@ class Limits:
     max_requests: int  # that hold KV at once
     scheduling: Scheduling = Scheduling()
     prompt_cost: PromptCost = SAME_EVERYWHERE  # in tokens at the start of a prompt
+    retracted_s: float = RETRACTED_S  # that a retracted request waits here for memory; infinite: until there is some
     mixed_step_s: float = math.inf  # of a step that computes prompts while requests wait for their next token

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from diptych.common.members.roles import LegKind
 from diptych.generation.codec import logprobs_from_wire
@@ -20,8 +20,7 @@ from diptych.router.output import Delta, Report
 from diptych.router.serve.failure import LegFailure
 from diptych.router.serve.merge import Merger
 from diptych.router.serve.patience import Patience
-from diptych.router.workers.legs import Work
-from diptych.router.workers.session import Session
+from diptych.router.workers.legs import LegReceiver, Work
 from diptych.router.workers.worker_view import Pair
 from diptych.v1 import inference_pb2
 from diptych.v1.worker_pb2 import LegOutput, LegStats, StartLeg
@@ -33,6 +32,14 @@ _FINISH: Final[Mapping[int, Finish]] = {
     inference_pb2.FINISH_REASON_LENGTH: Finish.LENGTH,
 }
 _CODES: Final = {code.value: code for code in FailureCode}
+
+
+class Session(Protocol):
+    """Whoever computes legs, as an attempt needs it."""
+
+    def start(self, kind: LegKind, leg: StartLeg, prompt: bytes, work: Work, receiver: LegReceiver) -> None: ...
+
+    def abort(self, room: int) -> None: ...
 
 
 class AttemptFailed(Exception):
@@ -189,3 +196,14 @@ class Attempt:
 
     def _is_complete(self) -> bool:
         return self._finish is not None and self._merger.num_tokens > 0 and not self._merger.has_gap
+
+
+def legs_of(pair: Pair, leg: StartLeg) -> dict[LegKind, tuple[int, StartLeg]]:
+    """Return the legs of a pair and who gets them, made of what they have in common."""
+    if pair.is_local:
+        return {LegKind.LOCAL: (pair.prefill_id, leg)}
+    other = StartLeg()
+    other.CopyFrom(leg)
+    leg.peer_instance_id, other.peer_instance_id = pair.decode_id, pair.prefill_id
+    other.sampling.ClearField("prompt_logprobs")  # prefill reports them
+    return {LegKind.PREFILL: (pair.prefill_id, leg), LegKind.DECODE: (pair.decode_id, other)}

@@ -7,7 +7,7 @@ import random
 from diptych.common.members.roles import LegKind
 from diptych.generation.codec import content_to_wire, leg_to_wire, params_to_wire
 from diptych.router.choose.explain import Selection
-from diptych.router.serve.attempt import Attempt
+from diptych.router.serve.attempt import Attempt, legs_of
 from diptych.router.serve.progress import Progress
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.session import Session
@@ -33,16 +33,8 @@ def _start_leg(progress: Progress, now_s: float) -> StartLeg:
 
 
 def _legs(fleet: Fleet, pair: Pair, leg: StartLeg) -> dict[LegKind, tuple[Session, StartLeg]]:
-    """Return the legs of a pair, made of what they have in common."""
-    prefill, decode = fleet.session(pair.prefill_id), fleet.session(pair.decode_id)
-    leg.compat = prefill.worker.record.compat
-    if pair.is_local:
-        return {LegKind.LOCAL: (prefill, leg)}
-    other = StartLeg()
-    other.CopyFrom(leg)
-    leg.peer_instance_id, other.peer_instance_id = pair.decode_id, pair.prefill_id
-    other.sampling.ClearField("prompt_logprobs")  # prefill reports them
-    return {LegKind.PREFILL: (prefill, leg), LegKind.DECODE: (decode, other)}
+    leg.compat = fleet.session(pair.prefill_id).worker.record.compat
+    return {kind: (fleet.session(instance_id), each) for kind, (instance_id, each) in legs_of(pair, leg).items()}
 
 
 def _prompt(progress: Progress) -> bytes:

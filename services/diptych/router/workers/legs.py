@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from diptych.common.members.roles import LegKind
+from diptych.router.workers.worker_view import WorkerLoad
 from diptych.v1.worker_pb2 import LegOutput
 
 
@@ -55,6 +56,21 @@ class OpenLegs:
 
     def __len__(self) -> int:
         return len(self._legs)
+
+    def load(self, reported: WorkerLoad) -> WorkerLoad:
+        """Return how busy the worker is, which has reported what it knew of itself."""
+        if not self._legs:
+            return reported
+        return WorkerLoad(
+            max(reported.num_requests, len(self._legs)),
+            max(reported.queued_tokens, self.queued_tokens),
+            reported.free_tokens,
+            reported.has_credit,
+            reported.queued_transfer_bytes,
+            reported.link_speeds,
+            max(reported.num_queued, self.num_queued),
+            max(reported.context_tokens, self.prompt_tokens),
+        )
 
     def add(self, room: int, leg: Leg) -> None:
         assert room not in self._legs, "a room is used once"

@@ -94,19 +94,7 @@ class Session:
         return self.worker.view(is_reached=self.is_open)
 
     def load(self) -> WorkerLoad:
-        reported, legs = self.worker.reported, self._legs
-        if not legs:
-            return reported
-        return WorkerLoad(
-            max(reported.num_requests, len(legs)),
-            max(reported.queued_tokens, legs.queued_tokens),
-            reported.free_tokens,
-            reported.has_credit,
-            reported.queued_transfer_bytes,
-            reported.link_speeds,
-            max(reported.num_queued, legs.num_queued),
-            max(reported.context_tokens, legs.prompt_tokens),
-        )
+        return self._legs.load(self.worker.reported)
 
     # legs
 

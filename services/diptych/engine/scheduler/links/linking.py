@@ -108,7 +108,7 @@ class Linking:
     @property
     def problem(self) -> str:
         """Why no peer is linked although there are some; empty when one is."""
-        if self.up:
+        if self.up or not self._links:
             return ""
         return "; ".join(f"{peer:016x}: {link.reason}" for peer, link in self._links.items() if link.reason)
 
@@ -150,7 +150,8 @@ class Linking:
 
     def expire(self) -> None:
         """End tests that take too long. Call after `take`: an answer may have come while a long step ran here."""
-        self._apply(self._tester.expire())
+        if self._links:
+            self._apply(self._tester.expire())
 
     def next_retry_s(self) -> float | None:
         """When `reconnect` or `expire` has something to do; None when every member is linked or never can be."""

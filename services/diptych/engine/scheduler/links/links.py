@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from diptych.common.members.roles import LegKind, Role
 from diptych.engine.scheduler.links.linking import Linking
 from diptych.engine.scheduler.links.page_grants import PageGrants
 from diptych.engine.scheduler.links.posting import Posting
-from diptych.engine.scheduler.links.tester import LinkTester
+from diptych.engine.scheduler.links.tester import LinkTester, new_link_tester
 from diptych.engine.values.batch import OnLayer
 from diptych.engine.values.events import Event, NoteArrived, Transfer, WriterGone
 from diptych.engine.values.transfer_rules import Window
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.errors import MalformedNote
+from diptych.kvtransfer.inproc import InprocNetwork
+from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.probe.choice import PathRule
 from diptych.kvtransfer.probe.notes import Directions
 from diptych.kvtransfer.transport import (
     LinkDown,
@@ -31,114 +34,7 @@ from diptych.v1 import bootstrap_pb2, worker_pb2
 logger = logging.getLogger(__name__)
 
 SUSPECT_CHECK_S: Final = 0.2  # between looks whether a lost peer can still write
-
-
-class PeerLinks(Protocol):
-    """What the scheduler's loop needs of its links."""
-
-    @property
-    def load(self) -> bootstrap_pb2.WorkerLoad:
-        """What routers hear of links and transfers."""
-        ...
-
-    @property
-    def problem(self) -> str:
-        """Why no peer is linked although there are some; empty when one is."""
-        ...
-
-    @property
-    def num_pages_sent(self) -> int: ...
-
-    @property
-    def num_failures(self) -> int:
-        """Links that broke, since start."""
-        ...
-
-    @property
-    def refusals(self) -> Refusals:
-        """What was sent to the transfer engine and not taken, since start."""
-        ...
-
-    @property
-    def has_events(self) -> bool:
-        """Whether `poll` has something to say although no descriptor is readable."""
-        ...
-
-    def descriptors(self) -> Sequence[int]:
-        """File descriptors that are readable while `poll` has transfer events."""
-        ...
-
-    def set_peers(self, members: Mapping[int, bytes], now_s: float) -> None: ...
-
-    def serve(self, role: Role) -> None:
-        """Test links in the directions in which this role lets pages flow."""
-        ...
-
-    def reconnect(self, now_s: float) -> None: ...
-
-    def next_retry_s(self) -> float | None: ...
-
-    def perform(self, effect: Transfer) -> None: ...
-
-    def layer_listener(self) -> OnLayer | None:
-        """Return who is to hear of each layer of the next step."""
-        ...
-
-    def give_up_step(self) -> None:
-        """The step that runs will not be complete."""
-        ...
-
-    def poll(self, suspects: set[int]) -> list[Event]: ...
-
-    def status(self) -> list[worker_pb2.LinkStatus]:
-        """Describe every link, for operators."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class NoLinks:
-    """The links of an engine that has no peers."""
-
-    load = bootstrap_pb2.WorkerLoad()
-    problem = ""
-    num_pages_sent = 0
-    num_failures = 0
-    refusals = Refusals()
-    has_events = False
-
-    def descriptors(self) -> Sequence[int]:
-        return ()
-
-    def set_peers(self, members: Mapping[int, bytes], now_s: float) -> None:
-        raise AssertionError("an aggregated engine has no peers")
-
-    def serve(self, role: Role) -> None:
-        raise AssertionError("an aggregated engine has no role")
-
-    def reconnect(self, now_s: float) -> None:
-        pass
-
-    def next_retry_s(self) -> float | None:
-        return None
-
-    def perform(self, effect: Transfer) -> None:
-        raise AssertionError(f"an aggregated engine has no peers, yet its core wants {effect}")
-
-    def layer_listener(self) -> OnLayer | None:
-        return None
-
-    def give_up_step(self) -> None:
-        pass
-
-    def poll(self, suspects: set[int]) -> list[Event]:
-        return []
-
-    def status(self) -> list[worker_pb2.LinkStatus]:
-        return []
-
-    def close(self) -> None:
-        pass
+_NO_PAGES: Final = PoolLayout.kv(num_pages=1, num_layers=1, page_size=1, num_kv_heads=1, head_dim=1, dtype="float32")
 
 
 def directions_of(role: Role) -> Directions:
@@ -163,16 +59,19 @@ class Links:
 
     @property
     def load(self) -> bootstrap_pb2.WorkerLoad:
+        """What routers hear of links and transfers."""
         load = self._linking.announced
         load.queued_transfer_bytes = self._posting.num_pages_open * self._page_nbytes
         return load
 
     @property
     def problem(self) -> str:
+        """Why no peer is linked although there are some; empty when one is."""
         return self._linking.problem
 
     @property
     def num_failures(self) -> int:
+        """Links that broke, since start."""
         return self._linking.num_failures
 
     @property
@@ -181,13 +80,16 @@ class Links:
 
     @property
     def refusals(self) -> Refusals:
+        """What was sent to the transfer engine and not taken, since start."""
         return self._memory.refusals()
 
     @property
     def has_events(self) -> bool:
+        """Whether `poll` has something to say although no descriptor is readable."""
         return bool(self._events)
 
     def descriptors(self) -> Sequence[int]:
+        """File descriptors that are readable while `poll` has transfer events."""
         return (self._transport.fileno(),)
 
     def set_peers(self, members: Mapping[int, bytes], now_s: float) -> None:
@@ -195,6 +97,7 @@ class Links:
         self._linking.set_peers(members, now_s)
 
     def serve(self, role: Role) -> None:
+        """Test links in the directions in which this role lets pages flow."""
         self._linking.serve(directions_of(role))
 
     def reconnect(self, now_s: float) -> None:
@@ -209,9 +112,11 @@ class Links:
         self._posting.perform(effect)
 
     def layer_listener(self) -> OnLayer | None:
+        """Return who is to hear of each layer of the next step."""
         return self._posting.layer_listener()
 
     def give_up_step(self) -> None:
+        """The step that runs will not be complete."""
         self._posting.give_up_step()
 
     def poll(self, suspects: set[int]) -> list[Event]:
@@ -221,12 +126,16 @@ class Links:
         self._linking.expire()
         self._events += self._linking.take_events()
         self._posting.post()
-        self._events.extend(WriterGone(peer) for peer in suspects if self._transport.writer_gone(peer))
+        if suspects:
+            self._events.extend(WriterGone(peer) for peer in suspects if self._transport.writer_gone(peer))
+        if not self._events:
+            return []
         events = self._events.copy()
         self._events.clear()
         return events
 
     def status(self) -> list[worker_pb2.LinkStatus]:
+        """Describe every link, for operators."""
         return self._linking.status()
 
     def close(self) -> None:
@@ -253,3 +162,10 @@ class Links:
             return
         self._grants.note_arrived(peer, note)
         self._events.append(NoteArrived(peer, note, digest))
+
+
+def links_of_nobody() -> Links:
+    """Return the links of a scheduler without peers: over the in-process transport, alone in its network."""
+    transport = InprocNetwork().transport(1)
+    tester = new_link_tester(transport, transport.allocate_pool(_NO_PAGES), directions_of(Role.LOCAL), PathRule())
+    return Links(transport, transport, tester, ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from typing import Final, cast
 
 import orjson
 from starlette.applications import Starlette
@@ -14,6 +14,7 @@ from starlette.routing import Route
 from typing_extensions import TypedDict
 
 from diptych.common.errors import NotFound
+from diptych.common.members.roles import WorkerRole
 from diptych.common.refusals import Refusals
 from diptych.common.trust.operator_route import Answer, OperatorError, operator_route
 from diptych.common.trust.trust import Trust
@@ -43,7 +44,7 @@ class Worker(Load):
     """A worker, as the router knows it."""
 
     instance: str
-    role: Literal["prefill", "decode", "unified"]
+    role: WorkerRole
     address: str
     model: str
     pool: str
@@ -104,7 +105,7 @@ def _worker(session: Session, fleet: Fleet) -> Worker:
     view, record, index = session.view(), session.worker.record, fleet.prefixes.told
     return {
         "instance": _hex(session.instance_id),
-        "role": view.role.value,
+        "role": cast(WorkerRole, view.role.value),
         "address": record.address,
         "model": record.model_id,
         "pool": record.pool,

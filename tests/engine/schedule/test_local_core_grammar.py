@@ -14,10 +14,10 @@ import pytest
 from flat_request import flat_request
 from null_runner import NullRunner, expected_output
 from random_schemas import random_schema
+from stepped_engine import local_core
 
 from diptych.common.errors import InvalidRequest
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.aggregated import AggregatedCore
 from diptych.engine.schedule.sampling_builder import build_sampling
 from diptych.engine.values.batch import SamplingBatch
 from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, GrammarFailed, GrammarReady, Start
@@ -41,7 +41,7 @@ class Engine:
 
     def __init__(self, tokenizer: Tokenizer, num_pages: int = 2049) -> None:
         self.cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=16, max_tokens_per_request=CONTEXT)
-        self.core = AggregatedCore(self.cache, Limits(CONTEXT, VOCAB, frozenset({EOS}), 64, 16))
+        self.core = local_core(self.cache, Limits(CONTEXT, VOCAB, frozenset({EOS}), 64, 16))
         self.runner = NullRunner(np.zeros((num_pages, PAGE), dtype=np.uint64), VOCAB)
         self.tokenizer = tokenizer
         self.compiler = Compiler(tokenizer, VOCAB, [EOS])

@@ -15,7 +15,7 @@ from diptych.tokens.prompt_encoder import PromptEncoder
 from diptych.tokens.tokenizer import Tokenizer
 
 
-class PromptThreads:
+class TokenizerManager:
     """Tokenises away from the event loop."""
 
     def __init__(self, open_tokenizer: Callable[[], Tokenizer], *, num_threads: int, cache_bytes: int) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -114,6 +115,22 @@ def test_a_retracted_request_computes_again_and_ends_the_same(new_engine: NewEng
         assert engine.tokens(room) == expected_output(prompt, 30, VOCAB)
 
 
+@pytest.mark.parametrize(("retracted_s", "code"), [(30.0, FailureCode.RETRACTED), (math.inf, None)])
+def test_a_retracted_request_waits_for_memory_as_long_as_it_may(
+    new_engine: NewEngine, retracted_s: float, code: FailureCode | None
+) -> None:
+    engine = new_engine(num_pages=12, retracted_s=retracted_s)
+    engine.expect_short_outputs()
+    for room in (1, 2, 3):
+        engine.start(room, [room * 10 + i for i in range(6)], max_tokens=30)
+    while engine.core.report().counts.retractions == 0:
+        engine.step()
+    engine.now_s += 31.0
+    engine.run()
+    failures = [engine.outputs[room][-1].failure for room in (1, 2, 3)]
+    assert {failure.code for failure in failures if failure is not None} == ({code} if code else set())
+
+
 def test_an_abort_frees_everything_and_answers(engine: Engine) -> None:
     engine.start(1, list(range(40)), max_tokens=50)
     engine.start(2, [1, 2], max_tokens=50)
@@ -153,7 +170,7 @@ def test_a_request_that_can_never_work_is_refused(engine: Engine, prompt: list[i
 
 
 def test_what_is_beyond_the_longest_queue_is_turned_away_and_the_rest_served(new_engine: NewEngine) -> None:
-    engine = new_engine(scheduling=Scheduling(max_waiting=3))
+    engine = new_engine(max_requests=1, scheduling=Scheduling(max_waiting=2))
     for room in range(1, 6):
         engine.start(room, [room], max_tokens=4)
     engine.run()

@@ -1,0 +1,264 @@
+"""The whole model stack inside your program: the schedulers of workers, and no servers.
+
+    with Engine("smollm2") as engine:
+        print(engine.generate("The capital of France is").text)
+
+A background thread runs the asyncio side; each scheduler is a process of its own, so the model's work never holds the
+program's GIL. Methods are safe to call from several threads, and the `async_` ones from any event loop: requests that
+overlap are batched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self, TypeVar
+
+from diptych.checkpoints.source import open_model
+from diptych.common.errors import ConfigError, InvalidRequest, NotFound
+from diptych.embedded.data_parallel_controller import DataParallelController, ProgramRequest
+from diptych.embedded.launch import launched, roles_of
+from diptych.engine.frontend.tokenizer_manager import TokenizerManager
+from diptych.engine.options.config import EngineOptions
+from diptych.generation.finish import Finish
+from diptych.generation.logprobs import TokenLogprobs, join
+from diptych.generation.output_text import OutputText, TextDelta
+from diptych.generation.prompt_limits import words_far_too_long, words_too_long
+from diptych.generation.sampling_params import SamplingParams
+from diptych.router.choose.policies import POLICIES
+from diptych.router.serve.attempt import AttemptFailed
+from diptych.v1 import admin_pb2
+
+T = TypeVar("T")
+Prompt = str | Sequence[int]
+
+GREEDY: Final = SamplingParams(max_tokens=64, temperature=0.0)
+TOKENIZER_THREADS: Final = 2
+TOKENIZER_CACHE_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One finished request."""
+
+    text: str
+    token_ids: tuple[int, ...]  # with the end-of-sequence token, if that ended it
+    finish: Finish
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, found in the prefix cache
+    logprobs: TokenLogprobs | None = None  # of `token_ids`, if asked for
+    prompt_logprobs: TokenLogprobs | None = None  # of the prompt but its first token, if asked for
+
+
+class _Part(NamedTuple):
+    """What has come of a request since the part before."""
+
+    delta: TextDelta
+    prompt_tokens: int
+    cached_tokens: int
+    prompt_logprobs: TokenLogprobs | None
+
+
+class Engine:
+    """An embedded engine. Close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        model: str = "smollm2",
+        options: EngineOptions | None = None,
+        *,
+        prefill: int = 0,
+        decode: int = 0,
+        dispatch: str = "cache_aware",
+    ) -> None:
+        """Load `model`; `options.model` is ignored. Raises `ConfigError` if it can't be loaded.
+
+        There are `options.dp` schedulers that serve whole requests; or `prefill` and `decode` ones, between which KV
+        moves as between workers. `dispatch`, a routing policy by its name, shares requests out among them.
+        """
+        options = replace(options or EngineOptions(), model=model, kv_events="off")
+        options.validate()
+        roles = roles_of(options.dp, prefill, decode)
+        if dispatch not in POLICIES:
+            raise ConfigError(f"dispatch must be one of {', '.join(POLICIES)}, not {dispatch!r}")
+        source = open_model(model, options.load_format)
+        self.model_id = source.config.model_id
+        self.tokenizer = source.tokenizer()
+        self._adapters = {name for name, _ in options.loras()}
+        self._tokenizers = TokenizerManager(
+            lambda: self.tokenizer, num_threads=TOKENIZER_THREADS, cache_bytes=TOKENIZER_CACHE_BYTES
+        )
+        self._schedulers = AsyncExitStack()
+        self._loop, self._thread = _run_loop()
+        try:
+            launching = self._schedulers.enter_async_context(launched(options, roles))
+            self._groups, self.context_len = self._wait(launching)
+        except BaseException:
+            self._stop_loop()
+            raise
+        self._controller = DataParallelController(self._groups, dispatch, options.page_size)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def scheduler_pids(self) -> tuple[int, ...]:
+        """The processes that compute, those that prefill first."""
+        return tuple(pid for group in self._groups for pid in group.pids)
+
+    def generate(self, prompt: Prompt, params: SamplingParams = GREEDY, *, adapter: str = "") -> Generation:
+        """Return the whole output for one prompt, given as text or as token ids. `adapter` is a loaded one's name."""
+        return self._wait(self._generate(prompt, params, adapter))
+
+    async def async_generate(self, prompt: Prompt, params: SamplingParams = GREEDY, *, adapter: str = "") -> Generation:
+        """The same for a coroutine. Cancelling it aborts the request."""
+        return await asyncio.wrap_future(self._submit(self._generate(prompt, params, adapter)))
+
+    def generate_batch(
+        self, prompts: Sequence[Prompt], params: SamplingParams = GREEDY, *, adapters: Sequence[str] | None = None
+    ) -> list[Generation]:
+        """Return the outputs for several prompts, computed together, in the order of the prompts.
+
+        `adapters` names one for each prompt; empty: none.
+        """
+        return self._wait(self._gather(prompts, params, adapters or [""] * len(prompts)))
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams = GREEDY, *, adapter: str = ""
+    ) -> Generator[TextDelta, None, None]:
+        """Yield the output as it is made. Closing the iterator early aborts the request."""
+        parts = self._parts(prompt, params, adapter)
+        try:
+            while (part := self._wait(_next(parts))) is not None:
+                yield part.delta
+        finally:
+            self._wait(parts.aclose())
+
+    async def async_stream(
+        self, prompt: Prompt, params: SamplingParams = GREEDY, *, adapter: str = ""
+    ) -> AsyncGenerator[TextDelta, None]:
+        """The same for a coroutine. Cancelling it aborts the request, too."""
+        parts = self._parts(prompt, params, adapter)
+        try:
+            while (part := await asyncio.wrap_future(self._submit(_next(parts)))) is not None:
+                yield part.delta
+        finally:
+            await asyncio.wrap_future(self._submit(parts.aclose()))
+
+    def load_adapter(self, name: str, folder: str | Path) -> None:
+        """Load a LoRA adapter while requests run. Raises `InvalidRequest` that says what is wrong with it."""
+        request = admin_pb2.LoadLoraRequest(name=name, path=str(folder))
+        self._wait(self._administer(admin_pb2.AdminCommand(load_lora=request)))
+        self._adapters.add(name)
+
+    def unload_adapter(self, name: str) -> None:
+        """Unload an adapter; requests that run with it finish. Raises `NotFound`."""
+        request = admin_pb2.UnloadLoraRequest(name=name)
+        self._wait(self._administer(admin_pb2.AdminCommand(unload_lora=request)))
+        self._adapters.remove(name)
+
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Return the prompt that the model's chat template makes of `messages`, as token ids."""
+        return self.tokenizer.encode(self.tokenizer.apply_chat_template(list(messages)))
+
+    def close(self) -> None:
+        """Stop the scheduler processes. Idempotent."""
+        if self._thread.is_alive():
+            self._wait(self._schedulers.aclose())
+            self._stop_loop()
+
+    async def _generate(self, prompt: Prompt, params: SamplingParams, adapter: str) -> Generation:
+        parts = [part async for part in self._parts(prompt, params, adapter)]
+        deltas = [part.delta for part in parts]
+        finish = deltas[-1].finish
+        assert finish is not None
+        logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+        return Generation(
+            "".join(delta.text for delta in deltas),
+            tuple(token_id for delta in deltas for token_id in delta.token_ids),
+            finish,
+            parts[0].prompt_tokens,
+            parts[-1].cached_tokens,
+            join(logprobs) if logprobs else None,
+            next((part.prompt_logprobs for part in parts if part.prompt_logprobs is not None), None),
+        )
+
+    async def _gather(
+        self, prompts: Sequence[Prompt], params: SamplingParams, adapters: Sequence[str]
+    ) -> list[Generation]:
+        pairs = zip(prompts, adapters, strict=True)
+        return await asyncio.gather(*(self._generate(prompt, params, adapter) for prompt, adapter in pairs))
+
+    async def _administer(self, command: admin_pb2.AdminCommand) -> None:
+        if len(self._groups) > 1:
+            words = "adapters can't be changed with dp above 1, or prefill and decode: name them in EngineOptions.lora"
+            raise ConfigError(words)
+        await self._groups[0].administer(command)
+
+    async def _parts(self, prompt: Prompt, params: SamplingParams, adapter: str) -> AsyncGenerator[_Part, None]:
+        params.validate()
+        if adapter and adapter not in self._adapters:
+            raise NotFound(f"no adapter {adapter!r} is loaded")
+        prompt_ids = await self._tokenize(prompt)
+        text = OutputText(self.tokenizer, params)
+        attempt = self._controller.start(ProgramRequest(prompt_ids, params, adapter))
+        try:
+            while True:
+                made = await attempt.next()
+                delta, stats = text.push(made.token_ids, made.finish, made.logprobs), attempt.prompt_stats
+                cached_tokens = stats.cached_tokens if stats is not None else 0
+                yield _Part(delta, len(prompt_ids), cached_tokens, made.prompt_logprobs)
+                if delta.finish is not None:
+                    return
+        except AttemptFailed as failed:
+            raise self._controller.error_of(failed.failure) from None
+        finally:
+            attempt.close()
+
+    async def _tokenize(self, prompt: Prompt) -> Sequence[int]:
+        prompt_ids = await self._encode(prompt) if isinstance(prompt, str) else prompt
+        if len(prompt_ids) >= self.context_len:
+            raise InvalidRequest(words_too_long(len(prompt_ids), self.context_len), param="prompt")
+        return prompt_ids
+
+    async def _encode(self, text: str) -> Sequence[int]:
+        """Return the tokens of a text, with those that the model wants at its beginning."""
+        token_ids = await self._tokenizers.encode(text, self.context_len, add_special_tokens=True, namespace=b"")
+        if token_ids is None:
+            raise InvalidRequest(words_far_too_long(self.context_len), param="prompt")
+        return token_ids
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._submit(work).result()
+
+    def _stop_loop(self) -> None:
+        self._tokenizers.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _run_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    """Return an event loop that runs, and the thread that it runs in."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="diptych-engine", daemon=True)
+    thread.start()
+    return loop, thread
+
+
+async def _next(parts: AsyncGenerator[_Part, None]) -> _Part | None:
+    return await anext(parts, None)

@@ -1,0 +1,125 @@
+"""One scheduler of an embedded engine: what is due to it, the legs that are open there, and what it says. Asyncio.
+
+When it dies, every open leg is lost at once, and every later question ends with its `SchedulerDied`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Set
+
+from diptych.common.members.roles import LegKind, Role
+from diptych.engine.frontend.questions import Questions
+from diptych.engine.frontend.scheduler_client import SchedulerClient, SchedulerDied
+from diptych.router.workers.known_worker import reported_load
+from diptych.router.workers.legs import Leg, LegReceiver, OpenLegs, Work
+from diptych.router.workers.worker_view import WorkerLoad
+from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
+
+
+class Group:
+    """Built in the event loop; `run` once it is `ready`."""
+
+    def __init__(self, scheduler: SchedulerClient, instance_id: int, role: Role, page_size: int) -> None:
+        self.instance_id = instance_id
+        self.role = role
+        self.linked: Set[int] = frozenset()  # peers
+        self.problem = ""  # why no peer is linked
+        self._scheduler = scheduler
+        self._page_size = page_size
+        self._legs = OpenLegs()
+        self._due, self._is_due = engine_pb2.SchedulerCommands(), asyncio.Event()
+        self._reported = reported_load(bootstrap_pb2.WorkerLoad(), page_size)
+        self._link_news = asyncio.Event()
+        self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
+        self._questions = Questions(scheduler, self._death)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return self._scheduler.pids
+
+    @property
+    def death(self) -> SchedulerDied | None:
+        return self._death.result() if self._death.done() else None
+
+    @property
+    def load(self) -> WorkerLoad:
+        return self._legs.load(self._reported)
+
+    async def ready(self) -> engine_pb2.SchedulerReady:
+        """Wait until the model is loaded. Raises `SchedulerDied`."""
+        return await self._scheduler.ready()
+
+    async def run(self) -> None:
+        """Send what is due and deliver what the scheduler says, until it dies. Legs that are open then are lost."""
+        sending = asyncio.create_task(self._send())
+        try:
+            async for events in self._scheduler.events():
+                self._take(events)
+        except SchedulerDied as death:
+            self._death.set_result(death)
+            self._link_news.set()
+            self._legs.lose_all(f"its scheduler group died: {death}")
+        finally:
+            sending.cancel()
+            self._legs.lose_all("the engine was closed")
+
+    async def stop(self) -> None:
+        """End the scheduler. Idempotent."""
+        await self._scheduler.stop()
+
+    async def link(self, peers: Iterable[bootstrap_pb2.Instance]) -> None:
+        """Link to these, and wait until each link has passed its test. Raises `SchedulerDied`."""
+        self._due.peers.CopyFrom(engine_pb2.PeerView(instances=peers))
+        wanted = {peer.instance_id for peer in self._due.peers.instances}
+        self._is_due.set()
+        while not wanted <= self.linked:
+            self._link_news.clear()
+            if self.death is not None:
+                raise self.death
+            await self._link_news.wait()
+
+    async def administer(self, command: admin_pb2.AdminCommand) -> None:
+        """Have the scheduler execute a command. Raises its refusal, a `DiptychError`; then nothing has changed."""
+        if self.death is not None:
+            raise self.death
+        await self._questions.administer(command)
+
+    # legs
+
+    def start(self, kind: LegKind, leg: worker_pb2.StartLeg, prompt: bytes, work: Work, receiver: LegReceiver) -> None:
+        """Send a leg and its prompt, a `StartLeg` in bytes; `receiver` gets its outputs up to the last one."""
+        self._legs.add(leg.room, Leg(receiver, kind, work, leg.peer_instance_id))
+        leg.kind = kind.wire
+        leg.MergeFromString(prompt)
+        self._due.start.append(leg)
+        self._is_due.set()
+
+    def abort(self, room: int) -> None:
+        """Tell the scheduler to end a leg, unless it has ended. Its last output still comes."""
+        if self._legs.mark_aborted(room):
+            self._due.abort.append(room)
+            self._is_due.set()
+
+    # the scheduler
+
+    async def _send(self) -> None:
+        """Send, in one message, all that became due in one turn of the event loop."""
+        while True:
+            await self._is_due.wait()
+            self._is_due.clear()
+            commands, self._due = self._due, engine_pb2.SchedulerCommands()
+            await self._scheduler.send(commands)
+
+    def _take(self, events: engine_pb2.SchedulerEvents) -> None:
+        now_s = time.monotonic()
+        for output in events.outputs:
+            self._legs.deliver(output, now_s)
+        self._questions.on_admin_answers(events.admin_answers)
+        if events.HasField("load"):
+            self._reported = reported_load(events.load, self._page_size)
+            self.linked = frozenset(events.load.linked_instances)
+            self._link_news.set()
+        if events.HasField("link_news"):
+            self.problem = events.link_news.problem

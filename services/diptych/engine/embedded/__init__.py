@@ -1,1 +1,0 @@
-"""`Engine`: a whole engine inside a Python program, without HTTP, bootstrap or router."""

@@ -1,0 +1,89 @@
+"""Embedded engines whose prefill and decode are schedulers of their own, between which KV moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from diptych.common.errors import ConfigError, DiptychError
+from diptych.engine import Engine, EngineOptions, SamplingParams
+from diptych.engine.frontend.scheduler_client import SchedulerDied
+
+OPTIONS = EngineOptions(kv_cache_mib=4, max_step_tokens=32)
+SIMULATED = EngineOptions(device="sim", sim_timing=("step=5000",), kv_cache_mib=4)
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+MEASURED = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+ENDLESS = SamplingParams(max_tokens=1000, temperature=0.0, ignore_eos=True)
+PROMPTS = [[first, 5, 7, *range(11 * first)] for first in range(10)]  # some are chunked
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_folder: Path) -> Iterator[Engine]:
+    with Engine(str(tiny_folder), OPTIONS, prefill=1, decode=1) as engine:
+        yield engine
+
+
+def test_a_pair_gives_what_one_scheduler_gives(tiny_folder: Path, pair: Engine) -> None:
+    with Engine(str(tiny_folder), OPTIONS) as alone:
+        expected = alone.generate_batch(PROMPTS, MEASURED)
+    made = pair.generate_batch(PROMPTS, MEASURED)
+    assert [each.token_ids for each in made] == [each.token_ids for each in expected]
+    for one, other in zip(made, expected, strict=True):
+        assert one.logprobs is not None
+        assert other.logprobs is not None
+        assert one.logprobs.logprobs == pytest.approx(other.logprobs.logprobs, abs=1e-4)
+        assert (one.prompt_logprobs is None) == (other.prompt_logprobs is None)
+    assert len(pair.scheduler_pids) == 2
+
+
+def test_a_prefix_that_prefill_has_computed_is_cached_there(pair: Engine) -> None:
+    prompt = list(range(100, 150))
+    assert [pair.generate(prompt, GREEDY).cached_tokens for _ in range(2)] == [0, 48]
+
+
+def test_a_streams_tokens_come_from_both_halves_in_order(pair: Engine) -> None:
+    whole = pair.generate(PROMPTS[3], GREEDY)
+    deltas = list(pair.stream(PROMPTS[3], GREEDY))
+    assert tuple(token_id for delta in deltas for token_id in delta.token_ids) == whole.token_ids
+    stream = pair.stream(PROMPTS[3], ENDLESS)
+    next(stream)
+    stream.close()
+    assert pair.generate(PROMPTS[3], GREEDY).token_ids == whole.token_ids
+
+
+@pytest.mark.parametrize(
+    ("numbers", "dp", "words"),
+    [((1, 0), 1, "or neither"), ((0, 1), 1, "or neither"), ((1, -1), 1, "or neither"), ((1, 1), 2, "dp is for")],
+)
+def test_numbers_that_make_no_pair_are_refused(numbers: tuple[int, int], dp: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Engine("sim", EngineOptions(device="sim", dp=dp), prefill=numbers[0], decode=numbers[1])
+
+
+def test_a_policy_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"dispatch must be one of .*least_load.*, not 'shortest_queue'"):
+        Engine("sim", SIMULATED, dispatch="shortest_queue")
+
+
+def test_pairs_take_turns_and_one_that_lost_its_half_serves_no_more() -> None:
+    """Of two prefill schedulers one dies: the other serves on, until the only decode scheduler dies too."""
+    with Engine("sim", SIMULATED, prefill=2, decode=1, dispatch="round_robin") as engine:
+        prompt = list(range(50))
+        assert [engine.generate(prompt, GREEDY).cached_tokens for _ in range(4)] == [0, 0, 48, 48]
+        psutil.Process(engine.scheduler_pids[0]).kill()
+        made: list[int] = []
+        while len(made) < 4:
+            with suppress(DiptychError):  # of one that was given to who has just died
+                made.append(engine.generate(prompt, GREEDY).cached_tokens)
+        assert made == [48] * 4
+        stream = engine.stream(prompt, ENDLESS)
+        next(stream)
+        psutil.Process(engine.scheduler_pids[2]).kill()
+        with pytest.raises(SchedulerDied, match="ended with code -9"):
+            list(stream)
+        with pytest.raises(SchedulerDied):
+            engine.generate(prompt, GREEDY)
