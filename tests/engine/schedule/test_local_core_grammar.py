@@ -1,4 +1,4 @@
-"""Structured output in the aggregated core, with a null model that draws among the allowed tokens."""
+"""Structured output in a local core, with a null model that draws among the allowed tokens."""
 
 from __future__ import annotations
 
