@@ -36,7 +36,7 @@ def _batch(mode: ForwardMode, batch_size: int, extend_len: int, seq_len: int, nu
         page_table=table,
         seq_lens=_full(batch_size, seq_len),
         extend_lens=_full(batch_size, extend_len),
-        sample_rows=np.arange(batch_size),
+        num_sampled=np.ones(batch_size, np.int64),
     )
 
 

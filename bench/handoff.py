@@ -17,8 +17,9 @@ from typing import Final
 from report import Report, arguments
 from scheduler_pair import SchedulerPair
 
-from diptych.engine.options.config import EngineOptions, Transports
+from diptych.engine.options.config import EngineOptions
 from diptych.engine.values.transfer_rules import TransferRules
+from diptych.kvtransfer.lanes import Transports
 from diptych.v1.worker_pb2 import LegStats
 
 BENCH: Final = "handoff"

@@ -84,7 +84,7 @@ def measure_prompt(report: Report, source: ModelSource, num_threads: int, prompt
         page_size=PAGE_SIZE,
         max_requests=1,
         max_tokens_per_request=prompt_len + 1,
-        host_tier=HostTier(2 * num_pages, HostPages(pool, layout.page_nbytes, 2 * num_pages)),
+        tiers=[HostTier(2 * num_pages, HostPages(pool, layout.page_nbytes, 2 * num_pages))],
     )
     prompt = np.random.default_rng(0).integers(100, 10_000, prompt_len + 1)
     other = prompt[::-1].copy()

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.layout_codec import layout_from_wire, layout_to_wire
+from diptych.kvtransfer.layout import PoolLayout, layout_from_wire, layout_to_wire
 from diptych.kvtransfer.transport import NoteReceived, OpDone
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
 from diptych.v1.bootstrap_pb2 import KvLayout

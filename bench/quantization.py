@@ -214,7 +214,7 @@ def text_batch(token_ids: list[int]) -> ForwardBatch:
         page_table=page_table,
         seq_lens=np.array([num_tokens]),
         extend_lens=np.array([num_tokens]),
-        sample_rows=np.zeros(1, np.int64),
+        num_sampled=np.ones(1, np.int64),
         prompt_rows=PromptRows(before_last, before_last, 0),
     )
 

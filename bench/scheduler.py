@@ -33,9 +33,10 @@ from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.links.links import NoLinks
 from diptych.engine.scheduler.loop import SchedulerLoop
-from diptych.engine.scheduler.model_worker import TpModelWorkerClient
+from diptych.engine.scheduler.news import News
+from diptych.engine.scheduler.parts import Parts
 from diptych.engine.scheduler.step_watch import StepWatch
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.batch import (
     ForwardBatch,
     ForwardMode,
@@ -94,7 +95,7 @@ class InstantRunner:
         self._num_left -= 1
         if self._num_left == 0:
             self._stop()
-        result = StepResult(self._rng.integers(0, VOCAB_SIZE, len(batch.sample_rows)))
+        result = StepResult(self._rng.integers(0, VOCAB_SIZE, batch.num_samples))
         self._left_s = time.perf_counter()
         return result
 
@@ -119,7 +120,7 @@ class PacedRunner:
             self.ends_s.append(time.perf_counter())
             if len(self.ends_s) == self._num_steps:
                 self._stop()
-        result = StepResult(np.full(len(batch.sample_rows), 7))
+        result = StepResult(np.full(batch.num_samples, 7))
         return lambda: result
 
 
@@ -183,8 +184,8 @@ def run_loop(core: AggregatedCore, stepping: Stepping, channel: zmq.Socket[bytes
     grammars = GrammarThread(no_compiler)
     adapters: Adapters[Any] = Adapters(LoraRegistry(1, ""), NoSlots(), no_adapter)
     admin = AdminThread(adapters.handlers)
-    loop = SchedulerLoop(core, stepping, channel, NoLinks(), grammars, admin, adapters, cache=cache, watch=StepWatch())
-    loop.run()
+    parts = Parts(NoLinks(), grammars, admin, adapters, StepWatch())
+    SchedulerLoop(core, stepping, channel, parts, News(core, cache, parts, stepping.meter)).run()
     grammars.close()
     admin.close()
 
@@ -273,7 +274,7 @@ def bench_equal_prompts(report: Report) -> None:
     while (batch := core.plan(0.0)) is not None:
         num_tokens += int(batch.extend_lens.sum()) if batch.mode is not ForwardMode.DECODE else 0
         num_held = max(num_held, cache.pool.capacity - cache.pool.num_free)
-        core.commit(StepResult(np.full(len(batch.sample_rows), 7)), 0.0)
+        core.commit(StepResult(np.full(batch.num_samples, 7)), 0.0)
         core.take_effects()
     case = f"{NUM_EQUAL} equal prompts of {EQUAL_LEN:,} tokens"
     distinct_pages = EQUAL_LEN // PAGE_SIZE + NUM_EQUAL  # each has a page of its own for its output

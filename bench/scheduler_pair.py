@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from diptych.engine.frontend.scheduler_client import SchedulerClient, ipc_endpoint, new_folder, start_scheduler
-from diptych.engine.options.config import EngineOptions, SchedulerConfig, Transports
+from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.values.transfer_rules import TransferRules
+from diptych.kvtransfer.lanes import Transports
 from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
 
 MODULE: Final = "diptych.unified.scheduler"

@@ -26,8 +26,7 @@ from scheduler import run_loop
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.aggregated import AggregatedCore
 from diptych.engine.schedule.policies import POLICIES
-from diptych.engine.scheduler.model_worker import TpModelWorkerClient
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.limits import Limits, Scheduling
 from diptych.v1 import engine_pb2, inference_pb2, worker_pb2
 
@@ -129,7 +128,7 @@ def soak(client: Client, core: AggregatedCore, minutes: float) -> float:
             next_line_s += 30
             print(
                 f"{now_s - start_s:6.0f} s  {client.ends.total():8} answered  {client.num_tokens:9} tokens  "
-                f"{core.num_retracted:7} retractions  {rss_mib():6.1f} MiB",
+                f"{core.report().counts.retractions:7} retractions  {rss_mib():6.1f} MiB",
                 flush=True,
             )
     return rss_mib() - settled_mib
@@ -158,7 +157,7 @@ def verdict(client: Client, core: AggregatedCore, status: worker_pb2.WorkerStatu
     """Print the result; return the exit code."""
     pages = status.pages_by_state.items()
     held = {state: count for state, count in pages if state not in ("free", "cached") and count}
-    print(f"ends {dict(client.ends)}; {core.num_retracted} retractions in {NUM_PAGES} pages")
+    print(f"ends {dict(client.ends)}; {core.report().counts.retractions} retractions in {NUM_PAGES} pages")
     print(f"wrong outputs {client.num_wrong}, leaks {list(status.problems)}, pages held {held}")
     print(f"memory grew by {growth_mib:.1f} MiB")
     return int(bool(client.num_wrong or status.problems or held or growth_mib > MAX_GROWTH_MIB))

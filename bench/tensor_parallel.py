@@ -71,7 +71,7 @@ def _decode(batch_size: int) -> ForwardBatch:
         page_table=np.zeros((batch_size, MAX_PAGES), np.int32),
         seq_lens=rows + 1,
         extend_lens=np.ones(batch_size, np.int64),
-        sample_rows=rows,
+        num_sampled=np.ones(batch_size, np.int64),
     )
 
 

@@ -13,8 +13,7 @@ import sys
 import time
 from typing import Final
 
-from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.layout_codec import layout_from_wire
+from diptych.kvtransfer.layout import PoolLayout, layout_from_wire
 from diptych.kvtransfer.transport import LinkDown, LinkUp
 from diptych.kvtransfer.ucx import UcxOptions, open_transport
 from diptych.v1.rank_pb2 import RankedEngineMetadata

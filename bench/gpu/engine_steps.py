@@ -19,9 +19,10 @@ from diptych.engine.lora.registry import NONE, Loaded
 from diptych.engine.schedule.aggregated import AggregatedCore
 from diptych.engine.scheduler.links.links import NoLinks
 from diptych.engine.scheduler.loop import SchedulerLoop
-from diptych.engine.scheduler.queued_steps import QueuedSteps
+from diptych.engine.scheduler.news import News
+from diptych.engine.scheduler.parts import Parts
 from diptych.engine.scheduler.step_watch import StepWatch
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping
+from diptych.engine.scheduler.stepping import OverlappedStepping, QueuedSteps, Stepping
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.events import CompileGrammar
 from diptych.engine.values.limits import Limits
@@ -95,7 +96,8 @@ def engine_pace(runner: OverlapRunner, num_pages: int, batch_size: int, context:
     stop = engine_pb2.SchedulerCommands(shutdown=True).SerializeToString()
     steps = OverlappedStepping(core, QueuedSteps(marks), time.monotonic)
     stepping, quiet = Until(steps, marks, lambda: frontend.send(stop)), Quiet()
-    SchedulerLoop(core, stepping, channel, NoLinks(), quiet, quiet, quiet, cache=cache, watch=StepWatch()).run()
+    parts = Parts(NoLinks(), quiet, quiet, quiet, StepWatch())
+    SchedulerLoop(core, stepping, channel, parts, News(core, cache, parts, stepping.meter)).run()
     zmq_context.destroy(linger=0)
     return marks.pace()
 

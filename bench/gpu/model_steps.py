@@ -52,7 +52,7 @@ def overlapped(runner: OverlapRunner, batch: ForwardBatch, num_steps: int) -> Pa
 
     Decode steps take the tokens of the step before where they were sampled.
     """
-    marks, sampling = Marks(runner, num_steps, len(batch.input_ids)), greedy(len(batch.sample_rows))
+    marks, sampling = Marks(runner, num_steps, len(batch.input_ids)), greedy(batch.num_samples)
     pending = marks.sample(batch, marks.logits(batch), sampling)
     if batch.mode is ForwardMode.DECODE:
         batch = replace(batch, input_ids=-1 - np.arange(batch.batch_size))
@@ -69,14 +69,14 @@ def one_by_one(runner: OverlapRunner, batch: ForwardBatch, num_steps: int) -> fl
     times = []
     for _ in range(num_steps):
         began = time.perf_counter()
-        runner.execute(batch, greedy(len(batch.sample_rows)))
+        runner.execute(batch, greedy(batch.num_samples))
         times.append(time.perf_counter() - began)
     return statistics.median(times)
 
 
 def kernels_s(runner: OverlapRunner, batch: ForwardBatch, num_steps: int) -> float:
     """Return the median seconds that the GPU takes for a step that is queued as a whole before it may begin."""
-    sampling, times = greedy(len(batch.sample_rows)), list[float]()
+    sampling, times = greedy(batch.num_samples), list[float]()
     for _ in range(num_steps):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(HOLD_CYCLES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diptych.bootstrap.health import STALL_S, BootstrapHealth
+from diptych.bootstrap.main import STALL_S, BootstrapHealth
 from diptych.common.health.probes import Verdict
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from diptych.bootstrap.mismatches import MAX_TOLD, Mismatches
+from diptych.bootstrap.replica import MAX_TOLD, Mismatches
 from diptych.v1.bootstrap_pb2 import ROLE_DECODE, ROLE_PREFILL, ROLE_ROUTER, ROLE_UNIFIED, Instance, Role
 
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import from_hf
-from diptych.checkpoints import gguf_header
+from diptych.checkpoints.gguf import read_header, size_of
 from diptych.checkpoints.gguf_model import GgufModel
-from diptych.checkpoints.safetensors_header import Entry, read_entries
+from diptych.checkpoints.safetensors import Entry, read_entries
 from diptych.common.errors import ConfigError
 
 DATA_BYTES = 64
@@ -75,8 +75,8 @@ def test_a_gguf_header_is_refused_in_words_and_in_little_memory(data: bytes) -> 
     tracemalloc.start()
     try:
         with contextlib.suppress(ValueError):
-            header = gguf_header.read_header(data)
-            ends = [info.offset + gguf_header.size_of(name, info) for name, info in header.tensors.items()]
+            header = read_header(data)
+            ends = [info.offset + size_of(name, info) for name, info in header.tensors.items()]
             assert max(ends, default=0) <= len(data)
         assert tracemalloc.get_traced_memory()[1] < MAX_BYTES
     finally:

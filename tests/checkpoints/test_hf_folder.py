@@ -16,7 +16,7 @@ import transformers
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
-from diptych.engine.scheduler.terms import worker_terms
+from diptych.engine.scheduler.process import worker_terms
 from diptych.engine.values.transfer_rules import TransferRules
 
 TINY: dict[str, Any] = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from diptych.checkpoints.kv_scales import is_kv_scale, read_kv_scales
+from diptych.checkpoints.hf_folder import is_kv_scale, read_kv_scales
 from diptych.common.errors import ConfigError
 
 KEY, VALUE = "model.layers.0.self_attn.k_scale", "model.layers.0.self_attn.v_scale"

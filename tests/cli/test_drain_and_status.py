@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from diptych.cli.drain import DrainConfig, settled
+from diptych.cli.drain import DrainConfig, chosen, settled
 from diptych.cli.drain import main as drain_main
-from diptych.cli.reports.drain_report import chosen, drain_words
-from diptych.cli.reports.status_report import as_json, as_text, mismatches
-from diptych.cli.requests.answer import Answer
-from diptych.cli.router_members import instances_of
+from diptych.cli.reports.status_report import as_json, as_text, drain_words, mismatches
+from diptych.cli.requests.asking import Answer
+from diptych.cli.status import instances_of
 from diptych.common.errors import ConfigError
 from diptych.common.members.pods import Pod
 from diptych.v1.bootstrap_pb2 import (

@@ -17,6 +17,9 @@ class Policy(enum.Enum):
     LEAST_LOAD = "least_load"
 
 
+BACKENDS = {"cpu": 1, "gpu": 2}  # a registry
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """Route requests."""
@@ -29,6 +32,7 @@ class Config:
     folder: Path = option(Path("here"), help="where")
     fast: bool = option(True, help="be fast")
     ports: tuple[int, ...] = option((), help="more ports")
+    backend: str | None = option(None, help="by what", choices=BACKENDS)
 
     def validate(self) -> None:
         if self.http_port < 0:
@@ -44,6 +48,7 @@ EVERYTHING_GIVEN = Config(
     folder=Path("/there"),
     fast=False,
     ports=(1, 2),
+    backend="gpu",
 )
 
 
@@ -59,7 +64,7 @@ def test_defaults_apply_where_nothing_is_said() -> None:
 
 def test_every_kind_of_field_is_read_from_flags() -> None:
     argv = ["--bootstrap=a:1", "--bootstrap=b:2", "--http-port=9", "--ratio=0.5", "--policy=least_load"]
-    argv += ["--dtype=bfloat16", "--folder=/there", "--no-fast", "--ports=1,2"]
+    argv += ["--dtype=bfloat16", "--folder=/there", "--no-fast", "--ports=1,2", "--backend=gpu"]
     assert read(argv) == EVERYTHING_GIVEN
 
 
@@ -73,6 +78,7 @@ def test_every_kind_of_field_is_read_from_the_environment() -> None:
         "DIPTYCH_FOLDER": "/there",
         "DIPTYCH_FAST": "off",
         "DIPTYCH_PORTS": "1,2",
+        "DIPTYCH_BACKEND": "gpu",
     }
     assert read([], environ) == EVERYTHING_GIVEN
 
@@ -94,6 +100,7 @@ def test_an_empty_variable_counts_as_absent() -> None:
         (["--bootstrap=a", "--ports=1,x"], {}, "--ports must be a whole number, not 'x'"),
         (["--bootstrap=a", "--dtype=int8"], {}, "--dtype must be one of float32, bfloat16, not 'int8'"),
         (["--bootstrap=a"], {"DIPTYCH_POLICY": "best"}, "DIPTYCH_POLICY must be one of round_robin, least_load, not"),
+        (["--bootstrap=a", "--backend=tpu"], {}, "--backend must be one of cpu, gpu, not 'tpu'"),
         (["--bootstrap=a"], {"DIPTYCH_FAST": "maybe"}, "DIPTYCH_FAST must be one of 1, 0, true, false, yes, no, on"),
         (["--bootstrap=a", "--http-port=-1"], {}, "--http-port must not be negative"),
     ],
@@ -128,6 +135,7 @@ def test_help_names_variable_default_and_group() -> None:
     assert "--bootstrap TEXT,... addresses [DIPTYCH_BOOTSTRAP; required]" in text
     assert "--http-port N port; 100% yours [DIPTYCH_HTTP_PORT; default 8000]" in text
     assert "--policy {round_robin,least_load} how to choose [DIPTYCH_POLICY; default round_robin]" in text
+    assert "--backend {cpu,gpu} by what [DIPTYCH_BACKEND; default none]" in text
     assert "limits: --ratio X a ratio [DIPTYCH_RATIO; default none]" in text
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from diptych.common.health.liveness import Sight
+from diptych.common.health.probes import Sight
 from diptych.common.members.heartbeat import new_heartbeat
 from diptych.common.process_sight import look_at, own_memory
 

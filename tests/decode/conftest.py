@@ -12,6 +12,7 @@ from stepped_engine import PAGE, Engine
 
 from diptych.common.members.roles import LegKind
 from diptych.decode.core import DecodeCore
+from diptych.engine.schedule.running import Drafter
 from diptych.engine.schedule.step_pace import StepPace
 
 
@@ -20,8 +21,8 @@ def new_engine() -> Iterator[Callable[..., Engine]]:
     """Builds engines, and checks at the end that they are empty."""
     engines: list[Engine] = []
 
-    def build(**options: Any) -> Engine:
-        build_core = partial(DecodeCore, page_nbytes=PAGE * 8, pace=StepPace(math.inf))
+    def build(drafter: Drafter | None = None, **options: Any) -> Engine:
+        build_core = partial(DecodeCore, page_nbytes=PAGE * 8, pace=StepPace(math.inf), drafter=drafter)
         engines.append(Engine(build=build_core, kind=LegKind.LOCAL, **options))
         return engines[-1]
 

@@ -36,5 +36,5 @@ def test_each_prefill_worker_sends_a_prompt_once_in_a_burst() -> None:
     core.handle(PeerDown(2, "test"), 0.0)  # the odd rooms have failed, and nobody waits for them
     assert granted(core) == []
     core.handle(PeerDown(1, "test"), 0.0)
-    assert core.num_open_rooms == 2  # what was granted is in quarantine
-    assert core.check() == []
+    assert core.report().num_open_rooms == 2  # what was granted is in quarantine
+    assert cache.audit(core.report().holders) == []

@@ -18,6 +18,7 @@ from diptych.generation.finish import Finish
 from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.output import Failure, FailureCode, Output
 from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.segments import ContentSegment, prompt_keys
 
 NewEngine = Callable[..., Engine]
 
@@ -63,7 +64,7 @@ def test_a_retracted_request_ends_the_same(new_engine: NewEngine) -> None:
     for room, prompt in prompts.items():
         engine.start(room, prompt, max_tokens=20)
     engine.run()
-    assert engine.core.num_retracted > 0
+    assert engine.core.report().counts.retractions > 0
     assert [engine.tokens(room) for room in prompts] == [expected_output(p, 20, VOCAB) for p in prompts.values()]
 
 
@@ -109,13 +110,14 @@ def test_what_is_beyond_the_longest_queue_is_turned_away(new_engine: NewEngine) 
 def test_a_request_holds_nothing_while_its_grammar_is_compiled(
     new_engine: NewEngine, event: Event, code: FailureCode
 ) -> None:
-    core = new_engine().core
+    engine = new_engine()
+    core = engine.core
     grammar = Grammar(GrammarKind.REGEX, "a+")
     params = SamplingParams(max_tokens=3, temperature=0.0, grammar=grammar)
     core.handle(Start(new_request(1, np.arange(5), params), kind=LegKind.LOCAL), 0.0)
     assert core.take_effects() == [CompileGrammar(1, grammar, ())]
     assert core.plan(0.0) is None
-    assert core.page_counts()["owned"] == 0
+    assert engine.cache.pool.counts()["owned"] == 0
     core.handle(event, 0.0)
     assert core.take_effects() == [Emit(Output(1, failure=Failure(code, "no such rule")))]
 
@@ -156,3 +158,11 @@ def test_those_that_wait_go_on_when_the_one_that_computes_ends(new_engine: NewEn
     assert all(engine.tokens(room) == expected_output(prompt, 3, VOCAB) for room in (2, 3))
     num_computed = sum(200 - cached_tokens(engine, room) for room in (2, 3))
     assert num_computed <= 200 - 32 * num_steps + 2 * PAGE + STEP_COST // 2
+
+
+def test_content_is_refused_by_a_model_that_takes_text_only(new_engine: NewEngine) -> None:
+    engine, contents = new_engine(), [ContentSegment(1, 2, bytes(32))]
+    engine.start(1, prompt_keys(np.arange(5), contents).tolist(), 3, contents=contents)
+    (output,) = engine.outputs[1]
+    words = "the prompt has content that is no text; this model takes text only"
+    assert output.failure == Failure(FailureCode.INVALID, words)

@@ -7,9 +7,9 @@ from array import array
 import pytest
 
 from diptych.common.errors import InvalidRequest
-from diptych.generation.leg_prompt import prompt_len, prompt_of
+from diptych.generation.leg_prompt import contents_of, prompt_len, prompt_of
 from diptych.tokens.packed_tokens import pack
-from diptych.v1.worker_pb2 import StartLeg
+from diptych.v1.worker_pb2 import ContentSegment, StartLeg
 
 
 def test_packed_tokens_come_first() -> None:
@@ -19,11 +19,31 @@ def test_packed_tokens_come_first() -> None:
     assert prompt_of(StartLeg()).tolist() == []
 
 
+def test_contents_stand_between_the_tokens_of_both_kinds() -> None:
+    digest = bytes(range(32))
+    contents = [
+        ContentSegment(start=1, num_tokens=2, digest=digest),
+        ContentSegment(start=5, num_tokens=1, digest=digest),
+    ]
+    leg = StartLeg(prompt_tokens=pack([7, 8]), prompt_token_ids=[5, 6], contents=contents)
+    first, second = contents_of(leg)
+    assert (first.start, first.num_tokens, first.digest) == (1, 2, digest)
+    assert prompt_of(leg).tolist() == [7, *first.keys.tolist(), 8, 5, *second.keys.tolist(), 6]
+    assert prompt_len(leg) == len(prompt_of(leg)) == 7
+
+
 def test_packing_takes_any_sequence() -> None:
     assert pack([1, 256]) == pack(array("I", [1, 256])) == b"\x01\0\0\0\0\x01\0\0"
 
 
-@pytest.mark.parametrize("leg", [StartLeg(prompt_tokens=b"12345"), StartLeg(prompt_text="a", prompt_token_ids=[1])])
+@pytest.mark.parametrize(
+    "leg",
+    [
+        StartLeg(prompt_tokens=b"12345"),
+        StartLeg(prompt_text="a", prompt_token_ids=[1]),
+        StartLeg(prompt_token_ids=[1], contents=[ContentSegment(start=2, num_tokens=1, digest=bytes(32))]),
+    ],
+)
 def test_what_is_no_prompt_yet_is_refused(leg: StartLeg) -> None:
     with pytest.raises(InvalidRequest):
         prompt_of(leg)

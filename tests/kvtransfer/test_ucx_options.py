@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from diptych.kvtransfer.lanes import Transports
 from diptych.kvtransfer.nixl.options import NixlOptions
-from diptych.kvtransfer.ucx.options import Transports, UcxOptions, offers_remote_access, ucx_settings
+from diptych.kvtransfer.ucx.options import UcxOptions, offers_remote_access, ucx_settings
 
 
 @pytest.mark.parametrize(("transports", "wanted"), [("auto", True), ("shm", False), ("tcp", False)])

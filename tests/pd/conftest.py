@@ -17,8 +17,7 @@ from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.scheduler.grammar_thread import GrammarThread
-from diptych.engine.scheduler.model_worker import TpModelWorkerClient
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.batch import ForwardBatch, Runner, SamplingBatch, StepResult
 from diptych.engine.values.events import (
     AbortRoom,
@@ -339,14 +338,14 @@ class Pair:
             self.check()
 
     def check(self) -> None:
-        assert self.prefill.core.check() == []
-        assert self.decode.core.check() == []
+        assert self.prefill.cache.audit(self.prefill.core.report().holders) == []
+        assert self.decode.cache.audit(self.decode.core.report().holders) == []
 
     def assert_clean(self) -> None:
         self.check()
         for side in (self.prefill, self.decode):
-            counts = side.core.page_counts()
-            assert side.core.num_open_rooms == 0
+            counts = side.cache.pool.counts()
+            assert side.core.report().num_open_rooms == 0
             assert side.digests == {}  # no stream of a room outlives it
             assert {state: counts[state] for state in counts if state not in ("free", "cached")} == {
                 "owned": 0,

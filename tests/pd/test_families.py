@@ -64,7 +64,7 @@ def test_a_pair_whose_requests_are_retracted_at_random_generates_the_same_tokens
         if rng.random() < 0.4:
             others.toggle()
     assert [pair.tokens(room) for room in range(1, len(family_model.prompts) + 1)] == family_model.outputs
-    assert pair.decode.core.num_retracted > 0
+    assert pair.decode.core.report().counts.retractions > 0
     pair.assert_clean()
 
 
@@ -109,8 +109,8 @@ def test_one_worker_that_retracts_at_random_generates_the_same_tokens(
             others.toggle()
 
     assert aggregated(core, runner, family_model, disturb, others.release) == family_model.outputs
-    assert core.num_retracted > 0
-    assert core.check() == []
+    assert core.report().counts.retractions > 0
+    assert cache.audit(core.report().holders) == []
 
 
 def aggregated(

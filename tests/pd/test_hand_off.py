@@ -51,7 +51,9 @@ class Worker:
         directions = directions_of(Role.PREFILL if number == PREFILL else Role.DECODE)
         tester = new_link_tester(self.transport, self.pool, directions, PathRule(), lambda: 0.0)
         self.links = Links(self.transport, self.transport, tester, WINDOWS)
-        cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
+        self.cache = cache = KvCache(
+            num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256
+        )
         self.core: SchedulerCore = build(cache, self.layout)
         kv = kv_view(self.pool.buffer, self.layout)
         runner = ModelRunner(source, kv, dtype="float32", layer_listener=self._listener)
@@ -137,9 +139,9 @@ class Two:
 
     def assert_clean(self) -> None:
         for side in (self.prefill, self.decode):
-            counts = side.core.page_counts()
-            assert side.core.check() == []
-            assert side.core.num_open_rooms == 0
+            counts = side.cache.pool.counts()
+            assert side.cache.audit(side.core.report().holders) == []
+            assert side.core.report().num_open_rooms == 0
             assert {counts[state] for state in ("owned", "importing", "quarantined", "exporting")} == {0}
 
 
@@ -209,7 +211,7 @@ def test_one_byte_that_flips_on_the_way_is_caught_wherever_it_is(two: Two, layer
     assert failure is not None
     assert (failure.code, "damaged" in failure.message) == (FailureCode.TRANSFER_FAILED, True)
     assert two.prefill.end.failure is not None
-    assert two.decode.core.num_integrity_failures == 1
+    assert two.decode.core.report().counts.integrity_failures == 1
     two.assert_clean()
 
 
@@ -232,8 +234,8 @@ def test_decode_that_gives_up_within_the_step_keeps_its_pages_until_prefill_has_
     two.prefill.on_layer = on_layer
     two.start()
     two.prefill.step()
-    assert two.decode.core.page_counts()["quarantined"] == 3
-    assert two.prefill.core.page_counts()["exporting"] == 3
+    assert two.decode.cache.pool.counts()["quarantined"] == 3
+    assert two.prefill.cache.pool.counts()["exporting"] == 3
     two.run()
     assert two.decode.end.failure is not None
     assert two.prefill.end.failure is not None
@@ -244,7 +246,7 @@ def test_a_request_aborted_on_prefill_after_its_step_is_given_back_when_its_piec
     two.start()
     two.prefill.step()
     two.prefill.abort()
-    assert two.prefill.core.page_counts()["exporting"] == 3
+    assert two.prefill.cache.pool.counts()["exporting"] == 3
     two.run()
     two.assert_clean()
 

@@ -60,7 +60,7 @@ def test_prefill_keeps_what_it_has_handed_off_until_decode_acknowledges(pair: Pa
     while not pair.prefill.outputs[1]:
         pair.step(pair.prefill)
     hand_back(pair, pair.prefill, 1)
-    assert pair.prefill.core.page_counts()["exporting"] > 0
+    assert pair.prefill.cache.pool.counts()["exporting"] > 0
     pair.run()
     assert pair.prefill.ended(1).finish
     assert pair.tokens(1) == expected_output(PROMPT, NUM_TOKENS, VOCAB)

@@ -56,7 +56,7 @@ def continued(runner: ModelRunner, prompt: list[int]) -> list[int]:
             page_table=np.arange(NUM_PAGES, dtype=np.int32)[None],
             seq_lens=np.array([len(text)]),
             extend_lens=np.array([len(text)]),
-            sample_rows=np.zeros(1, np.int64),
+            num_sampled=np.ones(1, np.int64),
         )
         text.append(int(runner.logits(batch).argmax()))
     return text[len(prompt) :]

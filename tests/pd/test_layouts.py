@@ -63,7 +63,7 @@ def test_a_room_that_is_given_up_while_its_pages_are_put_together_leaves_them_al
     until_unpacking(pair)
     pair.abort(pair.decode, 1)
     assert pair.decode.ended(1).failure.code is FailureCode.ABORTED
-    assert pair.decode.core.page_counts()["quarantined"] == 3
+    assert pair.decode.cache.pool.counts()["quarantined"] == 3
     pair.run()
     pair.assert_clean()
 
@@ -75,7 +75,7 @@ def test_a_lost_link_does_not_stop_pages_from_being_put_together(make_pair: Any)
     pair.link_down(pair.decode)
     pair.link_down(pair.prefill)
     pair.run()
-    assert pair.decode.core.num_open_rooms == 0
+    assert pair.decode.core.report().num_open_rooms == 0
     pair.assert_clean()
 
 

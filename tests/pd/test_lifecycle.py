@@ -156,7 +156,7 @@ def test_a_flipped_byte_is_caught_and_both_sides_end(pair: Pair) -> None:
     assert pair.decode.ended(1).failure.code is FailureCode.TRANSFER_FAILED
     assert pair.prefill.ended(1).failure.code is FailureCode.TRANSFER_FAILED
     assert pair.decode.tokens(1) == {}
-    assert pair.decode.core.num_integrity_failures == 1
+    assert pair.decode.core.report().counts.integrity_failures == 1
     pair.assert_clean()
 
 
@@ -167,7 +167,7 @@ def play_until_verifying(pair: Pair, **fields: Any) -> None:
     pair.step(pair.prefill)
     pair.deliver(pair.prefill)
     pair.deliver(pair.prefill)
-    assert pair.decode.core.page_counts()["importing"] == 1
+    assert pair.decode.cache.pool.counts()["importing"] == 1
 
 
 @pytest.mark.parametrize("who", ["decode", "prefill", "deadline"])
@@ -183,10 +183,10 @@ def test_a_request_given_up_while_it_is_verified_frees_its_pages_when_nobody_rea
             pair.now_s = 6.0
             pair.expire()
     assert pair.decode.ended(1).failure is not None
-    assert pair.decode.core.page_counts()["quarantined"] == 1
+    assert pair.decode.cache.pool.counts()["quarantined"] == 1
     assert isinstance(pair.decode.outbox[0], DigestPages)
     pair.deliver(pair.decode)
-    assert pair.decode.core.page_counts()["quarantined"] == 0
+    assert pair.decode.cache.pool.counts()["quarantined"] == 0
     pair.run()
     assert pair.prefill.ended(1).failure is not None
     pair.assert_clean()
@@ -198,7 +198,7 @@ def test_a_lost_prefill_does_not_touch_what_is_verified(pair: Pair) -> None:
     pair.run()
     assert pair.decode.ended(1).finish is Finish.LENGTH
     assert len(pair.decode.tokens(1)) == 8
-    assert pair.decode.core.check() == []
+    assert pair.decode.cache.audit(pair.decode.core.report().holders) == []
 
 
 def test_pages_that_could_not_be_read_fail_their_request(pair: Pair) -> None:
@@ -208,7 +208,7 @@ def test_pages_that_could_not_be_read_fail_their_request(pair: Pair) -> None:
     pair.decode.collect()
     pair.run()
     assert "could not be read" in pair.decode.ended(1).failure.message
-    assert pair.decode.core.num_integrity_failures == 0
+    assert pair.decode.core.report().counts.integrity_failures == 0
     pair.assert_clean()
 
 
@@ -248,7 +248,7 @@ def test_decode_that_never_acknowledges_fails_the_request_in_time(make_pair: typ
         FailureCode.TRANSFER_FAILED,
         "decode did not acknowledge the KV within 7 s",
     )
-    assert pair.prefill.core.page_counts()["exporting"] == 0
+    assert pair.prefill.cache.pool.counts()["exporting"] == 0
     pair.run()
     assert pair.decode.ended(1).failure.code is FailureCode.TRANSFER_FAILED
 
@@ -261,7 +261,7 @@ def test_an_ack_that_overtakes_the_news_of_the_last_write_ends_the_room_with_it(
     pair.decode.kv[write.dst] = pair.prefill.kv[write.src]
     pair.run()
     assert pair.decode.ended(1).finish is Finish.LENGTH
-    assert pair.prefill.core.page_counts()["exporting"] == 1
+    assert pair.prefill.cache.pool.counts()["exporting"] == 1
     pair.abort(pair.prefill, 1)  # decode has everything: too late
     assert pair.prefill.ended(1) is None
     pair.prefill.core.handle(WriteDone(1, "the link broke"), pair.now_s)
@@ -316,14 +316,14 @@ def test_quarantine_lasts_until_prefill_says_that_no_more_writes_come(pair: Pair
     pair.deliver(pair.decode)
     pair.step(pair.prefill)  # the first chunk's write is on its way
     pair.abort(pair.decode, 1)
-    assert pair.decode.core.page_counts()["quarantined"] == 10
+    assert pair.decode.cache.pool.counts()["quarantined"] == 10
     pair.deliver(pair.decode)  # Abort reaches prefill, whose write has not landed
     assert [type(effect).__name__ for effect in pair.prefill.outbox] == ["WritePages"]
-    assert pair.decode.core.page_counts()["quarantined"] == 10
+    assert pair.decode.cache.pool.counts()["quarantined"] == 10
     pair.deliver(pair.prefill)
     assert [effect.note for effect in pair.prefill.outbox] == [AbortAck(1)]
     pair.deliver(pair.prefill)
-    assert pair.decode.core.page_counts()["quarantined"] == 0
+    assert pair.decode.cache.pool.counts()["quarantined"] == 0
     pair.assert_clean()
 
 
@@ -334,9 +334,9 @@ def test_source_pages_stay_pinned_until_decode_acknowledges(pair: Pair) -> None:
     pair.deliver(pair.prefill)  # the pages
     pair.deliver(pair.prefill)  # the hand-off
     pair.deliver(pair.decode)  # the digest
-    assert pair.prefill.core.page_counts()["exporting"] == 1
+    assert pair.prefill.cache.pool.counts()["exporting"] == 1
     pair.deliver(pair.decode)
-    assert pair.prefill.core.page_counts()["exporting"] == 0
+    assert pair.prefill.cache.pool.counts()["exporting"] == 0
     pair.run()
     pair.assert_clean()
 
@@ -347,9 +347,9 @@ def test_a_lost_prefill_leaves_pages_in_quarantine_until_it_provably_cannot_writ
     pair.link_down(pair.decode)
     assert pair.decode.ended(1).failure.code is FailureCode.PEER_LOST
     assert pair.decode.core.suspects() == {PREFILL}
-    assert pair.decode.core.page_counts()["quarantined"] == 10
+    assert pair.decode.cache.pool.counts()["quarantined"] == 10
     pair.decode.core.handle(WriterGone(PREFILL), pair.now_s)
-    assert pair.decode.core.page_counts()["quarantined"] == 0
+    assert pair.decode.cache.pool.counts()["quarantined"] == 0
     assert pair.decode.core.suspects() == set()
 
 
@@ -384,8 +384,8 @@ def test_a_lost_decode_fails_its_rooms_and_frees_prefill(pair: Pair) -> None:
     pair.link_down(pair.prefill)
     for room in (1, 2):
         assert pair.prefill.ended(room).failure.code in (FailureCode.PEER_LOST, FailureCode.TRANSFER_FAILED)
-    assert pair.prefill.core.num_open_rooms == 0
-    assert pair.prefill.core.page_counts()["exporting"] == 0
+    assert pair.prefill.core.report().num_open_rooms == 0
+    assert pair.prefill.cache.pool.counts()["exporting"] == 0
 
 
 def expect_short_outputs(pair: Pair) -> None:
@@ -402,7 +402,7 @@ def test_out_of_memory_on_decode_retracts_and_goes_on_there(make_pair: type[Pair
     for room, prompt in prompts.items():
         pair.start(room, prompt, max_tokens=20)
     pair.run()
-    assert pair.decode.core.num_retracted > 0
+    assert pair.decode.core.report().counts.retractions > 0
     for room, prompt in prompts.items():
         assert pair.tokens(room) == expected_output(prompt, 20, VOCAB)
         assert pair.decode.ended(room).finish is Finish.LENGTH
@@ -415,7 +415,7 @@ def test_a_retracted_request_that_gets_no_memory_in_time_can_be_replayed(make_pa
     prompts = {room: [room * 10 + i for i in range(10)] for room in (1, 2)}
     for room, prompt in prompts.items():
         pair.start(room, prompt, max_tokens=20)
-    while not pair.decode.core.num_retracted:
+    while not pair.decode.core.report().counts.retractions:
         assert any(
             [pair.deliver(pair.decode), pair.step(pair.prefill), pair.deliver(pair.prefill), pair.step(pair.decode)]
         )
@@ -575,9 +575,9 @@ def test_decode_advertises_no_credit_while_a_request_waits_for_pages(make_pair: 
 
 
 def test_the_age_of_the_oldest_page_in_quarantine_is_known(pair: Pair) -> None:
-    assert pair.decode.core.quarantined_since_s() is None
+    assert pair.decode.core.report().quarantined_since_s is None
     pair.start_decode(1, list(range(20)))
     pair.decode.core.handle(AbortRoom(1, "enough"), 5.0)
     pair.decode.core.expire(5.0)
     pair.decode.core.expire(7.0)
-    assert pair.decode.core.quarantined_since_s() == 5.0
+    assert pair.decode.core.report().quarantined_since_s == 5.0

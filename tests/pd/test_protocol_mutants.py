@@ -16,12 +16,12 @@ from simulation.play import MOODS, Game
 from simulation.rules import RuleBroken
 from simulation.two_sides import Budget, TwoSides
 
-from diptych.decode.closing import ClosingRooms
 from diptych.decode.core import DecodeCore
 from diptych.decode.grants import Grants, Spare
 from diptych.decode.imports import Imports
 from diptych.decode.phases import Phase
 from diptych.decode.room import DecodeRoom
+from diptych.decode.rooms import ClosingRooms
 from diptych.decode.rooms import Rooms as DecodeRooms
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.radix import RadixTree
@@ -36,8 +36,7 @@ from diptych.prefill.rendezvous import Rendezvous
 from diptych.prefill.room import PrefillRoom
 from diptych.prefill.rooms import Rooms as PrefillRooms
 from diptych.prefill.sending import Sender
-from diptych.unified.core import UnifiedCore
-from diptych.unified.reserve import Reserve
+from diptych.unified.core import Reserve, UnifiedCore
 
 MAX_GAMES = 12
 MOVES = 1400
@@ -264,7 +263,7 @@ def what_is_shared_is_not_kept_for_its_readers(patch: pytest.MonkeyPatch) -> Non
         for node in request.node.path():
             if node.num_locks == 1:
                 self.tree._num_evictable += len(node.pages)
-                self.tree._queues[node.tier].add(node)
+                self.tree._queues[node.level].add(node)
             node.num_locks -= 1
         patch.setattr(RadixTree, "unlock", nothing)
         return duplicates
@@ -324,7 +323,7 @@ def no_reserve(patch: pytest.MonkeyPatch) -> None:
 
 def the_pages_of_one_core_are_counted(patch: pytest.MonkeyPatch) -> None:
     """What the other core holds looks like a leak."""
-    patch.setattr(UnifiedCore, "check", lambda self: self._decode.check())
+    patch.setattr(UnifiedCore, "report", lambda self: self._decode.report())
 
 
 def one_core_takes_all_results(patch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,7 @@ from diptych.checkpoints.source import open_model
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.schedule.aggregated import AggregatedCore
-from diptych.engine.scheduler.model_worker import TpModelWorkerClient
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult, WaitForResult
 from diptych.engine.values.events import Emit, EmitTokens, Start
 from diptych.engine.values.limits import Limits
@@ -48,7 +47,7 @@ class FailingRunner:
 
     def logits(self, batch: ForwardBatch) -> torch.Tensor:
         logits = self._runner.logits(batch).clone()
-        lens = batch.seq_lens[batch.sample_rows]
+        lens = batch.positions[batch.sampled_tokens] + 1
         logits[: len(lens)][torch.from_numpy(lens == self._bad_len)] = torch.nan
         return logits
 
@@ -108,7 +107,7 @@ def aggregated(
             for output in effect.outputs() if isinstance(effect, EmitTokens) else [effect.output]:
                 answers[output.room].append(output)
     stepping.close()
-    assert core.check() == []
+    assert cache.audit(core.report().holders) == []
     return answers
 
 
@@ -296,7 +295,7 @@ def test_a_failed_requests_kv_is_not_kept(new_model: Any) -> None:
     core.handle(Start(new_request(1, np.array(PROMPTS[3]), params())), 0.0)
     while (batch := core.plan(0.0)) is not None:
         core.commit(runner.execute(batch, core.sampling()), 0.0)
-    assert core.page_counts()["cached"] == 0
+    assert cache.pool.counts()["cached"] == 0
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_a_computed_prompt_is_kept_when_decode_dies_before_it_has_acknowledged_i
         pass
     assert len(pair.tokens(1)) == 1  # it is computed, and on its way
     pair.link_down(pair.prefill)
-    assert pair.prefill.core.page_counts()["cached"] == NUM_PAGES
+    assert pair.prefill.cache.pool.counts()["cached"] == NUM_PAGES
     pair.link_down(pair.decode)
     pair.link_up()
     pair.start(2, PROMPT)
@@ -220,5 +220,5 @@ def test_requests_that_share_are_retracted_and_go_on(make_pair: NewPair) -> None
     for room in range(1, 9):
         pair.start(room, PROMPT, max_tokens=100)
     finish(pair, [PROMPT] * 8, max_tokens=100)
-    assert pair.decode.core.num_retracted > 0
+    assert pair.decode.core.report().counts.retractions > 0
     assert pair.num_written <= NUM_PAGES + 8

@@ -147,7 +147,7 @@ class AdaptedRunner(NullRunner):
         super().logits(batch)
         if batch.adapters is not None:
             self._slots[batch.out_slots] ^= np.repeat(mark(batch.adapters), batch.extend_lens)
-        return [self._next_token(batch.page_table[row], int(batch.seq_lens[row])) for row in batch.sample_rows]
+        return self._next_tokens(batch)
 
 
 def adapted_model(num_pages: int) -> tuple[Any, NullRunner]:
@@ -168,7 +168,7 @@ def play(make_pair: type[Pair], overlap: bool, num_requests: int) -> list[Any]:
     pair.close()
     game.verify()
     pair.assert_clean()
-    assert pair.decode.core.num_retracted > 0
+    assert pair.decode.core.report().counts.retractions > 0
     return game.story()
 
 
@@ -199,7 +199,7 @@ def test_thousands_of_requests_with_equal_prompts_share_them_and_nothing_else(
     game.verify()
     pair.assert_clean()
     num_tokens = sum(len(prompt) for prompt, _ in game.asked.values())
-    assert pair.decode.core.num_retracted > 0
+    assert pair.decode.core.report().counts.retractions > 0
     assert pair.prefill.runner.num_tokens < 0.45 * num_tokens
     assert pair.num_written * PAGE < 0.6 * num_tokens
 

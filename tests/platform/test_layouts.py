@@ -123,7 +123,7 @@ class Converted:
             page_table=np.arange(32, dtype=np.int32)[None],
             seq_lens=np.array([len(text)]),
             extend_lens=np.array([len(positions)]),
-            sample_rows=np.zeros(1, np.int64),
+            num_sampled=np.ones(1, np.int64),
         )
         return int(runner.logits(batch).argmax())
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from diptych.engine.frontend.load_metrics import load_families
+from diptych.engine.frontend.metrics import load_families
 from diptych.router.choose.fits import Curve
-from diptych.router.observe.metrics import RouterMetrics
-from diptych.router.observe.pool_metrics import PoolMember, PoolMetrics
+from diptych.router.metrics import PoolMember, PoolMetrics, RouterMetrics
 from diptych.v1.bootstrap_pb2 import INSTANCE_STATE_READY, ROLE_DECODE, Instance, WorkerLoad
 from diptych.v1.worker_pb2 import WorkerStatus
 

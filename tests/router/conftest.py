@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import pytest
 import tokenizers
+from simulated_worker import Fault, Output, SimulatedWorker
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from diptych.common.lifecycle import Stop
@@ -30,7 +31,6 @@ from diptych.common.trust.trust import INSECURE
 from diptych.router.config import RouterConfig
 from diptych.router.main import formats_of, run
 from diptych.router.served_model import ServedModel
-from diptych.router.simulated_worker import Fault, Output, SimulatedWorker
 from diptych.router.tracing.environment import OpenExport
 from diptych.router.wiring import build
 from diptych.tokens.chat_template import ChatTemplate

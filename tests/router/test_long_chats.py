@@ -15,8 +15,8 @@ from diptych.router.http.anthropic.messages_request import MessagesRequest
 from diptych.router.http.openai.responses_request import ResponsesRequest
 from diptych.router.request import ChatPrompt, ClientRequest
 from diptych.router.served_model import ServedModel
+from diptych.router.text.chat_text import told_in_words
 from diptych.router.text.tokenization import Tokenization
-from diptych.router.text.tool_prompt import told_in_words
 from diptych.tokens.chat_template import ChatTemplate
 from diptych.tokens.tokenizer import Tokenizer
 

@@ -85,7 +85,7 @@ class Pools:
             page_table=np.array(tables, np.int32),
             seq_lens=np.array([end for _, end in spans]),
             extend_lens=np.array(list(new_tokens.values())),
-            sample_rows=np.arange(len(spans)),
+            num_sampled=np.ones(len(spans), np.int64),
         )
 
     def _grow(self, request: str, count: int) -> tuple[int, int]:

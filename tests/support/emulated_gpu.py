@@ -125,7 +125,7 @@ def emulated_runner(
         replace(model, attention=phased),
         StepInputs(limits, Staging(limits.nbytes, CPU, Mark), CPU),
         launch_sampling,
-        torch.zeros(limits.max_requests, dtype=torch.int64),
+        torch.zeros(limits.max_samples, dtype=torch.int64),
         Graphs(rungs, recorder),
         PieceGraphs(token_rungs, recorder, lambda num_tokens: model.decoder.new_buffers(num_tokens, CPU)),
         layer_listener,

@@ -27,7 +27,7 @@ class NullRunner:
 
     def logits(self, batch: ForwardBatch) -> list[int]:
         self._slots[batch.out_slots] = entries(batch.input_ids, batch.positions)
-        return [self._next_token(batch.page_table[row], int(batch.seq_lens[row])) for row in batch.sample_rows]
+        return self._next_tokens(batch)
 
     def sample(self, batch: ForwardBatch, logits: list[int], sampling: SamplingBatch) -> WaitForResult:
         tokens = logits
@@ -35,6 +35,12 @@ class NullRunner:
             tokens = [_allowed(token, mask) for token, mask in zip(tokens, sampling.token_mask, strict=True)]
         result = StepResult(np.array(tokens, dtype=np.int64))
         return lambda: result
+
+    def _next_tokens(self, batch: ForwardBatch) -> list[int]:
+        """Return what follows each token that is sampled from, by all that is stored of its request up to it."""
+        tokens = batch.sampled_tokens
+        pairs = zip(batch.rows_of(tokens), batch.positions[tokens].tolist(), strict=True)
+        return [self._next_token(batch.page_table[row], position + 1) for row, position in pairs]
 
     def _next_token(self, pages: np.ndarray[tuple[int], np.dtype[np.int32]], seq_len: int) -> int:
         positions = np.arange(seq_len)

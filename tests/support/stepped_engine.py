@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from flat_request import flat_request
 from null_runner import NullRunner
 
+from diptych.common.arrays import U64
 from diptych.common.members.roles import LegKind
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.cache.tier import Tier
 from diptych.engine.schedule.aggregated import AggregatedCore
-from diptych.engine.scheduler.model_worker import TpModelWorkerClient
-from diptych.engine.scheduler.stepping import ModelWorker, OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.scheduler.stepping import (
+    ModelWorker,
+    OverlappedStepping,
+    Stepping,
+    SynchronousStepping,
+    TpModelWorkerClient,
+)
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, GrammarReady, Start
 from diptych.engine.values.limits import Limits, Scheduling
@@ -48,9 +55,15 @@ class Engine:
         kind: LegKind | None = None,
         worker: Callable[[OverlapRunner], ModelWorker] = TpModelWorkerClient,
         mixed_step_s: float = math.inf,
+        tiers: Callable[[U64], Sequence[Tier]] = lambda kv: (),
     ) -> None:
+        kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
         self.cache = KvCache(
-            num_pages=num_pages, page_size=PAGE, max_requests=max_requests, max_tokens_per_request=CONTEXT
+            num_pages=num_pages,
+            page_size=PAGE,
+            max_requests=max_requests,
+            max_tokens_per_request=CONTEXT,
+            tiers=tiers(kv),
         )
         limits = Limits(
             CONTEXT,
@@ -63,7 +76,7 @@ class Engine:
         )
         self.core = build(self.cache, limits)
         self._kind = kind
-        self.runner = runner or NullRunner(np.zeros((num_pages, PAGE), dtype=np.uint64), vocab_size)
+        self.runner = runner or NullRunner(kv, vocab_size)
         self.outputs: dict[int, list[Output]] = defaultdict(list)
         self._compiler = compiler
         self.now_s = 0.0
@@ -99,7 +112,7 @@ class Engine:
         self.num_steps += busy
         self.collect()
         if check:
-            assert self.core.check() == []
+            assert self.cache.audit(self.core.report().holders) == []
         return busy
 
     def run(self) -> None:
@@ -126,8 +139,8 @@ class Engine:
     def close(self) -> None:
         """Everything has been answered and given back."""
         self._stepping.close()
-        counts = self.core.page_counts()
-        assert self.core.num_open_rooms == 0
+        counts = self.cache.pool.counts()
+        assert self.core.report().num_open_rooms == 0
         assert {state: counts[state] for state in counts if state not in ("free", "cached")} == {
             "owned": 0,
             "importing": 0,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from typing import Any
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from diptych.common.errors import ConfigError, DiptychError, InvalidRequest
-from diptych.tokens import bounded_templates
+from diptych.tokens import template_meter
 from diptych.tokens.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "x<y"}]
@@ -82,16 +84,65 @@ ENDLESS = {
     "wide text": "{{ 'a'.zfill(1000000000) }}",
     "centred text": "{{ 'a' | center(1000000000) }}",
     "indented text": "{{ 'a' | indent(1000000000, true) }}",
+    "joined texts": "{% set x = 'a' * 100000 %}{{ ([x] * 99) | join | length }}",
+    "long separator": "{% set x = 'a' * 100000 %}{{ ([1] * 99) | join(x) | length }}",
+    "long separator, by its method": "{% set x = 'a' * 100000 %}{{ x.join(['b'] * 99) | length }}",
+    "long separator of what comes": "{% set x = 'a' * 100000 %}{{ x.join(([1] * 99) | map('string')) | length }}",
+    "long replacement": "{{ ('a' * 9999) | replace('a', 'b' * 9999) | length }}",
+    "long replacement, by its method": "{{ ('a' * 9999).replace('a', 'b' * 9999) | length }}",
+    "long translation": "{{ ('a' * 9999).translate({97: 'b' * 9999}) | length }}",
+    "long indentation": "{{ ('\n' * 9999) | indent('b' * 9999, true, true) | length }}",
+    "many indentations": "{{ ('\n' * 9999) | indent(9999, true, true) | length }}",
+    "long line ends": "{{ ('a ' * 999) | wordwrap(1, true, 'b' * 9999) | length }}",
+    "wide tabs": "{{ ('\t' * 9999).expandtabs(9999) | length }}",
+    "many fields": "{{ ('{0}' * 9999).format('a' * 9999) | length }}",
+    "many fields by name": "{{ ('%(a)s' * 9999) | format(a='a' * 9999) | length }}",
+    "many fields of %": "{{ (('%(a)s' * 9999) % {'a': 'a' * 9999}) | length }}",
+    "wide JSON": "{{ ([1] * 9999) | tojson(indent=9999) | length }}",
+    "JSON of JSON": "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+    "{{ n.x | tojson | length }}",
+    "JSON of a list many times": "{{ ([messages] * 9999) | tojson | length }}",
+    "lists of lists": "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+    "{{ n.x }}",
+    "keys of keys": "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = (n.x, n.x) %}{% endfor %}"
+    "{{ {n.x: 1} | length }}",
+    "namespaces of namespaces": "{% macro m(n, i) %}{% if i %}{{ m(namespace(x=n, y=n), i - 1) }}{% else %}{{ n }}"
+    "{% endif %}{% endmacro %}{{ m(1, 60) }}",
+    "doubling by a block": "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set y %}{{ n.x }}{{ n.x }}"
+    "{% endset %}{% set n.x = y %}{% endfor %}",
+    "doubling by a macro": "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}{% set n = namespace(x='ab') %}"
+    "{% for i in range(60) %}{% set n.x = m(n.x) %}{% endfor %}",
+    "what is said again and again": "{% set y %}{% for i in range(4999) %}" + "a" * 9999 + "{% endfor %}{% endset %}",
+    "sums of lists": "{{ ([[1] * 999] * 999) | sum(start=[]) | length }}",
+    "copies in capitals": "{% set x = 'a' * 99999 %}{% for i in range(999) %}{% set y = x | upper %}{% endfor %}",
+    "copies in capitals, by their method": "{% set x = 'a' * 99999 %}{% for i in range(999) %}{% set y = x.upper() %}"
+    "{% endfor %}",
+    "copies of a part": "{% set x = 'a' * 99999 %}{% for i in range(999) %}{% set y = x[1:] %}{% endfor %}",
+    "copies of many": "{% set x = 'a' * 99999 %}{{ ([x] * 999) | map('upper') | list | length }}",
+    "comparisons": "{% set x, y = 'a' * 99999, 'a' * 99999 %}{% for i in range(999) %}{% if x == y %}{% endif %}"
+    "{% endfor %}",
+    "comparisons by a test": "{% set x = 'a' * 99999 %}{{ (['b'] * 999) | select('in', x) | list | length }}",
+    "looking for what is not there": "{% set x = 'a' * 99999 %}{% for i in range(999) %}{% if 'b' in x %}{% endif %}"
+    "{% endfor %}",
+    "looking from behind": "{{ ('a' * 99999).rfind('b' + 'a' * 9999) }}",
+    "letters of a text": "{{ ('a' * 999999) | list | length }}",
+    "words of a text": "{{ (' a' * 99999).split() | length }}",
+    "lines that are sorted": "{{ (['A' * 9999] * 999) | sort | length }}",
+    "groups beyond all": "{{ [1] | slice(1000000000) | list | length }}",
+    "products of products": "{% set n = namespace(x=9) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "bytes": "{{ 'a'.encode() * 10**10 }}",
+    "arguments": "{% macro m() %}{% endmacro %}{{ m(*[1] * 99999) }}",
+    "addresses": "{{ ('http://a.b ' * 9999) | urlize | length }}",
 }
 
 
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS.keys())
 def test_a_template_that_would_not_end_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_templates, "MAX_STEPS", 5_000)
-    monkeypatch.setattr(bounded_templates, "MAX_CHARS", 1 << 20)
+    monkeypatch.setattr(template_meter, "MAX_STEPS", 5_000)
+    monkeypatch.setattr(template_meter, "MAX_CHARS", 1 << 20)
     tracemalloc.start()
     try:
-        with pytest.raises(InvalidRequest, match=r"does (more than|padding beyond|powers of)") as caught:
+        with pytest.raises(InvalidRequest, match=r"does (more than|padding beyond|powers of|products of)") as caught:
             render(source)
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
@@ -201,3 +252,83 @@ def test_tools_render_as_in_transformers(source: str, tools: list[Any], paramete
         [WITH_TOOLS], tools=tools or None, chat_template=source, add_generation_prompt=True, **known
     )
     assert template.render(WITH_TOOLS, add_generation_prompt=True, tools=tools, parameters=known) == rendered[0][0]
+
+
+PLAIN = [
+    "{{ m | map(attribute='role') | join(', ') }}",
+    "{{ m | join('-', attribute='content') }}",
+    "{{ 'a,b'.split(',') | join }}",
+    "{{ m[0] }}",
+    "{{ m[1:] }}",
+    "{{ m[::-1] | length }}",
+    "{{ m[-1]['content'][:2] }}",
+    "{{ m | last }}",
+    "{{ (m | first).role }}",
+    "{{ 'a-b' | replace('-', '+') }}",
+    "{{ 'a-b'.replace('-', '', 1) }}",
+    "{{ 'aXb' | lower }}",
+    "{{ '  a ' | trim }}",
+    "{{ 'xax'.strip('x') }}",
+    "{{ m | tojson(indent=2) }}",
+    "{{ m | tojson(separators=(',', ':')) }}",
+    "{{ 'é<' | tojson(ensure_ascii=true) }}",
+    "{{ [1, 2] + [3] }}",
+    "{{ [1] * 3 }}",
+    "{{ (1, 'x') }}",
+    "{{ {'a': [none, true, 1.5]} }}",
+    "{{ 300 * 10**12 }}",
+    "{{ 7 // 2 }}",
+    "{{ -2**3 }}",
+    "{{ [3, 1, 2] | sort }}",
+    "{{ [3, 1] | max }}",
+    "{{ 'ba' | sort | join }}",
+    "{{ [1, 1] | unique | list }}",
+    "{{ [[1], [2]] | sum(start=[]) }}",
+    "{{ m | selectattr('role', 'eq', 'user') | list }}",
+    "{{ m | rejectattr('role', 'in', ['user']) | map(attribute='n') | sum }}",
+    "{{ 1 < 2 < 3 }}",
+    "{{ 1 < 2 > 3 }}",
+    "{{ 'role' in m[0] }}",
+    "{{ 'a' not in 'abc' }}",
+    "{{ m == m }}",
+    "{{ m[0].x is defined }}",
+    "{{ 3 is odd }}",
+    "{% set n = namespace(a=1) %}{% for x in m %}{% set n.a = n.a + 1 %}{{ loop.changed(x.n) }}{% endfor %}{{ n.a }}",
+    "{% macro f(a, b=2) %}<{{ a }}{{ b }}{{ varargs }}>{% endmacro %}{{ f(1) }}{{ f(*[1, 2, 3]) }}",
+    "{% set t %}a{{ 1 }}{% endset %}{{ t }}{% set t | upper %}a{{ 1 }}{% endset %}{{ t }}",
+    "{% filter upper %}a{{ 'b' }}{% endfilter %}{{ '%s %d' | format('a', 1) }}",
+    "{{ '%s' % 'a' }}",
+    "{{ '{} {x}'.format(1, x=2) }}",
+    "{% for k, v in m[0].items() %}{{ k }}={{ v }};{% endfor %}{{ m[0].get('x', 'y') }}",
+    "{{ m[0] | dictsort }}",
+    "{{ m[0] | items | list }}",
+    "{{ [1, 2, 3] | batch(2, 0) | list }}",
+    "{{ [1, 2, 3] | slice(2) | list }}",
+    "{{ m | groupby('role') | length }}",
+    "{{ 'ab' | reverse }}",
+    "{{ 'a b'.title() }}",
+    "{{ 'a b c' | wordwrap(3) }}",
+    "{{ 'a&b' | e }}",
+    "{{ nothing }}",
+    "{{ nothing | d('x') }}",
+    "{{ 'x'.join(m | map(attribute='role')) }}",
+    "{{ 'a\tb'.expandtabs(2) }}",
+    "{{ 'ab'.partition('a') }}",
+    "{{ 'abab'.rfind('b') }}",
+    "{{ 'a'.zfill(3) }}",
+]
+
+
+@pytest.mark.parametrize("source", PLAIN)
+def test_what_is_counted_is_what_jinja_does(source: str) -> None:
+    chat = [{"role": "user", "content": "hello", "n": 1}, {"role": "assistant", "content": "you", "n": 2}]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = _json
+    source = "{% set m = messages %}" + source
+    assert ChatTemplate(source, {}).render(chat, add_generation_prompt=True) == environment.from_string(source).render(
+        messages=chat
+    )
+
+
+def _json(value: object, **options: Any) -> str:
+    return json.dumps(value, **{"ensure_ascii": False, **options})

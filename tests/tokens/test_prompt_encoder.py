@@ -20,8 +20,7 @@ from diptych.tokens.prompt_encoder import (
     PromptEncoder,
 )
 from diptych.tokens.token_bytes import TokenBytes
-from diptych.tokens.token_length import TokenLength, token_length
-from diptych.tokens.tokenizer import Tokenizer
+from diptych.tokens.tokenizer import Tokenizer, TokenLength, token_length
 
 CACHE_BYTES = 20_000
 CORPUS = ["hello world, how are you today? ", "the user said: im_end im_start\n\n  table b c", "a1 2b  naïve\tx"] * 4

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from null_runner import NullRunner
 
+from diptych.common.arrays import U64
 from diptych.common.members.roles import LegKind, Role
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.scheduler.model_worker import TpModelWorkerClient
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.cache.tier import Tier
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
 from diptych.engine.values.events import (
     DigestPages,
     Emit,
@@ -45,9 +46,23 @@ LIMITS = Limits(CONTEXT, VOCAB, frozenset(), max_step_tokens=8, max_requests=8)
 class Worker:
     """One core with its model and pool."""
 
-    def __init__(self, role: Role, num_pages: int, clock: Callable[[], float], overlap: bool, limits: Limits) -> None:
+    def __init__(
+        self,
+        role: Role,
+        num_pages: int,
+        clock: Callable[[], float],
+        overlap: bool,
+        limits: Limits,
+        tiers: Callable[[U64], Sequence[Tier]],
+    ) -> None:
         self.kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
-        self.cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=8, max_tokens_per_request=CONTEXT)
+        self.cache = KvCache(
+            num_pages=num_pages,
+            page_size=PAGE,
+            max_requests=8,
+            max_tokens_per_request=CONTEXT,
+            tiers=tiers(self.kv),
+        )
         self.core = UnifiedCore(self.cache, limits, TransferRules("always"), PAGE * 8, role)
         runner = NullRunner(self.kv, VOCAB)
         self.stepping: Stepping = (
@@ -69,9 +84,12 @@ class Fleet:
         clock: Callable[[], float] = lambda: 0.0,
         overlap: bool = False,
         limits: Limits = LIMITS,
+        tiers: Callable[[U64], Sequence[Tier]] = lambda kv: (),
     ) -> None:
         """`clock` is read when a step is planned and when it has run."""
-        self.workers = {number: Worker(role, num_pages, clock, overlap, limits) for number, role in enumerate(roles, 1)}
+        self.workers = {
+            number: Worker(role, num_pages, clock, overlap, limits, tiers) for number, role in enumerate(roles, 1)
+        }
         for number, worker in self.workers.items():
             for other in self.workers.keys() - {number}:
                 worker.core.handle(PeerUp(other), 0.0)
@@ -111,7 +129,7 @@ class Fleet:
         worker.core.expire(0.0)
         moved = self.deliver(number)
         busy = worker.stepping.advance(lambda: None)
-        assert worker.core.check() == []
+        assert worker.cache.audit(worker.core.report().holders) == []
         return self.deliver(number) or moved or busy
 
     def deliver(self, number: int) -> bool:

@@ -14,7 +14,7 @@ from diptych.engine.values.events import AbortRoom, NoteArrived
 from diptych.engine.values.limits import Limits
 from diptych.generation.output import FailureCode
 from diptych.kvtransfer.notes import Abort, HandOff
-from diptych.unified.reserve import max_tokens
+from diptych.unified.core import max_tokens
 
 VOCAB = 1000
 PROMPTS = {room: [room * 7 + i for i in range(10 + room)] for room in range(1, 7)}
@@ -34,8 +34,8 @@ def test_requests_go_both_ways_between_two_workers_and_stay_on_one(fleet_class: 
         room: expected_output(prompt, 5, VOCAB) for room, prompt in PROMPTS.items()
     }
     received = [sum(-(-len(PROMPTS[room]) // 4) for room in rooms) for rooms in ((2, 5), (1, 6))]
-    assert [worker.core.num_pages_received for worker in fleet.workers.values()] == received
-    assert [worker.core.num_open_rooms for worker in fleet.workers.values()] == [0, 0]
+    assert [worker.core.report().counts.pages_received for worker in fleet.workers.values()] == received
+    assert [worker.core.report().num_open_rooms for worker in fleet.workers.values()] == [0, 0]
     fleet.close()
 
 
@@ -165,7 +165,7 @@ def test_an_abort_of_the_peer_reaches_the_side_that_has_the_room(fleet_class: Fl
     core.handle(NoteArrived(2, Abort(1, FailureCode.TRANSFER_FAILED.value, "words")), 0.0)
     fleet.deliver(1)
     assert fleet.failures(1) == ["words"]
-    assert core.num_open_rooms == 0
+    assert core.report().num_open_rooms == 0
 
 
 def test_notes_of_unknown_rooms_are_answered_by_the_side_that_hears_such_notes(fleet_class: FleetClass) -> None:
@@ -231,4 +231,4 @@ def test_an_abort_of_the_router_reaches_a_local_request(fleet_class: FleetClass)
     fleet.workers[1].core.handle(AbortRoom(1, "gone"), 0.0)
     fleet.run()
     assert fleet.failures(1) == ["gone"]
-    assert fleet.workers[1].core.num_open_rooms == 0
+    assert fleet.workers[1].core.report().num_open_rooms == 0

@@ -71,7 +71,7 @@ class Victim:
         self.perform()
         self.worker.stepping.advance(self.perform)
         self.perform()
-        assert self.core.check() == []
+        assert self.worker.cache.audit(self.core.report().holders) == []
 
     def perform(self) -> None:
         for effect in self.core.take_effects():
@@ -104,6 +104,6 @@ def test_any_notes_in_any_order(fleet_class: Any, is_lost: bool, said: list[tupl
         victim.core.handle(WriterGone(PEER), 0.0)
         for _ in range(8):
             victim.step()
-        assert victim.core.num_open_rooms == 0
-        counts = victim.core.page_counts()
+        assert victim.core.report().num_open_rooms == 0
+        counts = victim.worker.cache.pool.counts()
         assert (counts["importing"], counts["quarantined"], counts["exporting"], counts["owned"]) == (0, 0, 0, 0)

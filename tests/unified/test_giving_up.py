@@ -48,7 +48,10 @@ def test_a_step_that_is_given_up_never_happened(fleet_class: Any, prefill: int, 
     fleet.run()
     ends = [output.failure.code for output in worker.outputs[1] if output.failure]
     assert ends == [FailureCode.ABORTED] * len(half.rooms)
-    assert all(other.core.num_open_rooms == 0 and other.core.check() == [] for other in fleet.workers.values())
+    assert all(
+        other.core.report().num_open_rooms == 0 and other.cache.audit(other.core.report().holders) == []
+        for other in fleet.workers.values()
+    )
     fleet.start(2, PROMPT, prefill, decode)
     fleet.run()
     assert fleet.tokens(2) == expected_output(PROMPT, 5, VOCAB)

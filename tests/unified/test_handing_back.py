@@ -37,4 +37,4 @@ def test_what_is_handed_back_goes_on_elsewhere_where_it_was(
         fleet.run()
         tokens += fleet.tokens(2)
     assert tokens == expected_output(PROMPT, NUM_TOKENS, VOCAB)
-    assert all(worker.core.num_open_rooms == 0 for worker in fleet.workers.values())
+    assert all(worker.core.report().num_open_rooms == 0 for worker in fleet.workers.values())

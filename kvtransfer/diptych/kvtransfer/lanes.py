@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 Requirement = Literal["any", "shm", "rdma", "nvlink"]
+Transports = Literal["auto", "shm", "tcp"]  # what may carry pages; auto: the fastest that both ends have
 
 
 class Lane(enum.IntEnum):

@@ -12,8 +12,7 @@ from google.protobuf.message import DecodeError
 from diptych.common.errors import ConfigError
 from diptych.kvtransfer import plan
 from diptych.kvtransfer.errors import MalformedMetadata
-from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.layout_codec import layout_from_wire, layout_to_wire
+from diptych.kvtransfer.layout import PoolLayout, layout_from_wire, layout_to_wire
 from diptych.kvtransfer.process import ProcessIdentity
 from diptych.v1 import transfer_pb2
 

@@ -35,7 +35,7 @@ class RankEntry(_message.Message):
     def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "sample_rows", "prompt_rows")
+    __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "prompt_rows", "num_sampled")
     MODE_FIELD_NUMBER: _ClassVar[int]
     INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -43,8 +43,8 @@ class Step(_message.Message):
     PAGE_TABLE_FIELD_NUMBER: _ClassVar[int]
     SEQ_LENS_FIELD_NUMBER: _ClassVar[int]
     EXTEND_LENS_FIELD_NUMBER: _ClassVar[int]
-    SAMPLE_ROWS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLED_FIELD_NUMBER: _ClassVar[int]
     mode: str
     input_ids: bytes
     positions: bytes
@@ -52,9 +52,9 @@ class Step(_message.Message):
     page_table: bytes
     seq_lens: bytes
     extend_lens: bytes
-    sample_rows: bytes
     prompt_rows: bytes
-    def __init__(self, mode: _Optional[str] = ..., input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ..., page_table: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., extend_lens: _Optional[bytes] = ..., sample_rows: _Optional[bytes] = ..., prompt_rows: _Optional[bytes] = ...) -> None: ...
+    num_sampled: bytes
+    def __init__(self, mode: _Optional[str] = ..., input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ..., page_table: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., extend_lens: _Optional[bytes] = ..., prompt_rows: _Optional[bytes] = ..., num_sampled: _Optional[bytes] = ...) -> None: ...
 
 class ConnectPeer(_message.Message):
     __slots__ = ("peer", "metadata")

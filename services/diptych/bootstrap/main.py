@@ -1,13 +1,18 @@
-"""The membership service: `diptych bootstrap`."""
+"""The membership service: `diptych bootstrap`.
+
+A replica is live while its event loop comes round, and ready as soon as it serves. It does not wait to be complete:
+workers register again within a heartbeat, and meanwhile its watchers retain what it had listed before.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.bootstrap.health import BootstrapHealth
 from diptych.bootstrap.limits import MAX_MESSAGE_BYTES, Limits
 from diptych.bootstrap.metrics import BootstrapMetrics
 from diptych.bootstrap.server import BootstrapService
@@ -16,7 +21,9 @@ from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.health.grpc_health import add_health
 from diptych.common.health.health import HealthServer
+from diptych.common.health.probes import Probes, Verdict, judge_loops
 from diptych.common.logging import LogConfig, setup
+from diptych.common.members.heartbeat import LoopHeartbeat
 from diptych.common.net import descriptors
 from diptych.common.net.reachable import bracketed
 from diptych.common.net.rpc import listen, new_server
@@ -26,6 +33,7 @@ from diptych.common.trust.trust import Trust, TrustConfig, forget_token
 logger = logging.getLogger(__name__)
 
 CENSUS_S: Final = 5.0  # that the event loop gets to answer a scrape
+STALL_S: Final = 30.0  # nothing on the loop takes a fraction of that
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +92,19 @@ async def _serve(config: BootstrapConfig, trust: Trust, stop: asyncio.Event) -> 
             await server.stop(grace=None)
             for task in background:
                 task.cancel()
+
+
+class BootstrapHealth:
+    """The probes. `heartbeat` must be running. Made when the replica serves; `_ready` says how long it has been up."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started_s = clock()
+        self.heartbeat = LoopHeartbeat(clock)
+        self.probes = Probes(self._live, self._ready, lambda: Verdict(True, "started"))
+
+    def _live(self) -> Verdict:
+        return judge_loops({"the event loop": self._clock() - self.heartbeat.last_s}, STALL_S)
+
+    def _ready(self) -> Verdict:
+        return Verdict(True, f"serves, for {self._clock() - self._started_s:.0f} s")

@@ -3,6 +3,13 @@
 A change is serialised once and put into every watcher's `Outbox`. It is sent at once, unless only a load changed: such
 changes go to one part of the watchers after the other, because all at once would keep everything else waiting. Watchers
 that see the same link keys get the same bytes.
+
+`Mismatches` finds workers of a model that can never pair, and reports them once for each two kinds.
+
+`View` decides whose link keys a watcher is told: those of workers that may be peers of the watcher's instances. Rule: a
+watcher that is every party is told all keys. Other watchers show the secrets of their instances, and are told what
+these need in the roles in which they are registered. Until one of them is registered, they are told nothing, so that a
+key that is not known yet is not mistaken for one that will not be told.
 """
 
 from __future__ import annotations
@@ -10,8 +17,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from diptych.bootstrap.announcement import Said, instance_of, load_chunk, read_heartbeat, upsert_chunk
@@ -19,18 +27,21 @@ from diptych.bootstrap.caller import ANYBODY, Caller
 from diptych.bootstrap.census import Census, Counts
 from diptych.bootstrap.limits import WATCHERS_EACH, Limits
 from diptych.bootstrap.membership import Delta, Excuse, Heartbeat, Membership, Move, Tick
-from diptych.bootstrap.mismatches import Mismatches
 from diptych.bootstrap.outbox import Outbox
 from diptych.bootstrap.standing import Standing
-from diptych.bootstrap.view import View
 from diptych.common.errors import Forbidden, InvalidRequest, InvalidTransition, Overloaded
 from diptych.common.members.instance_names import name_of
+from diptych.common.members.meetings import Part, part_of
 from diptych.common.members.membership import Record
-from diptych.common.members.roles import Role
+from diptych.common.members.roles import WORKER_ROLES, Role
+from diptych.common.members.terms import Terms, mismatch, terms_of
+from diptych.common.trust.permissions import EVERY
+from diptych.v1.bootstrap_pb2 import Instance
 
 logger = logging.getLogger(__name__)
 
 NUM_TURNS: Final = 10
+MAX_TOLD: Final = 3  # at a time
 
 
 class Replica:
@@ -173,3 +184,77 @@ def _log_move(move: Move[Said]) -> None:
     level = logging.WARNING if move.after in (Standing.EXPIRED, Standing.EVICTED) else logging.INFO
     if logger.isEnabledFor(level):
         logger.log(level, "%s is %s", name_of(instance_of(move.record)), move.after.value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Workers that are the same to all others."""
+
+    part: Part
+    terms: Terms
+
+
+class Mismatches:
+    """Follows the workers that are listed."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[int, _Kind] = {}  # by instance id
+        self._counts: Counter[_Kind] = Counter()
+        self._examples: dict[_Kind, str] = {}
+
+    def put(self, instance: Instance) -> tuple[str, ...]:
+        """Take in a record; return what no pair can be made of that could not be known before, in words."""
+        part = part_of(instance)
+        if part is None:
+            return ()
+        kind = _Kind(part, terms_of(instance.terms))
+        if self._kinds.get(instance.instance_id) == kind:
+            return ()
+        self.drop(instance.instance_id)
+        self._kinds[instance.instance_id] = kind
+        self._counts[kind] += 1
+        if self._counts[kind] > 1:
+            return ()
+        self._examples[kind] = f"{instance.instance_id:016x} at {instance.address}"
+        return tuple(itertools.islice(self._apart(kind), MAX_TOLD))
+
+    def drop(self, instance_id: int) -> None:
+        """Forget an instance, if it is known."""
+        kind = self._kinds.pop(instance_id, None)
+        if kind is not None:
+            self._counts[kind] -= 1
+            if not self._counts[kind]:
+                del self._counts[kind], self._examples[kind]
+
+    def _apart(self, kind: _Kind) -> Iterator[str]:
+        for other, example in self._examples.items():
+            words = mismatch(kind.terms, other.terms) if kind.part.meets(other.part) else ""
+            if words:
+                yield f"{self._examples[kind]} and {example} can't pair: {words}"
+
+
+class View:
+    """What one watcher may see."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.instances = caller.proven  # that the watcher is
+        self._sees_all = caller.parties == EVERY
+        self._roles: dict[int, Role | None] = {}  # entries of the instances that have registered
+        self.roles = self._seen()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known what the watcher may see."""
+        return self._sees_all or not self.instances or bool(self._roles)
+
+    def learn(self, instance_id: int, role: int) -> bool:
+        """Take in as what an instance of the watcher is registered; return whether it sees something else now."""
+        before = self.is_known, self.roles
+        self._roles[instance_id] = WORKER_ROLES.get(role)
+        self.roles = self._seen()
+        return before != (self.is_known, self.roles)
+
+    def _seen(self) -> frozenset[Role] | None:
+        """Return the roles whose link keys are told; None: all."""
+        ours = [role for role in self._roles.values() if role]
+        return None if self._sees_all else frozenset(r for r in Role if any(r.exchanges_with(each) for each in ours))

@@ -1,18 +1,24 @@
-"""Presents a GGUF file as a `ModelSource`: names and row order become Hugging Face's."""
+"""Presents a GGUF file as a `ModelSource`: names and row order become Hugging Face's.
+
+`read_config` reads the file's metadata as the `config.json` it was made from; from there on a family is one thing.
+Rule: a key of the architecture that has no place there is refused by name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from diptych.architectures.gguf_architectures import ARCHITECTURES
+from diptych.architectures.config import ModelConfig
+from diptych.architectures.gguf_architectures import ARCHITECTURES, GgufArchitecture
+from diptych.architectures.registry import NONSENSE, from_hf
 from diptych.checkpoints.fingerprint import fingerprint
 from diptych.checkpoints.gguf import GgufFile
-from diptych.checkpoints.gguf_config import NOT_WEIGHTS, read_config
-from diptych.checkpoints.quantization.weight import Stored
+from diptych.checkpoints.quantization.weight import Stored, as_floats
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import QuantizedArray
 from diptych.tokens import gguf_tokenizer
@@ -23,6 +29,27 @@ TOP_LEVEL: Final = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
+KEYS: Final = {
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "rope.freq_base": "rope_theta",
+}
+ROPE_KEYS: Final = {
+    "rope.scaling.attn_factor": "attention_factor",
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.type": "rope_type",
+}
+IMPLIED: Final = {"attention.value_length", "rope.dimension_count", "rope.scaling.finetuned", "vocab_size"}
+ROPE_DIVISORS: Final = "rope_freqs.weight"  # Llama 3.1's frequency scaling, as a tensor
+ROPE_FACTORS: Final = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
+NOT_WEIGHTS: Final = frozenset({ROPE_DIVISORS, *ROPE_FACTORS.values()})
 
 
 class GgufModel:
@@ -59,3 +86,62 @@ class GgufModel:
         if len(parts) == 4 and parts[0] == "blk" and parts[2] in in_layer:
             return f"model.layers.{parts[1]}.{in_layer[parts[2]]}.{parts[3]}"
         raise ConfigError(f"GGUF tensor {name!r} has no place in this model")
+
+
+def read_config(file: GgufFile, model_id: str) -> ModelConfig:
+    """Raise `ConfigError` for what is not supported."""
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ConfigError(f"{model_id}: GGUF architecture {name!r} is not supported; {known} are")
+    architecture, start = ARCHITECTURES[name], f"{name}."
+    own = {key.removeprefix(start): value for key, value in file.metadata.items() if key.startswith(start)}
+    unknown = [key for key in own if key not in KEYS.keys() | ROPE_KEYS.keys() | IMPLIED | architecture.keys.keys()]
+    if unknown:
+        raise ConfigError(f"{model_id}: {start}{unknown[0]} in the GGUF metadata is not supported")
+    try:
+        values = _as_hf(architecture, own, file)
+    except KeyError as error:
+        raise ConfigError(f"{model_id}: the GGUF metadata has no {error}") from None
+    except NONSENSE as error:
+        raise ConfigError(f"{model_id}: the GGUF metadata makes no sense: {error}") from None
+    config = from_hf(values, {}, model_id)
+    if architecture.is_paired and config.rope.dim != config.head_dim:
+        raise ConfigError(f"{model_id}: heads of {config.head_dim} of which fewer dimensions rotate are not supported")
+    return _as_stored(architecture, config, file)
+
+
+def _as_hf(architecture: GgufArchitecture, own: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
+    values = {name: own[key] for key, name in {**KEYS, **architecture.keys}.items() if key in own}
+    head_dim = own.get("attention.key_length", own["embedding_length"] // own["attention.head_count"])
+    return (
+        values
+        | architecture.known(own)
+        | {
+            "architectures": [architecture.hf_name],
+            "vocab_size": file.tensors["token_embd.weight"].shape[0],
+            "partial_rotary_factor": own.get("rope.dimension_count", head_dim) / head_dim,
+            "rope_scaling": _rope_scaling(own, file),
+            "tie_word_embeddings": "output.weight" not in file.tensors,
+            "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+            "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
+        }
+    )
+
+
+def _rope_scaling(own: Mapping[str, Any], file: GgufFile) -> dict[str, Any] | None:
+    rope = {name: own[key] for key, name in ROPE_KEYS.items() if key in own}
+    if all(tensor in file.tensors for tensor in ROPE_FACTORS.values()):
+        factors = {name: as_floats(file.read(tensor)).tolist() for name, tensor in ROPE_FACTORS.items()}
+        return rope | factors | {"rope_type": "longrope"}
+    return None if rope.get("rope_type", "none") == "none" else rope
+
+
+def _as_stored(architecture: GgufArchitecture, config: ModelConfig, file: GgufFile) -> ModelConfig:
+    """Return the configuration for weights as they are in the file."""
+    if architecture.has_whole_norms:
+        config = replace(config, norm_offset=0.0)
+    if ROPE_DIVISORS in file.tensors:
+        divisors = tuple(as_floats(file.read(ROPE_DIVISORS)).tolist())
+        config = replace(config, rope=replace(config.rope, divisors=divisors))
+    return config

@@ -1,8 +1,16 @@
-"""Presents a Hugging Face folder (config.json, safetensors sharded or not, tokenizer.json) as a `ModelSource`."""
+"""Presents a Hugging Face folder (config.json, safetensors sharded or not, tokenizer.json) as a `ModelSource`.
+
+A checkpoint may bring scales of FP8 keys and values: a number stands for what is stored times its layer's scale. Names
+in use are `self_attn.k_scale` (vLLM, SGLang), `self_attn.k_proj.k_scale` (ModelOpt) and `self_attn.k_proj.output_scale`
+(compressed-tensors, Quark), and those of v. Scales of queries and of probabilities are for products of FP8, which there
+are none of: they are left out. Rule: one number a layer for keys and one for values, for all layers or for none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -12,10 +20,9 @@ import numpy as np
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import FAMILIES, from_hf
 from diptych.checkpoints.fingerprint import fingerprint
-from diptych.checkpoints.kv_scales import KvScales, is_kv_scale, read_kv_scales
 from diptych.checkpoints.quantization.config import read_scheme
 from diptych.checkpoints.quantization.scheme import assemble
-from diptych.checkpoints.quantization.weight import Stored
+from diptych.checkpoints.quantization.weight import Stored, as_floats
 from diptych.checkpoints.safetensors import FLOATS, read_header, read_tensors, tensor_names
 from diptych.common.errors import ConfigError
 from diptych.common.json_file import read_json
@@ -24,6 +31,12 @@ from diptych.tokens.hf_tokenizer import read_tokenizer
 from diptych.tokens.tokenizer import Tokenizer
 
 DERIVED: Final = ("rotary_emb.inv_freq",)  # saved by old versions; computed from the configuration instead
+KvScales = tuple[tuple[float, float], ...]  # [num_layers]: of keys, of values
+
+NAME: Final = re.compile(
+    r"\.layers\.(?P<layer>\d+)\.self_attn\."
+    r"(?:(?P<of>q|k|v|prob)_scale|[qkv]_proj\.(?P<of_product>[qkv])_scale|(?P<of_output>[qkv])_proj\.output_scale)$"
+)
 
 
 class HfFolder:
@@ -84,3 +97,37 @@ def _shards(folder: Path) -> list[Path]:
     if missing:
         raise ConfigError(f"{folder} lacks the shards {', '.join(missing)}")
     return shards
+
+
+def is_kv_scale(name: str) -> bool:
+    """Whether a tensor of a checkpoint is such a scale, one of those that are left out included."""
+    return NAME.search(name) is not None
+
+
+def read_kv_scales(tensors: Iterable[tuple[str, Array]], num_layers: int, model_id: str) -> KvScales:
+    """Return the scales among `tensors`; empty where there are none. Raises `ConfigError` for what can't be used."""
+    found: dict[tuple[int, str], float] = {}
+    for name, tensor in tensors:
+        match = NAME.search(name)
+        kind = match and (match["of"] or match["of_product"] or match["of_output"])
+        if match is None or kind not in ("k", "v"):
+            continue
+        place, scale = (int(match["layer"]), kind), _number(name, tensor, model_id)
+        if found.setdefault(place, scale) != scale:
+            raise ConfigError(f"{model_id}: {name} is {scale}, but the layer has another such scale, {found[place]}")
+    if not found:
+        return ()
+    odd = sorted({*found} ^ {(layer, kind) for layer in range(num_layers) for kind in ("k", "v")})
+    if odd:
+        layer, kind = odd[0]
+        raise ConfigError(f"{model_id}: FP8 keys and values need two scales in all layers: see {kind} of layer {layer}")
+    return tuple((found[layer, "k"], found[layer, "v"]) for layer in range(num_layers))
+
+
+def _number(name: str, tensor: Array, model_id: str) -> float:
+    if tensor.size != 1:
+        raise ConfigError(f"{model_id}: {name} has {tensor.size} scales; one a layer is supported")
+    scale = float(as_floats(tensor).reshape(()))
+    if not (scale > 0 and math.isfinite(scale)):
+        raise ConfigError(f"{model_id}: {name} is {scale}, but a scale is above 0")
+    return scale

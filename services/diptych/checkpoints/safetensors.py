@@ -1,24 +1,42 @@
 """Reads safetensors files: 8 bytes of header length, a JSON header, the data.
 
 https://github.com/huggingface/safetensors#format
+
+The header says what a file holds and where, and is checked before a byte of the data is looked at. Rule: what is wrong
+is an error in words. Memory is taken for the header alone, whatever numbers stand in it.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 
-from diptych.checkpoints.safetensors_header import MAX_HEADER_BYTES, Entry, read_entries
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import Array
 
 FLOATS: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # numpy has no bfloat16: its bits
 CODES: Final = {"F8_E4M3": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64}  # parts of quantised weights
 DTYPES: Final = {**FLOATS, **CODES}
+ITEM_BYTES: Final[Mapping[str, int]] = {  # of the types that models are read from
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "I8": 1,
+    "I32": 4,
+    "I64": 8,
+}
+MAX_HEADER_BYTES: Final = 32 << 20  # 90,000 tensors take a third of it
+MAX_VALUES: Final = 2_000_000  # of its JSON: a tensor has about ten
+MAX_DIMENSIONS: Final = 8
 
 
 def read_header(path: Path) -> tuple[bytes, int]:
@@ -64,3 +82,63 @@ def release(data: mmap.mmap, begin: int, end: int) -> None:
     first = begin // mmap.PAGESIZE * mmap.PAGESIZE
     if first < end:
         data.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor's place: `[begin, end)` from the start of the data."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def read_entries(header: bytes, data_bytes: int) -> list[Entry]:
+    """Return the tensors in the header's order. Raises `ValueError` for what is no header of so many bytes of data."""
+    if sum(map(header.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise ValueError(f"the header has more than {MAX_VALUES:,} values")
+    try:
+        values = json.loads(header, object_pairs_hook=_without_doubles)
+    except RecursionError:
+        raise ValueError("the header is nested too deep") from None
+    if not isinstance(values, dict):
+        raise ValueError("the header is no JSON object")
+    entries = [_entry(name, value, data_bytes) for name, value in values.items() if name != "__metadata__"]
+    _refuse_overlaps(entries)
+    return entries
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("the header has a name twice")
+    return values
+
+
+def _entry(name: str, value: object, data_bytes: int) -> Entry:
+    if not isinstance(value, dict) or not isinstance(value.get("dtype"), str):
+        raise ValueError(f"{name} has no dtype")
+    dtype, shape, offsets = value["dtype"], value.get("shape"), value.get("data_offsets")
+    if not _is_sizes(shape) or len(shape) > MAX_DIMENSIONS:
+        raise ValueError(f"the shape of {name} is not up to {MAX_DIMENSIONS} whole numbers from 0 on")
+    if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(f"the data_offsets of {name} are not two whole numbers from 0 on, in order")
+    begin, end = offsets
+    if end > data_bytes:
+        raise ValueError(f"it is cut off: {name} ends after the file does")
+    if dtype in ITEM_BYTES and math.prod(shape) * ITEM_BYTES[dtype] != end - begin:
+        raise ValueError(f"{name} has {end - begin} bytes, which is not what {dtype} of shape {shape} takes")
+    return Entry(name, dtype, tuple(shape), begin, end)
+
+
+def _is_sizes(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(each) is int and 0 <= each < 1 << 63 for each in value)
+
+
+def _refuse_overlaps(entries: Iterable[Entry]) -> None:
+    placed = sorted((entry for entry in entries if entry.begin < entry.end), key=lambda entry: entry.begin)
+    for before, after in pairwise(placed):
+        if after.begin < before.end:
+            raise ValueError(f"{before.name} and {after.name} share bytes")

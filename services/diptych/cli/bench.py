@@ -12,12 +12,11 @@ from diptych.cli.platform.whereabouts import PLATFORM_HELP, let_in, local_platfo
 from diptych.common import lifecycle
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
-from diptych.common.net.loopback import transfer_where
+from diptych.common.net.reachable import transfer_where
 from diptych.common.trust.trust import TrustConfig
+from diptych.kvtransfer.lanes import Transports
 
 DEFAULT_PORT: Final = 7070
-
-Transports = Literal["auto", "shm", "tcp"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,11 @@ from typing import Final, Literal
 
 from diptych.cli.members import members
 from diptych.cli.platform.whereabouts import MembersConfig, located
-from diptych.cli.reports.drain_report import chosen, drain_words
-from diptych.cli.requests.answer import Answer
-from diptych.cli.requests.asking import ask, ask_all, ask_to_drain
+from diptych.cli.reports.status_report import drain_words
+from diptych.cli.requests.asking import Answer, ask, ask_all, ask_to_drain
 from diptych.common.config import argument, option
 from diptych.common.errors import ConfigError, DiptychError
-from diptych.common.members.instance_names import name_of
+from diptych.common.members.instance_names import is_meant, name_of, role_of
 from diptych.common.trust.trust import Trust
 from diptych.v1.bootstrap_pb2 import Instance
 from diptych.v1.worker_pb2 import Drain
@@ -133,3 +132,20 @@ def _words(answer: Answer) -> str:
 
 def _is_empty(answer: Answer) -> bool:
     return answer.is_gone or (answer.drain is not None and answer.drain.phase == Drain.PHASE_EMPTY)
+
+
+def chosen(listed: Sequence[Instance], wanted: str, role: str) -> list[Instance]:
+    """Return the members of a role, or those that `wanted` names. Raises `ConfigError` if there are none.
+
+    An address names every instance that is there, a pod all of its processes; an instance id, or how it begins, one.
+    """
+    by_role = [each for each in listed if not role or role_of(each) == role]
+    in_pod = [each for each in by_role if wanted and each.pod == wanted]
+    found = in_pod or [each for each in by_role if not wanted or is_meant(each, wanted)]
+    if not found:
+        names = "\n  ".join(sorted(map(name_of, listed))) or "none"
+        raise ConfigError(f"no member is called {' '.join(filter(None, (role, wanted)))!r}; there are:\n  {names}")
+    if wanted and not in_pod and len({each.address for each in found}) > 1:
+        names = "\n  ".join(sorted(map(name_of, found)))
+        raise ConfigError(f"{wanted!r} may mean each of these; say more of the instance id:\n  {names}")
+    return sorted(found, key=name_of)

@@ -1,23 +1,26 @@
-"""Shows every pool and member of a running platform, and what is not well: `diptych status`."""
+"""Shows every pool and member of a running platform, and what is not well: `diptych status`.
+
+When no bootstrap replica answers, a router is asked for the workers that it knows.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+import urllib.error
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from diptych.cli.members import members
 from diptych.cli.platform.whereabouts import MembersConfig, located
 from diptych.cli.reports.status_report import Mismatch, as_json, as_text, mismatches
-from diptych.cli.requests.answer import Answer
-from diptych.cli.requests.asking import ask, ask_all
-from diptych.cli.router_members import known_to_router
+from diptych.cli.requests.asking import Answer, ask, ask_all, fetch
 from diptych.common.config import option
 from diptych.common.errors import ConfigError, DiptychError
 from diptych.common.members.kubernetes_api import in_cluster, worker_pods
 from diptych.common.members.pods import Pod, unregistered
+from diptych.common.members.roles import Role
 from diptych.common.trust.trust import Trust
 from diptych.v1.bootstrap_pb2 import Instance
 
@@ -104,3 +107,33 @@ def _watch(config: StatusConfig, trust: Trust, interval_s: float) -> None:
             text = str(error)
         print(f"{CLEAR}{time.strftime('%X')}\n\n{text}", flush=True)
         time.sleep(interval_s)
+
+
+def known_to_router(url: str, trust: Trust, timeout_s: float) -> list[Instance]:
+    """Ask the router whose HTTP API is at `url`. Raises `ConfigError`, with words that say why it doesn't tell."""
+    try:
+        return instances_of(fetch(f"{url.rstrip('/')}/admin/workers", trust, timeout_s)["workers"])
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ConfigError(f"the router at {url} answers HTTP status {error.code}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the router at {url} doesn't tell either: {getattr(error, 'reason', error)}") from None
+
+
+def instances_of(workers: Iterable[Mapping[str, Any]]) -> list[Instance]:
+    """Return the records, as far as the router's JSON has them; the workers themselves know the rest."""
+    return [
+        Instance(
+            instance_id=int(each["instance"], 16),
+            role=Role(each["role"]).wire,
+            address=each["address"],
+            model_id=each["model"],
+            state=f"INSTANCE_STATE_{each['state'].upper()}",
+            not_ready=each["not_ready"],
+            paused=each["is_paused"],
+            pool=each["pool"],
+            pod=each["pod"],
+            version=each["version"],
+        )
+        for each in workers
+    ]

@@ -1,4 +1,7 @@
-"""Run the whole platform on this machine: `diptych up`."""
+"""Run the whole platform on this machine: `diptych up`.
+
+An option that it does not have, but its workers or its router do, is answered with advice.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from diptych.cli.platform.plan import (
 )
 from diptych.cli.platform.shared_trust import SharedTrust, shared_trust
 from diptych.cli.platform.supervisor import ComponentFailed, Supervisor
-from diptych.common.config import option, parse
+from diptych.common.config import described, env_name, flag_name, option, parse
 from diptych.common.errors import ConfigError
 from diptych.common.lifecycle import Stop, run_until_signal
 from diptych.common.logging import colours_wanted, setup
@@ -99,9 +102,7 @@ class UpConfig(TrustConfig, KeyConfig):
     @staticmethod
     def advice(unknown: Sequence[str]) -> str:
         """Return what to do with words that are no options of ours."""
-        from diptych.cli.platform.belongs_to import advice  # heavy; not for --help
-
-        return advice(unknown)
+        return _advice(unknown)
 
     @property
     def served(self) -> Model:
@@ -278,3 +279,24 @@ async def _status(host: str, port: int, path: str) -> int:
     except OSError:  # incl. TimeoutError
         return 0
     return int(words[1]) if len(words) > 1 else 0
+
+
+def _advice(unknown: Sequence[str]) -> str:
+    """Return how to give the first of these words, or nothing where no component knows it."""
+    word = unknown[0].partition("=")[0]
+    if not word.startswith("-"):
+        return "; a model is named by --model"
+    from diptych.engine.frontend.config import WorkerConfig  # heavy; for mistakes only
+    from diptych.router.config import RouterConfig
+
+    if word in (workers := _variables(WorkerConfig)):
+        one_role = "or give it to those of one role by --prefill-options, --decode-options or --unified-options"
+        return f"; {word} is an option of workers: set {workers[word]} for all of them, {one_role}"
+    if word in (router := _variables(RouterConfig)):
+        return f"; {word} is an option of the router: set {router[word]} for it"
+    return ""
+
+
+def _variables(config_class: type) -> dict[str, str]:
+    """Return the variable of each flag."""
+    return {flag_name(name): env_name(name) for name, _, _ in described(config_class)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from diptych.cli.chart.chart_values import (
+from diptych.cli.chart_values import (
     GIB,
     MOUNT,
     SIMULATION,
@@ -18,8 +18,8 @@ from diptych.cli.chart.chart_values import (
     chart_values,
     kv_tokens,
     split,
+    yaml_text,
 )
-from diptych.cli.chart.yaml_text import yaml_text
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.kvtransfer.layout import DTYPE_NBYTES

@@ -7,7 +7,8 @@
 
 `--http-port 9` beats `DIPTYCH_HTTP_PORT=8`, which beats the default. An empty variable counts as absent. Fields may be
 str, int, float, bool, Path, an Enum, a Literal, `X | None` or `tuple[X, ...]` (comma separated, and repeatable as a
-flag). A wrong value is a `ConfigError` that names the flag or the variable it came from; `parse` prints it and exits 2.
+flag). A str whose values are the names of a registry has them as its `choices`. A wrong value is a `ConfigError` that
+names the flag or the variable it came from; `parse` prints it and exits 2.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
@@ -43,12 +44,13 @@ REQUIRED: Final = _Required.REQUIRED  # as a default: the option must be given
 class _Option:
     help: str
     group: str
+    choices: tuple[str, ...] = ()
     is_positional: bool = False
 
 
-def option(default: object, *, help: str, group: str = "options") -> Any:
+def option(default: object, *, help: str, group: str = "options", choices: Iterable[str] = ()) -> Any:
     """Declare a dataclass field that is also a flag and a `DIPTYCH_*` variable. `group` is its heading in `--help`."""
-    metadata = {_METADATA_KEY: _Option(help, group)}
+    metadata = {_METADATA_KEY: _Option(help, group, tuple(choices))}
     if default is REQUIRED:
         return dataclasses.field(kw_only=True, metadata=metadata)
     return dataclasses.field(default=default, kw_only=True, metadata=metadata)
@@ -86,29 +88,27 @@ def new_parser(prog: str, *, description: str | None = None) -> argparse.Argumen
 
 def add_options(parser: argparse.ArgumentParser, config_class: type[Any]) -> None:
     """Add a flag for each option of `config_class`. Several classes may share one parser."""
-    hints = typing.get_type_hints(config_class)
     groups = {group.title: group for group in parser._action_groups}
-    for field, declared in _options(config_class):
+    for field, declared, annotation in _options(config_class):
         if declared.is_positional:
             parser.add_argument(field.name, nargs="?", help=declared.help)
             continue
         if declared.group not in groups:
             groups[declared.group] = parser.add_argument_group(declared.group)
-        _add_flag(groups[declared.group], field, declared, hints[field.name])
+        _add_flag(groups[declared.group], field, declared, annotation)
 
 
 def from_namespace(config_class: type[T], namespace: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> T:
     """Build and `validate()` the configuration. Raises `ConfigError` for a wrong or missing value."""
-    hints = typing.get_type_hints(config_class)
     values: dict[str, object] = {}
-    for field, declared in _options(config_class):
+    for field, declared, annotation in _options(config_class):
         flag = field.name.upper() if declared.is_positional else flag_name(field.name)
         variable = env_name(field.name)
         given = getattr(namespace, field.name, None)
         if given is not None:
-            values[field.name] = _convert(given, hints[field.name], source=flag)
+            values[field.name] = _convert(given, annotation, source=flag)
         elif environ.get(variable) and not declared.is_positional:
-            values[field.name] = _convert(environ[variable], hints[field.name], source=variable)
+            values[field.name] = _convert(environ[variable], annotation, source=variable)
         elif field.default is dataclasses.MISSING and declared.is_positional:
             raise ConfigError(f"{flag} is missing: {declared.help}")
         elif field.default is dataclasses.MISSING:
@@ -122,7 +122,7 @@ def from_namespace(config_class: type[T], namespace: argparse.Namespace, environ
 
 def to_flags(config: object) -> list[str]:
     """Return the flags that ask for this configuration, whatever the environment says; what is None is left out."""
-    given = {field.name: getattr(config, field.name) for field, _ in _options(type(config))}
+    given = {field.name: getattr(config, field.name) for field, *_ in _options(type(config))}
     return [_to_flag(name, value) for name, value in given.items() if value is not None]
 
 
@@ -161,13 +161,16 @@ class _Help(argparse.HelpFormatter):
 
 def described(config_class: type[Any]) -> Iterator[tuple[str, Any, str]]:
     """Yield name, annotation and help of each option: what a schema of them is made of."""
+    return ((field.name, _inner(annotation), declared.help) for field, declared, annotation in _options(config_class))
+
+
+def _options(config_class: type[Any]) -> Iterator[tuple[dataclasses.Field[Any], _Option, Any]]:
+    """Yield the options with their annotations: that of one with choices is the Literal of these."""
     hints = typing.get_type_hints(config_class)
-    return ((field.name, _inner(hints[field.name]), declared.help) for field, declared in _options(config_class))
-
-
-def _options(config_class: type[Any]) -> list[tuple[dataclasses.Field[Any], _Option]]:
-    fields = dataclasses.fields(config_class)
-    return [(field, field.metadata[_METADATA_KEY]) for field in fields if _METADATA_KEY in field.metadata]
+    for field in dataclasses.fields(config_class):
+        if _METADATA_KEY in field.metadata:
+            declared = field.metadata[_METADATA_KEY]
+            yield field, declared, Literal.__getitem__(declared.choices) if declared.choices else hints[field.name]
 
 
 def _add_flag(

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from diptych.common.health.liveness import BEAT_S, LOOK_S, Bounds, Sight, Watch
+from diptych.common.health.probes import BEAT_S, LOOK_S, Bounds, Sight, Watch
 from diptych.common.members.heartbeat import SharedHeartbeat
 
 _OWN_MEMORY: Final = ("RssAnon", "VmSwap")  # not that of files, which the system can drop

@@ -1,28 +1,40 @@
 """The scheduler core of a decode worker: grants pages, verifies what prefill wrote into them, and decodes.
 
 `Arrivals` takes requests in, `Grants` opens pages to prefill, `Imports` takes them back verified, `Decoding` takes the
-tokens of each step, and `Rooms` ends what began here. A local request is computed here from its first token on, as one
-that was retracted is.
+tokens of each step to its rooms, and `Rooms` ends what began here. A local request is computed here from its first
+token on, as one that was retracted is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from dataclasses import replace
 
 from diptych.decode.arrivals import Arrivals
-from diptych.decode.decoding import Decoding
 from diptych.decode.grants import Grants, Spare
 from diptych.decode.imports import Imports
 from diptych.decode.phases import Phase
 from diptych.decode.rooms import JOINED, Rooms
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.running import Running
+from diptych.engine.schedule.running import Drafter, Running
+from diptych.engine.schedule.sampled import (
+    NO_TOKEN_FAILURE,
+    Sampled,
+    append_tokens,
+    collect_prompt_logprobs,
+    refuse_tokens,
+    sampled,
+    take_plain,
+    take_prompt_logprobs,
+)
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.core_report import CoreCounts, CoreReport, Load
 from diptych.engine.values.events import (
     AbortRoom,
     Effect,
+    Emit,
     Event,
     GrammarFailed,
     GrammarReady,
@@ -30,6 +42,7 @@ from diptych.engine.values.events import (
     HandOffSent,
     NoteArrived,
     PagesDigested,
+    PagesRestored,
     PagesUnpacked,
     PeerDown,
     PeerUp,
@@ -39,19 +52,56 @@ from diptych.engine.values.events import (
     WriteDone,
     WriterGone,
 )
-from diptych.engine.values.holders import Holders
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
-from diptych.engine.values.scheduler_core import Load
 from diptych.generation.grammar import Matcher
-from diptych.generation.output import LEAVING, Failure, FailureCode
+from diptych.generation.output import LEAVING, Failure, FailureCode, Output
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note
+
+
+class Decoding:
+    """What it has to say goes to `effects`."""
+
+    def __init__(self, running: Running, rooms: Rooms, effects: list[Effect], eos_ids: frozenset[int]) -> None:
+        self._running = running
+        self._rooms = rooms
+        self._effects = effects
+        self._eos_ids = eos_ids
+
+    def commit(self, result: StepResult, now_s: float) -> None:
+        """Take the result of the oldest step launched."""
+        step = self._running.commit(now_s)
+        collect_prompt_logprobs(step.chunks, result)
+        tokens, others = take_plain(step, result)
+        if tokens.rooms:
+            self._effects.append(tokens)
+        for row in sampled(step, result, others):
+            self._take_tokens(row, now_s)
+        self._running.share(step)
+
+    def _take_tokens(self, row: Sampled, now_s: float) -> None:
+        request, token_ids, logprobs = row
+        room = self._rooms[request.room]
+        failure = refuse_tokens(request, token_ids)
+        if failure is NO_TOKEN_FAILURE:
+            self._running.distrust(request)
+        if failure is not None:
+            self._rooms.drop(room, failure)
+            return
+        index = request.num_output_tokens
+        taken, finish = append_tokens(request, token_ids, self._eos_ids)
+        room.measure_token(index, now_s)
+        stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
+        of_prompt = take_prompt_logprobs(request)
+        output = Output(request.room, index, taken, finish, None, stats, logprobs, of_prompt)
+        if finish is None:
+            self._effects.append(Emit(output))
+        else:
+            self._rooms.finish(room, output)
 
 
 class DecodeCore:
     """Implements `SchedulerCore` for the decode role."""
-
-    can_overlap = True
 
     def __init__(
         self,
@@ -60,12 +110,14 @@ class DecodeCore:
         page_nbytes: int,
         pace: StepPace,
         reserve: Callable[[], Spare] = Spare,
+        drafter: Drafter | None = None,
     ) -> None:
         """`reserve` says what new rooms must leave of the cache."""
         self._cache = cache
+        self._counts = CoreCounts()
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
         retracted = new_waiting_queue(cache, limits.scheduling)
-        self._running = Running(cache, limits, retracted, pace, self._note_retraction)
+        self._running = Running(cache, limits, retracted, pace, self._note_retraction, drafter)
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # for their first pages
         self._effects: list[Effect] = []
         self._rooms = Rooms(cache, self._waiting, self._running, self._effects)
@@ -76,6 +128,7 @@ class DecodeCore:
             self._running,
             self._rooms,
             self._effects,
+            self._counts,
             page_nbytes=page_nbytes,
             eos_ids=limits.eos_ids,
         )
@@ -110,6 +163,8 @@ class DecodeCore:
                 self._take_matcher(room_id, matcher, now_s)
             case GrammarFailed(room_id, message, code) if room_id in self._rooms:
                 self._rooms.fail(self._rooms[room_id], Failure(code, message))
+            case PagesRestored(number, error):
+                self._cache.finish_restore(number, error)
             case AbortRoom() | HandBack() | GrammarReady() | GrammarFailed():
                 pass  # the room has ended
             case WriteDone() | HandOffSent() | ServeRole():
@@ -142,6 +197,10 @@ class DecodeCore:
 
     # steps
 
+    @property
+    def can_overlap(self) -> bool:
+        return self._running.can_overlap
+
     def plan(self, now_s: float) -> ForwardBatch | None:
         self._now_s = now_s
         step = self._running.plan(now_s)
@@ -169,6 +228,7 @@ class DecodeCore:
 
     def _note_retraction(self, request: Request) -> None:
         """Out of KV memory: the request waits here, and later computes again what is not cached any more."""
+        self._counts.retractions += 1
         self._rooms.retracted.add(self._rooms[request.room], self._now_s)
 
     # time and state
@@ -210,32 +270,6 @@ class DecodeCore:
     def has_room(self, room_id: int) -> bool:
         return room_id in self._rooms
 
-    @property
-    def num_open_rooms(self) -> int:
-        return len(self._rooms)
-
-    @property
-    def num_retracted(self) -> int:
-        return self._rooms.retracted.num_retracted
-
-    @property
-    def num_pages_received(self) -> int:
-        return self._imports.num_pages_received
-
-    @property
-    def num_integrity_failures(self) -> int:
-        return self._imports.num_integrity_failures
-
-    def quarantined_since_s(self) -> float | None:
-        return self._rooms.closing.oldest_s()
-
-    def page_counts(self) -> dict[str, int]:
-        return self._cache.pool.counts()
-
-    def holders(self) -> Holders:
-        """Return who claims pages."""
-        return self._rooms.holders()
-
-    def check(self) -> list[str]:
-        held = self.holders()
-        return self._cache.check(held.owning, importing=held.importing, quarantined=held.quarantined)
+    def report(self) -> CoreReport:
+        held, counts = self._rooms.holders(), replace(self._counts)
+        return CoreReport(len(self._rooms), held, counts, self._rooms.closing.oldest_s())

@@ -75,7 +75,9 @@ class Grants:
             if reason is not None and self._waiting.set_aside(reason):
                 continue
             if not self._admit(request):
-                break
+                if not self._waiting.set_aside_for_restore():
+                    break
+                continue
             self._waiting.take(request)
             room = self._rooms[request.room]
             room.granted_s = now_s
@@ -88,8 +90,7 @@ class Grants:
 
     def next_s(self) -> float | None:
         """Return when patience ends."""
-        rooms = (self._rooms[request.room] for request in self._waiting.aside)
-        return min((room.arrival_s + PATIENCE_S for room in rooms if room.phase is Phase.PREALLOCATING), default=None)
+        return self._waiting.next_s()
 
     def _reason_to_wait(self, room: DecodeRoom, now_s: float) -> Coming | None:
         """Return what another room will soon have here of its prefix, if so much that it should not be sent again."""

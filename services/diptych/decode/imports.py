@@ -11,7 +11,8 @@ from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import Rooms
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.running import Running
-from diptych.engine.schedule.sampled import finish_of, refuse_token
+from diptych.engine.schedule.sampled import finish_of, refuse_tokens
+from diptych.engine.values.core_report import CoreCounts
 from diptych.engine.values.events import DigestPages, Effect, SendNote, UnpackPages
 from diptych.generation.finish import Finish
 from diptych.generation.output import Failure, FailureCode, Output
@@ -19,7 +20,7 @@ from diptych.kvtransfer.notes import Abort, Ack, HandOff
 
 
 class Imports:
-    """What it has to say goes to `effects`."""
+    """What it has to say goes to `effects`, and what it counts to `counts`."""
 
     def __init__(
         self,
@@ -27,6 +28,7 @@ class Imports:
         running: Running,
         rooms: Rooms,
         effects: list[Effect],
+        counts: CoreCounts,
         *,
         page_nbytes: int,
         eos_ids: frozenset[int],
@@ -35,11 +37,10 @@ class Imports:
         self._running = running
         self._rooms = rooms
         self._effects = effects
+        self._counts = counts
         self._page_nbytes = page_nbytes
         self._eos_ids = eos_ids
         self.peers_in_parts: set[int] = set()  # linked ones whose pages land in parts
-        self.num_pages_received = 0  # and accepted, since start
-        self.num_integrity_failures = 0
 
     def take(self, room: DecodeRoom, note: HandOff, digest: int | None, now_s: float) -> None:
         """Take a hand-off; one whose request waits for its grammar is kept until `resume`."""
@@ -72,7 +73,7 @@ class Imports:
         elif digest is None:
             self._reject(room, "the KV pages that arrived could not be read to be verified")
         else:
-            self.num_integrity_failures += 1
+            self._counts.integrity_failures += 1
             self._reject(room, "KV pages arrived damaged: their digest is not prefill's")
 
     def take_unpacked(self, room: DecodeRoom, error: str | None, now_s: float) -> None:
@@ -111,7 +112,7 @@ class Imports:
         room.stats.bytes_moved = len(room.granted) * self._page_nbytes
         room.stats.kv_digest = room.digest
         room.stats.cached_tokens = room.request.cached_len
-        self.num_pages_received += len(room.granted)
+        self._counts.pages_received += len(room.granted)
 
     def _join(self, room: DecodeRoom) -> None:
         """Join the running batch; no forward pass is needed, the KV is here."""
@@ -120,7 +121,7 @@ class Imports:
         request.computed_len = request.prompt_len
         request.append(note.first_token)
         self._running.join(request)
-        failure = refuse_token(request, note.first_token)
+        failure = refuse_tokens(request, (note.first_token,))
         if failure is not None:
             self._rooms.drop(room, failure)
             return

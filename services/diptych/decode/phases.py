@@ -20,7 +20,7 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-from diptych.common.errors import InvalidTransition
+from diptych.common.transitions import moved
 
 
 class Phase(enum.Enum):
@@ -73,7 +73,4 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Signal], Phase]] = {
 
 def next_phase(phase: Phase, signal: Signal) -> Phase:
     """Move along `TRANSITIONS`; raise `InvalidTransition` where it has no entry."""
-    try:
-        return TRANSITIONS[phase, signal]
-    except KeyError:
-        raise InvalidTransition(f"decode: {signal.value!r} in phase {phase.value!r}") from None
+    return moved(TRANSITIONS, phase, signal, "decode")

@@ -2,22 +2,25 @@
 
 A room given up before its hand-off is verified leaves its pages in quarantine: until prefill has said "no more writes"
 (`HandOff`, `Abort` or `AbortAck`) or provably can't write, and our transfer engine does not read them. Never earlier.
+
+`RetractedRooms` are those whose KV had to give way: they may wait for memory here for a while. `ClosingRooms` were
+given up while prefill may still write into their pages: it says who must stop, and when it is asked again. Rule: a room
+stays there until its writer says "no more writes", or provably can't write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from typing import Final
 
-from diptych.decode.closing import ClosingRooms, ask_to_stop
 from diptych.decode.phases import Phase, Signal
-from diptych.decode.retracted import RetractedRooms
 from diptych.decode.room import DecodeRoom
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.deadlines import Deadlines
 from diptych.engine.schedule.running import Running
 from diptych.engine.schedule.waiting_queue import WaitingQueue
+from diptych.engine.values.core_report import Holders
 from diptych.engine.values.events import Effect, Emit, SendNote
-from diptych.engine.values.holders import Holders
 from diptych.generation.grammar import Matcher
 from diptych.generation.output import Failure, FailureCode, Output
 from diptych.kvtransfer.notes import Abort
@@ -25,6 +28,91 @@ from diptych.kvtransfer.notes import Abort
 JOINED = (Phase.RUNNING, Phase.RETRACTED)
 _UNJOINED = (Phase.PREALLOCATING, Phase.IMPORTING, Phase.VERIFYING)  # prefill waits for word of them
 _GIVEN_UP = (Phase.CLOSING, Phase.DISCARDING)
+RETRACTED_S: Final = 30.0  # that a retracted request waits for memory here, before the router tries another pair
+RETRY_S: Final = 1.0  # before a question that got no answer is asked again
+
+
+class ClosingRooms:
+    """`linked`, where it is asked for, are the peers that a note can reach."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[int, DecodeRoom] = {}
+
+    def __len__(self) -> int:
+        return len(self._rooms)
+
+    def add(self, room: DecodeRoom) -> None:
+        """Take in a room whose prefill worker was told, if it could be."""
+        self._rooms[room.request.room] = room
+
+    def remove(self, room: DecodeRoom) -> None:
+        del self._rooms[room.request.room]
+
+    def peers(self) -> set[int]:
+        """Return the writers."""
+        return {room.peer for room in self._rooms.values()}
+
+    def oldest_s(self) -> float | None:
+        """Return when the room that is here longest was given up."""
+        return min((room.given_up_s for room in self._rooms.values() if room.given_up_s is not None), default=None)
+
+    def of_peer(self, peer: int) -> list[DecodeRoom]:
+        return [room for room in self._rooms.values() if room.peer == peer]
+
+    def ask_again(self, linked: Set[int], now_s: float) -> list[SendNote]:
+        """Return what to ask now: an AbortAck may have been lost with a link that broke at prefill's end only."""
+        notes: list[SendNote] = []
+        for room in self._rooms.values():
+            if room.asked_s is None:
+                room.given_up_s = room.asked_s = now_s  # it was asked when it was given up, just now
+            elif room.peer in linked and room.asked_s + RETRY_S <= now_s:
+                room.asked_s = now_s
+                notes.append(ask_to_stop(room))
+        return notes
+
+    def next_s(self, linked: Set[int]) -> float | None:
+        """Return when `ask_again` has something to do."""
+        asked = [room.asked_s for room in self._rooms.values() if room.peer in linked and room.asked_s is not None]
+        return min(asked) + RETRY_S if asked else None
+
+
+def ask_to_stop(room: DecodeRoom) -> SendNote:
+    return SendNote(room.peer, Abort(room.request.room, FailureCode.ABORTED.value, "decode gave this room up"))
+
+
+class RetractedRooms:
+    """Those that wait now; a room that resumes or ends is taken out."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[int, DecodeRoom] = {}
+
+    def __len__(self) -> int:
+        return len(self._rooms)
+
+    def __contains__(self, room: DecodeRoom) -> bool:
+        return room.request.room in self._rooms
+
+    def add(self, room: DecodeRoom, now_s: float) -> None:
+        room.on(Signal.RETRACTED)
+        room.retracted_s = now_s
+        self._rooms[room.request.room] = room
+
+    def resume(self, room: DecodeRoom) -> None:
+        """The room has pages again."""
+        room.on(Signal.RESUMED)
+        del self._rooms[room.request.room]
+
+    def discard(self, room: DecodeRoom) -> None:
+        """The room ends, whether it is here or not."""
+        self._rooms.pop(room.request.room, None)
+
+    def overdue(self, now_s: float) -> list[DecodeRoom]:
+        """Return the rooms that have waited for too long."""
+        return [room for room in self._rooms.values() if room.retracted_s + RETRACTED_S <= now_s]
+
+    def next_s(self) -> float | None:
+        """Return when the first is overdue."""
+        return min((room.retracted_s + RETRACTED_S for room in self._rooms.values()), default=None)
 
 
 class Rooms:

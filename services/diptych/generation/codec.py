@@ -10,6 +10,7 @@ from diptych.generation.grammar import Grammar, GrammarKind, Preamble
 from diptych.generation.logprobs import TokenLogprobs
 from diptych.generation.request_groups import Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.segments import ContentSegment
 from diptych.v1 import inference_pb2, worker_pb2
 
 MAX_TIMEOUT_MS: Final = 2**32 - 1  # that a leg holds
@@ -53,6 +54,10 @@ def leg_to_wire(account: Account, hints: Hints, life: Life, now_s: float) -> wor
         request_id=life.request_id,
         timeout_ms=_timeout_ms(life.deadline_s - now_s),
     )
+
+
+def content_to_wire(content: ContentSegment) -> worker_pb2.ContentSegment:
+    return worker_pb2.ContentSegment(start=content.start, num_tokens=content.num_tokens, digest=content.digest)
 
 
 def _timeout_ms(left_s: float) -> int:

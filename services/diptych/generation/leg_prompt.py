@@ -1,4 +1,5 @@
-"""The prompt of a leg on the wire: packed tokens, of which none costs a step of Python; behind them, tokens one by one.
+"""The prompt of a leg on the wire: packed tokens, of which none costs a step of Python; behind them, tokens one by one;
+and the contents that stand between tokens.
 
 What came as text has become packed tokens before a scheduler sees it.
 """
@@ -11,6 +12,7 @@ import numpy as np
 
 from diptych.common.arrays import I64
 from diptych.common.errors import InvalidRequest
+from diptych.generation.segments import ContentSegment, content_len, prompt_keys
 from diptych.tokens.packed_tokens import TOKEN_BYTES
 from diptych.v1.worker_pb2 import StartLeg
 
@@ -18,16 +20,21 @@ BYTES_PER_TOKEN: Final = 4  # of a text that nobody has tokenised yet; English h
 
 
 def prompt_of(leg: StartLeg) -> I64:
-    """Return the tokens. Raises `InvalidRequest` if they can't be read."""
+    """Return the prompt's keys: its tokens, if it has no contents. Raises `InvalidRequest` if it can't be read."""
     if leg.prompt_text:
         raise InvalidRequest("the text of the prompt has not been tokenised", param="prompt_text")
     if len(leg.prompt_tokens) % TOKEN_BYTES:
         raise InvalidRequest("prompt_tokens must have 4 bytes a token", param="prompt_tokens")
     packed = np.frombuffer(leg.prompt_tokens, "<u4").astype(np.int64)
-    return np.concatenate((packed, np.array(leg.prompt_token_ids, np.int64)))
+    return prompt_keys(np.concatenate((packed, np.array(leg.prompt_token_ids, np.int64))), contents_of(leg))
+
+
+def contents_of(leg: StartLeg) -> tuple[ContentSegment, ...]:
+    """Return the segments that are no tokens."""
+    return tuple(ContentSegment(each.start, each.num_tokens, each.digest) for each in leg.contents)
 
 
 def prompt_len(leg: StartLeg) -> int:
-    """Return the number of tokens; about the number, where there is text."""
+    """Return the number of places: of tokens, if it has no contents; about the number, where there is text."""
     num_tokens = len(leg.prompt_tokens) // TOKEN_BYTES + len(leg.prompt_token_ids)
-    return num_tokens + len(leg.prompt_text) // BYTES_PER_TOKEN
+    return num_tokens + len(leg.prompt_text) // BYTES_PER_TOKEN + content_len(leg.contents)

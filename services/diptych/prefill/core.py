@@ -11,11 +11,12 @@ from collections.abc import Callable, Set
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.batch_builder import build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue
-from diptych.engine.schedule.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, refuse_token, sampled
+from diptych.engine.schedule.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, refuse_tokens, sampled
 from diptych.engine.schedule.sampling_builder import build_sampling
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.core_report import CoreCounts, CoreReport, Holders, Load
 from diptych.engine.values.events import (
     AbortRoom,
     Effect,
@@ -27,6 +28,7 @@ from diptych.engine.values.events import (
     HandOffSent,
     NoteArrived,
     PagesDigested,
+    PagesRestored,
     PagesUnpacked,
     PeerDown,
     PeerUp,
@@ -36,9 +38,7 @@ from diptych.engine.values.events import (
     WriteDone,
     WriterGone,
 )
-from diptych.engine.values.holders import Holders
 from diptych.engine.values.limits import Limits
-from diptych.engine.values.scheduler_core import Load
 from diptych.engine.values.step import new_step
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.finish import Finish
@@ -46,18 +46,16 @@ from diptych.generation.output import Failure, FailureCode
 from diptych.generation.stop.conditions import token_finish
 from diptych.kvtransfer.notes import Abort, Ack, Note, PagesReady
 from diptych.prefill.arrivals import Arrivals
-from diptych.prefill.hand_off import first_output, hand_off_note
 from diptych.prefill.phases import Phase, Signal
 from diptych.prefill.rendezvous import Rendezvous
 from diptych.prefill.rooms import Rooms
-from diptych.prefill.sending import Sender
+from diptych.prefill.sending import Sender, first_output, hand_off_note
 
 
 class PrefillCore:
     """Implements `SchedulerCore` for the prefill role."""
 
     can_overlap = False
-    num_retracted = 0  # a prompt keeps its pages until they have left
 
     def __init__(
         self,
@@ -107,6 +105,8 @@ class PrefillCore:
                 self._arrivals.take_matcher(self._rooms[room_id], matcher)
             case GrammarFailed(room_id, message, code) if room_id in self._rooms:
                 self._rooms.fail(self._rooms[room_id], Failure(code, message))
+            case PagesRestored(number, error):
+                self._cache.finish_restore(number, error)
             case GrammarReady() | GrammarFailed() | AbortRoom() | HandBack() | WriteDone() | HandOffSent():
                 pass  # the room has ended
             case PeerUp() | WriterGone() | PagesDigested() | PagesUnpacked() | ServeRole():
@@ -166,7 +166,7 @@ class PrefillCore:
             if not chunk.is_last:
                 self._sender.share(self._rooms[chunk.request.room])
                 self._sender.move_complete_pages(self._rooms[chunk.request.room], now_s)
-        for row in sampled(self._step.sampled, result, range(len(self._step.sampled))):
+        for row in sampled(self._step, result, range(len(self._step.sampled))):
             self._hand_off(row, now_s)
 
     def rooms_of_step(self) -> Set[int]:
@@ -178,16 +178,17 @@ class PrefillCore:
         self._queue.recall(self._step.chunks)
 
     def _hand_off(self, row: Sampled, now_s: float) -> None:
-        request, token_id, _ = row
+        request, token_ids, _ = row
         room = self._rooms[request.room]
         room.on(Signal.EXTENDED)
-        failure = refuse_token(request, token_id)
+        failure = refuse_tokens(request, token_ids)
         if failure is NO_TOKEN_FAILURE:
             self._cache.distrust(request)
         if failure is not None:
             self._rooms.fail(room, failure)
             return
         self._sender.share(room)
+        (token_id,) = token_ids  # a chunk has one sample
         finish = request.grammar_finish or token_finish(token_id, 1, request.params, self._limits.eos_ids)
         room.finish = finish or Finish.STOP
         self._effects.append(Emit(first_output(room, row, now_s, self._token_nbytes)))
@@ -234,23 +235,9 @@ class PrefillCore:
     def num_open_rooms(self) -> int:
         return len(self._rooms)
 
-    @property
-    def num_pages_received(self) -> int:
-        return 0  # nobody writes into this pool
-
-    @property
-    def num_integrity_failures(self) -> int:
-        return 0  # decode checks
-
-    def quarantined_since_s(self) -> float | None:
-        return None  # nobody writes into this pool
-
-    def page_counts(self) -> dict[str, int]:
-        return self._cache.pool.counts()
-
     def holders(self) -> Holders:
         """Return who claims pages."""
         return Holders([room.request for room in self._rooms if room.request.node is not None])
 
-    def check(self) -> list[str]:
-        return self._cache.check(self.holders().owning)
+    def report(self) -> CoreReport:
+        return CoreReport(len(self._rooms), self.holders(), CoreCounts())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from diptych.checkpoints.load_format import LoadFormat
 from diptych.common.config import option
@@ -13,35 +13,12 @@ from diptych.common.members.replicas import check_replicas
 from diptych.common.net.reachable import reachable_host
 from diptych.common.net.served import check_max_model_len, check_names
 from diptych.common.trust.trust import TrustConfig
+from diptych.router.choose.policies import POLICIES
 from diptych.router.http.exchange.cors import check_origins
 from diptych.router.keys.config import KeyConfig
+from diptych.router.text.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from diptych.router.text.parsing.message_formats import AUTO, NONE
 from diptych.router.text.tokenization import TokenizeAt
-
-PolicyName = Literal[
-    "cache_aware",
-    "consistent_hash",
-    "least_load",
-    "pair_cost",
-    "power_of_two",
-    "prefix_hash",
-    "random",
-    "round_robin",
-]
-ToolParserName = Literal[
-    "auto",
-    "none",
-    "deepseek",
-    "glm",
-    "harmony",
-    "hermes",
-    "kimi",
-    "llama3",
-    "mistral",
-    "phi4",
-    "pythonic",
-    "qwen3_coder",
-]
-ReasoningParserName = Literal["auto", "none", "mistral", "think"]
 
 _POSITIVE: Final = (
     "max_choices",
@@ -91,22 +68,32 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
     pod_name: str = option("", help="pod that this process runs in, for `diptych status`")
     workers: int = option(1, help="processes that share the ports; each takes its part of the connections")
     drain_s: float = option(30.0, help="seconds that running requests get to finish after SIGTERM")
-    policy: PolicyName = option("pair_cost", help="how to choose the pair for a request", group="routing")
-    prefill_policy: PolicyName | None = option(None, help="for the prefill worker, chosen first", group="routing")
-    decode_policy: PolicyName | None = option(None, help="for the decode worker, chosen second", group="routing")
+    policy: str = option("pair_cost", help="how to choose the pair for a request", group="routing", choices=POLICIES)
+    prefill_policy: str | None = option(
+        None, help="for the prefill worker, chosen first", group="routing", choices=POLICIES
+    )
+    decode_policy: str | None = option(
+        None, help="for the decode worker, chosen second", group="routing", choices=POLICIES
+    )
     pair_wait_s: float = option(1.5, help="how long a new request waits for a pair of workers", group="routing")
     explained_requests: int = option(1000, help="last requests whose routing can be explained", group="routing")
     lost_pair_wait_s: float = option(
         1.5, help="how long a request that lost a worker waits for another pair", group="routing"
     )
-    tool_parser: ToolParserName = option(
-        "auto", help="how the model writes calls of tools; auto: as its chat template tells", group="chat"
+    tool_parser: str = option(
+        AUTO,
+        help="how the model writes calls of tools; auto: as its chat template tells",
+        group="chat",
+        choices=(AUTO, NONE, *sorted(TOOL_FORMATS)),
     )
     chat_template: str = option(
         "", help="Jinja file, or template, in place of the model's own chat template", group="chat"
     )
-    reasoning_parser: ReasoningParserName = option(
-        "auto", help="how it writes what it thinks before it answers; likewise", group="chat"
+    reasoning_parser: str = option(
+        AUTO,
+        help="how it writes what it thinks before it answers; likewise",
+        group="chat",
+        choices=(AUTO, NONE, *sorted(REASONING_FORMATS)),
     )
     hedge_after_s: float = option(
         0.0, help="start a second attempt elsewhere after so long without a first token; 0: never", group="routing"

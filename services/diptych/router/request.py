@@ -13,6 +13,7 @@ from diptych.generation.grammar import Preamble
 from diptych.generation.leg_prompt import BYTES_PER_TOKEN
 from diptych.generation.request_groups import NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.segments import ContentSegment, content_len
 from diptych.router.choose.routing import DEFAULT_ROUTING, Routing
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import ANYBODY, Caller
@@ -126,11 +127,12 @@ class Tokenized:
     new_parser: Callable[[], MessageParser] | None = None  # of a chat's message; None: all of the output is content
     preamble: Preamble | None = None  # of outputs with a grammar
     text: PromptText | None = None
+    contents: Sequence[ContentSegment] = ()  # between the tokens: what is no tokens. No API takes any yet
 
     @property
     def num_tokens(self) -> int:
-        """About as many, where workers tokenise it."""
-        return len(self.ids) if self.text is None else self.text.num_tokens
+        """With the places of contents; about as many, where workers tokenise it."""
+        return (len(self.ids) if self.text is None else self.text.num_tokens) + content_len(self.contents)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,7 @@ from diptych.router.grpc.server import GrpcServer
 from diptych.router.http.exchange.apps import admin_app, clients_app, with_all_metrics
 from diptych.router.keys.callers import Callers
 from diptych.router.keys.ledger import Ledger
-from diptych.router.keys.metrics import KeyUsage
-from diptych.router.observe.grammar_metrics import GrammarUsage
-from diptych.router.observe.metrics import RouterMetrics
-from diptych.router.observe.tokenizer_metrics import TokenizerUsage
+from diptych.router.metrics import GrammarUsage, KeyUsage, RouterMetrics, TokenizerUsage
 from diptych.router.process.health import RouterHealth
 from diptych.router.process.share import Share
 from diptych.router.serve.execution import Dispatcher

@@ -1,54 +1,38 @@
 """Jinja's sandbox with limits: a template that came with a file must not keep a thread for ever, nor fill the memory.
 
-Counted are steps (turns of loops, calls, items of ranges) and the characters that joining makes. No clock: a template
-that passes once always passes. Rule: every loop, call and join of a template takes from the meter of its rendering.
-
-What counts loops and joins stands in a compiled template as filters do, which are called directly: the calls that a
-template writes go through the checks of the sandbox, which cost several times as much as what is counted.
+Rule: every loop, call, filter, join, output, slice and comparison of a template takes from the meter of its rendering.
+Where one of them could make much of little, it takes before.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator
-from functools import partial, wraps
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
 from typing import Any, Final
 
 from jinja2 import nodes, pass_context
-from jinja2.runtime import Context
+from jinja2.filters import make_attrgetter
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
-from jinja2.visitor import NodeTransformer
+from jinja2.utils import Namespace, _PassArg
 
-MAX_STEPS: Final = 1_000_000
-MAX_CHARS: Final = 512 << 20  # of all that is joined; a conversation that grows piece by piece is copied at each
+from diptych.tokens.template_costs import AS_GIVEN, FILTER_COSTS, METHOD_COSTS, compares, layout, price, reads, writes
+from diptych.tokens.template_meter import ITEM, METER, Meter, Scale, TooMuchWork, size
+from diptych.tokens.template_metering import METERING, Metering, text_of
+
+MANY: Final = 256  # what an argument costs
+MAX_BITS: Final = 4096  # of a number that is multiplied
+MAX_SEPARATORS: Final = 8  # characters, of JSON that is made at once
 MAX_WIDTH: Final = 9_999  # of what is padded; and of numbers whose power is taken
 _WIDTH: Final = re.compile(r"\d{5}|\*|:[^}]*\{")  # in a layout: above `MAX_WIDTH`, or given elsewhere
-METER: Final = "the meter"  # in a context: no template can write such a name
-_TURN, _SUM, _JOINED = "a turn", "a sum", "what is joined"  # filters: nor these
-
-
-class TooMuchWork(Exception):
-    """A rendering took more than it may. The message says of what."""
-
-
-class Meter:
-    """What one rendering may still do."""
-
-    __slots__ = ("_chars", "_steps")
-
-    def __init__(self) -> None:
-        self._steps = MAX_STEPS
-        self._chars = MAX_CHARS
-
-    def take_steps(self, count: int) -> None:
-        self._steps -= count
-        if self._steps < 0:
-            raise TooMuchWork(f"more than {MAX_STEPS:,} steps")
-
-    def take_chars(self, count: int) -> None:
-        self._chars -= count
-        if self._chars < 0:
-            raise TooMuchWork(f"more than {MAX_CHARS:,} characters")
+_TESTS: Final = (
+    *("eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le", "<=", "gt", ">", "greaterthan", "ge", ">="),
+    *("in", "lower", "upper"),
+)
+_OF_JINJA: Final = ("_loop_vars", "_block_vars")  # arguments of a call that it adds
+_OF_BYTES: Final = frozenset({"decode", "hex"})  # all that a template may do with bytes
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -59,99 +43,182 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.globals["range"] = _metered_range
-        self.filters |= {_TURN: _turn, _SUM: _sum, _JOINED: _joined}
-        self.filters["format"] = _narrow(self.filters["format"], _refuse_layout)
-        for name in ("center", "indent"):
-            self.filters[name] = _narrow(self.filters[name], _refuse_widths)
         del self.globals["lipsum"]  # texts without end
+        self.filters["format"] = _narrow(self.filters["format"], _refuse_layout)
+        for name in ("batch", "center", "indent", "slice"):
+            self.filters[name] = _narrow(self.filters[name], _refuse_widths)
+        self.filters = {name: _metered(name, filter_) for name, filter_ in self.filters.items()}
+        self.filters |= {"join": _join, "list": _list, "sum": _sum_of, "tojson": _to_json}
+        self.filters |= METERING
+        tests: dict[str, Any] = self.tests
+        tests |= {name: _comparing(tests[name]) for name in _TESTS}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        _Metering().visit(tree)
+        Metering().visit(tree)
         return tree
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return super().is_safe_attribute(obj, attr, value) and (not isinstance(obj, bytes) or attr in _OF_BYTES)
+
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        __context.parent[METER].take_steps(1)
+        meter: Meter = __context.parent[METER]
+        meter.take_steps(1)
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
             _refuse_widths(owner, *args)
-        return super().call(__context, __obj, *args, **kwargs)
+            args = tuple([_held(meter, each) for each in args])
+            cost = METHOD_COSTS.get(__obj.__name__, reads)
+            given = {name: value for name, value in kwargs.items() if name not in _OF_JINJA}
+            meter.take_chars(cost(meter.scale, owner, *args, **given))
+        elif args:
+            meter.take_chars(MANY * len(args))
+            meter.take_chars(_call_cost(meter.scale, owner, args))
+        made = super().call(__context, __obj, *args, **kwargs)
+        return meter.checked(made) if isinstance(made, Namespace) else made
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         formatted = super().wrap_str_format(value)
-        return formatted and _narrow(formatted, partial(_refuse_layout, value.__self__))
+        if formatted is None:
+            return None
+
+        @pass_context
+        def metered(context: Context, *args: Any, **kwargs: Any) -> str:
+            _refuse_layout(value.__self__)
+            meter: Meter = context.parent[METER]
+            meter.take_chars(layout(meter.scale, value.__self__, *args, **kwargs))
+            return formatted(*args, **kwargs)
+
+        return metered
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*":
-            context.parent[METER].take_chars(_length(left) * _factor(right) + _length(right) * _factor(left))
+        meter: Meter = context.parent[METER]
+        if operator == "*" and isinstance(left, int) and isinstance(right, int):
+            _refuse_digits(left.bit_length() + right.bit_length())
+        elif operator == "*":
+            meter.has_lists = True
+            meter.take_chars(size(left) * _factor(right) + size(right) * _factor(left))
         elif operator == "%":
             _refuse_layout(left)
+            meter.take_chars(layout(meter.scale, left, right))
         elif max(abs(left), abs(right)) > MAX_WIDTH:
             raise TooMuchWork(f"powers of numbers above {MAX_WIDTH:,}")
+        elif isinstance(left, int) and isinstance(right, int):
+            _refuse_digits(left.bit_length() * right)
         return super().call_binop(context, operator, left, right)
 
 
-class _Metering(NodeTransformer):
-    """Puts `_turn`, `_sum` and `_joined` into a template."""
+def _comparing(test: Callable[..., Any]) -> Callable[..., Any]:
+    @pass_context
+    def compare(context: Context, *args: Any) -> Any:
+        meter: Meter = context.parent[METER]
+        meter.take_chars(compares(meter.scale, *args))
+        return test(*args)
 
-    def visit_For(self, node: nodes.For) -> nodes.For:
-        self.generic_visit(node)
-        turn = _filter(_TURN, [nodes.Const(True)], node.lineno)
-        if node.test is None:
-            node.body.insert(0, nodes.ExprStmt(turn, lineno=node.lineno))
-        else:  # it is asked of items that the body never sees, too
-            node.test = nodes.And(turn, node.test, lineno=node.lineno)
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
-        self.generic_visit(node)
-        return _filter(_JOINED, node.nodes, node.lineno)
-
-    def visit_Add(self, node: nodes.Add) -> nodes.Filter:
-        """All terms of a sum at once."""
-        terms, left = [node.right], node.left
-        while isinstance(left, nodes.Add):
-            terms.append(left.right)
-            left = left.left
-        return _filter(_SUM, [self.visit(term) for term in (left, *reversed(terms))], node.lineno)
+    return compare
 
 
-def _filter(name: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Filter:
-    first, *others = arguments
-    return nodes.Filter(first, name, others, [], None, None, lineno=lineno)
+def _call_cost(scale: Scale, owner: object, args: tuple[object, ...]) -> int:
+    """Of what is called that is no method of a text: it may copy what it is given, or look for it."""
+    if isinstance(owner, list | tuple):
+        return sum([compares(scale, each, owner) for each in args])
+    if isinstance(owner, dict | LoopContext):
+        return sum(map(scale.weigh, args))
+    return sum([size(each) for each in args if not isinstance(each, str)])
+
+
+def _refuse_digits(num_bits: int) -> None:
+    if num_bits > MAX_BITS:
+        raise TooMuchWork(f"products of more than {MAX_BITS:,} bits")
+
+
+def _metered(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the filter so that it takes from the meter: a step, and what it costs."""
+    cost, passed = FILTER_COSTS.get(name, reads), _PassArg.from_obj(filter_)
+
+    @pass_context
+    def metered(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        meter: Meter = context.parent[METER]
+        meter.take_steps(1)
+        if hasattr(value, "__next__"):
+            value = _counted(meter, value, price(args, kwargs))
+        meter.take_chars(cost(meter.scale, value, *args, **kwargs))
+        meter.has_lists |= name not in AS_GIVEN
+        if passed is None:
+            return filter_(value, *args, **kwargs)
+        given = {_PassArg.context: context, _PassArg.eval_context: context.eval_ctx}.get(passed, context.environment)
+        return filter_(given, value, *args, **kwargs)
+
+    return metered
+
+
+def _counted(meter: Meter, items: Iterable[Any], each: int = ITEM) -> Iterator[Any]:
+    for item in items:
+        meter.take_chars(each)
+        yield item
+
+
+def _held(meter: Meter, value: Any) -> Any:
+    """Return what is not there yet as a list, so that its cost can be told."""
+    return list(_counted(meter, value)) if hasattr(value, "__next__") else value
 
 
 @pass_context
-def _turn(context: Context, value: bool) -> bool:
-    """Note a turn of a loop."""
-    context.parent[METER].take_steps(1)
-    return value
-
-
-@pass_context
-def _sum(context: Context, *terms: Any) -> Any:
-    """Return what `+` makes of terms, from left to right; of texts, which most of them are, at once."""
+def _list(context: Context, value: Iterable[Any]) -> list[Any]:
     meter: Meter = context.parent[METER]
-    if {*map(type, terms)} == {str}:
-        meter.take_chars(sum(map(len, terms)))
-        return "".join(terms)
-    total, *others = terms
-    for term in others:
-        meter.take_chars(_length(total) + _length(term))
-        total = total + term
-    return total
+    meter.has_lists = True
+    return list(_counted(meter, value))
 
 
 @pass_context
-def _joined(context: Context, *parts: object) -> str:
-    """Return what `~` makes."""
-    joined = "".join(map(str, parts))
-    context.parent[METER].take_chars(len(joined))
-    return joined
+def _join(context: Context, value: Iterable[Any], d: object = "", attribute: str | int | None = None) -> str:
+    meter: Meter = context.parent[METER]
+    separator = text_of(meter, d)
+    if attribute is not None:
+        value = map(make_attrgetter(context.environment, attribute), value)
+    parts = []
+    for item in _counted(meter, value, price((attribute,), {})):
+        parts.append(text_of(meter, item))
+        meter.take_chars(len(parts[-1]) + len(separator))
+    return separator.join(parts)
 
 
-def bounded(pieces: Iterator[str], meter: Meter) -> str:
-    """Return the pieces of an output as one text."""
+@pass_context
+def _sum_of(context: Context, iterable: Iterable[Any], attribute: str | int | None = None, start: Any = 0) -> Any:
+    meter: Meter = context.parent[METER]
+    if attribute is not None:
+        iterable = map(make_attrgetter(context.environment, attribute), iterable)
+    for item in _counted(meter, iterable, price((attribute,), {})):
+        meter.take_chars(size(start) + size(item))
+        start = start + item
+    return start
+
+
+@pass_context
+def _to_json(
+    context: Context,
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own filter: no HTML escapes."""
+    meter: Meter = context.parent[METER]
+    meter.take_steps(1)
+    if indent is None and sum(map(len, separators or ())) <= MAX_SEPARATORS:
+        if meter.has_lists:
+            meter.take_chars(_JSON(meter.scale, value))
+        text = json.dumps(value, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
+        meter.take_chars(len(text))
+        return text
+    _refuse_widths("", len(indent) if isinstance(indent, str) else indent)
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return bounded(encoder.iterencode(value), meter)
+
+
+def bounded(pieces: Iterable[str], meter: Meter) -> str:
+    """Return pieces as one text, each of which is paid for."""
     kept = []
     for piece in pieces:
         meter.take_chars(len(piece))
@@ -178,15 +245,14 @@ def _refuse_widths(text: object, *args: object) -> None:
         raise TooMuchWork(f"padding beyond {MAX_WIDTH:,} characters")
 
 
+_JSON: Final = writes(2)
+
+
 @pass_context
 def _metered_range(context: Context, *args: int) -> range:
     values = safe_range(*args)
     context.parent[METER].take_steps(len(values))
     return values
-
-
-def _length(value: object) -> int:
-    return len(value) if isinstance(value, str | list | tuple) else 0
 
 
 def _factor(value: object) -> int:

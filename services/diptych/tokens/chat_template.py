@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -12,12 +11,16 @@ from typing import Any, Final, NoReturn
 import jinja2
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.meta import find_undeclared_variables
+from jinja2.runtime import Context
 
 from diptych.common.errors import ConfigError, InvalidRequest
-from diptych.tokens.bounded_templates import METER, BoundedEnvironment, Meter, TooMuchWork, bounded
+from diptych.tokens.bounded_templates import BoundedEnvironment
+from diptych.tokens.template_meter import METER, Meter, TooMuchWork
+from diptych.tokens.template_metering import text_of
 
 Message = Mapping[str, Any]
 MAX_TEMPLATE_BYTES: Final = 1 << 20  # of a file; the longest known take a hundredth of it
+MAX_LAYOUT: Final = 1000  # characters, of a time
 _MARKS: Final = ("{{", "{%")  # of a template, and of no file's name
 # what every template has, beside its own parameters
 _GIVEN: Final = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
@@ -49,7 +52,6 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-        environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = dict(special_tokens)  # bos_token, eos_token, ... as the template names them
@@ -75,7 +77,7 @@ class ChatTemplate:
         try:
             meter = Meter()
             context = self._template.new_context({**self._special_tokens, **parameters, **given, METER: meter})
-            return bounded(self._template.root_render_func(context), meter)
+            return "".join(self._template.root_render_func(context))  # all of it was counted
         except SecurityError as error:
             raise ConfigError(f"the model's chat template tries to leave its sandbox: {error}") from None
         except TooMuchWork as error:
@@ -97,20 +99,12 @@ class ChatTemplate:
             raise InvalidRequest(words, param="chat_template_kwargs")
 
 
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Unlike Jinja's own filter: no HTML escapes."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+@jinja2.pass_context
+def _raise_exception(context: Context, message: object) -> NoReturn:
+    raise jinja2.TemplateError(text_of(context.parent[METER], message))
 
 
 def _strftime_now(layout: str) -> str:
+    if len(layout) > MAX_LAYOUT:
+        raise TooMuchWork(f"more than {MAX_LAYOUT:,} characters")
     return datetime.now().strftime(layout)

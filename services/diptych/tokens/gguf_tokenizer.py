@@ -1,19 +1,21 @@
 """Rebuilds a tokenizer from GGUF metadata: byte-level BPE ("gpt2") or SentencePiece BPE ("llama").
 
 A GGUF file names its pre-tokenizer (`tokenizer.ggml.pre`) but does not contain it; the ones known here are llama.cpp's.
+
+SentencePiece always merges the two neighbours whose whole has the best score. A list of merges says the same: for each
+piece, in the order of the scores, every two pieces that make it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from diptych.common.errors import ConfigError, DiptychError
 from diptych.tokens.chat_template import ChatTemplate
-from diptych.tokens.gguf_sentencepiece import sentencepiece
 from diptych.tokens.tokenizer import Tokenizer
 
 CONTROL, USER_DEFINED = 3, 4  # token types
@@ -23,6 +25,7 @@ LLAMA3_SPLIT: Final = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPLITS: Final = {"llama-bpe": LLAMA3_SPLIT, "qwen2": LLAMA3_SPLIT.replace("{1,3}", "")}
+SPACE: Final = "\u2581"
 
 
 def build(metadata: Mapping[str, Any], eos_ids: tuple[int, ...]) -> Tokenizer:
@@ -86,6 +89,30 @@ def _special_tokens(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str,
     """As templates name them."""
     ids = {name: metadata.get(f"tokenizer.ggml.{name}_id") for name in ("bos_token", "eos_token")}
     return {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None}
+
+
+def sentencepiece(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """Return the tokenizer without its special tokens."""
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    scores: list[float] = metadata["tokenizer.ggml.scores"]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    by_score = sorted(range(len(tokens)), key=lambda index: -scores[index])
+    merges = [pair for index in by_score for pair in _pairs(tokens[index], vocab)]
+    unknown = tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
+    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    starts_with_space = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    spaces = [normalizers.Replace(" ", SPACE)]
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), *spaces] if starts_with_space else spaces)
+    decoding = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*decoding, decoders.Strip(" ", 1, 0)] if starts_with_space else decoding)
+    return backend
+
+
+def _pairs(piece: str, vocab: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    for at in range(1, len(piece)):
+        left, right = piece[:at], piece[at:]
+        if left in vocab and right in vocab:
+            yield left, right
 
 
 KINDS: Final[Mapping[str, Callable[[Mapping[str, Any]], tokenizers.Tokenizer]]] = {

@@ -1,25 +1,45 @@
-"""Text to token ids and back, and chat messages to text. Safe to share between threads."""
+"""Text to token ids and back, and chat messages to text. Safe to share between threads.
+
+`cut_points` decides where a text may be cut so that its parts, tokenised one by one, give what the whole gives.
+A tokenizer first takes the added tokens that are not `normalized` out of the raw text; each piece between two of them
+is normalised, pre-tokenised and merged without a look at the others. So a cut right before such a token changes
+nothing, as long as the token is found there whatever stands before it. It is not when it takes white space on its
+left, when it must be a word of its own, or when another token may begin before it and reach into it.
+Rule: a tokenizer for which that can't be told has no cut points, and its texts are tokenised whole.
+
+`ShowingTokenizer` decodes some special tokens as the texts that they are, for who must see them: the marks of calls and
+reasoning.
+
+`TokenLength` tells by the length of a text how few tokens it may have: one that is far too long needs no other look.
+Rule: only where it is known which bytes are in some token. A normaliser may drop characters, an unknown token may stand
+for any number of them, and so may an added token that takes the white space beside it: then nothing is told. A
+vocabulary that lacks some control characters drops them; of every other character at least its last byte is kept.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import tokenizers
+from tokenizers import models
 from tokenizers.decoders import ByteLevel
 
 from diptych.common.errors import InvalidRequest
 from diptych.tokens.byte_detokenizer import ByteDetokenizer
 from diptych.tokens.chat_template import ChatTemplate, Message
-from diptych.tokens.cut_points import cut_points
 from diptych.tokens.detokenizer import Detokenizer, IncrementalDetokenizer
-from diptych.tokens.showing_tokenizer import ShowingTokenizer
-from diptych.tokens.token_bytes import TextBytes, TokenBytes
-from diptych.tokens.token_length import TokenLength, token_length
+from diptych.tokens.token_bytes import TextBytes, TokenBytes, byte_alphabet
+
+KEEPING: Final = frozenset({"ByteLevel", "Digits", "Split"})  # pre-tokenizers; a split that removes is none of them
+ASCII: Final = 0x80
+LAST_BYTES: Final = range(0x80, 0xC0)  # of all other characters in UTF-8
 
 
 def stay_in_the_callers_thread() -> None:
@@ -113,3 +133,98 @@ class Tokenizer:
         return self.chat_template.render(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, parameters=parameters
         )
+
+
+def cut_points(backend: tokenizers.Tokenizer) -> re.Pattern[str] | None:
+    """Return what matches the tokens before which a text may be cut; None: nowhere."""
+    added = list(backend.get_added_tokens_decoder().values())
+    if not _is_local(backend) or any(token.single_word for token in added):
+        return None
+    raw = [token for token in added if not token.normalized and token.content]
+    cuts = {token.content for token in raw if token.special and _stands_alone(token)}
+    others = {token.content for token in raw} - cuts
+    if not cuts or any(_reaches_into(other, cut) for other in others for cut in cuts):
+        return None
+    return re.compile("|".join(map(re.escape, _longest_first(cuts))))
+
+
+def _is_local(backend: tokenizers.Tokenizer) -> bool:
+    """Whether nothing depends on the length of the text, or on chance."""
+    is_random = bool(getattr(backend.model, "dropout", None))
+    return not (is_random or backend.truncation or backend.padding or backend.encode_special_tokens)
+
+
+def _stands_alone(token: tokenizers.AddedToken) -> bool:
+    return not token.lstrip and not token.content[0].isspace()
+
+
+def _reaches_into(other: str, cut: str) -> bool:
+    """Whether `other` may be found where a part of it is (a part of) `cut`."""
+    return cut in other or any(other.endswith(cut[:length]) for length in range(1, len(cut)))
+
+
+def _longest_first(contents: Iterable[str]) -> list[str]:
+    """As the tokenizer matches: of two that begin at the same place, the longer one."""
+    return sorted(contents, key=len, reverse=True)
+
+
+class ShowingTokenizer:
+    """A tokenizer as far as output needs one. Special tokens that are not to be shown have no text, as ever."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, shown: Collection[str], eos_ids: tuple[int, ...]) -> None:
+        added = backend.get_added_tokens_decoder().items()
+        self._backend = backend
+        self._hidden = frozenset(key for key, token in added if token.special and token.content not in shown)
+        self._text_bytes = TextBytes(backend, shown) if isinstance(backend.decoder, ByteLevel) else None
+        self.eos_ids = eos_ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        shown = [token_id for token_id in ids if token_id not in self._hidden]
+        text: str = self._backend.decode(shown, skip_special_tokens=False)
+        return text
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a new one, for one request."""
+        return IncrementalDetokenizer(self) if self._text_bytes is None else ByteDetokenizer(self._text_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLength:
+    """Of one vocabulary."""
+
+    longest: int  # bytes of a token
+    dropped: str  # characters that are in none
+
+    def least_tokens(self, text: str) -> int:
+        """Return what a text has at least. No character has less than a byte."""
+        num_kept = len(text) - sum(map(text.count, self.dropped))
+        return -(-num_kept // self.longest)
+
+
+def token_length(backend: tokenizers.Tokenizer) -> TokenLength | None:
+    """Return what can be told; None where nothing can."""
+    if backend.normalizer is not None or backend.truncation or not isinstance(backend.model, models.BPE):
+        return None
+    added = list(backend.get_added_tokens_decoder().values())
+    if backend.model.unk_token or not _keeps_bytes(backend) or any(token.lstrip or token.rstrip for token in added):
+        return None
+    pieces = backend.get_vocab(with_added_tokens=False)
+    missing = {byte for char, byte in byte_alphabet().items() if char not in pieces}
+    if not missing.isdisjoint(LAST_BYTES):
+        return None
+    longest = max(*map(len, pieces), *(len(token.content.encode()) for token in added))
+    return TokenLength(longest, "".join(chr(byte) for byte in sorted(missing) if byte < ASCII))
+
+
+def _keeps_bytes(backend: tokenizers.Tokenizer) -> bool:
+    steps = list(_steps(json.loads(backend.pre_tokenizer.__getstate__()))) if backend.pre_tokenizer else []
+    kinds = {step["type"] for step in steps}
+    return "ByteLevel" in kinds <= KEEPING and all(step.get("behavior") != "Removed" for step in steps)
+
+
+def _steps(step: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if step["type"] == "Sequence":
+        for each in step["pretokenizers"]:
+            yield from _steps(each)
+    else:
+        yield step

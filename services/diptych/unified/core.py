@@ -2,7 +2,18 @@
 
 So a role changes without a reload, and what began in a former role still comes to its end. An event goes to the core
 that has its room; a note of a room that nobody has, to the one that hears such notes. A step belongs to one core, and
-they take turns while both have something to compute. `Reserve` keeps unified workers from waiting for each other.
+they take turns while both have something to compute.
+
+`Reserve` keeps some memory free for prompts that are computed for others, so that no workers wait for each other.
+
+A room holds pages here for another worker's sake only while they are granted and not handed off (IMPORTING). Everything
+else that holds pages comes to its end by itself: a request that decodes goes on or is retracted, a prompt that has its
+pages is computed and sent into pages that are granted already, a quarantine ends with a note that needs no memory.
+
+Rule: new grants and new local requests leave as many pages as the largest request may have, less those that prefill has
+now, and a row of the page table. So when all that ends by itself has ended, granted pages are at most the pool without
+the reserve, and whichever prompt is next fits: it is computed, its pages at the other worker stop being IMPORTING, and
+so with every room. For the rest of the pool to take such a request too, one may have half of the pool at most.
 """
 
 from __future__ import annotations
@@ -10,11 +21,14 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Final
 
+from diptych.common.errors import ConfigError
 from diptych.common.members.roles import LegKind, Role
 from diptych.decode.core import DecodeCore
+from diptych.decode.grants import Spare
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.core_report import CoreReport, Load
 from diptych.engine.values.events import (
     AbortRoom,
     Effect,
@@ -26,6 +40,7 @@ from diptych.engine.values.events import (
     HandOffSent,
     NoteArrived,
     PagesDigested,
+    PagesRestored,
     PagesUnpacked,
     PeerDown,
     PeerUp,
@@ -35,16 +50,46 @@ from diptych.engine.values.events import (
     WriterGone,
 )
 from diptych.engine.values.limits import Limits
-from diptych.engine.values.scheduler_core import Load
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import Failure, FailureCode, Output
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady
 from diptych.prefill.core import PrefillCore
-from diptych.unified.reserve import Reserve, max_tokens
 
 _DEFAULT_KIND: Final = {Role.PREFILL: LegKind.PREFILL, Role.DECODE: LegKind.DECODE}
 
 RoleCore = PrefillCore | DecodeCore
+_NOTHING = Spare()
+
+
+class Reserve:
+    """Of one worker. Nothing is kept until `keep`."""
+
+    def __init__(self, cache: KvCache, prefill: PrefillCore) -> None:
+        self._cache = cache
+        self._prefill = prefill
+        self._whole = _NOTHING  # while prompts hold nothing
+
+    def keep(self, num_tokens: int) -> None:
+        """Keep enough for a prompt of so many tokens; 0: nothing."""
+        self._whole = Spare(self._cache.pages_for(num_tokens), 1) if num_tokens else _NOTHING
+
+    def spare(self) -> Spare:
+        """Return what new rooms of the decode core must leave."""
+        if self._whole is _NOTHING or not self._prefill.num_open_rooms:
+            return self._whole
+        prompts = self._prefill.holders().owning
+        num_held = sum(len(self._cache.owned_pages(request)) for request in prompts)
+        return Spare(max(0, self._whole.pages - num_held), 0 if prompts else 1)
+
+
+def max_tokens(role: Role, context_len: int, cache: KvCache) -> int:
+    """Return what a request may have at most, prompt and output, in a role. Raises `ConfigError`."""
+    fitting = min(context_len, cache.max_request_tokens)
+    if role is not Role.UNIFIED:
+        return fitting
+    if cache.num_rows < 2:
+        raise ConfigError("a unified worker needs --max-requests 2 at least: one to decode, one to prefill")
+    return min(fitting, cache.pool.capacity // 2 * cache.page_size)
 
 
 class UnifiedCore:
@@ -73,7 +118,7 @@ class UnifiedCore:
                 self._owner(room).handle(event, now_s)
             case WriteDone() | HandOffSent():
                 self._prefill.handle(event, now_s)
-            case PagesDigested() | PagesUnpacked() | WriterGone():
+            case PagesDigested() | PagesUnpacked() | PagesRestored() | WriterGone():
                 self._decode.handle(event, now_s)
             case PeerUp() | PeerDown():
                 self._prefill.handle(event, now_s)
@@ -124,7 +169,7 @@ class UnifiedCore:
     @property
     def can_overlap(self) -> bool:
         """Behind steps that decode, while no prompt waits for its turn: pages of prompts are sent between steps."""
-        return self._stepping is self._decode and not self._prefill.has_prompts
+        return self._stepping is self._decode and self._decode.can_overlap and not self._prefill.has_prompts
 
     def plan(self, now_s: float) -> ForwardBatch | None:
         """Launch a step of the core whose turn it is, or of the other one, which may give pages back instead."""
@@ -181,28 +226,5 @@ class UnifiedCore:
             num_ungranted=decode.num_ungranted,
         )
 
-    @property
-    def num_open_rooms(self) -> int:
-        return self._prefill.num_open_rooms + self._decode.num_open_rooms
-
-    @property
-    def num_pages_received(self) -> int:
-        return self._decode.num_pages_received
-
-    @property
-    def num_integrity_failures(self) -> int:
-        return self._decode.num_integrity_failures
-
-    @property
-    def num_retracted(self) -> int:
-        return self._decode.num_retracted
-
-    def quarantined_since_s(self) -> float | None:
-        return self._decode.quarantined_since_s()
-
-    def page_counts(self) -> dict[str, int]:
-        return self._cache.pool.counts()
-
-    def check(self) -> list[str]:
-        held = self._prefill.holders() + self._decode.holders()
-        return self._cache.check(held.owning, importing=held.importing, quarantined=held.quarantined)
+    def report(self) -> CoreReport:
+        return self._prefill.report() + self._decode.report()

@@ -59,7 +59,7 @@ def generate(folder: Path, quantization: str, prompt: list[int]) -> list[int]:
             page_table=np.arange(8, dtype=np.int32)[None],
             seq_lens=np.array([len(tokens)]),
             extend_lens=np.array([len(positions)]),
-            sample_rows=np.zeros(1, np.int64),
+            num_sampled=np.ones(1, np.int64),
         )
         start = len(tokens)
         tokens.append(int(runner.logits(batch).argmax()))

@@ -16,11 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from diptych.cli.platform.child import Child, End
 from diptych.cli.platform.log_view import LogView
 from diptych.cli.platform.plan import Component
-from diptych.cli.platform.supervisor import ComponentFailed, Supervisor
-from diptych.common.health.liveness import Bounds
+from diptych.cli.platform.supervisor import Child, ComponentFailed, End, Supervisor
+from diptych.common.health.probes import Bounds
 from diptych.common.lifecycle import Stop
 from diptych.common.members.heartbeat import SharedHeartbeat, new_heartbeat
 from diptych.common.process_sight import own_memory
@@ -73,9 +72,25 @@ class Run:
         supervisor = Supervisor(components, view, lambda: self.out.contains(ready_when), policy)
         self.task = asyncio.ensure_future(supervisor.run(self.stop, self.ready.set))
 
+    async def serves(self) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            await self.ready.wait()
+
     async def ends(self) -> None:
         async with asyncio.timeout(TIMEOUT_S):
             await self.task
+
+    async def stops(self) -> None:
+        self.stop.set()
+        await self.ends()
+
+    async def is_cancelled(self) -> None:
+        """Cancel it while it stops."""
+        self.stop.set()
+        await self.out.contains("stopping")
+        self.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await self.ends()
 
 
 def children() -> list[psutil.Process]:
@@ -108,10 +123,9 @@ async def all_beat(heartbeats: list[SharedHeartbeat]) -> None:
 def test_it_starts_shows_and_stops_a_component() -> None:
     async def test() -> None:
         run = Run(BOOTSTRAP, ready_when="bootstrap info    bootstrap at 127.0.0.1:")
-        await asyncio.wait_for(run.ready.wait(), TIMEOUT_S)
+        await run.serves()
         assert len(children()) == 1
-        run.stop.set()
-        await run.ends()
+        await run.stops()
         assert children() == []
 
     asyncio.run(test())
@@ -137,13 +151,12 @@ def test_the_first_component_is_stopped_when_the_others_have_gone() -> None:
 def test_a_component_that_dies_while_serving_is_started_again() -> None:
     async def test() -> None:
         run = Run(BOOTSTRAP, ready_when="bootstrap at 127.0.0.1:")
-        await asyncio.wait_for(run.ready.wait(), TIMEOUT_S)
+        await run.serves()
         (first,) = children()
         first.kill()
         await run.out.contains("bootstrap at 127.0.0.1:", times=2)
         assert "bootstrap died (killed by SIGKILL): restarting in 0.01 s" in run.out.getvalue()
-        run.stop.set()
-        await run.ends()
+        await run.stops()
 
     asyncio.run(test())
 
@@ -155,7 +168,7 @@ def test_a_component_that_freezes_while_serving_is_ended_and_started_again_and_a
         impatient = dataclasses.replace(BOOTSTRAP, name="frozen", bounds=Bounds(patience_s=0.5))
         run = Run(BOOTSTRAP, impatient)
         await run.out.contains("bootstrap at 127.0.0.1:", times=2)
-        await asyncio.wait_for(run.ready.wait(), TIMEOUT_S)
+        await run.serves()
         await all_beat(heartbeats)
         both = children()
         for child in both:
@@ -165,8 +178,7 @@ def test_a_component_that_freezes_while_serving_is_ended_and_started_again_and_a
         (staying,) = set(both) & set(children())
         staying.resume()
         assert "frozen died (it froze: its event loop" in run.out.getvalue()
-        run.stop.set()
-        await run.ends()
+        await run.stops()
 
     asyncio.run(test())
 
@@ -181,13 +193,12 @@ def test_a_component_whose_loop_hangs_in_one_long_computation_is_ended_and_start
         environment = {"PYTHONPATH": str(tmp_path), "TRIGGER": str(tmp_path / "now")}
         run = Run(dataclasses.replace(BOOTSTRAP, environment=environment, bounds=Bounds(patience_s=0.5)))
         await run.out.contains("bootstrap at 127.0.0.1:")
-        await asyncio.wait_for(run.ready.wait(), TIMEOUT_S)
+        await run.serves()
         await all_beat(heartbeats)
         (tmp_path / "now").touch()
         await run.out.contains("bootstrap was ended: it froze: its event loop has not come round for")
         await run.out.contains("bootstrap at 127.0.0.1:", times=2)
-        run.stop.set()
-        await run.ends()
+        await run.stops()
 
     asyncio.run(test())
 
@@ -206,7 +217,7 @@ def test_a_component_that_takes_ever_more_memory_is_ended_alone_and_started_agai
         )
         run = Run(BOOTSTRAP, hungry)
         await run.out.contains("bootstrap at 127.0.0.1:", times=2)
-        await asyncio.wait_for(run.ready.wait(), TIMEOUT_S)
+        await run.serves()
         ours, both = own_memory(os.getpid()), children()
         (tmp_path / "now").touch()
         await run.out.contains("hungry was ended: it reached its memory limit of 400 MiB with")
@@ -215,8 +226,7 @@ def test_a_component_that_takes_ever_more_memory_is_ended_alone_and_started_agai
         assert own_memory(staying.pid) < limit_bytes / 2
         assert own_memory(os.getpid()) - ours < limit_bytes  # with both components
         assert "hungry died (it reached its memory limit of 400 MiB with" in run.out.getvalue()
-        run.stop.set()
-        await run.ends()
+        await run.stops()
 
     asyncio.run(test())
 
@@ -230,8 +240,7 @@ def test_a_host_without_memory_ends_components_before_whoever_started_them() -> 
         await run.out.contains("bootstrap at 127.0.0.1:")
         (child,) = children()
         assert score(child.pid) == min(1000, score(os.getpid()) + 500)
-        run.stop.set()
-        await run.ends()
+        await run.stops()
 
     asyncio.run(test())
 
@@ -264,13 +273,12 @@ def test_how_a_component_ended_is_known_though_it_died_just_before_it_was_told_t
 def test_a_component_that_was_told_to_stop_stays_away() -> None:
     async def test() -> None:
         run = Run(BOOTSTRAP, ready_when="bootstrap at 127.0.0.1:")
-        await asyncio.wait_for(run.ready.wait(), TIMEOUT_S)
+        await run.serves()
         (first,) = children()
         first.terminate()
         await run.out.contains("bootstrap was told to stop, and did: it is not started again")
         assert children() == []
-        run.stop.set()
-        await run.ends()
+        await run.stops()
 
     asyncio.run(test())
 
@@ -299,14 +307,10 @@ def test_a_component_that_cannot_start_ends_everything_at_once_with_its_own_word
 def test_cancelling_kills_instead_of_waiting() -> None:
     async def test() -> None:
         run = Run(BOOTSTRAP, ready_when="bootstrap at 127.0.0.1:")
-        await asyncio.wait_for(run.ready.wait(), TIMEOUT_S)
+        await run.serves()
         (child,) = children()
         child.suspend()  # deaf to SIGTERM
-        run.stop.set()
-        await run.out.contains("stopping")
-        run.task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await run.ends()
+        await run.is_cancelled()
         assert children() == []
 
     asyncio.run(test())
@@ -320,11 +324,7 @@ def test_cancelling_waits_for_the_first_component_no_more_than_for_others(monkey
         await run.out.contains("bootstrap at 127.0.0.1:", times=2)
         for child in children():
             child.suspend()
-        run.stop.set()
-        await run.out.contains("stopping")
-        run.task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await run.ends()
+        await run.is_cancelled()
         assert children() == []
 
     asyncio.run(test())

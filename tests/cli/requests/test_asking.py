@@ -11,8 +11,7 @@ import pytest
 from http_serving import serving
 
 from diptych.cli.members import members
-from diptych.cli.requests.answer import Answer
-from diptych.cli.requests.asking import NEEDS_TOKEN, ask, ask_to_drain
+from diptych.cli.requests.asking import NEEDS_TOKEN, Answer, ask, ask_to_drain
 from diptych.common.errors import ConfigError
 from diptych.common.trust.tls import Tls
 from diptych.common.trust.tokens import Tokens

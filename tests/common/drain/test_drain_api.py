@@ -13,7 +13,7 @@ import pytest
 from starlette.applications import Starlette
 
 from diptych.common.drain.drain import DrainProgress, Phase
-from diptych.common.drain.drain_api import drain_route, progress_body
+from diptych.common.drain.draining import drain_route, progress_body
 from diptych.common.refusals import Refusals
 from diptych.common.trust.tokens import Tokens
 from diptych.common.trust.trust import Trust

@@ -12,8 +12,7 @@ import pytest
 from diptych.common.health.health import HealthServer
 from diptych.common.health.probes import Probes, Verdict
 from diptych.common.net.http_server import HttpServer
-from diptych.common.net.listening import binding
-from diptych.common.net.ports import claim, free_port, reserve_port
+from diptych.common.net.ports import binding, claim, free_port, reserve_port
 from diptych.common.net.rpc import listen, new_server
 from diptych.common.refusals import Refusals
 from diptych.common.trust.trust import INSECURE

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from diptych.common.net.loopback import is_loopback, transfer_where
+from diptych.common.net.reachable import is_loopback, transfer_where
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])

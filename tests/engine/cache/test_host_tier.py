@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from diptych.engine.cache.cache_changes import CacheChanges
-from diptych.engine.cache.host_tier import HostTier, SlotPool, Slots
+from diptych.engine.cache.host_tier import HostTier
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.cache.tier import SlotPool, Slots
+from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.sampling_params import SamplingParams
 from diptych.kvtransfer.ownership import Pages
@@ -40,7 +42,7 @@ def make_cache(memory: Memory, num_slots: int = NUM_SLOTS) -> KvCache:
         page_size=PAGE,
         max_requests=3,
         max_tokens_per_request=100,
-        host_tier=HostTier(num_slots, memory),
+        tiers=[HostTier(num_slots, memory)],
         changes=CacheChanges(),
     )
 
@@ -71,7 +73,7 @@ def test_an_evicted_prefix_comes_back_from_host_memory() -> None:
     cache = make_cache(memory)
     run(cache, memory, 1, 1, 2, 2, 3, 3)
     run(cache, memory, *[9] * 16)  # needs every page
-    assert (cache.num_saved, cache.tree.num_host_pages) == (3, 3)
+    assert (cache.num_saved, cache.tree.num_lower_pages) == (3, 3)
     one = request(1, 1, 2, 2, 3, 3, 4)
     assert cache.admit(one)
     assert (one.cached_len, one.computed_len, cache.num_restored) == (6, 6, 3)
@@ -80,7 +82,7 @@ def test_an_evicted_prefix_comes_back_from_host_memory() -> None:
         (1, 1, 2, 2),
         (1, 1, 2, 2, 3, 3),
     ]
-    assert cache.check([one]) == []
+    assert cache.audit(Holders([one])) == []
 
 
 def test_a_retracted_request_finds_its_kv_again() -> None:
@@ -99,8 +101,8 @@ def test_a_failed_admission_restores_nothing() -> None:
     holder = request(*[9] * 16)
     assert cache.admit(holder)
     assert not cache.admit(request(1, 1, 2, 2, 5))
-    assert (cache.num_restored, cache.tree.num_host_pages) == (0, 2)
-    assert cache.check([holder]) == []
+    assert (cache.num_restored, cache.tree.num_lower_pages) == (0, 2)
+    assert cache.audit(Holders([holder])) == []
 
 
 def test_a_cleared_cache_has_nothing_in_either_tier() -> None:
@@ -109,7 +111,7 @@ def test_a_cleared_cache_has_nothing_in_either_tier() -> None:
     run(cache, memory, 1, 1, 2, 2)
     run(cache, memory, *[9] * 16)
     cache.clear()
-    assert (cache.cached_len(request(1, 1, 2, 2, 3)), cache.tree.num_host_pages) == (0, 0)
+    assert (cache.cached_len(request(1, 1, 2, 2, 3)), cache.tree.num_lower_pages) == (0, 0)
     assert cache.num_available == NUM_PAGES - 1
 
 
@@ -194,7 +196,7 @@ class CacheOverHostMemory(RuleBasedStateMachine):
 
     @invariant()
     def the_books_are_right(self) -> None:
-        assert self.cache.check(self.running) == []
+        assert self.cache.audit(Holders(self.running)) == []
 
 
 TestCacheOverHostMemory = CacheOverHostMemory.TestCase

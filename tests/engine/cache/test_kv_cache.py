@@ -7,6 +7,7 @@ import pytest
 
 from diptych.engine.cache.cache_changes import CacheChanges, CacheDelta
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.page_hash import page_hashes
 from diptych.generation.sampling_params import SamplingParams
@@ -18,7 +19,7 @@ PAGE = 4
 def cache() -> Iterator[KvCache]:
     cache = KvCache(num_pages=11, page_size=PAGE, max_requests=3, max_tokens_per_request=100)
     yield cache
-    assert cache.check([]) == []
+    assert cache.audit(Holders()) == []
 
 
 def request(*tokens: int, max_tokens: int = 8, extra_key: bytes = b"") -> Request:
@@ -33,7 +34,7 @@ def test_an_admitted_request_has_a_page_for_every_token(cache: KvCache) -> None:
     first = request(*range(9))
     assert cache.admit(first)
     assert len(set(cache.pages_of(first).tolist()) - {0}) == 3
-    assert cache.check([first]) == []
+    assert cache.audit(Holders([first])) == []
     cache.drop(first)
     assert cache.num_available == 10
 
@@ -56,7 +57,7 @@ def test_a_retired_prefix_is_found_again_but_one_token_is_always_computed(cache:
     assert cache.admit(third)
     assert (second.cached_len, third.cached_len) == (8, 8)
     assert (second.computed_len, third.computed_len) == (7, 8)
-    assert cache.check([second, third]) == []
+    assert cache.audit(Holders([second, third])) == []
     cache.drop(second)
     cache.drop(third)
 
@@ -90,7 +91,7 @@ def test_what_a_running_request_shares_is_found_by_others(cache: KvCache) -> Non
     assert cache.admit(second)
     assert (first.cached_len, second.cached_len) == (0, 4)
     assert cache.pages_of(first)[0] == cache.pages_of(second)[0]
-    assert cache.check([first, second]) == []
+    assert cache.audit(Holders([first, second])) == []
     cache.drop(first)
     assert cache.num_available == 10 - 3  # the page that they share is held by the other
     cache.drop(second)
@@ -105,7 +106,7 @@ def test_of_two_copies_of_a_shared_prefix_the_later_one_is_given_back_when_nobod
     duplicates = cache.share(second, 8)
     assert duplicates.tolist() == own[:2].tolist()
     assert cache.pages_of(second).tolist() == [*cache.pages_of(first)[:2].tolist(), int(own[2])]
-    assert cache.check([first, second]) == []
+    assert cache.audit(Holders([first, second])) == []
     cache.release_duplicates(duplicates)
     assert cache.pool.counts()["cached"] == 2
     assert cache.num_available == 10 - 2 - 2
@@ -145,7 +146,7 @@ def test_what_is_not_to_be_trusted_is_found_by_nobody_and_goes_with_its_last_rea
     assert cache.cached_len(request(*range(14))) == 8  # what it had from others
     assert len(changes.take().removed) == 1
     cache.drop(bad)
-    assert cache.check([good, reader]) == []
+    assert cache.audit(Holders([good, reader])) == []
     fresh = request(*range(14))
     assert cache.admit(fresh)
     cache.share(fresh, 14)
@@ -154,11 +155,11 @@ def test_what_is_not_to_be_trusted_is_found_by_nobody_and_goes_with_its_last_rea
     reader.computed_len = 14
     cache.retire(reader)  # behind pages that nobody finds
     assert changes.take() == CacheDelta()
-    assert cache.check([good, fresh]) == []
+    assert cache.audit(Holders([good, fresh])) == []
     for one in (good, fresh):
         cache.drop(one)
     assert cache.pool.counts()["cached"] == 3
-    assert cache.check([]) == []
+    assert cache.audit(Holders()) == []
 
 
 def test_what_gave_no_token_yet_is_withdrawn_with_all_it_was_built_on(cache: KvCache) -> None:
@@ -174,7 +175,7 @@ def test_what_gave_no_token_yet_is_withdrawn_with_all_it_was_built_on(cache: KvC
     for reader in (first, second):
         assert cache.cached_len(reader) == 0
     cache.drop(first)
-    assert cache.check([second]) == []
+    assert cache.audit(Holders([second])) == []
     cache.drop(second)
     assert cache.pool.counts()["cached"] == 0
 
@@ -197,7 +198,7 @@ def test_a_page_that_was_withdrawn_is_told_once() -> None:
     assert changes.take().removed == tuple(page_hashes(again.tokens[:8], PAGE)[::-1].tolist())
     for each in (maker, deep, again):
         cache.drop(each)
-    assert cache.check([]) == []
+    assert cache.audit(Holders()) == []
 
 
 def test_growing_takes_a_page_only_when_the_last_is_full(cache: KvCache) -> None:
@@ -219,7 +220,7 @@ def test_growing_evicts_cached_prefixes_and_fails_when_nothing_is_left(cache: Kv
     assert cache.admit(first)
     assert cache.grow(first, 40)
     assert not cache.grow(first, 41)
-    assert cache.check([first]) == []
+    assert cache.audit(Holders([first])) == []
     cache.drop(first)
 
 
@@ -234,10 +235,10 @@ def test_quarantined_pages_stay_unavailable_until_released(cache: KvCache) -> No
     first = request(*range(9))
     assert cache.admit(first)
     cache.begin_import(first)
-    assert cache.check([], importing=[first]) == []
+    assert cache.audit(Holders(importing=[first])) == []
     pages = cache.quarantine(first)
     assert cache.num_available == 7
-    assert cache.check([], quarantined=[pages]) == []
+    assert cache.audit(Holders(quarantined=[pages])) == []
     cache.pool.release_quarantine(pages)
     assert cache.num_available == 10
 
@@ -245,5 +246,5 @@ def test_quarantined_pages_stay_unavailable_until_released(cache: KvCache) -> No
 def test_a_page_nobody_claims_is_reported_as_a_leak(cache: KvCache) -> None:
     first = request(*range(9))
     assert cache.admit(first)
-    assert cache.check([]) != []
+    assert cache.audit(Holders()) != []
     cache.drop(first)

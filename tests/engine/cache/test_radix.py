@@ -14,8 +14,8 @@ from diptych.common.errors import InvalidTransition
 from diptych.engine.cache.cache_changes import CacheChanges, CacheDelta
 from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.cache.radix import RadixTree
-from diptych.engine.cache.radix_answers import Insertion
-from diptych.engine.cache.radix_node import Node, Tier
+from diptych.engine.cache.radix_node import Eviction, Insertion, Node
+from diptych.engine.cache.tier import POOL, SlotPool
 from diptych.generation.page_hash import page_hashes
 from diptych.kvtransfer.ownership import Pages
 
@@ -41,6 +41,10 @@ def matched(tree: RadixTree, text: str, extra_key: bytes = b"") -> list[int]:
     match = tree.match(tokens(text), extra_key)
     assert match.num_tokens == len(match.pages) * PAGE_SIZE
     return list(match.pages.tolist())
+
+
+def saves(eviction: Eviction) -> list[tuple[int, list[int], list[int]]]:
+    return [(save.level, save.places.tolist(), save.slots.tolist()) for save in eviction.saves]
 
 
 def shares(insertion: Insertion) -> tuple[list[int], list[int]]:
@@ -245,63 +249,64 @@ def test_the_deep_end_of_a_run_is_told_as_removed_first() -> None:
 
 def test_a_page_in_the_host_tier_is_still_cached() -> None:
     changes = CacheChanges()
-    tree = RadixTree(PAGE_SIZE, num_host_slots=2, changes=changes)
+    tree = RadixTree(PAGE_SIZE, tiers=[SlotPool(2)], changes=changes)
     tree.insert(tokens("aabbcc"), page_list(1, 2, 3))
     changes.take()
     eviction = tree.evict(2)
-    assert (eviction.pages.tolist(), eviction.saved.tolist(), eviction.slots.tolist()) == ([2, 3], [2, 3], [0, 1])
+    assert (eviction.pages.tolist(), saves(eviction)) == ([2, 3], [(1, [2, 3], [0, 1])])
     assert changes.is_empty
     match = tree.match(tokens("aabbcc"))
-    assert (match.pages.tolist(), match.num_host_pages) == ([1], 2)
+    assert (match.pages.tolist(), match.num_lower_pages) == ([1], 2)
     assert tree.peek(tokens("aabbcc")) == 6
     tree.lock(match.node)
-    assert tree.restore(match.host_nodes, page_list(7, 8)).tolist() == [0, 1]
+    assert [node.pages.tolist() for node in match.lower_nodes] == [[0, 1]]
+    tree.promote(match.lower_nodes, page_list(7, 8))
     tree.unlock(match.node)
     assert matched(tree, "aabbcc") == [1, 7, 8]
     assert tree.check() == []
 
 
 def test_what_the_host_tier_has_no_room_for_is_forgotten_from_the_end() -> None:
-    tree = RadixTree(PAGE_SIZE, num_host_slots=2)
+    tree = RadixTree(PAGE_SIZE, tiers=[SlotPool(2)])
     tree.insert(tokens("aabbcc"), page_list(1, 2, 3))
     eviction = tree.evict(3)
-    assert (eviction.pages.tolist(), eviction.saved.tolist()) == ([1, 2, 3], [1, 2])
+    assert (eviction.pages.tolist(), saves(eviction)) == ([1, 2, 3], [(1, [1, 2], [0, 1])])
     assert tree.peek(tokens("aabbcc")) == 4
     tree.insert(tokens("dd"), page_list(4))
-    assert tree.evict(1).saved.tolist() == [4]
-    assert (tree.peek(tokens("aabbcc")), tree.peek(tokens("dd")), tree.num_host_pages) == (2, 2, 2)
+    assert saves(tree.evict(1)) == [(1, [4], [1])]
+    assert (tree.peek(tokens("aabbcc")), tree.peek(tokens("dd")), tree.num_lower_pages) == (2, 2, 2)
     assert tree.check() == []
 
 
 def test_a_page_computed_again_replaces_its_copy_in_the_host_tier() -> None:
-    tree = RadixTree(PAGE_SIZE, num_host_slots=2)
+    tree = RadixTree(PAGE_SIZE, tiers=[SlotPool(2)])
     tree.insert(tokens("aabb"), page_list(1, 2))
     tree.evict(2)
     assert shares(tree.insert(tokens("aabbcc"), page_list(5, 6, 7))) == ([5, 6, 7], [])
     assert matched(tree, "aabbcc") == [5, 6, 7]
-    assert tree.num_host_pages == 0
+    assert tree.num_lower_pages == 0
     assert tree.check() == []
 
 
 def test_clear_empties_the_host_tier_too() -> None:
-    tree = RadixTree(PAGE_SIZE, num_host_slots=2)
+    tree = RadixTree(PAGE_SIZE, tiers=[SlotPool(2)])
     tree.insert(tokens("aabb"), page_list(1, 2))
     tree.evict(1)
     assert tree.clear().tolist() == [1]
-    assert (tree.num_host_pages, tree.hashes(), tree.check()) == (0, [], [])
+    assert (tree.num_lower_pages, tree.hashes(), tree.check()) == (0, [], [])
 
 
 def test_check_finds_wrong_books() -> None:
     tree = RadixTree(PAGE_SIZE)
     node = tree.insert(tokens("aabb"), page_list(1, 1)).node
     tree._num_pages, tree._num_evictable = 3, 4
-    tree._queues[Tier.DEVICE].pop()
+    tree._queues[POOL].pop()
     node.key = b"?"
     assert tree.check() == [
         "a page is in two places",
         "2 pages are counted as 3",
         "2 evictable pages are counted as 4",
-        "Node(device pages=[1, 1], num_locks=0) is not its parent's child",
+        "Node(level=0 pages=[1, 1], num_locks=0) is not its parent's child",
         "an unlocked node is in no queue",
     ]
 

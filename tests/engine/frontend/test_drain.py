@@ -10,7 +10,7 @@ import pytest
 from diptych.common.drain.drain import Phase
 from diptych.common.lifecycle import Stop
 from diptych.common.members.roles import Role
-from diptych.engine.frontend.drain import WorkerDrain
+from diptych.engine.frontend.admin import WorkerDrain
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.prompt_threads import PromptThreads
 from diptych.engine.frontend.service import WorkerService
@@ -62,5 +62,15 @@ def test_the_last_group_is_served_until_the_worker_ends_and_none_is_forgotten_tw
         assert service.groups() == [groups[1]]
         assert service.forget(groups[0]) == 1  # it dies after it has left
         assert service.forget(groups[1]) == 0
+
+    asyncio.run(scene())
+
+
+def test_each_field_of_what_a_scheduler_says_has_who_hears_of_it() -> None:
+    """Its client hears that it is ready, or about to exit."""
+
+    async def scene() -> None:
+        said = set(engine_pb2.SchedulerEvents.DESCRIPTOR.fields_by_name) - {"ready", "fatal"}
+        assert set(new_group(1)._handlers) == said
 
     asyncio.run(scene())

@@ -8,11 +8,13 @@ from diptych.engine.frontend.sessions import Sessions
 from diptych.generation.sampling_params import MAX_ALLOWED_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from diptych.v1 import worker_pb2
 from diptych.v1.inference_pb2 import SamplingParams
-from diptych.v1.worker_pb2 import StartLeg
+from diptych.v1.worker_pb2 import ContentSegment, StartLeg
 
 CONTEXT_LEN = 64
 
 FITTING = {
+    "contents": StartLeg(contents=[ContentSegment(num_tokens=CONTEXT_LEN - 2)], prompt_token_ids=[1]),
+    "empty contents": StartLeg(contents=[ContentSegment()] * (CONTEXT_LEN - 1)),
     "ids": StartLeg(prompt_token_ids=[1] * (CONTEXT_LEN - 1)),
     "packed": StartLeg(prompt_tokens=bytes(4 * (CONTEXT_LEN - 1))),
     "text": StartLeg(prompt_text="a" * MAX_CHARS_A_TOKEN * CONTEXT_LEN),
@@ -25,6 +27,8 @@ FITTING = {
     "allowed": StartLeg(sampling=SamplingParams(allowed_token_ids=range(MAX_ALLOWED_TOKENS))),
 }
 ONE_MORE = {
+    "contents": StartLeg(contents=[ContentSegment(num_tokens=1)]),
+    "empty contents": StartLeg(contents=[ContentSegment()]),
     "ids": StartLeg(prompt_token_ids=[1]),
     "packed": StartLeg(prompt_token_ids=[1]),
     "text": StartLeg(prompt_text=FITTING["text"].prompt_text + "a"),

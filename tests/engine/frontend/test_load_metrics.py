@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from diptych.engine.frontend.load_metrics import load_families
+from diptych.engine.frontend.metrics import load_families
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import WorkerLoad
 from diptych.v1.worker_pb2 import WorkerStatus

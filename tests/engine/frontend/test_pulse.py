@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from diptych.engine.frontend.pulse import STOPPED_S, Pulse
+from diptych.engine.frontend.health import STOPPED_S, Pulse
 from diptych.v1 import engine_pb2
 
 STALL_S = 60.0

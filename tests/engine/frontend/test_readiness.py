@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diptych.engine.frontend.readiness import Readiness
+from diptych.engine.frontend.probes import Readiness
 from diptych.v1.bootstrap_pb2 import (
     INSTANCE_STATE_DRAINING,
     INSTANCE_STATE_READY,

@@ -19,8 +19,7 @@ from diptych.engine.frontend import role_change
 from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.prompt_threads import PromptThreads
-from diptych.engine.frontend.role_api import role_route
-from diptych.engine.frontend.role_change import RoleChanges, role_changes
+from diptych.engine.frontend.role_change import RoleChanges, role_changes, role_route
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,8 @@ from diptych.engine.values.batch import ForwardBatch, ForwardMode
 def batch(seq_lens: list[int], extend_lens: list[int]) -> ForwardBatch:
     tokens = np.zeros(sum(extend_lens), np.int64)
     lens = np.array(seq_lens), np.array(extend_lens)
-    return ForwardBatch(ForwardMode.MIXED, tokens, tokens, tokens, np.zeros((2, 1), np.int32), *lens, tokens)
+    ones = np.ones(len(extend_lens), np.int64)
+    return ForwardBatch(ForwardMode.MIXED, tokens, tokens, tokens, np.zeros((2, 1), np.int32), *lens, ones)
 
 
 def test_a_step_costs_by_what_it_computes() -> None:
@@ -19,6 +22,8 @@ def test_a_step_costs_by_what_it_computes() -> None:
     assert timing.step_s(batch([500, 700], [100, 200])) == pytest.approx((1000 + 3000) / 1e6)
     assert timing.step_s(batch([500, 700], [1, 1])) == pytest.approx((1000 + 200 + 1200) / 1e6)
     assert timing.step_s(batch([500, 700], [1, 200])) == pytest.approx((1000 + 2000 + 100 + 500) / 1e6)
+    drafted = replace(batch([500, 700], [3, 200]), num_sampled=np.array([3, 1]))
+    assert timing.step_s(drafted) == pytest.approx((1000 + 2000 + 3 * (100 + 500)) / 1e6)
 
 
 def test_h200_is_what_was_measured() -> None:

@@ -97,7 +97,7 @@ class Driver:
             page_table=np.array([self._pages[r] + [0] * (width - len(self._pages[r])) for r in chunks], np.int32),
             seq_lens=np.array([end for _, _, end in spans]),
             extend_lens=np.array([end - start for _, start, end in spans]),
-            sample_rows=np.arange(len(chunks)),
+            num_sampled=np.ones(len(chunks), np.int64),
             adapters=np.array([self.adapters.get(request, -1) for request in chunks]) if self.adapters else None,
         )
 

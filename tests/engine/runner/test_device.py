@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diptych.common.errors import ConfigError
-from diptych.engine.runner.device import choose_device
+from diptych.engine.runner.torch_hardware import choose_device
 
 
 @pytest.mark.parametrize(

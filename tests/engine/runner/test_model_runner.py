@@ -145,7 +145,7 @@ def test_a_step_that_samples_from_nobody_still_writes_its_kv(new_driver: NewDriv
     for backend in BACKENDS:
         driver = new_driver(open_model(str(tmp_path)), backend)
         batch = driver.batch(ForwardMode.EXTEND, {0: text[:50]})
-        nobody = type(batch)(**{**fields(batch), "sample_rows": np.empty(0, np.int64)})
+        nobody = type(batch)(**{**fields(batch), "num_sampled": np.zeros(1, np.int64)})
         assert driver.runner.execute(nobody, driver.greedy(0)).token_ids.tolist() == []
         assert worst(driver.extend({0: text[50:]}), [reference_logits(model, text)[-1]]) < 1e-3
 

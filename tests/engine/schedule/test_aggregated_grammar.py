@@ -40,8 +40,8 @@ class Engine:
     """A core and a null model, stepped by hand; grammars are compiled when a test says so."""
 
     def __init__(self, tokenizer: Tokenizer, num_pages: int = 2049) -> None:
-        cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=16, max_tokens_per_request=CONTEXT)
-        self.core = AggregatedCore(cache, Limits(CONTEXT, VOCAB, frozenset({EOS}), 64, 16))
+        self.cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=16, max_tokens_per_request=CONTEXT)
+        self.core = AggregatedCore(self.cache, Limits(CONTEXT, VOCAB, frozenset({EOS}), 64, 16))
         self.runner = NullRunner(np.zeros((num_pages, PAGE), dtype=np.uint64), VOCAB)
         self.tokenizer = tokenizer
         self.compiler = Compiler(tokenizer, VOCAB, [EOS])
@@ -71,7 +71,7 @@ class Engine:
             self.last_sampling = self.core.sampling()
             self.core.commit(self.runner.execute(batch, self.last_sampling), 0.0)
         self.collect()
-        assert self.core.check() == []
+        assert self.cache.audit(self.core.report().holders) == []
         return batch is not None
 
     def run(self) -> None:
@@ -108,8 +108,8 @@ class Engine:
 def engine(byte_tokenizer: Tokenizer) -> Iterator[Engine]:
     engine = Engine(byte_tokenizer)
     yield engine
-    assert engine.core.num_open_rooms == 0
-    assert engine.core.page_counts()["owned"] == 0
+    assert engine.core.report().num_open_rooms == 0
+    assert engine.cache.pool.counts()["owned"] == 0
 
 
 def regex(text: str) -> Grammar:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from diptych.engine.schedule.batch_builder import build_batch, placeholder
+from diptych.engine.schedule.sampling_builder import build_sampling
 from diptych.engine.values.batch import ForwardMode
-from diptych.engine.values.request import Request, new_request
+from diptych.engine.values.request import Request, TokenCounts, new_request
 from diptych.engine.values.step import new_step, next_chunk
 from diptych.generation.sampling_params import SamplingParams
 
@@ -29,7 +32,8 @@ def test_an_extend_step_places_each_token_on_its_page_and_samples_complete_promp
     assert batch.seq_lens.tolist() == [5, 3]
     assert batch.extend_lens.tolist() == [2, 3]
     assert batch.page_table.tolist() == TABLE.tolist()
-    assert batch.sample_rows.tolist() == [0]
+    assert batch.num_sampled.tolist() == [1, 0]
+    assert batch.sampled_tokens.tolist() == [1]
 
 
 def test_a_decode_step_computes_the_last_token_of_each_request() -> None:
@@ -44,7 +48,8 @@ def test_a_decode_step_computes_the_last_token_of_each_request() -> None:
     assert batch.out_slots.tolist() == [3 * PAGE, 5 * PAGE + 2]
     assert batch.page_table.tolist() == [[7, 3], [5, 9]]
     assert batch.seq_lens.tolist() == [5, 3]
-    assert batch.sample_rows.tolist() == [0, 1]
+    assert batch.num_sampled.tolist() == [1, 1]
+    assert batch.sampled_tokens.tolist() == [0, 1]
 
 
 def test_a_mixed_step_computes_running_requests_first_and_samples_them_too() -> None:
@@ -57,7 +62,63 @@ def test_a_mixed_step_computes_running_requests_first_and_samples_them_too() -> 
     assert batch.out_slots.tolist() == [3 * PAGE, *range(5 * PAGE, 6 * PAGE), 9 * PAGE, 9 * PAGE + 1]
     assert batch.extend_lens.tolist() == [1, 6]
     assert batch.seq_lens.tolist() == [5, 6]
-    assert batch.sample_rows.tolist() == [0, 1]
+    assert batch.num_sampled.tolist() == [1, 1]
+    assert batch.sampled_tokens.tolist() == [0, 6]
+
+
+def test_drafts_stand_behind_the_newest_token_of_their_row_and_are_sampled_from_too() -> None:
+    drafted = request(0, [1, 2, 3, 4, 5], computed_len=4, num_pages=2)
+    single = request(1, [5, 6, 7], computed_len=2, num_pages=1)
+    drafts = {drafted.room: (8, 9)}
+    batch = build_batch(new_step([drafted, single], (), drafts), TABLE, PAGE)
+    assert batch.mode is ForwardMode.DECODE
+    assert batch.input_ids.tolist() == [5, 8, 9, 7]
+    assert batch.positions.tolist() == [4, 5, 6, 2]
+    assert batch.out_slots.tolist() == [3 * PAGE, 3 * PAGE + 1, 3 * PAGE + 2, 5 * PAGE + 2]
+    assert batch.seq_lens.tolist() == [7, 3]
+    assert batch.extend_lens.tolist() == batch.num_sampled.tolist() == [3, 1]
+    assert batch.sampled_tokens.tolist() == [0, 1, 2, 3]
+    prompt = request(1, list(range(20, 26)), computed_len=0, num_pages=2)
+    batch = build_batch(new_step([drafted], [next_chunk(prompt, 4)], drafts), TABLE, PAGE)
+    assert batch.mode is ForwardMode.MIXED
+    assert batch.input_ids.tolist() == [5, 8, 9, 20, 21, 22, 23]
+    assert batch.num_sampled.tolist() == [3, 0]
+    assert batch.is_row.tolist() == [True, False]
+    assert batch.rows_of(batch.sampled_tokens).tolist() == [0, 0, 0]
+
+
+def test_a_launched_step_counts_its_drafts_and_says_where_each_requests_samples_begin() -> None:
+    drafted = request(0, [1, 2, 3, 4, 5], computed_len=4, num_pages=2)
+    single = request(1, [5, 6, 7], computed_len=2, num_pages=1)
+    step = new_step([drafted, single], (), {drafted.room: (8, 9)})
+    assert list(step.first_samples) == [0, 3]
+    step.launch()
+    assert (drafted.computed_len, single.computed_len) == (7, 3)
+    step.undo()
+    assert (drafted.computed_len, single.computed_len) == (4, 2)
+
+
+def test_samples_behind_drafts_are_drawn_at_their_positions_and_others_keep_what_they_asked_for() -> None:
+    drafted, other = request(0, [1, 2, 3], 2, 1, seed=5), request(1, [5, 6], 1, 1, seed=6)
+    other.params = replace(other.params, logit_bias={7: 1.5}, min_p=0.25, logprobs=2, frequency_penalty=1.0)
+    other.samples_plainly = False
+    other.counts = TokenCounts(prompt_len=2, max_tokens=6, counts_prompt=True)
+    other.allowed = np.array([5], np.int32)
+    other.params = replace(other.params, allowed_token_ids=(0, 2))
+    sampling = build_sampling([drafted, other], frozenset(), 32, {drafted.room: (8, 9)})
+    assert sampling.seeds.tolist() == [5, 5, 5, 6]
+    assert sampling.positions.tolist() == [3, 4, 5, 2]
+    assert sampling.temperature.tolist() == [0.5] * 4
+    assert sampling.min_p is not None
+    assert sampling.min_p.tolist() == [0, 0, 0, 0.25]
+    assert sampling.num_top is not None
+    assert sampling.num_top.tolist() == [-1, -1, -1, 2]
+    assert sampling.token_mask is not None
+    assert sampling.token_mask.tolist() == [[-1], [-1], [-1], [5]]
+    assert sampling.bias is not None
+    assert sampling.bias.rows.tolist() == [3]
+    assert sampling.penalties is not None
+    assert set(sampling.penalties.rows.tolist()) == {3}
 
 
 def test_a_token_that_is_not_known_yet_has_a_placeholder() -> None:

@@ -5,6 +5,7 @@ from flat_request import flat_request
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.decode_batch import DecodeBatch
+from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.sampling_params import SamplingParams
 
@@ -44,7 +45,7 @@ def test_too_few_pages_are_reported_and_nothing_is_lost() -> None:
     batch = DecodeBatch(cache)
     requests = [running(cache, batch, 1, 9), running(cache, batch, 2, 5)]
     assert not batch.make_room(batch.due())
-    assert cache.check(requests) == []
+    assert cache.audit(Holders(requests)) == []
 
 
 def test_the_request_with_the_least_progress_makes_room() -> None:

@@ -6,6 +6,7 @@ import pytest
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.waiting_queue import WaitingQueue, new_waiting_queue
+from diptych.engine.values.core_report import Holders
 from diptych.engine.values.limits import Limits, Scheduling
 from diptych.engine.values.request import Request, new_request
 from diptych.engine.values.step import Chunk, new_step
@@ -155,4 +156,4 @@ def test_waiting_and_extending_requests_can_be_taken_out(
     queue.remove(first)
     cache.drop(first)
     assert len(queue) == 0
-    assert cache.check([]) == []
+    assert cache.audit(Holders()) == []

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from diptych.engine.schedule.output_lengths import FIRST_GUESS, MEMORY, OutputLengths
+from diptych.engine.schedule.kv_forecast import FIRST_GUESS, MEMORY, OutputLengths
 
 ENOUGH = 100_000
 

@@ -1,19 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from diptych.engine.schedule.prefill_meter import PrefillMeter, prompt_tokens
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
-NOTHING = np.zeros(0, dtype=np.int64)
-
 
 def batch(mode: ForwardMode, *lens: int) -> ForwardBatch:
     extend_lens = np.array(lens, dtype=np.int64)
     table = np.zeros((len(lens), 1), dtype=np.int32)
     ids = np.zeros(sum(lens), dtype=np.int64)
-    return ForwardBatch(mode, ids, ids, ids, table, extend_lens, extend_lens, NOTHING)
+    return ForwardBatch(mode, ids, ids, ids, table, extend_lens, extend_lens, np.ones_like(extend_lens))
 
 
 PROMPT = batch(ForwardMode.EXTEND, 60, 40)
@@ -22,6 +22,7 @@ OUTPUT = batch(ForwardMode.DECODE, 1, 1)
 
 def test_tokens_of_prompts_are_those_that_are_no_outputs() -> None:
     assert [prompt_tokens(each) for each in (PROMPT, OUTPUT, batch(ForwardMode.MIXED, 1, 1, 7))] == [100, 0, 7]
+    assert prompt_tokens(replace(batch(ForwardMode.MIXED, 3, 1, 7), num_sampled=np.array([3, 1, 0]))) == 7
 
 
 def test_speed_and_time_are_those_of_steps_with_prompts() -> None:

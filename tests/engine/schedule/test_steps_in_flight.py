@@ -5,6 +5,7 @@ import pytest
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.steps_in_flight import StepsInFlight
+from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request, new_request
 from diptych.engine.values.step import new_step, next_chunk
 from diptych.generation.sampling_params import SamplingParams
@@ -47,7 +48,7 @@ def test_pages_are_given_back_at_once_when_no_step_touches_them(cache: KvCache, 
     request, other = admitted(cache, 1), admitted(cache, 2)
     launch_prompt(steps, other)
     steps.drop(request)
-    assert cache.check([other]) == []
+    assert cache.audit(Holders([other])) == []
 
 
 def test_pages_stay_until_the_last_step_that_touches_them(cache: KvCache, steps: StepsInFlight) -> None:
@@ -58,10 +59,10 @@ def test_pages_stay_until_the_last_step_that_touches_them(cache: KvCache, steps:
     request.append(5)
     steps.retire(request)
     assert steps.leaving == [request]
-    assert cache.check([request]) == []
+    assert cache.audit(Holders([request])) == []
     steps.commit()
     assert steps.leaving == []
-    assert cache.check([]) == []
+    assert cache.audit(Holders()) == []
     assert cache.tree.num_pages == 1
 
 
@@ -89,4 +90,4 @@ def test_a_copy_of_a_shared_prefix_stays_until_the_last_step_that_reads_it(
     assert cache.pool.num_free == num_free  # the step that decodes still reads its own copy
     steps.commit()
     assert cache.pool.num_free == num_free + 1
-    assert cache.check([first, second]) == []
+    assert cache.audit(Holders([first, second])) == []

@@ -8,10 +8,11 @@ import pytest
 from flat_request import flat_request
 
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.cache.tier import Restore
 from diptych.engine.schedule.policies import POLICIES
-from diptych.engine.schedule.waiting_queue import MAX_ASIDE, WaitingQueue, new_waiting_queue
+from diptych.engine.schedule.waiting_queue import MAX_ASIDE, MAX_RESTORES, WaitingQueue, new_waiting_queue
 from diptych.engine.values.limits import Scheduling
-from diptych.engine.values.request import Request
+from diptych.engine.values.request import NO_PAGES, Request
 from diptych.generation.sampling_params import SamplingParams
 
 
@@ -119,10 +120,10 @@ def test_a_plain_request_is_not_starved_by_endless_better_ones(policy: str) -> N
 class Until:
     """A reason to wait."""
 
-    end_s: float
+    until_s: float
 
     def is_over(self, now_s: float) -> bool:
-        return now_s >= self.end_s
+        return now_s >= self.until_s
 
 
 def test_those_set_aside_are_passed_and_then_have_their_places_again() -> None:
@@ -159,6 +160,28 @@ def test_each_that_was_set_aside_comes_back_when_its_own_reason_is_over() -> Non
         line.take(line.peek(now_s))
     assert order == [2, 3, 1]  # each ranks before the one that does not fit
     assert take_all(line) == [4]
+
+
+def test_a_request_lets_others_pass_for_a_few_restores_only() -> None:
+    """What was restored for it may be lost again to those that pass."""
+    line = queue()
+    line.add(request(1))
+    for number in range(MAX_RESTORES):
+        line.peek(0.0).restore = restore = Restore(number, 1, NO_PAGES, NO_PAGES)
+        assert line.set_aside_for_restore()
+        assert (line.has_next, line.next_s()) == (False, None)
+        restore.has_ended = True
+        line.bring_back(0.0)
+    line.peek(0.0).restore = Restore(MAX_RESTORES, 1, NO_PAGES, NO_PAGES)
+    assert not line.set_aside_for_restore()
+    assert take_all(line) == [1]
+
+
+def test_a_request_that_waits_for_memory_lets_nobody_pass() -> None:
+    line = queue()
+    line.add(request(1))
+    line.peek(0.0)
+    assert not line.set_aside_for_restore()
 
 
 def test_those_set_aside_can_leave() -> None:

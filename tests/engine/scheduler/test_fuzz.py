@@ -128,7 +128,7 @@ BATCH = ForwardBatch(
     page_table=np.zeros((2, 3), np.int32),
     seq_lens=np.ones(2, np.int64),
     extend_lens=np.ones(2, np.int64),
-    sample_rows=np.arange(2),
+    num_sampled=np.ones(2, np.int64),
     prompt_rows=None,
 )
 

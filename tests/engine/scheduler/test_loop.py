@@ -23,6 +23,8 @@ from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.links.links import NoLinks
 from diptych.engine.scheduler.loop import SchedulerLoop
+from diptych.engine.scheduler.news import News
+from diptych.engine.scheduler.parts import Parts
 from diptych.engine.scheduler.step_watch import StepGivenUp, StepWatch
 from diptych.engine.scheduler.stepping import SynchronousStepping
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
@@ -101,17 +103,9 @@ class Frontend:
         adapters = Adapters(LoraRegistry(2, "base"), self.slots, self.slots.read)
         self._admin = AdminThread(adapters.handlers)
         stepping = SynchronousStepping(core, self.runner, time.monotonic)
-        loop = SchedulerLoop(
-            core,
-            stepping,
-            channel,
-            NoLinks(),
-            self._grammars,
-            self._admin,
-            adapters,
-            cache=cache,
-            watch=watch,
-        )
+        parts = Parts(NoLinks(), self._grammars, self._admin, adapters, watch)
+        loop = SchedulerLoop(core, stepping, channel, parts, News(core, cache, parts, stepping.meter))
+        self.handlers = loop._handlers
         self._channel = channel
         self._thread = threading.Thread(target=loop.run)
         self._thread.start()
@@ -363,3 +357,7 @@ def test_an_adapter_has_a_cache_of_its_own_and_a_reloaded_one_another(frontend: 
     frontend.unload("b")
     frontend.load("b", "old")
     assert cached(8, "b") == 8  # the same weights under another name
+
+
+def test_each_field_of_a_command_has_who_hears_of_it(frontend: Frontend) -> None:
+    assert set(frontend.handlers) == set(engine_pb2.SchedulerCommands.DESCRIPTOR.fields_by_name)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.engine.scheduler.queued_steps import QueuedSteps
+from diptych.engine.scheduler.stepping import QueuedSteps
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, StepResult, WaitForResult
 
 

@@ -17,7 +17,7 @@ from null_runner import NullRunner, expected_output
 from diptych.checkpoints.source import open_model
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.schedule.batch_builder import placeholder
-from diptych.engine.scheduler.model_worker import TpModelWorkerClient
+from diptych.engine.scheduler.stepping import TpModelWorkerClient
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.output import FailureCode
@@ -44,7 +44,7 @@ def test_overlapped_steps_give_the_tokens_of_the_model(new_engine: NewEngine, nu
         for _ in range(rng.randrange(4)):
             engine.step()
     engine.run()
-    assert (engine.core.num_retracted > 0) == (num_pages == 24)
+    assert (engine.core.report().counts.retractions > 0) == (num_pages == 24)
     for room, (prompt, max_tokens) in asked.items():
         assert engine.tokens(room) == expected_output(prompt, max_tokens, VOCAB)
 
@@ -69,10 +69,10 @@ def test_an_abort_while_a_step_runs_is_answered_at_once_and_frees_the_pages_afte
     engine.abort(1)
     engine.collect()
     assert engine.outputs[1][-1].failure.code is FailureCode.ABORTED
-    assert engine.core.page_counts()["owned"] > 0
+    assert engine.cache.pool.counts()["owned"] > 0
     num_outputs = len(engine.outputs[1])
     engine.run()
-    assert engine.core.page_counts()["owned"] == 0
+    assert engine.cache.pool.counts()["owned"] == 0
     assert len(engine.outputs[1]) == num_outputs
 
 
@@ -192,7 +192,7 @@ def one_token(token_id: int = 5) -> ForwardBatch:
         page_table=np.ones((1, 1), dtype=np.int32),
         seq_lens=one,
         extend_lens=one,
-        sample_rows=one - 1,
+        num_sampled=one,
     )
 
 

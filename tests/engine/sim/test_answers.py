@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def extend(tokens: list[int], pages: list[int], start: int = 0, prompt_rows: Pro
         page_table=table,
         seq_lens=np.array([len(tokens)]),
         extend_lens=np.array([len(tokens) - start]),
-        sample_rows=np.zeros(1, np.int64),
+        num_sampled=np.ones(1, np.int64),
         prompt_rows=prompt_rows,
     )
 
@@ -79,6 +80,17 @@ def test_an_answer_that_ends_by_itself_ends_with_the_token_for_it() -> None:
     ended = [answer for answer in answers if len(answer) < 600]
     assert ended
     assert all(answer.index(SPEECH.eos_id) == len(answer) - 1 for answer in ended)
+
+
+def test_rows_of_several_tokens_are_answered_token_by_token() -> None:
+    pool, pages, answer = Pool(), list(range(3, 9)), expected_tokens(PROMPT, 3, SPEECH)
+    assert next_token(pool, PROMPT, pages) == answer[0]
+    row = replace(extend([*PROMPT, *answer], pages, len(PROMPT)), mode=ForwardMode.DECODE, num_sampled=np.array([3]))
+    sampling = SamplingBatch(
+        np.zeros(3, np.float32), np.ones(3, np.float32), np.zeros(3, np.int64), np.zeros(3, np.uint64), row.positions
+    )
+    expected = [*answer[1:], expected_tokens([*PROMPT, *answer], 1, SPEECH)[0]]
+    assert pool.runner.execute(row, sampling).token_ids.tolist() == expected
 
 
 def damaged(pool: Pool, how: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.sim.answers import speech_of
-from diptych.engine.sim.model import SimulatedModel
+from diptych.engine.sim.hardware import SimulatedModel
 
 MESSAGES = [{"role": "user", "content": "Grüße 😀"}]
 

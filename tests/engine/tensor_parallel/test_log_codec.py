@@ -21,7 +21,7 @@ def batch(mode: ForwardMode, prompt_rows: PromptRows | None) -> ForwardBatch:
         page_table=np.array([[4, 0], [3, 2]], np.int32),
         seq_lens=np.array([2, 10]),
         extend_lens=np.array([2, 1]),
-        sample_rows=NOTHING,
+        num_sampled=np.array([2, 0]),
         prompt_rows=prompt_rows,
     )
 

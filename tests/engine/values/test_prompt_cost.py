@@ -4,13 +4,12 @@ import math
 from dataclasses import replace
 
 import pytest
+from tiny_config import tiny_config
 
-from diptych.architectures.config import ModelConfig, Moe, Rope
+from diptych.architectures.config import Moe, Rope
 from diptych.engine.values.prompt_cost import MIN_CHUNK, PromptCost, prompt_cost
 
-LLAMA_8B = ModelConfig(
-    model_id="m",
-    architecture="LlamaForCausalLM",
+LLAMA_8B = tiny_config(
     vocab_size=128256,
     hidden_size=4096,
     num_layers=32,
@@ -18,12 +17,9 @@ LLAMA_8B = ModelConfig(
     num_kv_heads=8,
     head_dim=128,
     ffn_size=14336,
-    rms_norm_eps=1e-5,
     rope=Rope(5e5, 128),
     context_len=131072,
     tie_embeddings=False,
-    bos_id=None,
-    eos_ids=(),
 )
 
 

@@ -168,6 +168,36 @@ def test_a_layer_of_any_kind_gives_a_token_the_same_bits(heads: Heads, kind: Kin
     assert torch.equal(run_in_chunks(heads, [1, 90, 1, 108], kind), run_in_chunks(heads, [200], kind))
 
 
+@pytest.mark.parametrize("heads", KIND_HEADS, ids=str)
+def test_a_row_of_several_tokens_gives_each_the_bits_that_it_has_alone(heads: Heads, num_threads: int) -> None:
+    """The second request's rows cross a page, and read what they have just stored."""
+    outs = []
+    for rows in ([1, 4, 3], [1, 1, 1]):
+        pool = Pool(heads, 16, [40, 34, 3])
+        width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+        qkv = torch.randn(8, width, generator=torch.Generator().manual_seed(1))
+        owner, positions = np.repeat([0, 1, 2], [1, 4, 3]), np.array([39, 30, 31, 32, 33, 0, 1, 2])
+        pool.kv[pool.page_table[:2].ravel()] = 0.25  # what is cached
+        out = torch.full((8, heads.num_heads * heads.head_dim), torch.nan)
+        for tokens in _steps(owner, rows):
+            pages = pool.page_table[owner[tokens], positions[tokens] // 16].astype(np.int64)
+            slots, lens = pages * 16 + positions[tokens] % 16, np.bincount(owner[tokens], minlength=3)
+            own, present = out[tokens].clone(), lens > 0
+            table = np.ascontiguousarray(pool.page_table[present])
+            step = PagedAttention(heads, pool.kv, Tokens(positions[tokens], slots, lens[present], table))
+            step.decode(qkv[tokens].clone(), pool.layer, own)
+            out[tokens] = own
+        outs.append(out)
+    assert torch.equal(*outs)
+
+
+def _steps(owner: I64, rows: list[int]) -> list[I64]:
+    """Return the tokens of each step where requests have so many tokens in each."""
+    index = np.concatenate([np.arange(count) for count in np.bincount(owner)])
+    step = index // np.array(rows)[owner]
+    return [np.flatnonzero(step == number) for number in range(step.max() + 1)]
+
+
 def run_in_chunks(heads: Heads, chunks: list[int], kind: Kind = PLAIN) -> Tensor:
     pool = Pool(heads, 16, [sum(chunks)], kind)
     width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim

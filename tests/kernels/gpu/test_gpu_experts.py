@@ -5,7 +5,7 @@ import torch
 from gpu_cases import FLOATS, on_gpu
 
 from diptych.engine.models.experts import ExpertsInTurn
-from diptych.engine.models.gpu_experts import GroupedExperts
+from diptych.engine.models.gpu_ops import GroupedExperts
 from diptych.engine.models.matrix import TorchMatrix
 from diptych.kernels.gpu.activations import silu_and_mul
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from diptych.router.admission.early_rejection import MATTERS_FROM, EarlyRejection
+from diptych.router.admission.ttft_gate import MATTERS_FROM, EarlyRejection
 
 
 def taught(error: float, *, limit_s: float = 1.0) -> EarlyRejection:

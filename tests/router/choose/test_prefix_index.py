@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from diptych.engine.cache.cache_changes import CacheChanges, CacheDelta
 from diptych.engine.cache.kv_feed import MAX_HASHES, KvFeed, KvFeeds, KvMessage
 from diptych.engine.cache.radix import RadixTree
+from diptych.engine.cache.tier import SlotPool
 from diptych.generation.page_hash import page_hashes
 from diptych.router.choose.prefix_index import KvNews, PrefixIndex
 
@@ -86,7 +87,7 @@ class TreeAndRouter(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.changes = CacheChanges()
-        self.tree = RadixTree(1, num_host_slots=3, changes=self.changes)
+        self.tree = RadixTree(1, tiers=[SlotPool(3)], changes=self.changes)
         self.feeds = KvFeeds()
         self.num_made = 0
         self.open()

@@ -9,8 +9,7 @@ import pytest
 from diptych.common.health.health import HealthServer
 from diptych.common.health.probes import Probes, Verdict
 from diptych.common.net.ports import free_port
-from diptych.router.process.health import DRAINING
-from diptych.router.process.probes import ProcessProbes, judge
+from diptych.router.process.health import DRAINING, ProcessProbes, judge
 
 GOOD, BAD = Verdict(True, "fine"), Verdict(False, "no worker")
 

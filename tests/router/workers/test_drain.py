@@ -8,12 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from simulated_worker import SimulatedWorker
 
-from diptych.cli.reports.drain_report import drain_words
-from diptych.cli.requests.answer import Answer
-from diptych.cli.requests.asking import ask, ask_to_drain
+from diptych.cli.reports.status_report import drain_words
+from diptych.cli.requests.asking import Answer, ask, ask_to_drain
 from diptych.common.trust.trust import INSECURE
-from diptych.router.simulated_worker import SimulatedWorker
 from diptych.v1 import worker_pb2
 from diptych.v1.bootstrap_pb2 import ROLE_ROUTER, Instance
 from diptych.v1.worker_pb2 import Drain

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from diptych.router.workers.worker_report import reported_load
+from diptych.router.workers.known_worker import reported_load
 from diptych.router.workers.worker_view import WorkerLoad
 from diptych.v1 import bootstrap_pb2
 

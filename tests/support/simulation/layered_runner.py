@@ -37,7 +37,7 @@ class LayeredRunner(NullRunner):
             self._kv[pages, layer, offsets] = fresh + np.uint64(layer)
             if on_layer is not None:
                 on_layer(layer)
-        return [self._next_token(batch.page_table[row], int(batch.seq_lens[row])) for row in batch.sample_rows]
+        return self._next_tokens(batch)
 
     def _next_token(self, pages: np.ndarray[tuple[int], np.dtype[np.int32]], seq_len: int) -> int:
         positions = np.arange(seq_len)

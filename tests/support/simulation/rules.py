@@ -179,13 +179,13 @@ class Rules:
     # books
 
     def check_books(self, worker: Watched) -> None:
-        problems = worker.core.check()
+        problems = worker.cache.audit(worker.core.report().holders)
         require(problems == [], f"{worker.role} {worker.instance_id}: {problems}")
 
     def check_clean(self, worker: Watched) -> None:
         """After everything has ended and every peer was heard, nothing is held."""
         self.check_books(worker)
-        counts = worker.core.page_counts()
+        counts = worker.cache.pool.counts()
         held = {state: count for state, count in counts.items() if state not in ("free", "cached") and count}
         require(held == {}, f"{worker.role} {worker.instance_id} holds pages at rest: {held}")
 

@@ -68,9 +68,9 @@ class Side:
 
     def is_clean(self) -> bool:
         """Nothing is open and no page is held."""
-        counts = self.core.page_counts()
+        counts = self.cache.pool.counts()
         held = [count for state, count in counts.items() if state not in ("free", "cached")]
-        return self.core.num_open_rooms == 0 and not any(held)
+        return self.core.report().num_open_rooms == 0 and not any(held)
 
     def lose_link(self, event: Event) -> None:
         """What was not done ends with an error; then the core hears `event`."""

@@ -18,8 +18,7 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.scheduler.links.links import Links, directions_of
 from diptych.engine.scheduler.links.tester import new_link_tester
-from diptych.engine.scheduler.model_worker import fill_in
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
+from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, fill_in
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.events import (
     AbortRoom,

@@ -1,7 +1,7 @@
 /* Rotate, store, attend: attention of one layer, split into parts for the thread pool.
  *
- * Decode, one token a request: each (request, KV head) rotates its heads, writes its key and value and attends, with no
- * step between. Extend: all new keys and values are stored, then each (request, KV head, block of tokens) attends. */
+ * Decode, one token a request or a few: each (request, KV head) rotates its heads, writes its key and value and attends,
+ * token by token, with no step between. Extend: all new keys and values are stored, then each (request, KV head, block of tokens) attends. */
 #pragma once
 
 #include "attend_block.h"
@@ -15,8 +15,10 @@ static void decode_part(const void *attention, int64_t part) {
     const struct attention_step *step = job->step;
     const int64_t request = part / step->num_kv_heads, kv_head = part % step->num_kv_heads;
     const struct head head = {step, job->layer, step->page_table + request * step->table_width, kv_head};
-    store_kv(job, request, kv_head);
-    attend_token(job, &head, request);
+    for (int64_t token = step->first_tokens[request]; token < step->first_tokens[request + 1]; token++) {
+        store_kv(job, token, kv_head);
+        attend_token(job, &head, token);
+    }
 }
 
 struct extend {

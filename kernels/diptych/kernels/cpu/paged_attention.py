@@ -112,7 +112,7 @@ class PagedAttention:
         )
 
     def decode(self, qkv: Tensor, layer: AttentionLayer, out: Tensor) -> None:
-        """One token a request.
+        """One token a request, or a few: each is computed as it would be alone, to the bit.
 
         `qkv`: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`; `out`: `[num_tokens, num_heads * head_dim]`.
         """

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from diptych.kvtransfer.errors import TransferError
+from diptych.kvtransfer.lanes import Transports
 from diptych.kvtransfer.nixl import loader
-from diptych.kvtransfer.ucx.options import Transports
 
 LOCAL: Final = "NIXL_INIT_AGENT"
 _MEMORY: Final = "DRAM"

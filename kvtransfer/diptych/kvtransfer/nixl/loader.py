@@ -9,8 +9,8 @@ from importlib import metadata
 from typing import Any, Final
 
 from diptych.common.errors import ConfigError
+from diptych.kvtransfer.lanes import Transports
 from diptych.kvtransfer.nixl.options import environment
-from diptych.kvtransfer.ucx.options import Transports
 
 PATH_VARIABLE: Final = "DIPTYCH_NIXL_PATH"  # a folder that packages were installed into, beside those of Python
 PACKAGES: Final = {"nixl_cu13": "nixl-cu13", "nixl_cu12": "nixl-cu12", "nixl": "nixl"}  # module: distribution

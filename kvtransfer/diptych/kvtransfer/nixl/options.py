@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from diptych.kvtransfer.ucx.options import Transports, ucx_settings
+from diptych.kvtransfer.lanes import Transports
+from diptych.kvtransfer.ucx.options import ucx_settings
 
 _SHARED_MEMORY: Final = "sysv,posix,cma,self"  # only cma can put where UCX has not allocated
 _EARLY: Final = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-Transports = Literal["auto", "shm", "tcp"]
+from diptych.kvtransfer.lanes import Transports
 
 _TLS: Final[Mapping[Transports, str]] = {"shm": "sysv,posix,self", "tcp": "tcp,self"}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from diptych.common.health.liveness import ROUTER_PATIENCE_S, Bounds
+from diptych.common.health.probes import ROUTER_PATIENCE_S, Bounds
 from diptych.common.net.reachable import bracketed, local_host
 
 DRAIN_S: Final = 5  # running requests get this long at the end; less than the supervisor's patience

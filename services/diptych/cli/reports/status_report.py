@@ -1,4 +1,7 @@
-"""Formats what `diptych status` prints: tables of pools and members with remarks, or JSON for programs. Pure."""
+"""Formats what `diptych status` prints: tables of pools and members with remarks, or JSON for programs. Pure.
+
+Pools are summed up over the workers that answer.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from diptych.cli.reports.drain_report import drain_words
-from diptych.cli.reports.pool_report import COLUMNS as POOL_COLUMNS
-from diptych.cli.reports.pool_report import pool_sums
-from diptych.cli.reports.text_table import text_table
-from diptych.cli.requests.answer import Answer
+from diptych.cli.requests.asking import Answer
 from diptych.common.members.instance_names import name_of, role_of
 from diptych.common.members.meetings import part_of
+from diptych.common.members.membership import State
 from diptych.common.members.pods import Pod
 from diptych.common.members.roles import WORKER_ROLES, LegKind
 from diptych.common.members.terms import mismatch, terms_of
+from diptych.common.members.worker_load import computable_tokens, kv_occupancy
 from diptych.v1.bootstrap_pb2 import Instance, InstanceState
 from diptych.v1.worker_pb2 import LINK_STATE_UP, Drain, WorkerStatus
 
@@ -24,6 +25,16 @@ COLUMNS: Final = (
     *("role", "pool", "pod", "instance", "state", "address", "version"),
     *("running", "waiting", "free pages", "credit", "links"),
 )
+POOL_COLUMNS: Final = ("role", "pool", "workers", "ready", "running", "waiting", "backlog", "busy", "KV in use")
+
+
+def text_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a line a row under the names of the columns; those that are empty in every row are left out."""
+    listed = [tuple(row) for row in rows]
+    kept = [number for number in range(len(columns)) if any(row[number] for row in listed)]
+    shown = [[row[number] for number in kept] for row in (tuple(columns), *listed)]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +157,74 @@ def _member_json(answer: Answer) -> dict[str, Any]:
 
 def _id(member: Instance) -> str:
     return f"{member.instance_id:016x}"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSum:
+    """The workers of a role and pool."""
+
+    role: str
+    pool: str
+    num_workers: int
+    num_ready: int
+    num_running: int
+    num_waiting: int
+    backlog_s: float  # seconds to compute all prompts that wait
+    busy: float  # share of time in steps with prompts, mean
+    kv_occupancy: float  # mean
+
+    def row(self) -> tuple[str, ...]:
+        counts = (self.num_workers, self.num_ready, self.num_running, self.num_waiting)
+        shares = (f"{self.busy:.0%}", f"{self.kv_occupancy:.0%}")
+        return (self.role, self.pool, *map(str, counts), f"{self.backlog_s:.1f} s", *shares)
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def pool_sums(answers: Iterable[Answer]) -> list[PoolSum]:
+    """Return the pools that there are, by role and name."""
+    pools: dict[tuple[int, str], list[Answer]] = {}
+    for answer in answers:
+        if answer.member.role in WORKER_ROLES:
+            pools.setdefault((answer.member.role, answer.member.pool), []).append(answer)
+    return [_sum(members) for _, members in sorted(pools.items())]
+
+
+def _sum(members: Sequence[Answer]) -> PoolSum:
+    statuses = [answer.status for answer in members if answer.status is not None]
+    loads = [status.instance.load for status in statuses]
+    first = members[0].member
+    return PoolSum(
+        role_of(first),
+        first.pool,
+        len(members),
+        sum(State(status.instance.state) is State.READY for status in statuses),
+        sum(load.num_running for load in loads),
+        sum(load.num_waiting for load in loads),
+        sum(map(_backlog_s, statuses)),
+        _mean([status.prefill_busy for status in statuses]),
+        _mean([kv_occupancy(load) for load in loads]),
+    )
+
+
+def _backlog_s(status: WorkerStatus) -> float:
+    speed = status.prefill_tokens_per_s
+    return computable_tokens(status.instance.load) / speed if speed else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def drain_words(drain: Drain | None) -> str:
+    """Say how far a drain is."""
+    if drain is None:
+        return "serving"
+    if drain.phase == Drain.PHASE_EMPTY:
+        return "empty"
+    if not drain.requests_left:
+        return "draining, waits for pages that are on their way"
+    left = f"{drain.requests_left} request{'s' if drain.requests_left > 1 else ''} left"
+    end = f"handed back in {drain.deadline_s:.0f} s" if drain.deadline_s else "being handed back"
+    return f"draining, {left}, the oldest since {drain.oldest_s:.0f} s, {end}"

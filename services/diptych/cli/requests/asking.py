@@ -8,12 +8,12 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
 import grpc
 
-from diptych.cli.requests.answer import Answer
 from diptych.common.members.roles import WORKER_ROLES
 from diptych.common.net.rpc import open_sync_channel
 from diptych.common.trust.trust import Trust
@@ -35,6 +35,17 @@ _PHASES: Final = {
     "empty": Drain.PHASE_EMPTY,
     "gone": Drain.PHASE_EMPTY,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A member's record, newest first hand, and what it adds to it."""
+
+    member: Instance
+    status: WorkerStatus | None = None  # present if it is a worker and answers
+    drain: Drain | None = None  # while it drains
+    problem: str = ""  # why it does not answer
+    is_gone: bool = False  # known to be, as silence alone says little: another has its address, or nobody lists it
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

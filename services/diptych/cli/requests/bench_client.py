@@ -18,10 +18,10 @@ from diptych.common.net.rpc import open_sync_channel
 from diptych.common.trust.trust import Trust
 from diptych.kvtransfer.digest import add_digests
 from diptych.kvtransfer.errors import TransferError
+from diptych.kvtransfer.lanes import Transports
 from diptych.kvtransfer.pool import HostPool
 from diptych.kvtransfer.transport import Flow, LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
 from diptych.kvtransfer.ucx import UcxTransport
-from diptych.kvtransfer.ucx.options import Transports
 from diptych.v1 import bench_pb2
 from diptych.v1.bench_pb2_grpc import KvBenchStub
 

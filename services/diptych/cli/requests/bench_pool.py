@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from diptych.kvtransfer.lanes import Transports
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.pool import HostPool
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
-from diptych.kvtransfer.ucx.options import Transports
 
 PAGE_NBYTES: Final = 16 << 10
 

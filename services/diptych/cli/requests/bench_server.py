@@ -14,9 +14,9 @@ from diptych.common.net.reachable import bracketed
 from diptych.common.refusals import Refusals
 from diptych.common.trust.trust import Trust
 from diptych.kvtransfer.errors import TransferError
+from diptych.kvtransfer.lanes import Transports
 from diptych.kvtransfer.pool import HostPool
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, Transport
-from diptych.kvtransfer.ucx.options import Transports
 from diptych.v1 import bench_pb2, bench_pb2_grpc
 
 

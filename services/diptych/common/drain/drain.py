@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.common.errors import InvalidTransition
+from diptych.common.transitions import moved
 
 
 class Phase(enum.Enum):
@@ -63,10 +63,7 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Signal], Phase]] = {
 
 def next_phase(phase: Phase, signal: Signal) -> Phase:
     """Move along `TRANSITIONS`; raise `InvalidTransition` where it has no entry."""
-    try:
-        return TRANSITIONS[phase, signal]
-    except KeyError:
-        raise InvalidTransition(f"drain: {signal.value!r} in phase {phase.value!r}") from None
+    return moved(TRANSITIONS, phase, signal, "drain")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from io import BufferedIOBase
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from typing_extensions import TypedDict
 
 from diptych.common.errors import ConfigError
 from diptych.common.health.probes import Probe, Probes, Verdict
-from diptych.common.net.listening import binding
+from diptych.common.net.ports import binding
 from diptych.common.net.reachable import bracketed
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,13 @@ STOP_POLL_S: Final = 0.1
 MAX_HEAD_BYTES: Final = 32 * 2**10
 MAX_REQUEST_LINE_BYTES: Final = 8 * 2**10
 RETRY_S: Final = 0.1  # that a connection waits for a descriptor
+
+
+class ProbeAnswer(TypedDict):
+    """What a probe says."""
+
+    status: Literal["ok", "failing"]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,5 +257,5 @@ def _ask(probe: Probe) -> Page:
     except Exception as error:
         logger.exception("a probe failed")
         verdict = Verdict(False, f"internal error: {error}")
-    body = {"status": "ok" if verdict.is_good else "failing", "reason": verdict.reason}
+    body: ProbeAnswer = {"status": "ok" if verdict.is_good else "failing", "reason": verdict.reason}
     return Page(200 if verdict.is_good else 503, "application/json", json.dumps(body).encode())

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from diptych.common.health.liveness import BEAT_S
+from diptych.common.health.probes import BEAT_S
 from diptych.common.shared_memory import SharedMemory
 
 NO_BEAT: Final = 0.0  # what the memory holds before the first beat, and after the last

@@ -12,7 +12,7 @@ import uvicorn
 from diptych.common.errors import ConfigError
 from diptych.common.net.descriptors import connections_within
 from diptych.common.net.http_connection import MAX_UNSENT_BYTES, connections_of_a_server
-from diptych.common.net.listening import binding
+from diptych.common.net.ports import binding
 from diptych.common.net.reachable import bracketed
 
 BACKLOG: Final = 2048

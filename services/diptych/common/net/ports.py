@@ -1,7 +1,7 @@
-"""Finds free ports, and reports before anything is started which of the wanted ones are taken.
+"""Finds where a server binds, and which ports are free, or taken, before anything is started.
 
 A port that is picked now and used later is outside the range from which the system serves requests for any port, so no
-other process gets it meanwhile.
+other process gets it meanwhile. The host `::` is every address, of IPv4 too; where there is no IPv6 those are all.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from random import SystemRandom
 from typing import Final
 
 from diptych.common.errors import ConfigError
-from diptych.common.net.listening import binding
-from diptych.common.net.reachable import bracketed
+from diptych.common.net.reachable import EVERYWHERE, bracketed
 
 PICKED: Final = range(20_000, 32_768)  # Linux gives those from 32,768 on, others from 49,152
 
@@ -85,3 +84,18 @@ def _bound(host: str) -> socket.socket:
         else:
             return probe
     raise ConfigError(f"can't listen on {host} ({reason}), on none of a hundred ports")
+
+
+def binding(host: str) -> tuple[socket.AddressFamily, str]:
+    """Return the family of a socket that listens at `host`, and what to bind it to."""
+    if host == EVERYWHERE and not _has_ipv6():
+        return socket.AF_INET, "0.0.0.0"
+    return socket.AF_INET6 if ":" in host else socket.AF_INET, host
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.socket(socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True

@@ -1,11 +1,18 @@
-"""Finds the host by which others reach a server of this machine."""
+"""Finds the host by which others reach a server of this machine.
+
+`transfer_where` keeps a worker off the network altogether if it is reached over the loopback address only: UCX listens
+on every network device by default, whatever address the worker's own ports have. NIXL moves KV by UCX, too.
+"""
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import platform
 from typing import Final
 
 EVERYWHERE: Final = "::"  # every address, IPv4 too
+_DEVICES: Final = "UCX_NET_DEVICES"  # what is set already is the operator's choice
 
 
 def is_everywhere(listening: str) -> bool:
@@ -28,3 +35,17 @@ def reachable_host(listening: str, advertised: str) -> str:
 def bracketed(host: str) -> str:
     """Return a host as it stands before a colon and a port."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def transfer_where(host: str) -> None:
+    """Have this process and its children transfer KV on the loopback device if `host` is a loopback address."""
+    if is_loopback(host):
+        os.environ.setdefault(_DEVICES, "lo")
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine reaches `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

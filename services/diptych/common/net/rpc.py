@@ -12,7 +12,7 @@ from typing import Final
 import grpc
 
 from diptych.common.errors import ConfigError
-from diptych.common.net.listening import binding
+from diptych.common.net.ports import binding
 from diptych.common.net.reachable import bracketed
 from diptych.common.refusals import Refusals
 from diptych.common.trust.gatekeeper import Gatekeeper

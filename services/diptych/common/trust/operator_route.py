@@ -13,6 +13,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from typing_extensions import TypedDict
 
 from diptych.common.errors import DiptychError, InvalidRequest
 from diptych.common.refusals import Refusals
@@ -21,6 +22,12 @@ from diptych.common.trust.trust import Trust
 
 Answer: TypeAlias = tuple[int, object]  # HTTP status, and what JSON says
 Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
+
+
+class OperatorError(TypedDict):
+    """Any answer to an operator but a good one."""
+
+    error: str
 
 
 def operator_route(path: str, methods: Sequence[str], handler: Handler, trust: Trust, refusals: Refusals) -> Route:
@@ -34,11 +41,11 @@ def operator_route(path: str, methods: Sequence[str], handler: Handler, trust: T
         if refused and not (_is_from_here(request) and may_call_itself(trust.parties(authorization), action)):
             peer = f"{request.client.host}:{request.client.port}" if request.client else "unknown"
             refusals.note(refused.reason, peer, action)
-            return _json(403 if refused.reason == "not_permitted" else 401, {"error": refused.words})
+            return _json(403 if refused.reason == "not_permitted" else 401, OperatorError(error=refused.words))
         try:
             return _json(*await handler(request))
         except DiptychError as error:
-            return _json(error.http_status, {"error": str(error)})
+            return _json(error.http_status, OperatorError(error=str(error)))
 
     return Route(path, answer, methods=list(methods))
 

@@ -14,6 +14,15 @@ Pairs: TypeAlias = tuple[tuple[str, str | bytes], ...]
 Metadata: TypeAlias = Callable[[], Pairs]  # asked at each call
 
 
+def _calls(kind: str) -> Any:
+    """Return the method that makes calls of this kind, for both channels."""
+
+    def make(self: TokenChannel | AioTokenChannel, *args: Any, **kwargs: Any) -> _Callable:
+        return _Callable(getattr(self._channel, kind)(*args, **kwargs), self._metadata)
+
+    return make
+
+
 class TokenChannel(grpc.Channel):
     """A channel for threads."""
 
@@ -21,17 +30,10 @@ class TokenChannel(grpc.Channel):
         self._channel = channel
         self._metadata = metadata
 
-    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return _Callable(self._channel.unary_unary(*args, **kwargs), self._metadata)
-
-    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return _Callable(self._channel.unary_stream(*args, **kwargs), self._metadata)
-
-    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return _Callable(self._channel.stream_unary(*args, **kwargs), self._metadata)
-
-    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return _Callable(self._channel.stream_stream(*args, **kwargs), self._metadata)
+    unary_unary = _calls("unary_unary")
+    unary_stream = _calls("unary_stream")
+    stream_unary = _calls("stream_unary")
+    stream_stream = _calls("stream_stream")
 
     def subscribe(self, *args: Any, **kwargs: Any) -> None:
         self._channel.subscribe(*args, **kwargs)
@@ -56,17 +58,10 @@ class AioTokenChannel(grpc.aio.Channel):
         self._channel = channel
         self._metadata = metadata
 
-    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return _Callable(self._channel.unary_unary(*args, **kwargs), self._metadata)
-
-    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return _Callable(self._channel.unary_stream(*args, **kwargs), self._metadata)
-
-    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return _Callable(self._channel.stream_unary(*args, **kwargs), self._metadata)
-
-    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return _Callable(self._channel.stream_stream(*args, **kwargs), self._metadata)
+    unary_unary = _calls("unary_unary")
+    unary_stream = _calls("unary_stream")
+    stream_unary = _calls("stream_unary")
+    stream_stream = _calls("stream_stream")
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         return self._channel.get_state(try_to_connect)

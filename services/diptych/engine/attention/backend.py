@@ -30,7 +30,10 @@ class AttentionBackend(Protocol):
         ...
 
     def forward_decode(self, qkv: Tensor, layer: int, out: Tensor) -> None:
-        """Each request has one new token."""
+        """Each request has a row: one new token, and its drafts. A GPU is given rows of one token only: `single_rows`.
+
+        Each token is computed as it would be alone, once the keys and values of all tokens of its row are stored.
+        """
         ...
 
 

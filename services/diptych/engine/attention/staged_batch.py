@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,27 @@ def extend_starts(batch: ForwardBatch) -> I32:
     return starts
 
 
+def single_rows(batch: ForwardBatch) -> ForwardBatch:
+    """Return the step with each row of several tokens as rows of one, in their order, over the same pages.
+
+    Attention computes each token of a row as it would alone, once the keys and values of all are stored: with the same
+    kernels, and from the same graphs.
+    """
+    if (batch.num_sampled <= 1).all():
+        return batch
+    owner = np.repeat(np.arange(batch.batch_size), np.where(batch.is_row, batch.extend_lens, 1))
+    extend_lens = np.where(batch.is_row, 1, batch.extend_lens)[owner]
+    return replace(
+        batch,
+        page_table=batch.page_table[owner],
+        seq_lens=batch.positions[np.cumsum(extend_lens) - 1] + 1,
+        extend_lens=extend_lens,
+        num_sampled=np.minimum(batch.num_sampled, 1)[owner],
+        adapters=None if batch.adapters is None else batch.adapters[owner],
+    )
+
+
 def logits_rows(batch: ForwardBatch) -> I64:
     """Return the tokens whose logits are wanted: those to sample from, then the prompt rows."""
-    rows: I64 = (np.cumsum(batch.extend_lens) - 1)[batch.sample_rows]
+    rows = batch.sampled_tokens
     return rows if batch.prompt_rows is None else np.concatenate([rows, batch.prompt_rows.token_rows])

@@ -12,7 +12,7 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig, Rope
 from diptych.engine.attention.kv_scales import kv_scales
 from diptych.engine.attention.rope import rope_tables
-from diptych.engine.attention.staged_batch import StagedBatch
+from diptych.engine.attention.staged_batch import StagedBatch, single_rows, stage
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
 FP8_LARGEST: Final = 448.0
@@ -58,6 +58,8 @@ class TorchAttention:
         self._metadata: Metadata | None = None
 
     def init_forward_metadata(self, batch: StagedBatch) -> None:
+        if (rows := single_rows(batch.host)) is not batch.host:
+            batch = stage(rows, self._kv.device)
         seq_lens, table = batch.seq_lens[:, None], batch.page_table.long()
         places = torch.arange(table.shape[1] * self._page_size, device=table.device)
         in_use = places < seq_lens

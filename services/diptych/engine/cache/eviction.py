@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
-from diptych.engine.cache.radix_node import Node, Rank, Tier
+from diptych.engine.cache.radix_node import Node, Rank
 
 EvictionPolicy = Literal["lru", "lfu"]
 Score = Callable[[int, int], int]  # (uses of the node, score of the node evicted last) -> score
@@ -48,14 +48,14 @@ class Ranking:
 
 
 class EvictionQueue:
-    """The unlocked nodes of one tier. All operations are O(log n), amortised.
+    """The unlocked nodes of one level. All operations are O(log n), amortised.
 
     Lazy: an entry keeps the rank it came with, and moves or goes when it gets to the front. That is enough because
     ranks only rise.
     """
 
-    def __init__(self, tier: Tier) -> None:
-        self._tier = tier
+    def __init__(self, level: int) -> None:
+        self._level = level
         self._heap: list[tuple[Rank, Node]] = []
         self._members: set[Node] = set()  # that have an entry
 
@@ -82,4 +82,4 @@ class EvictionQueue:
         return None
 
     def _is_stale(self, node: Node) -> bool:
-        return node.parent is None or node.num_locks > 0 or node.tier is not self._tier
+        return node.parent is None or node.num_locks > 0 or node.level != self._level

@@ -1,19 +1,17 @@
-"""The second level of the prefix cache: slots of host memory for pages that the KV pool has no room for.
+"""The tier of host memory: slots for pages that the KV pool has no room for.
 
-Bookkeeping only. The radix tree decides which pages go there and come back; `PageCopier` moves their bytes.
+Bookkeeping only; `PageCopier` moves the bytes, at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
 
-from diptych.common.arrays import I32
+from diptych.common.arrays import I32, I64, U64
+from diptych.engine.cache.tier import SlotPool, Slots
 from diptych.kvtransfer.ownership import Pages
-
-Slots = I32  # indices of the host tier, a page of KV each
 
 
 class PageCopier(Protocol):
@@ -29,37 +27,24 @@ class PageCopier(Protocol):
     def restore(self, slots: Slots, pages: Pages) -> None: ...
 
 
-class SlotPool:
-    """Which slots are free. Runs of neighbours stay runs, so that copies merge."""
+class HostTier(SlotPool):
+    """Implements `Tier`. The level above it is the KV pool, and nobody else fills it."""
 
-    def __init__(self, capacity: int) -> None:
-        self._free: Slots = np.arange(capacity - 1, -1, -1, dtype=np.int32)  # a stack: its first num_free entries
-        self.num_free = capacity
+    is_shared: Final = False
 
-    @property
-    def capacity(self) -> int:
-        return len(self._free)
+    def __init__(self, num_slots: int, copier: PageCopier) -> None:
+        super().__init__(num_slots)
+        self._copier = copier
 
-    def allocate(self, count: int) -> Slots:
-        """Return `count` slots. There must be so many."""
-        assert 0 <= count <= self.num_free, (count, self.num_free)
-        self.num_free -= count
-        return self._free[self.num_free : self.num_free + count][::-1].copy()
+    def find(self, names: U64, tokens: I64) -> Slots:
+        return np.zeros(0, np.int32)  # the tree knows all that is here
 
-    def release(self, slots: Slots) -> None:
-        self._free[self.num_free : self.num_free + len(slots)] = slots[::-1]
-        self.num_free += len(slots)
+    def save(self, places: I32, slots: Slots, names: U64, tokens: I64) -> None:
+        self._copier.save(places, slots)
 
-    def free_slots(self) -> Slots:
-        return self._free[: self.num_free]
-
-
-@dataclass(frozen=True, slots=True)
-class HostTier:
-    """How many pages fit, and how they get there."""
-
-    num_slots: int
-    copier: PageCopier
+    def restore(self, number: int, slots: Slots, pages: Pages) -> bool:
+        self._copier.restore(slots, pages)
+        return True
 
 
 class _NoCopier:
@@ -70,4 +55,4 @@ class _NoCopier:
         raise AssertionError("there is no host tier")
 
 
-NO_HOST_TIER: Final = HostTier(0, _NoCopier())
+NO_COPIER: Final = _NoCopier()

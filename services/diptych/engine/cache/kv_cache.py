@@ -7,22 +7,25 @@ every page has one owner and one release path. Knows bookkeeping only; the bytes
 A request's first pages, up to the end of its node, belong to the tree: what was cached when it was admitted, and what
 it has shared since. Others read these while it runs.
 
-With a host tier, what is evicted is copied to host memory, and copied back when a prompt matches it. So a request that
-is retired early (retracted) and admitted again finds its KV, wherever that has gone meanwhile.
+With tiers, what is evicted goes down to the first of them, and comes back when a prompt matches it. So a request that
+is retired early (retracted) and admitted again finds its KV, wherever that has gone meanwhile. What a tier does not
+bring back at once is a `Restore`: the cache holds its pages, and the request waits without any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
-from diptych.common.arrays import I32
+from diptych.common.arrays import I32, I64
 from diptych.engine.cache.cache_changes import NO_CHANGES, ChangeLog
 from diptych.engine.cache.eviction import EvictionPolicy
-from diptych.engine.cache.host_tier import NO_HOST_TIER, HostTier
 from diptych.engine.cache.radix import RadixTree
-from diptych.engine.cache.radix_answers import Insertion, Match
+from diptych.engine.cache.radix_node import Insertion, Match, Node
+from diptych.engine.cache.tier import Restore, Tier
+from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import Request
 from diptych.kvtransfer.ownership import PagePool, Pages
 
@@ -38,16 +41,20 @@ class KvCache:
         max_requests: int,
         max_tokens_per_request: int,
         eviction_policy: EvictionPolicy = "lru",
-        host_tier: HostTier = NO_HOST_TIER,
+        tiers: Sequence[Tier] = (),
         changes: ChangeLog = NO_CHANGES,
     ) -> None:
         self.page_size = page_size
         self.changes = changes  # of the set of cached pages
         self.pool = PagePool(num_pages)
-        self.tree = RadixTree(page_size, policy=eviction_policy, num_host_slots=host_tier.num_slots, changes=changes)
-        self.num_saved = 0  # pages copied to the host tier, since start
+        self.tree = RadixTree(page_size, policy=eviction_policy, tiers=tiers, changes=changes)
+        self.num_saved = 0  # pages copied to tiers, since start
         self.num_restored = 0  # and back
-        self._copier = host_tier.copier
+        self.num_lost = 0  # that a tier could not bring back
+        self._tiers = tiers
+        self._shared = [(level, tier) for level, tier in enumerate(tiers, 1) if tier.is_shared]
+        self._restores: dict[int, tuple[Restore, Node]] = {}  # on their way, by number, with their last nodes
+        self._num_restores = 0  # begun since start: numbers them
         self._duplicates: list[Pages] = []  # of shared pages, still read by steps or transfers
         width = min(self.pages_for(max_tokens_per_request), self.pool.capacity)
         self.page_table: I32 = np.zeros((max_requests, width), dtype=np.int32)
@@ -66,8 +73,8 @@ class KvCache:
 
     @property
     def is_held(self) -> bool:
-        """Whether any request holds pages, be it one that has ended and is in a step that still runs."""
-        return len(self._free_rows) < self.num_rows
+        """Whether a tier writes pages or a request holds some, be it one that has ended and is in a step that runs."""
+        return len(self._free_rows) < self.num_rows or bool(self._restores)
 
     @property
     def num_rows(self) -> int:
@@ -95,28 +102,45 @@ class KvCache:
         return self.pages_of(request)[request.node.end :]
 
     def cached_len(self, request: Request) -> int:
-        """How many tokens of the request the cache has now, in both tiers. Counts as no use."""
+        """How many tokens of the request the cache has now, in all levels. Counts as no use."""
         return self.tree.peek(request.tokens[: request.matchable_len], request.extra_key)
 
     def admit(self, request: Request, *, spare_pages: int = 0, spare_rows: int = 0) -> bool:
         """Match and lock the longest cached prefix and take pages for all its tokens.
 
-        False, and nothing changed, unless `spare_pages` and `spare_rows` would stay available as well.
+        False, and nothing changed, unless `spare_pages` and `spare_rows` would stay available as well. False also while
+        some of the prefix is on its way back from a tier: then `request.restore` says what to wait for.
         """
+        request.restore = None
         if len(self._free_rows) <= spare_rows:
             return False
-        match = self.tree.match(request.tokens[: request.matchable_len], request.extra_key)
+        match = self._match(request.tokens[: request.matchable_len], request.extra_key)
+        if match.restore is not None:
+            request.restore = match.restore
+            return False
         self.tree.lock(match.node)
         need = self.pages_for(request.num_tokens) - len(match.pages)
         if need + spare_pages > self.num_available:
             self.tree.unlock(match.node)
             return False
-        request.row, request.node = self._free_rows.pop(), match.node
-        request.num_pages = 0
-        self._append(request, match.pages)
-        self._append(request, self._take(need))
-        self._restore(request, match)
-        return True
+        pages = self._take(need)
+        if match.lower_nodes:
+            request.restore = self._restore(match, pages)
+        if request.restore is None:
+            self._fill_row(request, match, pages)
+        return request.restore is None
+
+    def finish_restore(self, number: int, error: str | None) -> None:
+        """A tier has brought pages back, or can't: then they are forgotten, and whoever wants them computes them."""
+        restore, node = self._restores.pop(number)
+        restore.has_ended = True
+        if error is None:
+            self.tree.settle(node)
+            self.num_restored += len(restore.pages)
+        else:
+            self.num_lost += len(restore.pages)
+            self.pool.uncache(self.tree.lose(node))
+        self._sweep()
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Make room for `num_tokens` tokens; False, and nothing changed, when there are no pages."""
@@ -201,24 +225,18 @@ class KvCache:
         self._detach(request)
         return pages
 
-    def check(
-        self,
-        requests: Iterable[Request],
-        *,
-        importing: Iterable[Request] = (),
-        quarantined: Iterable[Pages] = (),
-    ) -> list[str]:
+    def audit(self, holders: Holders) -> list[str]:
         """Compare every page's state with who claims it; [] when nothing leaked and nothing is claimed twice."""
         problems = self.pool.check(
-            owned=[*(self.owned_pages(request) for request in requests), *self._duplicates],
+            owned=[*(self.owned_pages(request) for request in holders.owning), *self._duplicates],
             cached=[self.tree.pages()],
-            importing=[self.owned_pages(request) for request in importing],
-            quarantined=list(quarantined),
+            importing=[self.owned_pages(request) for request in holders.importing],
+            quarantined=list(holders.quarantined),
         )
         return problems + self.tree.check()
 
     def clear(self) -> None:
-        """Forget every cached prefix, in both tiers, that no request holds."""
+        """Forget every cached prefix, in all levels, that no request holds."""
         self.pool.uncache(self.tree.clear())
 
     def _hand_over(self, request: Request, num_tokens: int) -> Insertion:
@@ -230,16 +248,55 @@ class KvCache:
         self.pool.cache(insertion.taken)
         return insertion
 
-    def _restore(self, request: Request, match: Match) -> None:
-        """Copy back what the host tier has of the prefix, into the first pages that the request has just taken."""
-        num_restored = match.num_host_pages
-        request.cached_len = match.num_tokens + num_restored * self.page_size
+    def _match(self, tokens: I64, extra_key: bytes) -> Match:
+        match = self.tree.match(tokens, extra_key)
+        if self._shared and self._find(match.node, tokens, extra_key):
+            match = self.tree.match(tokens, extra_key)
+        return match
+
+    def _find(self, node: Node, tokens: I64, extra_key: bytes) -> bool:
+        """Add to the tree what shared tiers have behind `node`; return whether that is anything."""
+        start = node.end
+        for level, tier in self._shared:
+            if level >= node.level:
+                names = self.tree.names(node, tokens, extra_key)
+                slots = tier.find(names, tokens[node.end * self.page_size :])
+                if len(slots):
+                    node = self.tree.adopt(node, tokens, extra_key, level, slots)
+        return node.end > start
+
+    def _fill_row(self, request: Request, match: Match, pages: Pages) -> None:
+        """Give the request a row with the pages of its match, which is locked and here, and then `pages`."""
+        request.row, request.node = self._free_rows.pop(), match.node
+        request.num_pages = 0
+        self._append(request, match.pages)
+        self._append(request, pages)
+        request.cached_len = match.num_tokens + match.num_lower_pages * self.page_size
         request.computed_len = min(request.cached_len, request.num_tokens - 1)
-        if num_restored:
-            pages = self.pages_of(request)[len(match.pages) :][:num_restored].copy()
-            self._copier.restore(self.tree.restore(match.host_nodes, pages), pages)
-            self.pool.cache(pages)
-            self.num_restored += num_restored
+
+    def _restore(self, match: Match, pages: Pages) -> Restore | None:
+        """Bring what tiers have of a locked match back, into the first of `pages`, which were taken for it.
+
+        Return what is not here yet: then the lock is gone, and so are the pages that are not needed for it.
+        """
+        for level, group in itertools.groupby(match.lower_nodes, lambda node: node.level):
+            nodes = tuple(group)
+            slots = np.concatenate([node.pages for node in nodes])
+            restore = Restore(self._num_restores, level, slots, pages[: len(slots)].copy())
+            self._num_restores += 1
+            self.pool.cache(restore.pages)
+            pages = pages[len(slots) :]
+            if not self._tiers[level - 1].restore(restore.number, slots, restore.pages):
+                self._expect(restore, nodes)
+                self.tree.unlock(match.node)
+                self.pool.release(pages)
+                return restore
+            self.tree.promote(nodes, restore.pages)
+            self.num_restored += len(slots)
+        return None
+
+    def _expect(self, restore: Restore, nodes: Sequence[Node]) -> None:
+        self._restores[restore.number] = restore, self.tree.expect(nodes, restore)
 
     def _take(self, count: int) -> Pages:
         """Take `count` of the available pages, evicting what is needed."""
@@ -252,9 +309,9 @@ class KvCache:
 
     def _evict(self, num_pages: int) -> None:
         eviction = self.tree.evict(num_pages)
-        if len(eviction.saved):
-            self._copier.save(eviction.saved, eviction.slots)
-            self.num_saved += len(eviction.saved)
+        for save in eviction.saves:
+            self._tiers[save.level - 1].save(save.places, save.slots, save.names, save.tokens)
+            self.num_saved += len(save.slots)
         self.pool.uncache(eviction.pages)
 
     def _append(self, request: Request, pages: Pages) -> None:
@@ -265,9 +322,12 @@ class KvCache:
     def _detach(self, request: Request) -> None:
         assert request.node is not None
         self.tree.unlock(request.node)
-        if self.tree.has_withdrawn:
-            self.pool.uncache(self.tree.sweep())
+        self._sweep()
         self.page_table[request.row] = 0
         self._free_rows.append(request.row)
         request.node, request.row, request.num_pages = None, -1, 0
         request.computed_len = request.cached_len = 0
+
+    def _sweep(self) -> None:
+        if self.tree.has_withdrawn:
+            self.pool.uncache(self.tree.sweep())

@@ -3,24 +3,25 @@
 A radix tree whose edges are runs of whole pages, so matching, inserting and evicting cost O(pages), mostly inside
 numpy. The tree knows no pool: the caller moves page states, and copies bytes, by what its methods return.
 
-With a host tier, evicted pages stay in the tree as slots of host memory; only what that has no room for is forgotten.
+With tiers, evicted pages stay in the tree as slots of the first one; what it has no room for goes down to the next one,
+and is forgotten behind the last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
 
-from diptych.common.arrays import I32, I64
+from diptych.common.arrays import I32, I64, U64
 from diptych.common.errors import InvalidTransition
 from diptych.engine.cache import radix_check
 from diptych.engine.cache.cache_changes import NO_CHANGES, ChangeLog
 from diptych.engine.cache.eviction import EvictionPolicy, EvictionQueue, Ranking
-from diptych.engine.cache.host_tier import SlotPool, Slots
-from diptych.engine.cache.radix_answers import Eviction, Insertion, Match
-from diptych.engine.cache.radix_node import Node, Tier, node_key
+from diptych.engine.cache.radix_node import Eviction, Insertion, Match, Node, Save, node_key
+from diptych.engine.cache.tier import POOL, Books, Restore, Slots
 from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.kvtransfer.ownership import Pages
 
@@ -35,14 +36,14 @@ class RadixTree:
         page_size: int,
         *,
         policy: EvictionPolicy = "lru",
-        num_host_slots: int = 0,
+        tiers: Sequence[Books] = (),
         changes: ChangeLog = NO_CHANGES,
     ) -> None:
         self._page_size = page_size
         self._root = Node(b"", None, np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint64))
         self._ranking = Ranking(policy)
-        self._queues = {tier: EvictionQueue(tier) for tier in Tier}  # hold every unlocked node
-        self._slots = SlotPool(num_host_slots)
+        self._tiers = tiers
+        self._queues = [EvictionQueue(level) for level in range(1 + len(tiers))]  # hold every unlocked node
         self._num_pages = 0
         self._num_evictable = 0
         self._changes = changes
@@ -65,19 +66,21 @@ class RadixTree:
         return self._num_evictable
 
     @property
-    def num_host_pages(self) -> int:
-        return self._slots.capacity - self._slots.num_free
+    def num_lower_pages(self) -> int:
+        """Pages of all tiers in the tree."""
+        return sum(tier.capacity - tier.num_free for tier in self._tiers)
 
     def match(self, token_ids: I64, extra_key: bytes = b"") -> Match:
         """Find the longest cached prefix of whole pages, and note that it is wanted now."""
         path = self._walk(self._root, token_ids, extra_key)
         self._touch(path[-1])
-        pages = _device_pages(path)
-        host_nodes = tuple(node for node in path if node.tier is Tier.HOST)
-        return Match(path[-1], pages, len(pages) * self._page_size, host_nodes)
+        pages = _joined(node.pages for node in path if node.level == POOL and node.restore is None)
+        restore = next((node.restore for node in path if node.restore is not None), None)
+        lower_nodes = tuple(node for node in path if node.level != POOL)
+        return Match(path[-1], pages, len(pages) * self._page_size, restore, lower_nodes)
 
     def peek(self, token_ids: I64, extra_key: bytes = b"") -> int:
-        """Return how many tokens `match` would find, in both tiers, and change nothing."""
+        """Return how many tokens `match` would find, in all levels, and change nothing."""
         node, start = self._root, 0
         while start + self._page_size <= len(token_ids):
             child = node.children.get(self._key(token_ids, start, extra_key))
@@ -102,19 +105,22 @@ class RadixTree:
     def extend(self, node: Node, token_ids: I64, pages: Pages, extra_key: bytes = b"") -> Insertion:
         """Add the pages that hold the KV of `token_ids` behind those up to `node`, which ends a prefix of these tokens.
 
-        Counts as no use.
+        Counts as no use. Behind what is on its way back nothing is added.
         """
         if len(pages) != len(token_ids) // self._page_size - node.end:
             raise InvalidTransition(f"{len(pages)} pages behind {node.end} do not hold {len(token_ids)} tokens")
         path = self._walk(node, token_ids, extra_key)
-        known = _device_pages(path[1:])
+        if any(step.restore is not None for step in path):
+            path = [step for step in path if step.level == POOL and step.restore is None]
+            pages = pages[: path[-1].end - node.end]
+        known = _pool_pages(path[1:])
         given, taken = pages[: len(known)], pages[len(known) :].copy()
-        host_nodes = [node for node in path if node.tier is Tier.HOST]
-        num_host_pages = sum(len(node.pages) for node in host_nodes)
-        self.restore(host_nodes, taken[:num_host_pages])
+        lower_nodes = [node for node in path if node.level != POOL]
+        num_lower_pages = sum(len(node.pages) for node in lower_nodes)
+        self.promote(lower_nodes, taken[:num_lower_pages])
         end = path[-1]
-        if num_host_pages < len(taken):
-            end = self._append(end, token_ids, extra_key, taken[num_host_pages:])
+        if num_lower_pages < len(taken):
+            end = self._append(end, token_ids, extra_key, taken[num_lower_pages:])
         self._touch(end)
         return Insertion(end, np.concatenate([known, taken]), taken, duplicate=given[given != known])
 
@@ -150,27 +156,61 @@ class RadixTree:
                     gone.append(node)
                     self._remove(node)
         self._withdrawn = [top for top in self._withdrawn if top.parent is not None]
-        pages = _device_pages(gone)
-        self._num_pages -= len(pages)
-        self._num_evictable -= len(pages)
-        return pages
+        return self._uncounted(gone)
 
-    def restore(self, host_nodes: Iterable[Node], pages: Pages) -> Slots:
-        """Make `pages` the place of nodes of the host tier, parents first; return the slots that have their KV."""
-        slots = []
-        for node in host_nodes:
-            slots.append(node.pages)
-            self._slots.release(node.pages)
-            node.tier, node.pages, pages = Tier.DEVICE, pages[: len(node.pages)], pages[len(node.pages) :]
-            self._admit(node)
-        return _joined(slots)
+    def names(self, node: Node, token_ids: I64, extra_key: bytes = b"") -> U64:
+        """Return the names of the whole pages of `token_ids` behind `node`, which ends a prefix of these tokens."""
+        previous = root_hash(extra_key) if node is self._root else int(node.hashes[-1])
+        return chain_hashes(previous, token_ids[node.end * self._page_size :], self._page_size)
+
+    def adopt(self, node: Node, token_ids: I64, extra_key: bytes, level: int, slots: Slots) -> Node:
+        """Add pages that others gave to a tier, behind `node`, which ends the longest cached prefix of these tokens."""
+        end = (node.end + len(slots)) * self._page_size
+        adopted = self._append(node, token_ids[:end], extra_key, slots, level)
+        self._touch(adopted)
+        return adopted
+
+    def promote(self, lower_nodes: Iterable[Node], pages: Pages) -> None:
+        """Make `pages`, which have their KV, the place of nodes of tiers, parents first."""
+        for node in lower_nodes:
+            self._tiers[node.level - 1].release(node.pages)
+            self._lift(node, pages[: len(node.pages)])
+            pages = pages[len(node.pages) :]
+
+    def expect(self, lower_nodes: Sequence[Node], restore: Restore) -> Node:
+        """Make the pages of `restore`, where KV is coming to, the place of nodes of its tier, parents first.
+
+        Return the last node. It is locked until `settle` or `lose`.
+        """
+        self.lock(lower_nodes[-1])
+        pages = restore.pages
+        for node in lower_nodes:
+            self._lift(node, pages[: len(node.pages)])
+            node.restore, pages = restore, pages[len(node.pages) :]
+        return lower_nodes[-1]
+
+    def settle(self, node: Node) -> Node:
+        """The restore of which `node` is the last has ended, and the KV is here. Return the first node of it."""
+        restore = node.restore
+        assert restore is not None
+        self._tiers[restore.level - 1].release(restore.slots)
+        restored = [step for step in node.path() if step.restore is restore]
+        for step in restored:
+            step.restore = None
+        self.unlock(node)
+        return restored[-1]
+
+    def lose(self, node: Node) -> Pages:
+        """The restore of which `node` is the last has failed: forget its nodes, and return their pages."""
+        first = self.settle(node)
+        return self._forget([first, *first.below()])
 
     def lock(self, node: Node) -> None:
         """Keep the prefix that ends at `node` from eviction. Locks are counted."""
         if node.parent is None and node is not self._root:
             raise InvalidTransition("lock of an evicted node")
         for step in node.path():
-            if step.num_locks == 0 and step.tier is Tier.DEVICE:
+            if step.num_locks == 0 and step.level == POOL:
                 self._num_evictable -= len(step.pages)
             step.num_locks += 1
 
@@ -182,43 +222,35 @@ class RadixTree:
             step.num_locks -= 1
             if step.num_locks == 0:
                 self._ranking.touch(step)
-                self._queues[step.tier].add(step)
-                self._num_evictable += len(step.pages) if step.tier is Tier.DEVICE else 0
+                self._queues[step.level].add(step)
+                self._num_evictable += len(step.pages) if step.level == POOL else 0
 
     def evict(self, num_pages: int) -> Eviction:
         """Give up the `num_pages` lowest ranking pages of the pool, or all unlocked ones if fewer."""
         evicted: list[Pages] = []
-        saved: list[Pages] = []
-        slots: list[Slots] = []
-        while num_pages > 0 and (node := self._pop(Tier.DEVICE, num_pages)):
+        saves: list[Save] = []
+        while num_pages > 0 and (node := self._pop(POOL, num_pages)):
             evicted.append(node.pages)
             num_pages -= len(node.pages)
             self._num_pages -= len(node.pages)
             self._num_evictable -= len(node.pages)
             self._ranking.note_eviction(node)
-            num_saved = 0 if node.is_withdrawn else self._make_host_room(len(node.pages))
-            saved.append(node.pages[:num_saved])
-            slots.append(self._demote(node, num_saved))
-        return Eviction(_joined(evicted), _joined(saved), _joined(slots))
+            self._demote(node, saves)
+        return Eviction(_joined(evicted), _merged(saves))
 
     def clear(self) -> Pages:
-        """Forget everything that is not locked, in both tiers; return the pages of the pool."""
-        gone = [node for node in self._root.below() if node.num_locks == 0]
-        pages = _device_pages(gone)
-        for node in reversed(gone):  # children first
-            self._remove(node)
-        self._num_pages -= len(pages)
-        self._num_evictable -= len(pages)
+        """Forget everything that is not locked, in all levels; return the pages of the pool."""
+        pages = self._forget([node for node in self._root.below() if node.num_locks == 0])
         self._changes.clear()
         self._changes.store(self.hashes())
         return pages
 
     def pages(self) -> Pages:
         """Return every page of the pool that is in the tree."""
-        return _device_pages(self._root.below())
+        return _pool_pages(self._root.below())
 
     def hashes(self) -> list[int]:
-        """Return the hash of every page of the tree, in both tiers."""
+        """Return the hash of every page of the tree, in all levels."""
         found = (node for node in self._root.below() if not node.is_withdrawn)
         return [page_hash for node in found for page_hash in node.hashes.tolist()]
 
@@ -228,7 +260,7 @@ class RadixTree:
         counts = (self._num_pages, self._num_evictable)
         return [
             *radix_check.counts(nodes, *counts),
-            *radix_check.slots(nodes, self._slots),
+            *(each for i, tier in enumerate(self._tiers, 1) for each in radix_check.slots(nodes, i, tier)),
             *radix_check.nodes(nodes, self._page_size),
             *radix_check.queues(nodes, self._queues),
         ]
@@ -244,7 +276,7 @@ class RadixTree:
             if num_common < len(child.pages):
                 child = child.split(num_common, self._page_size)
                 self._ranking.touch(child)
-                self._queues[child.tier].add(child)
+                self._queues[child.level].add(child)
             path.append(child)
             start += num_common * self._page_size
         return path
@@ -253,15 +285,17 @@ class RadixTree:
         """Name the node that begins at token `start`: only at the root also by the extra key."""
         return node_key(token_ids[start:], self._page_size, b"" if start else extra_key)
 
-    def _append(self, parent: Node, token_ids: I64, extra_key: bytes, pages: Pages) -> Node:
+    def _append(self, parent: Node, token_ids: I64, extra_key: bytes, pages: I32, level: int = POOL) -> Node:
         end = len(token_ids) // self._page_size * self._page_size
         tokens = token_ids[end - len(pages) * self._page_size : end].astype(np.int64)
-        previous = root_hash(extra_key) if parent is self._root else int(parent.hashes[-1])
         key = self._key(token_ids, parent.end * self._page_size, extra_key)
-        hashes = chain_hashes(previous, tokens, self._page_size)
-        node = Node(key, parent, tokens, pages, hashes, parent.end + len(pages))
+        hashes = self.names(parent, token_ids[:end], extra_key)
+        node = Node(key, parent, tokens, pages, hashes, parent.end + len(pages), level)
         parent.children[key] = node
-        self._admit(node)
+        if level == POOL:
+            self._admit(node)
+        else:
+            self._queues[level].add(node)
         node.is_withdrawn = parent.is_withdrawn
         if not node.is_withdrawn:
             self._changes.store(node.hashes.tolist())
@@ -273,41 +307,67 @@ class RadixTree:
         self._ranking.touch(node)
         if node.num_locks == 0:
             self._num_evictable += len(node.pages)
-            self._queues[Tier.DEVICE].add(node)
+            self._queues[POOL].add(node)
 
-    def _pop(self, tier: Tier, num_pages: int) -> Node | None:
-        """Take the lowest ranking node of a tier out of its queue, or the end of it that has `num_pages` pages."""
-        node = self._queues[tier].pop()
+    def _lift(self, node: Node, pages: Pages) -> None:
+        """Move a node from a tier into the pool."""
+        node.level, node.pages = POOL, pages
+        self._admit(node)
+
+    def _pop(self, level: int, num_pages: int) -> Node | None:
+        """Take the lowest ranking node of a level out of its queue, or the end of it that has `num_pages` pages."""
+        node = self._queues[level].pop()
         if node is not None and len(node.pages) > num_pages:
-            self._queues[tier].add(node.split(len(node.pages) - num_pages, self._page_size))
+            self._queues[level].add(node.split(len(node.pages) - num_pages, self._page_size))
         return node
 
-    def _make_host_room(self, num_pages: int) -> int:
-        """Forget the lowest ranking pages of the host tier until `num_pages` fit, or none is left; return how many."""
-        while self._slots.num_free < num_pages and (node := self._pop(Tier.HOST, num_pages - self._slots.num_free)):
-            self._remove(node)
-        return min(num_pages, self._slots.num_free)
-
-    def _demote(self, node: Node, num_saved: int) -> Slots:
-        """Move the first `num_saved` pages of a node to the host tier and forget the others; return their slots."""
+    def _demote(self, node: Node, saves: list[Save]) -> None:
+        """Move a node one level down, as far as there is room, and forget the rest; add to `saves` what to copy."""
+        num_saved = 0 if node.is_withdrawn else self._make_room(node.level + 1, len(node.pages), saves)
         if num_saved < len(node.pages):
             kept = node.split(num_saved, self._page_size) if num_saved else None
             for lost in [*reversed(list(node.below())), node]:
                 self._remove(lost)
             if kept is None:
-                return np.zeros(0, np.int32)
+                return
             node = kept
-        node.tier, node.pages = Tier.HOST, self._slots.allocate(num_saved)
-        self._queues[Tier.HOST].add(node)
-        return node.pages
+        places = node.pages
+        if node.level != POOL:
+            self._tiers[node.level - 1].release(places)
+        node.level, node.pages = node.level + 1, self._tiers[node.level].allocate(num_saved)
+        self._queues[node.level].add(node)
+        saves.append(Save(node.level, places, node.pages, node.hashes, node.tokens))
+
+    def _make_room(self, level: int, num_pages: int, saves: list[Save]) -> int:
+        """Let the lowest ranking pages of a tier go until `num_pages` fit, or none is left; return how many fit."""
+        if level > len(self._tiers):
+            return 0
+        tier = self._tiers[level - 1]
+        while tier.num_free < num_pages and (node := self._pop(level, num_pages - tier.num_free)):
+            self._demote(node, saves)
+        return min(num_pages, tier.num_free)
+
+    def _forget(self, nodes: Iterable[Node]) -> Pages:
+        """Remove unlocked nodes, which list parents before their children; return their pages of the pool."""
+        gone = list(nodes)
+        for node in reversed(gone):
+            self._remove(node)
+        return self._uncounted(gone)
+
+    def _uncounted(self, gone: Iterable[Node]) -> Pages:
+        """Return the pages of the pool of nodes that are removed, and count them no more."""
+        pages = _pool_pages(gone)
+        self._num_pages -= len(pages)
+        self._num_evictable -= len(pages)
+        return pages
 
     def _remove(self, leaf: Node) -> None:
         assert leaf.parent is not None
         assert not leaf.children
         del leaf.parent.children[leaf.key]
         leaf.parent = None
-        if leaf.tier is Tier.HOST:
-            self._slots.release(leaf.pages)
+        if leaf.level != POOL:
+            self._tiers[leaf.level - 1].release(leaf.pages)
         if not leaf.is_withdrawn:
             self._changes.remove(leaf.hashes[::-1].tolist())
 
@@ -316,8 +376,25 @@ class RadixTree:
             self._ranking.touch(step)
 
 
-def _device_pages(nodes: Iterable[Node]) -> Pages:
-    return _joined(node.pages for node in nodes if node.tier is Tier.DEVICE)
+def _pool_pages(nodes: Iterable[Node]) -> Pages:
+    return _joined(node.pages for node in nodes if node.level == POOL)
+
+
+def _merged(saves: Sequence[Save]) -> tuple[Save, ...]:
+    """Join neighbours that go to one tier."""
+    runs = [list(run) for _, run in itertools.groupby(saves, lambda save: save.level)]
+    return tuple(
+        run[0]
+        if len(run) == 1
+        else Save(
+            run[0].level,
+            _joined(save.places for save in run),
+            _joined(save.slots for save in run),
+            np.concatenate([save.names for save in run]),
+            np.concatenate([save.tokens for save in run]),
+        )
+        for run in runs
+    )
 
 
 def _joined(runs: Iterable[I32]) -> Pages:

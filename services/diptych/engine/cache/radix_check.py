@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from diptych.engine.cache.eviction import EvictionQueue
-from diptych.engine.cache.host_tier import SlotPool
-from diptych.engine.cache.radix_node import Node, Tier
+from diptych.engine.cache.radix_node import Node
+from diptych.engine.cache.tier import POOL, Books
 
 
 def counts(nodes: Sequence[Node], num_pages: int, num_evictable: int) -> Iterator[str]:
     """The pages of the pool: none twice, and as many as are counted."""
-    on_device = [node for node in nodes if node.tier is Tier.DEVICE]
+    on_device = [node for node in nodes if node.level == POOL]
     pages = [page for node in on_device for page in node.pages.tolist()]
     if len(set(pages)) < len(pages):
         yield "a page is in two places"
@@ -22,11 +22,13 @@ def counts(nodes: Sequence[Node], num_pages: int, num_evictable: int) -> Iterato
         yield f"{unlocked} evictable pages are counted as {num_evictable}"
 
 
-def slots(nodes: Sequence[Node], pool: SlotPool) -> Iterator[str]:
-    """Each slot of the host tier is free, or one node's."""
-    used = [slot for node in nodes if node.tier is Tier.HOST for slot in node.pages.tolist()]
-    if sorted(used + pool.free_slots().tolist()) != list(range(pool.capacity)):
-        yield f"{len(used)} used and {pool.num_free} free slots are not the {pool.capacity} slots of the host tier"
+def slots(nodes: Sequence[Node], level: int, books: Books) -> Iterator[str]:
+    """Each slot of a tier is free, or one node's, or one that is being read."""
+    used = [slot for node in nodes if node.level == level for slot in node.pages.tolist()]
+    restores = {id(node.restore): node.restore for node in nodes if node.restore is not None}
+    read = [slot for each in restores.values() if each.level == level for slot in each.slots.tolist()]
+    if sorted(used + read + books.free_slots().tolist()) != list(range(books.capacity)):
+        yield f"{len(used + read)} used and {books.num_free} free slots are not the {books.capacity} of tier {level}"
 
 
 def nodes(nodes: Sequence[Node], page_size: int) -> Iterator[str]:
@@ -34,18 +36,22 @@ def nodes(nodes: Sequence[Node], page_size: int) -> Iterator[str]:
     for node in nodes:
         if node.parent is None or node.parent.children.get(node.key) is not node:
             yield f"{node} is not its parent's child"
-        elif node.parent.tier is Tier.HOST and node.tier is Tier.DEVICE:
-            yield f"{node} is below a node of the host tier"
+        elif node.parent.level > node.level:
+            yield f"{node} is below a node of tier {node.parent.level}"
+        elif node.parent.restore is not None and node.level == POOL and node.restore is None:
+            yield f"{node} is here, but not the node above it"
+        if node.restore is not None and (node.level != POOL or node.num_locks != 1):
+            yield f"{node} is on its way back"
         if not 0 < len(node.pages) * page_size == len(node.tokens) == len(node.hashes) * page_size:
             yield f"{node} has {len(node.tokens)} tokens and {len(node.hashes)} hashes"
         if node.num_locks < sum(child.num_locks for child in node.children.values()):
             yield f"{node} has fewer locks than its children"
 
 
-def queues(nodes: Sequence[Node], queues: Mapping[Tier, EvictionQueue]) -> Iterator[str]:
+def queues(nodes: Sequence[Node], queues: Sequence[EvictionQueue]) -> Iterator[str]:
     """Every unlocked node can be evicted, after its children."""
     unlocked = [node for node in nodes if node.num_locks == 0]
-    if any(node not in queues[node.tier] for node in unlocked):
+    if any(node not in queues[node.level] for node in unlocked):
         yield "an unlocked node is in no queue"
     ranks = [node.rank for node in unlocked]
     if len(set(ranks)) < len(ranks):

@@ -1,23 +1,17 @@
-"""A run of cached pages in a radix tree, and how to get around from it."""
+"""A run of cached pages in a radix tree, how to get around from it, and what a tree answers."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from diptych.common.arrays import I32, I64, U64
+from diptych.engine.cache.tier import POOL, Restore, Slots
+from diptych.kvtransfer.ownership import Pages
 
 Rank = tuple[int, int, int]
-
-
-class Tier(enum.Enum):
-    """Where the KV of a node lies. Below a node of the host tier all nodes are of the host tier."""
-
-    DEVICE = "device"  # `pages` are pages of the KV pool
-    HOST = "host"  # `pages` are slots of the host tier
 
 
 def node_key(token_ids: I64, page_size: int, extra_key: bytes = b"") -> bytes:
@@ -27,15 +21,20 @@ def node_key(token_ids: I64, page_size: int, extra_key: bytes = b"") -> bytes:
 
 @dataclass(eq=False, repr=False, slots=True)
 class Node:
-    """A run of cached pages. Callers of the tree only hand it back to `lock`, `unlock` and `restore`."""
+    """A run of cached pages. Callers of the tree only hand it back to its methods.
+
+    Below a node of some level are nodes of this level and of deeper ones; below one whose KV is on its way back, none
+    whose KV is in the pool.
+    """
 
     key: bytes  # its name among its siblings: see `node_key`
     parent: Node | None  # None: the root, or evicted
     tokens: I64  # [num_pages * page_size]
-    pages: I32  # [num_pages], see `tier`
+    pages: I32  # [num_pages]: pages of the KV pool, or slots of the tier of its level
     hashes: U64  # [num_pages]
     end: int = 0  # pages of the prefix that ends with this node
-    tier: Tier = Tier.DEVICE
+    level: int = POOL
+    restore: Restore | None = None  # whose pages these are: its KV is not here yet
     children: dict[bytes, Node] = field(default_factory=dict)
     num_locks: int = 0  # of this node and every node below it
     num_uses: int = 0  # requests that made or reused it
@@ -43,7 +42,7 @@ class Node:
     is_withdrawn: bool = False  # nobody finds it any more; those who have locked it keep it
 
     def __repr__(self) -> str:
-        return f"Node({self.tier.value} pages={self.pages.tolist()}, num_locks={self.num_locks})"
+        return f"Node(level={self.level} pages={self.pages.tolist()}, num_locks={self.num_locks})"
 
     def path(self) -> Iterator[Node]:
         """Yield this node and the nodes above it, without the root."""
@@ -63,7 +62,8 @@ class Node:
         num_tokens = num_pages * page_size
         assert self.parent is not None
         tokens, pages, hashes = self.tokens[:num_tokens], self.pages[:num_pages], self.hashes[:num_pages]
-        upper = Node(self.key, self.parent, tokens, pages, hashes, self.end - len(self.pages) + num_pages, self.tier)
+        upper = Node(self.key, self.parent, tokens, pages, hashes, self.end - len(self.pages) + num_pages)
+        upper.level, upper.restore = self.level, self.restore
         upper.num_locks, upper.num_uses = self.num_locks, self.num_uses
         upper.rank = (*self.rank[:2], -upper.end)
         upper.is_withdrawn = self.is_withdrawn
@@ -81,3 +81,47 @@ class Node:
             node = waiting.pop()
             waiting.extend(node.children.values())
             yield node
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest cached prefix. Lock `node` before anything is evicted."""
+
+    node: Node
+    pages: Pages
+    num_tokens: int  # of `pages`; a multiple of the page size
+    restore: Restore | None = None  # brings what continues the prefix, and is not over
+    lower_nodes: tuple[Node, ...] = ()  # continue it further, in tiers: `promote` and `expect` bring them back
+
+    @property
+    def num_lower_pages(self) -> int:
+        return sum(len(node.pages) for node in self.lower_nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """Who owns the inserted pages now. One that the tree had at its position already is in `pages` only."""
+
+    node: Node
+    pages: Pages  # the tree's, for all the tokens that were inserted
+    taken: Pages  # those of them that were the caller's
+    duplicate: Pages  # the caller's still: the tree has other pages for these positions
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Pages that went down to a tier: they must be copied from `places` of the level above."""
+
+    level: int  # of the tier
+    places: I32
+    slots: Slots
+    names: U64
+    tokens: I64  # of the pages
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """Pages that left the pool. The saves must be made, in their order, before the pages are used again."""
+
+    pages: Pages
+    saves: tuple[Save, ...]

@@ -13,9 +13,9 @@ from diptych.common.logging import LogFormat, LogLevel
 from diptych.common.members.replicas import check_replicas
 from diptych.common.net.reachable import reachable_host
 from diptych.common.trust.trust import TrustConfig
-from diptych.engine.options.config import EngineOptions, KvBackend, Transports
+from diptych.engine.options.config import EngineOptions, KvBackend
 from diptych.engine.values.transfer_rules import Integrity, TransferRules
-from diptych.kvtransfer.lanes import Requirement
+from diptych.kvtransfer.lanes import Requirement, Transports
 from diptych.kvtransfer.probe.choice import KvPath
 
 RELEASE_MARGIN_S: Final = 5.0  # for the notes of both sides, once the KV has arrived or given up

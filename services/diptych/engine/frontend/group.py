@@ -9,22 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from typing import Any
 
 from diptych.common.members.membership import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.members.terms import terms_of
-from diptych.engine.frontend.departure import Departure
-from diptych.engine.frontend.open_work import OpenWork
+from diptych.engine.frontend.departure import Departure, OpenWork
+from diptych.engine.frontend.health import Pulse
 from diptych.engine.frontend.peers import Peers
-from diptych.engine.frontend.probes import InstanceFacts
+from diptych.engine.frontend.probes import InstanceFacts, Readiness
 from diptych.engine.frontend.prompt_threads import PromptThreads
-from diptych.engine.frontend.pulse import Pulse
 from diptych.engine.frontend.questions import Questions
-from diptych.engine.frontend.readiness import Readiness
 from diptych.engine.frontend.scheduler_client import SchedulerClient, SchedulerDied
 from diptych.engine.frontend.sessions import Session, Sessions, hide_link_key
 from diptych.engine.frontend.text_legs import TextLegs
+from diptych.engine.scheduler import codec
 from diptych.kvtransfer.lanes import Requirement
 from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
 
@@ -59,6 +59,18 @@ class WorkerGroup:
         self._legs = TextLegs(scheduler, prompts, sessions.deliver, lambda: instance.context_len)
         work = OpenWork(sessions, self._legs, self._questions)
         self.departure = Departure(work, sessions, instance, self._tell, release_s)
+        self._handlers: Mapping[str, Callable[[Any], None]] = {  # by field, in the order in which they act
+            "outputs": self._take_outputs,
+            "pong": self.pulse.take,
+            "load": self._take_load,
+            "link_news": self._take_link_news,
+            "kv_events": sessions.tell_kv,
+            "status": self._questions.on_status,
+            "status_answers": self._questions.on_status_answers,
+            "admin_answers": self._questions.on_admin_answers,
+            "context_len": self._take_context_len,
+            "loras": self._take_loras,
+        }
 
     def __str__(self) -> str:
         return f"{self._instance.instance_id:016x} at {self._instance.address}#{self._instance.dp_rank}"
@@ -105,7 +117,7 @@ class WorkerGroup:
         """Wait until the model is loaded, then tell others how to reach us. Raises `SchedulerDied`."""
         ready = await self.scheduler.ready()
         self._set_terms(ready.terms)
-        self._instance.context_len = self._sessions.context_len = ready.context_len
+        self._take_context_len(ready.context_len)
         self._instance.transfer.CopyFrom(ready.transfer)
         self._instance.loras.extend(ready.loras.adapters)
         self._max_requests, self._max_step_tokens = ready.max_requests, ready.max_step_tokens
@@ -211,22 +223,20 @@ class WorkerGroup:
             await self._legs.send(engine_pb2.SchedulerCommands(abort=rooms))
 
     def _take(self, events: engine_pb2.SchedulerEvents) -> None:
-        self._legs.note(events.outputs)
-        self._sessions.deliver(events.outputs)
-        if events.pong:
-            self.pulse.take(events.pong)
-        if events.HasField("load"):
-            self._take_load(events.load)
-        if self._readiness.failed(events.link_news.problem):
-            logger.warning("%s is not ready: %s", self, events.link_news.problem)
+        for name, value in codec.fields_said(events, self._handlers):
+            self._handlers[name](value)
+
+    def _take_outputs(self, outputs: Iterable[worker_pb2.LegOutput]) -> None:
+        self._legs.note(outputs)
+        self._sessions.deliver(outputs)
+
+    def _take_link_news(self, news: engine_pb2.LinkNews) -> None:
+        if self._readiness.failed(news.problem):
+            logger.warning("%s is not ready: %s", self, news.problem)
             self._tell()
-        if events.HasField("kv_events"):
-            self._sessions.tell_kv(events.kv_events)
-        self._questions.take(events)
-        if events.context_len:
-            self._instance.context_len = self._sessions.context_len = events.context_len
-        if events.HasField("loras"):
-            self._take_loras(events.loras)
+
+    def _take_context_len(self, context_len: int) -> None:
+        self._instance.context_len = self._sessions.context_len = context_len
 
     def _take_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
         links_changed = load.linked_instances != self._sessions.load.linked_instances

@@ -1,16 +1,84 @@
-"""The probes of a worker process: gathers the facts, whatever thread asks, and has `worker_probes` judge them."""
+"""The probes of a worker process: gathers the facts, whatever thread asks, and has `probes` judge them.
+
+`Pulse` notices a scheduler that is there but does not answer: its process was stopped, or it hangs. Rule: a long step
+is no silence, as long as it is shorter than `stall_s`. A scheduler that is called silent may answer later; until then
+routers should have its requests done elsewhere.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
+from diptych.common.errors import InternalError
 from diptych.common.health.probes import Probes, Verdict
 from diptych.common.members.heartbeat import LoopHeartbeat
 from diptych.common.members.membership_client import MembershipWatcher
 from diptych.engine.frontend import probes as worker_probes
 from diptych.engine.frontend.probes import InstanceFacts
-from diptych.v1 import bootstrap_pb2
+from diptych.kvtransfer.process import is_stopped
+from diptych.v1 import bootstrap_pb2, engine_pb2
+
+logger = logging.getLogger(__name__)
+
+PING_S: Final = 0.5
+STOPPED_S: Final = 1.0  # without an answer, until a process that was stopped counts as silent
+
+
+class SchedulerSilent(InternalError):
+    """The scheduler does not answer. It may again."""
+
+
+class Scheduler(Protocol):
+    """What is asked whether it lives."""
+
+    @property
+    def pids(self) -> tuple[int, ...]: ...
+
+    async def send(self, commands: engine_pb2.SchedulerCommands) -> None: ...
+
+
+class Pulse:
+    """Pings a scheduler. `silence` is done while it does not answer, and a new future once it does."""
+
+    def __init__(self, scheduler: Scheduler, stall_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._scheduler = scheduler
+        self._stall_s = stall_s
+        self._clock = clock
+        self._asked = self._answered = 0
+        self._asked_s = 0.0
+        self.silence: asyncio.Future[SchedulerSilent] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            await self.beat()
+            await asyncio.sleep(PING_S)
+
+    async def beat(self) -> None:
+        """Ask, if the last question was answered; otherwise judge how long that has taken."""
+        now_s = self._clock()
+        if self._answered == self._asked:
+            self._asked, self._asked_s = self._asked + 1, now_s
+            await self._scheduler.send(engine_pb2.SchedulerCommands(ping=self._asked))
+        elif not self.silence.done() and (reason := self._complaint(now_s - self._asked_s)):
+            logger.error("the scheduler does not answer: %s; its requests are done elsewhere", reason)
+            self.silence.set_result(SchedulerSilent(f"the scheduler does not answer: {reason}"))
+
+    def take(self, pong: int) -> None:
+        """Take an answer."""
+        self._answered = pong
+        if self.silence.done():
+            logger.info("the scheduler answers again")
+            self.silence = asyncio.get_running_loop().create_future()
+
+    def _complaint(self, silent_s: float) -> str:
+        if silent_s >= STOPPED_S and any(map(is_stopped, self._scheduler.pids)):
+            return "a process of it was stopped"
+        return f"silent for {silent_s:.0f} s" if silent_s >= self._stall_s else ""
 
 
 class WorkerHealth:

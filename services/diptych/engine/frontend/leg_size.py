@@ -34,6 +34,7 @@ _COUNTS: Final = (
 def too_large(leg: StartLeg, context_len: int) -> str | None:
     """Say what of `leg` is too large for a context of so many tokens; None when nothing is."""
     num_tokens = len(leg.prompt_token_ids) + len(leg.prompt_tokens) // TOKEN_BYTES
+    num_tokens += sum(max(1, content.num_tokens) for content in leg.contents)
     if num_tokens >= context_len:
         return f"the prompt has {num_tokens} tokens; this worker takes fewer than {context_len} with output"
     if len(leg.prompt_text) > context_len * MAX_CHARS_A_TOKEN:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from diptych.checkpoints.bounded import bounded
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.common import lifecycle
-from diptych.common.drain.drain_api import drain_route
+from diptych.common.drain.draining import drain_route
 from diptych.common.health.grpc_health import add_health
 from diptych.common.health.health import HealthServer
 from diptych.common.health.probes import Probes
@@ -27,20 +27,17 @@ from diptych.common.members.membership_client import Evicted, MembershipWatcher,
 from diptych.common.members.roles import Role
 from diptych.common.net import descriptors, rpc
 from diptych.common.net.http_server import HttpServer
-from diptych.common.net.loopback import transfer_where
+from diptych.common.net.reachable import transfer_where
 from diptych.common.trust.instance_secret import InstanceSecret
 from diptych.common.trust.trust import Trust, forget_token
 from diptych.engine.cache.kv_feed import KvFeeds
-from diptych.engine.frontend.admin import WorkerAdminService
+from diptych.engine.frontend.admin import WorkerAdminService, WorkerDrain
 from diptych.engine.frontend.config import WorkerConfig
-from diptych.engine.frontend.drain import WorkerDrain
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.health import WorkerHealth
-from diptych.engine.frontend.metrics import WorkerMetrics
-from diptych.engine.frontend.metrics_app import metrics_app
+from diptych.engine.frontend.metrics import WorkerMetrics, metrics_app
 from diptych.engine.frontend.prompt_threads import PromptThreads
-from diptych.engine.frontend.role_api import role_route
-from diptych.engine.frontend.role_change import role_changes
+from diptych.engine.frontend.role_change import role_changes, role_route
 from diptych.engine.frontend.scheduler_client import SchedulerDied, ipc_endpoint, new_folder, start_scheduler
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions

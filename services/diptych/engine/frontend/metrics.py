@@ -1,4 +1,4 @@
-"""What a worker tells Prometheus of its KV transfers. Durations in seconds.
+"""Tells Prometheus of a worker's KV transfers, and of its load, by which its pool is scaled. Durations in seconds.
 
 What schedulers count is asked of them when somebody scrapes; what happens once a request is taken from its last output.
 Nothing is done for a step or a token.
@@ -6,25 +6,46 @@ Nothing is done for a step or a token.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from diptych.common.build_info import tell_certificate, tell_version
+from diptych.common.members.instance_names import role_of
 from diptych.common.members.membership import State
+from diptych.common.members.worker_load import computable_tokens, kv_demand, kv_occupancy
 from diptych.common.refusals import Refusals
 from diptych.common.trust.tls import Tls
-from diptych.engine.frontend.load_metrics import load_families
-from diptych.kvtransfer.layout_codec import layout_from_wire
+from diptych.engine.frontend.group import WorkerGroup
+from diptych.engine.frontend.scheduler_client import SchedulerDied
+from diptych.kvtransfer.layout import layout_from_wire
 from diptych.v1.worker_pb2 import LINK_STATE_UP, Drain, LegStats, LinkStatus, WorkerStatus
 
 TRANSFER_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
+COUNTERS: Final[Sequence[tuple[str, str, Callable[[WorkerStatus], int]]]] = (  # what a scheduler counts since its start
+    ("integrity_failures", "Hand-offs whose bytes were wrong; must be 0", lambda s: s.integrity_failures),
+    ("link_failures", "Links to peers that broke or failed their test", lambda s: s.link_failures),
+    ("unauthenticated_messages", "Transfer messages without our link key", lambda s: s.unauthenticated_messages),
+    ("refused_page_writes", "Transfer messages for pages not granted", lambda s: s.refused_page_writes),
+    ("retractions", "Requests that had to give up their pages for a while", lambda s: s.retractions),
+)
+
 Statuses = Mapping[int, WorkerStatus | None]  # by data-parallel rank; None: its scheduler does not answer
+LABELS: Final = ("dp_rank", "role", "pool")
+
+Value = Callable[[WorkerStatus], float | None]  # None: not known
+ANSWER_S: Final = 2.0  # that a scheduler gets; it answers between two steps
 
 
 class WorkerMetrics:
@@ -104,19 +125,11 @@ def state_of(status: WorkerStatus) -> str:
 
 
 def _scheduler_families(statuses: Mapping[int, WorkerStatus]) -> Iterator[Metric]:
-    def counter(name: str, words: str, value: Callable[[WorkerStatus], float]) -> Metric:
+    for name, words, value in COUNTERS:
         family = CounterMetricFamily(f"diptych_kv_{name}", words, labels=["dp_rank"])
         for rank, status in statuses.items():
             family.add_metric([str(rank)], value(status))
-        return family
-
-    yield counter("integrity_failures", "Hand-offs whose bytes were wrong; must be 0", lambda s: s.integrity_failures)
-    yield counter("link_failures", "Links to peers that broke or failed their test", lambda s: s.link_failures)
-    yield counter(
-        "unauthenticated_messages", "Transfer messages without our link key", lambda s: s.unauthenticated_messages
-    )
-    yield counter("refused_page_writes", "Transfer messages for pages not granted", lambda s: s.refused_page_writes)
-    yield counter("retractions", "Requests that had to give up their pages for a while", lambda s: s.retractions)
+        yield family
     yield _transfer_bytes(statuses)
     guarded = GaugeMetricFamily(
         "diptych_kv_listener_guarded", "1 where strangers get no connection of the transfer library", labels=["dp_rank"]
@@ -190,3 +203,62 @@ def _up(links: Iterable[tuple[int, LinkStatus]]) -> list[tuple[int, LinkStatus]]
 
 def _name(link: LinkStatus) -> str:
     return f"{link.peer_instance_id:016x}"
+
+
+def load_families(statuses: Mapping[int, WorkerStatus]) -> Iterator[Metric]:
+    """Yield one sample a scheduler of each measure, by data-parallel rank."""
+
+    def family(kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, words: str, value: Value) -> Metric:
+        metric = kind(f"diptych_worker_{name}", words, labels=LABELS)
+        for rank, status in statuses.items():
+            if (number := value(status)) is not None:
+                metric.add_metric([str(rank), role_of(status.instance), status.instance.pool], number)
+        return metric
+
+    gauge, counter = GaugeMetricFamily, CounterMetricFamily
+    yield family(gauge, "prompt_tokens_waiting", "Prompt tokens that wait to be computed", _computable)
+    yield family(gauge, "prefill_tokens_per_second", "Speed of computing prompts, of late", _speed)
+    yield family(gauge, "prefill_backlog_seconds", "Time that the waiting prompt tokens take", prefill_backlog_s)
+    yield family(counter, "prefill_seconds", "Time in steps that computed prompts", lambda s: s.prefill_s)
+    yield family(gauge, "prefill_busy_ratio", "Share of such time, of late", lambda s: s.prefill_busy)
+    yield family(gauge, "kv_occupancy_ratio", "KV pages that requests hold", lambda s: kv_occupancy(s.instance.load))
+    yield family(gauge, "kv_demand_ratio", "The same with those that wait", lambda s: kv_demand(s.instance.load))
+    yield family(gauge, "requests_running", "Requests with pages", lambda s: s.instance.load.num_running)
+    yield family(gauge, "requests_waiting", "Requests that wait", lambda s: s.instance.load.num_waiting)
+
+
+def prefill_backlog_s(status: WorkerStatus) -> float | None:
+    """Return how long a worker will compute what waits; None while its speed is not known."""
+    num_tokens = _computable(status)
+    if not num_tokens:
+        return 0.0
+    return num_tokens / status.prefill_tokens_per_s if status.prefill_tokens_per_s else None
+
+
+def _computable(status: WorkerStatus) -> int:
+    return computable_tokens(status.instance.load)
+
+
+def _speed(status: WorkerStatus) -> float | None:
+    return status.prefill_tokens_per_s or None
+
+
+def metrics_app(metrics: WorkerMetrics, groups: Callable[[], Iterable[WorkerGroup]]) -> Starlette:
+    """Return the application. `groups` are asked how they are at each scrape."""
+
+    async def scrape(request: Request) -> Response:
+        asked = list(groups())
+        answers = await asyncio.gather(*map(_status, asked))
+        statuses = {group.dp_rank: answer for group, answer in zip(asked, answers, strict=True)}
+        return Response(metrics.exposition(statuses), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    return Starlette(routes=[Route("/metrics", scrape)])
+
+
+async def _status(group: WorkerGroup) -> WorkerStatus | None:
+    """Return None for a scheduler that is loading, busy, stopped or dead."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await group.status()
+    except (TimeoutError, SchedulerDied):
+        return None

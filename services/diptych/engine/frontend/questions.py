@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Iterable
 from typing import TypeVar
 
 from diptych.engine.frontend.refusal import accepted
@@ -14,12 +15,13 @@ T = TypeVar("T")
 
 
 class Questions:
-    """`take` must get everything that the scheduler says; `death` ends with the scheduler, and so does every wait."""
+    """It must hear of every answer; `death` ends with the scheduler, and so does every wait."""
 
     def __init__(self, scheduler: SchedulerClient, death: asyncio.Future[SchedulerDied]) -> None:
         self._scheduler = scheduler
         self._death = death
         self._numbers = itertools.count(1)
+        self._status = worker_pb2.WorkerStatus()  # that came last
         self._statuses: dict[int, asyncio.Future[worker_pb2.WorkerStatus]] = {}
         self._commands: dict[int, asyncio.Future[admin_pb2.AdminAnswer]] = {}
 
@@ -34,16 +36,22 @@ class Questions:
         commands = engine_pb2.SchedulerCommands(admin=[command])
         return accepted(await self._ask(self._commands, command.query, commands))
 
-    def take(self, events: engine_pb2.SchedulerEvents) -> None:
-        for number in events.status_answers:
-            _answer(self._statuses, number, events.status)
-        for answer in events.admin_answers:
+    def on_status(self, status: worker_pb2.WorkerStatus) -> None:
+        """The scheduler says how it is; whom it answers follows."""
+        self._status = status
+
+    def on_status_answers(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            _answer(self._statuses, number, self._status)
+
+    def on_admin_answers(self, answers: Iterable[admin_pb2.AdminAnswer]) -> None:
+        for answer in answers:
             _answer(self._commands, answer.query, answer)
 
     async def _ask(
         self, answers: dict[int, asyncio.Future[T]], number: int, commands: engine_pb2.SchedulerCommands
     ) -> T:
-        """Send a question and wait for its answer, which `take` puts into `answers`. Raises `SchedulerDied`."""
+        """Send a question and wait for its answer, which is put into `answers`. Raises `SchedulerDied`."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         answers[number] = answer
         try:

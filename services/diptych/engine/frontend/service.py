@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from diptych.common.errors import Overloaded
 from diptych.engine.frontend.group import WorkerGroup
-from diptych.engine.frontend.pulse import SchedulerSilent
+from diptych.engine.frontend.health import SchedulerSilent
 from diptych.engine.frontend.scheduler_client import SchedulerDied
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 

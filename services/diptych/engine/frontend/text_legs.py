@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from diptych.common.errors import DiptychError, InvalidRequest
-from diptych.engine.frontend.open_work import Commands
+from diptych.engine.frontend.departure import Commands
 from diptych.engine.frontend.prompt_threads import PromptThreads
+from diptych.generation.leg_prompt import prompt_len
 from diptych.generation.prompt_limits import words_far_too_long, words_too_long
-from diptych.tokens.packed_tokens import TOKEN_BYTES
+from diptych.generation.segments import content_len
 from diptych.v1 import worker_pb2
 from diptych.v1.engine_pb2 import SchedulerCommands
 from diptych.v1.worker_pb2 import LegError, LegOutput, StartLeg
@@ -100,7 +101,7 @@ class TextLegs:
         if error:
             self._answer([LegOutput(room=leg.room, error=error)])
             return
-        self._prompt_lens[leg.room] = len(leg.prompt_tokens) // TOKEN_BYTES + len(leg.prompt_token_ids)
+        self._prompt_lens[leg.room] = prompt_len(leg)
         await self._scheduler.send(SchedulerCommands(start=[leg]))
 
     async def _tokenize(self, leg: StartLeg) -> LegError | None:
@@ -122,7 +123,7 @@ class TextLegs:
             return LegError(code=worker_pb2.ERROR_CODE_INTERNAL, message="its prompt can't be tokenised")
         if tokens is None:
             return LegError(code=worker_pb2.ERROR_CODE_TOO_LONG, message=words_far_too_long(context_len))
-        num_tokens = len(tokens) + len(leg.prompt_token_ids)
+        num_tokens = len(tokens) + len(leg.prompt_token_ids) + content_len(leg.contents)
         if num_tokens >= context_len:
             words = words_too_long(num_tokens, context_len)
             return LegError(code=worker_pb2.ERROR_CODE_TOO_LONG, message=words)

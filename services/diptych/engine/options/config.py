@@ -19,11 +19,12 @@ from diptych.common.net.served import check_max_model_len
 from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.options.sim_timing import read_timing
+from diptych.engine.schedule.policies import POLICIES
 from diptych.engine.schedule.step_sizes import GivenSizes
 from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.values.limits import Scheduling
 from diptych.engine.values.transfer_rules import TransferRules
-from diptych.kvtransfer.lanes import Requirement
+from diptych.kvtransfer.lanes import Requirement, Transports
 from diptych.kvtransfer.probe.choice import KvPath
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -31,10 +32,8 @@ AttentionBackend = Literal["auto", "cpu", "torch", "triton", "flashinfer"]
 Switch = Literal["on", "off"]
 KvCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3"]
 Quantization = Literal["auto", "none"]
-Transports = Literal["auto", "shm", "tcp"]
 KvBackend = Literal["ucx", "nixl"]
 Overlap = Literal["auto", "on", "off"]
-SchedulePolicy = Literal["fcfs", "lpm", "priority", "deadline"]
 
 DTYPE_ON: Final[Mapping[str, Dtype]] = {"cpu": "float32", "cuda": "bfloat16", "sim": "bfloat16"}  # for `auto`
 KV_CACHE_MIB_ON: Final[Mapping[str, int]] = {"cpu": 512, "cuda": 0, "sim": 512}  # for 0; a GPU's is measured
@@ -101,7 +100,9 @@ class EngineOptions:
         help="largest step with prompts replayed by --cuda-graphs; not given: by the host's speed",
         group="engine",
     )
-    schedule_policy: SchedulePolicy = option("fcfs", help="which waiting request is admitted next", group="scheduling")
+    schedule_policy: str = option(
+        "fcfs", help="which waiting request is admitted next", group="scheduling", choices=POLICIES
+    )
     mixed_step_ms: float = option(
         100.0, help="time for steps that compute prompts and output; 0: not bounded", group="scheduling"
     )

@@ -22,8 +22,8 @@ class Timing:
 
     step: float = 0.0  # of each step, however small
     prompt: float = 0.0  # and for each token of a prompt that is computed
-    request: float = 0.0  # and for each request that gets one more token
-    context: float = 0.0  # and for each token of such a request's context
+    request: float = 0.0  # and for each token of a request that continues
+    context: float = 0.0  # and for each token of its context
 
     @property
     def prompt_tokens_per_s(self) -> float:
@@ -31,9 +31,9 @@ class Timing:
 
     def step_s(self, batch: ForwardBatch) -> float:
         """Return how long `batch` takes."""
-        continued = batch.extend_lens == 1
-        num_prompt_tokens = len(batch.input_ids) - int(continued.sum())
-        decode_us = self.request * int(continued.sum()) + self.context * int(batch.seq_lens[continued].sum())
+        row_lens, contexts = batch.extend_lens[batch.is_row], batch.seq_lens[batch.is_row]
+        num_prompt_tokens = len(batch.input_ids) - int(row_lens.sum())
+        decode_us = self.request * int(row_lens.sum()) + self.context * int((contexts * row_lens).sum())
         return (self.step + self.prompt * num_prompt_tokens + decode_us) / 1e6
 
 

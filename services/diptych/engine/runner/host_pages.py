@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from diptych.engine.cache.host_tier import Slots
+from diptych.engine.cache.tier import Slots
 from diptych.kvtransfer.ownership import Pages
 
 Bytes = npt.NDArray[np.uint8]

@@ -1,17 +1,19 @@
-"""A CPU or a GPU, on which torch or our kernels compute."""
+"""A CPU, or a GPU of the process's own, on which torch or our kernels compute."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 
+import torch
 from torch import Tensor
 
 from diptych.checkpoints.bounded import bounded
 from diptych.checkpoints.source import ModelSource, open_model
+from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import head_share, pool_layout
-from diptych.engine.runner.device import open_device
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.kv_pool import kv_bytes, new_kv, shared_kv
 from diptych.engine.runner.model_loader import ModelLoader
@@ -70,3 +72,34 @@ class TorchHardware:
 
     def pool_bytes(self) -> memoryview:
         return kv_bytes(self._kv)
+
+
+def open_device(wanted: str, gpu: int) -> torch.device:
+    """Return the device that `--device` means for the process that GPU number `gpu` is for, and make it current.
+
+    Raises `ConfigError` where it is missing.
+    """
+    device = torch.device(choose_device(wanted, gpu, torch.cuda.device_count()))
+    if device.type == "cuda":
+        if find_spec("triton") is None:
+            raise ConfigError("a GPU needs Triton: install diptych[gpu], or use --device cpu")
+        torch.cuda.set_device(device)
+        _use_our_launcher()
+    return device
+
+
+def _use_our_launcher() -> None:
+    from diptych.kernels.gpu import launcher  # Triton is not installed everywhere
+
+    launcher.use_it()
+
+
+def choose_device(wanted: str, gpu: int, num_gpus: int) -> str:
+    """Return "cpu", or "cuda:N" where the machine has GPU N. `auto` never means a CPU beside GPUs."""
+    if wanted == "cpu" or (wanted == "auto" and not num_gpus):
+        return "cpu"
+    if gpu >= num_gpus:
+        raise ConfigError(
+            f"--device {wanted} needs GPU {gpu} here, but torch sees {num_gpus}: see --base-gpu, --tp and --dp"
+        )
+    return f"cuda:{gpu}"

@@ -17,6 +17,8 @@ def refuse(request: Request, *, is_known: bool, max_tokens: int, vocab_size: int
         return Failure(FailureCode.INVALID, f"room {request.room:016x} is already in use")
     if request.prompt_len < 1:
         return Failure(FailureCode.INVALID, "the prompt is empty")
+    if request.contents:
+        return Failure(FailureCode.INVALID, "the prompt has content that is no text; this model takes text only")
     if request.prompt_len >= max_tokens:
         words = f"the prompt has {request.prompt_len} tokens; this worker takes fewer than {max_tokens} with output"
         return Failure(FailureCode.INVALID, words)

@@ -7,6 +7,7 @@ A retracted request goes to the head of the queue and computes again what is not
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.admission import refuse, turn_away
@@ -15,9 +16,9 @@ from diptych.engine.schedule.running import Running
 from diptych.engine.schedule.sampled import (
     NO_TOKEN_FAILURE,
     Sampled,
+    append_tokens,
     collect_prompt_logprobs,
-    finish_of,
-    refuse_token,
+    refuse_tokens,
     sampled,
     take_plain,
     take_prompt_logprobs,
@@ -25,6 +26,7 @@ from diptych.engine.schedule.sampled import (
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.core_report import CoreCounts, CoreReport, Holders, Load
 from diptych.engine.values.events import (
     AbortRoom,
     Effect,
@@ -32,12 +34,12 @@ from diptych.engine.values.events import (
     Event,
     GrammarFailed,
     GrammarReady,
+    PagesRestored,
     Start,
     compile_grammar,
 )
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
-from diptych.engine.values.scheduler_core import Load
 from diptych.generation.output import Failure, FailureCode, Output, Stats
 from diptych.generation.stop.conditions import end_ids
 
@@ -56,7 +58,7 @@ class AggregatedCore:
         self._requests: dict[int, Request] = {}
         self._deadlines = Deadlines()
         self._effects: list[Effect] = []
-        self.num_retracted = 0  # since start
+        self._counts = CoreCounts()
 
     def handle(self, event: Event, now_s: float) -> None:
         match event:
@@ -69,6 +71,8 @@ class AggregatedCore:
                 self._waiting.add(self._requests[room])
             case GrammarFailed(room, message, code) if room in self._requests:
                 self._fail(self._requests[room], Failure(code, message))
+            case PagesRestored(number, error):
+                self._cache.finish_restore(number, error)
             case AbortRoom() | GrammarReady() | GrammarFailed():
                 pass  # it has ended meanwhile
             case _:
@@ -84,11 +88,11 @@ class AggregatedCore:
     def commit(self, result: StepResult, now_s: float) -> None:
         step = self._running.commit(now_s)
         collect_prompt_logprobs(step.chunks, result)
-        tokens, others = take_plain(step.sampled, result)
+        tokens, others = take_plain(step, result)
         if tokens.rooms:
             self._effects.append(tokens)
-        for row in sampled(step.sampled, result, others):
-            self._take_token(row)
+        for row in sampled(step, result, others):
+            self._take_tokens(row)
         self._running.share(step)
 
     def rooms_of_step(self) -> Set[int]:
@@ -121,26 +125,9 @@ class AggregatedCore:
             num_waiting_prompts=self._running.num_prompts,
         )
 
-    @property
-    def num_open_rooms(self) -> int:
-        return len(self._requests)
-
-    @property
-    def num_pages_received(self) -> int:
-        return 0  # nobody writes into this pool
-
-    @property
-    def num_integrity_failures(self) -> int:
-        return 0  # decode checks
-
-    def quarantined_since_s(self) -> float | None:
-        return None  # nobody else writes into this pool
-
-    def page_counts(self) -> dict[str, int]:
-        return self._cache.pool.counts()
-
-    def check(self) -> list[str]:
-        return self._cache.check([*self._running.admitted, *self._running.leaving])
+    def report(self) -> CoreReport:
+        holders = Holders([*self._running.admitted, *self._running.leaving])
+        return CoreReport(len(self._requests), holders, replace(self._counts))
 
     def _start(self, request: Request) -> None:
         known = request.room in self._requests
@@ -159,22 +146,19 @@ class AggregatedCore:
         else:
             self._effects.append(compile_grammar(request))
 
-    def _take_token(self, row: Sampled) -> None:
-        request, token_id, logprobs = row
-        failure = refuse_token(request, token_id)
+    def _take_tokens(self, row: Sampled) -> None:
+        request, token_ids, logprobs = row
+        failure = refuse_tokens(request, token_ids)
         if failure is NO_TOKEN_FAILURE:
             self._running.distrust(request)
         if failure is not None:
             self._fail(request, failure)
             return
         index = request.num_output_tokens
-        request.append(token_id)
-        finish = finish_of(request, token_id, self._limits.eos_ids)
+        taken, finish = append_tokens(request, token_ids, self._limits.eos_ids)
         stats = Stats(cached_tokens=request.cached_len) if finish else None
         prompt_logprobs = take_prompt_logprobs(request)
-        self._effects.append(
-            Emit(Output(request.room, index, (token_id,), finish, None, stats, logprobs, prompt_logprobs))
-        )
+        self._effects.append(Emit(Output(request.room, index, taken, finish, None, stats, logprobs, prompt_logprobs)))
         if finish is not None:
             self._running.finish(request)
             self._forget(request)
@@ -191,4 +175,4 @@ class AggregatedCore:
         del self._requests[request.room]
 
     def _count_retraction(self, request: Request) -> None:
-        self.num_retracted += 1
+        self._counts.retractions += 1

@@ -24,9 +24,11 @@ def build_batch(
 
     `pending`: by room, where in the samples of the step before the token is that is not known yet.
     """
-    if not step.chunks:
+    if not step.chunks and not step.drafts:
         return _build_decode(step.decodes, page_table, page_size, pending)
-    chunks = [*(Chunk(request, request.computed_len, 1, True) for request in step.decodes), *step.chunks]
+    row_lens = [1 + len(step.drafts_of(request)) for request in step.decodes]
+    rows = zip(step.decodes, row_lens, strict=True)
+    chunks = [*(Chunk(request, request.computed_len, length, True) for request, length in rows), *step.chunks]
     starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
     extend_lens = np.array([chunk.num_tokens for chunk in chunks], dtype=np.int64)
     owner = np.repeat(np.arange(len(chunks)), extend_lens)
@@ -37,25 +39,31 @@ def build_batch(
         out_slots[positions < cached_lens[owner]] = NULL_PAGE  # it is there, in pages that others read too
     spans = [chunk.request.tokens[chunk.start : chunk.start + chunk.num_tokens] for chunk in step.chunks]
     return ForwardBatch(
-        mode=ForwardMode.MIXED if step.decodes else ForwardMode.EXTEND,
-        input_ids=np.concatenate([_last_tokens(step.decodes, pending), *spans]),
+        mode=_mode(step),
+        input_ids=np.concatenate([_row_tokens(step, pending), *spans]),
         positions=positions,
         out_slots=out_slots,
         page_table=table,
         seq_lens=starts + extend_lens,
         extend_lens=extend_lens,
-        sample_rows=np.array([i for i, chunk in enumerate(chunks) if chunk.is_last], dtype=np.int64),
-        prompt_rows=_prompt_rows(step.chunks, len(step.decodes)),
+        num_sampled=np.array([*row_lens, *(int(chunk.is_last) for chunk in step.chunks)], dtype=np.int64),
+        prompt_rows=_prompt_rows(step.chunks, sum(row_lens)),
         adapters=_adapters([chunk.request for chunk in chunks]),
     )
+
+
+def _mode(step: Step) -> ForwardMode:
+    if not step.chunks:
+        return ForwardMode.DECODE
+    return ForwardMode.MIXED if step.decodes else ForwardMode.EXTEND
 
 
 def _build_decode(
     requests: Sequence[Request], page_table: I32, page_size: int, pending: Mapping[int, int]
 ) -> ForwardBatch:
     positions = np.array([request.computed_len for request in requests], dtype=np.int64)
-    rows = np.arange(len(requests))
-    table, out_slots = _slots(requests, rows, positions, page_table, page_size)
+    ones = np.ones(len(requests), dtype=np.int64)
+    table, out_slots = _slots(requests, np.arange(len(requests)), positions, page_table, page_size)
     return ForwardBatch(
         mode=ForwardMode.DECODE,
         input_ids=_last_tokens(requests, pending),
@@ -63,10 +71,20 @@ def _build_decode(
         out_slots=out_slots,
         page_table=table,
         seq_lens=positions + 1,
-        extend_lens=np.ones(len(requests), dtype=np.int64),
-        sample_rows=rows,
+        extend_lens=ones,
+        num_sampled=ones,
         adapters=_adapters(requests),
     )
+
+
+def _row_tokens(step: Step, pending: Mapping[int, int]) -> I64:
+    """Return the tokens of all rows: of each request its newest one, and its drafts."""
+    newest = _last_tokens(step.decodes, pending)
+    if not step.drafts:
+        return newest
+    pairs = zip(step.decodes, newest.tolist(), strict=True)
+    rows = [(token_id, *step.drafts_of(request)) for request, token_id in pairs]
+    return np.array([token_id for row in rows for token_id in row], dtype=np.int64)
 
 
 def _last_tokens(requests: Sequence[Request], pending: Mapping[int, int]) -> I64:

@@ -1,4 +1,4 @@
-"""The running batch: requests that get one token a step, and who makes room when memory runs out.
+"""The running batch: requests that get tokens in each step, and who makes room when memory runs out.
 
 A request takes its next page only when it needs it. When there is none, the request of the lowest priority that would
 lose the least progress is retracted.
@@ -43,6 +43,17 @@ class DecodeBatch:
         """Give every request a slot for its newest token; False, and nothing changed, when there are too few pages."""
         page_size = self._cache.page_size
         return self._cache.grow_each([r for r in requests if r.computed_len >= r.num_pages * page_size])
+
+    def take_drafts(self, request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """Return as many of the drafts as may stand behind the request's newest token, which gets slots for them.
+
+        It gets none where its choice depends on more than the logits, or where pages are missing: nobody is retracted
+        for a guess.
+        """
+        if not request.samples_plainly:
+            return ()
+        kept = drafts[: request.max_len - request.num_tokens - 1]
+        return kept if self._cache.grow(request, request.num_tokens + len(kept)) else ()
 
     def victim(self) -> Request:
         """Return whom to retract; at least one runs."""

@@ -4,7 +4,11 @@ Who is admitted next is the waiting queue's choice; if that request does not fit
 starves. A prompt longer than what is left of the token budget is chunked, and its chunk ends the step; so does one for
 which the prompts that are completed before it would wait longer than it is worth.
 
-A request whose prefix another one is computing lets others pass until it can be reused, where that is faster.
+A request whose prefix another one is computing lets others pass until it can be reused, where that is faster; so does
+one whose prefix a tier of the cache is bringing back.
+
+`Packing` is a step that is being filled with parts of prompts, in their order; it says when it is full, and when more
+would not pay.
 """
 
 from __future__ import annotations
@@ -13,13 +17,51 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.packing import Packing
 from diptych.engine.schedule.prefixes_in_flight import Coming, PrefixesInFlight
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.limits import Limits
-from diptych.engine.values.prompt_cost import PromptCost
+from diptych.engine.values.prompt_cost import PromptCost, pays_to_share
 from diptych.engine.values.request import Request
-from diptych.engine.values.step import Chunk
+from diptych.engine.values.step import Chunk, chunk_len, next_chunk
+
+
+class Packing:
+    """Chunks for `budget` at most. `num_prompts` are not computed yet, these among them."""
+
+    def __init__(self, cost: PromptCost, budget: int, max_chunks: int, num_prompts: int) -> None:
+        self.chunks: list[Chunk] = []
+        self._cost = cost
+        self._budget = budget
+        self._max_chunks = max_chunks
+        self._num_waiting = num_prompts
+        self._num_complete = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self._budget > 0 and len(self.chunks) < self._max_chunks
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether any chunk should be added that there is room for."""
+        return self._pays(self._budget)
+
+    def takes(self, request: Request, start: int) -> bool:
+        """Whether the request's chunk from `start` on should be added."""
+        if not self.has_room:
+            return False
+        num_tokens = chunk_len(request, start, self._cost.chunk_len(start, self._budget))
+        return self.takes_any or self._pays(self._cost.of(start, num_tokens))
+
+    def add(self, request: Request) -> None:
+        """Add its next chunk; there is room."""
+        chunk = next_chunk(request, self._cost.chunk_len(request.computed_len, self._budget))
+        self.chunks.append(chunk)
+        self._budget -= self._cost.of(chunk.start, chunk.num_tokens)
+        self._num_complete += chunk.is_last
+        self._num_waiting -= chunk.is_last
+
+    def _pays(self, cost: int) -> bool:
+        return pays_to_share(cost, self._num_complete, self._num_waiting)
 
 
 class ExtendQueue:
@@ -78,11 +120,12 @@ class ExtendQueue:
             start = 0 if step.takes_any else self._cache.cached_len(request)
             if not step.takes(request, start):
                 break
-            if not self._cache.admit(request, spare_pages=spare_pages(request)):
+            if self._cache.admit(request, spare_pages=spare_pages(request)):
+                self._waiting.take(request)
+                self.add_admitted(request)
+                step.add(request)
+            elif not self._waiting.set_aside_for_restore():
                 break
-            self._waiting.take(request)
-            self.add_admitted(request)
-            step.add(request)
         return step.chunks
 
     def launch(self, chunks: Iterable[Chunk]) -> list[Request]:

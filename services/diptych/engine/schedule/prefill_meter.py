@@ -63,12 +63,12 @@ class PrefillMeter:
 
 
 def prompt_tokens(batch: ForwardBatch) -> int:
-    """Return how many tokens of prompts a step computes; of a mixed step not those that stand alone, as outputs do."""
+    """Return how many tokens of prompts a step computes; of a mixed step not those of rows, as outputs have."""
     if batch.mode is ForwardMode.DECODE:
         return 0
     if batch.mode is ForwardMode.EXTEND:
         return len(batch.input_ids)
-    return int(batch.extend_lens[batch.extend_lens > 1].sum())
+    return int(batch.extend_lens[~batch.is_row].sum())
 
 
 def _kept(elapsed_s: float) -> float:

@@ -7,6 +7,7 @@ that loses least by it: it is retracted, and goes on later.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.batch_builder import build_batch
@@ -21,7 +22,15 @@ from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
-from diptych.engine.values.step import Chunk, Step, new_step
+from diptych.engine.values.step import Chunk, Drafts, Step, new_step
+
+
+class Drafter(Protocol):
+    """Guesses how requests go on. A wrong guess costs the time to compute it; no guess changes an output."""
+
+    def propose(self, requests: Sequence[Request]) -> Drafts:
+        """Return guesses for some of the requests that the next step continues."""
+        ...
 
 
 class Running:
@@ -34,12 +43,14 @@ class Running:
         waiting: WaitingQueue,
         pace: StepPace,
         on_retracted: Callable[[Request], None],
+        drafter: Drafter | None = None,
     ) -> None:
         self._cache = cache
         self._limits = limits
         self._waiting = waiting
         self._pace = pace
         self._on_retracted = on_retracted
+        self._drafter = drafter
         self._queue = ExtendQueue(cache, waiting, limits)
         self._batch = DecodeBatch(cache)
         self._steps = StepsInFlight(cache)
@@ -71,12 +82,22 @@ class Running:
 
     # steps
 
+    @property
+    def can_overlap(self) -> bool:
+        """Whether a step may be planned before the last one is committed.
+
+        Not with a drafter: it guesses behind tokens that are known, and how many drafts count is known at the commit.
+        """
+        return self._drafter is None
+
     def plan(self, now_s: float) -> Step | None:
         """Every running request decodes; prompts share what is left of the token budget, and of the time."""
         decodes = self._decodes()
-        budget = self._pace.budget(self._limits.max_step_tokens - len(decodes), len(decodes))
+        drafts = self._drafts(decodes)
+        num_tokens = len(decodes) + (sum(map(len, drafts.values())) if drafts else 0)
+        budget = self._pace.budget(self._limits.max_step_tokens - num_tokens, len(decodes))
         chunks = self._queue.plan(now_s, budget, self.spare_pages)
-        return new_step(decodes, chunks) if decodes or chunks else None
+        return new_step(decodes, chunks, drafts) if decodes or chunks else None
 
     def launch(self, step: Step, now_s: float) -> ForwardBatch:
         self._pace.begin(self._cost(step.chunks), now_s)
@@ -88,7 +109,8 @@ class Running:
 
     def sampling(self) -> SamplingBatch:
         """Say how to sample the step launched last."""
-        return build_sampling(self._steps.newest.sampled, self._limits.eos_ids, self._limits.vocab_size)
+        step = self._steps.newest
+        return build_sampling(step.sampled, self._limits.eos_ids, self._limits.vocab_size, step.drafts)
 
     def commit(self, now_s: float) -> Step:
         """Return the oldest step launched, which has run."""
@@ -164,6 +186,13 @@ class Running:
                 return []
             self._retract(self._batch.victim())
         return due
+
+    def _drafts(self, decodes: Sequence[Request]) -> Drafts | None:
+        if self._drafter is None:
+            return None
+        proposed = self._drafter.propose(decodes)
+        kept = {r.room: self._batch.take_drafts(r, proposed[r.room]) for r in decodes if r.room in proposed}
+        return {room: drafts for room, drafts in kept.items() if drafts}
 
     def _retract(self, request: Request) -> None:
         self._batch.remove(request)

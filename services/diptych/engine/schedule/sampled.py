@@ -7,19 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from diptych.engine.values.batch import NO_TOKEN, StepResult
 from diptych.engine.values.events import EmitTokens
 from diptych.engine.values.request import Request
-from diptych.engine.values.step import Chunk
+from diptych.engine.values.step import Chunk, Step
 from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs, of_rows
 from diptych.generation.output import Failure, FailureCode
 from diptych.generation.stop.conditions import token_finish
 
-Sampled = tuple[Request, int, TokenLogprobs | None]  # the next token, and its log-probability if the request wants it
+TokenIds = tuple[int, ...]
+Sampled = tuple[Request, TokenIds, TokenLogprobs | None]  # the next tokens; of a single one its log-probability
 
 NO_TOKEN_FAILURE = Failure(FailureCode.INTERNAL, "the model gave no usable logits for this request")
 
 
-def take_plain(requests: Sequence[Request], result: StepResult) -> tuple[EmitTokens, list[int]]:
-    """Append the tokens after which nothing but the next token is to come; return the other samples too.
+def take_plain(step: Step, result: StepResult) -> tuple[EmitTokens, list[int]]:
+    """Append the tokens after which nothing but the next token is to come; return too which of `sampled` are left.
 
     Nearly all of a step's tokens are such, and nothing of a decode step takes longer, so this is one plain loop.
     """
@@ -27,7 +28,8 @@ def take_plain(requests: Sequence[Request], result: StepResult) -> tuple[EmitTok
     indices: list[int] = []
     token_ids: list[int] = []
     others: list[int] = []
-    for sample, (request, token_id) in enumerate(zip(requests, result.token_ids.tolist(), strict=True)):
+    single = _single_tokens(step, result) if step.drafts else result.token_ids.tolist()
+    for row, (request, token_id) in enumerate(zip(step.sampled, single, strict=True)):
         num_tokens = request.num_tokens
         index = num_tokens - request.prompt_len
         if (
@@ -44,31 +46,67 @@ def take_plain(requests: Sequence[Request], result: StepResult) -> tuple[EmitTok
             indices.append(index)
             token_ids.append(token_id)
         else:
-            others.append(sample)
+            others.append(row)
     return EmitTokens(rooms, indices, token_ids), others
 
 
-def sampled(requests: Sequence[Request], result: StepResult, samples: Iterable[int]) -> Iterator[Sampled]:
-    """Yield some samples of a step, but those of requests that have ended. Ask `refuse_token` about each."""
-    for sample in samples:
-        request = requests[sample]
-        num_top = request.params.logprobs
-        logprobs = None
+def _single_tokens(step: Step, result: StepResult) -> list[int]:
+    """Return the token of each of `sampled`; NO_TOKEN in place of several, of which it is not known how many count."""
+    token_ids = result.token_ids[step.first_samples].tolist()
+    pairs = zip(step.sampled, token_ids, strict=True)
+    return [NO_TOKEN if step.drafts_of(request) else token_id for request, token_id in pairs]
+
+
+def sampled(step: Step, result: StepResult, rows: Iterable[int]) -> Iterator[Sampled]:
+    """Yield the tokens of some of `sampled`, but of requests that have ended. Ask `refuse_tokens` about each.
+
+    What was computed of drafts that did not come true is not counted any more.
+    """
+    firsts = step.first_samples
+    for row in rows:
+        request, first = step.sampled[row], firsts[row]
+        if request.has_ended:
+            continue
+        drafts = step.drafts_of(request)
+        token_ids = verified(drafts, tuple(result.token_ids[first : first + 1 + len(drafts)].tolist()))
+        request.computed_len -= 1 + len(drafts) - len(token_ids)
+        num_top, logprobs = request.params.logprobs, None
         if num_top is not None and result.logprobs is not None:
-            logprobs = of_rows(result.logprobs, sample, sample + 1, num_top)
-        if not request.has_ended:
-            yield request, int(result.token_ids[sample]), logprobs
+            logprobs = of_rows(result.logprobs, first, first + 1, num_top)  # whoever wants them has no drafts
+        yield request, token_ids, logprobs
 
 
-def refuse_token(request: Request, token_id: int) -> Failure | None:
-    """Let the request's grammar, if any, take its next token; say why the request must fail instead."""
-    matcher = request.matcher
+def verified(drafts: TokenIds, samples: TokenIds) -> TokenIds:
+    """Return the tokens that a row without drafts would have given, step by step: at least one.
+
+    A sample counts where the drafts before it are what was sampled there. `NO_TOKEN` counts alone: behind other tokens
+    it is left to the next step, which finds it again.
+    """
+    count = 1
+    while count <= len(drafts) and drafts[count - 1] == samples[count - 1] and samples[count] != NO_TOKEN:
+        count += 1
+    return samples[:count]
+
+
+def refuse_tokens(request: Request, token_ids: TokenIds) -> Failure | None:
+    """Let the request's grammar, if any, take its next tokens; say why the request must fail instead."""
+    matcher, is_unusable = request.matcher, NO_TOKEN in token_ids
     if matcher is not None:
-        if token_id != NO_TOKEN:
-            matcher.accept((token_id,))
+        if not is_unusable:
+            matcher.accept(token_ids)
         if matcher.error is not None:
             return Failure(FailureCode.INVALID, f"the output can't follow the grammar any further: {matcher.error}")
-    return NO_TOKEN_FAILURE if token_id == NO_TOKEN else None
+    return NO_TOKEN_FAILURE if is_unusable else None
+
+
+def append_tokens(request: Request, token_ids: TokenIds, eos_ids: frozenset[int]) -> tuple[TokenIds, Finish | None]:
+    """Append the tokens up to the one that ends the request, if one does; return them, and how it ends."""
+    for count, token_id in enumerate(token_ids, 1):
+        request.append(token_id)
+        finish = finish_of(request, token_id, eos_ids)
+        if finish is not None:
+            return token_ids[:count], finish
+    return token_ids, None
 
 
 def finish_of(request: Request, token_id: int, eos_ids: frozenset[int]) -> Finish | None:

@@ -7,18 +7,27 @@ pass, so it may be built while that runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from diptych.common.arrays import F32, I32, I64
 from diptych.engine.values.batch import Bias, Penalties, SamplingBatch
 from diptych.engine.values.request import Request
+from diptych.engine.values.step import Drafts
 from diptych.generation.grammar import num_words
 from diptych.generation.sampling_params import SamplingParams
 
 
-def build_sampling(requests: Sequence[Request], eos_ids: frozenset[int], vocab_size: int) -> SamplingBatch:
-    """Return how to choose the next token of each request."""
+def build_sampling(
+    requests: Sequence[Request], eos_ids: frozenset[int], vocab_size: int, drafts: Drafts | None = None
+) -> SamplingBatch:
+    """Return how to choose the next token of each request, and one more behind each of its drafts."""
+    sampling = _next_tokens(requests, eos_ids, vocab_size)
+    return _behind_drafts(sampling, requests, drafts) if drafts else sampling
+
+
+def _next_tokens(requests: Sequence[Request], eos_ids: frozenset[int], vocab_size: int) -> SamplingBatch:
     params = [request.params for request in requests]
     plain = all([request.samples_plainly for request in requests])
     return SamplingBatch(
@@ -32,6 +41,28 @@ def build_sampling(requests: Sequence[Request], eos_ids: frozenset[int], vocab_s
         penalties=None if plain else _penalties(requests),
         token_mask=None if plain else _token_mask(requests, vocab_size),
         num_top=None if plain else _num_top(params),
+    )
+
+
+def _behind_drafts(sampling: SamplingBatch, requests: Sequence[Request], drafts: Drafts) -> SamplingBatch:
+    """Repeat each request's row for its drafts, at the positions that follow.
+
+    Requests with drafts sample plainly: no row of theirs depends on the tokens before it.
+    """
+    counts = np.array([1 + len(drafts.get(request.room, ())) for request in requests], dtype=np.int64)
+    firsts = np.cumsum(counts) - counts
+    bias, penalties, mask = sampling.bias, sampling.penalties, sampling.token_mask
+    return SamplingBatch(
+        temperature=np.repeat(sampling.temperature, counts),
+        top_p=np.repeat(sampling.top_p, counts),
+        top_k=np.repeat(sampling.top_k, counts),
+        seeds=np.repeat(sampling.seeds, counts),
+        positions=np.repeat(sampling.positions - firsts, counts) + np.arange(counts.sum()),
+        min_p=None if sampling.min_p is None else np.repeat(sampling.min_p, counts),
+        bias=None if bias is None else replace(bias, rows=firsts[bias.rows]),
+        penalties=None if penalties is None else replace(penalties, rows=firsts[penalties.rows]),
+        token_mask=None if mask is None else np.repeat(mask, counts, axis=0),
+        num_top=None if sampling.num_top is None else np.repeat(sampling.num_top, counts),
     )
 
 

@@ -1,16 +1,20 @@
 """The adapters of one scheduler: read on the admin thread, put into the model by the loop.
 
 The registry decides what may be loaded, and when it goes: never while a request runs with it.
+`open_adapters` connects them to the model: what is read fits the checkpoint, and goes where it multiplies.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from diptych.architectures.registry import FAMILIES
+from diptych.checkpoints.source import ModelSource
+from diptych.engine.lora.peft_folder import read_adapter
 from diptych.engine.lora.registry import Loaded, LoraRegistry
 from diptych.engine.scheduler.admin_thread import Effect, Handler
 from diptych.v1 import bootstrap_pb2
@@ -20,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 W = TypeVar("W")  # an adapter's weights, as the model wants them
 W_contra = TypeVar("W_contra", contravariant=True)
+if TYPE_CHECKING:  # needs torch, whose threads are configured first
+    from diptych.engine.models.lora import Loras, Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +105,32 @@ class Adapters(Generic[W]):
 
 def _to_wire(adapter: Loaded) -> bootstrap_pb2.LoraAdapter:
     return bootstrap_pb2.LoraAdapter(name=adapter.name, fingerprint=adapter.fingerprint)
+
+
+class CurrentSlots:
+    """The places for adapters in the model that is served now."""
+
+    def __init__(self, loras: Callable[[], Loras]) -> None:
+        self._loras = loras
+
+    def install(self, slot: int, weights: Prepared) -> None:
+        self._loras().install(slot, weights)
+
+    def remove(self, slot: int) -> None:
+        self._loras().remove(slot)
+
+
+def open_adapters(
+    source: ModelSource, at_start: Iterable[tuple[str, Path]], registry: LoraRegistry, loras: Callable[[], Loras]
+) -> Adapters[Prepared]:
+    """Return the adapters of a model, with those `at_start` loaded. Raises `DiptychError` if one can't be."""
+    placement = tuple(FAMILIES[source.config.architecture].placement(source.config))
+
+    def read(folder: Path) -> ReadAdapter[Prepared]:
+        adapter = read_adapter(folder, placement)
+        return ReadAdapter(adapter.fingerprint, loras().prepare(adapter))
+
+    adapters = Adapters(registry, CurrentSlots(loras), read)
+    for name, folder in at_start:
+        adapters.load(name, folder)
+    return adapters

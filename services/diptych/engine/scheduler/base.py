@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from diptych.checkpoints.source import ModelSource
 from diptych.common.members.roles import Role
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
-from diptych.engine.cache.host_tier import NO_HOST_TIER, HostTier
+from diptych.engine.cache.host_tier import HostTier
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.cache.tier import Tier
 from diptych.engine.options.config import SchedulerConfig
 from diptych.engine.options.pool_size import num_host_slots
 from diptych.engine.runner.host_pages import HostPages
@@ -24,8 +25,7 @@ from diptych.engine.values.batch import OnLayer
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import prompt_cost
 from diptych.engine.values.transfer_rules import layer_windows
-from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.layout_codec import layout_to_wire
+from diptych.kvtransfer.layout import PoolLayout, layout_to_wire
 from diptych.kvtransfer.probe.choice import PathRule
 from diptych.kvtransfer.transport import ProbePages, Transport
 from diptych.v1 import bootstrap_pb2
@@ -68,7 +68,7 @@ class SchedulerBase:
             max_requests=limits.max_requests,
             max_tokens_per_request=limits.context_len,
             eviction_policy=options.eviction_policy,
-            host_tier=self._host_tier(num_host_slots(self.layout, options)),
+            tiers=self._tiers(num_host_slots(self.layout, options)),
             changes=CacheChanges() if options.kv_events == "on" else NO_CHANGES,
         )
 
@@ -98,11 +98,12 @@ class SchedulerBase:
         self.links.close()
         self.ranks.close()
 
-    def _host_tier(self, num_slots: int) -> HostTier:
-        if not num_slots:
-            return NO_HOST_TIER
-        pages = HostPages(self.hardware.pool_bytes(), self.layout.page_nbytes, num_slots)
-        return HostTier(num_slots, self.ranks.lead_copier(pages))
+    def _tiers(self, num_host_slots: int) -> tuple[Tier, ...]:
+        """Return the tiers of the prefix cache, in the order in which evicted pages go down."""
+        if not num_host_slots:
+            return ()
+        pages = HostPages(self.hardware.pool_bytes(), self.layout.page_nbytes, num_host_slots)
+        return (HostTier(num_host_slots, self.ranks.lead_copier(pages)),)
 
 
 def build_base(config: SchedulerConfig, open_transport: OpenTransport | None) -> SchedulerBase:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from google.protobuf.message import Message
 
 from diptych.common.errors import InvalidRequest
 from diptych.common.members.roles import LegKind
 from diptych.engine.cache.cache_changes import CacheDelta
 from diptych.engine.cache.kv_feed import KvMessage
 from diptych.engine.lora.registry import Loaded
+from diptych.engine.values.core_report import Load
 from diptych.engine.values.events import EmitTokens, Start
 from diptych.engine.values.request import new_request
-from diptych.engine.values.scheduler_core import Load
 from diptych.generation.codec import (
     account_from_wire,
     hints_from_wire,
@@ -20,7 +24,7 @@ from diptych.generation.codec import (
     params_from_wire,
 )
 from diptych.generation.finish import Finish
-from diptych.generation.leg_prompt import prompt_of
+from diptych.generation.leg_prompt import contents_of, prompt_of
 from diptych.generation.output import Failure, FailureCode, Output, Stats
 from diptych.generation.page_hash import extra_key
 from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
@@ -70,6 +74,7 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
         extra_key=extra_key(hints.cache_namespace, adapter.fingerprint),
         num_prior_output_tokens=leg.num_prior_output_tokens,
         adapter=adapter.slot,
+        contents=contents_of(leg),
     )
     return Start(request, leg.peer_instance_id, _LEG_KINDS.get(leg.kind))
 
@@ -144,3 +149,12 @@ def load_to_wire(load: Load, links: bootstrap_pb2.WorkerLoad) -> bootstrap_pb2.W
     )
     wire.MergeFrom(links)
     return wire
+
+
+def fields_said(message: Message, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields that `message` has, in the order of `names`, which are all that it may have."""
+    said = {field.name: value for field, value in message.ListFields()}
+    for name in names:
+        if name in said:
+            yield name, said.pop(name)
+    assert not said, f"nobody hears of {', '.join(said)}"

@@ -2,6 +2,8 @@
 
 Started by a frontend as `python -m MODULE JSON`. A spawned process, never a forked one: UCX and CUDA do not survive a
 fork.
+
+A tensor-parallel rank other than 0 (`serve_rank`) has its part of the model and of the KV pool, and no scheduler.
 """
 
 from __future__ import annotations
@@ -15,41 +17,74 @@ from typing import Final, NoReturn
 
 import zmq
 
+from diptych.checkpoints.source import ModelSource
 from diptych.common import lifecycle
 from diptych.common.errors import DiptychError
-from diptych.common.garbage import spare_what_stays
+from diptych.common.garbage import postponed, spare_what_stays
 from diptych.common.logging import setup
 from diptych.common.members.heartbeat import SharedHeartbeat
-from diptych.common.members.terms import terms_to_wire
+from diptych.common.members.terms import FEATURES, Feature, Terms, bits, terms_to_wire
+from diptych.engine.cache.host_tier import NO_COPIER
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import LoraRegistry
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
+from diptych.engine.options.pool_size import num_host_slots
+from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.runner.threads import configure_threads
 from diptych.engine.schedule.step_sizes import words
+from diptych.engine.scheduler.adapters import open_adapters
 from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.base import OpenTransport, SchedulerBase, build_base
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.hardware import ModelOnHardware
-from diptych.engine.scheduler.loop import Adapters, SchedulerLoop
-from diptych.engine.scheduler.model_adapters import open_adapters
-from diptych.engine.scheduler.model_worker import TpModelWorkerClient
-from diptych.engine.scheduler.queued_steps import QueuedSteps
-from diptych.engine.scheduler.rank_process import serve_rank
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping
-from diptych.engine.scheduler.terms import worker_terms
+from diptych.engine.scheduler.loop import SchedulerLoop
+from diptych.engine.scheduler.news import News
+from diptych.engine.scheduler.parts import Adapters, Parts
+from diptych.engine.scheduler.stepping import (
+    OverlappedStepping,
+    QueuedSteps,
+    Stepping,
+    SynchronousStepping,
+    TpModelWorkerClient,
+)
 from diptych.engine.scheduler.weights import Host, Weights
+from diptych.engine.tensor_parallel.rank_transfer import RankTransfer
+from diptych.engine.tensor_parallel.shard import check_divides
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.scheduler_core import SchedulerCore
+from diptych.engine.values.transfer_rules import TransferRules
 from diptych.grammars.compiler import Compiler
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.v1 import engine_pb2
+from diptych.kvtransfer.notes import PROTOCOL_VERSION
+from diptych.kvtransfer.transport import Transport
+from diptych.v1 import engine_pb2, rank_pb2
 
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_MS: Final = 1000  # that what was sent to the frontend may take to leave
 
 BuildCore = Callable[[KvCache, Limits, SchedulerConfig, PoolLayout], SchedulerCore]
+FP8: Final = "fp8_e4m3"
+
+
+def worker_terms(source: ModelSource, kv_backend: str, kv_dtype: str, rules: TransferRules) -> Terms:
+    """Return the terms on which a worker of this version pairs.
+
+    Page size, ranks and type of the KV are no terms: pages are converted on their way, but for FP8 with scales.
+    """
+    model = source.config
+    scaled = ", FP8 with scales" if model.kv_scales and kv_dtype == FP8 else ""
+    return Terms(
+        weights=source.weights_id,
+        vocab_size=model.vocab_size,
+        kv_shape=f"{model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}{scaled}",
+        kv_backend=kv_backend,
+        oldest_protocol=PROTOCOL_VERSION,
+        newest_protocol=PROTOCOL_VERSION,
+        features=FEATURES,
+        required_features=bits(Feature.VERIFIED_HAND_OFF) if rules.integrity == "always" else 0,
+    )
 
 
 def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTransport | None) -> NoReturn:
@@ -93,6 +128,31 @@ def _run_rank(config: SchedulerConfig, open_transport: OpenTransport | None) -> 
     return 0
 
 
+def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
+    """Apply what rank 0 decides until it says that it is over."""
+    with postponed():
+        from diptych.engine.runner.torch_hardware import TorchHardware  # torch, whose threads are configured first
+    from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
+
+    hardware = TorchHardware(config.engine, config.gpu)
+    worker = TpModelWorker(config.endpoint, config.rank)
+    source = hardware.open(hardware.options.model)
+    check_divides(source.config, hardware.options.tp)
+    communicator = hardware.join(config.endpoint, config.rank)
+    layout = hardware.pool_layout(source, config.rank)
+    pool = hardware.allocate(layout, transport)
+    if transport is not None:
+        worker.answer(rank_pb2.RankAnswer(engine_metadata=transport.metadata()))
+    runner = hardware.load(source, lambda: None)
+    worker.answer(rank_pb2.RankAnswer(is_loaded=True))
+    num_slots = num_host_slots(layout, hardware.options)
+    copier = HostPages(hardware.pool_bytes(), layout.page_nbytes, num_slots) if num_slots else NO_COPIER
+    spare_what_stays()
+    worker.run(runner, RankTransfer(transport, pool) if transport and pool else None, copier)
+    worker.close()
+    communicator.close()
+
+
 def _prepare_torch(options: EngineOptions) -> None:
     """Before anything imports it."""
     if options.device != "sim":
@@ -112,19 +172,9 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     grammars.wait_until_open()
     _say_ready(base, channel, core, adapters)
     beat = SharedHeartbeat(base.config.heartbeat_fd).beat
-    loop = SchedulerLoop(
-        core,
-        stepping,
-        channel,
-        base.links,
-        grammars,
-        admin,
-        adapters,
-        cache=cache,
-        watch=base.watch,
-        beat=beat,
-        graph_use=lambda: weights.runner.graph_use,
-    )
+    parts = Parts(base.links, grammars, admin, adapters, base.watch)
+    news = News(core, cache, parts, stepping.meter, lambda: weights.runner.graph_use)
+    loop = SchedulerLoop(core, stepping, channel, parts, news, beat)
     spare_what_stays()
     try:
         loop.run()
@@ -140,7 +190,7 @@ def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: 
         open=base.hardware.open,
         load=base.load,
         terms=lambda source: worker_terms(source, config.kv_backend, base.layout.dtype, config.transfer),
-        is_idle=lambda: core.num_open_rooms == 0 and not cache.is_held,
+        is_idle=lambda: core.report().num_open_rooms == 0 and not cache.is_held,
         clear_cache=cache.clear,
         obstacle=lambda: _obstacle(config.engine, registry),
     )

@@ -1,13 +1,28 @@
-"""How steps are run: one after the other, or with the scheduler's work for the next one behind the running one."""
+"""How steps are run: one after the other, or with the scheduler's work for the next one behind the running one.
+
+`QueuedSteps` hands steps to a runner that only queues them on a device, and fills in placeholders there. It
+needs no thread: nothing waits but `result`, and meanwhile the device has the next forward pass to do already.
+
+`TpModelWorkerClient` runs a model of the CPU in a thread of its own, so that the scheduler works while a step computes.
+Jobs are done in order: forward, sample, forward, sample, ... A forward pass may be queued before the step before it is
+sampled; its input then has placeholders for those tokens, which are filled in here.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any, Protocol
 
+import numpy as np
+
+from diptych.common.arrays import I64
 from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.scheduler.step_watch import StepGivenUp
-from diptych.engine.values.batch import ForwardBatch, Runner, SamplingBatch, StepResult
+from diptych.engine.values.batch import ForwardBatch, OverlapRunner, Runner, SamplingBatch, StepResult, WaitForResult
 from diptych.engine.values.scheduler_core import SchedulerCore
 
 
@@ -125,3 +140,85 @@ class OverlappedStepping:
 
     def close(self) -> None:
         self._worker.close()
+
+
+class QueuedSteps:
+    """Implements `ModelWorker`."""
+
+    def __init__(self, runner: OverlapRunner) -> None:
+        self._runner = runner
+        self._passes: deque[tuple[ForwardBatch, Any]] = deque()  # to be sampled from, with their logits
+        self._results: deque[WaitForResult] = deque()
+
+    def forward(self, batch: ForwardBatch) -> None:
+        self._passes.append((batch, self._runner.logits(batch)))
+
+    def sample(self, sampling: SamplingBatch) -> None:
+        batch, logits = self._passes.popleft()
+        self._results.append(self._runner.sample(batch, logits, sampling))
+
+    def result(self) -> StepResult:
+        return self._results.popleft()()
+
+    def close(self) -> None:
+        """What is queued runs to its end by itself."""
+
+
+class TpModelWorkerClient:
+    """Implements `ModelWorker`. Hands steps to the thread; call from one other; `close` it."""
+
+    def __init__(self, runner: OverlapRunner) -> None:
+        self._runner = runner
+        self._jobs: SimpleQueue[ForwardBatch | SamplingBatch | None] = SimpleQueue()
+        self._results: SimpleQueue[StepResult | BaseException] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="model worker", daemon=True)
+        self._thread.start()
+
+    def forward(self, batch: ForwardBatch) -> None:
+        """Queue a forward pass. `sample` must follow."""
+        self._jobs.put(batch)
+
+    def sample(self, sampling: SamplingBatch) -> None:
+        """Say how to sample the pass queued last."""
+        self._jobs.put(sampling)
+
+    def result(self) -> StepResult:
+        """Wait for the oldest step's result. Raises what the step raised."""
+        result = self._results.get()
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def close(self) -> None:
+        """End the thread after what it computes now. Idempotent."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._run_steps()
+        except BaseException as error:
+            self._results.put(error)
+
+    def _run_steps(self) -> None:
+        newest: I64 = np.empty(0, dtype=np.int64)
+        while isinstance(batch := self._jobs.get(), ForwardBatch):
+            logits = self._runner.logits(fill_in(batch, newest))
+            if not isinstance(sampling := self._jobs.get(), SamplingBatch):
+                return
+            result = self._runner.sample(batch, logits, sampling)()
+            newest = result.token_ids
+            self._results.put(result)
+
+
+def fill_in(batch: ForwardBatch, newest: I64) -> ForwardBatch:
+    """Replace placeholders by the tokens of the step before; see `batch_builder.placeholder`.
+
+    `NO_TOKEN` becomes any token: its request fails, and what is computed for it is thrown away.
+    """
+    unknown = batch.input_ids < 0
+    if not unknown.any():
+        return batch
+    input_ids = batch.input_ids.copy()
+    input_ids[unknown] = np.maximum(newest[-1 - input_ids[unknown]], 0)
+    return replace(batch, input_ids=input_ids)

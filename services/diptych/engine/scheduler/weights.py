@@ -160,7 +160,7 @@ _TRIAL: Final = ForwardBatch(
     page_table=np.zeros((1, 1), np.int32),
     seq_lens=_ZERO + 1,
     extend_lens=_ZERO + 1,
-    sample_rows=_ZERO,
+    num_sampled=_ZERO + 1,
 )
 _GREEDY: Final = SamplingBatch(
     temperature=np.zeros(1, np.float32),

@@ -1,24 +1,45 @@
-"""A simulated processor: its KV pool is in host memory, and a step takes the time of another's."""
+"""A simulated processor: its KV pool is in host memory, and a step takes the time of another's.
+
+A simulated model has the real one's configuration and tokenizer, without its weights.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from diptych.checkpoints.bounded import bounded
+from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.source import ModelSource, open_model
+from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import pool_layout
 from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.schedule.step_sizes import Chosen, Found, choose
 from diptych.engine.sim.answers import speech_of
 from diptych.engine.sim.marked_pages import MarkedPages
-from diptych.engine.sim.model import SimulatedModel
 from diptych.engine.sim.runner import SimRunner
 from diptych.engine.tensor_parallel.group import Alone, RankGroup
 from diptych.engine.values.batch import OnLayer
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import Pool, TransportMemory
+from diptych.tokens.tokenizer import Tokenizer
+
+
+class SimulatedModel:
+    """A model as a simulation serves it. Workers that compute it are no peers: their KV is another."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self._source = source
+        self.config = source.config
+        self.weights_id = hashlib.sha256(f"simulated {source.weights_id}".encode()).hexdigest()[:32]
+
+    def tokenizer(self) -> Tokenizer:
+        return self._source.tokenizer()
+
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        raise ConfigError("a simulated model has no weights")
 
 
 class SimHardware:

@@ -87,11 +87,10 @@ class SimRunner:
             self._sleep(left_s)
 
     def _digests(self, batch: ForwardBatch) -> U64:
-        rows, lens = batch.sample_rows, batch.seq_lens[batch.sample_rows]
+        tokens = batch.sampled_tokens
         if batch.prompt_rows is not None:
-            tokens = batch.prompt_rows.token_rows
-            of_tokens = np.searchsorted(np.cumsum(batch.extend_lens), tokens, side="right")
-            rows, lens = np.append(rows, of_tokens), np.append(lens, batch.positions[tokens] + 1)
+            tokens = np.append(tokens, batch.prompt_rows.token_rows)
+        rows, lens = batch.rows_of(tokens), batch.positions[tokens] + 1
         seen = {row: self._pages.read(batch.page_table[row], int(batch.seq_lens[row])) for row in set(rows.tolist())}
         found = {row: digests(each) for row, each in seen.items()}
         return np.array([found[row][end - 1] for row, end in zip(rows.tolist(), lens, strict=True)], np.uint64)

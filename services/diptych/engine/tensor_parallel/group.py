@@ -1,23 +1,29 @@
 """What rank 0 does on behalf of its group: alone nothing, or as the lead of other ranks.
 
 The lead wraps what touches weights or KV, so that each such act is an entry of the log before it is done here.
+
+What the runner of rank 0 computes, it first tells the other ranks to compute, which do not sample. In the host tier of
+all ranks, each copies its own part of a page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from diptych.engine.cache.host_tier import PageCopier
-from diptych.engine.tensor_parallel.copier import TensorParallelCopier
-from diptych.engine.tensor_parallel.pool import TensorParallelPages
+from diptych.engine.cache.tier import Slots
+from diptych.engine.tensor_parallel.log_codec import step_to_wire, to_bytes
 from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog
 from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
-from diptych.engine.tensor_parallel.runner import TensorParallelRunner
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
-from diptych.engine.values.batch import OverlapRunner
+from diptych.engine.values.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult, WaitForResult
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.transport import PeerTransport, ProbePages, Transport
+from diptych.kvtransfer.ownership import Pages
+from diptych.kvtransfer.transport import PageIndices, PeerTransport, ProbePages, Transport
+from diptych.v1 import rank_pb2
 
 if TYPE_CHECKING:  # needs torch
     from diptych.engine.tensor_parallel.communicator import TorchCommunicator
@@ -94,3 +100,68 @@ class Lead:
     def close(self) -> None:
         self._log.close()
         self._communicator.close()
+
+
+class TensorParallelCopier:
+    """Implements `PageCopier` on rank 0."""
+
+    def __init__(self, copier: PageCopier, log: RankLog) -> None:
+        self._copier = copier
+        self._log = log
+
+    def save(self, pages: Pages, slots: Slots) -> None:
+        """Return when every rank has saved: peers may write into the pages next."""
+        self._log.append(rank_pb2.RankEntry(save=_host_copy(pages, slots)))
+        self._copier.save(pages, slots)
+        self._log.answers()
+
+    def restore(self, slots: Slots, pages: Pages) -> None:
+        self._log.append(rank_pb2.RankEntry(restore=_host_copy(pages, slots)))
+        self._copier.restore(slots, pages)
+
+
+def _host_copy(pages: Pages, slots: Slots) -> rank_pb2.HostCopy:
+    return rank_pb2.HostCopy(pages=to_bytes(pages.astype(np.int64)), slots=to_bytes(slots.astype(np.int64)))
+
+
+class TensorParallelPages:
+    """Implements `ProbePages` on rank 0: every rank has them at the same place."""
+
+    def __init__(self, pages: ProbePages, log: RankLog) -> None:
+        self._pages = pages
+        self._log = log
+
+    @property
+    def layout(self) -> PoolLayout:
+        return self._pages.layout
+
+    @property
+    def probe_pages(self) -> PageIndices:
+        return self._pages.probe_pages
+
+    @property
+    def pattern_pages(self) -> PageIndices:
+        return self._pages.pattern_pages
+
+    def fill_pattern(self, seed: int) -> None:
+        """Every rank fills its own, before anything that comes later."""
+        self._log.append(rank_pb2.RankEntry(fill_probe=seed))
+        self._pages.fill_pattern(seed)
+
+
+class TensorParallelRunner:
+    """Implements `OverlapRunner` over rank 0's own runner."""
+
+    def __init__(self, runner: OverlapRunner, log: RankLog) -> None:
+        self._runner = runner
+        self._log = log
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
+        return self.sample(batch, self.logits(batch), sampling)()
+
+    def logits(self, batch: ForwardBatch) -> Any:
+        self._log.append(rank_pb2.RankEntry(step=step_to_wire(batch)))
+        return self._runner.logits(batch)
+
+    def sample(self, batch: ForwardBatch, logits: Any, sampling: SamplingBatch) -> WaitForResult:
+        return self._runner.sample(batch, logits, sampling)

@@ -20,7 +20,7 @@ def step_to_wire(batch: ForwardBatch) -> rank_pb2.Step:
         page_table=batch.page_table.astype("<i4", copy=False).tobytes(),
         seq_lens=to_bytes(batch.seq_lens),
         extend_lens=to_bytes(batch.extend_lens),
-        sample_rows=to_bytes(batch.sample_rows),
+        num_sampled=to_bytes(batch.num_sampled),
         prompt_rows=to_bytes(rows.token_rows) if rows is not None else b"",
     )
 
@@ -36,7 +36,7 @@ def step_from_wire(wire: rank_pb2.Step) -> ForwardBatch:
         page_table=table,
         seq_lens=seq_lens,
         extend_lens=from_bytes(wire.extend_lens),
-        sample_rows=from_bytes(wire.sample_rows),
+        num_sampled=from_bytes(wire.num_sampled),
         prompt_rows=PromptRows(prompt_rows, prompt_rows, 0) if len(prompt_rows) else None,
     )
 

@@ -2,6 +2,9 @@
 
 The scheduler decides and knows no torch; the runner computes and knows no requests. Nothing to compute is no batch:
 a scheduler that idles, or takes over KV that prefill computed, launches no step.
+
+A request that continues has a row of `1 + k` tokens, its newest one and `k` drafts, and a token is sampled behind each
+of them: `k + 1` samples. Without drafts `k` is 0.
 """
 
 from __future__ import annotations
@@ -11,8 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from diptych.common.arrays import F32, I32, I64, U64
 from diptych.generation.logprobs import LogprobsBatch
+
+Bools = npt.NDArray[np.bool_]
 
 NO_TOKEN: Final = -1
 
@@ -21,8 +29,8 @@ class ForwardMode(enum.Enum):
     """What a step computes."""
 
     EXTEND = "extend"  # new prompt tokens, attending to the cached prefix and to themselves (causal)
-    DECODE = "decode"  # one new token a request, attending to everything before it
-    MIXED = "mixed"  # first requests with one new token each, then prompts as in EXTEND
+    DECODE = "decode"  # rows of 1 + k tokens, each attending to everything before it, as it would alone
+    MIXED = "mixed"  # first such rows, then prompts as in EXTEND
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,7 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """How to choose the next token of `num_samples` rows. Arrays are `[num_samples]` unless they say otherwise.
+    """How to choose the tokens of `num_samples` samples. Arrays are `[num_samples]` unless they say otherwise.
 
     A part that no row uses is None and costs nothing.
     """
@@ -82,8 +90,8 @@ class ForwardBatch:
     out_slots: I64  # [num_tokens]: where its KV goes
     page_table: I32  # [batch_size, max_pages]: pages of each request in order, 0-padded
     seq_lens: I64  # [batch_size]: tokens in the KV pool after this step
-    extend_lens: I64  # [batch_size]: new tokens of each request; all 1 in DECODE; their sum is num_tokens
-    sample_rows: I64  # [num_samples]: which requests' last token is sampled from, ascending
+    extend_lens: I64  # [batch_size]: new tokens of each request; their sum is num_tokens
+    num_sampled: I64  # [batch_size]: behind so many of each request's last tokens one is sampled; 0: its prompt goes on
     prompt_rows: PromptRows | None = None
     adapters: I64 | None = None  # [batch_size]: slot of each request's adapter, -1: none; None: nobody has one
 
@@ -91,12 +99,32 @@ class ForwardBatch:
     def batch_size(self) -> int:
         return len(self.seq_lens)
 
+    @property
+    def num_samples(self) -> int:
+        return int(self.num_sampled.sum())
+
+    @property
+    def sampled_tokens(self) -> I64:
+        """Return `[num_samples]` indices into `input_ids`, ascending: the tokens behind which one is sampled."""
+        behind = np.cumsum(self.extend_lens) - np.cumsum(self.num_sampled)  # of a token's index and its sample's
+        shifts: I64 = np.repeat(behind, self.num_sampled)
+        return shifts + np.arange(len(shifts))
+
+    @property
+    def is_row(self) -> Bools:
+        """Return `[batch_size]`: whether each is a row of 1 + k tokens. A prompt's only token is computed as one."""
+        return self.extend_lens <= np.maximum(self.num_sampled, 1)
+
+    def rows_of(self, tokens: I64) -> I64:
+        """Return whose each of `tokens` is, indices into `input_ids`."""
+        return np.searchsorted(np.cumsum(self.extend_lens), tokens, side="right")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
     """What a step gives back."""
 
-    token_ids: I64  # [num_samples]; NO_TOKEN where the logits hold no largest number, or the mask allows nothing
+    token_ids: I64  # [num_samples], by row; NO_TOKEN where the logits hold no largest number, or a mask allows nothing
     logprobs: LogprobsBatch | None = None  # of `token_ids`, if a row wants them
     prompt_logprobs: LogprobsBatch | None = None  # of the batch's `prompt_rows`
 

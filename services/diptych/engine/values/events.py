@@ -124,6 +124,14 @@ class GrammarFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class PagesRestored:
+    """A restore that took its time has ended; `error` says why the pages are not here. The tier writes them no more."""
+
+    number: int  # of the restore
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ServeRole:
     """The worker serves this role from now on. What began before goes on."""
 
@@ -144,6 +152,7 @@ Event = (
     | WriterGone
     | GrammarReady
     | GrammarFailed
+    | PagesRestored
     | ServeRole
 )
 

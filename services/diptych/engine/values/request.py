@@ -2,26 +2,70 @@
 
 Only the scheduler core that holds a request changes it. `tokens[:num_tokens]` is prompt and output in one array:
 what an extend computes is always `[computed_len, num_tokens)`, whether the request is new, chunked or retracted.
+
+`TokenCounts` says which tokens a request has seen and how often it output each: what penalties are made of. They are
+derived from the request's tokens alone, so a request that continues on another worker is penalised the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from diptych.common.arrays import I32, I64
 from diptych.engine.cache.radix_node import Node
+from diptych.engine.cache.tier import Restore
 from diptych.engine.lora.registry import NO_ADAPTER
-from diptych.engine.values.token_counts import TokenCounts
 from diptych.generation.finish import Finish
 from diptych.generation.grammar import Matcher
 from diptych.generation.logprobs import PromptLogprobs
 from diptych.generation.request_groups import NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
+from diptych.generation.segments import ContentSegment
 from diptych.kvtransfer.ownership import Pages
 
 NO_PAGES: Pages = np.empty(0, dtype=np.int32)
+
+
+class TokenCounts:
+    """Counts one request's tokens: cheap for the few that are new, whatever the length of the request."""
+
+    def __init__(self, *, prompt_len: int, max_tokens: int, counts_prompt: bool) -> None:
+        self._prompt_len = prompt_len
+        self._first = 0 if counts_prompt else prompt_len  # token that is counted
+        self._num_counted = 0
+        self._index: dict[int, int] = {}  # of a token in the arrays
+        self._ids = np.zeros(max_tokens, dtype=np.int64)
+        self._counts = np.zeros(max_tokens, dtype=np.int64)
+
+    @property
+    def ids(self) -> I64:
+        """The distinct tokens: of prompt and output, or of the output only."""
+        return self._ids[: len(self._index)]
+
+    @property
+    def counts(self) -> I64:
+        """How often each was output; 0 for a token of the prompt only."""
+        return self._counts[: len(self._index)]
+
+    def update(self, tokens: I64) -> None:
+        """Take all tokens of the request; those counted before are the first of them."""
+        if self._num_counted == 0:
+            self._count_first(tokens)
+        else:
+            for token_id in tokens[self._num_counted :].tolist():
+                at = self._index.setdefault(token_id, len(self._index))
+                self._ids[at] = token_id
+                self._counts[at] += 1
+        self._num_counted = len(tokens)
+
+    def _count_first(self, tokens: I64) -> None:
+        ids, inverse = np.unique(tokens[self._first :], return_inverse=True)
+        self._ids[: len(ids)] = ids
+        self._counts[: len(ids)] = np.bincount(inverse[self._prompt_len - self._first :], minlength=len(ids))
+        self._index = {token_id: at for at, token_id in enumerate(ids.tolist())}
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +78,7 @@ class Request:
     hints: Hints
     life: Life  # on the scheduler's clock
     extra_key: bytes  # what its hints and its adapter's weights make of it: see `page_hash.extra_key`
-    tokens: I64  # room for prompt and output; valid up to num_tokens
+    tokens: I64  # room for prompt and output; valid up to num_tokens. Where content is, its keys: see `segments`
     prompt_len: int
     num_tokens: int  # prompt and output so far
     max_len: int = 0  # of num_tokens: where the output ends at the latest
@@ -44,6 +88,8 @@ class Request:
     row: int = -1  # in the page table; -1: not admitted
     num_pages: int = 0  # in the page table row
     node: Node | None = field(default=None, repr=False)  # locked prefix in the radix tree; None: not admitted
+    restore: Restore | None = None  # of its prefix, for which it waits; None: it was not admitted for another reason
+    num_restores: int = 0  # for which it has let others pass
     page_names: list[int] = field(default_factory=list, repr=False)  # of its whole pages: `prefixes_in_flight`
     end_ids: frozenset[int] = frozenset()  # tokens that end its output
     has_ended: bool = False  # answered; a step that is launched may still compute a token of it
@@ -53,6 +99,7 @@ class Request:
     given_len: int = 0  # tokens not to be computed here, as far as was known when it came: cached, or of another worker
     num_prior_output_tokens: int = 0  # of the prompt's tail: output of an earlier attempt
     adapter: int = NO_ADAPTER  # slot of the adapter it runs with
+    contents: Sequence[ContentSegment] = ()  # of the prompt: what is no tokens
     allowed: I32 | None = field(default=None, repr=False)  # `allowed_token_ids` as a mask, once a step has needed it
     matcher: Matcher | None = None  # None: the request has no grammar, or it is being compiled
 
@@ -109,8 +156,12 @@ def new_request(
     extra_key: bytes = b"",
     num_prior_output_tokens: int = 0,
     adapter: int = NO_ADAPTER,
+    contents: Sequence[ContentSegment] = (),
 ) -> Request:
-    """Return a request that waits for admission. `prompt` is copied; its tail may be output of an earlier attempt."""
+    """Return a request that waits for admission. `prompt` is copied; its tail may be output of an earlier attempt.
+
+    A prompt with `contents` is given by its keys.
+    """
     prompt_len = len(prompt)
     tokens = np.empty(prompt_len + params.max_tokens, dtype=np.int64)
     tokens[:prompt_len] = prompt
@@ -128,6 +179,7 @@ def new_request(
         samples_plainly=params.is_plain,
         num_prior_output_tokens=num_prior_output_tokens,
         adapter=adapter,
+        contents=contents,
     )
     if params.has_penalties:
         request.counts = TokenCounts(

@@ -1,28 +1,13 @@
-"""What every scheduler core can do, whatever role it serves, and what it tells of itself."""
+"""What every scheduler core can do, whatever role it serves."""
 
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
 from typing import Protocol
 
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
+from diptych.engine.values.core_report import CoreReport, Load
 from diptych.engine.values.events import Effect, Event
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How busy a scheduler is."""
-
-    num_waiting: int
-    num_running: int
-    free_pages: int
-    total_pages: int
-    waiting_tokens: int
-    num_waiting_prompts: int = 0  # of those that wait, whose prompts are computed here
-    grantable_pages: int = 0  # decode: for new requests; 0 while requests wait for theirs
-    num_ungranted: int = 0  # decode: of those that wait, requests for which there are no pages yet
-    blocked_tokens: int = 0  # prefill: of `waiting_tokens`, those for which decode has not granted pages yet
 
 
 class SchedulerCore(Protocol):
@@ -75,32 +60,10 @@ class SchedulerCore(Protocol):
 
     def take_effects(self) -> list[Effect]: ...
 
-    def load(self) -> Load: ...
-
-    @property
-    def num_open_rooms(self) -> int: ...
-
-    @property
-    def num_pages_received(self) -> int:
-        """Verified pages that peers wrote into our pool, since start."""
+    def load(self) -> Load:
+        """Say how busy it is: asked in every iteration of the loop."""
         ...
 
-    @property
-    def num_integrity_failures(self) -> int:
-        """Hand-offs whose bytes differ from what prefill sent; must stay 0."""
-        ...
-
-    @property
-    def num_retracted(self) -> int:
-        """Requests that had to give up their pages for a while, since start."""
-        ...
-
-    def quarantined_since_s(self) -> float | None:
-        """When the oldest page that is in quarantine went there."""
-        ...
-
-    def page_counts(self) -> dict[str, int]: ...
-
-    def check(self) -> list[str]:
-        """Compare all books; [] when nothing leaked."""
+    def report(self) -> CoreReport:
+        """Say the rest: asked when somebody wants to know."""
         ...

@@ -6,11 +6,14 @@ has run. Steps run in the order of their launch, so a later one may rely on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from diptych.engine.values.request import Request
+
+Drafts = Mapping[int, tuple[int, ...]]  # by room: tokens that may come behind a request's newest one; none is empty
 
 MAX_SCORED_TOKENS: Final = 256  # in a chunk: each needs logits over the whole vocabulary
 
@@ -45,35 +48,54 @@ def next_chunk(request: Request, max_tokens: int) -> Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Requests that get one token each, and chunks."""
+    """Rows of requests that continue, and chunks.
+
+    A row is a request's newest token and its `k` drafts, and has `k + 1` samples: of these as many are the request's
+    next tokens as there are drafts, from the first on, that equal the samples before them, and one more. A chunk that
+    is the last of its prompt has one sample.
+    """
 
     decodes: Sequence[Request]
     chunks: Sequence[Chunk]
-    sampled: Sequence[Request]  # whose next token it samples, in the order of the samples
+    sampled: Sequence[Request]  # whose next tokens it samples, in the order of the samples
+    drafts: Drafts | None = None  # of `decodes` that sample plainly; None: nobody has any
+
+    @property
+    def first_samples(self) -> Sequence[int]:
+        """Where in the step's samples those of each of `sampled` begin."""
+        if not self.drafts:
+            return range(len(self.sampled))
+        return list(accumulate((1 + len(self.drafts_of(request)) for request in self.sampled[:-1]), initial=0))
+
+    def drafts_of(self, request: Request) -> tuple[int, ...]:
+        return self.drafts.get(request.room, ()) if self.drafts else ()
 
     def launch(self) -> None:
         """Count its tokens as computed."""
-        for request in self.decodes:
-            request.computed_len += 1
-        for chunk in self.chunks:
-            chunk.request.computed_len += chunk.num_tokens
+        self._count(1)
+
+    def undo(self) -> None:
+        """Its tokens were not computed after all."""
+        self._count(-1)
 
     @property
     def rooms(self) -> set[int]:
         return {request.room for request in self.decodes} | {chunk.request.room for chunk in self.chunks}
 
-    def undo(self) -> None:
-        """Its tokens were not computed after all."""
-        for request in self.decodes:
-            request.computed_len -= 1
-        for chunk in self.chunks:
-            chunk.request.computed_len -= chunk.num_tokens
-
     def involves(self, request: Request) -> bool:
         return any(other is request for other in self.decodes) or any(c.request is request for c in self.chunks)
 
+    def _count(self, sign: int) -> None:
+        for request in self.decodes:
+            request.computed_len += sign
+        if self.drafts:
+            for request in self.decodes:
+                request.computed_len += sign * len(self.drafts_of(request))
+        for chunk in self.chunks:
+            chunk.request.computed_len += sign * chunk.num_tokens
 
-def new_step(decodes: Sequence[Request], chunks: Sequence[Chunk]) -> Step:
+
+def new_step(decodes: Sequence[Request], chunks: Sequence[Chunk], drafts: Drafts | None = None) -> Step:
     """Return the step that computes `decodes` and `chunks`, at least one of either."""
     last = [chunk.request for chunk in chunks if chunk.is_last]
-    return Step(decodes, chunks, [*decodes, *last] if last else decodes)
+    return Step(decodes, chunks, [*decodes, *last] if last else decodes, drafts)

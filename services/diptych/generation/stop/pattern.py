@@ -1,27 +1,101 @@
-"""Compiles the regular expressions that stop a request, for RE2: no search takes more than program size times text.
+r"""Compiles the regular expressions that stop a request, for RE2: no search takes more than program size times text.
 
 A pattern is the caller's, hence hostile. Its nesting and size are bounded before RE2 sees it, the programs and the text
 that they are run over afterwards; so compiling and searching need no clock.
 
 All expressions of a request become two programs. One finds a match as soon as it is complete, the other the beginning
 of one at the end of the text: there each character and assertion may also be what is yet to come.
+
+`shortest` cuts an expression down to where a match of it is complete, looked for as if after each character.
+What may be absent at the end never needs to come. The text so far ends there, so `$` holds; `\b` and `\B` hold by the
+last character alone, or else by the one that comes next. What is left stays found, whatever text comes after it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Protocol
 
 import re2
 
-from diptych.generation.stop.ending import shortest
-from diptych.generation.stop.syntax import END, Assertion, Chain, Char, Choice, Node, Repeat, parse, refuse
+from diptych.generation.stop.syntax import (
+    BOUNDARY,
+    EMPTY,
+    END,
+    LINE_END,
+    NO_BOUNDARY,
+    Assertion,
+    Chain,
+    Char,
+    Choice,
+    Node,
+    Repeat,
+    parse,
+    refuse,
+)
 
 MAX_HELD: Final = 1024  # characters that wait for a match to become complete
 MAX_SIZE: Final = 1000  # characters and assertions of all expressions, counted repeats multiplied out
 MAX_WORK: Final = 160_000  # instructions of both programs, times the characters that may be held
 MAX_PROGRAM_BYTES: Final = 2**17  # of each program, with the states that its searches keep
+_WORD: Final = Char("[[:word:]]")
+_LAST: Final[Mapping[Node, Node]] = {
+    END: EMPTY,
+    LINE_END: EMPTY,
+    BOUNDARY: Choice((BOUNDARY, Chain((NO_BOUNDARY, _WORD)))),  # after a word's character at once
+    NO_BOUNDARY: Choice((NO_BOUNDARY, Chain((BOUNDARY, _WORD)))),  # after one of no word at once
+}
+
+
+def shortest(node: Node) -> Node:
+    """Return what is found in a text as soon as `node` is, looked for after each character, and from then on."""
+    match node:
+        case Assertion():
+            return _LAST.get(node, node)
+        case Chain(parts):
+            return _chain(parts)
+        case Choice(parts):
+            return Choice(tuple(shortest(part) for part in parts))
+        case Repeat(part, least, _):
+            return _chain((Repeat(part, least - 1, least - 1), part)) if least > 1 else _chain((part,) * least)
+    return node
+
+
+def _chain(parts: Sequence[Node]) -> Node:
+    for index in reversed(range(len(parts))):
+        part, before = parts[index], parts[:index]
+        last = shortest(part)
+        if part.least_len == 0 and (looks_ahead(part) or not last.is_free) and any_looks_ahead(before):
+            refuse(r"has $, \Z, \b or \B at its end behind another one of these: write one of them")
+        if not last.is_free:
+            return Chain((*before, last))
+    return EMPTY
+
+
+def any_looks_ahead(parts: Sequence[Node]) -> bool:
+    """Tell whether an assertion may look at the character behind `parts`."""
+    for part in reversed(parts):
+        if looks_ahead(part):
+            return True
+        if part.least_len > 0:
+            return False
+    return False
+
+
+def looks_ahead(node: Node) -> bool:
+    """Tell whether an assertion of `node` may look at the character behind it."""
+    match node:
+        case Assertion():
+            return node.looks_ahead
+        case Chain(parts):
+            return any_looks_ahead(parts)
+        case Choice(parts):
+            return any(looks_ahead(part) for part in parts)
+        case Repeat(part):
+            return looks_ahead(part)
+    return False
 
 
 class Found(Protocol):

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from typing_extensions import TypedDict
+
 from diptych.router.choose.policies import Plan
 from diptych.router.choose.policies.cost import Cost, cost_of, costs_of
 from diptych.router.choose.policies.policy import Candidates, Decision, RequestView, Worker
@@ -77,6 +79,39 @@ class Story:
     attempts: list[AttemptStory] = field(default_factory=list)
 
 
+class Attempt(TypedDict):
+    """One choice of workers for a request, and what came of it. Times that did not come are null."""
+
+    policy: str
+    reason: str
+    room: str
+    prefill_instance: str
+    decode_instance: str
+    outcome: str
+    dispatched_after_s: float
+    predicted_ttft_s: float | None
+    ttft_s: float | None
+    duration_s: float | None
+    prompt_tokens: int
+    session: str
+    workers: list[dict[str, Any]]
+    pairs: list[dict[str, Any]]
+    scores: dict[str, dict[str, float | None]]  # by leg and instance; JSON has null for infinity
+
+
+class ExplainedRequest(TypedDict):
+    """One request of a call."""
+
+    attempts: list[Attempt]
+
+
+class Explanation(TypedDict):
+    """Why the requests of a call went where they did."""
+
+    request_id: str
+    requests: list[ExplainedRequest]
+
+
 class Explanations:
     """The stories of the last `size` requests."""
 
@@ -88,7 +123,7 @@ class Explanations:
         self._stories.append(story)
         return story
 
-    def find(self, request_id: str) -> Json | None:
+    def find(self, request_id: str) -> Explanation | None:
         """Return what is known of a request, or of all that were made for one call; None if that is forgotten."""
         stories = [_story(story) for story in self._stories if story.request_id == request_id]
         return {"request_id": request_id, "requests": stories} if stories else None
@@ -98,17 +133,18 @@ def failure_words(failure: LegFailure) -> str:
     return f"failed: {failure.leg.value} leg: {failure.code.name}: {failure.message}"
 
 
-def _story(story: Story) -> Json:
+def _story(story: Story) -> ExplainedRequest:
     return {"attempts": [_attempt(attempt, story.arrival_s) for attempt in story.attempts]}
 
 
-def _attempt(attempt: AttemptStory, arrival_s: float) -> Json:
+def _attempt(attempt: AttemptStory, arrival_s: float) -> Attempt:
     selection, decision = attempt.selection, attempt.selection.decide_again()
     return {
         "policy": selection.plan.name,
         "reason": decision.reason,
         "room": _hex(attempt.room),
-        **_pair(selection.pair),
+        "prefill_instance": _hex(selection.pair.prefill_id),
+        "decode_instance": _hex(selection.pair.decode_id),
         "outcome": attempt.outcome,
         "dispatched_after_s": attempt.begun_s - arrival_s,
         "predicted_ttft_s": selection.expected_ttft_s,
@@ -145,7 +181,7 @@ def _costs(selection: Selection) -> list[Json]:
     ]
 
 
-def _by_instance(scores: Mapping[int, float]) -> Json:
+def _by_instance(scores: Mapping[int, float]) -> dict[str, float | None]:
     return {_hex(instance_id): score for instance_id, score in scores.items()}
 
 

@@ -1,10 +1,15 @@
-"""Runs the gRPC API: Inference, health checks and reflection. The moment to stop is the caller's."""
+"""Runs the gRPC API: Inference, health checks and reflection. The moment to stop is the caller's.
+Reflection has the name that tools ask for first and the older one. The messages of both are the same.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
+import grpc
 from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from diptych.common.health.grpc_health import add_health
 from diptych.common.health.probes import Probes
@@ -13,10 +18,10 @@ from diptych.common.net.rpc import guarded_server, listen
 from diptych.common.trust.trust import INSECURE
 from diptych.router.grpc.gate import CallGate
 from diptych.router.grpc.inference import InferenceService
-from diptych.router.grpc.reflection import add_reflection
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 
 SERVICE: Final = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+NEWER_NAME: Final = "grpc.reflection.v1.ServerReflection"
 
 
 class GrpcServer:
@@ -58,3 +63,15 @@ class GrpcServer:
         """Take no new calls; end the running ones after `grace_s`."""
         self._health.close()
         await self._server.stop(grace_s)
+
+
+def add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
+    names = (*services, reflection.SERVICE_NAME, NEWER_NAME)
+    reflection.enable_server_reflection(names, server)
+    info = grpc.stream_stream_rpc_method_handler(
+        reflection.aio.ReflectionServicer(names).ServerReflectionInfo,  # type: ignore[attr-defined]
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    handler = grpc.method_handlers_generic_handler(NEWER_NAME, {"ServerReflectionInfo": info})
+    server.add_generic_rpc_handlers((handler,))

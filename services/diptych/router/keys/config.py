@@ -11,7 +11,7 @@ from typing import Final
 
 from diptych.common.config import env_name, option
 from diptych.common.errors import ConfigError
-from diptych.common.net.loopback import is_loopback
+from diptych.common.net.reachable import is_loopback
 from diptych.common.trust.reloaded import Reloaded
 from diptych.router.keys.callers import Callers
 from diptych.router.keys.keyring import Keyring, parse_keyring

@@ -25,7 +25,7 @@ import uvloop
 from diptych.common import lifecycle
 from diptych.common.config import to_flags
 from diptych.common.health.health import HealthServer
-from diptych.common.health.liveness import ROUTER_PATIENCE_S, Bounds
+from diptych.common.health.probes import ROUTER_PATIENCE_S, Bounds
 from diptych.common.members.heartbeat import DESCRIPTOR_VARIABLE, LoopHeartbeat, SharedHeartbeat, new_heartbeat
 from diptych.common.net.ports import claim_for_processes, reserve_port
 from diptych.common.process_sight import wait_until_out_of_bounds
@@ -33,9 +33,8 @@ from diptych.common.restart_policy import GiveUp, RestartPolicy
 from diptych.common.shared_memory import SharedMemory
 from diptych.router.config import RouterConfig
 from diptych.router.keys.ledger import Ledger, num_bytes
-from diptych.router.process.health import judge_loop
+from diptych.router.process.health import ProcessProbes, judge_loop
 from diptych.router.process.metrics import ProcessMetrics
-from diptych.router.process.probes import ProcessProbes
 from diptych.router.process.share import Share
 
 logger = logging.getLogger(__name__)

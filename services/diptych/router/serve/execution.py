@@ -18,7 +18,7 @@ from diptych.generation.finish import Finish
 from diptych.generation.output import FailureCode
 from diptych.router.choose.explain import AttemptStory, Explanations, Selection, failure_words
 from diptych.router.errors import ContextLengthExceeded, ModelNotFound
-from diptych.router.observe.metrics import RouterMetrics
+from diptych.router.metrics import RouterMetrics
 from diptych.router.output import Delta, Report
 from diptych.router.serve.attempt import Attempt, AttemptFailed
 from diptych.router.serve.failure import LegFailure

@@ -6,10 +6,10 @@ The HTTP and gRPC services both stand on this; neither knows workers, and this k
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import Histogram
 
@@ -17,8 +17,9 @@ from diptych.generation.output_text import OutputText, TextTokenizer
 from diptych.router.admission.admission import Admission, Place
 from diptych.router.admission.queue import Claim
 from diptych.router.admission.ttft_gate import TtftGate
+from diptych.router.choose.explain import Explanation
 from diptych.router.keys.caller import Caller
-from diptych.router.observe.metrics import RouterMetrics
+from diptych.router.metrics import RouterMetrics
 from diptych.router.output import End, Piece
 from diptych.router.request import ClientRequest, GenerationRequest
 from diptych.router.serve.execution import Dispatcher, Execution
@@ -89,7 +90,7 @@ class Pipeline:
         """Tokens, prompt + output, that model and workers take now."""
         return self._dispatcher.fleet.context_len(self.model.context_len)
 
-    def explain(self, request_id: str) -> Mapping[str, Any] | None:
+    def explain(self, request_id: str) -> Explanation | None:
         """Return why a request went where it did; None if that is not known any more."""
         return self._dispatcher.explanations.find(request_id)
 

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Grammar, Preamble
 from diptych.generation.sampling_params import MAX_SEED, SamplingParams
+from diptych.generation.segments import content_len
 from diptych.grammars.checks import GrammarChecks
 from diptych.router.request import ClientRequest, GenerationRequest
 from diptych.router.serve.validation import check_request, output_room
@@ -81,7 +82,8 @@ class Preparer:
         prompts = await self._tokenization.read(client, limit)
         grammar = await self._grammar(client, prompts[0].preamble)
         seed = random.getrandbits(63) if client.seed is None else client.seed
-        rooms = [output_room(client.prompts[0], max(1, len(prompt.ids)), limit) for prompt in prompts]
+        lens = [max(1, len(prompt.ids) + content_len(prompt.contents)) for prompt in prompts]
+        rooms = [output_room(client.prompts[0], prompt_len, limit) for prompt_len in lens]
         client = replace(client, hints=replace(client.hints, adapter=self._adapter(client.model)))
         return [
             GenerationRequest(

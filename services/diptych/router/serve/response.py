@@ -7,7 +7,7 @@ import time
 from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs
 from diptych.generation.output_text import OutputText, TextDelta
-from diptych.router.observe.metrics import RouterMetrics
+from diptych.router.metrics import RouterMetrics
 from diptych.router.output import Delta, Piece, Scores, Usage
 from diptych.router.request import GenerationRequest
 from diptych.router.text.parsing.parts import MessageParser, Part

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from diptych.common.members.roles import LegKind
-from diptych.generation.codec import leg_to_wire, params_to_wire
+from diptych.generation.codec import content_to_wire, leg_to_wire, params_to_wire
 from diptych.router.choose.explain import Selection
 from diptych.router.serve.attempt import Attempt
 from diptych.router.serve.progress import Progress
@@ -53,4 +53,5 @@ def _prompt(progress: Progress) -> bytes:
         add_special_tokens=text is not None and text.add_special_tokens,
         prompt_tokens=pack(prompt.ids),
         prompt_token_ids=progress.output_ids,
+        contents=map(content_to_wire, prompt.contents),
     ).SerializeToString()

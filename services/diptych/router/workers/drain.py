@@ -46,7 +46,7 @@ class OpenRequests:
 
 
 class RouterDrain:
-    """Implements `diptych.common.drain.drain_api.Drainable`."""
+    """Implements `diptych.common.drain.draining.Drainable`."""
 
     def __init__(self, draining: Draining, name: str, drain_s: float) -> None:
         self._draining = draining

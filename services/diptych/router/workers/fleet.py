@@ -22,8 +22,7 @@ from diptych.router.choose.estimates import Estimates
 from diptych.router.choose.pairing import adapters, explain, is_missing, pair_up, with_adapter
 from diptych.router.choose.prefix_index import PrefixIndex
 from diptych.router.choose.text_index import TextIndex
-from diptych.router.observe.metrics import RouterMetrics
-from diptych.router.observe.pool_metrics import PoolMember
+from diptych.router.metrics import PoolMember, RouterMetrics
 from diptych.router.workers.session import Session
 from diptych.router.workers.worker_view import Pair, WorkerView
 from diptych.v1.bootstrap_pb2 import Instance

@@ -1,6 +1,8 @@
 """What this router knows of a worker: its newest record and its newest load. Nothing here talks to anybody.
 
 Rule: a state only moves forward; a record that says otherwise is older.
+
+What workers tell of themselves becomes values when it comes, not whenever a request asks for it.
 """
 
 from __future__ import annotations
@@ -10,12 +12,36 @@ from typing import Final
 from diptych.common.members.membership import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.members.terms import terms_of
-from diptych.router.workers.worker_report import reported_load, token_bytes
+from diptych.kvtransfer.layout import DTYPE_NBYTES
 from diptych.router.workers.worker_view import WorkerLoad, WorkerView
+from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Instance
 from diptych.v1.bootstrap_pb2 import WorkerLoad as WireLoad
 
 _STATES: Final[frozenset[int]] = frozenset(State)
+
+
+def reported_load(load: bootstrap_pb2.WorkerLoad, page_size: int) -> WorkerLoad:
+    return WorkerLoad(
+        num_requests=load.num_waiting + load.num_running,
+        queued_tokens=load.waiting_tokens,
+        free_tokens=load.free_pages * page_size,
+        has_credit=load.grantable_pages > 0,
+        queued_transfer_bytes=load.queued_transfer_bytes,
+        link_speeds={link.peer_instance_id: link.bytes_per_s for link in load.link_speeds},
+        num_queued=load.num_waiting_prompts,
+        context_tokens=(load.total_pages - load.free_pages) * page_size,
+    )
+
+
+def token_bytes(layout: bootstrap_pb2.KvLayout) -> int:
+    """Return how much KV a token takes, of all ranks of a worker."""
+    return sum(map(_region_token_bytes, layout.regions))
+
+
+def _region_token_bytes(region: bootstrap_pb2.KvRegion) -> int:
+    rows = len(region.layers) * region.num_planes * region.total_heads
+    return rows * region.head_dim * DTYPE_NBYTES.get(region.dtype, 0)
 
 
 class KnownWorker:

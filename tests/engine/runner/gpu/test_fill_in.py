@@ -8,7 +8,7 @@ import torch
 
 from diptych.engine.runner.gpu.fill_in import filled_in
 from diptych.engine.schedule.batch_builder import placeholder
-from diptych.engine.scheduler import model_worker
+from diptych.engine.scheduler.stepping import fill_in
 from diptych.engine.values.batch import NO_TOKEN, ForwardBatch, ForwardMode
 
 
@@ -18,7 +18,7 @@ def test_the_device_fills_in_what_the_host_would() -> None:
         newest = rng.integers(0, 1000, 9)
         newest[rng.integers(0, 9)] = NO_TOKEN
         ids = np.where(rng.random(12) < 0.5, rng.integers(0, 1000, 12), placeholder(0) - rng.integers(0, 9, 12))
-        expected = model_worker.fill_in(batch_of(ids), newest).input_ids
+        expected = fill_in(batch_of(ids), newest).input_ids
         before = torch.from_numpy(ids.copy())
         assert filled_in(before, torch.from_numpy(newest)).tolist() == expected.tolist()
         assert before.tolist() == ids.tolist(), "a graph that is run twice must find the placeholders again"

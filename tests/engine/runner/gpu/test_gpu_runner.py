@@ -19,7 +19,7 @@ from diptych.engine.runner.gpu.ladder import ladder
 from diptych.engine.runner.gpu.warm_up import warm_up, warm_up_steps
 from diptych.engine.runner.loaded_model import ModelOptions, load_model
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.scheduler.queued_steps import QueuedSteps
+from diptych.engine.scheduler.stepping import QueuedSteps
 from diptych.engine.values.batch import ForwardMode
 from diptych.generation.sampling_params import SamplingParams
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -41,6 +43,13 @@ def test_a_padded_step_has_as_many_rows_on_the_host_as_on_the_device() -> None:
     assert len(staged.host.page_table) == len(staged.page_table) == 8
 
 
+def test_a_step_has_room_for_the_drafts_of_all_requests() -> None:
+    cpu, limits = torch.device("cpu"), replace(LIMITS, max_drafts=2)
+    assert (LIMITS.max_samples, limits.max_samples) == (8, 24)
+    inputs = StepInputs(limits, Staging(limits.nbytes, cpu, Mark), cpu)
+    assert len(inputs.stage_padded(batch_of(20), 24).page_table) == 24
+
+
 def batch_of(size: int) -> ForwardBatch:
     rows = np.arange(size)
     return ForwardBatch(
@@ -51,5 +60,5 @@ def batch_of(size: int) -> ForwardBatch:
         page_table=rows[:, None].astype(np.int32),
         seq_lens=rows + 1,
         extend_lens=np.ones(size, np.int64),
-        sample_rows=rows,
+        num_sampled=np.ones(size, np.int64),
     )

@@ -21,7 +21,7 @@ def decode_batch(size: int) -> ForwardBatch:
         page_table=np.stack([2 * rows, 2 * rows + 1], axis=1).astype(np.int32),
         seq_lens=rows + 17,
         extend_lens=np.ones(size, np.int64),
-        sample_rows=rows,
+        num_sampled=np.ones(size, np.int64),
     )
 
 
@@ -48,7 +48,7 @@ def test_a_decode_step_takes_the_smallest_graph_that_holds_it() -> None:
 def test_other_steps_are_launched_kernel_by_kernel() -> None:
     batch = decode_batch(2)
     assert rung_of(replace(batch, adapters=np.array([-1, 0])), (2,)) is None
-    assert rung_of(replace(batch, sample_rows=np.array([1])), (2,)) is None
+    assert rung_of(replace(batch, num_sampled=np.array([0, 1])), (2,)) is None
     for mode in (ForwardMode.EXTEND, ForwardMode.MIXED):
         assert rung_of(replace(batch, mode=mode), (2,)) is None
 
@@ -74,7 +74,7 @@ def test_a_small_step_with_prompts_takes_the_smallest_pieces_that_hold_it() -> N
         steps = [replace(batch, mode=mode, input_ids=np.arange(size)) for size in (1, 16, 17, 65, 100, 101)]
         assert [token_rung_of(step, rungs) for step in steps] == [16, 16, 32, 100, 100, None]
     prompt = replace(batch, mode=ForwardMode.EXTEND)
-    assert token_rung_of(replace(prompt, sample_rows=np.array([1])), rungs) == 16
+    assert token_rung_of(replace(prompt, num_sampled=np.array([0, 1])), rungs) == 16
     assert token_rung_of(prompt, ()) is None
     assert token_rung_of(replace(prompt, adapters=np.array([-1, 0])), rungs) is None
     assert token_rung_of(batch, rungs) is None, "it only decodes"
@@ -95,5 +95,5 @@ def test_padding_rows_have_no_tokens_and_write_nowhere() -> None:
     assert full.seq_lens.tolist() == [17, 18, 19, 0, 0]
     assert full.page_table.tolist() == [[0, 1], [2, 3], [4, 5], [0, 0], [0, 0]]
     assert full.page_table.dtype == np.int32
-    assert full.sample_rows.tolist() == list(range(5))
+    assert full.num_sampled.tolist() == [1] * 5
     assert pad(batch, 3).out_slots.tolist() == batch.out_slots.tolist()

@@ -176,7 +176,7 @@ def batch_of(mode: ForwardMode, seq_lens: I64, extend_lens: I64, input_ids: I64)
         page_table=(8 * rows[:, None] + np.arange(4)).astype(np.int32),
         seq_lens=seq_lens,
         extend_lens=extend_lens,
-        sample_rows=rows,
+        num_sampled=np.ones_like(rows),
     )
 
 

@@ -126,8 +126,8 @@ def test_logits_are_of_the_rows_that_are_asked_for(
     """Of prompt tokens, of some requests only, of none."""
     (step,) = batches(new_driver(source), [(EXTEND, {0: 5, 1: 4})])
     of_prompt = replace(step, prompt_rows=PromptRows(np.array([1, 2, 6]), np.array([3, 4, 5]), 1))
-    second = replace(step, sample_rows=np.array([1]))
-    nobody = replace(step, sample_rows=np.array([], np.int64))
+    second = replace(step, num_sampled=np.array([0, 1]))
+    nobody = replace(step, num_sampled=np.array([0, 0]))
     expected, found = (
         logits_of(runner_on(model.on(kv), kv, rungs), [of_prompt, second, nobody, step])
         for kv, rungs in ((empty_pool(source), ()), (empty_pool(source), RUNGS))

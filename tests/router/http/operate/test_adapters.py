@@ -8,12 +8,12 @@ from typing import Any
 
 import grpc
 import pytest
+from simulated_worker import SimulatedWorker
 
 from diptych.common.members.membership import State
 from diptych.common.members.roles import Role
 from diptych.common.members.terms import Terms
 from diptych.router.choose.pairing import adapters, pair_up, with_adapter
-from diptych.router.simulated_worker import SimulatedWorker
 from diptych.router.workers.worker_view import Pair, WorkerView
 from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
 from diptych.v1.inference_pb2 import GenerateRequest

@@ -1,6 +1,6 @@
 """Puts the tokens of the step before in place of their placeholders, on the device: nobody waits for them.
 
-See `batch_builder.placeholder`, and `model_worker.fill_in`, which does it on the host.
+See `batch_builder.placeholder`, and `stepping.fill_in`, which does it on the host.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from diptych.engine.attention.staged_batch import StagedBatch, logits_rows
+from diptych.engine.attention.staged_batch import StagedBatch, logits_rows, single_rows
 from diptych.engine.models.lora import Loras
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.runner.gpu.fill_in import filled_in
@@ -60,7 +60,7 @@ class GpuRunner:
         pieces: PieceGraphs,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
     ) -> None:
-        """`newest`: int64 `[max_requests]` on the device, where the tokens sampled last are kept.
+        """`newest`: int64 `[max_samples]` on the device, where the tokens sampled last are kept.
 
         `layer_listener` is asked before each step who is to hear that the kernels of a layer are queued.
         """
@@ -89,6 +89,7 @@ class GpuRunner:
 
         They are of the rows to sample from, and then of the prompt rows.
         """
+        batch = single_rows(batch)
         with torch.inference_mode():
             if self._model.communicator is not None and (batch.input_ids < 0).any():
                 self._model.communicator.broadcast(self._newest)

@@ -25,6 +25,7 @@ class StepLimits:
     max_requests: int
     max_pages: int  # of a request
     max_graph_tokens: int = 512  # of a step with prompts that is replayed
+    max_drafts: int = 0  # of a request, verified in one step
 
     @property
     def most_graph_tokens(self) -> int:
@@ -32,11 +33,16 @@ class StepLimits:
         return min(self.max_graph_tokens, self.max_step_tokens)
 
     @property
+    def max_samples(self) -> int:
+        """Of a step: each token of a row has one."""
+        return self.max_requests * (1 + self.max_drafts)
+
+    @property
     def nbytes(self) -> int:
         """Of a step's arrays."""
-        num_tokens = self.max_step_tokens + self.max_requests
+        num_tokens = self.max_step_tokens + self.max_samples
         per_token, per_request = 4 * 8, (2 + self.max_pages) * 4  # ids, positions, slots, rows; lengths, starts, pages
-        return num_tokens * per_token + (self.max_requests + 1) * per_request + NUM_ARRAYS * ALIGNMENT
+        return num_tokens * per_token + (self.max_samples + 1) * per_request + NUM_ARRAYS * ALIGNMENT
 
 
 class StepInputs:
@@ -44,7 +50,7 @@ class StepInputs:
 
     def __init__(self, limits: StepLimits, staging: Staging, device: torch.device) -> None:
         self._staging = staging
-        self._page_table = torch.zeros(limits.max_requests, limits.max_pages, dtype=torch.int32, device=device)
+        self._page_table = torch.zeros(limits.max_samples, limits.max_pages, dtype=torch.int32, device=device)
 
     def stage(self, batch: ForwardBatch) -> StagedBatch:
         """Bring any step's arrays to the device. Those before the page table lie where the number of tokens says."""

@@ -1,9 +1,10 @@
 """Which steps are replayed from graphs, and at which size: pure rules.
 
-A decode step is one graph, captured for one batch size; a small step with prompts is one graph between each two layers'
-attention, captured for one number of tokens. A batch runs in the smallest size that holds it, filled up with rows that
-read and write nothing. While a step is bound by reading the weights, such a row costs almost nothing; from 128 rows on
-arithmetic counts, so the rungs are never further apart than a quarter of what they hold, or half a prompt of 128.
+A decode step is one graph, captured for one batch size, where a row of several tokens counts as so many rows of one; a
+small step with prompts is one graph between each two layers' attention, captured for one number of tokens. A batch runs
+in the smallest size that holds it, filled up with rows that read and write nothing. While a step is bound by reading
+the weights, such a row costs almost nothing; from 128 rows on arithmetic counts, so the rungs are never further apart
+than a quarter of what they hold, or half a prompt of 128.
 
 Rule: what is replayed depends on the batch alone, never on the process, because all tensor-parallel ranks must take the
 same way through their collectives.
@@ -40,7 +41,7 @@ def rung_of(batch: ForwardBatch, rungs: Sequence[int]) -> int | None:
     """
     if batch.mode is not ForwardMode.DECODE or batch.adapters is not None:
         return None
-    if len(batch.sample_rows) != batch.batch_size or batch.prompt_rows is not None:
+    if (batch.num_sampled != 1).any() or batch.prompt_rows is not None:
         return None
     return next((rung for rung in rungs if rung >= batch.batch_size), None)
 
@@ -68,7 +69,6 @@ def fill_up(input_ids: I64, size: int) -> I64:
 def pad(batch: ForwardBatch, size: int) -> ForwardBatch:
     """Return a decode batch of `size` rows: `batch`, and behind it rows without tokens in the KV pool."""
     missing = size - batch.batch_size
-    rows: I64 = np.arange(size)
     return ForwardBatch(
         mode=batch.mode,
         input_ids=_pad(batch.input_ids, missing, 0),
@@ -77,7 +77,7 @@ def pad(batch: ForwardBatch, size: int) -> ForwardBatch:
         page_table=np.pad(batch.page_table, ((0, missing), (0, 0))),
         seq_lens=_pad(batch.seq_lens, missing, 0),
         extend_lens=_pad(batch.extend_lens, missing, 1),
-        sample_rows=rows,
+        num_sampled=_pad(batch.num_sampled, missing, 1),
     )
 
 

@@ -34,7 +34,7 @@ def largest_step(limits: StepLimits, page_size: int) -> tuple[ForwardBatch, Samp
         page_table=np.tile(pages, (num_requests, 1)),
         seq_lens=lens,
         extend_lens=lens,
-        sample_rows=np.arange(num_requests),
+        num_sampled=np.ones_like(lens),
         prompt_rows=PromptRows(np.arange(len(positions)), np.zeros_like(positions), 1),
     )
     return batch, _drawn(num_requests)

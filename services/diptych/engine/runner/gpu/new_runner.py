@@ -27,17 +27,17 @@ def new_runner(
     layer_listener: Callable[[], OnLayer | None] = lambda: None,
 ) -> GpuRunner:
     """Return what runs `model` on its pool; with graphs of what can be recorded."""
-    rungs = ladder(limits.max_requests) if with_graphs and model.attention.is_recordable else ()
+    rungs = ladder(limits.max_samples) if with_graphs and model.attention.is_recordable else ()
     token_rungs = token_ladder(limits.most_graph_tokens) if with_graphs and model.only_queues else ()
     capture = CudaCapture(device)
     with torch.inference_mode():
-        sampler = GpuSampler(device, model.config.vocab_size, limits.max_requests)
+        sampler = GpuSampler(device, model.config.vocab_size, limits.max_samples)
         sampler.warm_up(DTYPES[model.options.dtype])
         return GpuRunner(
             model,
             StepInputs(limits, Staging(limits.nbytes, device, torch.cuda.Event), device),
             sampler.queue,
-            torch.zeros(limits.max_requests, dtype=torch.int64, device=device),
+            torch.zeros(limits.max_samples, dtype=torch.int64, device=device),
             Graphs(rungs, capture),
             PieceGraphs(token_rungs, capture, lambda num_tokens: model.decoder.new_buffers(num_tokens, device)),
             layer_listener,

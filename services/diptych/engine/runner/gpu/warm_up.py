@@ -79,7 +79,7 @@ def _step(mode: ForwardMode, lens: I64, page_size: int) -> ForwardBatch:
         page_table=np.zeros((len(lens), -(-int(lens.max()) // page_size)), np.int32),
         seq_lens=lens,
         extend_lens=lens,
-        sample_rows=np.arange(len(lens)),
+        num_sampled=np.ones_like(lens),
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final, Literal
+
+from typing_extensions import TypedDict
 
 from diptych.common.errors import DiptychError
 
@@ -25,14 +27,28 @@ _KINDS: Final[Mapping[int, str]] = {
 }
 
 
+class AnthropicErrorDetails(TypedDict):
+    """What is wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(TypedDict):
+    """Any answer but a good one."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetails
+
+
 def is_anthropic(path: str) -> bool:
     """Tell whether clients who ask there expect this shape."""
     return path == PATH or path.startswith(f"{PATH}/")
 
 
-def anthropic_error_body(error: DiptychError) -> dict[str, Any]:
+def anthropic_error_body(error: DiptychError) -> AnthropicError:
     return plain_anthropic_body(error.http_status, str(error))
 
 
-def plain_anthropic_body(status: int, message: str) -> dict[str, Any]:
+def plain_anthropic_body(status: int, message: str) -> AnthropicError:
     return {"type": "error", "error": {"type": _KINDS.get(status, "api_error"), "message": message}}

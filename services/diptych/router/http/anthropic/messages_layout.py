@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal, NotRequired
 
 import orjson
+from typing_extensions import TypedDict
 
 from diptych.common.errors import DiptychError
 from diptych.generation.finish import Finish
-from diptych.router.http.anthropic.errors import anthropic_error_body
+from diptych.router.http.anthropic.errors import AnthropicError, anthropic_error_body
 from diptych.router.http.exchange.framing import NAMED
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.blocks import Block, Blocks, Change, Closed, Grown, Opened
@@ -17,6 +18,49 @@ from diptych.router.output import End, Output, Piece, Usage
 from diptych.router.request_id import new_answer_id
 
 Json = dict[str, Any]
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class ContentBlock(TypedDict):
+    """Text, thinking, or the use of a tool; which, says its type."""
+
+    type: Literal["text", "thinking", "tool_use"]
+    text: NotRequired[str]
+    thinking: NotRequired[str]
+    signature: NotRequired[str]  # of thinking: empty
+    id: NotRequired[str]  # of the use of a tool, as the next two
+    name: NotRequired[str]
+    input: NotRequired[dict[str, Any]]
+
+
+class MessageUsage(TypedDict):
+    """Token counts."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class Stop(TypedDict):
+    """Why a message ended."""
+
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+
+
+class Message(Stop):
+    """The answer of /v1/messages."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    usage: MessageUsage
+    diptych: NotRequired[dict[str, Any]]
+
 
 _DELTAS: Final = {
     "text": ("text_delta", "text"),
@@ -37,17 +81,20 @@ class MessageLayout:
         self._blocks = Blocks()
         self._end: End | None = None
 
-    def error_body(self, error: DiptychError) -> Json:
+    def error_body(self, error: DiptychError) -> AnthropicError:
         return anthropic_error_body(error)
 
-    def failure(self, error: DiptychError) -> Json:
+    def failure(self, error: DiptychError) -> AnthropicError:
         return anthropic_error_body(error)
 
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> Json:
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> Message:
         (output,) = outputs
         self._blocks.push(output.parts)
         content = [_block(block, block.text) for block in self._blocks.all]
-        return self._message(content, self._stop(output.end), _usage(usage)) | _report(output.end)
+        message = self._message(content, self._stop(output.end), _usage(usage))
+        if output.end.report is not None:
+            message["diptych"] = timings(output.end.report)
+        return message
 
     def chunks(self, index: int, piece: Piece, *, is_first: bool) -> list[Json]:
         changes = self._blocks.push(piece.parts)
@@ -58,22 +105,33 @@ class MessageLayout:
 
     def closing(self, usage: Usage) -> list[Json]:
         assert self._end is not None, "a stream ends with its last piece"
-        last = {"type": "message_delta", "delta": self._stop(self._end), "usage": _usage(usage)}
-        return [last | _report(self._end), {"type": "message_stop"}]
+        last: Json = {"type": "message_delta", "delta": self._stop(self._end), "usage": _usage(usage)}
+        if self._end.report is not None:
+            last["diptych"] = timings(self._end.report)
+        return [last, {"type": "message_stop"}]
 
     def _start(self) -> list[Json]:
         """How much of the prompt was cached comes with the end: it is known then."""
-        nothing, usage = {"stop_reason": None, "stop_sequence": None}, Usage(sum(map(len, self.prompts)), 0, 0)
+        nothing: Stop = {"stop_reason": None, "stop_sequence": None}
+        usage = Usage(sum(map(len, self.prompts)), 0, 0)
         return [{"type": "message_start", "message": self._message([], nothing, _usage(usage))}]
 
-    def _message(self, content: Sequence[Json], stop: Json, usage: Json) -> Json:
-        head = {"id": new_answer_id("msg_"), "type": "message", "role": "assistant", "model": self._model_id}
-        return {**head, "content": content, **stop, "usage": usage}
+    def _message(self, content: list[ContentBlock], stop: Stop, usage: MessageUsage) -> Message:
+        return {
+            "id": new_answer_id("msg_"),
+            "type": "message",
+            "role": "assistant",
+            "model": self._model_id,
+            "content": content,
+            "stop_reason": stop["stop_reason"],
+            "stop_sequence": stop["stop_sequence"],
+            "usage": usage,
+        }
 
-    def _stop(self, end: End) -> Json:
+    def _stop(self, end: End) -> Stop:
         return {"stop_reason": self._stop_reason(end), "stop_sequence": end.stop or None}
 
-    def _stop_reason(self, end: End) -> str:
+    def _stop_reason(self, end: End) -> StopReason:
         if end.stop:
             return "stop_sequence"
         if end.finish is Finish.LENGTH:
@@ -82,7 +140,7 @@ class MessageLayout:
         return "tool_use" if self._blocks.has_calls else "end_turn"
 
 
-def _block(block: Block, text: str) -> Json:
+def _block(block: Block, text: str) -> ContentBlock:
     match block.kind:
         case "text":
             return {"type": "text", "text": text}
@@ -113,11 +171,7 @@ def _event(change: Change) -> Json:
             return {"type": "content_block_stop", "index": index}
 
 
-def _report(end: End) -> Json:
-    return {} if end.report is None else {"diptych": timings(end.report)}
-
-
-def _usage(usage: Usage) -> Json:
+def _usage(usage: Usage) -> MessageUsage:
     """Anthropic counts what was read from the cache beside the input, not in it."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,

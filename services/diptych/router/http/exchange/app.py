@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache, partial
-from importlib.metadata import version
 from typing import Final
 
-import orjson
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,7 +18,6 @@ from diptych.common.health.probes import Probes
 from diptych.router.http.anthropic.errors import anthropic_error_body, is_anthropic, plain_anthropic_body
 from diptych.router.http.exchange.errors import error_body, error_response, plain_error_body, plain_error_response
 from diptych.router.http.exchange.exchange import Api, Exchange
-from diptych.router.http.exchange.json_response import json_response
 from diptych.router.http.exchange.parse import (
     parse_chat,
     parse_completion,
@@ -33,6 +30,7 @@ from diptych.router.http.native.tokens import add_tokens
 from diptych.router.http.openai.models import add_models
 from diptych.router.http.openapi.document import document
 from diptych.router.http.openapi.operations import OPERATIONS
+from diptych.router.http.operate.about import add_about
 from diptych.router.serve.pipeline import Pipeline
 
 APIS: Final = (
@@ -52,7 +50,8 @@ def create_app(pipeline: Pipeline, probes: Probes, exchange: Exchange) -> FastAP
     _add_generation(app, exchange)
     add_tokens(app, pipeline, exchange.bodies)
     add_models(app, pipeline)
-    _add_operations(app, probes)
+    add_about(app, probes, [api.path for api in APIS])
+    app.add_route("/openapi.json", _openapi, methods=["GET"])
     _add_probes(app, probes)
     return app
 
@@ -67,40 +66,8 @@ async def _generate(exchange: Exchange, api: Api, request: Request) -> Response:
     return await exchange.answer(request, api)
 
 
-def _add_operations(app: FastAPI, probes: Probes) -> None:
-    """A route that takes GET takes HEAD as well."""
-    for path in ("/health", "/ping"):  # the second in SageMaker's words
-        app.add_route(path, _alive, methods=["GET", "POST"] if path == "/ping" else ["GET"])
-    app.add_route("/ready", partial(_ready, probes), methods=["GET"])
-    app.add_route("/version", _version, methods=["GET"])
-    app.add_route("/openapi.json", _openapi, methods=["GET"])
-    app.add_route("/", _welcome, methods=["GET"])
-
-
-async def _alive(request: Request) -> Response:
-    """The process is alive; says nothing of workers."""
-    return Response(b'{"status":"ok"}', media_type="application/json")
-
-
-async def _ready(probes: Probes, request: Request) -> Response:
-    """A request that came now could be served."""
-    verdict = probes.ready()
-    body = {"ready": verdict.is_good, "reason": verdict.reason}
-    return Response(orjson.dumps(body), 200 if verdict.is_good else 503, media_type="application/json")
-
-
-async def _version(request: Request) -> Response:
-    return json_response({"version": version("diptych")}, request)
-
-
 async def _openapi(request: Request) -> Response:
     return Response(openapi_json(), media_type="application/json")
-
-
-async def _welcome(request: Request) -> Response:
-    """For who opens the address in a browser, or asks it what it is."""
-    links = {"models": "/v1/models", "openapi": "/openapi.json", "ready": "/ready", "health": "/health"}
-    return json_response({"name": "diptych", "apis": [api.path for api in APIS], **links}, request)
 
 
 @cache

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import orjson
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, InvalidRequest, NotFound, Overloaded, Unavailable
 from diptych.router.errors import (
@@ -18,9 +19,24 @@ from diptych.router.errors import (
     Unauthenticated,
 )
 
-Json = dict[str, Any]
-ErrorBody: TypeAlias = Callable[[DiptychError], Json]
-PlainErrorBody: TypeAlias = Callable[[int, str], Json]  # of a status and words
+ErrorBody: TypeAlias = Callable[[DiptychError], Mapping[str, object]]
+PlainErrorBody: TypeAlias = Callable[[int, str], Mapping[str, object]]  # of a status and words
+
+
+class ErrorDetails(TypedDict):
+    """What is wrong, for people and for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(TypedDict):
+    """Any answer but a good one."""
+
+    error: ErrorDetails
+
 
 # The most derived class of an error that is listed here counts: its (type, code).
 _WORDS: Final[Mapping[type[DiptychError], tuple[str, str | None]]] = {
@@ -39,7 +55,7 @@ _WORDS: Final[Mapping[type[DiptychError], tuple[str, str | None]]] = {
 }
 
 
-def error_body(error: DiptychError) -> Json:
+def error_body(error: DiptychError) -> Error:
     """OpenAI's."""
     kind, code = next(_WORDS[base] for base in type(error).__mro__ if base in _WORDS)
     param = error.param if isinstance(error, InvalidRequest) else None
@@ -57,7 +73,7 @@ def error_response(
     )
 
 
-def plain_error_body(status: int, message: str) -> Json:
+def plain_error_body(status: int, message: str) -> Error:
     """OpenAI's."""
     return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
 

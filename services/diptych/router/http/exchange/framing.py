@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 import orjson
 
-Json = dict[str, Any]
+Event: TypeAlias = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class Framing:
     """The bytes of server-sent events."""
 
-    event: Callable[[Json], bytes]
+    event: Callable[[Event], bytes]
     end: bytes  # after the last event
 
 
-def _data(value: Json) -> bytes:
+def _data(value: Event) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-def _named(value: Json) -> bytes:
+def _named(value: Event) -> bytes:
     return b"event: " + str(value["type"]).encode() + b"\n" + _data(value)
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NotRequired
+
+from typing_extensions import TypeAliasType, TypedDict
 
 from diptych.common.errors import DiptychError
 from diptych.generation.finish import Finish
-from diptych.router.http.exchange.errors import error_body
+from diptych.router.http.exchange.errors import Error, error_body
 from diptych.router.http.exchange.framing import DATA_ONLY
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.logprobs import Entry, entries, text_of
@@ -21,8 +23,41 @@ from diptych.router.output import End, Output, Piece, Scores, Usage
 from diptych.tokens.token_bytes import TokenBytes
 
 Json = dict[str, Any]
+Triple = tuple[float | None, int, str | None]  # a token's log-probability, the token, and its text
 
 TOLD_AGAIN: Final = 256  # times at most that a stream has as many bytes as a whole answer; the first tokens come singly
+
+
+class Counts(TypedDict, total=False):
+    """Token counts, of an output so far."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class MetaInfo(Counts):
+    """What is known of an output."""
+
+    id: str
+    finish_reason: dict[str, Any] | None
+    cached_tokens: NotRequired[int]
+    diptych: NotRequired[dict[str, Any]]
+    output_token_logprobs: NotRequired[list[Triple]]
+    output_top_logprobs: NotRequired[list[list[Triple] | None]]
+    input_token_logprobs: NotRequired[list[Triple]]
+    input_top_logprobs: NotRequired[list[list[Triple] | None]]
+
+
+class GeneratedOutput(TypedDict):
+    """One output."""
+
+    index: int
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+
+
+Generated = TypeAliasType("Generated", GeneratedOutput | list[GeneratedOutput])  # a list if several were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +78,7 @@ class _Grown:
     meta: Json = field(default_factory=dict)
     num_told: int = 0  # tokens
 
-    def add(self, new: Json) -> None:
+    def add(self, new: GeneratedOutput) -> None:
         self.texts.append(new["text"])
         self.token_ids += new["output_ids"]
         for key, value in new["meta_info"].items():
@@ -74,21 +109,23 @@ class GenerateLayout:
         self._num_tokens: dict[int, int] = {}  # of a stream, by output, so far
         self._so_far: dict[int, _Grown] = {}  # likewise
 
-    def error_body(self, error: DiptychError) -> Json:
+    def error_body(self, error: DiptychError) -> Error:
         return error_body(error)
 
-    def failure(self, error: DiptychError) -> Json:
+    def failure(self, error: DiptychError) -> Error:
         return error_body(error)
 
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> Any:
-        answers = [self._answer(index, output, {}) for index, output in enumerate(outputs)]
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> Generated:
+        answers = [self._answer(index, output) for index, output in enumerate(outputs)]
         return answers if self._style.is_batch or len(answers) > 1 else answers[0]
 
-    def chunks(self, index: int, piece: Piece, *, is_first: bool) -> list[Json]:
+    def chunks(self, index: int, piece: Piece, *, is_first: bool) -> Sequence[GeneratedOutput | Json]:
         if not (piece.text or piece.token_ids or piece.end):
             return []
         self._num_tokens[index] = num_tokens = self._num_tokens.get(index, 0) + len(piece.token_ids)
-        new = self._answer(index, piece, {"prompt_tokens": len(self.prompts[index]), "completion_tokens": num_tokens})
+        new = self._answer(index, piece)
+        if piece.end is None:
+            new["meta_info"] |= {"prompt_tokens": len(self.prompts[index]), "completion_tokens": num_tokens}
         if self._style.is_incremental:
             return [new]
         grown = self._so_far.setdefault(index, _Grown())
@@ -98,46 +135,41 @@ class GenerateLayout:
     def closing(self, usage: Usage) -> list[Json]:
         return []
 
-    def _answer(self, index: int, part: Piece | Output, counts: Json) -> Json:
-        meta = {"id": self._request_id, "finish_reason": None, **counts}
+    def _answer(self, index: int, part: Piece | Output) -> GeneratedOutput:
+        meta: MetaInfo = {"id": self._request_id, "finish_reason": None}
         if part.end is not None:
-            meta |= self._end(part.end)
+            self._note_end(meta, part.end)
         if part.scores is not None:
-            meta |= self._logprobs("output", part.scores)
+            meta["output_token_logprobs"], meta["output_top_logprobs"] = self._logprobs(part.scores)
         if part.prompt is not None:
-            meta |= self._logprobs("input", part.prompt)
+            meta["input_token_logprobs"], meta["input_top_logprobs"] = self._logprobs(part.prompt)
         return {"index": index, "text": part.text, "output_ids": list(part.token_ids), "meta_info": meta}
 
-    def _end(self, end: End) -> Json:
-        usage, report = end.usage, {} if end.report is None else {"diptych": timings(end.report)}
-        return {
-            "finish_reason": self._finish(end),
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "cached_tokens": usage.cached_tokens,
-            **report,
-        }
+    def _note_end(self, meta: MetaInfo, end: End) -> None:
+        meta["finish_reason"] = self._finish(end)
+        meta["prompt_tokens"] = end.usage.prompt_tokens
+        meta["completion_tokens"] = end.usage.completion_tokens
+        meta["cached_tokens"] = end.usage.cached_tokens
+        if end.report is not None:
+            meta["diptych"] = timings(end.report)
 
     def _finish(self, end: End) -> Json:
         if end.finish is Finish.LENGTH:
             return {"type": "length", "length": end.usage.completion_tokens}
         return {"type": end.finish.value, "matched": end.stop or end.stop_token}
 
-    def _logprobs(self, whose: str, scores: Scores) -> Json:
-        """SGLang's triples, (log-probability, token, text). The first token of a prompt has none."""
+    def _logprobs(self, scores: Scores) -> tuple[list[Triple], list[list[Triple] | None]]:
+        """SGLang's triples, of tokens and of their alternatives. The first token of a prompt has none."""
         num_unscored = len(scores.token_ids) - len(scores.logprobs)
         unscored = [(None, token_id, self._text(token_id)) for token_id in scores.token_ids[:num_unscored]]
         scored = list(entries(scores))
-        return {
-            f"{whose}_token_logprobs": [*unscored, *map(self._triple, scored)],
-            f"{whose}_top_logprobs": [*([None] * num_unscored), *map(self._top, scored)],
-        }
+        return [*unscored, *map(self._triple, scored)], [*([None] * num_unscored), *map(self._top, scored)]
 
-    def _triple(self, entry: Entry) -> tuple[float, int, str | None]:
+    def _triple(self, entry: Entry) -> Triple:
         token_id, value, _ = entry
         return value, token_id, self._text(token_id)
 
-    def _top(self, entry: Entry) -> list[tuple[float, int, str | None]]:
+    def _top(self, entry: Entry) -> list[Triple]:
         return [(value, token_id, self._text(token_id)) for token_id, value in entry[2]]
 
     def _text(self, token_id: int) -> str | None:

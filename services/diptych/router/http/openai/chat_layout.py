@@ -3,22 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
 
 from diptych.generation.finish import Finish
 from diptych.router.http.fields.logprobs import chat_logprobs
-from diptych.router.http.openai.completion_layout import ChoiceLayout, Json, Style
+from diptych.router.http.openai.completion_layout import (
+    ChoiceLayout,
+    CompletionUsage,
+    Json,
+    ShownPrompt,
+    ShownTokens,
+    Style,
+    completion_usage,
+    reports_of,
+)
 from diptych.router.output import End, Output, Piece, Usage
 from diptych.router.served_model import ServedModel
 from diptych.router.text.parsing.parts import (
     Content,
+    Message,
     Part,
     Reasoning,
     ToolArguments,
-    ToolCall,
     ToolCallStart,
     message_of,
 )
 from diptych.router.text.parsing.tool_use import ToolUse
+
+Reason = Literal["stop", "length", "tool_calls", "abort"]
+
+
+class FunctionOfCall(TypedDict):
+    """What is called, and how."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionOfCall
+
+
+class AssistantMessage(TypedDict):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+    tool_calls: NotRequired[list[ToolCall]]
+    reasoning_content: NotRequired[str]
+
+
+class ChatChoice(ShownTokens):
+    """One of the outputs."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: Reason
+    stop_reason: str | int | None
+
+
+class ChatCompletion(ShownPrompt):
+    """The answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+    diptych: NotRequired[dict[str, Any]]
 
 
 class ChatLayout(ChoiceLayout):
@@ -29,25 +90,37 @@ class ChatLayout(ChoiceLayout):
         self._names_call = tool_use.choice == "named"
         self._calling: set[int] = set()  # choices of a stream that have calls
 
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> Json:
-        return self._with_prompt_tokens(self._with_prompt(super().whole(outputs, usage), outputs[0]), 0)
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> ChatCompletion:
+        answer: ChatCompletion = {
+            "id": self._head["id"],
+            "object": "chat.completion",
+            "created": self._head["created"],
+            "model": self._head["model"],
+            "choices": [self._whole_choice(index, output) for index, output in enumerate(outputs)],
+            "usage": completion_usage(usage),
+        }
+        if reports := reports_of(outputs):
+            answer["diptych"] = reports
+        self._show_prompt_logprobs(answer, outputs[0])
+        self._show_prompt_tokens(answer, 0)
+        return answer
 
-    def _whole_choice(self, index: int, output: Output) -> Json:
+    def _whole_choice(self, index: int, output: Output) -> ChatChoice:
         message = message_of(output.parts)
-        shown: Json = {"role": "assistant", "content": message.content, "refusal": None}
-        if message.reasoning:
-            shown["reasoning_content"] = message.reasoning
-        if message.calls:
-            shown |= {"content": message.content or None, "tool_calls": [_whole_call(call) for call in message.calls]}
-        reason = self._finish_reason(output.end.finish, has_calls=bool(message.calls))
-        choice = {"index": index, "message": shown, "logprobs": self._logprobs(output), "finish_reason": reason}
-        choice["stop_reason"] = self._stop_reason(output.end)
-        return self._with_tokens(choice, output.token_ids)
+        choice: ChatChoice = {
+            "index": index,
+            "message": _shown(message),
+            "logprobs": self._logprobs(output),
+            "finish_reason": self._finish_reason(output.end.finish, has_calls=bool(message.calls)),
+            "stop_reason": self._stop_reason(output.end),
+        }
+        self._show_tokens(choice, output.token_ids)
+        return choice
 
     def chunks(self, index: int, piece: Piece, *, is_first: bool) -> list[Json]:
         chunks = super().chunks(index, piece, is_first=is_first)
         if is_first:
-            chunks[0] = self._with_prompt_tokens(chunks[0], index)
+            self._show_prompt_tokens(chunks[0], index)
         return chunks
 
     def _opening(self, index: int) -> list[Json]:
@@ -60,7 +133,7 @@ class ChatLayout(ChoiceLayout):
             return []
         choices = [_choice(index, delta) for delta in deltas or [{}]]
         choices[0]["logprobs"] = self._logprobs(piece)
-        choices[0] = self._with_tokens(choices[0], piece.token_ids)
+        self._show_tokens(choices[0], piece.token_ids)
         return choices
 
     def _contents(self, index: int, piece: Piece) -> list[Json]:
@@ -74,7 +147,7 @@ class ChatLayout(ChoiceLayout):
         reason = self._finish_reason(end.finish, has_calls=index in self._calling)
         return {**_choice(index, {}), "finish_reason": reason, "stop_reason": self._stop_reason(end)}
 
-    def _finish_reason(self, finish: Finish, *, has_calls: bool) -> str:
+    def _finish_reason(self, finish: Finish, *, has_calls: bool) -> Reason:
         """As OpenAI has it: a call of the function that the client named is no reason of the model's."""
         return "tool_calls" if has_calls and finish is Finish.STOP and not self._names_call else finish.value
 
@@ -100,9 +173,15 @@ def _delta(part: Part) -> Json:
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-def _whole_call(call: ToolCall) -> Json:
-    return _call(call.call_id, call.name, call.arguments)
+def _shown(message: Message) -> AssistantMessage:
+    shown: AssistantMessage = {"role": "assistant", "content": message.content, "refusal": None}
+    if message.reasoning:
+        shown["reasoning_content"] = message.reasoning
+    if message.calls:
+        shown["content"] = message.content or None
+        shown["tool_calls"] = [_call(call.call_id, call.name, call.arguments) for call in message.calls]
+    return shown
 
 
-def _call(call_id: str, name: str, arguments: str) -> Json:
+def _call(call_id: str, name: str, arguments: str) -> ToolCall:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

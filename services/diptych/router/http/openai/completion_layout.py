@@ -12,12 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, NotRequired, Protocol
+
+from typing_extensions import TypedDict
 
 from diptych.common.errors import DiptychError
 from diptych.generation.finish import Finish
-from diptych.router.http.exchange.errors import error_body
-from diptych.router.http.exchange.framing import DATA_ONLY, Framing
+from diptych.router.http.exchange.errors import Error, error_body
+from diptych.router.http.exchange.framing import DATA_ONLY, Event, Framing
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.logprobs import Name, completion_logprobs, id_of, prompt_logprobs, text_of
 from diptych.router.output import End, Output, Piece, Usage
@@ -25,6 +27,65 @@ from diptych.router.request_id import new_answer_id
 from diptych.router.served_model import ServedModel
 
 Json = dict[str, Any]
+
+
+class CachedTokens(TypedDict):
+    """The part of the prompt whose KV was in a cache."""
+
+    cached_tokens: int
+
+
+class CompletionUsage(TypedDict):
+    """Token counts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class Head(TypedDict):
+    """What an answer and each chunk of it begin with."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+
+
+class ShownTokens(TypedDict, total=False):
+    """Where token ids are asked for, those of an output."""
+
+    token_ids: list[int]
+
+
+class ShownPrompt(TypedDict, total=False):
+    """What is asked for of a prompt."""
+
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[str, Any] | None]
+
+
+class CompletionChoice(ShownTokens, ShownPrompt):
+    """One of the outputs."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "abort"]
+    stop_reason: str | int | None
+
+
+class Completion(TypedDict):
+    """The answer of /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
+    diptych: NotRequired[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +109,23 @@ class Layout(Protocol):
     @property
     def framing(self) -> Framing: ...
 
-    def error_body(self, error: DiptychError) -> Json:
+    def error_body(self, error: DiptychError) -> Event:
         """The body of an answer that is an error."""
         ...
 
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> Json:
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> object:
         """The answer in one piece."""
         ...
 
-    def chunks(self, index: int, piece: Piece, *, is_first: bool) -> list[Json]:
+    def chunks(self, index: int, piece: Piece, *, is_first: bool) -> Sequence[Event]:
         """The chunks for a piece of output `index`."""
         ...
 
-    def closing(self, usage: Usage) -> list[Json]:
+    def closing(self, usage: Usage) -> Sequence[Event]:
         """The last chunks, after all outputs have ended."""
         ...
 
-    def failure(self, error: DiptychError) -> Json:
+    def failure(self, error: DiptychError) -> Event:
         """The last chunk of a stream that fails."""
         ...
 
@@ -77,7 +138,7 @@ class ChoiceLayout(ABC):
 
     def __init__(self, prefix: str, kind: str, model: ServedModel, style: Style) -> None:
         created, model_id = int(time.time()), model.model_id
-        self._head = {"id": new_answer_id(f"{prefix}-"), "object": kind, "created": created, "model": model_id}
+        self._head: Head = {"id": new_answer_id(f"{prefix}-"), "object": kind, "created": created, "model": model_id}
         self._token_bytes = model.tokenizer.token_bytes
         as_text = partial(text_of, token_bytes=self._token_bytes)
         self._name: Name = id_of if style.names_tokens_by_id else as_text
@@ -85,16 +146,11 @@ class ChoiceLayout(ABC):
         self._num_tokens: dict[int, int] = {}  # of a stream, by choice, so far
         self.style = style
 
-    def error_body(self, error: DiptychError) -> Json:
+    def error_body(self, error: DiptychError) -> Error:
         return error_body(error)
 
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> Json:
-        choices = [self._whole_choice(index, output) for index, output in enumerate(outputs)]
-        body = {**self._head, "choices": choices, "usage": _usage(usage)}
-        reports = [timings(output.end.report) for output in outputs if output.end.report]
-        if reports:
-            body["diptych"] = reports[0] if len(outputs) == 1 else {"choices": reports}
-        return body
+    @abstractmethod
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> object: ...
 
     def chunks(self, index: int, piece: Piece, *, is_first: bool) -> list[Json]:
         choices = self._opening(index) if is_first else []
@@ -106,9 +162,9 @@ class ChoiceLayout(ABC):
         return chunks
 
     def closing(self, usage: Usage) -> list[Json]:
-        return [{**self._head, "choices": [], "usage": _usage(usage)}] if self.style.include_usage else []
+        return [{**self._head, "choices": [], "usage": completion_usage(usage)}] if self.style.include_usage else []
 
-    def failure(self, error: DiptychError) -> Json:
+    def failure(self, error: DiptychError) -> Error:
         return error_body(error)
 
     def _chunk(self, choice: Json) -> Json:
@@ -129,14 +185,20 @@ class ChoiceLayout(ABC):
         """Of a choice."""
         chunk = self._chunk(choice)
         if self.style.continuous_usage:
-            chunk["usage"] = _usage(end.usage)
+            chunk["usage"] = completion_usage(end.usage)
         return chunk if end.report is None else {**chunk, "diptych": timings(end.report)}
 
-    def _with_tokens(self, choice: Json, token_ids: Sequence[int]) -> Json:
-        return {**choice, "token_ids": list(token_ids)} if self.style.return_token_ids else choice
+    def _show_tokens(self, choice: ShownTokens | Json, token_ids: Sequence[int]) -> None:
+        if self.style.return_token_ids:
+            choice["token_ids"] = list(token_ids)
 
-    def _with_prompt_tokens(self, part: Json, index: int) -> Json:
-        return {**part, "prompt_token_ids": list(self.prompts[index])} if self.style.return_token_ids else part
+    def _show_prompt_tokens(self, part: ShownPrompt | Json, index: int) -> None:
+        if self.style.return_token_ids:
+            part["prompt_token_ids"] = list(self.prompts[index])
+
+    def _show_prompt_logprobs(self, part: ShownPrompt, output: Output) -> None:
+        if self.style.prompt_logprobs and output.prompt is not None:
+            part["prompt_logprobs"] = prompt_logprobs(output.prompt, self._token_bytes)
 
     def _stop_reason(self, end: End) -> str | int | None:
         """The stop string or token at which it ended, as vLLM has it: the end of sequence is none."""
@@ -145,14 +207,6 @@ class ChoiceLayout(ABC):
     def _shows_tokens(self, piece: Piece) -> bool:
         """Whether a piece without text has something to show."""
         return bool(piece.token_ids) and (self.style.return_token_ids or self.style.logprobs)
-
-    def _with_prompt(self, part: Json, output: Output) -> Json:
-        if not self.style.prompt_logprobs or output.prompt is None:
-            return part
-        return {**part, "prompt_logprobs": prompt_logprobs(output.prompt, self._token_bytes)}
-
-    @abstractmethod
-    def _whole_choice(self, index: int, output: Output) -> Json: ...
 
     @abstractmethod
     def _opening(self, index: int) -> list[Json]:
@@ -174,10 +228,31 @@ class CompletionLayout(ChoiceLayout):
     def __init__(self, model: ServedModel, style: Style) -> None:
         super().__init__("cmpl", "text_completion", model, style)
 
-    def _whole_choice(self, index: int, output: Output) -> Json:
-        choice = {**self._end(index, output.end), "text": output.text, "logprobs": self._logprobs(output)}
-        choice = self._with_prompt_tokens(self._with_tokens(choice, output.token_ids), index)
-        return self._with_prompt(choice, output)
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> Completion:
+        answer: Completion = {
+            "id": self._head["id"],
+            "object": "text_completion",
+            "created": self._head["created"],
+            "model": self._head["model"],
+            "choices": [self._whole_choice(index, output) for index, output in enumerate(outputs)],
+            "usage": completion_usage(usage),
+        }
+        if reports := reports_of(outputs):
+            answer["diptych"] = reports
+        return answer
+
+    def _whole_choice(self, index: int, output: Output) -> CompletionChoice:
+        choice: CompletionChoice = {
+            "index": index,
+            "text": output.text,
+            "logprobs": self._logprobs(output),
+            "finish_reason": output.end.finish.value,
+            "stop_reason": self._stop_reason(output.end),
+        }
+        self._show_tokens(choice, output.token_ids)
+        self._show_prompt_tokens(choice, index)
+        self._show_prompt_logprobs(choice, output)
+        return choice
 
     def _opening(self, index: int) -> list[Json]:
         return []
@@ -186,8 +261,10 @@ class CompletionLayout(ChoiceLayout):
         if not piece.text and not self._shows_tokens(piece):
             return []
         choice = _completion_choice(index, piece.text, self._logprobs(piece), None)
-        choice = self._with_tokens(choice, piece.token_ids)
-        return [self._with_prompt_tokens(choice, index) if self._is_first_delta(index, piece) else choice]
+        self._show_tokens(choice, piece.token_ids)
+        if self._is_first_delta(index, piece):
+            self._show_prompt_tokens(choice, index)
+        return [choice]
 
     def _is_first_delta(self, index: int, piece: Piece) -> bool:
         return self._num_tokens[index] == len(piece.token_ids)
@@ -202,7 +279,15 @@ class CompletionLayout(ChoiceLayout):
         return completion_logprobs(parts, self._name)
 
 
-def _usage(usage: Usage) -> Json:
+def reports_of(outputs: Sequence[Output]) -> Json | None:
+    """Return the timings of an answer, by choice if it has several; None where nobody asked for them."""
+    reports = [timings(output.end.report) for output in outputs if output.end.report]
+    if not reports:
+        return None
+    return reports[0] if len(outputs) == 1 else {"choices": reports}
+
+
+def completion_usage(usage: Usage) -> CompletionUsage:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

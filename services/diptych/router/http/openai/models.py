@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Literal, NotRequired
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from diptych.router.errors import ModelNotFound
 from diptych.router.http.exchange.errors import error_response
@@ -17,7 +17,25 @@ from diptych.router.http.exchange.json_response import json_response
 from diptych.router.http.exchange.request_id import HEADER, request_id_of
 from diptych.router.serve.pipeline import Pipeline
 
-Json = dict[str, Any]
+
+class Model(TypedDict):
+    """A model, or an adapter of it."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    context_len: int
+    max_model_len: int  # the same, as vLLM's clients look for it
+    parent: NotRequired[str]  # of an adapter
+
+
+class ModelList(TypedDict):
+    """The answer of /v1/models."""
+
+    object: Literal["list"]
+    data: list[Model]
 
 
 def add_models(app: FastAPI, pipeline: Pipeline) -> None:
@@ -28,35 +46,38 @@ def add_models(app: FastAPI, pipeline: Pipeline) -> None:
 
 
 async def _list(pipeline: Pipeline, created: int, request: Request) -> Response:
-    return json_response({"object": "list", "data": list(listed(pipeline, created).values())}, request)
+    models: ModelList = {"object": "list", "data": list(listed(pipeline, created).values())}
+    return json_response(models, request)
 
 
 async def _show(pipeline: Pipeline, created: int, request: Request) -> Response:
     name = request.path_params["model_id"]
     known = listed(pipeline, created)
     if name in pipeline.model_ids:
-        known.setdefault(name, {"id": name, **_common(pipeline, created)})  # requests may call it so, too
+        known.setdefault(name, _model(name, pipeline, created))  # requests may call it so, too
     if name not in known:
         error = ModelNotFound(f"the model {name!r} does not exist")
         return error_response(error, {HEADER: request_id_of(request)})
     return json_response(known[name], request)
 
 
-def listed(pipeline: Pipeline, created: int) -> Json:
+def listed(pipeline: Pipeline, created: int) -> dict[str, Model]:
     """Return each model by the name that a request gives, first the model itself: clients that take any take that."""
-    common = _common(pipeline, created)
-    served = {name: {"id": name, **common} for name in pipeline.names}
-    names = [name for name in pipeline.adapters if name not in served]  # a name of the model's is no adapter's
-    return served | {name: {"id": name, **common, "parent": pipeline.names[0]} for name in names}
+    served = {name: _model(name, pipeline, created) for name in pipeline.names}
+    for name in pipeline.adapters:
+        if name not in served:  # a name of the model's is no adapter's
+            served[name] = _model(name, pipeline, created) | {"parent": pipeline.names[0]}
+    return served
 
 
-def _common(pipeline: Pipeline, created: int) -> Mapping[str, Any]:
+def _model(name: str, pipeline: Pipeline, created: int) -> Model:
     context_len = pipeline.context_len
     return {
+        "id": name,
         "object": "model",
         "created": created,
         "owned_by": "diptych",
         "root": pipeline.model_ids[0],
         "context_len": context_len,
-        "max_model_len": context_len,  # as vLLM's clients look for it
+        "max_model_len": context_len,
     }

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+from typing_extensions import TypedDict
 
 from diptych.common.errors import DiptychError
 from diptych.generation.finish import Finish
-from diptych.router.http.exchange.errors import error_body
+from diptych.router.http.exchange.errors import Error, error_body
 from diptych.router.http.exchange.framing import NAMED
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.blocks import Block, Blocks, Change, Closed, Grown, Opened
-from diptych.router.http.openai.responses_items import content_part, item_id, output_item
+from diptych.router.http.openai.responses_items import OutputItem, Status, content_part, item_id, output_item
+from diptych.router.http.openai.responses_request import Echoed
 from diptych.router.http.openai.text_scores import TextScores
 from diptych.router.output import End, Output, Piece, Usage
 from diptych.router.request_id import new_answer_id
@@ -23,22 +26,61 @@ Json = dict[str, Any]
 _WORDS: Final = {"text": "output_text", "reasoning": "reasoning_text"}  # of a block's content, in events
 
 
+ResponseStatus = Literal["completed", "incomplete", "in_progress", "failed"]
+
+
+class InputDetails(TypedDict):
+    """What is known of the input tokens."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(TypedDict):
+    """What is known of the output tokens."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    """Token counts."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class Response(Echoed):
+    """The answer of /v1/responses."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    status: ResponseStatus
+    output: list[OutputItem]
+    usage: ResponseUsage | None
+
+
 class ResponseLayout:
     """One response."""
 
     framing: Final = NAMED
     prompts: Sequence[Sequence[int]] = ()
 
-    def __init__(self, model_id: str, echoed: Mapping[str, Any], token_bytes: TokenBytes | None) -> None:
+    def __init__(self, model_id: str, echoed: Echoed, token_bytes: TokenBytes | None) -> None:
         self._id = new_answer_id("resp_")
-        head = {"id": self._id, "object": "response", "created_at": int(time.time()), "model": model_id}
-        self._head = {**head, **echoed}
+        self._created_at = int(time.time())
+        self._model_id = model_id
+        self._echoed = echoed
         self._blocks = Blocks()
         self._scores = TextScores(token_bytes)  # of the only block: there are none where there may be others
         self._end: End | None = None
         self._num_events = 0
 
-    def error_body(self, error: DiptychError) -> Json:
+    def error_body(self, error: DiptychError) -> Error:
         return error_body(error)
 
     def failure(self, error: DiptychError) -> Json:
@@ -46,7 +88,7 @@ class ResponseLayout:
         failed = {"code": words["code"] or words["type"], "message": words["message"]}
         return self._event("response.failed", response=self._response("failed", None) | {"error": failed})
 
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> Json:
+    def whole(self, outputs: Sequence[Output], usage: Usage) -> Response:
         (output,) = outputs
         self._scores.push(output.text, output.scores)
         self._blocks.push(output.parts)
@@ -75,26 +117,33 @@ class ResponseLayout:
             self._event("response.in_progress", response=response),
         ]
 
-    def _ended(self, end: End, usage: Usage) -> Json:
-        report = {} if end.report is None else {"diptych": timings(end.report)}
-        if end.finish is not Finish.LENGTH:
-            return self._response("completed", usage) | report
-        return self._response("incomplete", usage) | {"incomplete_details": {"reason": "max_output_tokens"}} | report
+    def _ended(self, end: End, usage: Usage) -> Response:
+        is_cut = end.finish is Finish.LENGTH
+        response = self._response("incomplete" if is_cut else "completed", usage)
+        if is_cut:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        if end.report is not None:
+            response["diptych"] = timings(end.report)
+        return response
 
-    def _response(self, status: str, usage: Usage | None) -> Json:
+    def _response(self, status: ResponseStatus, usage: Usage | None) -> Response:
         is_done = status != "in_progress"
         is_cut = status != "completed"
         return {
-            **self._head,
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created_at,
+            "model": self._model_id,
+            **self._echoed,
             "status": status,
             "output": [self._ended_item(block, is_cut=is_cut) for block in self._blocks.all] if is_done else [],
             "usage": None if usage is None else _usage(usage),
         }
 
-    def _item(self, block: Block, status: str) -> Json:
+    def _item(self, block: Block, status: Status) -> OutputItem:
         return output_item(self._id, block, status, self._scores.told)
 
-    def _ended_item(self, block: Block, *, is_cut: bool) -> Json:
+    def _ended_item(self, block: Block, *, is_cut: bool) -> OutputItem:
         """What cuts a response off cuts its last block."""
         return self._item(block, "incomplete" if is_cut and block is self._blocks.all[-1] else "completed")
 
@@ -146,7 +195,7 @@ class ResponseLayout:
         return {"type": kind, "sequence_number": self._num_events - 1, **fields}
 
 
-def _usage(usage: Usage) -> Json:
+def _usage(usage: Usage) -> ResponseUsage:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NotRequired
 
 import orjson
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
@@ -23,6 +23,35 @@ from diptych.router.serve.validation import MAX_TOOLS
 from diptych.router.text.parsing.tool_use import ToolUse
 
 LOGPROBS: Final = "message.output_text.logprobs"
+
+
+class SameInAll(TypedDict):
+    """What every response says until it fails, is cut off, or has ended."""
+
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, Any] | None
+    previous_response_id: None
+    store: bool
+    truncation: str
+    background: bool
+    diptych: NotRequired[dict[str, Any]]
+
+
+class Echoed(SameInAll):
+    """What a response repeats of its request."""
+
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    reasoning: dict[str, Any]
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    user: str | None
 
 
 class ResponsesRequest(RequestFields):
@@ -100,7 +129,7 @@ class ResponsesRequest(RequestFields):
         choice = choice_in_chat(self.tool_choice)
         return tool_use(self._tools(), choice, parallel=self.parallel_tool_calls is not False)
 
-    def echoed(self) -> dict[str, Any]:
+    def echoed(self) -> Echoed:
         """What the response says of its request."""
         text = self.text.model_dump(by_alias=True, exclude_none=True) if self.text else {}
         choice = self.tool_choice.model_dump() if isinstance(self.tool_choice, NamedFunction) else self.tool_choice
@@ -124,7 +153,7 @@ class ResponsesRequest(RequestFields):
         return [tool.in_chat() for tool in self.tools or ()]
 
 
-_SAME: Final[Mapping[str, Any]] = {  # in every response, until it fails or is cut off
+_SAME: Final[SameInAll] = {
     "error": None,
     "incomplete_details": None,
     "previous_response_id": None,

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the HTTP API, made from the models that requests are read with."""
+"""The OpenAPI document of the HTTP API, made from the models that requests are read with and the types of answers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
 
-from pydantic import BaseModel
-from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from pydantic import TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
 
 Json = dict[str, Any]
-Model = type[BaseModel]
 
 EVENT: Final[Json] = {
     "type": "object",
@@ -43,8 +42,8 @@ class Operation:
     method: str  # in small letters
     path: str
     summary: str
-    answers: Mapping[int, Model | str]  # by status: JSON of this model, or this content type
-    body: Model | None = None
+    answers: Mapping[int, object]  # by status: JSON of this type, or, as a text, this content type
+    body: type | None = None
     streams: bool = False  # server-sent events, if the body asks for them
     parameters: Sequence[Json] = ()
     scheme: str = "key"  # of `SCHEMES`; empty: open to everybody
@@ -71,16 +70,18 @@ def document(operations: Iterable[Operation]) -> Json:
     }
 
 
-References = Mapping[Any, Json]  # by model and mode
+References = Mapping[tuple[Any, JsonSchemaMode], Json]  # by type and mode
 
 
 def _schemas(operations: Sequence[Operation]) -> tuple[References, Json]:
-    inputs: dict[tuple[Model, JsonSchemaMode], None] = {}  # a set that keeps its order
+    wanted: dict[tuple[Any, JsonSchemaMode], None] = {}  # a set that keeps its order
     for operation in operations:
         if operation.body is not None:
-            inputs[operation.body, "validation"] = None
-        inputs |= {(answer, "serialization"): None for answer in operation.answers.values() if isinstance(answer, type)}
-    references, definitions = models_json_schema(list(inputs), ref_template=REFERENCE)
+            wanted[operation.body, "validation"] = None
+        types = [answer for answer in operation.answers.values() if not isinstance(answer, str)]
+        wanted |= {(answer, "serialization"): None for answer in types}
+    inputs = [(type_, mode, TypeAdapter[Any](type_)) for type_, mode in wanted]
+    references, definitions = TypeAdapter.json_schemas(inputs, ref_template=REFERENCE)
     return references, definitions["$defs"]
 
 

@@ -5,41 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from diptych.common.drain.draining import DrainAnswer
+from diptych.common.health.health import ProbeAnswer
+from diptych.common.trust.operator_route import OperatorError
+from diptych.router.choose.explain import Explanation
+from diptych.router.http.anthropic.errors import AnthropicError
+from diptych.router.http.anthropic.messages_layout import Message
 from diptych.router.http.anthropic.messages_request import MessagesRequest, PromptFields
+from diptych.router.http.exchange.errors import Error
+from diptych.router.http.native.generate_layout import Generated
 from diptych.router.http.native.generate_request import GenerateRequest
 from diptych.router.http.native.token_request import DetokenizeRequest, TokenizeRequest
+from diptych.router.http.native.tokens import Text, TokenCount, Tokens
+from diptych.router.http.openai.chat_layout import ChatCompletion
 from diptych.router.http.openai.chat_request import ChatRequest
+from diptych.router.http.openai.completion_layout import Completion
 from diptych.router.http.openai.completion_request import CompletionRequest
+from diptych.router.http.openai.models import Model, ModelList
+from diptych.router.http.openai.responses_layout import Response
 from diptych.router.http.openai.responses_request import ResponsesRequest
-from diptych.router.http.openapi.document import Model, Operation
-from diptych.router.http.openapi.openai_answers import ChatCompletion, Completion, Error, ModelList, Response
-from diptych.router.http.openapi.openai_answers import Model as ModelAnswer
-from diptych.router.http.openapi.other_answers import (
-    AnthropicError,
-    DrainProgress,
-    Explanation,
-    Generated,
-    Message,
-    OperatorError,
-    Probe,
-    Readiness,
-    Status,
-    Text,
-    TokenCount,
-    Tokens,
-    Version,
-    Welcome,
-    WorkerList,
-)
+from diptych.router.http.openapi.document import Operation
+from diptych.router.http.operate.about import Readiness, Status, Version, Welcome
+from diptych.router.http.operate.admin import WorkerList
 
-Answers = Mapping[int, Model | str]
+Answers = Mapping[int, object]
 
 _WORK: Final = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)  # what can become of a request that costs something
 _LOOK: Final = (401, 404)
 TEXT: Final = "text/plain"
 
 
-def _answers(good: Model | str, error: Model, statuses: tuple[int, ...]) -> Answers:
+def _answers(good: object, error: type, statuses: tuple[int, ...]) -> Answers:
     return {200: good, **dict.fromkeys(statuses, error)}
 
 
@@ -113,7 +109,7 @@ MODELS: Final = (
         "get",
         "/v1/models/{model_id}",
         "One of these",
-        _answers(ModelAnswer, Error, _LOOK),
+        _answers(Model, Error, _LOOK),
         parameters=(_path("model_id", "Of the model or adapter"),),
     ),
 )
@@ -121,7 +117,7 @@ MODELS: Final = (
 OPERATION: Final = (
     Operation("get", "/health", "The process is alive", {200: Status}, scheme=""),
     *(
-        Operation("get", f"/health/{name}", summary, {200: Probe, 503: Probe}, scheme="")
+        Operation("get", f"/health/{name}", summary, {200: ProbeAnswer, 503: ProbeAnswer}, scheme="")
         for name, summary in (
             ("live", "The event loop comes round"),
             ("ready", "A request could be served"),
@@ -149,7 +145,7 @@ DRAIN: Final = tuple(
         method,
         "/admin/drain",
         summary,
-        {status: DrainProgress, **dict.fromkeys((400, 401, 404), OperatorError)},
+        {status: DrainAnswer, **dict.fromkeys((400, 401, 404), OperatorError)},
         parameters=parameters,
         scheme="token",
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
 
 import orjson
 from starlette.applications import Starlette
@@ -11,11 +11,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from typing_extensions import TypedDict
 
 from diptych.common.errors import NotFound
 from diptych.common.refusals import Refusals
-from diptych.common.trust.operator_route import Answer, operator_route
+from diptych.common.trust.operator_route import Answer, OperatorError, operator_route
 from diptych.common.trust.trust import Trust
+from diptych.router.choose.explain import Explanation
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.session import Session
 from diptych.router.workers.worker_view import WorkerLoad
@@ -23,8 +25,48 @@ from diptych.router.workers.worker_view import WorkerLoad
 WORKERS_PATH: Final = "/admin/workers"
 EXPLAIN_PATH: Final = "/admin/explain/{request_id:path}"
 
-Json = dict[str, Any]
-Explain = Callable[[str], Mapping[str, Any] | None]  # a request, by its id
+Explain = Callable[[str], Explanation | None]  # a request, by its id
+
+
+class Load(TypedDict):
+    """What a worker has to do."""
+
+    link_bytes_per_s: dict[str, float]  # by peer
+    num_requests: int
+    queued_tokens: int
+    free_tokens: int
+    has_credit: bool
+    queued_transfer_bytes: int
+
+
+class Worker(Load):
+    """A worker, as the router knows it."""
+
+    instance: str
+    role: Literal["prefill", "decode", "unified"]
+    address: str
+    model: str
+    pool: str
+    pod: str
+    version: str
+    state: str
+    not_ready: str
+    is_connected: bool
+    is_paused: bool
+    context_len: int
+    adapters: list[str]
+    linked: list[str]
+    open_legs: int
+    cached_pages: int
+    is_cache_known: bool
+
+
+class WorkerList(TypedDict):
+    """The answer of /admin/workers."""
+
+    router: str
+    problem: str | None
+    workers: list[Worker]
 
 
 def admin_routes(fleet: Fleet, explain: Explain, trust: Trust, refusals: Refusals) -> list[Route]:
@@ -32,7 +74,7 @@ def admin_routes(fleet: Fleet, explain: Explain, trust: Trust, refusals: Refusal
 
     async def workers(request: Request) -> Answer:
         listed = [_worker(session, fleet) for session in fleet.sessions()]
-        return 200, {"router": _hex(fleet.router_id), "problem": fleet.problem(), "workers": listed}
+        return 200, WorkerList(router=_hex(fleet.router_id), problem=fleet.problem(), workers=listed)
 
     async def story(request: Request) -> Answer:
         request_id = request.path_params["request_id"]
@@ -54,11 +96,11 @@ def operators_app(routes: Sequence[Route]) -> Starlette:
 
 async def _framework_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    body = {"error": f"{request.method} {request.url.path}: {error.detail}"}
+    body: OperatorError = {"error": f"{request.method} {request.url.path}: {error.detail}"}
     return Response(orjson.dumps(body), error.status_code, error.headers, "application/json")
 
 
-def _worker(session: Session, fleet: Fleet) -> Json:
+def _worker(session: Session, fleet: Fleet) -> Worker:
     view, record, index = session.view(), session.worker.record, fleet.prefixes.told
     return {
         "instance": _hex(session.instance_id),
@@ -82,7 +124,7 @@ def _worker(session: Session, fleet: Fleet) -> Json:
     }
 
 
-def _load(load: WorkerLoad) -> Json:
+def _load(load: WorkerLoad) -> Load:
     return {
         "link_bytes_per_s": {_hex(peer): speed for peer, speed in load.link_speeds.items()},
         "num_requests": load.num_requests,

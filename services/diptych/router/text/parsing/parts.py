@@ -57,16 +57,6 @@ class MessageParser(Protocol):
         ...
 
 
-class PassThrough:
-    """All of it is content."""
-
-    def push(self, text: str) -> list[Part]:
-        return [Content(text)] if text else []
-
-    def finish(self) -> list[Part]:
-        return []
-
-
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A complete call."""

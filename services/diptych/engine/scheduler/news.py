@@ -1,0 +1,125 @@
+"""What a scheduler says of itself: what has changed, unasked, and its whole status when somebody asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.prefill_meter import PrefillMeter
+from diptych.engine.scheduler import codec
+from diptych.engine.scheduler.parts import Parts
+from diptych.engine.values.graph_use import NO_GRAPHS, GraphUse
+from diptych.engine.values.scheduler_core import SchedulerCore
+from diptych.v1 import bootstrap_pb2, engine_pb2
+from diptych.v1.worker_pb2 import WorkerStatus
+
+
+class News:
+    """Of one scheduler. Each thing that is told has one method, which remembers what it said last."""
+
+    def __init__(
+        self,
+        core: SchedulerCore,
+        cache: KvCache,
+        parts: Parts,
+        meter: PrefillMeter,
+        graph_use: Callable[[], GraphUse] = lambda: NO_GRAPHS,
+    ) -> None:
+        self._core = core
+        self._cache = cache
+        self._links = parts.links
+        self._adapters = parts.adapters
+        self._meter = meter
+        self._graph_use = graph_use
+        self._load = bootstrap_pb2.WorkerLoad()
+        self._problem = ""  # of the links
+        self._max_tokens = core.max_tokens
+        self._tellers = (
+            self._tell_load,
+            self._tell_problem,
+            self._tell_max_tokens,
+            self._tell_cached,
+            self._tell_adapters,
+        )
+        self._statuses = (self._core_status, self._cache_status, self._links_status, self._steps_status)
+
+    def tell(self, events: engine_pb2.SchedulerEvents) -> None:
+        """Add what has changed since the last call."""
+        for tell in self._tellers:
+            tell(events)
+
+    def status(self) -> WorkerStatus:
+        status = WorkerStatus()
+        for part in self._statuses:
+            status.MergeFrom(part())
+        return status
+
+    # what has changed
+
+    def _tell_load(self, events: engine_pb2.SchedulerEvents) -> None:
+        load = codec.load_to_wire(self._core.load(), self._links.load)
+        if load != self._load:
+            self._load = load
+            events.load.CopyFrom(load)
+
+    def _tell_problem(self, events: engine_pb2.SchedulerEvents) -> None:
+        if self._links.problem != self._problem:
+            self._problem = self._links.problem
+            events.link_news.CopyFrom(engine_pb2.LinkNews(problem=self._problem))
+
+    def _tell_max_tokens(self, events: engine_pb2.SchedulerEvents) -> None:
+        if self._core.max_tokens != self._max_tokens:
+            self._max_tokens = events.context_len = self._core.max_tokens
+
+    def _tell_cached(self, events: engine_pb2.SchedulerEvents) -> None:
+        if not self._cache.changes.is_empty:
+            events.kv_events.CopyFrom(codec.delta_to_wire(self._cache.changes.take()))
+
+    def _tell_adapters(self, events: engine_pb2.SchedulerEvents) -> None:
+        if (adapters := self._adapters.news()) is not None:
+            events.loras.CopyFrom(engine_pb2.LoraSet(adapters=adapters))
+
+    # the status
+
+    def _core_status(self) -> WorkerStatus:
+        """Every counter of a core has the name of its field."""
+        report = self._core.report()
+        problems, since_s = self._cache.audit(report.holders), report.quarantined_since_s
+        return WorkerStatus(
+            open_rooms=report.num_open_rooms,
+            leaks_found=len(problems),
+            problems=problems,
+            quarantine_oldest_s=0.0 if since_s is None else time.monotonic() - since_s,
+            **asdict(report.counts),
+        )
+
+    def _cache_status(self) -> WorkerStatus:
+        return WorkerStatus(
+            pages_by_state=self._cache.pool.counts(),
+            host_pages=self._cache.tree.num_lower_pages,
+            host_pages_saved=self._cache.num_saved,
+            host_pages_restored=self._cache.num_restored,
+        )
+
+    def _links_status(self) -> WorkerStatus:
+        refusals = self._links.refusals
+        return WorkerStatus(
+            pages_sent=self._links.num_pages_sent,
+            links=self._links.status(),
+            link_failures=self._links.num_failures,
+            unauthenticated_messages=refusals.num_unauthenticated,
+            refused_page_writes=refusals.num_ungranted,
+            kv_port_open=refusals.is_open,
+        )
+
+    def _steps_status(self) -> WorkerStatus:
+        graphs, meter = self._graph_use(), self._meter
+        return WorkerStatus(
+            graphs=graphs.num_graphs,
+            graph_bytes=graphs.nbytes,
+            prefill_s=meter.total_s,
+            prefill_busy=meter.busy(time.monotonic()),
+            prefill_tokens_per_s=meter.tokens_per_s,
+        )

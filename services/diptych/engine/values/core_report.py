@@ -1,0 +1,71 @@
+"""What a scheduler core tells of itself: how busy it is, what it has counted, and who holds pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from diptych.engine.values.request import Request
+from diptych.kvtransfer.ownership import Pages
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a scheduler is."""
+
+    num_waiting: int
+    num_running: int
+    free_pages: int
+    total_pages: int
+    waiting_tokens: int
+    num_waiting_prompts: int = 0  # of those that wait, whose prompts are computed here
+    grantable_pages: int = 0  # decode: for new requests; 0 while requests wait for theirs
+    num_ungranted: int = 0  # decode: of those that wait, requests for which there are no pages yet
+    blocked_tokens: int = 0  # prefill: of `waiting_tokens`, those for which decode has not granted pages yet
+
+
+@dataclass(slots=True)
+class CoreCounts:
+    """The counters of a core, since its start. Each is a field of the same name in `WorkerStatus`."""
+
+    pages_received: int = 0  # that peers wrote into our pool, verified and accepted
+    integrity_failures: int = 0  # hand-offs whose bytes differ from what prefill sent; must stay 0
+    retractions: int = 0  # requests that had to give up their pages for a while
+
+    def __add__(self, other: CoreCounts) -> CoreCounts:
+        return CoreCounts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """Who claims pages of a KV pool: what the books of its cache are compared with."""
+
+    owning: Sequence[Request] = ()  # their pages are theirs
+    importing: Sequence[Request] = ()  # peers write their pages
+    quarantined: Sequence[Pages] = ()  # of rooms that have ended, while peers may write them
+
+    def __add__(self, other: Holders) -> Holders:
+        return Holders(
+            [*self.owning, *other.owning],
+            [*self.importing, *other.importing],
+            [*self.quarantined, *other.quarantined],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CoreReport:
+    """One core, or several that share a cache, at one moment."""
+
+    num_open_rooms: int
+    holders: Holders
+    counts: CoreCounts
+    quarantined_since_s: float | None = None  # when the oldest page that is in quarantine went there
+
+    def __add__(self, other: CoreReport) -> CoreReport:
+        since_s = (self.quarantined_since_s, other.quarantined_since_s)
+        return CoreReport(
+            self.num_open_rooms + other.num_open_rooms,
+            self.holders + other.holders,
+            self.counts + other.counts,
+            min((at_s for at_s in since_s if at_s is not None), default=None),
+        )

@@ -1,0 +1,300 @@
+"""The router's metrics, in a registry of their own. Durations in seconds.
+
+`PoolMetrics` has the measures by which pools of workers are scaled: sums over the workers that are ready, as they told
+their load and as fast as the router found them: every router tells about the same.
+
+`KeyUsage` tells what the holders of API keys use. Its labels are the names of configured keys, hence bounded.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from diptych.common.build_info import tell_version
+from diptych.common.members.instance_names import role_of
+from diptych.common.members.membership import State
+from diptych.common.members.roles import LegKind, Role
+from diptych.common.members.worker_load import computable_tokens, kv_demand
+from diptych.common.refusals import Refusals
+from diptych.generation.output import FailureCode
+from diptych.grammars.checks import GrammarChecks
+from diptych.router.admission.queue import Reason
+from diptych.router.choose.fits import Curve
+from diptych.router.keys.caller import KeyHolder
+from diptych.router.keys.callers import Callers
+from diptych.tokens.segment_cache import SegmentCache
+from diptych.v1.bootstrap_pb2 import Instance, WorkerLoad
+from diptych.v1.worker_pb2 import LegStats
+
+LATENCY_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+ANSWER_BUCKETS: Final = (*LATENCY_BUCKETS, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0)  # of whole answers
+GAP_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 1.0, 5.0)
+RATIO_BUCKETS: Final = (0.25, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 4.0, 8.0)
+STAGE_BUCKETS: Final = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+POOL_PREFIX: Final = "diptych_router_pool"
+KEY_PREFIX: Final = "diptych_router_key"
+
+
+class FleetCounts(Protocol):
+    """What is counted of the workers."""
+
+    def num_open_legs(self, role: Role) -> int: ...
+
+    def num_cached_pages(self, role: Role) -> int: ...
+
+    def num_in_sync(self, role: Role) -> int: ...
+
+    @property
+    def prefix_index_bytes(self) -> int: ...
+
+    def pool_members(self) -> Iterable[PoolMember]: ...
+
+
+class AdmissionCounts(Protocol):
+    """What is counted of the requests that this router has."""
+
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+
+class RouterMetrics:
+    """What the router counts and measures."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.refusals = Refusals()  # of what only operators may do
+        self.registry.register(self.refusals)
+        tell_version(self.registry)
+        self._add_counters()
+        self._add_histograms()
+        self._add_gauges()
+
+    def _add_gauges(self) -> None:
+        def gauge(name: str, words: str, *labels: str) -> Gauge:
+            return Gauge(f"diptych_router_{name}", words, labels, registry=self.registry)
+
+        self._legs_open = gauge("legs_open", "Legs that workers have not ended yet", "role")
+        self._cached_pages = gauge("cached_pages", "Pages that workers have cached, as known", "role")
+        self._kv_in_sync = gauge("kv_in_sync", "Workers whose cached pages are all known", "role")
+        self._prefix_index_bytes = gauge("prefix_index_bytes", "Memory of what is known of cached pages")
+        self._running = gauge("requests_running", "Requests that were admitted and have not ended")
+        self._breakers_open = gauge("breakers_open", "Workers and links left alone for a while")
+        self._waiting = gauge("requests_waiting", "Requests in line for admission")
+
+    def _add_counters(self) -> None:
+        def counter(name: str, words: str, *labels: str) -> Counter:
+            return Counter(f"diptych_router_{name}", words, labels, registry=self.registry)
+
+        self.requests = counter("requests", "Requests that ended, by API and outcome", "api", "outcome")
+        self.turned_away = counter("turned_away", "Requests refused for lack of room or time, by reason", "reason")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished requests")
+        self.cached_tokens = counter("cached_tokens", "Prompt tokens found in a prefill worker's prefix cache")
+        self.output_tokens = counter("output_tokens", "Output tokens of finished requests")
+        self.attempts = counter("attempts", "Attempts begun, by policy and number of workers", "policy", "workers")
+        self.retries = counter("retries", "Attempts that failed and were tried again, by reason", "reason")
+        self.handed_back = counter("handed_back", "Attempts that a leaving worker handed back, done elsewhere")
+        self.kv_resyncs = counter("kv_resyncs", "Times a worker was asked for all its cached pages, after a gap")
+        self.hedges = counter("hedges", "Second attempts beside one that was slow to answer")
+        self.replays = counter("replays", "Retries that continued after tokens had been sent")
+
+    def _add_histograms(self) -> None:
+        def histogram(name: str, words: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"diptych_router_{name}_seconds", words, labels, buckets=buckets, registry=self.registry)
+
+        self.ttft = histogram("ttft", "Arrival to the first output token", LATENCY_BUCKETS)
+        self.itl = histogram("itl", "Gap between two arrivals of output tokens of a request", GAP_BUCKETS)
+        self.e2e = histogram("e2e", "Arrival to the end of a finished request", ANSWER_BUCKETS)
+        self.ttft_ratio = Histogram(
+            "diptych_router_ttft_ratio",
+            "Time to the first token against what was expected when its request was dispatched",
+            buckets=RATIO_BUCKETS,
+            registry=self.registry,
+        )
+        stages = histogram("stage", "Time in each stage of a request", STAGE_BUCKETS, "stage")
+        self.admit = stages.labels("admit")
+        self.prepare = stages.labels("prepare")
+        self.select = stages.labels("select")
+        self.dispatch = stages.labels("dispatch")
+        self.first_token = stages.labels("first_token")
+        self.respond = stages.labels("respond")
+        self._prefill_queue = stages.labels("prefill_queue")
+        self._prefill_compute = stages.labels("prefill_compute")
+        self._prefill_transfer = stages.labels("prefill_transfer")
+        self._decode_queue = stages.labels("decode_queue")
+        self._decode_transfer = stages.labels("decode_transfer")
+        self._decode_join = stages.labels("decode_join")
+
+    def watch(self, fleet: FleetCounts, admission: AdmissionCounts) -> None:
+        """Read these gauges from their owners whenever somebody asks."""
+        for role in Role:
+            self._legs_open.labels(role.value).set_function(functools.partial(fleet.num_open_legs, role))
+            self._cached_pages.labels(role.value).set_function(functools.partial(fleet.num_cached_pages, role))
+            self._kv_in_sync.labels(role.value).set_function(functools.partial(fleet.num_in_sync, role))
+        self._prefix_index_bytes.set_function(lambda: fleet.prefix_index_bytes)
+        self._running.set_function(lambda: admission.num_running)
+        self._waiting.set_function(lambda: admission.num_waiting)
+        self.registry.register(PoolMetrics(fleet.pool_members))
+
+    def watch_breakers(self, num_open: Callable[[], int]) -> None:
+        """Read how many breakers are open whenever somebody asks."""
+        self._breakers_open.set_function(num_open)
+
+    def turned_away_for(self, reason: Reason) -> None:
+        """A request is refused because the platform is too busy for it."""
+        self.turned_away.labels(reason.value).inc()
+
+    def went_on(self, code: FailureCode) -> None:
+        """A request is tried again on another pair."""
+        if code is FailureCode.HANDED_BACK:
+            self.handed_back.inc()
+        else:
+            self.retries.labels(code.name.lower()).inc()
+
+    def leg_finished(self, leg: LegKind, stats: LegStats) -> None:
+        """Take the stage times that a worker measured for a leg that ended well."""
+        for stage, duration_us in self._stages(leg, stats):
+            stage.observe(duration_us / 1e6)
+
+    def _stages(self, leg: LegKind, stats: LegStats) -> Iterable[tuple[Histogram, int]]:
+        if leg is LegKind.DECODE:
+            return (
+                (self._decode_queue, stats.queue_us),
+                (self._decode_transfer, stats.transfer_us),
+                (self._decode_join, stats.join_us),
+            )
+        computed = ((self._prefill_queue, stats.queue_us), (self._prefill_compute, stats.compute_us))
+        return computed if leg is LegKind.LOCAL else (*computed, (self._prefill_transfer, stats.transfer_us))
+
+    def exposition(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMember:
+    """One instance, as it counts for its pool."""
+
+    record: Instance
+    load: WorkerLoad
+    prefill: Curve  # seconds to compute prompts there
+
+    @property
+    def pool(self) -> tuple[str, str]:
+        return role_of(self.record), self.record.pool
+
+    @property
+    def state(self) -> State:
+        return State(self.record.state)
+
+    @property
+    def backlog_s(self) -> float:
+        """How long it will compute what waits."""
+        return self.prefill.mean_slope * computable_tokens(self.load)
+
+
+class PoolMetrics(Collector):
+    """Asks for the members at each scrape."""
+
+    def __init__(self, members: Callable[[], Iterable[PoolMember]]) -> None:
+        self._members = members
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: else registering would ask for the members."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        members = tuple(self._members())
+        workers = GaugeMetricFamily(f"{POOL_PREFIX}_workers", "Instances of a pool", labels=("role", "pool", "state"))
+        for (pool, state), count in sorted(
+            collections.Counter((member.pool, member.state) for member in members).items()
+        ):
+            workers.add_metric([*pool, state.name.lower()], count)
+        yield workers
+        ready = [member for member in members if member.state is State.READY]
+        yield _sum("prefill_backlog_seconds", "Time that waiting prompt tokens take", ready, lambda m: m.backlog_s)
+        yield _sum("kv_full_workers", "Sum of KV demands", ready, lambda m: kv_demand(m.load))
+        yield _sum("requests_running", "Requests with pages", ready, lambda m: m.load.num_running)
+        yield _sum("requests_waiting", "Requests that wait", ready, lambda m: m.load.num_waiting)
+
+
+def _sum(name: str, words: str, members: Iterable[PoolMember], value: Callable[[PoolMember], float]) -> Metric:
+    sums: dict[tuple[str, str], float] = {}
+    for member in members:
+        sums[member.pool] = sums.get(member.pool, 0.0) + value(member)
+    family = GaugeMetricFamily(f"{POOL_PREFIX}_{name}", words, labels=("role", "pool"))
+    for pool, total in sorted(sums.items()):
+        family.add_metric(pool, total)
+    return family
+
+
+class KeyUsage(Collector):
+    """Reads the counts of callers."""
+
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._counter("calls", "Calls of the API within the limits of the key", lambda holder: holder.num_calls)
+        yield self._counter("prompt_tokens", "Prompt tokens", lambda holder: holder.prompt_tokens)
+        yield self._counter("output_tokens", "Output tokens, of requests that have ended", lambda h: h.output_tokens)
+        running = GaugeMetricFamily(f"{KEY_PREFIX}_requests_running", "Requests that have not ended", labels=["key"])
+        limited = CounterMetricFamily(f"{KEY_PREFIX}_limited", "Calls refused for a limit", labels=["key", "limit"])
+        for name, holder in self._callers.holders.items():
+            running.add_metric([name], holder.num_running)
+            for limit, count in sorted(holder.refusals.items()):
+                limited.add_metric([name, limit], count)
+        refused = CounterMetricFamily(
+            f"{KEY_PREFIX}_refusals", "Calls refused for their key or its lack", labels=["reason"]
+        )
+        for reason, count in sorted(self._callers.refusals.items()):
+            refused.add_metric([reason], count)
+        yield from (running, limited, refused)
+
+    def _counter(self, name: str, words: str, value: Callable[[KeyHolder], float]) -> Metric:
+        family = CounterMetricFamily(f"{KEY_PREFIX}_{name}", f"{words}, by the name of the key", labels=["key"])
+        for key, holder in self._callers.holders.items():
+            family.add_metric([key], value(holder))
+        return family
+
+
+class GrammarUsage(Collector):
+    """Tells what became of the schemas, patterns and grammars of clients."""
+
+    def __init__(self, checks: GrammarChecks) -> None:
+        self._checks = checks
+
+    def collect(self) -> Iterator[Metric]:
+        words = "Schemas, patterns and grammars of requests, by what became of their check"
+        checks = CounterMetricFamily("diptych_router_grammar_checks", words, labels=["outcome"])
+        for outcome, count in sorted(self._checks.counts.items()):
+            checks.add_metric([outcome], count)
+        yield checks
+        words = "Schemas, patterns and grammars that wait to be checked"
+        yield GaugeMetricFamily("diptych_router_grammar_checks_waiting", words, self._checks.num_waiting)
+
+
+class TokenizerUsage(Collector):
+    """Tells how much of the prompts was known to a cache of tokens."""
+
+    def __init__(self, cache: SegmentCache) -> None:
+        self._cache = cache
+
+    def collect(self) -> Iterator[Metric]:
+        words = "Characters of prompts, by whether their tokens were remembered"
+        chars = CounterMetricFamily("diptych_router_prompt_chars", words, labels=["known"])
+        chars.add_metric(["true"], self._cache.known_chars)
+        chars.add_metric(["false"], self._cache.new_chars)
+        yield chars
+        name, words = "diptych_router_tokenizer_cache_bytes", "Memory that remembered tokens take"
+        yield GaugeMetricFamily(name, words, self._cache.num_bytes)

@@ -1,0 +1,214 @@
+"""The KV cache over several tiers, some of which take their time and may fail: pages hold what requests expect."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from slow_tier import SlowTier, Stored
+
+from diptych.common.arrays import I64, U64
+from diptych.engine.cache.cache_changes import CacheChanges
+from diptych.engine.cache.host_tier import HostTier
+from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.cache.radix import RadixTree
+from diptych.engine.cache.tier import SlotPool, Slots, Tier
+from diptych.engine.values.core_report import Holders
+from diptych.engine.values.request import Request, new_request
+from diptych.generation.logprobs import PromptLogprobs
+from diptych.generation.page_hash import page_hashes
+from diptych.generation.sampling_params import SamplingParams
+from diptych.kvtransfer.ownership import Pages
+
+PAGE, NUM_PAGES = 2, 9
+
+
+class HostMemory:
+    """Implements `PageCopier` for a host tier, which may lie below another tier here."""
+
+    def __init__(self, num_slots: int, pool: U64, above: U64) -> None:
+        self.slots = np.zeros((num_slots, PAGE), np.uint64)
+        self._pool = pool
+        self._above = above
+
+    def save(self, pages: Pages, slots: Slots) -> None:
+        for page, slot in zip(pages.tolist(), slots.tolist(), strict=True):
+            self.slots[slot] = self._above[page]
+
+    def restore(self, slots: Slots, pages: Pages) -> None:
+        self._pool[pages] = self.slots[slots]
+
+
+def request(prompt: list[int]) -> Request:
+    return new_request(1, np.array(prompt, np.int64), SamplingParams(max_tokens=8))
+
+
+def kv_of(tokens: I64) -> U64:
+    """What is in the pages of a prefix: in all entries of a page the name of the page."""
+    return np.repeat(page_hashes(tokens, PAGE), PAGE).reshape(-1, PAGE)
+
+
+def test_pages_go_down_the_list_and_come_back_from_the_tier_that_has_them() -> None:
+    tree = RadixTree(PAGE, tiers=[SlotPool(1), SlotPool(1)])
+    tree.insert(np.array([1, 1, 2, 2, 3, 3]), np.array([5, 6, 7], np.int32))
+    saves = [[(each.level, each.places.tolist()) for each in tree.evict(1).saves] for _ in range(3)]
+    assert saves == [[(1, [7])], [(2, [0]), (1, [6])], [(2, [0]), (1, [5])]], "from the deep end, the lower tier first"
+    match = tree.match(np.array([1, 1, 2, 2, 3, 3]))
+    assert [(node.level, node.end) for node in match.lower_nodes] == [(1, 1), (2, 2)]
+    assert tree.check() == []
+
+
+def test_what_is_computed_meanwhile_is_not_shared_where_pages_are_on_their_way() -> None:
+    pool = np.zeros((NUM_PAGES, PAGE), np.uint64)
+    tier = SlowTier(8, pool)
+    cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE, max_requests=3, max_tokens_per_request=100, tiers=[tier])
+    for prompt in ([1, 1, 2, 2, 3, 3], [9] * 16):
+        one = request(prompt)
+        assert cache.admit(one)
+        one.computed_len = one.num_tokens
+        cache.retire(one)
+    waiting, scored = request([1, 1, 2, 2, 3, 3]), request([1, 1, 2, 2, 3, 3])
+    scored.prompt_logprobs = PromptLogprobs(6, 0)  # so it is computed in any case
+    assert not cache.admit(waiting)
+    assert cache.admit(scored)
+    own = cache.pages_of(scored).tolist()
+    scored.computed_len = scored.num_tokens
+    assert cache.share(scored, 6).tolist() == []
+    assert cache.pages_of(scored).tolist() == own
+    assert cache.audit(Holders([scored])) == []
+    cache.finish_restore(tier.answer().number, None)
+    cache.retire(scored)
+    assert cache.admit(waiting)
+    assert waiting.cached_len == 6
+    assert cache.audit(Holders([waiting])) == []
+
+
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+TIERS = ("slow", "shared", "host slow", "slow host", "host shared", "slow slow")
+
+
+class CacheOverTiers(RuleBasedStateMachine):
+    @initialize(kinds=st.sampled_from(TIERS), num_slots=st.integers(1, 5))
+    def start(self, kinds: str, num_slots: int) -> None:
+        self.pool = np.zeros((NUM_PAGES, PAGE), np.uint64)
+        self.slow: list[SlowTier] = []
+        self.cache = KvCache(
+            num_pages=NUM_PAGES,
+            page_size=PAGE,
+            max_requests=3,
+            max_tokens_per_request=100,
+            tiers=self.tiers(kinds, num_slots),
+            changes=CacheChanges(),
+        )
+        self.running: list[Request] = []
+        self.told: set[int] = set()  # what a listener believes to be cached
+
+    def tiers(self, kinds: str, num_slots: int) -> list[Tier]:
+        tiers: list[Tier] = []
+        above, stored = self.pool, Stored()
+        for kind in kinds.split():
+            if kind == "host":
+                host = HostMemory(num_slots, self.pool, above)
+                tiers.append(HostTier(num_slots, host))
+                above = host.slots
+            else:
+                slow = SlowTier(num_slots, self.pool, above, stored if kind == "shared" else None)
+                self.slow.append(slow)
+                tiers.append(slow)
+                above = slow.memory
+        return tiers
+
+    @rule(prompt=prompts, is_scored=st.booleans())
+    def admit(self, prompt: list[int], is_scored: bool) -> None:
+        one = request(prompt)
+        if is_scored:
+            one.prompt_logprobs = PromptLogprobs(len(prompt), 0)
+        num_asked = self.num_asked
+        if self.cache.admit(one):
+            self.expect_kv(one, one.cached_len // PAGE)
+            self.running.append(one)
+        elif one.restore is None:
+            assert self.num_asked == num_asked
+        else:
+            assert any(tier.is_asked for tier in self.slow)
+
+    @property
+    def num_asked(self) -> int:
+        return sum(tier.num_asked for tier in self.slow)
+
+    @precondition(lambda self: any(tier.is_asked for tier in self.slow))
+    @rule(data=st.data(), fails=st.booleans())
+    def answer(self, data: st.DataObject, fails: bool) -> None:
+        tier = data.draw(st.sampled_from([tier for tier in self.slow if tier.is_asked]))
+        event = tier.answer("gone" if fails else None)
+        self.cache.finish_restore(event.number, event.error)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), keeps=st.booleans())
+    def end(self, data: st.DataObject, keeps: bool) -> None:
+        one = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        if keeps:
+            self.compute(one)
+        (self.cache.retire if keeps else self.cache.drop)(one)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        one = self.running[data.draw(st.integers(0, len(self.running) - 1))]
+        self.compute(one)
+        self.cache.release_duplicates(self.cache.share(one, one.computed_len))
+        self.expect_kv(one, one.computed_len // PAGE)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def distrust(self, data: st.DataObject) -> None:
+        one = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.cache.distrust(one)
+        self.cache.drop(one)
+
+    @rule()
+    def clear(self) -> None:
+        self.cache.clear()
+
+    @rule()
+    def tell(self) -> None:
+        news = self.cache.changes.take()
+        if news.cleared:
+            self.told.clear()
+        assert self.told >= set(news.removed)
+        self.told -= set(news.removed)
+        assert not self.told & set(news.stored)
+        self.told |= set(news.stored)
+        assert self.told == set(self.cache.tree.hashes())
+
+    def compute(self, one: Request) -> None:
+        kv = kv_of(one.tokens[: one.num_tokens])
+        first = one.computed_len // PAGE
+        pages = self.cache.pages_of(one)[first : len(kv)]
+        self.pool[pages] = kv[first:]
+        one.computed_len = one.num_tokens
+
+    def expect_kv(self, one: Request, num_pages: int) -> None:
+        pages = self.cache.pages_of(one)[:num_pages]
+        assert np.array_equal(self.pool[pages], kv_of(one.tokens[: one.num_tokens])[:num_pages])
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        assert self.cache.audit(Holders(self.running)) == []
+
+    def teardown(self) -> None:
+        """Once all have answered and left, nothing is held."""
+        for tier in self.slow:
+            while tier.is_asked:
+                event = tier.answer()
+                self.cache.finish_restore(event.number, event.error)
+        for one in self.running:
+            self.cache.drop(one)
+        self.cache.clear()
+        assert (self.cache.pool.num_free, self.cache.tree.num_lower_pages) == (NUM_PAGES - 1, 0)
+        assert self.cache.audit(Holders([])) == []
+
+
+TestCacheOverTiers = CacheOverTiers.TestCase
+TestCacheOverTiers.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

@@ -1,0 +1,36 @@
+"""What a scheduler tells of itself when it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from diptych.engine.schedule.prefill_meter import PrefillMeter
+from diptych.engine.scheduler.links.links import NoLinks
+from diptych.engine.scheduler.news import News
+from diptych.engine.scheduler.parts import Parts
+from diptych.engine.scheduler.step_watch import StepWatch
+from diptych.engine.values.core_report import CoreCounts, CoreReport, Holders
+
+NAMES = [each.name for each in fields(CoreCounts)]
+COUNTS = CoreCounts(*range(1, len(NAMES) + 1))
+
+
+def test_every_counter_of_a_core_stands_in_the_status_under_its_name(
+    new_engine: Callable[..., Any], monkeypatch: Any
+) -> None:
+    engine = new_engine()
+    nobody: Any = None
+    monkeypatch.setattr(engine.core, "report", lambda: CoreReport(4, Holders(), COUNTS))
+    parts = Parts(NoLinks(), nobody, nobody, nobody, StepWatch())
+    status = News(engine.core, engine.cache, parts, PrefillMeter()).status()
+    assert {name: getattr(status, name) for name in NAMES} == {name: getattr(COUNTS, name) for name in NAMES}
+    assert (status.open_rooms, status.leaks_found, status.quarantine_oldest_s) == (4, 0, 0.0)
+    assert status.pages_by_state == engine.cache.pool.counts()
+
+
+def test_reports_of_cores_that_share_a_cache_are_added_up() -> None:
+    one, other = CoreReport(1, Holders(), COUNTS, 5.0), CoreReport(2, Holders(), COUNTS, None)
+    twice = CoreCounts(*(2 * getattr(COUNTS, name) for name in NAMES))
+    assert one + other == other + one == CoreReport(3, Holders([], [], []), twice, 5.0)
