@@ -42,7 +42,15 @@ from diptych.kvtransfer.transport import Flow, OpDone, PageWrite, Pool
 from diptych.v1 import worker_pb2
 
 PAIR = (Role.PREFILL, Role.DECODE)
-LAYOUT = PoolLayout.kv(num_pages=8, num_layers=3, page_size=4, num_kv_heads=1, head_dim=4, dtype="float32")
+SIZES: dict[str, Any] = {
+    "num_pages": 8,
+    "num_layers": 3,
+    "page_size": 4,
+    "num_kv_heads": 1,
+    "head_dim": 4,
+    "dtype": "float32",
+}
+LAYOUT = PoolLayout.kv(**SIZES)
 WINDOWS = ((0, 2), (2, 3))
 FLOW = Flow(stream=5)
 HAND_OFF = HandOff(5, first_token=7, finish=None, num_pages=2, generations=(1, 1), cached_tokens=0)
@@ -314,7 +322,7 @@ def test_a_link_that_brings_wrong_bytes_is_never_used_and_tested_again_later() -
     ids=str,
 )
 def test_a_link_between_pools_of_different_layouts_is_tested_as_it_will_be_used(changes: dict[str, Any]) -> None:
-    two = Two(replace(LAYOUT, **changes))
+    two = Two(PoolLayout.kv(**{**SIZES, **changes}))
     two.introduce()
     assert two.meet() == {1: [PeerUp(2)], 2: [PeerUp(1)]}
 
@@ -486,7 +494,7 @@ def test_pages_in_parts_are_put_together_when_the_core_wants_it() -> None:
 
 
 def test_a_peer_whose_pages_can_not_be_converted_is_refused_with_the_reason() -> None:
-    two = Two(PoolLayout.kv(num_pages=8, num_layers=2, page_size=4, num_kv_heads=1, head_dim=4, dtype="float32"))
+    two = Two(PoolLayout.kv(**{**SIZES, "num_layers": 2}))
     two.introduce()
     two.meet()
     for links in two.links.values():
