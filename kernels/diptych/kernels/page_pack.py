@@ -62,7 +62,7 @@ class PagePack:
 
     @property
     def num_rows(self) -> int:
-        """Of an image: a row is one token in one plane of one layer."""
+        """The rows of an image: a row is one token in one plane of one layer."""
         return self.num_layers * self.num_planes * self.dst_page_size
 
     @property

@@ -61,7 +61,7 @@ class QuantizedArray:
 
     @property
     def nbytes(self) -> int:
-        """Of the packed form."""
+        """The bytes of the packed form."""
         bits = {"int4": 4, "int8": 8, "fp8": 8, "float16": 16, "bfloat16": 16}[self.code]
         return self.codes.size * bits // 8 + sum(each.nbytes for each in (self.scales, self.mins) if each is not None)
 

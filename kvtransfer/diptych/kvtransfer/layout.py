@@ -46,7 +46,7 @@ class Region:
         return (len(self.layers), self.num_planes, page_size, self.num_heads, self.head_dim)
 
     def head_nbytes(self, page_size: int) -> int:
-        """Of one head, in one layer of a page."""
+        """Return the bytes of one head in one layer of a page."""
         return self.num_planes * page_size * self.head_dim * DTYPE_NBYTES[self.dtype]
 
     def layer_nbytes(self, page_size: int) -> int:
@@ -111,28 +111,28 @@ class PoolLayout:
 
     @property
     def num_layers(self) -> int:
-        """Of the model: windows of layers are cut from these."""
+        """The layers of the model: windows of layers are cut from these."""
         return 1 + max(region.layers[-1] for region in self.regions)
 
     @property
     def layer_nbytes(self) -> int:
-        """Of the smallest layer of a region: what of a page is moved at least."""
+        """The bytes of the smallest layer of a region: what of a page is moved at least."""
         return min(region.layer_nbytes(self.page_size) for region in self.regions)
 
     @property
     def sole_region(self) -> Region:
-        """Of a pool that has keys and values alone, which is what models compute with."""
+        """The region of a pool that has keys and values alone, which is what models compute with."""
         (region,) = self.regions
         return region
 
     @property
     def shape(self) -> tuple[int, int, int, int, int, int]:
-        """Of the pool as a tensor of its sole region."""
+        """The shape of the pool as a tensor of its sole region."""
         return (self.num_pages, *self.sole_region.shape(self.page_size))
 
     @property
     def dtype(self) -> str:
-        """Of the sole region."""
+        """The dtype of the sole region."""
         return self.sole_region.dtype
 
     def validate(self) -> None:

@@ -53,7 +53,7 @@ class Shard:
 
     @property
     def first_head(self) -> int:
-        """Of the model's heads. Ranks that outnumber them share: neighbours hold the same one."""
+        """The first of the model's heads here. Ranks that outnumber them share: neighbours hold the same one."""
         return self.layout.rank * self.region.total_heads // self.layout.num_ranks
 
     @property
@@ -103,7 +103,7 @@ class Copy:
 
     @property
     def nbytes(self) -> int:
-        """Of each target page."""
+        """The bytes that land in each target page."""
         return len(self.layers) * self.layer_nbytes
 
     def window(self, first_layer: int, end_layer: int) -> ByteWindow:
@@ -173,7 +173,7 @@ class Parts:
 
     @property
     def nbytes(self) -> int:
-        """Of the region in a page."""
+        """The bytes of the region in a page."""
         return self.num_rows * sum(self.heads) * self.head_nbytes
 
     @property

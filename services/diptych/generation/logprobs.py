@@ -15,7 +15,7 @@ from diptych.common.arrays import F32, I64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogprobsBatch:
-    """Of one token a row, and of the likeliest tokens there: as many as the row that wants most of them."""
+    """Log-probabilities of one token a row, and of the likeliest there: as many as the row that wants most."""
 
     logprobs: F32  # [num_rows]
     top_ids: I64  # [num_rows, max_top], likeliest first
@@ -24,7 +24,7 @@ class LogprobsBatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Of consecutive tokens of one request. Alternative j of token i is at `[i * num_top + j]`, likeliest first."""
+    """Log-probabilities of consecutive tokens of a request. Alternative j of token i is at `[i * num_top + j]`, likeliest first."""
 
     logprobs: tuple[float, ...]  # natural logarithm, of the tokens themselves
     num_top: int = 0

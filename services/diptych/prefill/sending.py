@@ -86,7 +86,7 @@ class Sender:
 
 
 def _num_pages(room: PrefillRoom) -> int:
-    """Of decode's that the whole prompt takes."""
+    """Return how many of decode's pages the whole prompt takes."""
     return -(-room.request.prompt_len // room.page_size)
 
 

@@ -119,7 +119,7 @@ def _comparing(test: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _call_cost(scale: Scale, owner: object, args: tuple[object, ...]) -> int:
-    """Of what is called that is no method of a text: it may copy what it is given, or look for it."""
+    """Return the cost of a call that is no method of a text: it may copy what it is given, or look for it."""
     if isinstance(owner, list | tuple):
         return sum([compares(scale, each, owner) for each in args])
     if isinstance(owner, dict | LoopContext):

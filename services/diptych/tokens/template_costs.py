@@ -121,7 +121,7 @@ def layout(scale: Scale, text: object, *args: object, **kwargs: object) -> int:
 
 
 def compares(scale: Scale, left: object, right: object = None) -> int:
-    """Of equality, order, or looking for the left one in the right one."""
+    """Return the cost of equality, of order, or of looking for the left one in the right one."""
     if isinstance(left, str) and isinstance(right, str):
         return finds(right, left)
     if isinstance(right, list | tuple):

@@ -190,7 +190,7 @@ class ShowingTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class TokenLength:
-    """Of one vocabulary."""
+    """The lengths of the tokens of one vocabulary."""
 
     longest: int  # bytes of a token
     dropped: str  # characters that are in none

@@ -63,7 +63,7 @@ _NOTHING = Spare()
 
 
 class Reserve:
-    """Of one worker. Nothing is kept until `keep`."""
+    """What one worker keeps free of its cache. Nothing is kept until `keep`."""
 
     def __init__(self, cache: KvCache, prefill: PrefillCore) -> None:
         self._cache = cache

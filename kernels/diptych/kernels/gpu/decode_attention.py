@@ -44,7 +44,7 @@ class Launch:
 
     @property
     def max_registers(self) -> int:
-        """Of a thread, in eights as they are given."""
+        """The most registers of a thread, in eights as they are given."""
         return min(255, REGISTERS // (WARP * self.num_warps * self.programs_per_sm) // 8 * 8)
 
 

@@ -56,7 +56,7 @@ class ExpertWeights:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Of a weight, and how it is read."""
+    """The tile of a weight, and how it is read."""
 
     block_n: int
     block_k: int
@@ -159,7 +159,7 @@ def reference_grouped_gemm(x: Tensor, weights: ExpertWeights, chosen: Tensor) ->
 
 @triton.jit(do_not_specialize=["size"])  # else Triton compiles once more for multiples of 16, while serving
 def count_kernel(chosen, counts, size, TILE: tl.constexpr):
-    """Of one expert's assignments."""
+    """Count the assignments of one expert."""
     expert = tl.program_id(0)
     total, start = 0, 0
     while start < size:

@@ -34,7 +34,7 @@ GREETING_TIMEOUT_S: Final = 30.0  # a peer answers between two steps, which may 
 
 @dataclass(slots=True)
 class _Test:
-    """Of one link; kept while the link is open."""
+    """The test of one link; kept while the link is open."""
 
     ours: Directions
     paths: tuple[str, ...]

@@ -163,12 +163,12 @@ class EngineOptions:
 
     @property
     def extend_backend(self) -> str:
-        """Of attention, in steps with prompts."""
+        """The attention backend of steps with prompts."""
         return self.prefill_attention_backend or self.attention_backend
 
     @property
     def decode_backend(self) -> str:
-        """Of attention, in all other steps."""
+        """The attention backend of all other steps."""
         return self.decode_attention_backend or self.attention_backend
 
     def scheduling(self) -> Scheduling:
@@ -224,7 +224,7 @@ class SchedulerConfig:
 
     @property
     def name(self) -> str:
-        """Of this process, in log lines."""
+        """The name of this process in log lines."""
         return f"{self.component} rank {self.rank}" if self.rank else self.component
 
     @property

@@ -38,7 +38,7 @@ ListenerOfNextStep = Callable[[], OnLayer | None]
 
 
 class ModelLoader:
-    """Of one process, whose device is `device`."""
+    """Loads the model of one process onto its `device`."""
 
     def __init__(self, options: EngineOptions, device: torch.device, communicator: Communicator | None) -> None:
         self._options = options

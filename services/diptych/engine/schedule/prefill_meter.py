@@ -28,7 +28,7 @@ class PrefillMeter:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of late; 0: not measured."""
+        """The speed of late; 0: not measured."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
     def busy(self, now_s: float) -> float:

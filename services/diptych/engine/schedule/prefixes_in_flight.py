@@ -97,7 +97,7 @@ class PrefixesInFlight:
             yield bringer.source, name
 
     def _forget_ended(self) -> None:
-        """Of the few that are looked at; so no call takes long, and most of those remembered have not ended."""
+        """Forget those of a few that have ended: no call takes long, and most of those remembered have not."""
         for _ in range(min(NUM_LOOKED_AT, len(self._remembered))):
             bringer = self._remembered.popleft()
             if bringer.is_on_its_way:

@@ -35,7 +35,7 @@ OpenTransport = Callable[[SchedulerConfig], Transport | None]  # None: nobody is
 
 @dataclass(frozen=True, slots=True)
 class SchedulerBase:
-    """Of one process. Build it with `build_base`."""
+    """What the scheduler of one process is built from. `build_base` makes it."""
 
     config: SchedulerConfig
     source: ModelSource

@@ -30,7 +30,7 @@ class ModelOnHardware(OverlapRunner, Protocol):
 
 
 class Hardware(Protocol):
-    """Of one process. Methods in the order of their calls."""
+    """What one process computes on. The methods are called in this order."""
 
     @property
     def options(self) -> EngineOptions:

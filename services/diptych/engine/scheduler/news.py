@@ -17,7 +17,7 @@ from diptych.v1.worker_pb2 import WorkerStatus
 
 
 class News:
-    """Of one scheduler. Each thing that is told has one method, which remembers what it said last."""
+    """Tells what changed in one scheduler. Each thing told has one method, which remembers what it said last."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from diptych.tokens.chat_template import Message
 
 
 class KnownAnswers:
-    """Of greedy requests to the simulation of a model; the built-in one if none is given."""
+    """Knows the answers to greedy requests of the simulation of a model; of the built-in one if none is given."""
 
     def __init__(self, source: ModelSource | None = None) -> None:
         source = source or BuiltInModel()

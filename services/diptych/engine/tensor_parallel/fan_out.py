@@ -48,7 +48,7 @@ class _Operation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """Of a write, that waits until the transport has room."""
+    """A part of a write that waits until the transport has room."""
 
     target: InstanceId
     write: PageWrite

@@ -44,7 +44,7 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Of the tokens that rows have seen. Flat arrays; a row lists a token once."""
+    """The penalties of the tokens that rows have seen. Flat arrays; a row lists a token once."""
 
     rows: I64  # samples
     token_ids: I64

@@ -65,6 +65,6 @@ def prompt_cost(config: ModelConfig) -> PromptCost:
 
 
 def _ffn_size(config: ModelConfig, layer: int) -> int:
-    """Of all networks that a token passes."""
+    """The size of all feed-forward networks that a token passes."""
     moe = config.moe
     return moe.experts_per_token * moe.ffn_size if moe is not None and config.is_moe(layer) else config.ffn_size

@@ -71,7 +71,7 @@ UNKNOWN_USUAL: Final = Usual()
 
 
 class _Lines(NamedTuple):
-    """Of all workers."""
+    """The fitted lines of all workers."""
 
     prefill: Curve
     decode: Line
@@ -200,7 +200,7 @@ class Estimates:
 
     @property
     def _expected(self) -> _Lines:
-        """Of a worker of which nothing is known."""
+        """What is expected of a worker of which nothing is known."""
         if self._lines is None:
             self._lines = _Lines(
                 self._prefill.curve(PRIOR_PREFILL), self._decode.line(PRIOR_DECODE), _no_slower(self._transfer)

@@ -27,7 +27,7 @@ class Caller(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the key; empty: there is none."""
+        """The name of the key; empty: there is none."""
         ...
 
     @property

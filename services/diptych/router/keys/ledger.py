@@ -86,7 +86,7 @@ class Places:
 
     @property
     def num_held(self) -> int:
-        """Of all processes."""
+        """The places that all processes hold."""
         return int(self._library.ledger_held(self._address, *self._size))
 
     def hold(self, count: int, limit: int | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Patience:
-    """Of one request, over all its attempts. Times are of one clock."""
+    """How long one request still waits, over all its attempts. Times are of one clock."""
 
     def __init__(self, deadline_s: float, silence_s: float, now_s: float) -> None:
         """`deadline_s`: the client's; infinite: none. `silence_s`: without a token, from `now_s` on."""

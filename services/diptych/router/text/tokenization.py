@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class _Bounds(NamedTuple):
-    """Of a request's text, as it is made tokens of."""
+    """The bounds of a request's text, as it is made into tokens."""
 
     namespace: bytes  # within which tokens are remembered
     max_tokens: int

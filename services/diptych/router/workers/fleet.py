@@ -130,7 +130,7 @@ class Fleet:
 
     @property
     def page_sizes(self) -> frozenset[int]:
-        """Of the workers' KV pools, in tokens."""
+        """The page sizes of the workers' KV pools, in tokens."""
         if self._page_sizes is None:
             sizes = (session.worker.page_size for session in self._sessions.values())
             self._page_sizes = frozenset(size for size in sizes if size)

@@ -29,17 +29,17 @@ class StepLimits:
 
     @property
     def most_graph_tokens(self) -> int:
-        """Of a step that there can be."""
+        """The most tokens that a step from a graph can have."""
         return min(self.max_graph_tokens, self.max_step_tokens)
 
     @property
     def max_samples(self) -> int:
-        """Of a step: each token of a row has one."""
+        """The most samples of a step: each token of a row has one."""
         return self.max_requests * (1 + self.max_drafts)
 
     @property
     def nbytes(self) -> int:
-        """Of a step's arrays."""
+        """The bytes of a step's arrays."""
         num_tokens = self.max_step_tokens + self.max_samples
         per_token, per_request = 4 * 8, (2 + self.max_pages) * 4  # ids, positions, slots, rows; lengths, starts, pages
         return num_tokens * per_token + (self.max_samples + 1) * per_request + NUM_ARRAYS * ALIGNMENT

@@ -16,7 +16,7 @@ ROUNDS: Final = 3  # after one that compiles and loads kernels; the fastest coun
 
 @dataclass(frozen=True, slots=True)
 class StepSpeed:
-    """Of steps that are launched kernel by kernel."""
+    """How fast steps are that are launched kernel by kernel."""
 
     prompt_tokens_per_s: float
     launch_s: float

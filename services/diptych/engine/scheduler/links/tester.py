@@ -45,7 +45,7 @@ Verdict = Passed | Failed
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """Of a test, under way."""
+    """A transfer of a test that is under way."""
 
     action: Action
     nbytes: int

@@ -29,7 +29,7 @@ MIN_GRANT_WAIT_S: Final = 0.5  # for pages, where a decode worker has none to gr
 
 
 class Cost(NamedTuple):
-    """Of a pair, for a request."""
+    """What a pair costs for a request."""
 
     queue_s: float = 0.0  # prompts before it at the prefill worker
     grant_s: float = 0.0  # until the decode worker has pages for it; passes while it queues

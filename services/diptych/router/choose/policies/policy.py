@@ -56,7 +56,7 @@ class Candidates:
 
     @property
     def busy_share(self) -> float:
-        """Of the prefill workers, how many have a prompt to compute."""
+        """The share of the prefill workers that have a prompt to compute."""
         return sum(self.workers[key].load.num_queued > 0 for key in self.partners) / len(self.partners)
 
     def of_prefill(self, prefill_id: int) -> Candidates:

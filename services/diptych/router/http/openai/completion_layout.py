@@ -182,7 +182,7 @@ class ChoiceLayout(ABC):
         return {**counts, "total_tokens": prompt_len + num_tokens}
 
     def _last_chunk(self, choice: Json, end: End) -> Json:
-        """Of a choice."""
+        """Return the last chunk of a choice."""
         chunk = self._chunk(choice)
         if self.style.continuous_usage:
             chunk["usage"] = completion_usage(end.usage)

@@ -27,14 +27,14 @@ B = TypeVar("B", bound=Body)
 
 
 class LoadBody(Body):
-    """Of /v1/load_lora_adapter."""
+    """The body of /v1/load_lora_adapter."""
 
     lora_name: str
     lora_path: str  # a PEFT folder, on each worker's machine
 
 
 class UnloadBody(Body):
-    """Of /v1/unload_lora_adapter."""
+    """The body of /v1/unload_lora_adapter."""
 
     lora_name: str
     lora_int_id: int | None = None  # without effect
