@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from diptych.bootstrap.caller import Claim
-from diptych.bootstrap.membership import Delta, Excuse, Heartbeat, Membership, Move, Tick
+from diptych.bootstrap.membership import Delta, Heartbeat, Membership, Move, Paused, Tick
 from diptych.bootstrap.standing import LISTED, TRANSITIONS, Event, Standing
 from diptych.common.errors import Forbidden, InvalidTransition
 from diptych.common.members.membership import MembershipView, Record, Snapshot, State, Update
@@ -141,7 +141,7 @@ def test_after_an_excuse_everybody_that_is_listed_has_a_fresh_lease_and_its_addr
     members.apply(beat(holder, 0), 0.0)
     members.apply(beat(record(2), 0), 0.0)
     members.apply(beat(record(2, State.GONE), 1), 0.0)
-    assert members.apply(Excuse(), 20.0) == Delta()
+    assert members.apply(Paused(), 20.0) == Delta()
     assert members.apply(beat(replace(record(3, at="host:1"), started_ns=5), 0), 20.5).evicted
     assert members.apply(Tick(), 20.0 + LEASE_S - 0.1) == Delta()
     assert members.apply(Tick(), 20.0 + LEASE_S).removed == (1,)

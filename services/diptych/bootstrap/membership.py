@@ -40,7 +40,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Excuse:
+class Paused:
     """Nobody could be heard for a while, for we did not run: silence until now proves nothing."""
 
 
@@ -119,7 +119,7 @@ class Membership(Generic[P]):
         listed = [member for member in self._members.values() if member.standing in LISTED]
         return tuple(member.record for member in sorted(listed, key=lambda member: member.order))
 
-    def apply(self, event: Heartbeat[P] | Tick | Excuse, now_s: float) -> Delta[P]:
+    def apply(self, event: Heartbeat[P] | Tick | Paused, now_s: float) -> Delta[P]:
         """Take in an event. Raises, changing nothing, `InvalidTransition` when an instance goes back, `Overloaded` when
         there is no place for another one, and `Forbidden` when its address belongs to another one that lives.
         """
@@ -128,7 +128,7 @@ class Membership(Generic[P]):
                 return self._on_heartbeat(event, now_s)
             case Tick():
                 return self._on_tick(now_s)
-            case Excuse():
+            case Paused():
                 return self._on_excuse(now_s)
 
     def _on_heartbeat(self, heartbeat: Heartbeat[P], now_s: float) -> Delta[P]:

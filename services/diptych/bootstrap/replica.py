@@ -26,7 +26,7 @@ from diptych.bootstrap.announcement import Said, instance_of, load_chunk, read_h
 from diptych.bootstrap.caller import ANYBODY, Caller
 from diptych.bootstrap.census import Census, Counts
 from diptych.bootstrap.limits import WATCHERS_EACH, Limits
-from diptych.bootstrap.membership import Delta, Excuse, Heartbeat, Membership, Move, Tick
+from diptych.bootstrap.membership import Delta, Heartbeat, Membership, Move, Paused, Tick
 from diptych.bootstrap.outbox import Outbox
 from diptych.bootstrap.standing import Standing
 from diptych.common.errors import Forbidden, InvalidRequest, InvalidTransition, Overloaded
@@ -85,7 +85,7 @@ class Replica:
 
     def excuse(self, now_s: float) -> None:
         """Give everybody that is listed a fresh lease: nobody could be heard."""
-        self._membership.apply(Excuse(), now_s)
+        self._membership.apply(Paused(), now_s)
 
     def tell_loads(self) -> list[Outbox]:
         """Tell those whose turn it is how busy everybody is whose load changed since their last one; return them."""

@@ -24,7 +24,7 @@ class LogprobsBatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of consecutive tokens of a request. Alternative j of token i is at `[i * num_top + j]`, likeliest first."""
+    """Log-probabilities of tokens in a row of a request; alternative j of i, likeliest first: `[i * num_top + j]`."""
 
     logprobs: tuple[float, ...]  # natural logarithm, of the tokens themselves
     num_top: int = 0

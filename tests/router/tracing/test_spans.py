@@ -9,7 +9,7 @@ import pytest
 
 from diptych.common.members.roles import LegKind
 from diptych.generation.finish import Finish
-from diptych.router.choose.explain import AttemptStory, Selection
+from diptych.router.choose.explain import AttemptRecord, Selection
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
 from diptych.router.output import End, Usage
@@ -25,13 +25,13 @@ DECODE_STATS = LegStats(queue_us=1_000, transfer_us=40_000, verify_us=2_000, joi
 STATS = {LegKind.PREFILL: PREFILL_STATS, LegKind.DECODE: DECODE_STATS}
 
 
-def attempt(pair: Pair = PAIR, at_s: float = 10.2, **story: Any) -> AttemptTrace:
+def attempt(pair: Pair = PAIR, at_s: float = 10.2, **record: Any) -> AttemptTrace:
     """One that a pair was asked for at `at_s`; 0.1 s later it began, and ended well after another second."""
     workers = {each: Worker(each, WorkerLoad(0, 0, 1000)) for each in (pair.prefill_id, pair.decode_id)}
     candidates = Candidates(workers, {pair.prefill_id: (pair.decode_id,)})
     selection = Selection(plan_of("least_load"), candidates, RequestView(prompt_len=20, number=0), pair)
     defaults = {"begun_s": at_s + 0.1, "first_token_s": at_s + 0.2, "ended_s": at_s + 1.1, "outcome": "stop"}
-    return AttemptTrace(at_s, AttemptStory(selection, 7, **{**defaults, **story}), STATS)
+    return AttemptTrace(at_s, AttemptRecord(selection, 7, **{**defaults, **record}), STATS)
 
 
 def end(output_tokens: int = 5) -> End:

@@ -1,6 +1,6 @@
 """Why requests went where they did, and what came of it: the last few, kept for whoever asks.
 
-Policies are pure, so a story keeps what the policy was told, and what all candidates would have cost is found when
+Policies are pure, so a record keeps what the policy was told, and what all candidates would have cost is found when
 somebody asks.
 """
 
@@ -54,7 +54,7 @@ class Selection:
 
 
 @dataclass(slots=True)
-class AttemptStory:
+class AttemptRecord:
     """One attempt. Times on the monotonic clock."""
 
     selection: Selection
@@ -71,12 +71,12 @@ class AttemptStory:
 
 
 @dataclass(slots=True)
-class Story:
+class RequestRecord:
     """One request."""
 
     request_id: str
     arrival_s: float
-    attempts: list[AttemptStory] = field(default_factory=list)
+    attempts: list[AttemptRecord] = field(default_factory=list)
 
 
 class Attempt(TypedDict):
@@ -113,31 +113,31 @@ class Explanation(TypedDict):
 
 
 class Explanations:
-    """The stories of the last `size` requests."""
+    """The records of the last `size` requests."""
 
     def __init__(self, size: int) -> None:
-        self._stories: deque[Story] = deque(maxlen=size)
+        self._records: deque[RequestRecord] = deque(maxlen=size)
 
-    def begin(self, request_id: str, arrival_s: float) -> Story:
-        story = Story(request_id, arrival_s)
-        self._stories.append(story)
-        return story
+    def begin(self, request_id: str, arrival_s: float) -> RequestRecord:
+        record = RequestRecord(request_id, arrival_s)
+        self._records.append(record)
+        return record
 
     def find(self, request_id: str) -> Explanation | None:
         """Return what is known of a request, or of all that were made for one call; None if that is forgotten."""
-        stories = [_story(story) for story in self._stories if story.request_id == request_id]
-        return {"request_id": request_id, "requests": stories} if stories else None
+        records = [_record(record) for record in self._records if record.request_id == request_id]
+        return {"request_id": request_id, "requests": records} if records else None
 
 
 def failure_words(failure: LegFailure) -> str:
     return f"failed: {failure.leg.value} leg: {failure.code.name}: {failure.message}"
 
 
-def _story(story: Story) -> ExplainedRequest:
-    return {"attempts": [_attempt(attempt, story.arrival_s) for attempt in story.attempts]}
+def _record(record: RequestRecord) -> ExplainedRequest:
+    return {"attempts": [_attempt(attempt, record.arrival_s) for attempt in record.attempts]}
 
 
-def _attempt(attempt: AttemptStory, arrival_s: float) -> Attempt:
+def _attempt(attempt: AttemptRecord, arrival_s: float) -> Attempt:
     selection, decision = attempt.selection, attempt.selection.decide_again()
     return {
         "policy": selection.plan.name,

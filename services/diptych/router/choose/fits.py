@@ -39,7 +39,7 @@ class Curve(NamedTuple):
     base: float
     slope: float  # for a token that is the first
     double: float = math.inf  # tokens before a new one that make it twice as dear
-    dearness: float = 1.0  # of a token in the mean, against a first one
+    cost_ratio: float = 1.0  # of a token in the mean, against a first one
 
     def at(self, num_tokens: float, cached_tokens: float = 0.0) -> float:
         return self.base + self.slope * weight_of(num_tokens, cached_tokens, self.double)
@@ -47,7 +47,7 @@ class Curve(NamedTuple):
     @property
     def mean_slope(self) -> float:
         """For a token of a usual prompt."""
-        return self.slope * self.dearness
+        return self.slope * self.cost_ratio
 
     def scaled(self, factor: float) -> Curve:
         return self._replace(base=self.base * factor, slope=self.slope * factor)

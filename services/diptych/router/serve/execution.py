@@ -16,7 +16,7 @@ from diptych.common.errors import DeadlineExceeded, DiptychError, Unavailable
 from diptych.common.logging import bind
 from diptych.generation.finish import Finish
 from diptych.generation.output import FailureCode
-from diptych.router.choose.explain import AttemptStory, Explanations, Selection, failure_words
+from diptych.router.choose.explain import AttemptRecord, Explanations, Selection, failure_words
 from diptych.router.errors import ContextLengthExceeded, ModelNotFound
 from diptych.router.metrics import RouterMetrics
 from diptych.router.output import Delta, Report
@@ -54,7 +54,7 @@ class Execution:
         self._metrics = dispatcher.metrics
         self._pair = Pair(0, 0)
         client = progress.request.client
-        self._story = dispatcher.explanations.begin(client.life.request_id, client.life.arrival_s)
+        self._record = dispatcher.explanations.begin(client.life.request_id, client.life.arrival_s)
         self._attempt: Attempt | None = None
         self._is_proven = False  # both legs of the attempt have done their part of an output token
         self._knows_cached = False
@@ -85,11 +85,11 @@ class Execution:
         """Abort what is still running. Idempotent."""
         if self._attempt is not None:
             self._attempt.close()
-            for story in self._story.attempts:
-                story.end("closed", time.monotonic())
+            for record in self._record.attempts:
+                record.end("closed", time.monotonic())
 
     def _may_hedge(self) -> bool:
-        return self._dispatcher.hedging.is_on and not self._progress.output_ids and len(self._story.attempts) == 1
+        return self._dispatcher.hedging.is_on and not self._progress.output_ids and len(self._record.attempts) == 1
 
     async def _race(self, first: Attempt) -> Delta:
         """Return the first answer of the request, perhaps from a second attempt, which then is the one that counts."""
@@ -118,17 +118,17 @@ class Execution:
         self._progress.blamed |= failure.blamed(self._failed(attempt, failure))
 
     def _failed(self, attempt: Attempt, failure: LegFailure) -> Pair:
-        """Tell breakers and story of an attempt that has failed; return its pair."""
-        story = next(story for story in self._story.attempts if story.room == attempt.room)
-        self._dispatcher.selector.failed(story.selection.pair, failure)
-        story.end(failure_words(failure), time.monotonic())
-        return story.selection.pair
+        """Tell breakers and record of an attempt that has failed; return its pair."""
+        record = next(record for record in self._record.attempts if record.room == attempt.room)
+        self._dispatcher.selector.failed(record.selection.pair, failure)
+        record.end(failure_words(failure), time.monotonic())
+        return record.selection.pair
 
     def _go_on_with(self, attempt: Attempt) -> None:
-        attempts, now_s = self._story.attempts, time.monotonic()
-        for story in [story for story in attempts if story.room != attempt.room]:
-            story.end("hedged", now_s)
-        attempts.sort(key=lambda story: story.room == attempt.room)
+        attempts, now_s = self._record.attempts, time.monotonic()
+        for record in [record for record in attempts if record.room != attempt.room]:
+            record.end("hedged", now_s)
+        attempts.sort(key=lambda record: record.room == attempt.room)
         self._attempt, self._pair = attempt, attempts[-1].selection.pair
 
     def _finish_without_workers(self) -> Finish | None:
@@ -136,11 +136,11 @@ class Execution:
         return self._progress.finish if self._attempt is None else None
 
     def _take(self, attempt: Attempt, delta: Delta) -> None:
-        story = self._story.attempts[-1]
-        if story.first_token_s is None:
-            self._first_token(story)
+        record = self._record.attempts[-1]
+        if record.first_token_s is None:
+            self._first_token(record)
         if delta.finish is not None:
-            story.end(delta.finish.value, time.monotonic())
+            record.end(delta.finish.value, time.monotonic())
         if not self._knows_cached and self._progress.is_first_attempt and (stats := attempt.prompt_stats):
             self.cached_tokens, self._knows_cached = stats.cached_tokens, True
             self._note_prompt_len(stats.prompt_tokens)
@@ -160,11 +160,11 @@ class Execution:
             self._progress.tokenized(num_tokens)
             self._dispatcher.fleet.text_index.tokenized(len(text.utf8), num_tokens)
 
-    def _first_token(self, story: AttemptStory) -> None:
-        story.first_token_s = time.monotonic()
-        ttft_s = story.first_token_s - story.begun_s
+    def _first_token(self, record: AttemptRecord) -> None:
+        record.first_token_s = time.monotonic()
+        ttft_s = record.first_token_s - record.begun_s
         self._metrics.first_token.observe(ttft_s)
-        expected_s = story.selection.expected_ttft_s
+        expected_s = record.selection.expected_ttft_s
         if expected_s:
             self._metrics.ttft_ratio.observe(ttft_s / expected_s)
 
@@ -193,9 +193,9 @@ class Execution:
     def _start(self, selection: Selection, asked_s: float) -> Attempt:
         now_s = time.monotonic()
         attempt = start_attempt(self._dispatcher.fleet, self._progress, selection, now_s)
-        story = AttemptStory(selection, attempt.room, now_s)
-        self._story.attempts.append(story)
-        self.trace.attempts.append(AttemptTrace(asked_s, story, attempt.stats))
+        record = AttemptRecord(selection, attempt.room, now_s)
+        self._record.attempts.append(record)
+        self.trace.attempts.append(AttemptTrace(asked_s, record, attempt.stats))
         self._metrics.attempts.labels(selection.plan.name, selection.pair.num_workers).inc()
         return attempt
 

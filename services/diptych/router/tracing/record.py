@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from diptych.common.members.roles import LegKind
-from diptych.router.choose.explain import AttemptStory
+from diptych.router.choose.explain import AttemptRecord
 from diptych.router.output import End
 from diptych.v1.worker_pb2 import LegStats
 
@@ -46,7 +46,7 @@ class AttemptTrace:
     """One attempt, with what its legs measure; they may say their last words after the request has ended."""
 
     asked_s: float  # when a pair was asked for
-    story: AttemptStory
+    record: AttemptRecord
     stats: Mapping[LegKind, LegStats]
 
 

@@ -94,26 +94,26 @@ def _output(output: OutputTrace, end_s: float) -> Span:
 
 def _attempt(attempt: AttemptTrace, end_s: float) -> tuple[Span, Span]:
     """Return the choice of a pair, and what came of it."""
-    story = attempt.story
-    ended_s = end_s if story.ended_s is None else story.ended_s
-    pair, plan = story.selection.pair, story.selection.plan
+    record = attempt.record
+    ended_s = end_s if record.ended_s is None else record.ended_s
+    pair, plan = record.selection.pair, record.selection.plan
     found = {
         "diptych.prefill_instance": _hex(pair.prefill_id),
         "diptych.decode_instance": _hex(pair.decode_id),
-        "diptych.room": _hex(story.room),
+        "diptych.room": _hex(record.room),
         "diptych.policy": plan.name,
-        "diptych.expected_ttft_s": story.selection.expected_ttft_s,
-        "diptych.outcome": story.outcome,
+        "diptych.expected_ttft_s": record.selection.expected_ttft_s,
+        "diptych.outcome": record.outcome,
     }
-    events = () if story.first_token_s is None else (Event("first_token", story.first_token_s),)
-    failed = story.outcome.startswith("failed")
+    events = () if record.first_token_s is None else (Event("first_token", record.first_token_s),)
+    failed = record.outcome.startswith("failed")
     legs = tuple(_legs(attempt, ended_s))
-    choice = Span("select", attempt.asked_s, story.begun_s, {"diptych.policy": plan.name})
-    return choice, Span("attempt", story.begun_s, ended_s, known(found), legs, events, failed)
+    choice = Span("select", attempt.asked_s, record.begun_s, {"diptych.policy": plan.name})
+    return choice, Span("attempt", record.begun_s, ended_s, known(found), legs, events, failed)
 
 
 def _legs(attempt: AttemptTrace, ended_s: float) -> Iterator[Span]:
-    pair, begun_s = attempt.story.selection.pair, attempt.story.begun_s
+    pair, begun_s = attempt.record.selection.pair, attempt.record.begun_s
     if pair.is_local:
         yield _leg(LegKind.LOCAL, pair.prefill_id, attempt.stats.get(LegKind.LOCAL), begun_s, ended_s)
         return
