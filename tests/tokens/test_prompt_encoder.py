@@ -207,6 +207,7 @@ def test_a_text_that_is_not_too_long_is_never_taken_for_too_long(name: str) -> N
 
     @example("hello <|im_end|>" * 100, 10)
     @example("x" * 5000, 100)
+    @example("m" * 2000, 12)  # one unknown word for WordPiece, and 96 tokens of its beginning
     @settings(max_examples=40, deadline=None, database=None)
     @given(text=TEXT.map(lambda text: text * 40), max_tokens=st.integers(1, 300))
     def check(text: str, max_tokens: int) -> None:

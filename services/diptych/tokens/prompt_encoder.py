@@ -32,6 +32,7 @@ class PromptEncoder:
         self._frame = _frame(tokenizer)
         self._cuts = tokenizer.cut_points() if cache_bytes and self._frame else None
         self._length = tokenizer.token_length()
+        self._cut_tokens = max(CUT_TOKENS, tokenizer.longest_word())  # a word that is cut may be known by its beginning
         self.cache = SegmentCache(cache_bytes)
 
     def encode(self, text: str, *, add_special_tokens: bool = False, namespace: bytes = b"") -> array[int]:
@@ -53,7 +54,7 @@ class PromptEncoder:
             return True
         num_chars = CHARS_PER_TOKEN * max_tokens
         while num_chars < len(text):
-            if len(self._tokenizer.encode(text[:num_chars])) > max_tokens + CUT_TOKENS:
+            if len(self._tokenizer.encode(text[:num_chars])) > max_tokens + self._cut_tokens:
                 return True
             num_chars *= 2
         return False

@@ -93,6 +93,11 @@ class Tokenizer:
         """Return what a text's length tells of the number of its tokens; None: nothing."""
         return token_length(self._backend)
 
+    def longest_word(self) -> int:
+        """Return how many characters a word may have that is more than one unknown token; 0: as many as there are."""
+        model = self._backend.model
+        return int(model.max_input_chars_per_word) if isinstance(model, models.WordPiece) else 0
+
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Return text; bytes that are not (yet) UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
