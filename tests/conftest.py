@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import hypothesis
 import numpy as np
 import pytest
 import tokenizers
@@ -23,6 +24,10 @@ from diptych.common.trust.tokens import TOKEN_VARIABLE
 from diptych.tokens.tokenizer import Tokenizer
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it, and jobs in the background ignore it
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")  # how long an example takes says how busy the machine is
 os.environ[TOKEN_VARIABLE] = "the-token-of-all-tests"  # for every process that a test starts, and for its own clients
 
 ALONE: Final = (
