@@ -148,7 +148,7 @@ class PrefillCore:
             return None
         self._step = new_step((), chunks)
         batch = build_batch(self._step, self._cache.page_table, self._cache.page_size)
-        self._pace.begin(sum(self._limits.prompt_cost.of(chunk.start, chunk.num_tokens) for chunk in chunks), now_s)
+        self._pace.begin(self._limits.prompt_cost.of_chunks(chunks), now_s)
         self._step.launch()
         self._queue.launch(chunks)
         return batch

@@ -99,7 +99,7 @@ class Running:
         return new_step(decodes, chunks, drafts) if decodes or chunks else None
 
     def launch(self, step: Step, now_s: float) -> ForwardBatch:
-        self._pace.begin(self._cost(step.chunks), now_s)
+        self._pace.begin(self._limits.prompt_cost.of_chunks(step.chunks), now_s)
         batch = build_batch(step, self._cache.page_table, self._cache.page_size, self._steps.samples())
         self._steps.launch(step)
         for request in self._queue.launch(step.chunks):
@@ -178,9 +178,6 @@ class Running:
     def _chunks(self, now_s: float, num_decode_tokens: int, num_decoding: int) -> list[Chunk]:
         budget = self._pace.budget(self._limits.max_step_tokens - num_decode_tokens, num_decoding)
         return self._queue.plan(now_s, budget, self.spare_pages)
-
-    def _cost(self, chunks: Sequence[Chunk]) -> int:
-        return sum(self._limits.prompt_cost.of(chunk.start, chunk.num_tokens) for chunk in chunks)
 
     def _decodes(self) -> list[Request]:
         """Return the requests that decode now: none when memory ran out and a step may still bring some back."""

@@ -7,10 +7,12 @@ long prompt its chunks become shorter. Costs are counted in tokens at the start 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from diptych.architectures.config import ModelConfig
+from diptych.engine.values.step import Chunk
 
 MIN_CHUNK: Final = 16  # tokens, however dear: weights are read once a step
 STEP_COST: Final = 160  # of a step beside its tokens: an H200 reads weights for as long as it computes so many tokens
@@ -31,6 +33,10 @@ class PromptCost:
     def of(self, start: int, num_tokens: int) -> int:
         """Return what a chunk costs."""
         return math.ceil(num_tokens * self._rate(start))
+
+    def of_chunks(self, chunks: Iterable[Chunk]) -> int:
+        """Return what the chunks of a step cost."""
+        return sum(self.of(chunk.start, chunk.num_tokens) for chunk in chunks)
 
     def pays_to_wait(self, start: int, num_tokens: int) -> bool:
         """Return whether a prompt should begin a step later to save a chunk that another one is computing already.
