@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from diptych.engine.attention.flashinfer_backend import page_lists
+from diptych.engine.attention.page_lists import page_lists
 
 
 def test_the_pages_of_requests_follow_each_other_as_far_as_they_are_in_use() -> None:

@@ -3,22 +3,19 @@
 It reads the pages of a layer where they are: keys and values are strided views of the pool. How a step is shared out is
 planned on the host, once a step and kind of window, because layers differ in nothing else. A plan leaves the host by an
 asynchronous copy; the next one waits until that has been made, which it has when the step before the last is over.
-`PageLists` is a step's page table as FlashInfer wants it: the pages of all requests one after the other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import flashinfer
-import numpy as np
 import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
-from diptych.common.arrays import I32, I64
 from diptych.engine.attention.gpu_layers import GpuLayer, gpu_layers
+from diptych.engine.attention.page_lists import page_lists
 from diptych.engine.attention.staged_batch import StagedBatch, extend_starts
 
 WORKSPACE_NBYTES: Final = 256 << 20  # for partial results; steps run one after the other, so all plans share it
@@ -118,22 +115,3 @@ class FlashInferAttention:
             paged_kv_indices_buffer=indices,
             paged_kv_last_page_len_buffer=lens,
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PageLists:
-    """int32 arrays; request i has the pages `indices[starts[i] : starts[i + 1]]`."""
-
-    starts: I32  # [batch_size + 1]
-    indices: I32
-    last_page_lens: I32  # [batch_size]: tokens in the last page of each, at least 1
-
-
-def page_lists(page_table: I32, seq_lens: I64, page_size: int) -> PageLists:
-    """List the pages in use. A row of padding, without tokens, gets one token of page 0, which is nobody's."""
-    lens = np.maximum(seq_lens, 1)
-    num_pages = -(-lens // page_size)
-    starts = np.zeros(len(lens) + 1, np.int32)
-    np.cumsum(num_pages, out=starts[1:])
-    in_use = np.arange(page_table.shape[1]) < num_pages[:, None]
-    return PageLists(starts, page_table[in_use], (lens - (num_pages - 1) * page_size).astype(np.int32))
