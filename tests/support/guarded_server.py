@@ -100,13 +100,16 @@ def call_of(method: str, *said: bytes) -> Call:
 
 
 async def code_of(call: Call, address: str, trust: Trust) -> tuple[grpc.StatusCode, str]:
-    """How a call ends; OK when it is answered."""
-    async with open_channel(address, trust) as channel:
-        try:
-            await call(channel)
-        except grpc.aio.AioRpcError as error:
-            return error.code(), error.details() or ""
-    return grpc.StatusCode.OK, ""
+    """How a call ends; OK when it is answered. One that gRPC itself lost on a busy machine is made again."""
+    while True:
+        async with open_channel(address, trust) as channel:
+            try:
+                await call(channel)
+            except grpc.aio.AioRpcError as error:
+                if error.details() != "Internal error from Core":
+                    return error.code(), error.details() or ""
+            else:
+                return grpc.StatusCode.OK, ""
 
 
 def count(refusals: Refusals, reason: str) -> float:
