@@ -6,7 +6,7 @@ import gc
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -69,6 +69,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
 def _no_platform_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Commands of tests find no platform but their own, and what tests start is found by no command of the user."""
     os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_variable_stays() -> Iterator[None]:
+    """A variable that a module of tests leaves behind changes what others start, by the order in which they run."""
+    before = _variables()
+    yield
+    assert _variables() == before
+
+
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(("UCX_", "DIPTYCH_"))}
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from typing import Final
 
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
-from diptych.common.net.reachable import transfer_where
 from diptych.embedded.group import Group
 from diptych.engine.frontend.scheduler_client import start_scheduler
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
@@ -52,8 +51,6 @@ async def launched(options: EngineOptions, roles: Sequence[Role]) -> AsyncIterat
 
 async def _start(options: EngineOptions, role: Role) -> Group:
     """Start a scheduler. It lets a request wait for memory as long as it takes: nobody else would compute it."""
-    if role is not Role.LOCAL:
-        transfer_where("localhost")
     config = SchedulerConfig(
         component="engine" if role is Role.LOCAL else role.value,
         log_format="auto",

@@ -26,7 +26,6 @@ from diptych.common.members.membership_client import Evicted, MembershipWatcher,
 from diptych.common.members.roles import Role
 from diptych.common.net import descriptors, rpc
 from diptych.common.net.http_server import HttpServer
-from diptych.common.net.reachable import transfer_where
 from diptych.common.trust.instance_secret import InstanceSecret
 from diptych.common.trust.trust import Trust, forget_token
 from diptych.engine.cache.kv_feed import KvFeeds
@@ -57,7 +56,6 @@ def run_worker(config: WorkerConfig, role: Role) -> int:
     descriptors.use_all_descriptors()
     trust = config.trust()
     forget_token()  # schedulers need none
-    transfer_where(config.host)
     try:
         asyncio.run(lifecycle.run_until_signal(lambda stop: _serve(config, trust, role, stop), grace_s=config.grace_s))
     except ExceptionGroup as group:
@@ -242,6 +240,7 @@ def _scheduler_config(config: WorkerConfig, role: Role, instance: bootstrap_pb2.
         transfer=config.transfer_rules,
         engine=config.engine_options.of_group(instance.dp_rank),
         role=role.value,
+        host=config.host,
     )
 
 

@@ -212,6 +212,7 @@ class SchedulerConfig:
     transfer: TransferRules  # for workers with peers
     engine: EngineOptions
     role: str = Role.UNIFIED.value  # served at start
+    host: str = "localhost"  # at which its peers reach it: see `transfer_where`
     kv_backend: KvBackend = "ucx"
     retracted_s: float = RETRACTED_S  # see `Limits`
     rank: int = 0  # of this process among `engine.tp`; 0 schedules, the others follow

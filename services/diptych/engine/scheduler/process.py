@@ -23,6 +23,7 @@ from diptych.common.garbage import postponed, spare_what_stays
 from diptych.common.logging import setup
 from diptych.common.members.heartbeat import SharedHeartbeat
 from diptych.common.members.terms import FEATURES, Feature, Terms, bits, terms_to_wire
+from diptych.common.net.reachable import transfer_where
 from diptych.engine.cache.host_tier import NO_COPIER
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import LoraRegistry
@@ -93,6 +94,7 @@ def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTr
         signal.signal(number, signal.SIG_IGN)  # they reach the whole process group; our frontend says when to stop
     lifecycle.die_with_parent(signal.SIGKILL, parent_pid=config.parent_pid)
     setup(config.name, config.log_format, config.log_level)
+    transfer_where(config.host)
     code = _run_rank(config, open_transport) if config.rank else _run_first(config, build_core, open_transport)
     zmq.Context.instance().destroy(linger=LAST_WORDS_MS)
     lifecycle.exit_now(code)
