@@ -76,8 +76,9 @@ class Decoding:
         tokens, others = take_plain(step, result)
         if tokens.rooms:
             self._effects.append(tokens)
-        for row in sampled(step, result, others):
-            self._take_tokens(row, now_s)
+        if others:
+            for row in sampled(step, result, others):
+                self._take_tokens(row, now_s)
         if step.chunks:
             self._running.share(step)
 

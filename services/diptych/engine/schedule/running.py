@@ -15,7 +15,7 @@ from diptych.engine.schedule.decode_batch import DecodeBatch
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.kv_forecast import KvForecast
 from diptych.engine.schedule.prefixes_in_flight import Coming
-from diptych.engine.schedule.sampling_builder import build_sampling
+from diptych.engine.schedule.sampling_builder import SamplingBuilder
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.steps_in_flight import StepsInFlight
 from diptych.engine.schedule.waiting_queue import WaitingQueue
@@ -55,6 +55,7 @@ class Running:
         self._batch = DecodeBatch(cache)
         self._steps = StepsInFlight(cache)
         self._forecast = KvForecast(cache)
+        self._sampling = SamplingBuilder(limits.eos_ids, limits.vocab_size)
 
     def __len__(self) -> int:
         """How many requests decode."""
@@ -93,23 +94,23 @@ class Running:
     def plan(self, now_s: float) -> Step | None:
         """Every running request decodes; prompts share what is left of the token budget, and of the time."""
         decodes = self._decodes()
-        drafts = self._drafts(decodes)
-        num_tokens = len(decodes) + (sum(map(len, drafts.values())) if drafts else 0)
-        chunks = self._chunks(now_s, num_tokens, len(decodes)) if self._queue else []
+        drafts = None if self._drafter is None else self._drafts(decodes, self._drafter)
+        chunks = self._chunks(now_s, decodes, drafts) if self._queue else []
         return new_step(decodes, chunks, drafts) if decodes or chunks else None
 
     def launch(self, step: Step, now_s: float) -> ForwardBatch:
-        self._pace.begin(self._limits.prompt_cost.of_chunks(step.chunks), now_s)
+        self._pace.begin(self._limits.prompt_cost.of_chunks(step.chunks) if step.chunks else 0, now_s)
         batch = build_batch(step, self._cache.page_table, self._cache.page_size, self._steps.samples())
         self._steps.launch(step)
-        for request in self._queue.launch(step.chunks):
-            self._batch.add(request)
+        if step.chunks:
+            for request in self._queue.launch(step.chunks):
+                self._batch.add(request)
         return batch
 
     def sampling(self) -> SamplingBatch:
         """Say how to sample the step launched last."""
         step = self._steps.newest
-        return build_sampling(step.sampled, self._limits.eos_ids, self._limits.vocab_size, step.drafts)
+        return self._sampling.build(step.sampled, step.drafts)
 
     def commit(self, now_s: float) -> Step:
         """Return the oldest step launched, which has run."""
@@ -175,8 +176,9 @@ class Running:
         else:
             self._queue.remove(request)
 
-    def _chunks(self, now_s: float, num_decode_tokens: int, num_decoding: int) -> list[Chunk]:
-        budget = self._pace.budget(self._limits.max_step_tokens - num_decode_tokens, num_decoding)
+    def _chunks(self, now_s: float, decodes: Sequence[Request], drafts: Drafts | None) -> list[Chunk]:
+        num_tokens = len(decodes) + (sum(map(len, drafts.values())) if drafts else 0)
+        budget = self._pace.budget(self._limits.max_step_tokens - num_tokens, len(decodes))
         return self._queue.plan(now_s, budget, self.spare_pages)
 
     def _decodes(self) -> list[Request]:
@@ -187,10 +189,8 @@ class Running:
             self._retract(self._batch.victim())
         return due
 
-    def _drafts(self, decodes: Sequence[Request]) -> Drafts | None:
-        if self._drafter is None:
-            return None
-        proposed = self._drafter.propose(decodes)
+    def _drafts(self, decodes: Sequence[Request], drafter: Drafter) -> Drafts:
+        proposed = drafter.propose(decodes)
         kept = {r.room: self._batch.take_drafts(r, proposed[r.room]) for r in decodes if r.room in proposed}
         return {room: drafts for room, drafts in kept.items() if drafts}
 
