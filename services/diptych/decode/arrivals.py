@@ -7,7 +7,7 @@ from diptych.decode.phases import Phase
 from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import Rooms
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.admission import refuse, turn_away
+from diptych.engine.schedule.admission import refuse
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.events import Effect, Emit, Start, compile_grammar
 from diptych.engine.values.limits import Limits
@@ -48,10 +48,9 @@ class Arrivals:
             self._effects.append(compile_grammar(request))
 
     def _refuse(self, event: Start, max_tokens: int) -> Failure | None:
-        request, limits = event.request, self._limits
-        known = request.room in self._rooms
-        failure = refuse(request, is_known=known, max_tokens=max_tokens, vocab_size=limits.vocab_size)
-        failure = failure or turn_away(len(self._waiting), limits.scheduling.max_waiting)
+        request = event.request
+        known, num_waiting = request.room in self._rooms, len(self._waiting)
+        failure = refuse(request, self._limits, is_known=known, max_tokens=max_tokens, num_waiting=num_waiting)
         if failure is None and event.kind is not LegKind.LOCAL and event.peer not in self._rooms.linked:
             return Failure(FailureCode.PEER_LOST, f"no link to prefill worker {event.peer:016x}")
         return failure

@@ -6,7 +6,7 @@ A room is queued to be computed once it has all that it waits for: decode's page
 from __future__ import annotations
 
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.admission import refuse, turn_away
+from diptych.engine.schedule.admission import refuse
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.events import Effect, Emit, Start, compile_grammar
 from diptych.engine.values.limits import Limits
@@ -42,7 +42,8 @@ class Arrivals:
     def start(self, event: Start, max_tokens: int, now_s: float) -> None:
         """Take a request of at most `max_tokens`, prompt and output."""
         request = event.request
-        failure = self._refuse(event, max_tokens)
+        known, num_waiting = request.room in self._rooms, len(self._waiting)
+        failure = refuse(request, self._limits, is_known=known, max_tokens=max_tokens, num_waiting=num_waiting)
         if failure:
             self._effects.append(Emit(Output(request.room, failure=failure)))
             return
@@ -71,9 +72,3 @@ class Arrivals:
         room.request.matcher = matcher
         if room.phase is Phase.WAITING:
             self._waiting.add(room.request)
-
-    def _refuse(self, event: Start, max_tokens: int) -> Failure | None:
-        request, limits = event.request, self._limits
-        known = request.room in self._rooms
-        failure = refuse(request, is_known=known, max_tokens=max_tokens, vocab_size=limits.vocab_size)
-        return failure or turn_away(len(self._waiting), limits.scheduling.max_waiting)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.runner.sampling import sample_step
 from diptych.engine.runner.sampling.gpu_sampler import GpuSampler
+from diptych.engine.runner.sampling.sampler import sample_step
 from diptych.engine.runner.sampling.torch_sampler import TorchSampler
 from diptych.engine.values.batch import (
     Bias,

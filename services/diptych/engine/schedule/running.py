@@ -1,17 +1,16 @@
 """Requests that are computed here: the running batch, what is on its way into it, and the steps launched for them.
 
-What both a worker that does everything and a decode worker stand on. Memory that runs out is taken from the request
-that loses least by it: it is retracted, and goes on later.
+A request takes its next page only when it needs it. When there is none, the request of the lowest priority that would
+lose the least progress is retracted, and goes on later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.batch_builder import build_batch
-from diptych.engine.schedule.decode_batch import DecodeBatch
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.kv_forecast import KvForecast
 from diptych.engine.schedule.prefixes_in_flight import Coming
@@ -23,6 +22,54 @@ from diptych.engine.values.batch import ForwardBatch, SamplingBatch
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Chunk, Drafts, Step, new_step
+
+
+class DecodeBatch:
+    """Requests that get tokens in each step: their KV is computed, or about to be, but for their last token."""
+
+    def __init__(self, cache: KvCache) -> None:
+        self._cache = cache
+        self._running: dict[int, Request] = {}  # by room, oldest first
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._running.values())
+
+    def __contains__(self, request: Request) -> bool:
+        return self._running.get(request.room) is request
+
+    def add(self, request: Request) -> None:
+        self._running[request.room] = request
+
+    def remove(self, request: Request) -> None:
+        """Take out a request. Its pages stay with the caller."""
+        del self._running[request.room]
+
+    def due(self) -> list[Request]:
+        """Return those whose next token a step can compute: all but those that end with a token on its way."""
+        return [request for request in self._running.values() if request.computed_len + 1 < request.max_len]
+
+    def make_room(self, requests: list[Request]) -> bool:
+        """Give every request a slot for its newest token; False, and nothing changed, when there are too few pages."""
+        page_size = self._cache.page_size
+        return self._cache.grow_each([r for r in requests if r.computed_len >= r.num_pages * page_size])
+
+    def take_drafts(self, request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """Return as many of the drafts as may stand behind the request's newest token, which gets slots for them.
+
+        It gets none where its choice depends on more than the logits, or where pages are missing: nobody is retracted
+        for a guess.
+        """
+        if not request.samples_plainly:
+            return ()
+        kept = drafts[: request.max_len - request.num_tokens - 1]
+        return kept if self._cache.grow(request, request.num_tokens + len(kept)) else ()
+
+    def victim(self) -> Request:
+        """Return whom to retract; at least one runs."""
+        return min(self._running.values(), key=lambda request: (request.account.priority, request.num_output_tokens))
 
 
 class Drafter(Protocol):

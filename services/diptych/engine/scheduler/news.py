@@ -10,8 +10,8 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.scheduler import codec
 from diptych.engine.scheduler.parts import Parts
+from diptych.engine.values.batch import NO_GRAPHS, GraphUse
 from diptych.engine.values.core_report import Load
-from diptych.engine.values.graph_use import NO_GRAPHS, GraphUse
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.v1 import bootstrap_pb2, engine_pb2
 from diptych.v1.worker_pb2 import WorkerStatus

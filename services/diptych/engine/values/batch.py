@@ -129,6 +129,16 @@ class StepResult:
     prompt_logprobs: LogprobsBatch | None = None  # of the batch's `prompt_rows`
 
 
+@dataclass(frozen=True, slots=True)
+class GraphUse:
+    """Steps that were captured as CUDA graphs."""
+
+    num_graphs: int  # sizes: batch sizes of decode steps, and numbers of tokens of small steps with prompts
+    nbytes: int  # of the device's memory, taken when they were captured
+
+
+NO_GRAPHS: Final = GraphUse(0, 0)
+
 OnLayer = Callable[[int], None]  # hears of each layer of a step, in order, once its KV is in the pool
 WaitForResult = Callable[[], StepResult]  # blocks until the device has come so far
 

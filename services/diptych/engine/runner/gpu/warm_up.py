@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -88,3 +89,16 @@ def greedy(num_samples: int) -> SamplingBatch:
     zeros = np.zeros(num_samples, np.int64)
     ones = np.ones(num_samples, np.float32)
     return SamplingBatch(ones * 0, ones, zeros, zeros.astype(np.uint64), zeros)
+
+
+def tell_of_late_kernels() -> None:
+    """Have the log say what is compiled from now on, while requests wait: all was run that is known to be needed."""
+    import triton  # not everywhere
+
+    triton.knobs.compilation.listener = tell
+
+
+def tell(*, metadata: Mapping[str, Any], times: Any, cache_hit: bool, **others: object) -> None:
+    """Implements Triton's `CompilationListener`."""
+    done = "read from Triton's cache" if cache_hit else "compiled"
+    logger.warning("kernel %s was %s in %.2f s, while serving", metadata.get("name"), done, times.total / 1e6)
