@@ -70,6 +70,13 @@ class SamplingBatch:
     token_mask: I32 | None = None  # packed [num_samples, ceil(vocab_size / 32)]: bit i % 32 of word i // 32 allows i
     num_top: I64 | None = None  # alternatives to report with the token's log-probability; -1: report nothing
 
+    @staticmethod
+    def alike(num_samples: int, temperature: float, top_p: float = 1.0) -> SamplingBatch:
+        """Return a batch whose rows all sample in one way, from seed 0."""
+        heat, kept = np.full(num_samples, temperature, np.float32), np.full(num_samples, top_p, np.float32)
+        zeros = np.zeros(num_samples, np.int64)
+        return SamplingBatch(heat, kept, zeros, zeros.astype(np.uint64), zeros)
+
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import torch
 
 from diptych.engine.runner.gpu.inputs import StepLimits
-from diptych.engine.runner.gpu.warm_up import greedy, prompts
+from diptych.engine.runner.gpu.warm_up import greedy, prompts, step_of
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, OverlapRunner, PromptRows, Runner, SamplingBatch
 
 TOKENS: Final = 512  # of a step whose kernels take longer than launching them
@@ -64,33 +64,15 @@ def largest_step(limits: StepLimits, page_size: int) -> tuple[ForwardBatch, Samp
     """Return the step that takes the most memory, and a way to sample that is not the cheapest.
 
     It has as many new tokens, and requests to sample for, as a step can have, and all prompt tokens want
-    log-probabilities: their logits may take more than the rest. Its requests share a few pages, from 0 on: what they
-    compute means nothing.
+    log-probabilities: their logits may take more than the rest. What it computes means nothing.
     """
     length = longest_extend(limits, page_size)
     num_requests = min(limits.max_requests, -(-limits.max_step_tokens // length))
-    positions = np.tile(np.arange(length), num_requests)[: limits.max_step_tokens]
     lens = np.full(num_requests, length)
-    lens[-1] -= num_requests * length - len(positions)
-    pages = np.arange(-(-length // page_size), dtype=np.int32)
-    batch = ForwardBatch(
-        mode=ForwardMode.EXTEND,
-        input_ids=np.zeros_like(positions),
-        positions=positions,
-        out_slots=positions,
-        page_table=np.tile(pages, (num_requests, 1)),
-        seq_lens=lens,
-        extend_lens=lens,
-        num_sampled=np.ones_like(lens),
-        prompt_rows=PromptRows(np.arange(len(positions)), np.zeros_like(positions), 1),
-    )
-    return batch, _drawn(num_requests)
-
-
-def _drawn(num_samples: int) -> SamplingBatch:
-    ones = np.ones(num_samples, np.float32)
-    zeros = np.zeros(num_samples, np.int64)
-    return SamplingBatch(ones, ones * np.float32(0.9), zeros, zeros.astype(np.uint64), zeros)
+    lens[-1] -= max(0, num_requests * length - limits.max_step_tokens)
+    batch = step_of(ForwardMode.EXTEND, lens, page_size)
+    prompt_rows = PromptRows(np.arange(len(batch.input_ids)), batch.input_ids, 1)
+    return replace(batch, prompt_rows=prompt_rows), SamplingBatch.alike(num_requests, temperature=1.0, top_p=0.9)
 
 
 def measure_speed(runner: OverlapRunner, limits: StepLimits, page_size: int, device: torch.device) -> StepSpeed:

@@ -63,14 +63,15 @@ def prompts(num_tokens: int, limits: StepLimits, page_size: int, longest: int) -
     """Return a step of so many tokens, in prompts of `longest` and less."""
     full, rest = divmod(num_tokens, longest)
     lens = [longest] * full + [rest] * (rest > 0)
-    return _step(ForwardMode.EXTEND, np.array(lens[: limits.max_requests]), page_size)
+    return step_of(ForwardMode.EXTEND, np.array(lens[: limits.max_requests]), page_size)
 
 
 def _decode(num_requests: int, page_size: int) -> ForwardBatch:
-    return _step(ForwardMode.DECODE, np.ones(num_requests, np.int64), page_size)
+    return step_of(ForwardMode.DECODE, np.ones(num_requests, np.int64), page_size)
 
 
-def _step(mode: ForwardMode, lens: I64, page_size: int) -> ForwardBatch:
+def step_of(mode: ForwardMode, lens: I64, page_size: int) -> ForwardBatch:
+    """Return a step of requests that have so many new tokens each, and none before them."""
     positions = np.concatenate([np.arange(length) for length in lens])
     return ForwardBatch(
         mode=mode,
@@ -86,9 +87,7 @@ def _step(mode: ForwardMode, lens: I64, page_size: int) -> ForwardBatch:
 
 def greedy(num_samples: int) -> SamplingBatch:
     """Return the cheapest way to sample."""
-    zeros = np.zeros(num_samples, np.int64)
-    ones = np.ones(num_samples, np.float32)
-    return SamplingBatch(ones * 0, ones, zeros, zeros.astype(np.uint64), zeros)
+    return SamplingBatch.alike(num_samples, temperature=0.0)
 
 
 def tell_of_late_kernels() -> None:

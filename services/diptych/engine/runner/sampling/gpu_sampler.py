@@ -1,4 +1,4 @@
-"""`Sampler` by Triton kernels; `launch` queues a whole step and waits for nothing.
+"""Chooses the tokens of a step by Triton kernels: all is queued, and nothing waits.
 
 Imports Triton: a process without a GPU has no need of this module.
 """
@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from diptych.common.arrays import I32, I64
 from diptych.engine.runner.gpu.staging import pack, place
 from diptych.engine.runner.sampling.uniforms import uniforms
 from diptych.engine.values.batch import (
@@ -162,7 +161,7 @@ class GpuSampler:
 
     def warm_up(self, dtype: torch.dtype) -> None:
         """Compile the kernels for the model's logits: at its first request, each would stop the engine for seconds."""
-        plain = [_plain(temperature) for temperature in (0.0, 1.0)]
+        plain = [SamplingBatch.alike(1, temperature) for temperature in (0.0, 1.0)]
         for sampling in (*plain, *(_with_everything(one, self._vocab_size) for one in plain)):
             logits = torch.zeros(1, self._vocab_size, dtype=dtype, device=self._device)
             self.launch(logits, stage(sampling, self._device), None)
@@ -181,19 +180,6 @@ class GpuSampler:
             self._logprobs_of_samples(own, token_ids, staged),
             None if prompt_rows is None else self._logprobs_of_prompts(logits[num_samples:], prompt_rows),
         )
-
-    def choose(self, logits: Tensor, sampling: SamplingBatch) -> I64:
-        token_ids: I64 = self._choose(logits, stage(sampling, self._device)).cpu().numpy()
-        return token_ids
-
-    def logprobs(self, logits: Tensor, token_ids: I64, num_top: int) -> LogprobsBatch:
-        found = self._logprobs(logits, upload([token_ids], self._device)[0], num_top)
-        return LogprobsBatch(
-            found.logprobs.cpu().numpy(), found.top_ids.cpu().numpy(), found.top_logprobs.cpu().numpy()
-        )
-
-    def forbid(self, logits: Tensor, token_mask: I32) -> None:
-        apply_token_mask(logits, upload([token_mask], self._device)[0])
 
     def _choose(self, logits: Tensor, staged: StagedSampling) -> Tensor:
         token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
@@ -242,11 +228,6 @@ def _adjusted(logits: Tensor, staged: StagedSampling) -> Tensor:
     if staged.token_mask is not None:
         apply_token_mask(changed, staged.token_mask)
     return changed
-
-
-def _plain(temperature: float) -> SamplingBatch:
-    heat, ones, zeros = np.full(1, temperature, np.float32), np.ones(1, np.float32), np.zeros(1, np.int64)
-    return SamplingBatch(heat, ones, zeros, zeros.astype(np.uint64), zeros)
 
 
 def _with_everything(sampling: SamplingBatch, vocab_size: int) -> SamplingBatch:
