@@ -18,6 +18,8 @@ from diptych.common.arrays import I32, I64
 from diptych.engine.values.batch import Bias, Penalties, PromptRows, SamplingBatch, StepResult
 from diptych.generation.logprobs import LogprobsBatch
 
+Forbid = Callable[[Tensor, I32], None]
+
 
 class Sampler(Protocol):
     """The arithmetic of sampling on one kind of processor. Logits are `[num_rows, vocab_size]`."""
@@ -70,9 +72,6 @@ def _logprobs(sampler: Sampler, logits: Tensor, token_ids: I64, num_top: I64) ->
     batch.logprobs[wanted], batch.top_ids[wanted] = found.logprobs, found.top_ids
     batch.top_logprobs[wanted] = found.top_logprobs
     return batch
-
-
-Forbid = Callable[[Tensor, I32], None]
 
 
 def adjust(logits: Tensor, sampling: SamplingBatch, forbid: Forbid) -> Tensor:
