@@ -1,4 +1,4 @@
-"""MiniMax M2: experts in every layer, chosen by sigmoids; all heads of queries, and of keys, are normed as one vector."""
+"""MiniMax M2: experts in every layer, chosen by sigmoids; all heads are normed as one vector."""
 
 from __future__ import annotations
 
