@@ -47,7 +47,7 @@ def fit(model: ModelConfig, plan: Plan) -> Fit:
 
 
 def handed_over(model: ModelConfig, plan: Plan, num_tokens: int) -> int:
-    """Return the bytes that a prompt of so many tokens sends from prefill to decode: whole pages, once for all ranks."""
+    """Return the bytes that a prompt sends from prefill to decode: whole pages, once for all ranks."""
     return -(-num_tokens // plan.page_size) * whole_layout(model, plan.page_size, plan.kv_dtype).page_nbytes
 
 
