@@ -21,4 +21,4 @@ class Family:
     architecture: str  # as in `config.json`
     read: Callable[[HfConfig], ModelConfig]
     placement: Callable[[ModelConfig], Iterator[Placed]]  # every tensor of a complete checkpoint,
-    not_read: tuple[str, ...] = ()  # but those whose names begin so
+    not_read: Callable[[ModelConfig], tuple[str, ...]] = lambda _: ()  # but those whose names begin so

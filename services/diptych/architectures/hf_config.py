@@ -32,6 +32,9 @@ MAX_SIZES: Final[Mapping[str, int]] = {
     "max_position_embeddings": 1 << 31,
     "max_window_layers": 1 << 31,
     "moe_intermediate_size": 1 << 20,
+    "n_group": 1 << 12,
+    "n_routed_experts": 1 << 12,
+    "n_shared_experts": 1 << 12,
     "num_attention_heads": 1 << 14,
     "num_experts": 1 << 12,
     "num_experts_per_tok": 1 << 12,
@@ -39,7 +42,9 @@ MAX_SIZES: Final[Mapping[str, int]] = {
     "num_key_value_heads": 1 << 14,
     "num_local_experts": 1 << 12,
     "original_max_position_embeddings": 1 << 31,
+    "shared_expert_intermediate_size": 1 << 20,
     "sliding_window": 1 << 31,
+    "topk_group": 1 << 12,
     "vocab_size": 1 << 22,
 }
 
@@ -96,8 +101,10 @@ class HfConfig(Mapping[str, Any]):
         part.log_unknown()
         return config
 
-    def shared(self, architecture: str, *, theta: float = 10_000.0, tied: bool = False) -> ModelConfig:
-        """Return what the common keys say; the rest is as in Llama. `theta` and `tied`: the family's defaults."""
+    def shared(
+        self, architecture: str, *, theta: float = 10_000.0, tied: bool = False, partial_rotary_factor: float = 1.0
+    ) -> ModelConfig:
+        """Return what the common keys say; the rest is as in Llama. All other arguments are the family's defaults."""
         num_heads = self["num_attention_heads"]
         head_dim = self.get("head_dim") or self["hidden_size"] // num_heads
         return ModelConfig(
@@ -111,7 +118,7 @@ class HfConfig(Mapping[str, Any]):
             head_dim=head_dim,
             ffn_size=self["intermediate_size"],
             rms_norm_eps=self["rms_norm_eps"],
-            rope=self.rope(self.rope_parameters, head_dim, theta),
+            rope=self.rope(self.rope_parameters, head_dim, theta, partial_rotary_factor),
             context_len=stretched_len(self.rope_parameters, self["max_position_embeddings"]),
             tie_embeddings=self.get("tie_word_embeddings", tied),
             bos_id=self.get("bos_token_id"),
@@ -125,9 +132,9 @@ class HfConfig(Mapping[str, Any]):
         full: Parameters = parameters.get("full_attention", parameters)
         return full
 
-    def rope(self, parameters: Parameters, head_dim: int, theta: float) -> Rope:
-        """Return a kind of layers' rotary embedding; `theta` is the default."""
-        part = parameters.get("partial_rotary_factor") or self.get("partial_rotary_factor") or 1.0
+    def rope(self, parameters: Parameters, head_dim: int, theta: float, partial_rotary_factor: float = 1.0) -> Rope:
+        """Return a kind of layers' rotary embedding; `theta` and `partial_rotary_factor` are the defaults."""
+        part = parameters.get("partial_rotary_factor") or self.get("partial_rotary_factor") or partial_rotary_factor
         if not 0 < part <= 1:
             raise ConfigError(f"{self.model_id}: partial_rotary_factor must be above 0 and at most 1, not {part}")
         return read_rope(

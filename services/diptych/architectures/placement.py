@@ -30,11 +30,13 @@ class Piece:
     start: int
     shape: tuple[int, ...]
     split: Split = Split.NONE
+    wide: bool = False  # float32, whatever the model's dtype
 
 
 Placed = tuple[str, tuple[Piece, ...]]  # a tensor's name in the checkpoint, and its rows in order
 
 DENSE_NAMES: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+EXPERT_NAMES: Final = ("gate_proj", "up_proj", "down_proj")
 
 
 def whole(name: str, target: str, shape: tuple[int, ...], split: Split = Split.NONE) -> Placed:
@@ -61,9 +63,11 @@ def attention(config: ModelConfig, layer: int) -> Iterator[Placed]:
         if config.qkv_bias:
             yield f"{prefix}{name}_proj.bias", (Piece(f"{layer}.qkv_bias", start, (rows,), Split.ROWS),)
     yield whole(f"{prefix}o_proj.weight", f"{layer}.o", (config.hidden_size, q_rows), Split.COLUMNS)
-    if config.qk_norm:
-        yield whole(f"{prefix}q_norm.weight", f"{layer}.q_norm", (config.head_dim,))
-        yield whole(f"{prefix}k_norm.weight", f"{layer}.k_norm", (config.head_dim,))
+    for name, rows in (("q_norm", q_rows), ("k_norm", kv_rows)):
+        if config.qk_norm == "heads":
+            yield whole(f"{prefix}{name}.weight", f"{layer}.{name}", (config.head_dim,))
+        elif config.qk_norm == "all":
+            yield whole(f"{prefix}{name}.weight", f"{layer}.{name}", (rows,), Split.ROWS)
 
 
 def feed_forward(
@@ -90,6 +94,13 @@ def experts(config: ModelConfig, layer: int, block: str, names: tuple[str, str, 
     for i in range(num_experts):
         place = f"{layer}.experts.{i}."
         yield from feed_forward(f"{prefix}experts.{i}.", place, config.hidden_size, config.moe.ffn_size, names)
+
+
+def shared_expert(config: ModelConfig, layer: int, name: str) -> Iterator[Placed]:
+    """Yield the network beside a layer's experts that every token passes."""
+    assert config.moe is not None
+    size = config.moe.shared_ffn_size
+    yield from feed_forward(f"model.layers.{layer}.{name}.", f"{layer}.shared.", config.hidden_size, size, EXPERT_NAMES)
 
 
 def fuse(name: str, target: str, placed: Iterable[Placed]) -> Iterator[Placed]:

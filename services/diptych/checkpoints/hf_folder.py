@@ -64,7 +64,7 @@ class HfFolder:
             yield name, tensor
 
     def _plain_tensors(self) -> Iterator[tuple[str, Array]]:
-        not_read = FAMILIES[self.config.architecture].not_read
+        not_read = FAMILIES[self.config.architecture].not_read(self.config)
         derived = (*DERIVED, "lm_head.weight") if self.config.tie_embeddings else DERIVED
         for shard in self._shards:
             for name, tensor in read_tensors(shard):
@@ -80,7 +80,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _kv_scales(shards: list[Path], config: ModelConfig) -> KvScales:
-    not_read = FAMILIES[config.architecture].not_read
+    not_read = FAMILIES[config.architecture].not_read(config)
     with_scales = (shard for shard in shards if any(map(is_kv_scale, tensor_names(shard))))
     tensors = (named for shard in with_scales for named in read_tensors(shard) if not named[0].startswith(not_read))
     return read_kv_scales(tensors, config.num_layers, config.model_id)

@@ -23,7 +23,7 @@ def _read(hf: HfConfig) -> ModelConfig:
         normalize=hf.get("norm_topk_prob", False),
         dense_layers=frozenset(i for i in range(config.num_layers) if i in dense or (i + 1) % step),
     )
-    return replace(config, qk_norm=True, moe=moe)
+    return replace(config, qk_norm="heads", moe=moe)
 
 
 def _placement(config: ModelConfig) -> Iterator[placement.Placed]:
@@ -32,7 +32,7 @@ def _placement(config: ModelConfig) -> Iterator[placement.Placed]:
         yield from placement.norms(config, layer)
         yield from placement.attention(config, layer)
         if config.is_moe(layer):
-            yield from placement.experts(config, layer, "mlp", ("gate_proj", "up_proj", "down_proj"))
+            yield from placement.experts(config, layer, "mlp", placement.EXPERT_NAMES)
         else:
             yield from placement.dense(config, layer)
 

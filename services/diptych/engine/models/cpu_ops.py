@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from diptych.kernels.cpu.quantized import QuantizedMatrix, StackedMatrix
 
 class CpuOps:
     """Weights are packed once; a token's result does not depend on the batch."""
+
+    num_ranks: Final = 1
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         if isinstance(weight, Tensor):

@@ -7,6 +7,7 @@ a graph can capture it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -64,6 +65,8 @@ class GpuGated:
 
 class GpuOps:
     """Weights of any format are expanded to the states' dtype. Nothing waits for the device."""
+
+    num_ranks: Final = 1
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,11 @@ class Ops(Protocol):
     Every matrix of every family is made by `matrix`, and whatever tensor-parallel ranks have computed in parts goes
     through `all_reduce`: an implementation that wraps another one changes how all models are computed.
     """
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks `all_reduce` adds up."""
+        ...
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         """Take over the weight `[num_rows, num_columns]` called `name`: "embed", "lm_head", "0.qkv", ..."""
@@ -134,6 +139,8 @@ class ExpertsInTurn:
 
 class TorchOps:
     """Any dtype on any device."""
+
+    num_ranks: Final = 1
 
     def __init__(self, dtype: torch.dtype, device: torch.device = CPU) -> None:
         self._dtype = dtype

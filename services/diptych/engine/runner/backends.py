@@ -156,7 +156,7 @@ def _check_gpu(name: str, setting: Setting) -> None:
     if not setting.kv.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise ConfigError(f"attention backend {name!r} computes on GPUs; use 'auto' where there is none")
     head_dim = setting.config.head_dim
-    if setting.config.qk_norm and head_dim & (head_dim - 1):
+    if setting.config.qk_norm == "heads" and head_dim & (head_dim - 1):
         raise ConfigError(f"attention backend {name!r} norms no heads of {head_dim}, only powers of 2; use 'torch'")
 
 

@@ -23,6 +23,10 @@ class TensorParallelOps:
         self._ops = ops
         self._communicator = communicator
 
+    @property
+    def num_ranks(self) -> int:
+        return self._communicator.size
+
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         matrix = self._ops.matrix(name, weight, split)
         return VocabularyMatrix(matrix, weight.shape[0], self._communicator) if name in _VOCABULARY else matrix

@@ -26,7 +26,11 @@ class Shard:
     def config(self, model: ModelConfig) -> ModelConfig:
         """Return the model as this rank's layers compute it; its vocabulary stays whole. Raises `ConfigError`."""
         check_divides(model, self.size)
-        moe = model.moe and replace(model.moe, ffn_size=model.moe.ffn_size // self.size)
+        moe = model.moe and replace(
+            model.moe,
+            ffn_size=model.moe.ffn_size // self.size,
+            shared_ffn_size=model.moe.shared_ffn_size // self.size,
+        )
         return replace(
             model,
             num_heads=model.num_heads // self.size,
@@ -70,6 +74,7 @@ def check_divides(model: ModelConfig, size: int) -> None:
     parts = {"attention heads": model.num_heads, "feed-forward columns": model.ffn_size}
     if model.moe is not None:
         parts["columns of an expert"] = model.moe.ffn_size
+        parts["columns of a shared expert"] = model.moe.shared_ffn_size
     for what, number in parts.items():
         if number % size:
             raise ConfigError(f"--tp {size} does not divide the {number} {what} of {model.model_id}")

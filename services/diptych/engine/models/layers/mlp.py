@@ -1,0 +1,39 @@
+"""The feed-forward network of a layer: gate and up together, activation, down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from diptych.architectures.config import ModelConfig
+from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.matrix import Matrix
+from diptych.engine.models.ops import Gated, Ops
+from diptych.engine.models.weights import Weights
+
+
+class FeedForward(Protocol):
+    """What follows attention in a layer."""
+
+    def forward(self, buffers: Buffers) -> None:
+        """`normed` -> `delta`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """One network for all tokens."""
+
+    ops: Ops
+    gated: Gated
+    down: Matrix
+
+    @staticmethod
+    def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> Mlp:
+        gated = ops.gated(weights.matrix(f"{layer}.gate_up"), config.activation)
+        return Mlp(ops, gated, weights.matrix(f"{layer}.down"))
+
+    def forward(self, buffers: Buffers) -> None:
+        self.gated.forward(buffers.normed, buffers.gate_up, buffers.activated)
+        self.down.multiply(buffers.activated, buffers.delta)
+        self.ops.all_reduce(buffers.delta)
