@@ -57,13 +57,13 @@ def main(config: BenchConfig) -> int:
     """Serve, or measure and print; return the exit code."""
     trust = _let_in(config).trust()
     if config.serve:
-        from diptych.cli.requests.bench_server import serve
+        from diptych.cli.requests.kv_bench import serve
 
         transfer_where(config.host)
         end = (config.host, config.port, trust, config.pool_mib, config.transports)
         asyncio.run(lifecycle.run_until_signal(lambda stop: serve(*end, stop)))
         return 0
-    from diptych.cli.requests.bench_client import as_text, measure
+    from diptych.cli.requests.kv_bench import as_text, measure
 
     peer = config.peer or f"127.0.0.1:{DEFAULT_PORT}"
     report = measure(peer, trust, config.pool_mib, config.piece_kib, config.rounds, config.transports)
