@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from diptych.common.errors import Forbidden
-from diptych.common.net.hosts import host_of
+from diptych.common.net.reachable import host_of
 from diptych.common.trust.permissions import EVERY, Parties, Party
 from diptych.v1.bootstrap_pb2 import ROLE_ROUTER, Instance
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from diptych.cli.members import members
+from diptych.cli.requests.asking import members
 from diptych.common import lifecycle
 from diptych.common.config import option
 from diptych.common.errors import ConfigError, DiptychError, Unavailable

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from diptych.checkpoints.load_format import LoadFormat
 from diptych.cli.platform.local_platforms import LocalPlatform, announced, running, runtime_folder
 from diptych.cli.platform.log_view import LogView
 from diptych.cli.platform.plan import (
@@ -38,7 +37,7 @@ from diptych.common.logging import colours_wanted, setup
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.net.ports import claim
 from diptych.common.net.reachable import bracketed
-from diptych.common.net.served import check_max_model_len, check_names
+from diptych.common.net.served import LoadFormat, check_max_model_len, check_names
 from diptych.common.process_sight import machine_memory
 from diptych.common.trust.trust import TrustConfig
 from diptych.engine.options.device_kind import DeviceKind
@@ -226,8 +225,10 @@ def _claim_site(config: UpConfig) -> Site:
 
 def _fetch(config: UpConfig) -> ModelSource:
     """Open the model before anything starts: downloaded by one process, a wrong name or template fails early."""
-    from diptych.checkpoints.bounded import bounded  # heavy; not for --help
-    from diptych.checkpoints.source import open_model
+    from diptych.checkpoints.source import (
+        bounded,  # heavy; not for --help
+        open_model,
+    )
     from diptych.tokens.chat_template import read_template
 
     source = bounded(open_model(config.model, config.load_format), config.max_model_len)

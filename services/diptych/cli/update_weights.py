@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import grpc
 
-from diptych.cli.members import members
 from diptych.cli.platform.whereabouts import MembersConfig, located
+from diptych.cli.requests.asking import members
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError, DiptychError
 from diptych.common.members.instance_names import name_of

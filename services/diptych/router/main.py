@@ -14,8 +14,7 @@ from importlib.metadata import version
 
 import uvloop
 
-from diptych.checkpoints.bounded import bounded
-from diptych.checkpoints.source import open_model
+from diptych.checkpoints.source import bounded, open_model
 from diptych.common import lifecycle
 from diptych.common.garbage import spare_what_stays
 from diptych.common.health.health import HealthServer

@@ -32,9 +32,8 @@ from tokenizers import models
 from tokenizers.decoders import ByteLevel
 
 from diptych.common.errors import InvalidRequest
-from diptych.tokens.byte_detokenizer import ByteDetokenizer
 from diptych.tokens.chat_template import ChatTemplate, Message
-from diptych.tokens.detokenizer import Detokenizer, IncrementalDetokenizer
+from diptych.tokens.detokenizer import ByteDetokenizer, Detokenizer, IncrementalDetokenizer
 from diptych.tokens.token_bytes import TextBytes, TokenBytes, byte_alphabet
 
 KEEPING: Final = frozenset({"ByteLevel", "Digits", "Split"})  # pre-tokenizers; a split that removes is none of them

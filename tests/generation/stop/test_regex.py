@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stop_expressions import Counted
 
+from diptych.generation.stop.conditions import StopRegex
 from diptych.generation.stop.pattern import MAX_HELD, compile_stop
-from diptych.generation.stop.regex import StopRegex
 
 PATTERNS = [
     "ab",
@@ -82,7 +82,7 @@ def test_assertions_see_what_was_shown_already() -> None:
 
 
 def test_a_match_that_never_completes_holds_back_a_bounded_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diptych.generation.stop.regex.MAX_HELD", 128)
+    monkeypatch.setattr("diptych.generation.stop.conditions.MAX_HELD", 128)
     stop, shown = start(r"é.*z"), ""
     for _ in range(3 * 128):
         shown += stop.push("é").text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diptych.v1.bootstrap_pb2 import Instance, Role
+from diptych.v1.bootstrap_pb2 import Instance, InstanceState, Role
 
 
 def role_of(member: Instance) -> str:
@@ -10,6 +10,11 @@ def role_of(member: Instance) -> str:
     if member.role not in Role.values():
         return f"role {member.role}"
     return Role.Name(member.role).removeprefix("ROLE_").lower()
+
+
+def state_of(member: Instance) -> str:
+    """Return "starting", "ready", "draining" or "gone"."""
+    return InstanceState.Name(member.state).removeprefix("INSTANCE_STATE_").lower()
 
 
 def name_of(member: Instance) -> str:

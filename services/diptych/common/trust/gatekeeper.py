@@ -19,8 +19,8 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 
-from diptych.common.net.hosts import one_spelling, peer_host
 from diptych.common.net.raw_calls import Handler, run_raw
+from diptych.common.net.reachable import one_spelling, peer_host
 from diptych.common.refusals import Refusals
 from diptych.common.trust.permissions import Parties, may_call, may_call_itself, words_for
 from diptych.common.trust.strangers import Strangers
