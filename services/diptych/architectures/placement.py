@@ -109,10 +109,12 @@ def norms(config: ModelConfig, layer: int) -> Iterator[Placed]:
         yield whole(f"model.layers.{layer}.{name}.weight", f"{layer}.{target}", (config.hidden_size,))
 
 
-def llama(config: ModelConfig) -> Iterator[Placed]:
-    """Yield the layout that Llama's checkpoints have, and those of many others."""
+def llama(
+    config: ModelConfig, block: str = "mlp", names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+) -> Iterator[Placed]:
+    """Yield the layout that Llama's checkpoints have, and those of many others; `block` and `names`: see `experts`."""
     yield from embeddings(config)
     for layer in range(config.num_layers):
         yield from norms(config, layer)
         yield from attention(config, layer)
-        yield from dense(config, layer)
+        yield from experts(config, layer, block, names) if config.is_moe(layer) else dense(config, layer)

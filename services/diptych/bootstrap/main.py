@@ -34,7 +34,7 @@ from diptych.common.health.health import HealthServer, Page
 from diptych.common.health.probes import Probes, Verdict, judge_loops
 from diptych.common.logging import LogConfig, setup
 from diptych.common.members.heartbeat import LoopHeartbeat
-from diptych.common.members.instance_names import role_of
+from diptych.common.members.instances import role_of
 from diptych.common.members.membership import Record
 from diptych.common.net import descriptors
 from diptych.common.net.reachable import bracketed

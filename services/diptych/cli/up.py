@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from diptych.cli.platform.local_platforms import LocalPlatform, announced, running, runtime_folder
 from diptych.cli.platform.log_view import LogView
 from diptych.cli.platform.plan import (
     Component,
@@ -30,6 +29,7 @@ from diptych.cli.platform.plan import (
 )
 from diptych.cli.platform.shared_trust import SharedTrust, shared_trust
 from diptych.cli.platform.supervisor import ComponentFailed, Supervisor
+from diptych.cli.platform.whereabouts import LocalPlatform, announced, running, runtime_folder
 from diptych.common.config import described, env_name, flag_name, option, parse
 from diptych.common.errors import ConfigError
 from diptych.common.lifecycle import Stop, run_until_signal

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from diptych.architectures import placement
@@ -26,15 +25,4 @@ def _read(hf: HfConfig) -> ModelConfig:
     return replace(config, qk_norm=True, moe=moe)
 
 
-def _placement(config: ModelConfig) -> Iterator[placement.Placed]:
-    yield from placement.embeddings(config)
-    for layer in range(config.num_layers):
-        yield from placement.norms(config, layer)
-        yield from placement.attention(config, layer)
-        if config.is_moe(layer):
-            yield from placement.experts(config, layer, "mlp", ("gate_proj", "up_proj", "down_proj"))
-        else:
-            yield from placement.dense(config, layer)
-
-
-QWEN3_MOE = Family("Qwen3MoeForCausalLM", _read, _placement)
+QWEN3_MOE = Family("Qwen3MoeForCausalLM", _read, placement.llama)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from diptych.cli.reports.status_report import text_table
 from diptych.cli.requests.asking import Answer
-from diptych.common.members.instance_names import name_of, role_of, state_of
+from diptych.common.members.instances import name_of, role_of, state_of
 from diptych.v1 import worker_pb2
 from diptych.v1.worker_pb2 import LinkStatus, WorkerStatus
 

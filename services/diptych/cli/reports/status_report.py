@@ -11,12 +11,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from diptych.cli.requests.asking import Answer
-from diptych.common.members.instance_names import name_of, role_of, state_of
+from diptych.common.members.instances import computable_tokens, kv_occupancy, name_of, role_of, state_of
 from diptych.common.members.membership import State
 from diptych.common.members.pods import Pod
 from diptych.common.members.roles import WORKER_ROLES, LegKind, part_of
 from diptych.common.members.terms import mismatch, terms_of
-from diptych.common.members.worker_load import computable_tokens, kv_occupancy
 from diptych.v1.bootstrap_pb2 import Instance
 from diptych.v1.worker_pb2 import LINK_STATE_UP, Drain, WorkerStatus
 

@@ -60,16 +60,7 @@ def terms_to_wire(terms: Terms) -> bootstrap_pb2.Terms:
 
 def terms_of(wire: bootstrap_pb2.Terms) -> Terms:
     """Return the terms of a record. Two records that name none match each other, and nobody else."""
-    return Terms(
-        wire.weights,
-        wire.vocab_size,
-        wire.kv_shape,
-        wire.kv_backend,
-        wire.oldest_protocol,
-        wire.newest_protocol,
-        wire.features,
-        wire.required_features,
-    )
+    return Terms(**{name: getattr(wire, name) for name in Terms.__slots__})
 
 
 def _unequal(a: Terms, b: Terms) -> tuple[str, ...]:
