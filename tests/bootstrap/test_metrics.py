@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from diptych.bootstrap.limits import Limits
+from diptych.bootstrap.caller import Limits
 from diptych.bootstrap.main import BootstrapMetrics
 from diptych.bootstrap.replica import Census, Replica
 from diptych.common.refusals import Refusals

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from diptych.bootstrap.limits import Limits
+from diptych.bootstrap.caller import Limits
 from diptych.bootstrap.main import BootstrapMetrics
 from diptych.bootstrap.replica import Census, Replica
 from diptych.common.build_info import tell_certificate

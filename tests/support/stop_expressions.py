@@ -106,7 +106,7 @@ def work(pattern: StopPattern) -> int:
 def search(pattern: StopPattern, text: str, piece_len: int) -> None:
     """Push `text`, counting searches."""
     counted = Counted(pattern)
-    stop = StopRegex(counted)
+    stop = StopRegex(counted)  # type: ignore[arg-type]
     for at in range(0, len(text), piece_len):
         counted.num_searches = 0
         stopped = stop.push(text[at : at + piece_len]).stopped

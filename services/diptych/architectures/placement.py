@@ -2,16 +2,20 @@
 
 q, k and v are one matrix, gate and up another: fewer, larger multiplications. A tensor that a checkpoint keeps fused is
 several pieces all the same, because tensor-parallel ranks take a part of each.
+
+A family's file describes and computes nothing; the layers compute. So a new family is new only in what it does
+differently.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from diptych.architectures.config import ModelConfig
+from diptych.architectures.hf_config import HfConfig
 
 
 class Split(enum.Enum):
@@ -33,6 +37,17 @@ class Piece:
 
 
 Placed = tuple[str, tuple[Piece, ...]]  # a tensor's name in the checkpoint, and its rows in order
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One file of `families`."""
+
+    architecture: str  # as in `config.json`
+    read: Callable[[HfConfig], ModelConfig]
+    placement: Callable[[ModelConfig], Iterator[Placed]]  # every tensor of a complete checkpoint,
+    not_read: tuple[str, ...] = ()  # but those whose names begin so
+
 
 DENSE_NAMES: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 

@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from diptych.bootstrap.announcement import Said, instance_of
-from diptych.bootstrap.limits import MAX_MESSAGE_BYTES, Limits
+from diptych.bootstrap.caller import MAX_MESSAGE_BYTES, Limits
 from diptych.bootstrap.replica import Census
 from diptych.bootstrap.server import BootstrapService
 from diptych.bootstrap.standing import Standing
@@ -63,7 +63,6 @@ class BootstrapConfig(LogConfig, TrustConfig):
     max_watchers: int = option(8_000, help="how many may follow; every worker and router does")
 
     def validate(self) -> None:
-        """Raise `ConfigError` for values that cannot work."""
         if not 0 < self.heartbeat_s <= self.lease_s / 2:
             raise ConfigError("--lease-s must be at least twice --heartbeat-s: one lost heartbeat must not evict")
         if min(self.max_instances, self.max_watchers) < 1:

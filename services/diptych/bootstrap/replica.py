@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from diptych.bootstrap.announcement import Said, instance_of, load_chunk, read_heartbeat, upsert_chunk
-from diptych.bootstrap.caller import ANYBODY, Caller
-from diptych.bootstrap.limits import WATCHERS_EACH, Limits
+from diptych.bootstrap.caller import ANYBODY, WATCHERS_EACH, Caller, Limits
 from diptych.bootstrap.membership import Delta, Heartbeat, Membership, Move, Paused, Tick
 from diptych.bootstrap.outbox import Outbox
 from diptych.bootstrap.standing import Standing

@@ -15,8 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from diptych.bootstrap.announcement import Said
-from diptych.bootstrap.caller import Caller
-from diptych.bootstrap.limits import Limits, Pace
+from diptych.bootstrap.caller import Caller, Limits, Pace
 from diptych.bootstrap.membership import Delta
 from diptych.bootstrap.outbox import SILENCES_A_LEASE, Outbox
 from diptych.bootstrap.replica import NUM_TURNS, Census, Replica

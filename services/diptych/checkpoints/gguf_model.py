@@ -79,15 +79,13 @@ _ATTENTION: Final = {
 _FFN: Final = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 _LLAMA: Final = _ATTENTION | _FFN | {"ffn_norm": "post_attention_layernorm"}
 _PHI: Final = _LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-_GEMMA: Final = (
-    _ATTENTION
-    | _FFN
-    | {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    }
-)
+_GEMMA: Final = {
+    **_ATTENTION,
+    **_FFN,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _WINDOW: Final = {"attention.sliding_window": "sliding_window"}
 _CAPS: Final = {
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -184,19 +182,17 @@ def read_config(file: GgufFile, model_id: str) -> ModelConfig:
 def _as_hf(architecture: GgufArchitecture, own: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     values = {name: own[key] for key, name in {**KEYS, **architecture.keys}.items() if key in own}
     head_dim = own.get("attention.key_length", own["embedding_length"] // own["attention.head_count"])
-    return (
-        values
-        | architecture.known(own)
-        | {
-            "architectures": [architecture.hf_name],
-            "vocab_size": file.tensors["token_embd.weight"].shape[0],
-            "partial_rotary_factor": own.get("rope.dimension_count", head_dim) / head_dim,
-            "rope_scaling": _rope_scaling(own, file),
-            "tie_word_embeddings": "output.weight" not in file.tensors,
-            "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
-        }
-    )
+    return {
+        **values,
+        **architecture.known(own),
+        "architectures": [architecture.hf_name],
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "partial_rotary_factor": own.get("rope.dimension_count", head_dim) / head_dim,
+        "rope_scaling": _rope_scaling(own, file),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
+    }
 
 
 def _rope_scaling(own: Mapping[str, Any], file: GgufFile) -> dict[str, Any] | None:

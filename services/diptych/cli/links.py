@@ -24,7 +24,6 @@ class LinksConfig(MembersConfig):
 
 
 def main(config: LinksConfig) -> int:
-    """Print the report; return the exit code."""
     config = located(config)
     trust = config.trust()
     workers = [each for each in members(config.bootstrap, trust) if each.role in WORKER_ROLES]

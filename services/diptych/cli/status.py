@@ -47,7 +47,6 @@ class StatusConfig(MembersConfig):
 
 
 def main(config: StatusConfig) -> int:
-    """Print the report; return the exit code."""
     config = located(config)
     trust = config.trust()
     if config.watch is not None:
@@ -60,7 +59,7 @@ def main(config: StatusConfig) -> int:
 def look(config: StatusConfig, trust: Trust) -> Report:
     """Ask everybody. Raises `DiptychError` if neither bootstrap nor a router, or not Kubernetes, can be asked."""
     found, problem = _listed(config, trust)
-    listed = sorted(found, key=_order)
+    listed = sorted(found, key=lambda member: (member.role, member.pool, member.address, member.dp_rank))
     answers = ask_all(listed, lambda member: ask(member, trust, config.timeout_s))
     pods = worker_pods(in_cluster(), config.endpoint_slices) if config.endpoint_slices else {}
     return Report(answers, mismatches(listed), unregistered(pods, listed), problem)
@@ -79,10 +78,6 @@ def _listed(config: StatusConfig, trust: Trust) -> tuple[list[Instance], str]:
     except ConfigError as error:
         raise ConfigError(f"{problem}; {error}") from None
     return found, f"{problem}; these are the workers that the router at {config.router} knows"
-
-
-def _order(member: Instance) -> tuple[int, str, str, int]:
-    return member.role, member.pool, member.address, member.dp_rank
 
 
 def _watch(config: StatusConfig, trust: Trust, interval_s: float) -> None:

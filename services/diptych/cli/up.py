@@ -82,7 +82,6 @@ class UpConfig(TrustConfig, KeyConfig):
     bootstrap_port: int = option(0, help="port of the membership service; 0: any free one", group="network")
 
     def validate(self) -> None:
-        """Raise `ConfigError` for values that cannot work."""
         if min(self.prefill, self.decode, self.unified) < 0:
             raise ConfigError("--prefill, --decode and --unified must be 0 or more")
         if self.unified + min(self.prefill, self.decode) < 1:
@@ -100,8 +99,19 @@ class UpConfig(TrustConfig, KeyConfig):
 
     @staticmethod
     def advice(unknown: Sequence[str]) -> str:
-        """Return what to do with words that are no options of ours."""
-        return _advice(unknown)
+        """Return how to give the first of these words, or nothing where no component knows it."""
+        word = unknown[0].partition("=")[0]
+        if not word.startswith("-"):
+            return "; a model is named by --model"
+        from diptych.engine.frontend.config import WorkerConfig  # heavy; for mistakes only
+        from diptych.router.config import RouterConfig
+
+        if word in (workers := _variables(WorkerConfig)):
+            one_role = "or give it to those of one role by --prefill-options, --decode-options or --unified-options"
+            return f"; {word} is an option of workers: set {workers[word]} for all of them, {one_role}"
+        if word in (router := _variables(RouterConfig)):
+            return f"; {word} is an option of the router: set {router[word]} for it"
+        return ""
 
     @property
     def served(self) -> Model:
@@ -280,22 +290,6 @@ async def _status(host: str, port: int, path: str) -> int:
     except OSError:  # incl. TimeoutError
         return 0
     return int(words[1]) if len(words) > 1 else 0
-
-
-def _advice(unknown: Sequence[str]) -> str:
-    """Return how to give the first of these words, or nothing where no component knows it."""
-    word = unknown[0].partition("=")[0]
-    if not word.startswith("-"):
-        return "; a model is named by --model"
-    from diptych.engine.frontend.config import WorkerConfig  # heavy; for mistakes only
-    from diptych.router.config import RouterConfig
-
-    if word in (workers := _variables(WorkerConfig)):
-        one_role = "or give it to those of one role by --prefill-options, --decode-options or --unified-options"
-        return f"; {word} is an option of workers: set {workers[word]} for all of them, {one_role}"
-    if word in (router := _variables(RouterConfig)):
-        return f"; {word} is an option of the router: set {router[word]} for it"
-    return ""
 
 
 def _variables(config_class: type) -> dict[str, str]:

@@ -45,7 +45,6 @@ class UpdateFailed(DiptychError):
 
 
 def main(config: UpdateWeightsConfig) -> int:
-    """Update every worker; return the exit code."""
     config = located(config)
     trust = config.trust()
     update = _Update(config, trust)

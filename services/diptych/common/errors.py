@@ -38,22 +38,16 @@ class InvalidRequest(DiptychError):
 
 
 class Forbidden(DiptychError):
-    """What was asked for is not for this caller."""
-
     http_status = 403
     grpc_status = "PERMISSION_DENIED"
 
 
 class NotFound(DiptychError):
-    """No such model or instance."""
-
     http_status = 404
     grpc_status = "NOT_FOUND"
 
 
 class Conflict(DiptychError):
-    """What was asked for can't be done in the state that things are in."""
-
     http_status = 409
     grpc_status = "FAILED_PRECONDITION"
 
@@ -70,8 +64,6 @@ class Overloaded(DiptychError):
 
 
 class Unavailable(DiptychError):
-    """Nobody can serve this now."""
-
     http_status = 503
     grpc_status = "UNAVAILABLE"
 
@@ -81,15 +73,11 @@ class Unavailable(DiptychError):
 
 
 class DeadlineExceeded(DiptychError):
-    """The caller's deadline passed."""
-
     http_status = 504
     grpc_status = "DEADLINE_EXCEEDED"
 
 
 class ConfigError(DiptychError):
-    """Wrong flags, files or environment. The message says what to do."""
-
     grpc_status = "FAILED_PRECONDITION"
 
 

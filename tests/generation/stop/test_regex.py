@@ -99,7 +99,7 @@ def test_text_of_any_characters_is_searched_and_comes_back_as_it_was(text: str) 
 @pytest.mark.parametrize("pattern", ["(a|aa)+b", "(a+)+[^a]b", "a.*b.*c"])
 def test_a_piece_is_searched_twice_whatever_was_held_back(pattern: str) -> None:
     counted = Counted(compile_stop((pattern, "never")))
-    stop = StopRegex(counted)
+    stop = StopRegex(counted)  # type: ignore[arg-type]
     for num_pieces in range(1, MAX_HELD):
         stop.push("aaaa")
         assert counted.num_searches == 2 * num_pieces
@@ -107,6 +107,6 @@ def test_a_piece_is_searched_twice_whatever_was_held_back(pattern: str) -> None:
 
 def test_the_piece_that_completes_a_match_is_searched_a_few_times_more() -> None:
     counted = Counted(compile_stop(("a.*?b",)))
-    result = StopRegex(counted).push("x" * 500 + "a" + "x" * 300 + "b" * 223)
+    result = StopRegex(counted).push("x" * 500 + "a" + "x" * 300 + "b" * 223)  # type: ignore[arg-type]
     assert (result.text, result.stopped) == ("x" * 500, True)
     assert counted.num_searches == 2 + 10  # halving 1,024 characters

@@ -7,7 +7,6 @@ from functools import partial
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig, Moe
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
 
 
@@ -19,4 +18,4 @@ def _read(hf: HfConfig) -> ModelConfig:
 
 
 _PLACEMENT = partial(placement.llama, block="block_sparse_moe", names=("w1", "w3", "w2"))
-MIXTRAL = Family("MixtralForCausalLM", _read, _PLACEMENT)
+MIXTRAL = placement.Family("MixtralForCausalLM", _read, _PLACEMENT)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig, Moe
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
 
 
@@ -25,4 +24,4 @@ def _read(hf: HfConfig) -> ModelConfig:
     return replace(config, qk_norm=True, moe=moe)
 
 
-QWEN3_MOE = Family("Qwen3MoeForCausalLM", _read, placement.llama)
+QWEN3_MOE = placement.Family("Qwen3MoeForCausalLM", _read, placement.llama)

@@ -23,6 +23,7 @@ COLUMNS: Final = (
     *("role", "pool", "pod", "instance", "state", "address", "version"),
     *("running", "waiting", "free pages", "credit", "links"),
 )
+MEMBER_FIELDS: Final = ("address", "dp_rank", "version", "pool", "pod", "model_id", "not_ready")
 POOL_COLUMNS: Final = ("role", "pool", "workers", "ready", "running", "waiting", "backlog", "busy", "KV in use")
 
 
@@ -140,13 +141,7 @@ def _member_json(answer: Answer) -> dict[str, Any]:
         "instance_id": _id(member),
         "role": role_of(member),
         "state": _state(answer),
-        "address": member.address,
-        "dp_rank": member.dp_rank,
-        "version": member.version,
-        "pool": member.pool,
-        "pod": member.pod,
-        "model_id": member.model_id,
-        "not_ready": member.not_ready,
+        **{name: getattr(member, name) for name in MEMBER_FIELDS},
         "problem": answer.problem,
     }
     if answer.status is not None:

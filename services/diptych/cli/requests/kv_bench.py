@@ -106,10 +106,6 @@ class Report:
     def is_intact(self) -> bool:
         return all(row.is_intact for row in self.rows)
 
-    def as_json(self) -> dict[str, Any]:
-        rows = [{name: getattr(row, name) for name in Row.__slots__} for row in self.rows]
-        return {"lanes": self.lanes, "library": self.library, "rtt_us": self.rtt_us, "rows": rows}
-
 
 def as_text(report: Report) -> str:
     """Return the report as a table."""

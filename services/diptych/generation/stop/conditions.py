@@ -11,11 +11,11 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from diptych.generation.finish import Finish
 from diptych.generation.sampling_params import SamplingParams
-from diptych.generation.stop.pattern import MAX_HELD
+from diptych.generation.stop.pattern import MAX_HELD, StopPattern
 
 
 def end_ids(params: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
@@ -114,18 +114,6 @@ def _advance(node: _Node, char: str) -> _Node:
     return node.children.get(char, node)
 
 
-class Pattern(Protocol):
-    """What to look for. Positions are in bytes of UTF-8."""
-
-    def match_start(self, text: bytes, start: int) -> int | None:
-        """Return where the leftmost match from `start` on begins."""
-        ...
-
-    def held_start(self, text: bytes, start: int) -> int:
-        """Return where, from `start` on, the text begins that may become a match; its end, if none may."""
-        ...
-
-
 class StopRegex:
     """Cuts streamed text before the first match. Text that may yet become one is held back, up to `MAX_HELD`.
 
@@ -133,7 +121,7 @@ class StopRegex:
     is the last.
     """
 
-    def __init__(self, pattern: Pattern) -> None:
+    def __init__(self, pattern: StopPattern) -> None:
         self._pattern = pattern
         self._text = b""  # the character before, and what is held back
         self._start = 0  # of what is held back
