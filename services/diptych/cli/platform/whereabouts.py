@@ -212,7 +212,10 @@ def located(config: M, environ: Mapping[str, str] = os.environ) -> M:
     if config.bootstrap and config.platform:
         raise ConfigError("--bootstrap and --platform (or their variables) both say where: give one of them")
     if config.bootstrap:
-        return _let_in_where_it_says(config, environ)
+        if config.is_trust_configured(environ):
+            return config
+        here = [each for each in running(runtime_folder(environ)) if (each.bootstrap,) == config.bootstrap]
+        return let_in(config, here[0] if here else None, environ)
     platform = local_platform(config.platform, environ)
     if platform:
         return let_in(dataclasses.replace(config, bootstrap=(platform.bootstrap,)), platform, environ)
@@ -232,13 +235,6 @@ def let_in(config: T, platform: LocalPlatform | None, environ: Mapping[str, str]
     return dataclasses.replace(
         config, **{field.name: getattr(trust, field.name) for field in dataclasses.fields(TrustConfig)}
     )
-
-
-def _let_in_where_it_says(config: M, environ: Mapping[str, str]) -> M:
-    if config.is_trust_configured(environ):
-        return config
-    here = [each for each in running(runtime_folder(environ)) if (each.bootstrap,) == config.bootstrap]
-    return let_in(config, here[0] if here else None, environ)
 
 
 def _listing(platforms: Sequence[LocalPlatform]) -> str:

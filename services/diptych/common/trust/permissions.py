@@ -55,7 +55,6 @@ MAY_CALL: Final[Mapping[str, Parties]] = MappingProxyType(
     }
 )
 
-
 BY_ITSELF: Final[Mapping[str, Parties]] = MappingProxyType(  # from its own host, as it leaves: a `preStop` hook
     {
         "/diptych.v1.Worker/GetStatus": frozenset({Party.WORKER}),
