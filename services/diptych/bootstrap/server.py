@@ -103,7 +103,6 @@ class BootstrapService:
         return Caller(parties_of(self._trust, context), peer_host(context.peer()), shown)
 
     async def census(self) -> Census:
-        """Return how things are now."""
         return self._replica.census()
 
     async def run(self) -> None:

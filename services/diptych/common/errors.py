@@ -12,11 +12,17 @@
     └── InternalError       our bug                                              500  INTERNAL
 
 Each component derives its own errors from these; the edges (HTTP, gRPC) know only this tree.
+`moved` is how state machines come to `InvalidTransition`.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+import enum
+from collections.abc import Mapping
+from typing import ClassVar, TypeVar
+
+P = TypeVar("P", bound=enum.Enum)
+S = TypeVar("S", bound=enum.Enum)
 
 
 class DiptychError(Exception):
@@ -87,3 +93,11 @@ class InternalError(DiptychError):
 
 class InvalidTransition(InternalError):
     """A state machine met an event that its table has no entry for."""
+
+
+def moved(table: Mapping[tuple[P, S], P], phase: P, signal: S, whose: str) -> P:
+    """Return the next phase of a table; raise `InvalidTransition` where the table has no entry."""
+    try:
+        return table[phase, signal]
+    except KeyError:
+        raise InvalidTransition(f"{whose}: {signal.value!r} in phase {phase.value!r}") from None

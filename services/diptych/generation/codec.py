@@ -29,7 +29,6 @@ _OPTIONAL: Final[Sequence[Any]] = (  # sampling parameters that a client may lea
     "logprobs",
     "prompt_logprobs",
 )
-_ALL: Final = (*_OPTIONAL, "stop_token_ids", "ignore_eos", "logit_bias", "allowed_token_ids")
 
 
 def account_from_wire(wire: inference_pb2.GenerateRequest | worker_pb2.StartLeg) -> Account:
@@ -82,7 +81,22 @@ def params_from_wire(wire: inference_pb2.SamplingParams) -> SamplingParams:
 def params_to_wire(params: SamplingParams) -> inference_pb2.SamplingParams:
     """Complete but for stop strings and regular expressions: those are matched where text is made."""
     return inference_pb2.SamplingParams(
-        **{name: getattr(params, name) for name in _ALL},
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        seed=params.seed,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        min_p=params.min_p,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+        allowed_token_ids=params.allowed_token_ids,
+        min_tokens=params.min_tokens,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
         grammar=None if params.grammar is None else grammar_to_wire(params.grammar),
     )
 

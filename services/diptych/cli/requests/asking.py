@@ -98,7 +98,6 @@ def ask_all(members: Iterable[Instance], ask: Callable[[Instance], T]) -> list[T
 
 
 def ask(member: Instance, trust: Trust, timeout_s: float) -> Answer:
-    """Ask one how it is."""
     if member.role in WORKER_ROLES:
         return _ask_worker(member, trust, timeout_s)
     if _lacks_token(trust):
