@@ -17,7 +17,7 @@ from typing import Final
 from diptych.common import lifecycle
 from diptych.common.config import parse
 from diptych.common.errors import DiptychError
-from diptych.common.garbage import postponed
+from diptych.common.lifecycle import garbage_postponed
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _unknown(name: str) -> str:
 
 
 def _run(name: str, command: Command, argv: Sequence[str]) -> int:
-    with postponed():
+    with garbage_postponed():
         module = importlib.import_module(command.module)
     config = parse(getattr(module, command.config), argv, prog=f"diptych {name}")
     try:

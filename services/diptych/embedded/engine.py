@@ -27,9 +27,9 @@ from diptych.embedded.launch import launched, roles_of
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.options.config import EngineOptions
 from diptych.generation.finish import Finish
+from diptych.generation.leg_prompt import words_far_too_long, words_too_long
 from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.generation.output_text import OutputText, TextDelta
-from diptych.generation.prompt_limits import words_far_too_long, words_too_long
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.choose.policies import POLICIES
 from diptych.router.serve.attempt import AttemptFailed

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.checkpoints.load_format import LoadFormat
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.logging import LogConfig
 from diptych.common.members.replicas import check_replicas
 from diptych.common.net.reachable import reachable_host
-from diptych.common.net.served import check_max_model_len, check_names
+from diptych.common.net.served import LoadFormat, check_max_model_len, check_names
 from diptych.common.trust.trust import TrustConfig
 from diptych.router.choose.policies import POLICIES
 from diptych.router.http.exchange.cors import check_origins

@@ -14,11 +14,10 @@ from importlib.metadata import version
 
 import uvloop
 
-from diptych.checkpoints.bounded import bounded
-from diptych.checkpoints.source import open_model
+from diptych.checkpoints.source import bounded, open_model
 from diptych.common import lifecycle
-from diptych.common.garbage import spare_what_stays
 from diptych.common.health.health import HealthServer
+from diptych.common.lifecycle import spare_what_stays
 from diptych.common.logging import setup
 from diptych.common.members.kubernetes_api import in_cluster, worker_pods
 from diptych.common.members.membership_client import Evicted, MembershipWatcher, Registration

@@ -20,10 +20,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from diptych.common.build_info import tell_version
-from diptych.common.members.instance_names import role_of
+from diptych.common.members.instances import computable_tokens, kv_demand, role_of
 from diptych.common.members.membership import State
 from diptych.common.members.roles import WORKER_ROLES, LegKind, Role
-from diptych.common.members.worker_load import computable_tokens, kv_demand
 from diptych.common.refusals import Refusals
 from diptych.generation.output import FailureCode
 from diptych.grammars.checks import GrammarChecks

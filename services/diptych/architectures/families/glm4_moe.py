@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig, Moe
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
 
 
@@ -70,4 +69,4 @@ def _placement(config: ModelConfig) -> Iterator[placement.Placed]:
         yield from moe_placement(config, layer)
 
 
-GLM4_MOE = Family("Glm4MoeForCausalLM", _read, _placement, not_read=layers_behind)
+GLM4_MOE = placement.Family("Glm4MoeForCausalLM", _read, _placement, not_read=layers_behind)

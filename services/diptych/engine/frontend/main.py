@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
 
-from diptych.checkpoints.bounded import bounded
-from diptych.checkpoints.source import ModelSource, open_model
+from diptych.checkpoints.source import ModelSource, bounded, open_model
 from diptych.common import lifecycle
 from diptych.common.drain.draining import drain_route
 from diptych.common.health.grpc_health import add_health

@@ -21,9 +21,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from diptych.common.build_info import tell_certificate, tell_version
-from diptych.common.members.instance_names import role_of
+from diptych.common.members.instances import computable_tokens, kv_demand, kv_occupancy, role_of
 from diptych.common.members.membership import State
-from diptych.common.members.worker_load import computable_tokens, kv_demand, kv_occupancy
 from diptych.common.refusals import Refusals
 from diptych.common.trust.tls import Tls
 from diptych.engine.frontend.group import WorkerGroup

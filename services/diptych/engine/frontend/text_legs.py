@@ -15,8 +15,7 @@ from typing import Final
 from diptych.common.errors import DiptychError, InvalidRequest
 from diptych.engine.frontend.departure import Commands
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
-from diptych.generation.leg_prompt import prompt_len
-from diptych.generation.prompt_limits import words_far_too_long, words_too_long
+from diptych.generation.leg_prompt import prompt_len, words_far_too_long, words_too_long
 from diptych.generation.segments import content_len
 from diptych.v1 import worker_pb2
 from diptych.v1.engine_pb2 import SchedulerCommands

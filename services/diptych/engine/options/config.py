@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from diptych.checkpoints.load_format import LoadFormat
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.logging import LogFormat, LogLevel
 from diptych.common.members.roles import Role
-from diptych.common.net.served import check_max_model_len
+from diptych.common.net.served import LoadFormat, check_max_model_len
 from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.options.sim_timing import read_timing

@@ -9,8 +9,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from diptych.checkpoints.bounded import bounded
-from diptych.checkpoints.source import ModelSource, open_model
+from diptych.checkpoints.source import ModelSource, bounded, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import head_share, pool_layout

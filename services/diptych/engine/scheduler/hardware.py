@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from diptych.checkpoints.source import ModelSource
-from diptych.common.garbage import postponed
+from diptych.common.lifecycle import garbage_postponed
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.schedule.step_sizes import Chosen
 from diptych.engine.tensor_parallel.group import RankGroup
@@ -72,7 +72,7 @@ def open_hardware(config: SchedulerConfig) -> Hardware:
         from diptych.engine.sim.hardware import SimHardware
 
         return SimHardware(config.engine)
-    with postponed():  # torch imports for a second
+    with garbage_postponed():  # torch imports for a second
         from diptych.engine.runner.torch_hardware import TorchHardware
 
     return TorchHardware(config.engine, config.gpu)

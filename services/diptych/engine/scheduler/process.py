@@ -19,7 +19,7 @@ import zmq
 from diptych.checkpoints.source import ModelSource
 from diptych.common import lifecycle
 from diptych.common.errors import DiptychError
-from diptych.common.garbage import postponed, spare_what_stays
+from diptych.common.lifecycle import garbage_postponed, spare_what_stays
 from diptych.common.logging import setup
 from diptych.common.members.heartbeat import SharedHeartbeat
 from diptych.common.members.terms import FEATURES, Feature, Terms, bits, terms_to_wire
@@ -131,7 +131,7 @@ def _run_rank(config: SchedulerConfig, open_transport: OpenTransport) -> int:
 
 def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     """Apply what rank 0 decides until it says that it is over."""
-    with postponed():
+    with garbage_postponed():
         from diptych.engine.runner.torch_hardware import TorchHardware  # torch, whose threads are configured first
     from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 

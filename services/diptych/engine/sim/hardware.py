@@ -9,9 +9,8 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 
-from diptych.checkpoints.bounded import bounded
 from diptych.checkpoints.quantization.weight import Stored
-from diptych.checkpoints.source import ModelSource, open_model
+from diptych.checkpoints.source import ModelSource, bounded, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import pool_layout

@@ -18,8 +18,7 @@ import grpc
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, InvalidRequest
 from diptych.common.net.raw_calls import Decode, Handler, Messages, run_raw
-from diptych.common.trust.gatekeeper import Continuation, as_stranger
-from diptych.common.trust.strangers import Strangers
+from diptych.common.trust.gatekeeper import Continuation, Strangers, as_stranger
 from diptych.router.admission.body_budget import BodyBudget, HeldBody
 from diptych.router.errors import RateLimited
 from diptych.router.grpc.reading import MessageReader

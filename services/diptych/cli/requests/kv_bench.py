@@ -1,7 +1,13 @@
-"""Writes for `diptych bench kv`: over every path with every piece size, compared with a memory copy of the same."""
+"""Both ends of `diptych bench kv`.
+
+`measure` writes over every path with every piece size, and compares that with a memory copy of the same. `serve` is
+written to: it links to every peer that asks, echoes notes and digests pages. A piece is several small pages.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import select
 import statistics
 import time
@@ -11,24 +17,69 @@ from typing import Any, Final
 
 import grpc
 import numpy as np
+import numpy.typing as npt
 
-from diptych.cli.requests.bench_pool import PAGE_NBYTES, Scatter, open_bench, scatter
 from diptych.common.errors import ConfigError
-from diptych.common.net.rpc import open_sync_channel
+from diptych.common.net.reachable import bracketed
+from diptych.common.net.rpc import listen, new_server, open_sync_channel
+from diptych.common.refusals import Refusals
 from diptych.common.trust.trust import Trust
 from diptych.kvtransfer.digest import add_digests
 from diptych.kvtransfer.errors import TransferError
 from diptych.kvtransfer.lanes import Transports
+from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.pool import HostPool
-from diptych.kvtransfer.transport import Flow, LinkDown, LinkUp, NoteReceived, OpDone, PageWrite, TransportEvent
-from diptych.kvtransfer.ucx import UcxTransport
-from diptych.v1 import bench_pb2
-from diptych.v1.bench_pb2_grpc import KvBenchStub
+from diptych.kvtransfer.transport import (
+    Flow,
+    LinkDown,
+    LinkUp,
+    NoteReceived,
+    OpDone,
+    PageWrite,
+    Transport,
+    TransportEvent,
+)
+from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
+from diptych.v1 import bench_pb2, bench_pb2_grpc
 
 OP_NBYTES: Final = 16 << 20  # one write has so many, as a chunk of a long prompt may
 NUM_PINGS: Final = 200
 NOTE: Final = b"x" * 64
 TIMEOUT_S: Final = 60.0  # limit for the wait for any event
+PAGE_NBYTES: Final = 16 << 10
+
+Pages = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Pieces in random order on both sides; every page of a pool is in one."""
+
+    piece_nbytes: int
+    src: Pages  # a piece is a run of neighbours
+    dst: Pages
+
+
+def open_bench(pool_mib: int, transports: Transports) -> tuple[UcxTransport, HostPool]:
+    transport = open_transport(secrets.randbits(64) or 1, options=UcxOptions(transports=transports))
+    layout = PoolLayout.kv(
+        num_pages=(pool_mib << 20) // PAGE_NBYTES,
+        num_layers=1,
+        page_size=16,
+        num_kv_heads=2,
+        head_dim=PAGE_NBYTES // 256,
+        dtype="float32",
+    )
+    return transport, transport.allocate_pool(layout)
+
+
+def scatter(num_pages: int, page_nbytes: int, piece_nbytes: int) -> Scatter:
+    """Cut `num_pages` pages into pieces; what is left of them is in none. The same each time."""
+    random = np.random.default_rng(piece_nbytes)
+    run = np.arange(piece_nbytes // page_nbytes)
+    num_pieces = num_pages // len(run)
+    src, dst = ((random.permutation(num_pieces)[:, None] * len(run) + run).reshape(-1) for _ in range(2))
+    return Scatter(piece_nbytes, src, dst)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +106,6 @@ class Report:
     def is_intact(self) -> bool:
         return all(row.is_intact for row in self.rows)
 
-    def as_json(self) -> dict[str, Any]:
-        rows = [{name: getattr(row, name) for name in Row.__slots__} for row in self.rows]
-        return {"lanes": self.lanes, "library": self.library, "rtt_us": self.rtt_us, "rows": rows}
-
 
 def as_text(report: Report) -> str:
     """Return the report as a table."""
@@ -78,7 +125,7 @@ def measure(
     transport, pool = open_bench(pool_mib, transports)
     try:
         with open_sync_channel(address, trust) as channel:
-            link = _Link(transport, pool, KvBenchStub(channel), address)
+            link = _Link(transport, pool, bench_pb2_grpc.KvBenchStub(channel), address)
             return link.measure([size << 10 for size in piece_kib], rounds)
     finally:
         transport.close()
@@ -87,7 +134,7 @@ def measure(
 class _Link:
     """To the process that is written to."""
 
-    def __init__(self, transport: UcxTransport, pool: HostPool, stub: KvBenchStub, address: str) -> None:
+    def __init__(self, transport: UcxTransport, pool: HostPool, stub: bench_pb2_grpc.KvBenchStub, address: str) -> None:
         self._transport = transport
         self._stub = stub
         self._memory = np.frombuffer(pool.buffer, dtype=np.uint8)
@@ -173,3 +220,62 @@ def _timed_copy(memory: np.ndarray[Any, np.dtype[np.uint8]], pieces: Scatter) ->
     began = time.perf_counter()
     np.take(rows, order, axis=0, out=target, mode="clip")
     return time.perf_counter() - began
+
+
+class BenchService(bench_pb2_grpc.KvBenchServicer):
+    """Implements `diptych.v1.KvBench`. `read` must be called whenever the transport has events."""
+
+    def __init__(self, transport: Transport, pool: HostPool) -> None:
+        self._transport = transport
+        self._pool = pool
+        self._digests: dict[int, asyncio.Future[OpDone]] = {}
+
+    async def Join(self, request: bench_pb2.BenchPeer, context: Any) -> bench_pb2.BenchPeer:
+        try:
+            self._transport.connect(request.instance_id, request.engine_metadata)
+        except TransferError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return bench_pb2.BenchPeer(
+            instance_id=self._transport.instance_id,
+            engine_metadata=self._transport.metadata(),
+            num_pages=self._pool.layout.num_pages,
+        )
+
+    async def Digest(self, request: bench_pb2.BenchPages, context: Any) -> bench_pb2.BenchDigest:
+        try:
+            operation = self._transport.digest_pages(np.array(request.pages, dtype=np.int64))
+        except TransferError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        self._digests[operation] = asyncio.get_running_loop().create_future()
+        done = await self._digests[operation]
+        return bench_pb2.BenchDigest(digest=done.digest or 0)
+
+    def read(self) -> None:
+        for event in self._transport.poll():
+            match event:
+                case LinkUp(peer):
+                    print(f"linked to {peer:016x}: {self._transport.describe(peer)}", flush=True)
+                case LinkDown(peer, reason):
+                    print(f"link to {peer:016x} is down: {reason}", flush=True)
+                case NoteReceived(peer, data):
+                    self._transport.send_note(peer, data)
+                case OpDone(operation) if operation in self._digests:
+                    self._digests.pop(operation).set_result(event)
+
+
+async def serve(host: str, port: int, trust: Trust, pool_mib: int, transports: Transports, stop: asyncio.Event) -> None:
+    """Serve until `stop`."""
+    transport, pool = open_bench(pool_mib, transports)
+    service = BenchService(transport, pool)
+    server = new_server(trust, Refusals())
+    bench_pb2_grpc.add_KvBenchServicer_to_server(service, server)
+    bound = listen(server, host, port, trust)
+    asyncio.get_running_loop().add_reader(transport.fileno(), service.read)
+    try:
+        await server.start()
+        print(f"ready: diptych bench kv --peer {bracketed(host)}:{bound}", flush=True)
+        await stop.wait()
+    finally:
+        asyncio.get_running_loop().remove_reader(transport.fileno())
+        await server.stop(grace=0)
+        transport.close()
