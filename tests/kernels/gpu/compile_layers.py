@@ -7,7 +7,7 @@ from typing import Any
 
 from ahead_of_time import Kernel
 
-from diptych.kernels.gpu import activations, fp8_quantize, moe, moe_combine, norms, rows, skinny_gated_gemm, skinny_gemm
+from diptych.kernels.gpu import activations, moe, moe_combine, norms, skinny_gated_gemm, skinny_gemm
 
 HIDDEN, FFN = 4096, 14_336
 CELLS = frozenset({"v4.b32"})
@@ -18,9 +18,9 @@ def pointers(names: str, **others: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), "*bf16") | others
 
 
-def rowwise(name: str, kernel: Any, types: Mapping[str, str], **constants: int) -> Kernel:
-    constants = {"SIZE": HIDDEN, "COLUMNS": HIDDEN} | constants
-    return Kernel(name, kernel, types, constants, num_warps=rows.warps(HIDDEN), loads=CELLS)
+def rowwise(name: str, kernel: Any, types: Mapping[str, str]) -> Kernel:
+    constants = {"SIZE": HIDDEN, "COLUMNS": HIDDEN}
+    return Kernel(name, kernel, types, constants, num_warps=norms.warps(HIDDEN), loads=CELLS)
 
 
 def heads() -> Kernel:
@@ -61,13 +61,6 @@ def gates(name: str, ffn_size: int, called: str) -> Kernel:
         num_stages=tile.num_stages,
         loads=COPIES,
     )
-
-
-def quantize() -> Iterator[Kernel]:
-    types = {"x": "*bf16", "out": "*i8", "scales": "*fp32"}
-    yield rowwise("FP8 by row", fp8_quantize.quantize_rows_kernel, types, NATIVE=True)
-    types, constants = {"x": "*bf16", "out": "*i8", "inverse": "fp32", "size": "i32"}, {"TILE": 4096, "NATIVE": True}
-    yield Kernel("FP8", fp8_quantize.quantize_kernel, types, constants, loads=CELLS)
 
 
 def experts() -> Iterator[Kernel]:
@@ -116,5 +109,4 @@ def kernels() -> Iterator[Kernel]:
     yield skinny("of a vocabulary", 128_256, HIDDEN)
     yield gates("of 14,336 pairs", FFN, "silu")
     yield gates("of 4096 pairs", 4096, "gelu_tanh")
-    yield from quantize()
     yield from experts()
