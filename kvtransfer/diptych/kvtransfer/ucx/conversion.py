@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from diptych.kernels.page_pack_structs import PartsStruct, pack_struct, parts_struct
+from diptych.kernels.page_pack import PartsStruct, pack_struct, parts_struct
 from diptych.kvtransfer.errors import (
     NoteTooLong,
     PageOutOfRange,

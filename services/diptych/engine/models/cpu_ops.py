@@ -13,8 +13,7 @@ from diptych.engine.models.gated import Gated, GatedInTurn
 from diptych.engine.models.matrix import Activate, Matrix, Weight
 from diptych.engine.models.ops import Experts, activate_of
 from diptych.kernels.cpu import elementwise
-from diptych.kernels.cpu.linear import PackedMatrix
-from diptych.kernels.cpu.quantized import QuantizedMatrix, StackedMatrix
+from diptych.kernels.cpu.linear import PackedMatrix, QuantizedMatrix, StackedMatrix
 
 
 class CpuOps:
