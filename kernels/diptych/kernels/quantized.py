@@ -97,7 +97,7 @@ class QuantizedArray:
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Return the weights: the reference of every kernel."""
-        values = FP8_VALUES[self.codes] if self.code == "fp8" else widen(self.codes, self.code)
+        values: npt.NDArray[np.float32] = FP8_VALUES[self.codes] if self.code == "fp8" else widen(self.codes, self.code)
         if self.scales is None:
             return values
         return values * self._spread(self.scales) + (0 if self.mins is None else self._spread(self.mins))
