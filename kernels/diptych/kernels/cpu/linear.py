@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diptych.kernels.cpu.library import address, load
-from diptych.kernels.quantized import Array, Code, QuantizedArray
+from diptych.kernels.quantized import Code, QuantizedArray
 
 CODES: Final[dict[Code, int]] = {"int4": 0, "int8": 1, "fp8": 2, "float16": 3, "bfloat16": 4}  # as in quantized.h
 
@@ -68,7 +68,8 @@ class QuantizedMatrix:
         nbytes = num_panels * self._library.diptych_panel_bytes(ctypes.byref(self._weight))
         self._packed = torch.empty(-(-nbytes // 4))
         self._weight.packed = address(self._packed)
-        arrays = [np.ascontiguousarray(each) for each in (weight.codes, *_factors(weight))]
+        wanted = (weight.codes, weight.scales, weight.mins)
+        arrays = [np.ascontiguousarray(np.empty(0) if each is None else each) for each in wanted]
         addresses = [each.ctypes.data for each in arrays]
         failed = self._library.diptych_pack_quantized(ctypes.byref(self._weight), *addresses)
         assert not failed, weight.format
@@ -122,11 +123,3 @@ class StackedMatrix:
             out[inside] = part.rows(ids[inside] - first)
             first += part.num_rows
         return out
-
-
-def _factors(weight: QuantizedArray) -> tuple[Array, Array]:
-    nothing = np.empty(0, np.float32)
-    return (
-        nothing if weight.scales is None else weight.scales,
-        nothing if weight.mins is None else weight.mins,
-    )

@@ -11,7 +11,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from threading import Event, Lock, Thread
 from typing import Final
 
@@ -19,13 +18,13 @@ from diptych.kernels.page_pack import PagePack
 from diptych.kvtransfer.conversation import Conversation, Down, Frame, Heard, Note, Up, decode_frame, is_authentic
 from diptych.kvtransfer.errors import MalformedNote, TransferError
 from diptych.kvtransfer.event_queue import EventQueue
-from diptych.kvtransfer.lanes import Transports
 from diptych.kvtransfer.metadata import EngineMetadata
 from diptych.kvtransfer.nixl.agent import Agent
 from diptych.kvtransfer.nixl.link import Link
 from diptych.kvtransfer.nixl.memory import Memory, Staging
 from diptych.kvtransfer.pool import OwnWork
 from diptych.kvtransfer.transport import InstanceId, LinkDown, LinkUp, NoteReceived, OpDone
+from diptych.kvtransfer.ucx.options import LinkOptions
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +34,8 @@ GREETING_S: Final = 0.02  # between heartbeats until a link is up
 GOODBYE_S: Final = 0.02  # for the goodbye to leave before the connection is closed
 
 
-@dataclass(frozen=True, slots=True)
-class NixlOptions:
+class NixlOptions(LinkOptions):
     """Options of `NixlTransport`."""
-
-    transports: Transports = "auto"  # what the UCX inside NIXL may use
-    heartbeat_s: float = 0.25
-    heartbeat_misses: int = 5  # silent heartbeats until a link is given up
-    connect_s: float = 3.0  # for a new link to come up
-    max_operations: int = 4096  # open; more is refused until some complete
-    max_waiting_notes: int = 8192  # of one peer, received and not polled; beyond it that peer must wait
 
 
 class Engine:
