@@ -29,8 +29,8 @@ from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import FailureCode, Output
 from diptych.generation.sampling_params import SamplingParams
 from diptych.kvtransfer.inproc import InprocNetwork
+from diptych.kvtransfer.lanes import PathRule
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.probe.choice import PathRule
 from diptych.prefill.core import PrefillCore
 
 PAGE_SIZE, NUM_PAGES, NUM_LAYERS = 4, 32, 2

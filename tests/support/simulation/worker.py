@@ -37,8 +37,8 @@ from diptych.engine.values.prompt_cost import PromptCost
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import Output
+from diptych.kvtransfer.lanes import PathRule
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.probe.choice import PathRule
 from diptych.prefill.core import PrefillCore
 from diptych.unified.core import UnifiedCore
 from simulation.layered_runner import LayeredRunner

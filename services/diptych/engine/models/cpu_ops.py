@@ -12,8 +12,7 @@ from diptych.architectures.placement import Split
 from diptych.engine.models.matrix import Activate, Matrix, Weight
 from diptych.engine.models.ops import Experts, ExpertsInTurn, Gated, GatedInTurn, activate_of
 from diptych.kernels.cpu import elementwise
-from diptych.kernels.cpu.linear import PackedMatrix
-from diptych.kernels.cpu.quantized import QuantizedMatrix, StackedMatrix
+from diptych.kernels.cpu.linear import PackedMatrix, QuantizedMatrix, StackedMatrix
 
 
 class CpuOps:

@@ -20,8 +20,7 @@ from diptych.engine.models.lora import LoraMatrix
 from diptych.engine.models.matrix import Activate, Matrix, Weight
 from diptych.engine.models.ops import Experts, Gated, GatedInTurn, activate_of
 from diptych.kernels.gpu import activations, norms, skinny_gated_gemm
-from diptych.kernels.gpu.moe import ExpertWeights, align_experts, choose_block, grouped_gemm
-from diptych.kernels.gpu.moe_combine import combine_experts
+from diptych.kernels.gpu.moe import ExpertWeights, align_experts, choose_block, combine_experts, grouped_gemm
 from diptych.kernels.gpu.skinny_gemm import pays_up_to, skinny_gemm
 
 

@@ -23,8 +23,7 @@ from diptych.engine.schedule.step_sizes import GivenSizes
 from diptych.engine.tensor_parallel.rank_id import rank_id
 from diptych.engine.values.limits import RETRACTED_S, Scheduling
 from diptych.engine.values.transfer_rules import TransferRules
-from diptych.kvtransfer.lanes import Requirement, Transports
-from diptych.kvtransfer.probe.choice import KvPath
+from diptych.kvtransfer.lanes import KvPath, Requirement, Transports
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionBackend = Literal["auto", "cpu", "torch", "triton", "flashinfer"]

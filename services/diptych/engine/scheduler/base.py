@@ -25,8 +25,8 @@ from diptych.engine.values.batch import OnLayer
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import prompt_cost
 from diptych.engine.values.transfer_rules import layer_windows
+from diptych.kvtransfer.lanes import PathRule
 from diptych.kvtransfer.layout import PoolLayout, layout_to_wire
-from diptych.kvtransfer.probe.choice import PathRule
 from diptych.kvtransfer.transport import ProbePages, Transport
 from diptych.v1 import bootstrap_pb2
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from diptych.engine.scheduler.links.tester import LinkTester, Verdict, new_link_tester
 from diptych.kvtransfer.device import Device
+from diptych.kvtransfer.lanes import PathRule
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.probe.choice import PathRule
 from diptych.kvtransfer.probe.notes import Directions
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, ProbePages
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport

@@ -31,10 +31,10 @@ from diptych.engine.values.events import (
 from diptych.kvtransfer.digest import add_digests
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.inproc.network import FaultPlan
+from diptych.kvtransfer.lanes import PathRule
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.notes import Ack, HandOff
-from diptych.kvtransfer.probe import codec
-from diptych.kvtransfer.probe.choice import PathRule
+from diptych.kvtransfer.probe import notes
 from diptych.kvtransfer.probe.notes import Directions, ProbeEnd
 from diptych.kvtransfer.probe.two_way import GREETING_TIMEOUT_S
 from diptych.kvtransfer.probe.writer import TIMEOUT_S
@@ -338,7 +338,7 @@ def test_a_reader_refuses_a_path_that_is_slower_than_its_operator_requires(monke
     two.settle()
     two.links[2].poll(set())
     for note in (Directions(out=True, into=False), ProbeEnd("message", 1e9)):
-        two.transports[1].send_note(2, codec.encode(note, sender=1, target=2))
+        two.transports[1].send_note(2, notes.encode(note, sender=1, target=2))
     two.settle()
     assert two.links[2].poll(set()) == []
     two.settle()
@@ -371,7 +371,7 @@ def test_a_peer_that_does_not_answer_its_test_is_let_go_in_bounded_time(
     two.settle()
     two.links[1].poll(set())
     for note in words:
-        two.transports[2].send_note(1, codec.encode(note, sender=2, target=1))
+        two.transports[2].send_note(1, notes.encode(note, sender=2, target=1))
     two.settle()
     two.links[1].poll(set())
     assert two.links[1].next_retry_s() == timeout_s
@@ -533,9 +533,9 @@ def test_what_comes_in_must_be_fast_enough_where_pages_go_both_ways(monkeypatch:
     describe, send_note = reader.describe, writer.send_note
 
     def say_that_it_writes_by_message(peer: int, data: bytes) -> int:
-        note = codec.decode(data, sender=1, target=2)
+        note = notes.decode(data, sender=1, target=2)
         return send_note(
-            peer, codec.encode(ProbeEnd("message"), sender=1, target=2) if type(note) is ProbeEnd else data
+            peer, notes.encode(ProbeEnd("message"), sender=1, target=2) if type(note) is ProbeEnd else data
         )
 
     monkeypatch.setattr(reader, "describe", lambda peer: replace(describe(peer), lanes="tcp/lo"))

@@ -17,8 +17,8 @@ from diptych.engine.values.transfer_rules import Window
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.errors import MalformedNote
 from diptych.kvtransfer.inproc import InprocNetwork
+from diptych.kvtransfer.lanes import PathRule
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.probe.choice import PathRule
 from diptych.kvtransfer.probe.notes import Directions
 from diptych.kvtransfer.transport import (
     LinkDown,
