@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError, InvalidRequest, NotFound
 from diptych.embedded.data_parallel_controller import DataParallelController, ProgramRequest
-from diptych.embedded.launch import launched, roles_of
+from diptych.embedded.group import launched, roles_of
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.options.config import EngineOptions
 from diptych.generation.finish import Finish

@@ -19,8 +19,7 @@ from diptych.engine.frontend.departure import Departure, OpenWork
 from diptych.engine.frontend.health import Pulse
 from diptych.engine.frontend.peers import Peers
 from diptych.engine.frontend.probes import InstanceFacts, Readiness
-from diptych.engine.frontend.questions import Questions
-from diptych.engine.frontend.scheduler_client import SchedulerClient, SchedulerDied
+from diptych.engine.frontend.scheduler_client import Questions, SchedulerClient, SchedulerDied
 from diptych.engine.frontend.sessions import Session, Sessions, hide_link_key
 from diptych.engine.frontend.text_legs import TextLegs
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager

@@ -19,6 +19,7 @@ from diptych.common.members.heartbeat import LoopHeartbeat
 from diptych.common.members.membership_client import MembershipWatcher
 from diptych.engine.frontend import probes as worker_probes
 from diptych.engine.frontend.probes import InstanceFacts
+from diptych.engine.frontend.scheduler_client import Commands
 from diptych.kvtransfer.process import is_stopped
 from diptych.v1 import bootstrap_pb2, engine_pb2
 
@@ -32,13 +33,11 @@ class SchedulerSilent(InternalError):
     """The scheduler does not answer. It may again."""
 
 
-class Scheduler(Protocol):
+class Scheduler(Commands, Protocol):
     """What is asked whether it lives."""
 
     @property
     def pids(self) -> tuple[int, ...]: ...
-
-    async def send(self, commands: engine_pb2.SchedulerCommands) -> None: ...
 
 
 class Pulse:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from diptych.common.errors import DiptychError, InvalidRequest
-from diptych.engine.frontend.departure import Commands
+from diptych.engine.frontend.scheduler_client import Commands
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.generation.leg_prompt import prompt_len
 from diptych.generation.prompt_limits import words_far_too_long, words_too_long
