@@ -21,7 +21,7 @@ from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.schedule.policies import POLICIES
 from diptych.engine.schedule.step_sizes import GivenSizes
-from diptych.engine.tensor_parallel.rank_id import rank_id
+from diptych.engine.tensor_parallel.ranked_link import rank_id
 from diptych.engine.values.limits import RETRACTED_S, Scheduling
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.lanes import Requirement, Transports

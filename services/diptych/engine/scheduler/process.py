@@ -48,8 +48,8 @@ from diptych.engine.scheduler.stepping import (
     TpModelWorkerClient,
 )
 from diptych.engine.scheduler.weights import Host, Weights
-from diptych.engine.tensor_parallel.rank_transfer import RankTransfer
 from diptych.engine.tensor_parallel.shard import check_divides
+from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.scheduler_core import SchedulerCore
@@ -133,7 +133,6 @@ def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     """Apply what rank 0 decides until it says that it is over."""
     with postponed():
         from diptych.engine.runner.torch_hardware import TorchHardware  # torch, whose threads are configured first
-    from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 
     hardware = TorchHardware(config.engine, config.gpu)
     worker = TpModelWorker(config.endpoint, config.rank)

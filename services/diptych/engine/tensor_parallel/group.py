@@ -11,12 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.cache.tier import Slots
-from diptych.engine.tensor_parallel.log_codec import step_to_wire, to_bytes
-from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog
+from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog, page_bytes, step_to_wire
 from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.engine.values.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult, WaitForResult
@@ -121,7 +118,7 @@ class TensorParallelCopier:
 
 
 def _host_copy(pages: Pages, slots: Slots) -> rank_pb2.HostCopy:
-    return rank_pb2.HostCopy(pages=to_bytes(pages.astype(np.int64)), slots=to_bytes(slots.astype(np.int64)))
+    return rank_pb2.HostCopy(pages=page_bytes(pages), slots=page_bytes(slots))
 
 
 class TensorParallelPages:
