@@ -95,7 +95,7 @@ class Worker:
                     self.outputs[output.room].append(output)
             else:
                 assert not isinstance(effect, CompileGrammar)
-                self.links.perform(effect)
+                self.links.posting.perform(effect)
 
     @property
     def end(self) -> Output:
@@ -105,7 +105,7 @@ class Worker:
         return output
 
     def _listener(self) -> OnLayer | None:
-        listen = self.links.layer_listener()
+        listen = self.links.posting.layer_listener()
         return None if listen is None else lambda layer: (listen(layer), self.on_layer(layer))[1]
 
 
@@ -115,7 +115,7 @@ class Two:
         self.prefill = Worker(self.network, PREFILL, source, prefill_core(rules))
         self.decode = Worker(self.network, DECODE, source, decode_core)
         for one, number, other in ((self.prefill, DECODE, self.decode), (self.decode, PREFILL, self.prefill)):
-            one.links.set_peers({number: other.transport.metadata()}, 0.0)
+            one.links.linking.set_peers({number: other.transport.metadata()}, 0.0)
         self.run()
 
     def start(self) -> None:

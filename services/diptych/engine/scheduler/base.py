@@ -79,7 +79,7 @@ class SchedulerBase:
 
     def _layer_listener(self) -> OnLayer | None:
         """A step that other ranks run too runs to its end, and so does one that a GPU has been given."""
-        follow = self.links.layer_listener()
+        follow = self.links.posting.layer_listener()
         can_stop = self.config.engine.tp == 1 and self.config.engine.device != "cuda"
         look = self.watch.listener() if can_stop else None
         if follow is None or look is None:
@@ -90,7 +90,7 @@ class SchedulerBase:
             try:
                 look(layer)
             except StepGivenUp:
-                self.links.give_up_step()
+                self.links.posting.give_up_step()
                 raise
 
         return listen
@@ -122,9 +122,7 @@ def build_base(config: SchedulerConfig, open_transport: OpenTransport) -> Schedu
     config = replace(config, engine=options, transfer=replace(config.transfer, num_windows=len(windows)))
     transport = open_transport(config)
     pool = hardware.allocate(layout, transport)
-    if transport is None or pool is None:
-        return SchedulerBase(config, source, ranks, layout, hardware, chosen, links_of_nobody(), None, StepWatch())
-    links, transfer = _share(config, ranks, transport, pool)
+    links, transfer = _share(config, ranks, transport, pool) if transport and pool else (links_of_nobody(), None)
     return SchedulerBase(config, source, ranks, layout, hardware, chosen, links, transfer, StepWatch())
 
 

@@ -42,7 +42,7 @@ class Stepping(Protocol):
 
 
 class ModelWorker(Protocol):
-    """Runs steps while its caller plans the next one: forward, sample, forward, sample, ..., in the order of the calls.
+    """Runs steps while its caller plans the next one, in the order of the calls: forward, sample, forward, sample, ...
 
     A forward pass may be handed over before the step before it is sampled, with placeholders for those tokens.
     """
@@ -175,22 +175,18 @@ class TpModelWorkerClient:
         self._thread.start()
 
     def forward(self, batch: ForwardBatch) -> None:
-        """Queue a forward pass. `sample` must follow."""
         self._jobs.put(batch)
 
     def sample(self, sampling: SamplingBatch) -> None:
-        """Say how to sample the pass queued last."""
         self._jobs.put(sampling)
 
     def result(self) -> StepResult:
-        """Wait for the oldest step's result. Raises what the step raised."""
         result = self._results.get()
         if isinstance(result, BaseException):
             raise result
         return result
 
     def close(self) -> None:
-        """End the thread after what it computes now. Idempotent."""
         self._jobs.put(None)
         self._thread.join()
 
