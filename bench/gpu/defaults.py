@@ -88,12 +88,12 @@ async def engine(options: EngineOptions) -> AsyncIterator[tuple[DataParallelCont
     )
     group = Group(await start_scheduler(config), config.instance_id, Role.LOCAL, options.page_size)
     try:
-        ready = await group.ready()
+        ready = await group.scheduler.ready()
         running = asyncio.create_task(group.run())
         yield DataParallelController([group], "round_robin", options.page_size), ready
         running.cancel()
     finally:
-        await group.stop()
+        await group.scheduler.stop()
 
 
 async def stamps_of(controller: DataParallelController, prompt: Sequence[int], num_tokens: int) -> list[float]:

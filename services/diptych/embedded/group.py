@@ -22,7 +22,7 @@ from diptych.engine.values.transfer_rules import TransferRules
 from diptych.router.workers.known_worker import reported_load
 from diptych.router.workers.legs import Leg, LegReceiver, OpenLegs, Work
 from diptych.router.workers.worker_view import WorkerLoad
-from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
+from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
 
 LINK_TIMEOUT_S: Final = 60.0  # for every link to pass its test, once the models are loaded
 
@@ -35,18 +35,14 @@ class Group:
         self.role = role
         self.linked: Set[int] = frozenset()  # peers
         self.problem = ""  # why no peer is linked
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._page_size = page_size
         self._legs = OpenLegs()
         self._due, self._is_due = engine_pb2.SchedulerCommands(), asyncio.Event()
         self._reported = reported_load(bootstrap_pb2.WorkerLoad(), page_size)
         self._link_news = asyncio.Event()
         self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
-        self._questions = Questions(scheduler, self._death)
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        return self._scheduler.pids
+        self.questions = Questions(scheduler, self._death)
 
     @property
     def death(self) -> SchedulerDied | None:
@@ -56,15 +52,11 @@ class Group:
     def load(self) -> WorkerLoad:
         return self._legs.load(self._reported)
 
-    async def ready(self) -> engine_pb2.SchedulerReady:
-        """Wait until the model is loaded. Raises `SchedulerDied`."""
-        return await self._scheduler.ready()
-
     async def run(self) -> None:
         """Send what is due and deliver what the scheduler says, until it dies. Legs that are open then are lost."""
         sending = asyncio.create_task(self._send())
         try:
-            async for events in self._scheduler.events():
+            async for events in self.scheduler.events():
                 self._take(events)
         except SchedulerDied as death:
             self._death.set_result(death)
@@ -73,10 +65,6 @@ class Group:
         finally:
             sending.cancel()
             self._legs.lose_all("the engine was closed")
-
-    async def stop(self) -> None:
-        """End the scheduler. Idempotent."""
-        await self._scheduler.stop()
 
     async def link(self, peers: Iterable[bootstrap_pb2.Instance]) -> None:
         """Link to these, and wait until each link has passed its test. Raises `SchedulerDied`."""
@@ -88,12 +76,6 @@ class Group:
             if self.death is not None:
                 raise self.death
             await self._link_news.wait()
-
-    async def administer(self, command: admin_pb2.AdminCommand) -> None:
-        """Have the scheduler execute a command. Raises its refusal, a `DiptychError`; then nothing has changed."""
-        if self.death is not None:
-            raise self.death
-        await self._questions.administer(command)
 
     # legs
 
@@ -119,13 +101,13 @@ class Group:
             await self._is_due.wait()
             self._is_due.clear()
             commands, self._due = self._due, engine_pb2.SchedulerCommands()
-            await self._scheduler.send(commands)
+            await self.scheduler.send(commands)
 
     def _take(self, events: engine_pb2.SchedulerEvents) -> None:
         now_s = time.monotonic()
         for output in events.outputs:
             self._legs.deliver(output, now_s)
-        self._questions.on_admin_answers(events.admin_answers)
+        self.questions.on_admin_answers(events.admin_answers)
         if events.HasField("load"):
             self._reported = reported_load(events.load, self._page_size)
             self.linked = frozenset(events.load.linked_instances)
@@ -153,14 +135,14 @@ async def launched(options: EngineOptions, roles: Sequence[Role]) -> AsyncIterat
     try:
         for number, role in enumerate(roles):
             groups.append(await _start(options.of_group(number), role))
-        readies = await asyncio.gather(*(group.ready() for group in groups))
+        readies = await asyncio.gather(*(group.scheduler.ready() for group in groups))
         running += [asyncio.create_task(group.run()) for group in groups]
         await _link(groups, readies)
         yield groups, min(ready.context_len for ready in readies)
     finally:
         for task in running:
             task.cancel()
-        await asyncio.gather(*(group.stop() for group in groups))
+        await asyncio.gather(*(group.scheduler.stop() for group in groups))
 
 
 async def _start(options: EngineOptions, role: Role) -> Group:

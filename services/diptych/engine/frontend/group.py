@@ -25,7 +25,7 @@ from diptych.engine.frontend.text_legs import TextLegs
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.scheduler import codec
 from diptych.kvtransfer.lanes import Requirement
-from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
+from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +54,9 @@ class WorkerGroup:
         self._ready_news = asyncio.Event()
         self.updating = asyncio.Lock()  # held while the weights or the role change
         self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
-        self._questions = Questions(scheduler, self._death)
+        self.questions = Questions(scheduler, self._death)
         self._legs = TextLegs(scheduler, prompts, sessions.deliver, lambda: instance.context_len)
-        work = OpenWork(sessions, self._legs, self._questions)
+        work = OpenWork(sessions, self._legs, self.questions)
         self.departure = Departure(work, sessions, instance, self._tell, release_s)
         self._handlers: Mapping[str, Callable[[Any], None]] = {  # by field, in the order in which they act
             "outputs": self._take_outputs,
@@ -64,9 +64,9 @@ class WorkerGroup:
             "load": self._take_load,
             "link_news": self._take_link_news,
             "kv_events": sessions.tell_kv,
-            "status": self._questions.on_status,
-            "status_answers": self._questions.on_status_answers,
-            "admin_answers": self._questions.on_admin_answers,
+            "status": self.questions.on_status,
+            "status_answers": self.questions.on_status_answers,
+            "admin_answers": self.questions.on_admin_answers,
             "context_len": self._take_context_len,
             "loras": self._take_loras,
         }
@@ -148,7 +148,7 @@ class WorkerGroup:
     async def serve(self, role: Role) -> None:
         """Serve a role from now on. Nothing may be open. Raises `SchedulerDied`."""
         await self.scheduler.send(engine_pb2.SchedulerCommands(role=role.wire))
-        await self._questions.status()  # answered behind it
+        await self.questions.status()  # answered behind it
         self._instance.role = role.wire
         self._sessions.role = role
         self._ready_news.clear()
@@ -162,10 +162,6 @@ class WorkerGroup:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ready_news.wait(), timeout_s)
         return self._instance.not_ready
-
-    async def administer(self, command: admin_pb2.AdminCommand) -> admin_pb2.AdminAnswer:
-        """Have the scheduler execute a command. Raises its refusal, a `DiptychError`; then nothing has changed."""
-        return await self._questions.administer(command)
 
     async def session(
         self, batches: AsyncIterator[worker_pb2.RouterBatch]
@@ -194,7 +190,7 @@ class WorkerGroup:
 
     async def status(self) -> worker_pb2.WorkerStatus:
         """Ask the scheduler. Raises `SchedulerDied`."""
-        status = await self._questions.status()
+        status = await self.questions.status()
         status.instance.CopyFrom(self.describe())
         hide_link_key(status.instance)
         status.max_requests, status.max_step_tokens = self._max_requests, self._max_step_tokens
