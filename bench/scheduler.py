@@ -34,8 +34,13 @@ from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.links.links import links_of_nobody
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
-from diptych.engine.scheduler.step_watch import StepWatch
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
+from diptych.engine.scheduler.stepping import (
+    OverlappedStepping,
+    Stepping,
+    StepWatch,
+    SynchronousStepping,
+    TpModelWorkerClient,
+)
 from diptych.engine.values.batch import (
     ForwardBatch,
     ForwardMode,

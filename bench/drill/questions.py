@@ -11,7 +11,7 @@ from typing import Final
 
 from diptych.checkpoints.source import open_model
 from diptych.engine import Engine, EngineOptions, SamplingParams
-from diptych.engine.options.config import DeviceKind
+from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.sim.known_answers import KnownAnswers
 
 MODEL: Final = {

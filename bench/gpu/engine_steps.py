@@ -20,8 +20,7 @@ from diptych.engine.lora.registry import NONE, Loaded
 from diptych.engine.scheduler.links.links import links_of_nobody
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
-from diptych.engine.scheduler.step_watch import StepWatch
-from diptych.engine.scheduler.stepping import OverlappedStepping, QueuedSteps, Stepping
+from diptych.engine.scheduler.stepping import OverlappedStepping, QueuedSteps, Stepping, StepWatch
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.events import CompileGrammar
 from diptych.engine.values.limits import Limits

@@ -41,7 +41,7 @@ from diptych.common.net.reachable import bracketed
 from diptych.common.net.served import check_max_model_len, check_names
 from diptych.common.process_sight import machine_memory
 from diptych.common.trust.trust import TrustConfig
-from diptych.engine.options.config import DeviceKind
+from diptych.engine.options.device_kind import DeviceKind
 from diptych.router.keys.config import KeyConfig
 
 if TYPE_CHECKING:  # heavy; not for --help

@@ -24,8 +24,7 @@ from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.links.links import links_of_nobody
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
-from diptych.engine.scheduler.step_watch import StepGivenUp, StepWatch
-from diptych.engine.scheduler.stepping import SynchronousStepping
+from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch, SynchronousStepping
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.limits import Limits, Scheduling
 from diptych.grammars.compiler import Compiler

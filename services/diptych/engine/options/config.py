@@ -17,6 +17,7 @@ from diptych.common.logging import LogFormat, LogLevel
 from diptych.common.members.roles import Role
 from diptych.common.net.served import check_max_model_len
 from diptych.engine.cache.eviction import EvictionPolicy
+from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.schedule.policies import POLICIES
 from diptych.engine.schedule.step_sizes import GivenSizes
@@ -26,7 +27,6 @@ from diptych.engine.values.transfer_rules import TransferRules
 from diptych.kvtransfer.lanes import Requirement, Transports
 from diptych.kvtransfer.probe.choice import KvPath
 
-DeviceKind = Literal["auto", "cpu", "cuda", "sim"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionBackend = Literal["auto", "cpu", "torch", "triton", "flashinfer"]
 Switch = Literal["on", "off"]

@@ -10,7 +10,8 @@ from typing import Final
 from diptych.architectures.config import ModelConfig
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
-from diptych.engine.options.config import DeviceKind, EngineOptions
+from diptych.engine.options.config import EngineOptions
+from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.tensor_parallel.shard import check_divides
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
 

@@ -26,8 +26,7 @@ from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.links.links import SUSPECT_CHECK_S, Links
 from diptych.engine.scheduler.news import News
-from diptych.engine.scheduler.step_watch import StepWatch
-from diptych.engine.scheduler.stepping import Stepping
+from diptych.engine.scheduler.stepping import Stepping, StepWatch
 from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, HandBack, ServeRole
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.generation.output import Failure, FailureCode, Output

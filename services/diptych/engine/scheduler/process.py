@@ -34,9 +34,8 @@ from diptych.engine.runner.threads import configure_threads
 from diptych.engine.schedule.step_sizes import words
 from diptych.engine.scheduler.adapters import Adapters, open_adapters
 from diptych.engine.scheduler.admin_thread import AdminThread
-from diptych.engine.scheduler.base import OpenTransport, SchedulerBase, build_base
+from diptych.engine.scheduler.base import ModelOnHardware, OpenTransport, SchedulerBase, build_base
 from diptych.engine.scheduler.grammar_thread import GrammarThread
-from diptych.engine.scheduler.hardware import ModelOnHardware
 from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
 from diptych.engine.scheduler.stepping import (
