@@ -16,8 +16,7 @@ from stepped_engine import local_core
 
 from diptych.common.arrays import U64
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.lora.adapter import InvalidAdapter
-from diptych.engine.lora.registry import LoraRegistry
+from diptych.engine.lora.registry import InvalidAdapter, LoraRegistry
 from diptych.engine.scheduler.adapters import Adapters, ReadAdapter
 from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread

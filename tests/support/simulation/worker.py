@@ -17,7 +17,7 @@ from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.scheduler.links.links import Links, directions_of
-from diptych.engine.scheduler.links.tester import new_link_tester
+from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, fill_in
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.events import (
@@ -129,7 +129,7 @@ class Worker:
         else:
             self.core = DecodeCore(self.cache, limits, layout.page_nbytes, pace)
         windows = [(layer, layer + 1) for layer in range(LAYERS)] if rules.by_layers else [(0, LAYERS)]
-        tester = new_link_tester(self.transport, pool, directions_of(Role(role)), PathRule(), clock)
+        tester = LinkTester(self.transport, pool, directions_of(Role(role)), PathRule(), clock)
         self.links = Links(self.transport, self.transport, tester, windows)
         self.linked: set[int] = set()  # peers that its core may use
         self.commands: deque[Command] = deque()

@@ -81,7 +81,7 @@ class SchedulerClient:
         """Wait until the model is loaded. Raises `SchedulerDied` with the scheduler's own words if it fails."""
         async for events in self.events():
             if events.HasField("ready"):
-                _remove_folder(self._folder)  # a connected socket needs its path no more, and a kill leaves nothing
+                self._remove_folder()  # a connected socket needs its path no more, and a kill leaves nothing
                 self._is_ready = True
                 for commands in self._early:
                     await self.send(commands)
@@ -125,7 +125,10 @@ class SchedulerClient:
                 logger.warning("the scheduler did not stop within %g s: killing it", _STOP_TIMEOUT_S)
         await self._kill()
         self._socket.close(linger=0)
-        _remove_folder(self._folder)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _death(self, fatal: str) -> SchedulerDied:
         """Return why the scheduler ended; end what is left of it.
@@ -170,7 +173,7 @@ class SchedulerClient:
 
 async def start_scheduler(config: SchedulerConfig, module: str = SCHEDULER_MODULE) -> SchedulerClient:
     """Start `python -m module` with `config`, once for each rank."""
-    folder = _new_folder()
+    folder = tempfile.mkdtemp(prefix="diptych-")  # private; and short: paths of sockets are limited to 107 bytes
     config = replace(config, endpoint=f"ipc://{folder}/scheduler", parent_pid=os.getpid())
     socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
     socket.set_hwm(0)
@@ -184,15 +187,6 @@ async def start_scheduler(config: SchedulerConfig, module: str = SCHEDULER_MODUL
 async def _start_process(module: str, config: SchedulerConfig, *descriptors: int) -> asyncio.subprocess.Process:
     command = (sys.executable, "-m", module, config.to_json())
     return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, pass_fds=descriptors)
-
-
-def _new_folder() -> str:
-    """Return a private folder for the ipc sockets; short, because socket paths are limited to 107 bytes."""
-    return tempfile.mkdtemp(prefix="diptych-")
-
-
-def _remove_folder(folder: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Questions:

@@ -109,10 +109,7 @@ class TextLegs:
         context_len = self._context_len()
         try:
             tokens = await self._tokenizers.encode(
-                leg.prompt_text,
-                context_len,
-                add_special_tokens=leg.add_special_tokens,
-                namespace=leg.cache_salt,
+                leg.prompt_text, context_len, add_special_tokens=leg.add_special_tokens, namespace=leg.cache_salt
             )
         except InvalidRequest as error:
             return LegError(code=worker_pb2.ERROR_CODE_INVALID, message=str(error))

@@ -22,7 +22,7 @@ from diptych.engine.options.pool_size import num_host_slots
 from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.schedule.step_sizes import Chosen
 from diptych.engine.scheduler.links.links import Links, directions_of, links_of_nobody
-from diptych.engine.scheduler.links.tester import new_link_tester
+from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
 from diptych.engine.tensor_parallel.group import RankGroup
 from diptych.engine.tensor_parallel.shard import check_divides
@@ -192,7 +192,7 @@ def _share(
     info = bootstrap_pb2.TransferInfo(engine_metadata=metadata, layout=layout_to_wire(layout))
     peers = ranks.lead_transport(transport, layout)
     rule = PathRule(config.kv_path, config.kv_require)
-    tester = new_link_tester(peers, ranks.lead_pool(pool), directions_of(Role(config.role)), rule)
+    tester = LinkTester(peers, ranks.lead_pool(pool), directions_of(Role(config.role)), rule)
     windows = layer_windows(layout.num_layers, config.transfer.num_windows, layout.page_nbytes)
     return Links(peers, transport, tester, windows), info
 

@@ -9,7 +9,7 @@ all ranks, each copies its own part of a page.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.cache.tier import Slots
@@ -26,30 +26,8 @@ if TYPE_CHECKING:  # needs torch
     from diptych.engine.tensor_parallel.communicator import TorchCommunicator
 
 
-class RankGroup(Protocol):
-    """The ranks of a scheduler, as its composition root needs them."""
-
-    def metadata(self, own: bytes) -> bytes:
-        """Return what peers need to connect to all ranks. Once: waits for theirs."""
-        ...
-
-    def lead_transport(self, transport: Transport, layout: PoolLayout) -> PeerTransport:
-        """Show the links of all ranks as one. `layout` is that of rank 0's part of the pool."""
-        ...
-
-    def lead_pool(self, pool: ProbePages) -> ProbePages: ...
-
-    def lead_copier(self, copier: PageCopier) -> PageCopier: ...
-
-    def lead_runner(self, runner: OverlapRunner) -> OverlapRunner:
-        """Wait until every rank has loaded its part."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class Alone:
-    """Implements `RankGroup` for one rank."""
+    """The ranks of a scheduler that has one."""
 
     def metadata(self, own: bytes) -> bytes:
         return ranked_metadata([own])
@@ -71,7 +49,7 @@ class Alone:
 
 
 class Lead:
-    """Implements `RankGroup` for several."""
+    """The ranks of a scheduler that has several."""
 
     def __init__(self, endpoint: str, size: int, join: Callable[[], TorchCommunicator]) -> None:
         """Wait until every rank is here, then `join` them; `endpoint` is the scheduler's own."""
@@ -79,9 +57,11 @@ class Lead:
         self._communicator = join()
 
     def metadata(self, own: bytes) -> bytes:
+        """Return what peers need to connect to all ranks. Once: waits for theirs."""
         return ranked_metadata([own, *(answer.engine_metadata for answer in self._log.answers())])
 
     def lead_transport(self, transport: Transport, layout: PoolLayout) -> PeerTransport:
+        """Show the links of all ranks as one. `layout` is that of rank 0's part of the pool."""
         return TensorParallelTransport(transport, layout, self._log)
 
     def lead_pool(self, pool: ProbePages) -> ProbePages:
@@ -91,12 +71,16 @@ class Lead:
         return TensorParallelCopier(copier, self._log)
 
     def lead_runner(self, runner: OverlapRunner) -> OverlapRunner:
+        """Wait until every rank has loaded its part."""
         assert all(answer.is_loaded for answer in self._log.answers())
         return TensorParallelRunner(runner, self._log)
 
     def close(self) -> None:
         self._log.close()
         self._communicator.close()
+
+
+RankGroup = Alone | Lead  # as the composition root of a scheduler needs them
 
 
 class TensorParallelCopier:

@@ -24,15 +24,7 @@ from diptych.engine.tensor_parallel.rank_log import (
 )
 from diptych.engine.values.batch import ForwardBatch
 from diptych.kvtransfer.errors import TransferError, TransferQueueFull
-from diptych.kvtransfer.transport import (
-    LinkDown,
-    LinkUp,
-    NoteReceived,
-    OpDone,
-    ProbePages,
-    Transport,
-    TransportEvent,
-)
+from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, ProbePages, Transport, TransportEvent
 from diptych.v1 import rank_pb2
 
 logger = logging.getLogger(__name__)
@@ -208,6 +200,4 @@ def _unlinked(peer: int, reason: str) -> rank_pb2.RankEvent:
 
 
 def _ended(operation: int, error: str, digest: int | None = None) -> rank_pb2.RankEvent:
-    return rank_pb2.RankEvent(
-        operation_done=rank_pb2.OperationEnd(operation=operation, error=error, digest=digest),
-    )
+    return rank_pb2.RankEvent(operation_done=rank_pb2.OperationEnd(operation=operation, error=error, digest=digest))

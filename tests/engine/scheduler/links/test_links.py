@@ -10,7 +10,7 @@ from diptych.common.members.roles import Role
 from diptych.engine.scheduler.links.linking import RECONNECT_S, RETEST_S
 from diptych.engine.scheduler.links.links import Links, directions_of
 from diptych.engine.scheduler.links.posting import PageGrants, Posting
-from diptych.engine.scheduler.links.tester import new_link_tester
+from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.values.events import (
     DigestPages,
     Event,
@@ -69,7 +69,7 @@ class Two:
     def new_links(self, number: int, role: Role) -> Links:
         rule = PathRule("copy" if role is Role.PREFILL else "auto")
         transport = self.transports[number]
-        tester = new_link_tester(transport, self.pools[number], directions_of(role), rule, lambda: self.now_s)
+        tester = LinkTester(transport, self.pools[number], directions_of(role), rule, lambda: self.now_s)
         return Links(transport, transport, tester, WINDOWS)
 
     def introduce(self) -> None:
@@ -331,7 +331,7 @@ def test_a_link_between_pools_of_different_layouts_is_tested_as_it_will_be_used(
 def test_a_reader_refuses_a_path_that_is_slower_than_its_operator_requires(monkeypatch: pytest.MonkeyPatch) -> None:
     two = Two()
     rule, reader = PathRule(requirement="shm"), two.transports[2]
-    tester = new_link_tester(reader, two.pools[2], directions_of(Role.DECODE), rule, lambda: 0.0)
+    tester = LinkTester(reader, two.pools[2], directions_of(Role.DECODE), rule, lambda: 0.0)
     two.links[2] = Links(reader, reader, tester, WINDOWS)
     describe = reader.describe
     monkeypatch.setattr(reader, "describe", lambda peer: replace(describe(peer), lanes="tcp/lo"))
@@ -400,7 +400,7 @@ def test_an_answer_that_came_during_a_long_step_counts() -> None:
 def test_a_role_changes_while_a_link_that_was_refused_before_its_test_is_closed() -> None:
     two = Two()
     rule = PathRule(requirement="rdma")
-    tester = new_link_tester(two.transports[1], two.pools[1], directions_of(Role.PREFILL), rule, lambda: 0.0)
+    tester = LinkTester(two.transports[1], two.pools[1], directions_of(Role.PREFILL), rule, lambda: 0.0)
     two.links[1] = Links(two.transports[1], two.transports[1], tester, WINDOWS)
     two.introduce()
     two.settle()
@@ -518,9 +518,7 @@ def test_a_peer_whose_pages_can_not_be_converted_is_refused_with_the_reason() ->
 def test_a_pinned_path_matters_only_where_pages_are_written(role: Role, peer: Role, problem: str) -> None:
     two = Two(roles=(peer, role))
     rule, transport = PathRule("put"), two.transports[2]
-    two.links[2] = Links(
-        transport, transport, new_link_tester(transport, two.pools[2], directions_of(role), rule), WINDOWS
-    )
+    two.links[2] = Links(transport, transport, LinkTester(transport, two.pools[2], directions_of(role), rule), WINDOWS)
     two.introduce()
     heard = two.meet()[2]
     assert [type(event) for event in heard] == ([PeerDown] if problem else [PeerUp])
@@ -530,9 +528,7 @@ def test_a_pinned_path_matters_only_where_pages_are_written(role: Role, peer: Ro
 def test_what_comes_in_must_be_fast_enough_where_pages_go_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     two = Two(roles=UNIFIED)
     rule, (writer, reader) = PathRule(requirement="shm"), two.transports.values()
-    two.links[2] = Links(
-        reader, reader, new_link_tester(reader, two.pools[2], directions_of(Role.UNIFIED), rule), WINDOWS
-    )
+    two.links[2] = Links(reader, reader, LinkTester(reader, two.pools[2], directions_of(Role.UNIFIED), rule), WINDOWS)
     describe, send_note = reader.describe, writer.send_note
 
     def say_that_it_writes_by_message(peer: int, data: bytes) -> int:

@@ -9,7 +9,7 @@ from typing import Final
 from diptych.common.members.roles import LegKind, Role
 from diptych.engine.scheduler.links.linking import Linking
 from diptych.engine.scheduler.links.posting import PageGrants, Posting
-from diptych.engine.scheduler.links.tester import LinkTester, new_link_tester
+from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.values.events import Event, NoteArrived, WriterGone
 from diptych.engine.values.transfer_rules import Window
 from diptych.kvtransfer import note_codec
@@ -127,5 +127,5 @@ class Links:
 def links_of_nobody() -> Links:
     """Return the links of a scheduler without peers: over the in-process transport, alone in its network."""
     transport = InprocNetwork().transport(1)
-    tester = new_link_tester(transport, transport.allocate_pool(_NO_PAGES), directions_of(Role.LOCAL), PathRule())
+    tester = LinkTester(transport, transport.allocate_pool(_NO_PAGES), directions_of(Role.LOCAL), PathRule())
     return Links(transport, transport, tester, ())
