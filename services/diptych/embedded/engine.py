@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError, InvalidRequest, NotFound
-from diptych.embedded.data_parallel_controller import DataParallelController, ProgramRequest
+from diptych.embedded.data_parallel_controller import DataParallelController
 from diptych.embedded.group import launched, roles_of
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.options.config import EngineOptions
@@ -212,7 +212,7 @@ class Engine:
             raise NotFound(f"no adapter {adapter!r} is loaded")
         prompt_ids = await self._tokenize(prompt)
         text = OutputText(self.tokenizer, params)
-        attempt = self._controller.start(ProgramRequest(prompt_ids, params, adapter))
+        attempt = self._controller.start(prompt_ids, params, adapter)
         try:
             while True:
                 made = await attempt.next()

@@ -45,6 +45,7 @@ class WorkerGroup:
     ) -> None:
         self.scheduler = scheduler
         self.pulse = Pulse(scheduler, stall_s)
+        self.instance_id, self.dp_rank = instance.instance_id, instance.dp_rank
         self._instance = instance
         self._readiness = Readiness(instance)
         self._max_requests = self._max_step_tokens = 0  # what the scheduler found right; 0: it has not loaded
@@ -72,15 +73,7 @@ class WorkerGroup:
         }
 
     def __str__(self) -> str:
-        return f"{self._instance.instance_id:016x} at {self._instance.address}#{self._instance.dp_rank}"
-
-    @property
-    def instance_id(self) -> int:
-        return self._instance.instance_id
-
-    @property
-    def dp_rank(self) -> int:
-        return self._instance.dp_rank
+        return f"{self.instance_id:016x} at {self._instance.address}#{self.dp_rank}"
 
     @property
     def role(self) -> Role:
@@ -95,7 +88,7 @@ class WorkerGroup:
     def facts(self) -> InstanceFacts:
         """What probes judge this instance by."""
         return InstanceFacts(
-            rank=self._instance.dp_rank,
+            rank=self.dp_rank,
             is_loaded=self.is_loaded,
             state=State(self._instance.state),
             not_ready=self._instance.not_ready,

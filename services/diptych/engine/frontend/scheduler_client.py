@@ -67,15 +67,12 @@ class SchedulerClient:
         heartbeat: SharedHeartbeat,
     ) -> None:
         self._processes = processes  # by tensor-parallel rank
+        self.pids = tuple(process.pid for process in processes)
         self._socket = socket
         self._folder = folder  # of the ipc sockets
         self.heartbeat = heartbeat  # of the loop
         self._is_ready = False
         self._early: list[engine_pb2.SchedulerCommands] = []  # before it is ready, hence maybe not connected yet
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        return tuple(process.pid for process in self._processes)
 
     async def ready(self) -> engine_pb2.SchedulerReady:
         """Wait until the model is loaded. Raises `SchedulerDied` with the scheduler's own words if it fails."""

@@ -178,9 +178,8 @@ class Sessions:
         if leg.room in self._by_room:
             return worker_pb2.LegError(code=invalid, message=f"room {leg.room:016x} is already in use")
         if len(self._by_room) >= MAX_OPEN_ROOMS:
-            return worker_pb2.LegError(
-                code=worker_pb2.ERROR_CODE_OVERLOADED, message=f"{MAX_OPEN_ROOMS} requests are open here already"
-            )
+            full = f"{MAX_OPEN_ROOMS} requests are open here already"
+            return worker_pb2.LegError(code=worker_pb2.ERROR_CODE_OVERLOADED, message=full)
         if self.closed_because:
             return worker_pb2.LegError(code=elsewhere, message=f"takes nothing new: {self.closed_because}")
         if leg.compat and leg.compat != self.compat:

@@ -19,7 +19,7 @@ from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.engine.values.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult, WaitForResult
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.ownership import Pages
-from diptych.kvtransfer.transport import PageIndices, PeerTransport, ProbePages, Transport
+from diptych.kvtransfer.transport import PeerTransport, ProbePages, Transport
 from diptych.v1 import rank_pb2
 
 if TYPE_CHECKING:  # needs torch
@@ -111,18 +111,7 @@ class TensorParallelPages:
     def __init__(self, pages: ProbePages, log: RankLog) -> None:
         self._pages = pages
         self._log = log
-
-    @property
-    def layout(self) -> PoolLayout:
-        return self._pages.layout
-
-    @property
-    def probe_pages(self) -> PageIndices:
-        return self._pages.probe_pages
-
-    @property
-    def pattern_pages(self) -> PageIndices:
-        return self._pages.pattern_pages
+        self.layout, self.probe_pages, self.pattern_pages = pages.layout, pages.probe_pages, pages.pattern_pages
 
     def fill_pattern(self, seed: int) -> None:
         """Every rank fills its own, before anything that comes later."""

@@ -27,17 +27,13 @@ class RankLog:
 
     def __init__(self, endpoint: str, size: int) -> None:
         """Listen for the ranks 1 to `size - 1`; `endpoint` is the scheduler's own."""
+        self.size = size
         self._channels = [rank_socket(zmq.PAIR) for _ in range(1, size)]
         for rank, channel in enumerate(self._channels, start=1):
             channel.bind(rank_endpoint(endpoint, rank))
         self._events = rank_socket(zmq.PULL)
         self._events.bind(events_endpoint(endpoint))
         self._lock = threading.Lock()
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are, rank 0 included."""
-        return len(self._channels) + 1
 
     def append(self, entry: rank_pb2.RankEntry) -> None:
         data = entry.SerializeToString()
