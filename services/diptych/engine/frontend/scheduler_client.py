@@ -78,7 +78,8 @@ class SchedulerClient:
         """Wait until the model is loaded. Raises `SchedulerDied` with the scheduler's own words if it fails."""
         async for events in self.events():
             if events.HasField("ready"):
-                self._remove_folder()  # a connected socket needs its path no more, and a kill leaves nothing
+                # a connected socket needs its path no more, and a kill leaves nothing
+                shutil.rmtree(self._folder, ignore_errors=True)
                 self._is_ready = True
                 for commands in self._early:
                     await self.send(commands)
@@ -122,9 +123,6 @@ class SchedulerClient:
                 logger.warning("the scheduler did not stop within %g s: killing it", _STOP_TIMEOUT_S)
         await self._kill()
         self._socket.close(linger=0)
-        self._remove_folder()
-
-    def _remove_folder(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _death(self, fatal: str) -> SchedulerDied:
