@@ -42,8 +42,8 @@ FIRST: Final[Mapping[str, Command]] = MappingProxyType(
 OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
     {
         "bootstrap": Command("run the membership service", "diptych.bootstrap.main", "BootstrapConfig"),
-        "prefill": Command("run a worker that computes prompts", "diptych.prefill.main", "PrefillConfig"),
-        "decode": Command("run a worker that generates output", "diptych.decode.main", "DecodeConfig"),
+        "prefill": Command("run a worker that computes prompts", "diptych.unified.main", "PrefillConfig"),
+        "decode": Command("run a worker that generates output", "diptych.unified.main", "DecodeConfig"),
         "unified": Command("run a worker that does both", "diptych.unified.main", "UnifiedConfig"),
         "router": Command("run the HTTP and gRPC front door", "diptych.router.main", "RouterConfig"),
         "update-weights": Command(

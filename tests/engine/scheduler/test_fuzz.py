@@ -18,7 +18,7 @@ from diptych.engine.frontend.sessions import Sessions
 from diptych.engine.lora.registry import Loaded
 from diptych.engine.schedule.admission import refuse
 from diptych.engine.scheduler import codec
-from diptych.engine.tensor_parallel import log_codec
+from diptych.engine.tensor_parallel import rank_log
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 from diptych.engine.values.limits import Limits
 from diptych.generation.request_groups import MAX_PRIORITY
@@ -136,8 +136,8 @@ BATCH = ForwardBatch(
 
 
 @fuzz
-@given(data=malformed(log_codec.step_to_wire(BATCH).SerializeToString()))
+@given(data=malformed(rank_log.step_to_wire(BATCH).SerializeToString()))
 def test_entries_of_the_rank_log(data: bytes) -> None:
     with contextlib.suppress(DecodeError, ValueError):
-        step = log_codec.step_from_wire(rank_pb2.Step.FromString(data))
+        step = rank_log.step_from_wire(rank_pb2.Step.FromString(data))
         assert step.page_table.shape[0] == len(step.seq_lens)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.scheduler import codec
-from diptych.engine.scheduler.parts import Parts
+from diptych.engine.scheduler.adapters import Adapters
+from diptych.engine.scheduler.links.links import Links
 from diptych.engine.values.batch import NO_GRAPHS, GraphUse
 from diptych.engine.values.core_report import Load
 from diptych.engine.values.scheduler_core import SchedulerCore
@@ -24,14 +26,15 @@ class News:
         self,
         core: SchedulerCore,
         cache: KvCache,
-        parts: Parts,
+        links: Links,
+        adapters: Adapters[Any],
         meter: PrefillMeter,
         graph_use: Callable[[], GraphUse] = lambda: NO_GRAPHS,
     ) -> None:
         self._core = core
         self._cache = cache
-        self._links = parts.links
-        self._adapters = parts.adapters
+        self._links = links
+        self._adapters = adapters
         self._meter = meter
         self._graph_use = graph_use
         self._load: Load | None = None
@@ -68,8 +71,8 @@ class News:
             events.load.CopyFrom(codec.load_to_wire(load, link_load))
 
     def _tell_problem(self, events: engine_pb2.SchedulerEvents) -> None:
-        if self._links.problem != self._problem:
-            self._problem = self._links.problem
+        if self._links.linking.problem != self._problem:
+            self._problem = self._links.linking.problem
             events.link_news.CopyFrom(engine_pb2.LinkNews(problem=self._problem))
 
     def _tell_max_tokens(self, events: engine_pb2.SchedulerEvents) -> None:
@@ -109,9 +112,9 @@ class News:
     def _links_status(self) -> WorkerStatus:
         refusals = self._links.refusals
         return WorkerStatus(
-            pages_sent=self._links.num_pages_sent,
-            links=self._links.status(),
-            link_failures=self._links.num_failures,
+            pages_sent=self._links.posting.num_pages_sent,
+            links=self._links.linking.status(),
+            link_failures=self._links.linking.num_failures,
             unauthenticated_messages=refusals.num_unauthenticated,
             refused_page_writes=refusals.num_ungranted,
             kv_port_open=refusals.is_open,

@@ -63,13 +63,15 @@ class LinkTester:
         self,
         transport: PeerTransport,
         pool: ProbePages,
-        tests: TwoWayTests,
+        directions: Directions,
         rule: PathRule,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Pages may go as `directions` says at this process."""
+        reader = ReaderTests(pool.probe_pages.tolist(), pool.layout.page_size)
+        self._tests = TwoWayTests(transport.instance_id, directions, WriterTests(random.Random()), reader)
         self._transport = transport
         self._pool = pool
-        self._tests = tests
         self._rule = rule  # of what we write
         self._inbound_rule = replace(rule, pinned="auto")  # what is written here need only be fast enough
         self._clock = clock
@@ -205,16 +207,3 @@ class LinkTester:
 
     def _drop_queued(self, peer: int) -> None:
         self._queue = deque(action for action in self._queue if action.peer != peer)
-
-
-def new_link_tester(
-    transport: PeerTransport,
-    pool: ProbePages,
-    directions: Directions,
-    rule: PathRule,
-    clock: Callable[[], float] = time.monotonic,
-) -> LinkTester:
-    """Return the tester of a process at which pages may go as `directions` says."""
-    reader = ReaderTests(pool.probe_pages.tolist(), pool.layout.page_size)
-    tests = TwoWayTests(transport.instance_id, directions, WriterTests(random.Random()), reader)
-    return LinkTester(transport, pool, tests, rule, clock)

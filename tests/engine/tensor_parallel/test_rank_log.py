@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from diptych.engine.tensor_parallel.log_codec import step_from_wire, step_to_wire
+from diptych.engine.tensor_parallel.rank_log import step_from_wire, step_to_wire
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows
 from diptych.v1 import rank_pb2
 
