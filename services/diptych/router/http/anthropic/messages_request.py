@@ -25,8 +25,7 @@ from diptych.router.http.anthropic.messages_blocks import (
 )
 from diptych.router.http.anthropic.messages_tools import Tool, ToolChoice
 from diptych.router.http.fields import tool_fields
-from diptych.router.http.fields.choice_fields import TopK
-from diptych.router.http.fields.request_fields import RequestFields
+from diptych.router.http.fields.request_fields import RequestFields, TopK, params_of
 from diptych.router.http.fields.strict_model import GenerationBody, Said, StrictModel
 from diptych.router.http.fields.tool_fields import shown_tools, tool_use
 from diptych.router.request import ChatPrompt
@@ -159,10 +158,6 @@ class MessagesRequest(PromptFields, RequestFields):
 
     def sampling_params(self) -> SamplingParams:
         """Return all but `max_tokens` and `seed`."""
-        given = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
         wanted = self.output_config.format if self.output_config else None
-        return SamplingParams(
-            **{name: value for name, value in given.items() if value is not None},
-            stop=tuple(self.stop_sequences or ()),
-            grammar=None if wanted is None else Grammar.from_schema(wanted.json_schema),
-        )
+        grammar = None if wanted is None else Grammar.from_schema(wanted.json_schema)
+        return params_of(self, stop=self.stop_sequences, grammar=grammar)

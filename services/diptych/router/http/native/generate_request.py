@@ -10,9 +10,8 @@ from pydantic import Field
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
-from diptych.router.http.fields.choice_fields import ChoiceFields, Seed, Token
 from diptych.router.http.fields.grammar_fields import Schema
-from diptych.router.http.fields.request_fields import RequestFields
+from diptych.router.http.fields.request_fields import ChoiceFields, RequestFields, Seed, Token, params_of
 from diptych.router.http.native.generate_layout import GenerateStyle
 from diptych.router.request import Prompt, TextPrompt, TokenPrompt
 
@@ -38,7 +37,8 @@ class Sampling(ChoiceFields):
 
     def params(self, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
         """Return all but `max_tokens` and `seed`."""
-        return self.params_with(
+        return params_of(
+            self,
             min_tokens=self.min_new_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,

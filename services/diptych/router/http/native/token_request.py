@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from diptych.common.errors import InvalidRequest
-from diptych.router.http.fields.choice_fields import Token
+from diptych.router.http.fields.request_fields import Token
 from diptych.router.http.fields.strict_model import Body
 from diptych.router.http.fields.tool_fields import Tools, shown_tools
 from diptych.router.http.openai.chat_request import Messages

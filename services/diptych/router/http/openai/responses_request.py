@@ -11,8 +11,7 @@ from typing_extensions import TypedDict
 from diptych.common.errors import InvalidRequest
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from diptych.router.http.fields import tool_fields
-from diptych.router.http.fields.choice_fields import Seed, StopStrings, TopK
-from diptych.router.http.fields.request_fields import RequestFields
+from diptych.router.http.fields.request_fields import RequestFields, Seed, StopStrings, TopK, params_of
 from diptych.router.http.fields.strict_model import Unsupported
 from diptych.router.http.fields.tool_fields import shown_tools, tool_use
 from diptych.router.http.openai.responses_fields import Reasoning, StreamOptions, TextConfig
@@ -116,14 +115,9 @@ class ResponsesRequest(RequestFields):
 
     def sampling_params(self) -> SamplingParams:
         """Return all but `max_tokens` and `seed`."""
-        given = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "ignore_eos")}
         wanted = self.text.format if self.text else None
-        return SamplingParams(
-            **{name: value for name, value in given.items() if value is not None},
-            stop=tuple(self.stop or ()),
-            logprobs=self.top_logprobs or 0 if self.wants_logprobs else None,
-            grammar=wanted.grammar() if wanted else None,
-        )
+        num_logprobs = self.top_logprobs or 0 if self.wants_logprobs else None
+        return params_of(self, logprobs=num_logprobs, grammar=wanted.grammar() if wanted else None)
 
     def tool_use(self) -> ToolUse:
         choice = choice_in_chat(self.tool_choice)
