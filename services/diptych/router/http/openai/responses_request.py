@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, NotRequired
+from typing import Annotated, Any, Final, Literal, NotRequired
 
 import orjson
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from diptych.common.errors import InvalidRequest
+from diptych.generation.grammar import Grammar
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from diptych.router.http.fields import tool_fields
+from diptych.router.http.fields.grammar_fields import FormatKind, grammar_of_format
 from diptych.router.http.fields.request_fields import RequestFields, Seed, StopStrings, TopK, params_of
-from diptych.router.http.fields.strict_model import Unsupported
-from diptych.router.http.fields.tool_fields import shown_tools, tool_use
-from diptych.router.http.openai.responses_fields import Reasoning, StreamOptions, TextConfig
+from diptych.router.http.fields.strict_model import StrictModel, Unsupported
+from diptych.router.http.fields.tool_fields import (
+    FunctionFields,
+    FunctionName,
+    FunctionRef,
+    NamedTool,
+    shown_tools,
+    tool_use,
+)
 from diptych.router.http.openai.responses_input import Input, turns_of
-from diptych.router.http.openai.responses_tools import FunctionTool, NamedFunction, ToolChoice, choice_in_chat
 from diptych.router.request import ChatPrompt
 from diptych.router.serve.validation import MAX_TOOLS
 from diptych.router.text.parsing.tool_use import ToolUse
@@ -51,6 +58,72 @@ class Echoed(SameInAll):
     top_logprobs: int
     top_p: float
     user: str | None
+
+
+class TextFormat(StrictModel):
+    """What the output must match."""
+
+    type: FormatKind
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    # without effect
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+    def grammar(self) -> Grammar | None:
+        return grammar_of_format(self.type, self.json_schema, "text.format.schema")
+
+
+class TextConfig(StrictModel):
+    """How the text is to be."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None  # without effect
+
+
+class Reasoning(StrictModel):
+    """How the model is to think."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    # without effect
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class StreamOptions(StrictModel):
+    """How a stream is framed."""
+
+    include_obfuscation: bool | None = None  # without effect: no padding is sent
+
+
+class FunctionTool(StrictModel):
+    """A function that the client runs."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # without effect
+
+    def in_chat(self) -> tool_fields.Tool:
+        function = FunctionFields(name=self.name, description=self.description, parameters=self.parameters)
+        return tool_fields.Tool(type="function", function=function)
+
+
+class NamedFunction(StrictModel):
+    """The one function to call."""
+
+    type: Literal["function"]
+    name: FunctionName
+
+
+ToolChoice = tool_fields.Mode | NamedFunction
+
+
+def choice_in_chat(choice: ToolChoice | None) -> tool_fields.ToolChoice | None:
+    if isinstance(choice, NamedFunction):
+        return NamedTool(type="function", function=FunctionRef(name=choice.name))
+    return choice
 
 
 class ResponsesRequest(RequestFields):
