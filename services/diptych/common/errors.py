@@ -22,7 +22,7 @@ from typing import ClassVar
 class DiptychError(Exception):
     """An error with a place in HTTP and gRPC. `str(error)` is for people and says what to change."""
 
-    http_status: ClassVar[int] = 500
+    http_status: int = 500
     grpc_status: ClassVar[str] = "INTERNAL"
 
 

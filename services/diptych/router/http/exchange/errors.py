@@ -1,9 +1,13 @@
-"""Errors in the shape that an API's clients expect; OpenAI's is {"error": {"message", "type", "param", "code"}}."""
+"""Errors in the shape that an API's clients expect.
+
+OpenAI's is {"error": {"message", "type", "param", "code"}},
+Anthropic's {"type": "error", "error": {"type", "message"}}.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import orjson
 from starlette.responses import Response
@@ -19,8 +23,9 @@ from diptych.router.errors import (
     Unauthenticated,
 )
 
+ANTHROPIC_PATH: Final = "/v1/messages"  # and what is below
+
 ErrorBody: TypeAlias = Callable[[DiptychError], Mapping[str, object]]
-PlainErrorBody: TypeAlias = Callable[[int, str], Mapping[str, object]]  # of a status and words
 
 
 class ErrorDetails(TypedDict):
@@ -36,6 +41,28 @@ class Error(TypedDict):
     """Any answer but a good one."""
 
     error: ErrorDetails
+
+
+class AnthropicErrorDetails(TypedDict):
+    """What is wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(TypedDict):
+    """Any answer but a good one."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetails
+
+
+class NotServed(InvalidRequest):
+    """There is no such path or method: the web framework found it."""
+
+    def __init__(self, http_status: int, message: str) -> None:
+        super().__init__(message)
+        self.http_status = http_status
 
 
 # The most derived class of an error that is listed here counts: its (type, code).
@@ -54,12 +81,37 @@ _WORDS: Final[Mapping[type[DiptychError], tuple[str, str | None]]] = {
     DiptychError: ("server_error", "internal_error"),
 }
 
+_KINDS: Final[Mapping[int, str]] = {  # Anthropic's, by status
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    409: "invalid_request_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
 
 def error_body(error: DiptychError) -> Error:
     """OpenAI's."""
     kind, code = next(_WORDS[base] for base in type(error).__mro__ if base in _WORDS)
     param = error.param if isinstance(error, InvalidRequest) else None
     return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+
+
+def anthropic_error_body(error: DiptychError) -> AnthropicError:
+    return {"type": "error", "error": {"type": _KINDS.get(error.http_status, "api_error"), "message": str(error)}}
+
+
+def error_body_at(path: str) -> ErrorBody:
+    """Return the shape that clients who ask there expect."""
+    is_anthropic = path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
+    return anthropic_error_body if is_anthropic else error_body
 
 
 def error_response(
@@ -71,19 +123,6 @@ def error_response(
         media_type="application/json",
         headers={**(headers or {}), **_what_next(error)},
     )
-
-
-def plain_error_body(status: int, message: str) -> Error:
-    """OpenAI's."""
-    return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
-
-
-def plain_error_response(
-    status: int, message: str, headers: Mapping[str, str] | None = None, body: PlainErrorBody = plain_error_body
-) -> Response:
-    """An error that the web framework found: no such path or method."""
-    words = orjson.dumps(body(status, message))
-    return Response(words, status_code=status, media_type="application/json", headers=headers)
 
 
 def _what_next(error: DiptychError) -> Mapping[str, str]:

@@ -16,6 +16,7 @@ from diptych.router.choose.routing import routing_of
 from diptych.router.http.anthropic.messages_layout import MessageLayout
 from diptych.router.http.anthropic.messages_request import MessagesRequest
 from diptych.router.http.exchange.json_extent import check_extent
+from diptych.router.http.exchange.layout import Layout
 from diptych.router.http.exchange.timings import HEADER as TIMINGS_HEADER
 from diptych.router.http.fields.fields import GenerationFields, StreamOptions, to_invalid_request
 from diptych.router.http.fields.request_fields import RequestFields
@@ -24,7 +25,7 @@ from diptych.router.http.native.generate_layout import GenerateLayout
 from diptych.router.http.native.generate_request import GenerateRequest
 from diptych.router.http.openai.chat_layout import ChatLayout
 from diptych.router.http.openai.chat_request import ChatRequest
-from diptych.router.http.openai.completion_layout import CompletionLayout, Layout, Style
+from diptych.router.http.openai.completion_layout import CompletionLayout, Style
 from diptych.router.http.openai.completion_request import CompletionRequest
 from diptych.router.http.openai.responses_layout import ResponseLayout
 from diptych.router.http.openai.responses_request import ResponsesRequest

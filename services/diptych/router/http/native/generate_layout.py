@@ -13,16 +13,13 @@ from typing import Any, Final, NotRequired
 
 from typing_extensions import TypeAliasType, TypedDict
 
-from diptych.common.errors import DiptychError
 from diptych.generation.finish import Finish
-from diptych.router.http.exchange.errors import Error, error_body
-from diptych.router.http.exchange.framing import DATA_ONLY
+from diptych.router.http.exchange.layout import DATA_ONLY, Json, Layout
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.logprobs import Entry, entries, text_of
 from diptych.router.output import End, Output, Piece, Scores, Usage
 from diptych.tokens.token_bytes import TokenBytes
 
-Json = dict[str, Any]
 Triple = tuple[float | None, int, str | None]  # a token's log-probability, the token, and its text
 
 TOLD_AGAIN: Final = 256  # times at most that a stream has as many bytes as a whole answer; the first tokens come singly
@@ -96,11 +93,10 @@ class _Grown:
         return {"index": index, "text": self.texts[0], "output_ids": self.token_ids, "meta_info": self.meta}
 
 
-class GenerateLayout:
+class GenerateLayout(Layout):
     """One output or several."""
 
-    framing: Final = DATA_ONLY
-    prompts: Sequence[Sequence[int]] = ()
+    framing = DATA_ONLY
 
     def __init__(self, request_id: str, token_bytes: TokenBytes, style: GenerateStyle) -> None:
         self._request_id = request_id
@@ -108,12 +104,6 @@ class GenerateLayout:
         self._style = style
         self._num_tokens: dict[int, int] = {}  # of a stream, by output, so far
         self._so_far: dict[int, _Grown] = {}  # likewise
-
-    def error_body(self, error: DiptychError) -> Error:
-        return error_body(error)
-
-    def failure(self, error: DiptychError) -> Error:
-        return error_body(error)
 
     def whole(self, outputs: Sequence[Output], usage: Usage) -> Generated:
         answers = [self._answer(index, output) for index, output in enumerate(outputs)]

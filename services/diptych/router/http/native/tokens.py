@@ -1,4 +1,7 @@
-"""Text to tokens and back over HTTP, as prompts and outputs of this server have them. No worker hears of it."""
+"""Text to tokens and back over HTTP, as prompts and outputs of this server have them. No worker hears of it.
+
+What the bodies may contain is in vLLM's words.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,55 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from diptych.common.errors import DiptychError
-from diptych.router.http.anthropic.errors import anthropic_error_body
+from diptych.common.errors import DiptychError, InvalidRequest
 from diptych.router.http.anthropic.messages_request import PromptFields
 from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.disconnect import until_disconnect
-from diptych.router.http.exchange.errors import ErrorBody, error_body, error_response
-from diptych.router.http.exchange.json_response import json_response
+from diptych.router.http.exchange.errors import ErrorBody, anthropic_error_body, error_body, error_response
 from diptych.router.http.exchange.key_gate import caller_of
 from diptych.router.http.exchange.parse import Origin, read_fields
-from diptych.router.http.exchange.request_id import HEADER, request_id_of
+from diptych.router.http.exchange.request_id import HEADER, json_response, request_id_of
 from diptych.router.http.fields.logprobs import text_of
+from diptych.router.http.fields.request_fields import Token
 from diptych.router.http.fields.strict_model import Body
-from diptych.router.http.native.token_request import DetokenizeRequest, TokenizeRequest
-from diptych.router.request import request_for_tokens
+from diptych.router.http.fields.tool_fields import Tools, shown_tools
+from diptych.router.http.openai.chat_request import Messages
+from diptych.router.request import ChatPrompt, Prompt, TextPrompt, request_for_tokens
 from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of
 from diptych.router.serve.pipeline import Pipeline
 
 Work = Callable[[Any, Origin, Pipeline], Awaitable[Mapping[str, object]]]
+
+
+class TokenizeRequest(Body):
+    """`prompt`, or `messages` to be rendered with the model's chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None  # beside messages
+    chat_template_kwargs: dict[str, Any] | None = None  # likewise
+    add_special_tokens: bool = True  # of a prompt: as completions do
+    return_token_strs: bool = False
+
+    def check(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("give either prompt or messages", param="prompt")
+        for index, message in enumerate(self.messages or ()):
+            message.check(f"messages[{index}]")
+
+    def whole_prompt(self) -> Prompt:
+        if self.prompt is not None:
+            return TextPrompt(self.prompt, self.add_special_tokens)
+        turns = [turn.for_template() for turn in self.messages or ()]
+        return ChatPrompt(turns, shown_tools(self.tools or (), None), self.chat_template_kwargs or {})
+
+
+class DetokenizeRequest(Body):
+    """Tokens."""
+
+    model: str | None = None
+    tokens: list[Token]
 
 
 class Tokens(TypedDict):

@@ -8,11 +8,11 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from diptych.generation.finish import Finish
+from diptych.router.http.exchange.layout import Json
 from diptych.router.http.fields.logprobs import chat_entries
 from diptych.router.http.openai.completion_layout import (
     ChoiceLayout,
     CompletionUsage,
-    Json,
     ShownPrompt,
     ShownTokens,
     Style,

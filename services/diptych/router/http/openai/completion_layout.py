@@ -1,32 +1,23 @@
-"""How answers look on the wire, one class an API: text and counts in, JSON-ready values out.
-
-Only the ids and times of new answers come from elsewhere: they are made where a layout is.
-
-`Layout` is what an answer needs of any API; `ChoiceLayout` is what OpenAI's chat and completions have in common.
-"""
+"""How an answer of /v1/completions looks, and what it has in common with a chat's (`ChoiceLayout`)."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, NotRequired, Protocol
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from diptych.common.errors import DiptychError
 from diptych.generation.finish import Finish
-from diptych.router.http.exchange.errors import Error, error_body
-from diptych.router.http.exchange.framing import DATA_ONLY, Event, Framing
+from diptych.router.http.exchange.layout import DATA_ONLY, Json, Layout
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.logprobs import Name, completion_logprobs, id_of, prompt_logprobs, text_of
 from diptych.router.output import End, Output, Piece, Usage
 from diptych.router.request_id import new_answer_id
 from diptych.router.served_model import ServedModel
-
-Json = dict[str, Any]
 
 
 class CachedTokens(TypedDict):
@@ -101,40 +92,10 @@ class Style:
     prompt_logprobs: bool = False  # of the prompt, by themselves
 
 
-class Layout(Protocol):
-    """The parts of one answer, whole or as a stream of chunks."""
-
-    prompts: Sequence[Sequence[int]]  # by output, as tokens; empty where the router does not know them
-
-    @property
-    def framing(self) -> Framing: ...
-
-    def error_body(self, error: DiptychError) -> Event:
-        """The body of an answer that is an error."""
-        ...
-
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> object:
-        """The answer in one piece."""
-        ...
-
-    def chunks(self, index: int, piece: Piece, *, is_first: bool) -> Sequence[Event]:
-        """The chunks for a piece of output `index`."""
-        ...
-
-    def closing(self, usage: Usage) -> Sequence[Event]:
-        """The last chunks, after all outputs have ended."""
-        ...
-
-    def failure(self, error: DiptychError) -> Event:
-        """The last chunk of a stream that fails."""
-        ...
-
-
-class ChoiceLayout(ABC):
+class ChoiceLayout(Layout):
     """Choices by index, each chunk of which carries the same head."""
 
-    framing: Final = DATA_ONLY
-    prompts: Sequence[Sequence[int]] = ()
+    framing = DATA_ONLY
 
     def __init__(self, prefix: str, kind: str, model: ServedModel, style: Style) -> None:
         created, model_id = int(time.time()), model.model_id
@@ -145,12 +106,6 @@ class ChoiceLayout(ABC):
         self._eos_ids = model.tokenizer.eos_ids
         self._num_tokens: dict[int, int] = {}  # of a stream, by choice, so far
         self.style = style
-
-    def error_body(self, error: DiptychError) -> Error:
-        return error_body(error)
-
-    @abstractmethod
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> object: ...
 
     def chunks(self, index: int, piece: Piece, *, is_first: bool) -> list[Json]:
         choices = self._opening(index) if is_first else []
@@ -163,9 +118,6 @@ class ChoiceLayout(ABC):
 
     def closing(self, usage: Usage) -> list[Json]:
         return [{**self._head, "choices": [], "usage": completion_usage(usage)}] if self.style.include_usage else []
-
-    def failure(self, error: DiptychError) -> Error:
-        return error_body(error)
 
     def _chunk(self, choice: Json) -> Json:
         chunk = {**self._head, "choices": [choice]}
@@ -211,12 +163,10 @@ class ChoiceLayout(ABC):
     @abstractmethod
     def _opening(self, index: int) -> list[Json]:
         """The choices that come before the first piece."""
-        ...
 
     @abstractmethod
     def _deltas(self, index: int, piece: Piece) -> list[Json]:
         """The choices of its chunks."""
-        ...
 
     @abstractmethod
     def _end(self, index: int, end: End) -> Json: ...

@@ -13,8 +13,7 @@ from typing_extensions import TypedDict
 
 from diptych.router.errors import ModelNotFound
 from diptych.router.http.exchange.errors import error_response
-from diptych.router.http.exchange.json_response import json_response
-from diptych.router.http.exchange.request_id import HEADER, request_id_of
+from diptych.router.http.exchange.request_id import HEADER, json_response, request_id_of
 from diptych.router.serve.pipeline import Pipeline
 
 

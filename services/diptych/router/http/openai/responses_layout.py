@@ -9,10 +9,8 @@ from typing import Any, Final, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from diptych.common.errors import DiptychError
 from diptych.generation.finish import Finish
-from diptych.router.http.exchange.errors import Error, error_body
-from diptych.router.http.exchange.framing import NAMED
+from diptych.router.http.exchange.layout import NAMED, Event, Json, Layout
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.blocks import Block, Blocks, Change, Closed, Grown, Kind, Opened
 from diptych.router.http.fields.logprobs import chat_entries, text_of
@@ -21,8 +19,6 @@ from diptych.router.http.openai.responses_request import Echoed
 from diptych.router.output import End, Output, Piece, Scores, Usage
 from diptych.router.request_id import new_answer_id
 from diptych.tokens.token_bytes import TokenBytes
-
-Json = dict[str, Any]
 
 ItemType = Literal["message", "reasoning", "function_call"]
 ResponseStatus = Literal["completed", "incomplete", "in_progress", "failed"]
@@ -108,11 +104,10 @@ class TextScores:
         return told
 
 
-class ResponseLayout:
+class ResponseLayout(Layout):
     """One response."""
 
-    framing: Final = NAMED
-    prompts: Sequence[Sequence[int]] = ()
+    framing = NAMED
 
     def __init__(self, model_id: str, echoed: Echoed, token_bytes: TokenBytes | None) -> None:
         self._id = new_answer_id("resp_")
@@ -124,11 +119,8 @@ class ResponseLayout:
         self._end: End | None = None
         self._num_events = 0
 
-    def error_body(self, error: DiptychError) -> Error:
-        return error_body(error)
-
-    def failure(self, error: DiptychError) -> Json:
-        words = error_body(error)["error"]
+    def failure(self, body: Event) -> Json:
+        words: Any = body["error"]
         failed = {"code": words["code"] or words["type"], "message": words["message"]}
         return self._event("response.failed", response=self._response("failed", None) | {"error": failed})
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from diptych.router.http.exchange.app import APIS, openapi_json
+from diptych.router.http.exchange.app import APIS
 from diptych.router.http.native.tokens import TOKEN_APIS
+from diptych.router.http.operate.openapi import openapi_json
 
 DOCUMENT: Mapping[str, Any] = json.loads(openapi_json())
 SCHEMAS = DOCUMENT["components"]["schemas"]
