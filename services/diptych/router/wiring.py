@@ -26,7 +26,7 @@ from diptych.router.grpc.gate import CallGate
 from diptych.router.grpc.inference import INFERENCE, InferenceService
 from diptych.router.grpc.reading import MessageReader
 from diptych.router.grpc.server import GrpcServer
-from diptych.router.http.exchange.app import admin_app, clients_app
+from diptych.router.http.exchange.app import clients_app, operators_app
 from diptych.router.http.operate.about import with_all_metrics
 from diptych.router.keys.callers import Callers
 from diptych.router.keys.ledger import Ledger
@@ -108,7 +108,7 @@ def build(
     if share is not None and config.open_metrics:
         app = with_all_metrics(app, metrics, ProcessMetrics(config.host, share.ports), share)
     drain = RouterDrain(draining, f"{fleet.router_id:016x}", config.drain_s)
-    http = _http(config, DrainableApp(app, draining, admin_app(trust, fleet, pipeline, drain, callers)), share)
+    http = _http(config, DrainableApp(app, draining, operators_app(trust, fleet, pipeline, drain, callers)), share)
     service = InferenceService(pipeline, callers, tracer, stall_s=config.client_stall_s)
     gate = CallGate(callers, budget, MessageReader(INFERENCE), stall_s=config.client_stall_s)
     grpc = _grpc(config, service, gate, health, share)

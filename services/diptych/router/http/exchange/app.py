@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from diptych.common.drain.draining import Drainable, drain_route
+from diptych.common.drain.draining import Drainable
 from diptych.common.errors import InternalError
 from diptych.common.health.health import Page, health_pages
 from diptych.common.health.probes import Probes
@@ -42,13 +42,12 @@ from diptych.router.http.native.tokens import add_tokens
 from diptych.router.http.openai.models import add_models
 from diptych.router.http.operate.about import add_about, metrics_route
 from diptych.router.http.operate.adapters import add_adapters
-from diptych.router.http.operate.admin import admin_routes, operators_app
+from diptych.router.http.operate.admin import admin_app
 from diptych.router.http.operate.openapi import openapi_json
 from diptych.router.keys.callers import Callers
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.tracing.tracer import Tracer
 from diptych.router.workers.adapter_admin import AdapterAdmin
-from diptych.router.workers.drain import DRAIN_PATH
 from diptych.router.workers.fleet import Fleet
 
 logger = logging.getLogger(__name__)
@@ -86,11 +85,9 @@ def clients_app(
     return with_cors(with_keys(served, callers) if callers else served, config.cors_origins)
 
 
-def admin_app(trust: Trust, fleet: Fleet, pipeline: Pipeline, drain: Drainable, callers: Callers | None) -> ASGIApp:
+def operators_app(trust: Trust, fleet: Fleet, pipeline: Pipeline, drain: Drainable, callers: Callers | None) -> ASGIApp:
     """Return what operators see and do; it wants their token, or a key where nobody has a token."""
-    refusals = pipeline.metrics.refusals
-    draining = drain_route(DRAIN_PATH, drain, trust, refusals)
-    app = operators_app([draining, *admin_routes(fleet, pipeline.explain, trust, refusals)])
+    app = admin_app(fleet, pipeline.explain, drain, trust, pipeline.metrics.refusals)
     return with_keys(app, callers) if callers and trust == INSECURE else app  # clients reach the port, too
 
 

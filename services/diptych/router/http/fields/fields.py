@@ -1,4 +1,4 @@
-"""The fields that chat and completion requests share, and what is said when one is wrong.
+"""The fields that OpenAI's APIs share, and what is said when one is wrong.
 
 Rule: nothing is silently ignored. A field is used, or documented as without effect here, or refused by name unless it
 has its neutral value (`neutral_values`); an unknown field is refused too.
@@ -27,27 +27,32 @@ class StreamOptions(StrictModel):
     include_obfuscation: bool | None = None  # without effect: no padding is sent
 
 
-class GenerationFields(RequestFields, ChoiceFields, GrammarFields):
-    """What both APIs have in common. `None` is the same as absent."""
+class OpenAIFields(RequestFields):
+    """What chats, completions and responses have in common. `None` is the same as absent."""
+
+    seed: Seed | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None  # a response repeats it
+    # without effect
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+class GenerationFields(OpenAIFields, ChoiceFields, GrammarFields):
+    """What chats and completions have in common."""
 
     lora_path: str | None = None  # an adapter's name, as SGLang's clients say it beside or instead of `model`
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     n: int | None = None
-    seed: Seed | None = None
     min_tokens: int | None = None
     allowed_token_ids: Annotated[list[Token], Field(min_length=1, max_length=MAX_ALLOWED_TOKENS)] | None = None
     prompt_logprobs: int | None = None
-    user: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    # without effect
-    store: bool | None = None
-    metadata: dict[str, str] | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
 
     @property
     def model_name(self) -> str | None:

@@ -31,6 +31,9 @@ class FunctionFields(StrictModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None  # without effect: arguments always match where a call is forced, and never else
 
+    def in_use(self) -> Function:
+        return Function(self.name, NO_ARGUMENTS if self.parameters is None else self.parameters)
+
 
 class Tool(StrictModel):
     """A function that the model may call."""
@@ -139,7 +142,7 @@ def shown_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> Sequence[Ma
 
 def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> ToolUse:
     """Return what the model may or must call. Raises `InvalidRequest`."""
-    functions = [_function(tool.function) for tool in tools]
+    functions = [tool.function.in_use() for tool in tools]
     match choice:
         case "none":
             return NO_TOOLS
@@ -150,7 +153,3 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool
         case AllowedChoice(allowed_tools=allowed):
             names = [tool.function.name for tool in allowed.tools]
             return choose(functions, allowed.mode, names, parallel=parallel)
-
-
-def _function(fields: FunctionFields) -> Function:
-    return Function(fields.name, NO_ARGUMENTS if fields.parameters is None else fields.parameters)

@@ -16,7 +16,7 @@ from typing_extensions import TypeAliasType, TypedDict
 from diptych.generation.finish import Finish
 from diptych.router.http.exchange.layout import DATA_ONLY, Json, Layout
 from diptych.router.http.exchange.timings import timings
-from diptych.router.http.fields.logprobs import Entry, entries, text_of
+from diptych.router.http.fields.logprobs import entries, text_of
 from diptych.router.output import End, Output, Piece, Scores, Usage
 from diptych.tokens.token_bytes import TokenBytes
 
@@ -151,16 +151,12 @@ class GenerateLayout(Layout):
     def _logprobs(self, scores: Scores) -> tuple[list[Triple], list[list[Triple] | None]]:
         """SGLang's triples, of tokens and of their alternatives. The first token of a prompt has none."""
         num_unscored = len(scores.token_ids) - len(scores.logprobs)
-        unscored = [(None, token_id, self._text(token_id)) for token_id in scores.token_ids[:num_unscored]]
-        scored = list(entries(scores))
-        return [*unscored, *map(self._triple, scored)], [*([None] * num_unscored), *map(self._top, scored)]
+        triples = [self._triple(token_id, None) for token_id in scores.token_ids[:num_unscored]]
+        tops: list[list[Triple] | None] = [None] * num_unscored
+        for token_id, value, top in entries(scores):
+            triples.append(self._triple(token_id, value))
+            tops.append([self._triple(*other) for other in top])
+        return triples, tops
 
-    def _triple(self, entry: Entry) -> Triple:
-        token_id, value, _ = entry
-        return value, token_id, self._text(token_id)
-
-    def _top(self, entry: Entry) -> list[Triple]:
-        return [(value, token_id, self._text(token_id)) for token_id, value in entry[2]]
-
-    def _text(self, token_id: int) -> str | None:
-        return text_of(token_id, self._token_bytes) if self._style.logprobs_have_text else None
+    def _triple(self, token_id: int, value: float | None) -> Triple:
+        return value, token_id, text_of(token_id, self._token_bytes) if self._style.logprobs_have_text else None

@@ -21,18 +21,19 @@ from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.disconnect import until_disconnect
 from diptych.router.http.exchange.errors import ErrorBody, anthropic_error_body, error_body, error_response
 from diptych.router.http.exchange.key_gate import caller_of
-from diptych.router.http.exchange.parse import Origin, read_fields
+from diptych.router.http.exchange.parse import read_fields
 from diptych.router.http.exchange.request_id import HEADER, json_response, request_id_of
 from diptych.router.http.fields.logprobs import text_of
 from diptych.router.http.fields.request_fields import Token
 from diptych.router.http.fields.strict_model import Body
 from diptych.router.http.fields.tool_fields import Tools, shown_tools
 from diptych.router.http.openai.chat_request import Messages
+from diptych.router.keys.caller import Caller
 from diptych.router.request import ChatPrompt, Prompt, TextPrompt, request_for_tokens
 from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of
 from diptych.router.serve.pipeline import Pipeline
 
-Work = Callable[[Any, Origin, Pipeline], Awaitable[Mapping[str, object]]]
+Work = Callable[[Any, Caller, Pipeline], Awaitable[Mapping[str, object]]]
 
 
 class TokenizeRequest(Body):
@@ -97,8 +98,8 @@ class TokenApi:
     error_body: ErrorBody = error_body
 
 
-async def tokenize(fields: TokenizeRequest, origin: Origin, pipeline: Pipeline) -> Tokens:
-    (ids,) = await pipeline.tokenize(request_for_tokens(fields.model or "", fields.whole_prompt(), origin.caller))
+async def tokenize(fields: TokenizeRequest, caller: Caller, pipeline: Pipeline) -> Tokens:
+    (ids,) = await pipeline.tokenize(request_for_tokens(fields.model or "", fields.whole_prompt(), caller))
     answer: Tokens = {"count": len(ids), "max_model_len": pipeline.context_len, "tokens": list(ids)}
     if fields.return_token_strs:
         token_bytes = pipeline.model.tokenizer.token_bytes
@@ -106,12 +107,12 @@ async def tokenize(fields: TokenizeRequest, origin: Origin, pipeline: Pipeline) 
     return answer
 
 
-async def detokenize(fields: DetokenizeRequest, origin: Origin, pipeline: Pipeline) -> Text:
-    return {"prompt": await pipeline.detokenize(fields.tokens, origin.caller)}
+async def detokenize(fields: DetokenizeRequest, caller: Caller, pipeline: Pipeline) -> Text:
+    return {"prompt": await pipeline.detokenize(fields.tokens, caller)}
 
 
-async def count_tokens(fields: PromptFields, origin: Origin, pipeline: Pipeline) -> TokenCount:
-    (ids,) = await pipeline.tokenize(request_for_tokens(fields.model or "", fields.chat(), origin.caller))
+async def count_tokens(fields: PromptFields, caller: Caller, pipeline: Pipeline) -> TokenCount:
+    (ids,) = await pipeline.tokenize(request_for_tokens(fields.model or "", fields.chat(), caller))
     return {"input_tokens": len(ids)}
 
 
@@ -126,15 +127,14 @@ def add_tokens(app: FastAPI, pipeline: Pipeline, bodies: BodyReader) -> None:
     """Add the paths to the application."""
 
     async def answer(api: TokenApi, request: Request) -> Response:
-        origin = Origin(request_id_of(request), request.headers, caller_of(request))
-        count = pipeline.metrics.requests.labels
-        held = bodies.hold(origin.caller.name)
+        caller, count = caller_of(request), pipeline.metrics.requests.labels
+        held = bodies.hold(caller.name)
         try:
             fields = await bodies.read(request, held, partial(read_fields, api.fields))
-            found = await until_disconnect(request.receive, api.work(fields, origin, pipeline))
+            found = await until_disconnect(request.receive, api.work(fields, caller, pipeline))
         except DiptychError as error:
             count("tokens", outcome_of(error)).inc()
-            return error_response(error, {HEADER: origin.request_id}, api.error_body)
+            return error_response(error, {HEADER: request_id_of(request)}, api.error_body)
         finally:
             held.release()
         count("tokens", OK if found else DISCONNECTED).inc()

@@ -11,7 +11,6 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from diptych.generation.finish import Finish
 from diptych.router.http.exchange.layout import DATA_ONLY, Json, Layout
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.logprobs import Name, completion_logprobs, id_of, prompt_logprobs, text_of
@@ -33,15 +32,6 @@ class CompletionUsage(TypedDict):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-
-
-class Head(TypedDict):
-    """What an answer and each chunk of it begin with."""
-
-    id: str
-    object: str
-    created: int
-    model: str
 
 
 class ShownTokens(TypedDict, total=False):
@@ -99,7 +89,7 @@ class ChoiceLayout(Layout):
 
     def __init__(self, prefix: str, kind: str, model: ServedModel, style: Style) -> None:
         created, model_id = int(time.time()), model.model_id
-        self._head: Head = {"id": new_answer_id(f"{prefix}-"), "object": kind, "created": created, "model": model_id}
+        self._head: Json = {"id": new_answer_id(f"{prefix}-"), "object": kind, "created": created, "model": model_id}
         self._token_bytes = model.tokenizer.token_bytes
         as_text = partial(text_of, token_bytes=self._token_bytes)
         self._name: Name = id_of if style.names_tokens_by_id else as_text
@@ -160,9 +150,9 @@ class ChoiceLayout(Layout):
         """Whether a piece without text has something to show."""
         return bool(piece.token_ids) and (self.style.return_token_ids or self.style.logprobs)
 
-    @abstractmethod
     def _opening(self, index: int) -> list[Json]:
         """The choices that come before the first piece."""
+        return []
 
     @abstractmethod
     def _deltas(self, index: int, piece: Piece) -> list[Json]:
@@ -204,23 +194,19 @@ class CompletionLayout(ChoiceLayout):
         self._show_prompt_logprobs(choice, output)
         return choice
 
-    def _opening(self, index: int) -> list[Json]:
-        return []
-
     def _deltas(self, index: int, piece: Piece) -> list[Json]:
         if not piece.text and not self._shows_tokens(piece):
             return []
-        choice = _completion_choice(index, piece.text, self._logprobs(piece), None)
+        choice = choice_so_far(index, {"text": piece.text})
+        choice["logprobs"] = self._logprobs(piece)
         self._show_tokens(choice, piece.token_ids)
-        if self._is_first_delta(index, piece):
+        if self._num_tokens[index] == len(piece.token_ids):  # it is the first
             self._show_prompt_tokens(choice, index)
         return [choice]
 
-    def _is_first_delta(self, index: int, piece: Piece) -> bool:
-        return self._num_tokens[index] == len(piece.token_ids)
-
     def _end(self, index: int, end: End) -> Json:
-        return {**_completion_choice(index, "", None, end.finish), "stop_reason": self._stop_reason(end)}
+        choice = choice_so_far(index, {"text": ""})
+        return {**choice, "finish_reason": end.finish.value, "stop_reason": self._stop_reason(end)}
 
     def _logprobs(self, part: Piece | Output) -> Json | None:
         if not self.style.logprobs or part.scores is None:
@@ -246,5 +232,5 @@ def completion_usage(usage: Usage) -> CompletionUsage:
     }
 
 
-def _completion_choice(index: int, text: str, logprobs: Json | None, finish: Finish | None) -> Json:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish.value if finish else None}
+def choice_so_far(index: int, new: Json) -> Json:
+    return {"index": index, **new, "logprobs": None, "finish_reason": None}

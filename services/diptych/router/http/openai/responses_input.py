@@ -39,39 +39,37 @@ class TextPart(Said):
 Parts = Annotated[list[TextPart], MAX_COUNT, BeforeValidator(as_parts, json_schema_input_type=str | list[TextPart])]
 
 
-class InputMessage(Said):
+class SentItem(Said):
+    """What every item may have, without effect."""
+
+    id: str | None = None
+    status: Status | None = None
+
+
+class InputMessage(SentItem):
     """One turn."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Parts
-    # without effect
-    id: str | None = None
-    status: Status | None = None
-    phase: str | None = None
+    phase: str | None = None  # without effect
 
 
-class FunctionCall(Said):
+class FunctionCall(SentItem):
     """A call of a function, as this API said it."""
 
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
-    # without effect
-    id: str | None = None
-    status: Status | None = None
 
 
-class FunctionCallOutput(Said):
+class FunctionCallOutput(SentItem):
     """What a function has answered."""
 
     type: Literal["function_call_output"]
     call_id: str
     output: Parts
-    # without effect
-    id: str | None = None
-    status: Status | None = None
 
 
 class ReasoningText(Said):
@@ -81,14 +79,12 @@ class ReasoningText(Said):
     text: str
 
 
-class ReasoningItem(Said):
+class ReasoningItem(SentItem):
     """What the model thought, as this API said it."""
 
     type: Literal["reasoning"]
     content: Annotated[list[ReasoningText], MAX_COUNT] | None = None
     # without effect
-    id: str | None = None
-    status: Status | None = None
     summary: Annotated[list[ReasoningText], MAX_COUNT] | None = None
     encrypted_content: str | None = None
 

@@ -12,8 +12,9 @@ from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Grammar
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from diptych.router.http.fields import tool_fields
+from diptych.router.http.fields.fields import OpenAIFields
 from diptych.router.http.fields.grammar_fields import FormatKind, grammar_of_format
-from diptych.router.http.fields.request_fields import RequestFields, Seed, StopStrings, TopK, params_of
+from diptych.router.http.fields.request_fields import StopStrings, TopK, params_of
 from diptych.router.http.fields.strict_model import StrictModel, Unsupported
 from diptych.router.http.fields.tool_fields import (
     FunctionFields,
@@ -31,21 +32,19 @@ from diptych.router.text.parsing.tool_use import ToolUse
 LOGPROBS: Final = "message.output_text.logprobs"
 
 
-class SameInAll(TypedDict):
-    """What every response says until it fails, is cut off, or has ended."""
+class Echoed(TypedDict):
+    """What a response says from its beginning on: what it repeats of its request, and what is the same in all."""
 
+    # until it fails, is cut off, or has ended
     error: dict[str, Any] | None
     incomplete_details: dict[str, Any] | None
+    diptych: NotRequired[dict[str, Any]]
+    # always
     previous_response_id: None
     store: bool
     truncation: str
     background: bool
-    diptych: NotRequired[dict[str, Any]]
-
-
-class Echoed(SameInAll):
-    """What a response repeats of its request."""
-
+    # of the request
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str]
@@ -126,7 +125,7 @@ def choice_in_chat(choice: ToolChoice | None) -> tool_fields.ToolChoice | None:
     return choice
 
 
-class ResponsesRequest(RequestFields):
+class ResponsesRequest(OpenAIFields):
     """The body."""
 
     input: Input
@@ -135,7 +134,6 @@ class ResponsesRequest(RequestFields):
     temperature: float | None = None
     top_p: float | None = None
     top_k: TopK | None = None
-    seed: Seed | None = None
     stop: StopStrings | None = None
     ignore_eos: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -147,15 +145,7 @@ class ResponsesRequest(RequestFields):
     reasoning: Reasoning | None = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
-    # without effect
-    store: bool | None = None
-    max_tool_calls: int | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    max_tool_calls: int | None = None  # without effect
     # not supported
     conversation: Unsupported = None
     previous_response_id: Unsupported = None
@@ -197,11 +187,16 @@ class ResponsesRequest(RequestFields):
         return tool_use(self._tools(), choice, parallel=self.parallel_tool_calls is not False)
 
     def echoed(self) -> Echoed:
-        """What the response says of its request."""
+        """What the response says from its beginning on."""
         text = self.text.model_dump(by_alias=True, exclude_none=True) if self.text else {}
         choice = self.tool_choice.model_dump() if isinstance(self.tool_choice, NamedFunction) else self.tool_choice
         return {
-            **_SAME,
+            "error": None,
+            "incomplete_details": None,
+            "previous_response_id": None,
+            "store": False,
+            "truncation": "disabled",
+            "background": False,
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},
@@ -220,12 +215,4 @@ class ResponsesRequest(RequestFields):
         return [tool.in_chat() for tool in self.tools or ()]
 
 
-_SAME: Final[SameInAll] = {
-    "error": None,
-    "incomplete_details": None,
-    "previous_response_id": None,
-    "store": False,
-    "truncation": "disabled",
-    "background": False,
-}
 _INCLUDABLE: Final = (LOGPROBS, "reasoning.encrypted_content")  # of the second there is never any

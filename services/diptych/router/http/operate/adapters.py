@@ -42,6 +42,7 @@ class UnloadBody(AdapterBody):
 
 
 B = TypeVar("B", bound=AdapterBody)
+Work = Callable[[B], Awaitable[int]]  # returns how many workers have done it
 
 
 def add_adapters(app: FastAPI, admin: AdapterAdmin, bodies: BodyReader) -> None:
@@ -57,20 +58,12 @@ def add_adapters(app: FastAPI, admin: AdapterAdmin, bodies: BodyReader) -> None:
     app.add_route("/v1/unload_lora_adapter", partial(_answer, bodies, UnloadBody, unload), methods=["POST"])
 
 
-async def _answer(
-    bodies: BodyReader, model: type[B], work: Callable[[B], Awaitable[int]], request: Request
-) -> Response:
-    """`work` returns how many workers have done it."""
+async def _answer(bodies: BodyReader, fields: type[B], work: Work[B], request: Request) -> Response:
+    held = bodies.hold(caller_of(request).name)
     try:
-        body = await _fields(request, bodies, model)
+        body = await bodies.read(request, held, partial(read_fields, fields))
         return json_response({"lora_name": body.lora_name, "num_workers": await work(body)}, request)
     except DiptychError as error:
         return error_response(error, {HEADER: request_id_of(request)})
-
-
-async def _fields(request: Request, bodies: BodyReader, model: type[B]) -> B:
-    held = bodies.hold(caller_of(request).name)
-    try:
-        return await bodies.read(request, held, partial(read_fields, model))
     finally:
         held.release()
