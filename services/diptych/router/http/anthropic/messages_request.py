@@ -16,13 +16,12 @@ from diptych.router.http.fields.request_fields import RequestFields, TopK, param
 from diptych.router.http.fields.strict_model import GenerationBody, Said, StrictModel
 from diptych.router.http.fields.tool_fields import (
     MAX_COUNT,
-    FunctionFields,
     FunctionName,
-    FunctionRef,
-    NamedTool,
     Turn,
     as_parts,
     call_for_template,
+    function_tool,
+    named_tool,
     shown_tools,
     tool_use,
     turn_of_assistant,
@@ -104,8 +103,7 @@ class Tool(StrictModel):
     input_examples: list[dict[str, Any]] | None = None
 
     def in_chat(self) -> tool_fields.Tool:
-        function = FunctionFields(name=self.name, description=self.description, parameters=self.input_schema)
-        return tool_fields.Tool(type="function", function=function)
+        return function_tool(self.name, self.description, self.input_schema)
 
 
 class ToolChoice(StrictModel):
@@ -124,7 +122,7 @@ class ToolChoice(StrictModel):
                 return self.type
         if self.name is None:
             raise InvalidRequest("tool_choice.name is required", param="tool_choice.name")
-        return NamedTool(type="function", function=FunctionRef(name=self.name))
+        return named_tool(self.name)
 
 
 class Thinking(StrictModel):

@@ -24,9 +24,9 @@ from diptych.common.health.probes import Probes
 from diptych.common.trust.trust import INSECURE, Trust
 from diptych.router.admission.body_budget import BodyBudget
 from diptych.router.config import RouterConfig
+from diptych.router.http.exchange.answers import NotServed, error_response, refusal
 from diptych.router.http.exchange.body import BodyLimits, BodyReader
 from diptych.router.http.exchange.cors import with_cors
-from diptych.router.http.exchange.errors import NotServed, anthropic_error_body, error_body_at, error_response
 from diptych.router.http.exchange.exchange import OUR_BUG, Api, Exchange
 from diptych.router.http.exchange.key_gate import with_keys
 from diptych.router.http.exchange.parse import (
@@ -36,7 +36,6 @@ from diptych.router.http.exchange.parse import (
     parse_messages,
     parse_responses,
 )
-from diptych.router.http.exchange.request_id import HEADER, request_id_of
 from diptych.router.http.exchange.traced import with_traces
 from diptych.router.http.native.tokens import add_tokens
 from diptych.router.http.openai.models import add_models
@@ -56,7 +55,7 @@ APIS: Final = (
     Api("chat", "/v1/chat/completions", parse_chat),
     Api("completions", "/v1/completions", parse_completion),
     Api("responses", "/v1/responses", parse_responses),
-    Api("messages", "/v1/messages", parse_messages, anthropic_error_body, "request-id"),
+    Api("messages", "/v1/messages", parse_messages, "request-id"),
     Api("generate", "/generate", parse_generate),
 )
 
@@ -103,7 +102,7 @@ def _past_the_framework(app: ASGIApp, exchange: Exchange, apis: Mapping[str, Api
             response = await exchange.answer(api, request)
         except Exception:
             logger.exception("%s %s failed", request.method, request.url.path)
-            response = error_response(InternalError(OUR_BUG), {}, api.error_body)
+            response = error_response(InternalError(OUR_BUG), api.path, {})
         return await response(scope, receive, send)
 
     return serve
@@ -113,7 +112,7 @@ def _framework_app(pipeline: Pipeline, probes: Probes, exchange: Exchange) -> Fa
     app = FastAPI(title="Diptych", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(HTTPException, _framework_error)
     app.add_exception_handler(Exception, _our_error)
-    for api in APIS:  # plain routes, as bodies are not read by FastAPI's dependencies
+    for api in APIS:  # POSTs were led past: what comes here has another method
         app.add_route(api.path, partial(exchange.answer, api), methods=["POST"])
     add_tokens(app, pipeline, exchange.bodies)
     add_models(app, pipeline)
@@ -136,11 +135,9 @@ async def _show(ask: Callable[[], Page], request: Request) -> Response:
 async def _framework_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    headers = {**(error.headers or {}), HEADER: request_id_of(request)}
-    return error_response(NotServed(error.status_code, message), headers, error_body_at(request.url.path))
+    return refusal(NotServed(error.status_code, message), request, error.headers)
 
 
 async def _our_error(request: Request, error: Exception) -> Response:
     """The server logs it: what is left is an answer in our form."""
-    headers = {HEADER: request_id_of(request)}
-    return error_response(InternalError(OUR_BUG), headers, error_body_at(request.url.path))
+    return refusal(InternalError(OUR_BUG), request)

@@ -10,7 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import orjson
@@ -20,12 +20,12 @@ from starlette.types import Receive, Scope, Send
 
 from diptych.common.errors import DiptychError, InternalError
 from diptych.router.admission.body_budget import HeldBody
+from diptych.router.http.exchange.answers import HEADER, error_body, error_response, request_id_of
 from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.disconnect import until_disconnect
-from diptych.router.http.exchange.errors import ErrorBody, error_body, error_response
 from diptych.router.http.exchange.key_gate import caller_of
+from diptych.router.http.exchange.layout import Layout
 from diptych.router.http.exchange.parse import Origin, Parse, Parsed
-from diptych.router.http.exchange.request_id import HEADER, request_id_of
 from diptych.router.http.exchange.traced import trace_of
 from diptych.router.output import Piece, Usage, total_usage, whole
 from diptych.router.request import ClientRequest, GenerationRequest
@@ -53,21 +53,19 @@ class Api:
     name: str  # in metrics
     path: str
     parse: Parse
-    error_body: ErrorBody = error_body
     id_header: str = HEADER  # where clients look for the request's id, beside ours
 
 
+@dataclass(eq=False, repr=False)
 class Answer(Response, ABC):
-    """A response that does its work when it is sent."""
+    """A response that does its work when it is sent. No word to `Response`: its own body and headers are not sent."""
 
-    def __init__(
-        self, pipeline: Pipeline, api: Api, parsed: Parsed, headers: Headers, on_end: Callable[[], None]
-    ) -> None:
-        self._pipeline = pipeline  # no word to `Response`: its own body and headers are not sent
-        self._api = api
-        self._request, self._layout = parsed
-        self._given_headers = headers
-        self._on_end = on_end
+    _pipeline: Pipeline
+    _api: Api
+    _request: ClientRequest
+    _layout: Layout
+    _given_headers: Headers
+    _on_end: Callable[[], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -92,7 +90,7 @@ class Answer(Response, ABC):
         return outcome_of(failure)
 
     async def _fail(self, error: DiptychError, scope: Scope, receive: Receive, send: Send) -> None:
-        response = error_response(error, self._given_headers, self._api.error_body)
+        response = error_response(error, self._api.path, self._given_headers)
         await response(scope, receive, send)
 
     @abstractmethod
@@ -120,16 +118,13 @@ class WholeAnswer(Answer):
         await send({"type": "http.response.body", "body": body})
 
 
+@dataclass(eq=False, repr=False)
 class StreamAnswer(Answer):
     """Server-sent events. Everything that is ready goes into one write."""
 
-    def __init__(
-        self, pipeline: Pipeline, api: Api, parsed: Parsed, headers: Headers, on_end: Callable[[], None]
-    ) -> None:
-        super().__init__(pipeline, api, parsed, headers, on_end)
-        self._started = False
-        self._opened: set[int] = set()
-        self._usages: dict[int, Usage] = {}
+    _started: bool = False
+    _opened: set[int] = field(default_factory=set)
+    _usages: dict[int, Usage] = field(default_factory=dict)
 
     async def _respond(self, requests: Sequence[GenerationRequest], send: Send) -> None:
         events: list[bytes] = []
@@ -167,7 +162,7 @@ class StreamAnswer(Answer):
 
     async def _fail(self, error: DiptychError, scope: Scope, receive: Receive, send: Send) -> None:
         if self._started:
-            failure = self._layout.failure(self._api.error_body(error))
+            failure = self._layout.failure(error_body(error, self._api.path))
             await self._write(self._layout.framing.event(failure), send, more=False)
         else:
             await super()._fail(error, scope, receive, send)
@@ -191,10 +186,10 @@ class Exchange:
         except DiptychError as error:
             self._pipeline.metrics.requests.labels(api.name, outcome_of(error)).inc()
             trace.note_outcome(outcome_of(error))
-            return error_response(error, headers, api.error_body)
+            return error_response(error, api.path, headers)
         trace.note({"gen_ai.request.stream": parsed[0].stream})
         kind = StreamAnswer if parsed[0].stream else WholeAnswer
-        return kind(self._pipeline, api, parsed, headers, held.release)
+        return kind(self._pipeline, api, *parsed, headers, held.release)
 
     async def _read(self, request: Request, api: Api, origin: Origin, held: HeldBody) -> Parsed:
         """What goes wrong here is the end of the request."""

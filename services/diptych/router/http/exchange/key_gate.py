@@ -12,8 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from diptych.common.errors import DiptychError
 from diptych.router.errors import PermissionDenied
-from diptych.router.http.exchange.errors import error_body_at, error_response
-from diptych.router.http.exchange.request_id import HEADER, request_id_of
+from diptych.router.http.exchange.answers import refusal
 from diptych.router.keys.caller import ANYBODY, Caller
 from diptych.router.keys.callers import SCHEME, Callers
 from diptych.router.workers.drain import ADMIN_PATHS
@@ -38,8 +37,7 @@ def with_keys(app: ASGIApp, callers: Callers) -> ASGIApp:
         try:
             scope[CALLER] = _admit(request, callers)
         except DiptychError as error:
-            refusal = error_response(error, {HEADER: request_id_of(request)}, error_body_at(scope["path"]))
-            return await refusal(scope, receive, send)
+            return await refusal(error, request)(scope, receive, send)
         return await app(scope, receive, send)
 
     return gate

@@ -104,6 +104,15 @@ class CallFields(Said):
         return call_for_template(self.id, self.function.name, parsed_arguments(self.function.arguments))
 
 
+def function_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> Tool:
+    """Return what another API offers, as OpenAI's chats say it."""
+    return Tool(type="function", function=FunctionFields(name=name, description=description, parameters=parameters))
+
+
+def named_tool(name: str) -> NamedTool:
+    return NamedTool(type="function", function=FunctionRef(name=name))
+
+
 def as_parts(content: object) -> object:
     """Text is short for one part of text."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content

@@ -17,12 +17,11 @@ from typing_extensions import TypedDict
 
 from diptych.common.errors import DiptychError, InvalidRequest
 from diptych.router.http.anthropic.messages_request import PromptFields
+from diptych.router.http.exchange.answers import json_response, refusal
 from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.disconnect import until_disconnect
-from diptych.router.http.exchange.errors import ErrorBody, anthropic_error_body, error_body, error_response
 from diptych.router.http.exchange.key_gate import caller_of
 from diptych.router.http.exchange.parse import read_fields
-from diptych.router.http.exchange.request_id import HEADER, json_response, request_id_of
 from diptych.router.http.fields.logprobs import text_of
 from diptych.router.http.fields.request_fields import Token
 from diptych.router.http.fields.strict_model import Body
@@ -95,7 +94,6 @@ class TokenApi:
     path: str
     fields: type[Body]
     work: Work  # with those
-    error_body: ErrorBody = error_body
 
 
 async def tokenize(fields: TokenizeRequest, caller: Caller, pipeline: Pipeline) -> Tokens:
@@ -119,7 +117,7 @@ async def count_tokens(fields: PromptFields, caller: Caller, pipeline: Pipeline)
 TOKEN_APIS = (
     TokenApi("/tokenize", TokenizeRequest, tokenize),
     TokenApi("/detokenize", DetokenizeRequest, detokenize),
-    TokenApi("/v1/messages/count_tokens", PromptFields, count_tokens, anthropic_error_body),
+    TokenApi("/v1/messages/count_tokens", PromptFields, count_tokens),
 )
 
 
@@ -134,7 +132,7 @@ def add_tokens(app: FastAPI, pipeline: Pipeline, bodies: BodyReader) -> None:
             found = await until_disconnect(request.receive, api.work(fields, caller, pipeline))
         except DiptychError as error:
             count("tokens", outcome_of(error)).inc()
-            return error_response(error, {HEADER: request_id_of(request)}, api.error_body)
+            return refusal(error, request)
         finally:
             held.release()
         count("tokens", OK if found else DISCONNECTED).inc()

@@ -16,14 +16,7 @@ from diptych.router.http.fields.fields import OpenAIFields
 from diptych.router.http.fields.grammar_fields import FormatKind, grammar_of_format
 from diptych.router.http.fields.request_fields import StopStrings, TopK, params_of
 from diptych.router.http.fields.strict_model import StrictModel, Unsupported
-from diptych.router.http.fields.tool_fields import (
-    FunctionFields,
-    FunctionName,
-    FunctionRef,
-    NamedTool,
-    shown_tools,
-    tool_use,
-)
+from diptych.router.http.fields.tool_fields import FunctionName, function_tool, named_tool, shown_tools, tool_use
 from diptych.router.http.openai.responses_input import Input, turns_of
 from diptych.router.request import ChatPrompt
 from diptych.router.serve.validation import MAX_TOOLS
@@ -105,8 +98,7 @@ class FunctionTool(StrictModel):
     strict: bool | None = None  # without effect
 
     def in_chat(self) -> tool_fields.Tool:
-        function = FunctionFields(name=self.name, description=self.description, parameters=self.parameters)
-        return tool_fields.Tool(type="function", function=function)
+        return function_tool(self.name, self.description, self.parameters)
 
 
 class NamedFunction(StrictModel):
@@ -121,7 +113,7 @@ ToolChoice = tool_fields.Mode | NamedFunction
 
 def choice_in_chat(choice: ToolChoice | None) -> tool_fields.ToolChoice | None:
     if isinstance(choice, NamedFunction):
-        return NamedTool(type="function", function=FunctionRef(name=choice.name))
+        return named_tool(choice.name)
     return choice
 
 

@@ -21,8 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from diptych.common.health.probes import Probes
-from diptych.router.http.exchange.errors import NotServed, error_response
-from diptych.router.http.exchange.request_id import HEADER, json_response, request_id_of
+from diptych.router.http.exchange.answers import NotServed, json_response, refusal
 from diptych.router.metrics import RouterMetrics
 from diptych.router.process.metrics import PATH, TEXT, ProcessMetrics
 from diptych.router.process.share import Share
@@ -103,7 +102,7 @@ def metrics_route(metrics: RouterMetrics | None) -> Route:
 
     async def show(request: Request) -> Response:
         if metrics is None:
-            return error_response(NotServed(404, ELSEWHERE), {HEADER: request_id_of(request)})
+            return refusal(NotServed(404, ELSEWHERE), request)
         return Response(metrics.exposition(), headers={"content-type": TEXT})
 
     return Route(PATH, show)

@@ -14,11 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from diptych.common.errors import DiptychError
+from diptych.router.http.exchange.answers import json_response, refusal
 from diptych.router.http.exchange.body import BodyReader
-from diptych.router.http.exchange.errors import error_response
 from diptych.router.http.exchange.key_gate import caller_of
 from diptych.router.http.exchange.parse import read_fields
-from diptych.router.http.exchange.request_id import HEADER, json_response, request_id_of
 from diptych.router.http.fields.strict_model import Body
 from diptych.router.workers.adapter_admin import AdapterAdmin
 
@@ -64,6 +63,6 @@ async def _answer(bodies: BodyReader, fields: type[B], work: Work[B], request: R
         body = await bodies.read(request, held, partial(read_fields, fields))
         return json_response({"lora_name": body.lora_name, "num_workers": await work(body)}, request)
     except DiptychError as error:
-        return error_response(error, {HEADER: request_id_of(request)})
+        return refusal(error, request)
     finally:
         held.release()

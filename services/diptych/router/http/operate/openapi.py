@@ -21,7 +21,7 @@ from diptych.common.trust.operator_route import OperatorError
 from diptych.router.choose.explain import Explanation
 from diptych.router.http.anthropic.messages_layout import Message
 from diptych.router.http.anthropic.messages_request import MessagesRequest, PromptFields
-from diptych.router.http.exchange.errors import AnthropicError, Error
+from diptych.router.http.exchange.answers import AnthropicError, Error
 from diptych.router.http.native.generate_layout import Generated
 from diptych.router.http.native.generate_request import GenerateRequest
 from diptych.router.http.native.tokens import DetokenizeRequest, Text, TokenCount, TokenizeRequest, Tokens

@@ -1,15 +1,17 @@
-"""Errors in the shape that an API's clients expect.
+"""Answers of one JSON object: good ones, and errors in the shape that an API's clients expect.
 
-OpenAI's is {"error": {"message", "type", "param", "code"}},
-Anthropic's {"type": "error", "error": {"type", "message"}}.
+Each carries the id of its request in a header: the client's own, or a new one where that is not usable. Of errors,
+OpenAI's shape is {"error": {"message", "type", "param", "code"}}, Anthropic's {"type": "error", "error": {"type",
+"message"}}.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Final, Literal
 
 import orjson
+from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
@@ -22,10 +24,10 @@ from diptych.router.errors import (
     PermissionDenied,
     Unauthenticated,
 )
+from diptych.router.request_id import is_usable, new_request_id
 
+HEADER: Final = "x-request-id"
 ANTHROPIC_PATH: Final = "/v1/messages"  # and what is below
-
-ErrorBody: TypeAlias = Callable[[DiptychError], Mapping[str, object]]
 
 
 class ErrorDetails(TypedDict):
@@ -97,32 +99,37 @@ _KINDS: Final[Mapping[int, str]] = {  # Anthropic's, by status
 }
 
 
-def error_body(error: DiptychError) -> Error:
-    """OpenAI's."""
+def request_id_of(request: Request) -> str:
+    given = request.headers.get(HEADER, "")
+    return given if is_usable(given) else new_request_id()
+
+
+def json_response(value: object, request: Request) -> Response:
+    """Return a good answer."""
+    return Response(orjson.dumps(value), media_type="application/json", headers={HEADER: request_id_of(request)})
+
+
+def refusal(error: DiptychError, request: Request, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an error as the answer."""
+    return error_response(error, request.scope["path"], {**(headers or {}), HEADER: request_id_of(request)})
+
+
+def error_response(error: DiptychError, path: str, headers: Mapping[str, str]) -> Response:
+    return Response(
+        orjson.dumps(error_body(error, path)),
+        status_code=error.http_status,
+        media_type="application/json",
+        headers={**headers, **_what_next(error)},
+    )
+
+
+def error_body(error: DiptychError, path: str) -> Error | AnthropicError:
+    """Return the error in the shape that clients expect who ask there."""
+    if path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/"):
+        return {"type": "error", "error": {"type": _KINDS.get(error.http_status, "api_error"), "message": str(error)}}
     kind, code = next(_WORDS[base] for base in type(error).__mro__ if base in _WORDS)
     param = error.param if isinstance(error, InvalidRequest) else None
     return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
-
-
-def anthropic_error_body(error: DiptychError) -> AnthropicError:
-    return {"type": "error", "error": {"type": _KINDS.get(error.http_status, "api_error"), "message": str(error)}}
-
-
-def error_body_at(path: str) -> ErrorBody:
-    """Return the shape that clients who ask there expect."""
-    is_anthropic = path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
-    return anthropic_error_body if is_anthropic else error_body
-
-
-def error_response(
-    error: DiptychError, headers: Mapping[str, str] | None = None, body: ErrorBody = error_body
-) -> Response:
-    return Response(
-        orjson.dumps(body(error)),
-        status_code=error.http_status,
-        media_type="application/json",
-        headers={**(headers or {}), **_what_next(error)},
-    )
 
 
 def _what_next(error: DiptychError) -> Mapping[str, str]:
