@@ -18,7 +18,7 @@ SCHEMAS = DOCUMENT["components"]["schemas"]
 
 def test_every_api_has_its_operation() -> None:
     posted = {path for path, methods in DOCUMENT["paths"].items() if "post" in methods}
-    assert posted == {*(api.path for api in APIS), *(api.path for api in TOKEN_APIS), "/admin/drain"}
+    assert posted == {*(api.path for api in APIS), *TOKEN_APIS, "/admin/drain"}
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,10 @@ from diptych.router.http.openai.completion_layout import CompletionLayout, Style
 from diptych.router.http.openai.completion_request import CompletionRequest
 from diptych.router.http.openai.responses_layout import ResponseLayout
 from diptych.router.http.openai.responses_request import ResponsesRequest
-from diptych.router.keys.caller import ANYBODY, Caller
+from diptych.router.keys.caller import Caller
 from diptych.router.request import ClientRequest, Prompt
 from diptych.router.served_model import ServedModel
-from diptych.router.tracing.record import NO_TRACE, Trace
+from diptych.router.tracing.record import Trace
 
 TENANT_HEADER: Final = "x-tenant"
 
@@ -45,8 +45,8 @@ class Origin:
 
     request_id: str
     headers: Mapping[str, str]
-    caller: Caller = ANYBODY
-    trace: Trace = NO_TRACE
+    caller: Caller
+    trace: Trace
 
     def request(
         self,

@@ -6,9 +6,8 @@ What the bodies may contain is in vLLM's words.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NotRequired
+from typing import Any, Final, NotRequired
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -87,15 +86,6 @@ class TokenCount(TypedDict):
     input_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class TokenApi:
-    """Something that can be asked about tokens."""
-
-    path: str
-    fields: type[Body]
-    work: Work  # with those
-
-
 async def tokenize(fields: TokenizeRequest, caller: Caller, pipeline: Pipeline) -> Tokens:
     (ids,) = await pipeline.tokenize(request_for_tokens(fields.model or "", fields.whole_prompt(), caller))
     answer: Tokens = {"count": len(ids), "max_model_len": pipeline.context_len, "tokens": list(ids)}
@@ -114,22 +104,22 @@ async def count_tokens(fields: PromptFields, caller: Caller, pipeline: Pipeline)
     return {"input_tokens": len(ids)}
 
 
-TOKEN_APIS = (
-    TokenApi("/tokenize", TokenizeRequest, tokenize),
-    TokenApi("/detokenize", DetokenizeRequest, detokenize),
-    TokenApi("/v1/messages/count_tokens", PromptFields, count_tokens),
-)
+TOKEN_APIS: Final[Mapping[str, tuple[type[Body], Work]]] = {  # by path: the body, and what is made of it
+    "/tokenize": (TokenizeRequest, tokenize),
+    "/detokenize": (DetokenizeRequest, detokenize),
+    "/v1/messages/count_tokens": (PromptFields, count_tokens),
+}
 
 
 def add_tokens(app: FastAPI, pipeline: Pipeline, bodies: BodyReader) -> None:
     """Add the paths to the application."""
 
-    async def answer(api: TokenApi, request: Request) -> Response:
+    async def answer(body: type[Body], work: Work, request: Request) -> Response:
         caller, count = caller_of(request), pipeline.metrics.requests.labels
         held = bodies.hold(caller.name)
         try:
-            fields = await bodies.read(request, held, partial(read_fields, api.fields))
-            found = await until_disconnect(request.receive, api.work(fields, caller, pipeline))
+            fields = await bodies.read(request, held, partial(read_fields, body))
+            found = await until_disconnect(request.receive, work(fields, caller, pipeline))
         except DiptychError as error:
             count("tokens", outcome_of(error)).inc()
             return refusal(error, request)
@@ -138,5 +128,5 @@ def add_tokens(app: FastAPI, pipeline: Pipeline, bodies: BodyReader) -> None:
         count("tokens", OK if found else DISCONNECTED).inc()
         return json_response(found, request)
 
-    for api in TOKEN_APIS:
-        app.add_route(api.path, partial(answer, api), methods=["POST"])
+    for path, (body, work) in TOKEN_APIS.items():
+        app.add_route(path, partial(answer, body, work), methods=["POST"])

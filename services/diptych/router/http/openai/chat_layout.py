@@ -16,7 +16,6 @@ from diptych.router.http.openai.completion_layout import (
     ShownPrompt,
     ShownTokens,
     Style,
-    choice_so_far,
     completion_usage,
     reports_of,
 )
@@ -125,14 +124,14 @@ class ChatLayout(ChoiceLayout):
         return chunks
 
     def _opening(self, index: int) -> list[Json]:
-        return [choice_so_far(index, {"delta": {"role": "assistant", "content": "", "refusal": None}})]
+        return [_choice(index, {"role": "assistant", "content": "", "refusal": None})]
 
     def _deltas(self, index: int, piece: Piece) -> list[Json]:
         """Tokens and their log-probabilities stand in the first: what a parser reads from them may come later."""
         deltas = self._contents(index, piece)
         if not deltas and not self._shows_tokens(piece):
             return []
-        choices = [choice_so_far(index, {"delta": delta}) for delta in deltas or [{}]]
+        choices = [_choice(index, delta) for delta in deltas or [{}]]
         choices[0]["logprobs"] = self._logprobs(piece)
         self._show_tokens(choices[0], piece.token_ids)
         return choices
@@ -146,8 +145,7 @@ class ChatLayout(ChoiceLayout):
 
     def _end(self, index: int, end: End) -> Json:
         reason = self._finish_reason(end.finish, has_calls=index in self._calling)
-        choice = choice_so_far(index, {"delta": {}})
-        return {**choice, "finish_reason": reason, "stop_reason": self._stop_reason(end)}
+        return {**_choice(index, {}), "finish_reason": reason, "stop_reason": self._stop_reason(end)}
 
     def _finish_reason(self, finish: Finish, *, has_calls: bool) -> Reason:
         """As OpenAI has it: a call of the function that the client named is no reason of the model's."""
@@ -157,6 +155,10 @@ class ChatLayout(ChoiceLayout):
         if not self.style.logprobs or part.scores is None:
             return None
         return {"content": chat_entries(part.scores, self._token_bytes, self._name), "refusal": None}
+
+
+def _choice(index: int, delta: Json) -> Json:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
 def _delta(part: Part) -> Json:

@@ -197,16 +197,14 @@ class CompletionLayout(ChoiceLayout):
     def _deltas(self, index: int, piece: Piece) -> list[Json]:
         if not piece.text and not self._shows_tokens(piece):
             return []
-        choice = choice_so_far(index, {"text": piece.text})
-        choice["logprobs"] = self._logprobs(piece)
+        choice = _choice(index, piece.text, self._logprobs(piece))
         self._show_tokens(choice, piece.token_ids)
         if self._num_tokens[index] == len(piece.token_ids):  # it is the first
             self._show_prompt_tokens(choice, index)
         return [choice]
 
     def _end(self, index: int, end: End) -> Json:
-        choice = choice_so_far(index, {"text": ""})
-        return {**choice, "finish_reason": end.finish.value, "stop_reason": self._stop_reason(end)}
+        return {**_choice(index, ""), "finish_reason": end.finish.value, "stop_reason": self._stop_reason(end)}
 
     def _logprobs(self, part: Piece | Output) -> Json | None:
         if not self.style.logprobs or part.scores is None:
@@ -232,5 +230,5 @@ def completion_usage(usage: Usage) -> CompletionUsage:
     }
 
 
-def choice_so_far(index: int, new: Json) -> Json:
-    return {"index": index, **new, "logprobs": None, "finish_reason": None}
+def _choice(index: int, text: str, logprobs: Json | None = None) -> Json:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
