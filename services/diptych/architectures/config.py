@@ -1,6 +1,6 @@
 """What the engine must know of a model before it reads a weight, the same for every family and file format.
 
-A family's file (`models/families`) fills it in; the layers (`models/layers`, `attention`) read it and know no family.
+A family's file (`models/families`) fills it in; the layers (`models.layers`, `attention`) read it and know no family.
 """
 
 from __future__ import annotations

@@ -20,10 +20,12 @@ from diptych.engine.schedule.admission import refuse
 from diptych.engine.scheduler import codec
 from diptych.engine.tensor_parallel import log_codec
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
+from diptych.engine.values.limits import Limits
 from diptych.generation.request_groups import MAX_PRIORITY
 from diptych.v1 import inference_pb2, rank_pb2, worker_pb2
 
 MAX_TOKENS, VOCAB = 64, 100
+LIMITS = Limits(MAX_TOKENS, VOCAB, frozenset(), MAX_TOKENS, 1)
 BARE = Loaded("", -1, "")
 
 
@@ -81,7 +83,7 @@ def test_legs_become_requests_that_can_be_served_or_are_refused(leg: worker_pb2.
         return
     num_tokens = len(leg.prompt_tokens) // 4 + len(leg.prompt_token_ids)
     assert len(request.tokens) <= max(MAX_TOKENS, num_tokens + 1)
-    if refuse(request, is_known=False, max_tokens=MAX_TOKENS, vocab_size=VOCAB) is None:
+    if refuse(request, LIMITS, is_known=False, max_tokens=MAX_TOKENS, num_waiting=0) is None:
         params = request.params
         assert all(map(math.isfinite, (params.temperature, params.top_p, params.min_p, params.repetition_penalty)))
         assert 0 < num_tokens < MAX_TOKENS

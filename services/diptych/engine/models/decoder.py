@@ -11,10 +11,7 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch
-from diptych.engine.models.layers.attention import AttentionBlock
-from diptych.engine.models.layers.buffers import Buffers
-from diptych.engine.models.layers.mlp import FeedForward, Mlp
-from diptych.engine.models.layers.moe import MoeBlock
+from diptych.engine.models.layers import AttentionBlock, Buffers, FeedForward, Mlp, MoeBlock
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.models.weights import Weights

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers import Buffers
 
 T = TypeVar("T")
 

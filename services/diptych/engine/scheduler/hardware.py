@@ -10,8 +10,7 @@ from diptych.common.garbage import postponed
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.schedule.step_sizes import Chosen
 from diptych.engine.tensor_parallel.group import RankGroup
-from diptych.engine.values.batch import OnLayer, OverlapRunner
-from diptych.engine.values.graph_use import GraphUse
+from diptych.engine.values.batch import GraphUse, OnLayer, OverlapRunner
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import DevicePages, Pool, TransportMemory
 

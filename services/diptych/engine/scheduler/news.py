@@ -10,7 +10,8 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.scheduler import codec
 from diptych.engine.scheduler.parts import Parts
-from diptych.engine.values.graph_use import NO_GRAPHS, GraphUse
+from diptych.engine.values.batch import NO_GRAPHS, GraphUse
+from diptych.engine.values.core_report import Load
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.v1 import bootstrap_pb2, engine_pb2
 from diptych.v1.worker_pb2 import WorkerStatus
@@ -33,7 +34,8 @@ class News:
         self._adapters = parts.adapters
         self._meter = meter
         self._graph_use = graph_use
-        self._load = bootstrap_pb2.WorkerLoad()
+        self._load: Load | None = None
+        self._link_load = bootstrap_pb2.WorkerLoad()  # the part of the load that is about links
         self._problem = ""  # of the links
         self._max_tokens = core.max_tokens
         self._tellers = (
@@ -59,10 +61,11 @@ class News:
     # what has changed
 
     def _tell_load(self, events: engine_pb2.SchedulerEvents) -> None:
-        load = codec.load_to_wire(self._core.load(), self._links.load)
-        if load != self._load:
+        load, link_load = self._core.load(), self._links.load
+        if load != self._load or link_load != self._link_load:
             self._load = load
-            events.load.CopyFrom(load)
+            self._link_load.CopyFrom(link_load)
+            events.load.CopyFrom(codec.load_to_wire(load, link_load))
 
     def _tell_problem(self, events: engine_pb2.SchedulerEvents) -> None:
         if self._links.problem != self._problem:

@@ -17,8 +17,15 @@ from diptych.common.errors import ConfigError
 from diptych.engine.options.sim_timing import Timing
 from diptych.engine.sim.answers import Speech, digests, marks
 from diptych.engine.sim.marked_pages import MarkedPages
-from diptych.engine.values.batch import NO_TOKEN, ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
-from diptych.engine.values.graph_use import NO_GRAPHS
+from diptych.engine.values.batch import (
+    NO_GRAPHS,
+    NO_TOKEN,
+    ForwardBatch,
+    OnLayer,
+    SamplingBatch,
+    StepResult,
+    WaitForResult,
+)
 from diptych.generation.logprobs import LogprobsBatch
 
 if TYPE_CHECKING:  # needs torch

@@ -16,7 +16,7 @@ from emulated_gpu import CPU, Recorder, emulated_runner
 from torch import Tensor
 
 from diptych.checkpoints.source import ModelSource, open_model
-from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers import Buffers
 from diptych.engine.models.pieces import Pieces
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.graphs import MIB

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers import Buffers
 from diptych.engine.models.pieces import Pieces
 from diptych.engine.runner.gpu.graphs import MIB, Capture, Captured
 

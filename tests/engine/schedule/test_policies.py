@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from flat_request import flat_request
 
-from diptych.engine.schedule.policies import POLICIES
-from diptych.engine.schedule.policies.lpm import PATIENCE_S, LongestPrefixMatch
-from diptych.engine.schedule.policies.priority import AGING_S
+from diptych.engine.schedule.policies import AGING_S, PATIENCE_S, POLICIES, LongestPrefixMatch
 from diptych.engine.values.request import Request
 from diptych.generation.sampling_params import SamplingParams
 

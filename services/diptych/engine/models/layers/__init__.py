@@ -1,1 +1,0 @@
-"""The parts of a decoder layer, shared by all families."""
