@@ -28,7 +28,7 @@ S = TypeVar("S", bound=enum.Enum)
 class DiptychError(Exception):
     """An error with a place in HTTP and gRPC. `str(error)` is for people and says what to change."""
 
-    http_status: ClassVar[int] = 500
+    http_status: int = 500
     grpc_status: ClassVar[str] = "INTERNAL"
 
 

@@ -26,11 +26,13 @@ from diptych.router.grpc.gate import CallGate
 from diptych.router.grpc.inference import INFERENCE, InferenceService
 from diptych.router.grpc.reading import MessageReader
 from diptych.router.grpc.server import GrpcServer
-from diptych.router.http.exchange.apps import admin_app, clients_app, with_all_metrics
+from diptych.router.http.exchange.app import clients_app, operators_app
+from diptych.router.http.operate.about import with_all_metrics
 from diptych.router.keys.callers import Callers
 from diptych.router.keys.ledger import Ledger
 from diptych.router.metrics import GrammarUsage, KeyUsage, RouterMetrics, TokenizerUsage
 from diptych.router.process.health import RouterHealth
+from diptych.router.process.metrics import ProcessMetrics
 from diptych.router.process.share import Share
 from diptych.router.serve.execution import Dispatcher
 from diptych.router.serve.hedging import Hedging
@@ -103,9 +105,10 @@ def build(
     tracer = _tracer(config, fleet, open_export)
     budget = BodyBudget(BODIES_IN_MEMORY * config.max_body_bytes)
     app = clients_app(config, trust, fleet, pipeline, health.probes, callers, tracer, budget)
-    app = app if share is None else with_all_metrics(app, config, pipeline, share)
+    if share is not None and config.open_metrics:
+        app = with_all_metrics(app, metrics, ProcessMetrics(config.host, share.ports), share)
     drain = RouterDrain(draining, f"{fleet.router_id:016x}", config.drain_s)
-    http = _http(config, DrainableApp(app, draining, admin_app(trust, fleet, pipeline, drain, callers)), share)
+    http = _http(config, DrainableApp(app, draining, operators_app(trust, fleet, pipeline, drain, callers)), share)
     service = InferenceService(pipeline, callers, tracer, stall_s=config.client_stall_s)
     gate = CallGate(callers, budget, MessageReader(INFERENCE), stall_s=config.client_stall_s)
     grpc = _grpc(config, service, gate, health, share)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from diptych.generation.logprobs import TokenLogprobs
-from diptych.router.http.openai.text_scores import TextScores
+from diptych.router.http.openai.responses_layout import TextScores
 from diptych.router.output import Scores
 from diptych.tokens.tokenizer import Tokenizer
 
