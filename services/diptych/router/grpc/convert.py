@@ -13,9 +13,8 @@ from diptych.generation.codec import account_from_wire, logprobs_to_wire, params
 from diptych.generation.finish import Finish
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import Caller
-from diptych.router.output import Output, Piece, Usage, total_usage
+from diptych.router.output import Output, Piece, Usage, choose_best, total_usage
 from diptych.router.request import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt
-from diptych.router.serve.best_of import choose_best
 from diptych.router.text.parsing.parts import Content, Part, Reasoning, ToolArguments, ToolCallStart, message_of
 from diptych.router.text.parsing.tool_use import NO_ARGUMENTS, NO_TOOLS, Choice, Function, ToolUse, choose
 from diptych.v1 import inference_pb2

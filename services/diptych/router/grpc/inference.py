@@ -16,17 +16,16 @@ import grpc
 from diptych.common.errors import DeadlineExceeded, DiptychError, InternalError, InvalidRequest
 from diptych.generation.request_groups import Life
 from diptych.router.choose.routing import routing_of
+from diptych.router.errors import DISCONNECTED, OK, outcome_of
 from diptych.router.grpc.convert import chunk_to_wire, prompt_to_tokenize, request_from_wire, response_to_wire
 from diptych.router.grpc.counts import check_generation, check_text, check_tokens
 from diptych.router.grpc.status import abort
 from diptych.router.keys.caller import ANYBODY, Caller
 from diptych.router.keys.callers import Callers
-from diptych.router.output import Piece, whole
 from diptych.router.request import ClientRequest, request_for_tokens
 from diptych.router.request_id import is_usable, new_request_id
-from diptych.router.serve.interleave import Batch, interleave
-from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of
 from diptych.router.serve.pipeline import Pipeline
+from diptych.router.serve.response import interleave, wholes
 from diptych.router.tracing.record import NO_TRACE, REQUEST_ID, Attributes, Edge, Trace
 from diptych.router.tracing.tracer import Tracer
 from diptych.v1 import inference_pb2, inference_pb2_grpc
@@ -74,7 +73,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             if client.num_made != client.num_choices:
                 text = "best_of must equal n in a stream: the best is known when all are complete"
                 raise InvalidRequest(text, param="best_of")
-            async with aclosing(self._pieces(client)) as batches:
+            async with (
+                self._pipeline.admit(client) as requests,
+                aclosing(interleave([self._pipeline.generate(each) for each in requests])) as batches,
+            ):
                 async for batch in batches:
                     for index, piece in batch:
                         await self._write(context, chunk_to_wire(index, piece, client))
@@ -83,12 +85,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         response = Response()
         async with self._answering(context, request.request_id, self._follow(context, WHOLE)) as trace:
             client = self._request(request, context, trace)
-            pieces: list[list[Piece]] = [[] for _ in range(client.num_made)]
-            async with aclosing(self._pieces(client)) as batches:
-                async for batch in batches:
-                    for index, piece in batch:
-                        pieces[index].append(piece)
-            response = response_to_wire([whole(run) for run in pieces], client)
+            async with self._pipeline.admit(client) as requests:
+                outputs = await wholes([self._pipeline.generate(each) for each in requests])
+            response = response_to_wire(outputs, client)
             response.model = client.model or self._pipeline.model.model_id
         return response
 
@@ -98,14 +97,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 await context.write(chunk)
         except TimeoutError:
             raise DeadlineExceeded(f"the client took nothing of its stream for {self._stall_s:g} s") from None
-
-    async def _pieces(self, client: ClientRequest) -> AsyncGenerator[Batch, None]:
-        async with (
-            self._pipeline.admit(client) as requests,
-            aclosing(interleave([self._pipeline.generate(request) for request in requests])) as batches,
-        ):
-            async for batch in batches:
-                yield batch
 
     def _request(
         self, request: Request, context: grpc.aio.ServicerContext[Request, Any], trace: Trace, *, stream: bool = False

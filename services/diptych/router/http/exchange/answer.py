@@ -17,15 +17,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from diptych.common.errors import DiptychError, InternalError
+from diptych.router.errors import DISCONNECTED, OK, outcome_of
 from diptych.router.http.exchange.disconnect import until_disconnect
 from diptych.router.http.exchange.errors import error_response
 from diptych.router.http.exchange.parse import Parsed
-from diptych.router.output import Piece, Usage, total_usage, whole
+from diptych.router.output import Usage, choose_best, total_usage
 from diptych.router.request import ClientRequest, GenerationRequest
-from diptych.router.serve.best_of import choose_best
-from diptych.router.serve.interleave import Batch, interleave
-from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of
 from diptych.router.serve.pipeline import Pipeline
+from diptych.router.serve.response import Batch, interleave, wholes
 
 logger = logging.getLogger(__name__)
 
@@ -82,12 +81,7 @@ class WholeAnswer(Answer):
     """One JSON object, when all is known."""
 
     async def _respond(self, requests: Sequence[GenerationRequest], send: Send) -> None:
-        pieces: list[list[Piece]] = [[] for _ in requests]
-        async with aclosing(interleave([self._pipeline.generate(request) for request in requests])) as batches:
-            async for batch in batches:
-                for index, piece in batch:
-                    pieces[index].append(piece)
-        client, outputs = self._request, [whole(run) for run in pieces]
+        client, outputs = self._request, await wholes([self._pipeline.generate(request) for request in requests])
         usage = total_usage([output.end.usage for output in outputs], client.num_made)
         choices = choose_best(outputs, client.num_made, client.num_choices)
         await self._send(orjson.dumps(self._layout.whole(choices, usage)), send)

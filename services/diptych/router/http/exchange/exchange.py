@@ -10,6 +10,7 @@ from starlette.types import Scope
 
 from diptych.common.errors import DiptychError
 from diptych.router.admission.body_budget import HeldBody
+from diptych.router.errors import outcome_of
 from diptych.router.http.exchange.answer import StreamAnswer, WholeAnswer
 from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.errors import ErrorBody, error_body, error_response
@@ -17,7 +18,6 @@ from diptych.router.http.exchange.key_gate import caller_of
 from diptych.router.http.exchange.parse import Origin, Parse, Parsed
 from diptych.router.http.exchange.request_id import HEADER, request_id_of
 from diptych.router.http.exchange.traced import trace_of
-from diptych.router.serve.outcome import outcome_of
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.tracing.record import REQUEST_ID
 

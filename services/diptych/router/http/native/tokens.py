@@ -13,6 +13,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from diptych.common.errors import DiptychError
+from diptych.router.errors import DISCONNECTED, OK, outcome_of
 from diptych.router.http.anthropic.errors import anthropic_error_body
 from diptych.router.http.anthropic.messages_request import PromptFields
 from diptych.router.http.exchange.body import BodyReader
@@ -26,7 +27,6 @@ from diptych.router.http.fields.logprobs import text_of
 from diptych.router.http.fields.strict_model import Body
 from diptych.router.http.native.token_request import DetokenizeRequest, TokenizeRequest
 from diptych.router.request import request_for_tokens
-from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of
 from diptych.router.serve.pipeline import Pipeline
 
 Work = Callable[[Any, Origin, Pipeline], Awaitable[Mapping[str, object]]]
