@@ -29,8 +29,7 @@ from diptych.generation.output import FailureCode
 from diptych.grammars.checks import GrammarChecks
 from diptych.router.admission.queue import Reason
 from diptych.router.choose.fits import Curve
-from diptych.router.keys.caller import KeyHolder
-from diptych.router.keys.callers import Callers
+from diptych.router.keys.caller import Callers, KeyHolder
 from diptych.tokens.segment_cache import SegmentCache
 from diptych.v1.bootstrap_pb2 import Instance, WorkerLoad
 from diptych.v1.worker_pb2 import LegStats

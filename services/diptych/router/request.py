@@ -5,9 +5,11 @@ Rule: a later form holds the earlier one, and copies no field of it.
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from diptych.generation.grammar import Preamble
 from diptych.generation.leg_prompt import BYTES_PER_TOKEN
@@ -17,9 +19,13 @@ from diptych.generation.segments import ContentSegment, content_len
 from diptych.router.choose.routing import DEFAULT_ROUTING, Routing
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import ANYBODY, Caller
+from diptych.router.text.parsing.message_formats import DEFAULT_FORMATS, MessageFormats
 from diptych.router.text.parsing.parts import MessageParser
 from diptych.router.text.parsing.tool_use import NO_TOOLS, ToolUse
 from diptych.router.tracing.record import NO_TRACE, Trace
+from diptych.tokens.tokenizer import Tokenizer
+
+_USABLE: Final = re.compile(r"[!-~]{1,128}")  # printable ASCII without spaces: harmless in headers, logs and memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +165,29 @@ def request_for_tokens(model: str, prompt: Prompt, caller: Caller) -> ClientRequ
     params = SamplingParams(prompt_logprobs=0)
     account, hints = Account(caller.name), hints_of(caller.cache_owner, "")
     return ClientRequest(model, [prompt], params, account=account, hints=hints, caller=caller)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model that a router serves, as far as requests need to know it."""
+
+    model_id: str
+    tokenizer: Tokenizer
+    vocab_size: int
+    context_len: int  # tokens, prompt + output, that the model takes; workers may take fewer
+    formats: MessageFormats = DEFAULT_FORMATS  # in which it writes calls of tools, and reasoning
+    names: tuple[str, ...] = ()  # that clients are told in place of its id; answers say the first
+
+
+def is_usable(request_id: str) -> bool:
+    """Whether a client's own id may be the id of its request; else that is a new one. No id is a secret."""
+    return _USABLE.fullmatch(request_id) is not None
+
+
+def new_request_id() -> str:
+    return f"{random.getrandbits(96):024x}"
+
+
+def new_answer_id(prefix: str) -> str:
+    """Return the id of an answer, as the APIs show it: of 128 bits, so that nobody ever meets another one."""
+    return f"{prefix}{random.getrandbits(128):032x}"

@@ -22,26 +22,24 @@ from diptych.router.choose.breakers import Breakers
 from diptych.router.choose.explain import Explanations
 from diptych.router.choose.policies import plan_of
 from diptych.router.config import RouterConfig
-from diptych.router.grpc.gate import CallGate
+from diptych.router.grpc.gate import CallGate, MessageReader
 from diptych.router.grpc.inference import INFERENCE, InferenceService
-from diptych.router.grpc.reading import MessageReader
 from diptych.router.grpc.server import GrpcServer
 from diptych.router.http.exchange.apps import admin_app, clients_app, with_all_metrics
-from diptych.router.keys.callers import Callers
+from diptych.router.keys.caller import Callers
 from diptych.router.keys.ledger import Ledger
 from diptych.router.metrics import GrammarUsage, KeyUsage, RouterMetrics, TokenizerUsage
 from diptych.router.process.health import RouterHealth
 from diptych.router.process.share import Share
+from diptych.router.request import ServedModel
 from diptych.router.serve.execution import Dispatcher
 from diptych.router.serve.hedging import Hedging
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.serve.prepare import Preparer
 from diptych.router.serve.progress import RetryLimits
 from diptych.router.serve.selection import Selector
-from diptych.router.served_model import ServedModel
 from diptych.router.text.tokenization import Tokenization
-from diptych.router.tracing.environment import OpenExport
-from diptych.router.tracing.tracer import Tracer
+from diptych.router.tracing.tracer import OpenExport, Tracer
 from diptych.router.workers.drain import DrainableApp, OpenRequests, RouterDrain
 from diptych.router.workers.fleet import Fleet, Membership
 

@@ -9,29 +9,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
 import grpc
+from google.protobuf.descriptor import ServiceDescriptor
 
-from diptych.common.errors import DeadlineExceeded, DiptychError, InvalidRequest
+from diptych.common.errors import DeadlineExceeded, DiptychError, InvalidRequest, Overloaded, Unavailable
 from diptych.common.net.raw_calls import Decode, Handler, Messages, run_raw
 from diptych.common.trust.gatekeeper import Continuation, as_stranger
 from diptych.common.trust.strangers import Strangers
 from diptych.router.admission.body_budget import BodyBudget, HeldBody
 from diptych.router.errors import RateLimited
-from diptych.router.grpc.reading import MessageReader
-from diptych.router.grpc.status import abort
-from diptych.router.keys.caller import ANYBODY
-from diptych.router.keys.callers import Callers
+from diptych.router.grpc.message_extent import Extent, check_extent, extent_of, shape_of
+from diptych.router.keys.caller import ANYBODY, Callers
 
 OPEN_SERVICES: Final = ("/grpc.health.", "/grpc.reflection.")
 NUM_STRANGERS: Final = 1024  # at once; clients with health checks keep a call open
 MAX_CALLS_OF_A_KEY: Final = 4096  # at once, those that wait in line too
 MAX_STRANGE_BYTES: Final = 2**12  # of a message of somebody without a key: the name of a service, or of a file
 MAX_ARRIVING: Final = 32  # messages of a key at once: what has come of them is held in memory
+SMALL_BYTES: Final = 2**14  # have too little of anything to count it
+QUICK_BYTES: Final = 2**18  # are decoded in less than a millisecond,
+QUICK: Final = Extent(2**9, 2**9)  # and counted likewise, where they hold no more than that
 
 
 class CallGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
@@ -116,3 +119,36 @@ async def _read_short(decode: Decode, message: bytes) -> Any:
 
 async def _refuse(error: DiptychError, _: object, context: Any) -> None:
     await abort(context, error)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: DiptychError) -> None:
+    """End the call with the error's status. Raises."""
+    metadata: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, Overloaded | Unavailable):
+        metadata = (("retry-after", str(error.retry_after_s)),)
+    await context.abort(grpc.StatusCode[error.grpc_status], str(error), metadata)
+
+
+class MessageReader:
+    """Reads the requests of one service: counts what is in them, and decodes large ones in a thread.
+
+    One thread, as those that make Python's objects wait for one another, and each holds all that it makes.
+    """
+
+    def __init__(self, service: ServiceDescriptor) -> None:
+        self._shapes = {f"/{service.full_name}/{each.name}": shape_of(each.input_type) for each in service.methods}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="message")
+
+    async def read(self, method: str, decode: Callable[[bytes], Any], message: bytes) -> Any:
+        """Return what `decode` makes of a message. Raises `InvalidRequest`, and what `decode` does."""
+        if len(message) <= SMALL_BYTES:
+            return decode(message)
+        shape = self._shapes[method]
+        if len(message) <= QUICK_BYTES and extent_of(message, shape, QUICK).is_within(QUICK):
+            return decode(message)
+
+        def count_and_decode() -> Any:
+            check_extent(message, shape)
+            return decode(message)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, count_and_decode)

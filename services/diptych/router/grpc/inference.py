@@ -18,12 +18,10 @@ from diptych.generation.request_groups import Life
 from diptych.router.choose.routing import routing_of
 from diptych.router.errors import DISCONNECTED, OK, outcome_of
 from diptych.router.grpc.convert import chunk_to_wire, prompt_to_tokenize, request_from_wire, response_to_wire
-from diptych.router.grpc.counts import check_generation, check_text, check_tokens
-from diptych.router.grpc.status import abort
-from diptych.router.keys.caller import ANYBODY, Caller
-from diptych.router.keys.callers import Callers
-from diptych.router.request import ClientRequest, request_for_tokens
-from diptych.router.request_id import is_usable, new_request_id
+from diptych.router.grpc.gate import abort
+from diptych.router.grpc.message_extent import check_generation, check_text, check_tokens
+from diptych.router.keys.caller import ANYBODY, Caller, Callers
+from diptych.router.request import ClientRequest, is_usable, new_request_id, request_for_tokens
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.serve.response import interleave, wholes
 from diptych.router.tracing.record import NO_TRACE, REQUEST_ID, Attributes, Edge, Trace

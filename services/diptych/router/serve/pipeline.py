@@ -21,14 +21,13 @@ from diptych.router.choose.explain import Explanation
 from diptych.router.keys.caller import Caller
 from diptych.router.metrics import RouterMetrics
 from diptych.router.output import End, Piece
-from diptych.router.request import ClientRequest, GenerationRequest
+from diptych.router.request import ClientRequest, GenerationRequest, ServedModel
 from diptych.router.serve.execution import Dispatcher, Execution
 from diptych.router.serve.prepare import Preparer
 from diptych.router.serve.progress import Progress, RetryLimits
 from diptych.router.serve.response import Response
-from diptych.router.served_model import ServedModel
-from diptych.router.tracing.asked import note_request
 from diptych.router.tracing.record import Stage, Trace
+from diptych.router.tracing.tracer import note_request
 
 REPORT_WAIT_S: Final = 30.0  # prefill ends a room when it reads decode's Ack: after the step that it runs
 

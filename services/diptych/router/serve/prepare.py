@@ -12,9 +12,8 @@ from diptych.generation.grammar import Grammar, Preamble
 from diptych.generation.sampling_params import MAX_SEED, SamplingParams
 from diptych.generation.segments import content_len
 from diptych.grammars.checks import GrammarChecks
-from diptych.router.request import ClientRequest, GenerationRequest
+from diptych.router.request import ClientRequest, GenerationRequest, ServedModel
 from diptych.router.serve.validation import check_request, output_room
-from diptych.router.served_model import ServedModel
 from diptych.router.text.tokenization import Tokenization
 
 COUNTED_CONTEXTS: Final = 4  # that a text may have the tokens of, for whoever wants to know how many they are

@@ -17,11 +17,10 @@ from diptych.common.members.membership import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.trust.trust import Trust
 from diptych.router.choose.approximate_index import ApproximateIndex
-from diptych.router.choose.cached_prefixes import LATELY_S, CachedPrefixes
+from diptych.router.choose.cached_prefixes import LATELY_S, CachedPrefixes, TextIndex
 from diptych.router.choose.estimates import Estimates
 from diptych.router.choose.pairing import adapters, explain, is_missing, pair_up, with_adapter
 from diptych.router.choose.prefix_index import PrefixIndex
-from diptych.router.choose.text_index import TextIndex
 from diptych.router.metrics import PoolMember, RouterMetrics
 from diptych.router.workers.session import Session
 from diptych.router.workers.worker_view import Pair, WorkerView

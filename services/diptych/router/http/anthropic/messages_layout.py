@@ -15,7 +15,7 @@ from diptych.router.http.exchange.framing import NAMED
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.blocks import Block, Blocks, Change, Closed, Grown, Opened
 from diptych.router.output import End, Output, Piece, Usage
-from diptych.router.request_id import new_answer_id
+from diptych.router.request import new_answer_id
 
 Json = dict[str, Any]
 

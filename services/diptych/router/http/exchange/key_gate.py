@@ -15,8 +15,7 @@ from diptych.router.errors import PermissionDenied
 from diptych.router.http.anthropic.errors import anthropic_error_body, is_anthropic
 from diptych.router.http.exchange.errors import error_body, error_response
 from diptych.router.http.exchange.request_id import HEADER, request_id_of
-from diptych.router.keys.caller import ANYBODY, Caller
-from diptych.router.keys.callers import SCHEME, Callers
+from diptych.router.keys.caller import ANYBODY, SCHEME, Caller, Callers
 from diptych.router.workers.drain import ADMIN_PATHS
 
 OPEN_PATHS: Final = frozenset(

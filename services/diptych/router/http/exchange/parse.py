@@ -29,8 +29,7 @@ from diptych.router.http.openai.completion_request import CompletionRequest
 from diptych.router.http.openai.responses_layout import ResponseLayout
 from diptych.router.http.openai.responses_request import ResponsesRequest
 from diptych.router.keys.caller import ANYBODY, Caller
-from diptych.router.request import ClientRequest, Prompt
-from diptych.router.served_model import ServedModel
+from diptych.router.request import ClientRequest, Prompt, ServedModel
 from diptych.router.tracing.record import NO_TRACE, Trace
 
 TENANT_HEADER: Final = "x-tenant"

@@ -6,7 +6,7 @@ from typing import Final
 
 from starlette.requests import Request
 
-from diptych.router.request_id import is_usable, new_request_id
+from diptych.router.request import is_usable, new_request_id
 
 HEADER: Final = "x-request-id"
 

@@ -18,7 +18,7 @@ from diptych.router.http.openai.responses_items import OutputItem, Status, conte
 from diptych.router.http.openai.responses_request import Echoed
 from diptych.router.http.openai.text_scores import TextScores
 from diptych.router.output import End, Output, Piece, Usage
-from diptych.router.request_id import new_answer_id
+from diptych.router.request import new_answer_id
 from diptych.tokens.token_bytes import TokenBytes
 
 Json = dict[str, Any]

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from diptych.generation.grammar import Preamble
-from diptych.router.text.parsing.calls import json_calls, read_or_restore
+from diptych.router.text.parsing.calls import ToolFormat, json_calls, read_or_restore
 from diptych.router.text.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from diptych.router.text.parsing.parts import MessageParser
 from diptych.router.text.parsing.reader import Reader, Reading
 from diptych.router.text.parsing.reasoning import ReasoningFormat, read_content
-from diptych.router.text.parsing.stream_parser import Read, StreamParser
-from diptych.router.text.parsing.tool_format import ToolFormat
 from diptych.router.text.parsing.tool_use import ToolUse
-from diptych.router.text.parsing.writer import Writer
+from diptych.router.text.parsing.writer import Read, StreamParser, Writer
 
 AUTO: Final = "auto"
 NONE: Final = "none"

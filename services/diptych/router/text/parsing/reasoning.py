@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from diptych.generation.grammar import Preamble
 from diptych.router.text.parsing.reader import Reader, Reading
-from diptych.router.text.parsing.stream_parser import Read
-from diptych.router.text.parsing.writer import Writer
+from diptych.router.text.parsing.writer import Read, Writer
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from diptych.router.text.parsing.calls import ToolFormat
 from diptych.router.text.parsing.formats.deepseek import DEEPSEEK
 from diptych.router.text.parsing.formats.glm import GLM
 from diptych.router.text.parsing.formats.harmony import HARMONY
@@ -17,7 +18,6 @@ from diptych.router.text.parsing.formats.pythonic import PYTHONIC
 from diptych.router.text.parsing.formats.qwen3_coder import QWEN3_CODER
 from diptych.router.text.parsing.reasoning import MISTRAL as MISTRAL_REASONING
 from diptych.router.text.parsing.reasoning import THINK, ReasoningFormat
-from diptych.router.text.parsing.tool_format import ToolFormat
 
 TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
     "harmony": HARMONY,

@@ -6,9 +6,17 @@
 
 from __future__ import annotations
 
-from diptych.router.text.parsing.calls import NoCall, after, begin_call, collected, json_arguments, read_marked, then
+from diptych.router.text.parsing.calls import (
+    NoCall,
+    ToolFormat,
+    after,
+    begin_call,
+    collected,
+    json_arguments,
+    read_marked,
+    then,
+)
 from diptych.router.text.parsing.reader import Reader, Reading
-from diptych.router.text.parsing.tool_format import ToolFormat
 from diptych.router.text.parsing.writer import Writer
 
 BEGIN, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"

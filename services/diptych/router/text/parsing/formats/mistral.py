@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from diptych.router.text.parsing.calls import NoCall, begin_call, collected, json_arguments, json_calls, read_marked
+from diptych.router.text.parsing.calls import (
+    NoCall,
+    ToolFormat,
+    begin_call,
+    collected,
+    json_arguments,
+    json_calls,
+    read_marked,
+)
 from diptych.router.text.parsing.reader import Reader, Reading, Take
-from diptych.router.text.parsing.tool_format import ToolFormat
 from diptych.router.text.parsing.writer import Writer
 
 CALL, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"

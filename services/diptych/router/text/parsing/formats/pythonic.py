@@ -11,10 +11,8 @@ import json
 import re
 from typing import Any, Final
 
-from diptych.router.text.parsing.calls import NoCall, begin_call, collected, read_marked, read_or_restore
-from diptych.router.text.parsing.nesting import Nesting
-from diptych.router.text.parsing.reader import Reader, Reading, Take
-from diptych.router.text.parsing.tool_format import ToolFormat
+from diptych.router.text.parsing.calls import NoCall, ToolFormat, begin_call, collected, read_marked, read_or_restore
+from diptych.router.text.parsing.reader import Nesting, Reader, Reading, Take
 from diptych.router.text.parsing.writer import Writer
 
 MARK, MARK_END = "<|python_start|>", "<|python_end|>"
