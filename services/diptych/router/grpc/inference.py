@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc
 
@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 Request = inference_pb2.GenerateRequest
 Chunk = inference_pb2.GenerateChunk
 Response = inference_pb2.GenerateResponse
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 INFERENCE: Final = inference_pb2.DESCRIPTOR.services_by_name["Inference"]
 STATUSES: Final = {OK: "OK", DISCONNECTED: "CANCELLED"}  # of calls that end without an error of ours
@@ -52,20 +53,13 @@ NOT_FOLLOWED: Final[AbstractContextManager[Trace]] = nullcontext(NO_TRACE)
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """Implements `diptych.v1.Inference` over the pipeline."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        callers: Callers | None,
-        tracer: Tracer | None,
-        *,
-        stall_s: float,
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, callers: Callers | None, tracer: Tracer | None, *, stall_s: float) -> None:
         self._pipeline = pipeline
         self._callers = callers  # None: everybody
         self._tracer = tracer  # None: nobody follows calls
         self._stall_s = stall_s  # that a client may take nothing of a stream
 
-    async def GenerateStream(self, request: Request, context: grpc.aio.ServicerContext[Request, Chunk]) -> None:
+    async def GenerateStream(self, request: Request, context: Context) -> None:
         async with self._answering(context, request.request_id, self._follow(context, STREAM)) as trace:
             client = self._request(request, context, trace, stream=True)
             if client.num_made != client.num_choices:
@@ -79,7 +73,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     for index, piece in batch:
                         await self._write(context, chunk_to_wire(index, piece, client))
 
-    async def Generate(self, request: Request, context: grpc.aio.ServicerContext[Request, Response]) -> Response:
+    async def Generate(self, request: Request, context: Context) -> Response:
         response = Response()
         async with self._answering(context, request.request_id, self._follow(context, WHOLE)) as trace:
             client = self._request(request, context, trace)
@@ -89,16 +83,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             response.model = client.model or self._pipeline.model.model_id
         return response
 
-    async def _write(self, context: grpc.aio.ServicerContext[Request, Chunk], chunk: Chunk) -> None:
+    async def _write(self, context: Context, chunk: Chunk) -> None:
         try:
             async with asyncio.timeout(self._stall_s):
                 await context.write(chunk)
         except TimeoutError:
             raise DeadlineExceeded(f"the client took nothing of its stream for {self._stall_s:g} s") from None
 
-    def _request(
-        self, request: Request, context: grpc.aio.ServicerContext[Request, Any], trace: Trace, *, stream: bool = False
-    ) -> ClientRequest:
+    def _request(self, request: Request, context: Context, trace: Trace, *, stream: bool = False) -> ClientRequest:
         caller = self._caller(context)
         check_generation(request)
         request_id = request.request_id or new_request_id()
@@ -116,7 +108,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             trace=trace,
         )
 
-    def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
+    def _caller(self, context: Context) -> Caller:
         """Return whose key the call carries. Raises `Unauthenticated`."""
         if self._callers is None:
             return ANYBODY
@@ -124,10 +116,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     @asynccontextmanager
     async def _answering(
-        self,
-        context: grpc.aio.ServicerContext[Any, Any],
-        request_id: str = "",
-        followed: AbstractContextManager[Trace] = NOT_FOLLOWED,
+        self, context: Context, request_id: str = "", followed: AbstractContextManager[Trace] = NOT_FOLLOWED
     ) -> AsyncGenerator[Trace, None]:
         """Turn what goes wrong inside into a status, and count the outcome."""
         outcome = DISCONNECTED  # what ends without a word of ours was ended by the client
@@ -148,13 +137,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if failure is not None:
             await abort(context, failure)  # may take until the client reads, or leaves
 
-    def _follow(self, context: grpc.aio.ServicerContext[Any, Any], edge: Edge) -> AbstractContextManager[Trace]:
+    def _follow(self, context: Context, edge: Edge) -> AbstractContextManager[Trace]:
         return NOT_FOLLOWED if self._tracer is None else self._tracer.follow(edge, _metadata(context))
 
     async def Tokenize(
-        self,
-        request: inference_pb2.TokenizeRequest,
-        context: grpc.aio.ServicerContext[inference_pb2.TokenizeRequest, inference_pb2.TokenizeResponse],
+        self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
         response = inference_pb2.TokenizeResponse(context_len=self._pipeline.context_len)
         async with self._answering(context):
@@ -166,9 +153,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return response
 
     async def Detokenize(
-        self,
-        request: inference_pb2.DetokenizeRequest,
-        context: grpc.aio.ServicerContext[inference_pb2.DetokenizeRequest, inference_pb2.DetokenizeResponse],
+        self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
         response = inference_pb2.DetokenizeResponse()
         async with self._answering(context):
@@ -178,9 +163,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return response
 
     async def ListModels(
-        self,
-        request: inference_pb2.ListModelsRequest,
-        context: grpc.aio.ServicerContext[inference_pb2.ListModelsRequest, inference_pb2.ListModelsResponse],
+        self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
         try:
             self._caller(context)
@@ -193,5 +176,5 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return inference_pb2.ListModelsResponse(models=[*models, *adapters])
 
 
-def _metadata(context: grpc.aio.ServicerContext[Any, Any]) -> dict[str, str]:
+def _metadata(context: Context) -> dict[str, str]:
     return {key: str(value) for key, value in context.invocation_metadata() or ()}

@@ -25,13 +25,7 @@ from diptych.generation.sampling_params import (
     MAX_STOP_TOKEN_IDS,
 )
 from diptych.router.serve.validation import MAX_MESSAGES, MAX_PARTS, MAX_TOKENS, MAX_TOOLS
-from diptych.v1.inference_pb2 import (
-    ChatMessages,
-    DetokenizeRequest,
-    GenerateRequest,
-    SamplingParams,
-    TokenizeRequest,
-)
+from diptych.v1.inference_pb2 import ChatMessages, DetokenizeRequest, GenerateRequest, SamplingParams, TokenizeRequest
 
 MAX_DEPTH: Final = 100  # protobuf's own
 MAX_VARINT_BYTES: Final = 10

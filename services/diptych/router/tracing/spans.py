@@ -17,13 +17,10 @@ from diptych.v1.worker_pb2 import LegStats
 
 FAILURES: Final = frozenset({"deadline", "error", "unavailable"})  # outcomes that are not the client's doing
 MAX_OUTPUTS: Final = 16  # of a call that get spans: a call for a thousand would hold up others
-PREFILL_STAGES: Final = ("queue", "compute", "transfer")  # of a leg, one after the other, as `LegStats` names them
-DECODE_STAGES: Final = ("queue", "transfer", "verify", "join")
-LOCAL_STAGES: Final = ("queue", "compute")
-STAGES: Final[Mapping[LegKind, Sequence[str]]] = {
-    LegKind.PREFILL: PREFILL_STAGES,
-    LegKind.DECODE: DECODE_STAGES,
-    LegKind.LOCAL: LOCAL_STAGES,
+STAGES: Final[Mapping[LegKind, Sequence[str]]] = {  # of a leg, one after the other, as `LegStats` names them
+    LegKind.PREFILL: ("queue", "compute", "transfer"),
+    LegKind.DECODE: ("queue", "transfer", "verify", "join"),
+    LegKind.LOCAL: ("queue", "compute"),
 }
 
 
@@ -113,12 +110,10 @@ def _attempt(attempt: AttemptTrace, end_s: float) -> tuple[Span, Span]:
 
 
 def _legs(attempt: AttemptTrace, ended_s: float) -> Iterator[Span]:
-    pair, begun_s = attempt.record.selection.pair, attempt.record.begun_s
-    if pair.is_local:
-        yield _leg(LegKind.LOCAL, pair.prefill_id, attempt.stats.get(LegKind.LOCAL), begun_s, ended_s)
-        return
-    yield _leg(LegKind.PREFILL, pair.prefill_id, attempt.stats.get(LegKind.PREFILL), begun_s, ended_s)
-    yield _leg(LegKind.DECODE, pair.decode_id, attempt.stats.get(LegKind.DECODE), begun_s, ended_s)
+    pair = attempt.record.selection.pair
+    both = {LegKind.PREFILL: pair.prefill_id, LegKind.DECODE: pair.decode_id}
+    for kind, instance_id in ({LegKind.LOCAL: pair.prefill_id} if pair.is_local else both).items():
+        yield _leg(kind, instance_id, attempt.stats.get(kind), attempt.record.begun_s, ended_s)
 
 
 def _leg(kind: LegKind, instance_id: int, stats: LegStats | None, begun_s: float, ended_s: float) -> Span:

@@ -77,6 +77,29 @@ def then(read: ReadCall, closing: str) -> ReadCall:
     return read_all
 
 
+def read_from_first(
+    reader: Reader, writer: Writer, opening: str, read: ReadCall, calls: Mapping[str, ReadCall]
+) -> Reading[None]:
+    """Read a message that is calls from its first character, `opening`, on; or content, with marked calls in it."""
+    reader.hold()
+    yield from reader.skip_blanks()
+    blanks = reader.release()
+    if (yield from reader.peek()) == opening:
+        yield from read_or_restore(reader, writer, blanks, read)
+    else:
+        writer.content(blanks)
+    yield from read_marked(reader, writer, calls)
+
+
+def named_call(reader: Reader, writer: Writer, name: str) -> Reading[None]:
+    """Read the arguments of a call, whose name was read before them. Raises `NoCall`."""
+    yield from reader.skip_blanks()
+    if (yield from reader.peek()) != "{":
+        raise NoCall
+    begin_call(reader, writer, name)
+    yield from json_arguments(reader, writer.arguments)
+
+
 def begin_call(reader: Reader, writer: Writer, name: str) -> Function:
     """From here on it is a call. Raises `NoCall` for a function that is not offered."""
     if name not in writer.functions:
