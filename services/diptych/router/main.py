@@ -32,7 +32,7 @@ from diptych.common.trust.trust import Trust, forget_token
 from diptych.router.choose import page_chain, page_set
 from diptych.router.config import RouterConfig
 from diptych.router.keys import ledger
-from diptych.router.process.metrics import page_of_process
+from diptych.router.process.health import page_of_process
 from diptych.router.process.processes import run_processes
 from diptych.router.process.share import Share, share_of_this_process
 from diptych.router.request import ServedModel

@@ -34,8 +34,7 @@ from diptych.router.process.share import Share
 from diptych.router.request import ServedModel
 from diptych.router.serve.execution import Dispatcher
 from diptych.router.serve.hedging import Hedging
-from diptych.router.serve.pipeline import Pipeline
-from diptych.router.serve.prepare import Preparer
+from diptych.router.serve.pipeline import Pipeline, Preparer
 from diptych.router.serve.progress import RetryLimits
 from diptych.router.serve.selection import Selector
 from diptych.router.text.tokenization import Tokenization

@@ -17,23 +17,18 @@ from diptych.engine.values.core_report import Load
 from diptych.engine.values.events import EmitTokens, Start
 from diptych.engine.values.request import new_request
 from diptych.generation.codec import (
+    FINISH_TO_WIRE,
     account_from_wire,
     hints_from_wire,
     life_from_wire,
     logprobs_to_wire,
     params_from_wire,
 )
-from diptych.generation.finish import Finish
 from diptych.generation.leg_prompt import contents_of, prompt_of
 from diptych.generation.output import Failure, FailureCode, Output, Stats
 from diptych.generation.page_hash import extra_key
-from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
+from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
 
-_FINISH_TO_WIRE = {
-    Finish.STOP: inference_pb2.FINISH_REASON_STOP,
-    Finish.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
-    Finish.ABORTED: inference_pb2.FINISH_REASON_ABORTED,
-}
 _LEG_KINDS = {kind.wire: kind for kind in LegKind}
 _CODE_TO_WIRE = {
     FailureCode.INVALID: worker_pb2.ERROR_CODE_INVALID,
@@ -82,7 +77,7 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
 def output_to_wire(output: Output) -> worker_pb2.LegOutput:
     wire = worker_pb2.LegOutput(room=output.room, first_index=output.first_index, token_ids=output.token_ids)
     if output.finish is not None:
-        wire.finish_reason = _FINISH_TO_WIRE[output.finish]
+        wire.finish_reason = FINISH_TO_WIRE[output.finish]
     if output.failure is not None:
         wire.error.CopyFrom(_failure_to_wire(output.failure))
     if output.stats is not None:

@@ -9,8 +9,7 @@ from typing import Any, Final
 from pydantic_core import from_json
 
 from diptych.common.errors import InvalidRequest
-from diptych.generation.codec import account_from_wire, logprobs_to_wire, params_from_wire
-from diptych.generation.finish import Finish
+from diptych.generation.codec import FINISH_TO_WIRE, account_from_wire, logprobs_to_wire, params_from_wire
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import Caller
 from diptych.router.output import Output, Piece, Scores, Usage, choose_best, total_usage
@@ -20,11 +19,6 @@ from diptych.router.text.parsing.tool_use import NO_ARGUMENTS, NO_TOOLS, Choice,
 from diptych.v1 import inference_pb2
 from diptych.v1.inference_pb2 import ChatAnswer, ChatMessage, ChatMessages, ChatPart, Tool, ToolCall
 
-_FINISH: Final[Mapping[Finish, inference_pb2.FinishReason]] = {
-    Finish.STOP: inference_pb2.FINISH_REASON_STOP,
-    Finish.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
-    Finish.ABORTED: inference_pb2.FINISH_REASON_ABORTED,
-}
 _CHOICES: Final[Mapping[int, Choice]] = {
     inference_pb2.TOOL_CHOICE_AUTO: "auto",
     inference_pb2.TOOL_CHOICE_REQUIRED: "required",
@@ -61,7 +55,7 @@ def chunk_to_wire(index: int, piece: Piece, client: ClientRequest) -> inference_
         prompt_logprobs=_scores_to_wire(piece.prompt),
     )
     if piece.end is not None:
-        chunk.finish_reason = _FINISH[piece.end.finish]
+        chunk.finish_reason = FINISH_TO_WIRE[piece.end.finish]
         chunk.usage.CopyFrom(_usage_to_wire(piece.end.usage))
         chunk.matched_stop = piece.end.stop
     if isinstance(client.prompts[0], ChatPrompt):
@@ -93,7 +87,7 @@ def _choice_to_wire(index: int, output: Output, client: ClientRequest) -> infere
         index=index,
         text=output.text,
         token_ids=output.token_ids,
-        finish_reason=_FINISH[output.end.finish],
+        finish_reason=FINISH_TO_WIRE[output.end.finish],
         matched_stop=output.end.stop,
         logprobs=_scores_to_wire(output.scores) if are_wanted else None,
         answer=answer_to_wire(output.parts) if isinstance(client.prompts[0], ChatPrompt) else None,

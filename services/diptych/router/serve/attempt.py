@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from diptych.common.members.roles import LegKind
-from diptych.generation.codec import logprobs_from_wire
+from diptych.generation.codec import FINISH_TO_WIRE, logprobs_from_wire
 from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.generation.output import FailureCode
@@ -22,15 +22,11 @@ from diptych.router.serve.failure import LegFailure
 from diptych.router.serve.progress import Patience
 from diptych.router.workers.legs import LegReceiver, Work
 from diptych.router.workers.worker_view import Pair
-from diptych.v1 import inference_pb2
 from diptych.v1.worker_pb2 import LegOutput, LegStats, StartLeg
 
 REASON_GRACE_S: Final = 1.0  # a leg that its peer aborted waits this long for the peer's own words
 
-_FINISH: Final[Mapping[int, Finish]] = {
-    inference_pb2.FINISH_REASON_STOP: Finish.STOP,
-    inference_pb2.FINISH_REASON_LENGTH: Finish.LENGTH,
-}
+_FINISH: Final[Mapping[int, Finish]] = {FINISH_TO_WIRE[each]: each for each in (Finish.STOP, Finish.LENGTH)}
 _CODES: Final = {code.value: code for code in FailureCode}
 
 

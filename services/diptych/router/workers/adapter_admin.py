@@ -29,12 +29,7 @@ T = TypeVar("T")
 CALL_TIMEOUT_S: Final = 120.0  # reading a large adapter from a slow disk
 NEWS_TIMEOUT_S: Final = 5.0  # until the membership tells of the change
 
-_ERRORS: Final[Mapping[grpc.StatusCode, type[DiptychError]]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
-    grpc.StatusCode.NOT_FOUND: NotFound,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
-    grpc.StatusCode.INTERNAL: InternalError,
-}
+_ERRORS: Final = {each.grpc_status: each for each in (InvalidRequest, NotFound, Overloaded, InternalError)}
 
 
 class AdapterAdmin:
@@ -128,7 +123,7 @@ async def _on_all(
         try:
             return await work(worker)
         except grpc.aio.AioRpcError as error:
-            kind = _ERRORS.get(error.code(), Unavailable)
+            kind = _ERRORS.get(error.code().name, Unavailable)
             return kind(f"{worker}: {error.details()}")
 
     return dict(zip(workers, await asyncio.gather(*map(attempt, workers)), strict=True))

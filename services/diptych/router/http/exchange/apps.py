@@ -29,7 +29,7 @@ from diptych.router.http.operate.adapters import add_adapters
 from diptych.router.http.operate.admin import admin_routes, operators_app
 from diptych.router.http.operate.metrics_route import AllMetrics, closed_metrics_route, open_metrics_route
 from diptych.router.keys.caller import Callers
-from diptych.router.process.metrics import ProcessMetrics
+from diptych.router.process.health import ProcessMetrics
 from diptych.router.process.share import Share
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.tracing.tracer import Tracer

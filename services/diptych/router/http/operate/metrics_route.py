@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from diptych.router.http.exchange.errors import plain_error_response
 from diptych.router.http.exchange.request_id import HEADER, request_id_of
 from diptych.router.metrics import RouterMetrics
-from diptych.router.process.metrics import PATH, ProcessMetrics
+from diptych.router.process.health import PATH, ProcessMetrics
 from diptych.router.process.share import Share
 
 PROMETHEUS_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
