@@ -25,23 +25,11 @@ from diptych.generation.codec import (
     params_from_wire,
 )
 from diptych.generation.leg_prompt import contents_of, prompt_of
-from diptych.generation.output import Failure, FailureCode, Output, Stats
+from diptych.generation.output import Failure, Output, Stats
 from diptych.generation.page_hash import extra_key
 from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
 
 _LEG_KINDS = {kind.wire: kind for kind in LegKind}
-_CODE_TO_WIRE = {
-    FailureCode.INVALID: worker_pb2.ERROR_CODE_INVALID,
-    FailureCode.OVERLOADED: worker_pb2.ERROR_CODE_OVERLOADED,
-    FailureCode.PEER_LOST: worker_pb2.ERROR_CODE_PEER_LOST,
-    FailureCode.TRANSFER_FAILED: worker_pb2.ERROR_CODE_TRANSFER_FAILED,
-    FailureCode.DEADLINE: worker_pb2.ERROR_CODE_DEADLINE,
-    FailureCode.ABORTED: worker_pb2.ERROR_CODE_ABORTED,
-    FailureCode.RETRACTED: worker_pb2.ERROR_CODE_RETRACTED,
-    FailureCode.INTERNAL: worker_pb2.ERROR_CODE_INTERNAL,
-    FailureCode.HANDED_BACK: worker_pb2.ERROR_CODE_HANDED_BACK,
-    FailureCode.TOO_LONG: worker_pb2.ERROR_CODE_TOO_LONG,
-}
 
 
 def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, max_tokens: int) -> Start:
@@ -96,7 +84,7 @@ def add_tokens_to_wire(effect: EmitTokens, events: engine_pb2.SchedulerEvents) -
 
 
 def _failure_to_wire(failure: Failure) -> worker_pb2.LegError:
-    return worker_pb2.LegError(code=_CODE_TO_WIRE[failure.code], message=failure.message)
+    return worker_pb2.LegError(code=worker_pb2.ErrorCode.Name(failure.code.value), message=failure.message)
 
 
 def _stats_to_wire(stats: Stats) -> worker_pb2.LegStats:

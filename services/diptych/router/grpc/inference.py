@@ -15,15 +15,15 @@ import grpc
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, InternalError, InvalidRequest
 from diptych.generation.request_groups import Life
-from diptych.router.choose.routing import routing_of
 from diptych.router.errors import DISCONNECTED, OK, outcome_of
 from diptych.router.grpc.convert import chunk_to_wire, prompt_to_tokenize, request_from_wire, response_to_wire
 from diptych.router.grpc.gate import abort
-from diptych.router.grpc.message_extent import check_generation, check_text, check_tokens
+from diptych.router.grpc.message_extent import check_chat, check_count, check_generation
 from diptych.router.keys.caller import ANYBODY, Caller, Callers
-from diptych.router.request import ClientRequest, is_usable, new_request_id, request_for_tokens
+from diptych.router.request import ClientRequest, is_usable, new_request_id, request_for_tokens, routing_of
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.serve.response import interleave, wholes
+from diptych.router.serve.validation import MAX_TOKENS
 from diptych.router.tracing.record import NO_TRACE, REQUEST_ID, Attributes, Edge, Trace
 from diptych.router.tracing.tracer import Tracer
 from diptych.v1 import inference_pb2, inference_pb2_grpc
@@ -146,7 +146,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         response = inference_pb2.TokenizeResponse(context_len=self._pipeline.context_len)
         async with self._answering(context):
             caller = self._caller(context)
-            check_text(request)
+            check_chat(request.chat)
             client = request_for_tokens(request.model, prompt_to_tokenize(request), caller)
             (token_ids,) = await self._pipeline.tokenize(client)
             response.token_ids.extend(token_ids)
@@ -158,7 +158,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         response = inference_pb2.DetokenizeResponse()
         async with self._answering(context):
             caller = self._caller(context)
-            check_tokens(request)
+            check_count("token_ids", request.token_ids, MAX_TOKENS)
             response.text = await self._pipeline.detokenize(request.token_ids, caller)
         return response
 

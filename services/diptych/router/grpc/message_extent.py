@@ -25,7 +25,7 @@ from diptych.generation.sampling_params import (
     MAX_STOP_TOKEN_IDS,
 )
 from diptych.router.serve.validation import MAX_MESSAGES, MAX_PARTS, MAX_TOKENS, MAX_TOOLS
-from diptych.v1.inference_pb2 import ChatMessages, DetokenizeRequest, GenerateRequest, SamplingParams, TokenizeRequest
+from diptych.v1.inference_pb2 import ChatMessages, GenerateRequest, SamplingParams
 
 MAX_DEPTH: Final = 100  # protobuf's own
 MAX_VARINT_BYTES: Final = 10
@@ -170,35 +170,27 @@ def _malformed() -> InvalidRequest:
 def check_generation(request: GenerateRequest) -> None:
     """Raises `InvalidRequest`."""
     _check_sampling(request.sampling)
-    _check_chat(request.chat)
-    _check("tokens", request.tokens.ids, MAX_TOKENS)
-
-
-def check_text(request: TokenizeRequest) -> None:
-    """Raises `InvalidRequest`."""
-    _check_chat(request.chat)
-
-
-def check_tokens(request: DetokenizeRequest) -> None:
-    """Raises `InvalidRequest`."""
-    _check("token_ids", request.token_ids, MAX_TOKENS)
+    check_chat(request.chat)
+    check_count("tokens", request.tokens.ids, MAX_TOKENS)
 
 
 def _check_sampling(sampling: SamplingParams) -> None:
-    _check("stop", sampling.stop, MAX_STOP_STRINGS)
-    _check("stop_token_ids", sampling.stop_token_ids, MAX_STOP_TOKEN_IDS)
-    _check("stop_regex", sampling.stop_regex, MAX_STOP_REGEX)
-    _check("logit_bias", sampling.logit_bias, MAX_LOGIT_BIAS)
-    _check("allowed_token_ids", sampling.allowed_token_ids, MAX_ALLOWED_TOKENS)
+    check_count("stop", sampling.stop, MAX_STOP_STRINGS)
+    check_count("stop_token_ids", sampling.stop_token_ids, MAX_STOP_TOKEN_IDS)
+    check_count("stop_regex", sampling.stop_regex, MAX_STOP_REGEX)
+    check_count("logit_bias", sampling.logit_bias, MAX_LOGIT_BIAS)
+    check_count("allowed_token_ids", sampling.allowed_token_ids, MAX_ALLOWED_TOKENS)
 
 
-def _check_chat(chat: ChatMessages) -> None:
-    _check("chat.messages", chat.messages, MAX_MESSAGES)
-    _check("chat.tools", chat.tools, MAX_TOOLS)
+def check_chat(chat: ChatMessages) -> None:
+    """Raises `InvalidRequest`."""
+    check_count("chat.messages", chat.messages, MAX_MESSAGES)
+    check_count("chat.tools", chat.tools, MAX_TOOLS)
     for index, message in enumerate(chat.messages):
-        _check(f"chat.messages[{index}].tool_calls", message.tool_calls, MAX_PARTS)
+        check_count(f"chat.messages[{index}].tool_calls", message.tool_calls, MAX_PARTS)
 
 
-def _check(param: str, items: Sized, most: int) -> None:
+def check_count(param: str, items: Sized, most: int) -> None:
+    """Raises `InvalidRequest`."""
     if len(items) > most:
         raise InvalidRequest(f"{param} takes at most {most}, not {len(items)}", param=param)

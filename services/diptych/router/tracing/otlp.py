@@ -20,8 +20,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from diptych.router.tracing.record import CallTrace
-from diptych.router.tracing.spans import Span, parts_of, span_of
+from diptych.router.tracing.record import CallTrace, Span, parts_of, span_of
 
 CLOSE_S: Final = 2.0  # for a collector to take what is left when the router ends
 SERVICE: Final = "diptych-router"

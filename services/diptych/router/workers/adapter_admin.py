@@ -52,7 +52,7 @@ class AdapterAdmin:
             failures = {worker: result for worker, result in results.items() if isinstance(result, DiptychError)}
             if failures:
                 await self._take_back(name, results)
-                raise _first(failures)
+                raise next(iter(failures.values()))
             await self._hear(lambda: all(name in worker.adapters for worker in self._known(workers)))
         return len(workers)
 
@@ -64,7 +64,7 @@ class AdapterAdmin:
             failures = {worker: result for worker, result in results.items() if isinstance(result, DiptychError)}
             others = {worker: error for worker, error in failures.items() if not isinstance(error, NotFound)}
             if others or len(failures) == len(workers):
-                raise _first(others or failures)
+                raise next(iter((others or failures).values()))
             await self._hear(lambda: not any(name in worker.adapters for worker in self._known(workers)))
         return len(workers) - len(failures)
 
@@ -127,7 +127,3 @@ async def _on_all(
             return kind(f"{worker}: {error.details()}")
 
     return dict(zip(workers, await asyncio.gather(*map(attempt, workers)), strict=True))
-
-
-def _first(failures: Mapping[KnownWorker, DiptychError]) -> DiptychError:
-    return next(iter(failures.values()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from diptych.router.choose.policies.cache_aware import cache_aware
 from diptych.router.choose.policies.least_load import least_load
 from diptych.router.choose.policies.pair_cost import pair_cost
 from diptych.router.choose.policies.policy import Policy
@@ -13,6 +12,7 @@ from diptych.router.choose.policies.worker_policies import (
     ByRole,
     EachRole,
     at_random,
+    cache_aware,
     consistent_hash,
     power_of_two,
     prefix_hash,

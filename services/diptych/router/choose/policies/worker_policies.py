@@ -1,4 +1,4 @@
-"""Worker policies of a few lines: by chance, in turn, by the name of a session or by how a prompt begins.
+"""Worker policies of a few lines: by chance, in turn, by a session, by how a prompt begins, or by what is cached.
 
 `ByRole` makes a policy of one: it chooses the prefill worker first, then the decode worker among its partners. Equals
 take turns. Of equal partners another worker is preferred to the prefill worker itself, as neither then computes prompts
@@ -10,13 +10,42 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import xxhash
 
 from diptych.common.members.roles import LegKind
-from diptych.router.choose.policies.policy import Candidates, Decision, Policy, RequestView, Worker, WorkerPolicy
-from diptych.router.choose.policies.shares import draw, load_of, overloaded, place
+from diptych.router.choose.policies.policy import (
+    Candidates,
+    Decision,
+    Policy,
+    RequestView,
+    Worker,
+    WorkerPolicy,
+    draw,
+    load_of,
+    overloaded,
+    place,
+)
 from diptych.router.workers.worker_view import Pair
+
+MIN_MATCH: Final = 0.1  # of a prompt: less is not worth an uneven load
+CACHE_MAX_SHARE: Final = 2.0  # of the mean load; what is cached is worth more of a queue than a hash that spreads keys
+CACHE_SLACK: Final[Mapping[LegKind, float]] = {LegKind.PREFILL: 65_536, LegKind.DECODE: 4}
+
+
+def cache_aware(workers: Sequence[Worker], request: RequestView, kind: LegKind) -> Sequence[float]:
+    """Choose the worker that has most of the prompt cached; the least busy one where that is too little.
+
+    A favourite that has more than its share to do is released: its prompts go to the next that has them, or spread.
+    """
+    loads = [load_of(worker, request, kind) for worker in workers]
+    over = overloaded(workers, loads, request, kind, CACHE_MAX_SHARE, CACHE_SLACK)
+    enough = max(1.0, MIN_MATCH * request.prompt_len)
+    return [
+        load if is_over or worker.cached_tokens < enough else -worker.cached_tokens
+        for worker, load, is_over in zip(workers, loads, over, strict=True)
+    ]
 
 
 def at_random(workers: Sequence[Worker], request: RequestView, kind: LegKind) -> Sequence[float]:
