@@ -16,7 +16,8 @@ from diptych.common.errors import InvalidRequest
 from diptych.common.net.rpc import guarded_server, listen, open_channel
 from diptych.common.trust.trust import INSECURE
 from diptych.router.admission.body_budget import BodyBudget
-from diptych.router.grpc.gate import (
+from diptych.router.grpc.inference import INFERENCE
+from diptych.router.grpc.server import (
     MAX_ARRIVING,
     MAX_CALLS_OF_A_KEY,
     MAX_STRANGE_BYTES,
@@ -26,7 +27,6 @@ from diptych.router.grpc.gate import (
     CallGate,
     MessageReader,
 )
-from diptych.router.grpc.inference import INFERENCE
 from diptych.router.keys.caller import Callers
 from diptych.router.keys.keyring import ApiKey, digest_of
 from diptych.router.keys.ledger import Ledger

@@ -23,7 +23,7 @@ from diptych.engine.frontend.scheduler_client import SchedulerDied
 from diptych.generation.codec import params_to_wire
 from diptych.generation.page_hash import extra_key
 from diptych.generation.sampling_params import SamplingParams
-from diptych.router.choose.approximate_index import ApproximateIndex
+from diptych.router.choose.cached_prefixes import ApproximateIndex
 from diptych.router.choose.page_chain import page_hashes
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker

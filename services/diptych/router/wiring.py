@@ -22,9 +22,8 @@ from diptych.router.choose.breakers import Breakers
 from diptych.router.choose.explain import Explanations
 from diptych.router.choose.policies import plan_of
 from diptych.router.config import RouterConfig
-from diptych.router.grpc.gate import CallGate, MessageReader
 from diptych.router.grpc.inference import INFERENCE, InferenceService
-from diptych.router.grpc.server import GrpcServer
+from diptych.router.grpc.server import CallGate, GrpcServer, MessageReader
 from diptych.router.http.exchange.apps import admin_app, clients_app, with_all_metrics
 from diptych.router.keys.caller import Callers
 from diptych.router.keys.ledger import Ledger
@@ -80,7 +79,8 @@ def build(
     tell_certificate(metrics.registry, trust.tls)
     fleet = Fleet(membership, trust, model.model_id, metrics, router_id)
     health = RouterHealth(fleet)
-    admission = _admission(config, metrics)
+    limits = AdmissionLimits(config.max_concurrent, config.max_queued, config.max_queue_wait_s)
+    admission = Admission(limits, on_refusal=metrics.turned_away_for)
     metrics.watch(fleet, admission)
 
     def leave() -> None:
@@ -107,11 +107,6 @@ def build(
     gate = CallGate(callers, budget, MessageReader(INFERENCE), stall_s=config.client_stall_s)
     grpc = _grpc(config, service, gate, health, share)
     return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer)
-
-
-def _admission(config: RouterConfig, metrics: RouterMetrics) -> Admission:
-    limits = AdmissionLimits(config.max_concurrent, config.max_queued, config.max_queue_wait_s)
-    return Admission(limits, on_refusal=metrics.turned_away_for)
 
 
 def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics) -> Dispatcher:

@@ -16,8 +16,7 @@ from diptych.generation.page_hash import page_hashes
 from diptych.generation.request_groups import Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.segments import ContentSegment, prompt_keys
-from diptych.router.choose.approximate_index import ApproximateIndex
-from diptych.router.choose.cached_prefixes import CachedPrefixes
+from diptych.router.choose.cached_prefixes import ApproximateIndex, CachedPrefixes
 from diptych.router.choose.prefix_index import PrefixIndex
 from diptych.router.request import ClientRequest, GenerationRequest, Tokenized
 from diptych.router.serve.execution import start_attempt

@@ -31,11 +31,9 @@ MAX_LOG_FACTOR: Final = -math.log(MATTERS_FROM)
 
 
 class Predictor(Protocol):
-    """Who knows the workers' queues."""
+    """Who knows the workers' queues, as `Selector` does."""
 
-    def predict_ttft(self, request: GenerationRequest) -> float | None:
-        """Return when the first token would come if the request were dispatched now; None: nobody knows yet."""
-        ...
+    def predict_ttft(self, request: GenerationRequest) -> float | None: ...
 
 
 class TtftGate:

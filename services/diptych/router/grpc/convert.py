@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import grpc
 from pydantic_core import from_json
 
-from diptych.common.errors import InvalidRequest
+from diptych.common.errors import DiptychError, InvalidRequest, Overloaded, Unavailable
 from diptych.generation.codec import FINISH_TO_WIRE, account_from_wire, logprobs_to_wire, params_from_wire
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import Caller
@@ -203,3 +204,11 @@ def _object(param: str, text: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest(f"{param} must be the text of a JSON object", param=param)
     return value
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: DiptychError) -> None:
+    """End the call with the error's status. Raises."""
+    metadata: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, Overloaded | Unavailable):
+        metadata = (("retry-after", str(error.retry_after_s)),)
+    await context.abort(grpc.StatusCode[error.grpc_status], str(error), metadata)

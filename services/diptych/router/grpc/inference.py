@@ -16,8 +16,7 @@ import grpc
 from diptych.common.errors import DeadlineExceeded, DiptychError, InternalError, InvalidRequest
 from diptych.generation.request_groups import Life
 from diptych.router.errors import DISCONNECTED, OK, outcome_of
-from diptych.router.grpc.convert import chunk_to_wire, prompt_to_tokenize, request_from_wire, response_to_wire
-from diptych.router.grpc.gate import abort
+from diptych.router.grpc.convert import abort, chunk_to_wire, prompt_to_tokenize, request_from_wire, response_to_wire
 from diptych.router.grpc.message_extent import check_chat, check_count, check_generation
 from diptych.router.keys.caller import ANYBODY, Caller, Callers
 from diptych.router.request import ClientRequest, is_usable, new_request_id, request_for_tokens, routing_of

@@ -48,15 +48,11 @@ def judge_loop(heartbeat: LoopHeartbeat, clock: Callable[[], float] = time.monot
 
 
 class Pairs(Protocol):
-    """What readiness depends on."""
+    """What readiness depends on, as `Fleet` says it."""
 
-    def problem(self) -> str | None:
-        """Why no pair may serve; None when one may."""
-        ...
+    def problem(self) -> str | None: ...
 
-    def is_cut_off(self) -> bool:
-        """Whether a worker is listed as ready that is not reached: it may be dead, or there for another router."""
-        ...
+    def is_cut_off(self) -> bool: ...
 
     async def wait_for_change(self) -> None: ...
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from diptych.common.errors import DeadlineExceeded, DiptychError, Unavailable
 from diptych.common.logging import bind
 from diptych.generation.codec import content_to_wire, leg_to_wire, params_to_wire
-from diptych.generation.finish import Finish
 from diptych.generation.output import FailureCode
 from diptych.router.choose.explain import AttemptRecord, Explanations, Selection, failure_words
 from diptych.router.errors import ContextLengthExceeded, ModelNotFound
@@ -65,7 +64,8 @@ class Execution:
 
     async def next(self) -> Delta:
         """Return the next output tokens, at least one or `finish`. Raises the caller's `DiptychError`."""
-        while (finish := self._finish_without_workers()) is None:
+        # without an attempt the output so far may end the request: its worker died before it could say so
+        while (finish := self._progress.finish if self._attempt is None else None) is None:
             attempt = self._attempt or await self._dispatch()
             try:
                 delta = await (self._race(attempt) if self._may_hedge() else attempt.next())
@@ -132,10 +132,6 @@ class Execution:
             record.end("hedged", now_s)
         attempts.sort(key=lambda record: record.room == attempt.room)
         self._attempt, self._pair = attempt, attempts[-1].selection.pair
-
-    def _finish_without_workers(self) -> Finish | None:
-        """How the output ends the request when the worker died before it could say so."""
-        return self._progress.finish if self._attempt is None else None
 
     def _take(self, attempt: Attempt, delta: Delta) -> None:
         record = self._record.attempts[-1]

@@ -114,8 +114,10 @@ class Pipeline:
         claim = Claim(client.num_requests, client.account.priority, patience_s, client.account.tenant)
         async with self._place(claim, client.caller) as place:
             _took("admit", self.metrics.admit, place.begun_s, client.trace)
-            requests = await self._prepare(client)
-            requests = self._gate.check(requests)
+            start_s = time.monotonic()
+            prepared = await self._preparer.prepare(client)
+            _took("prepare", self.metrics.prepare, start_s, client.trace)
+            requests = self._gate.check(prepared)
             client.caller.charge_prompt(sum(request.prompt.num_tokens for request in requests[:: client.num_made]))
             yield requests
 
@@ -124,12 +126,6 @@ class Pipeline:
         with caller.admit(claim.num_requests), self._admission.admit(claim) as place:
             await place.wait()
             yield place
-
-    async def _prepare(self, client: ClientRequest) -> Sequence[GenerationRequest]:
-        start_s = time.monotonic()
-        requests = await self._preparer.prepare(client)
-        _took("prepare", self.metrics.prepare, start_s, client.trace)
-        return requests
 
     async def tokenize(self, client: ClientRequest) -> list[Sequence[int]]:
         """Return the tokens of each prompt, as its requests would have them. Raises the caller's `DiptychError`."""
@@ -140,7 +136,7 @@ class Pipeline:
     async def detokenize(self, ids: Sequence[int], caller: Caller) -> str:
         """Return what tokens say, special ones included. Raises the caller's `DiptychError`."""
         async with self._place(Claim(tenant=caller.name), caller):
-            return await self._preparer.text(ids, caller.name)
+            return await self._preparer.tokenization.text(ids, caller.name)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece, None]:
         """Yield the output in pieces, the last one with `finish` and `usage`. Close it to abort the request."""
@@ -193,13 +189,13 @@ class Preparer:
     ) -> None:
         self._model = model
         self._workers = workers
-        self._tokenization = tokenization
+        self.tokenization = tokenization
         self._grammars = grammars
         self._timeout_s = timeout_s
         self._max_choices = max_choices
 
     def close(self) -> None:
-        self._tokenization.close()
+        self.tokenization.close()
         self._grammars.close()
 
     def timeout_s(self, client: ClientRequest) -> float:
@@ -214,11 +210,7 @@ class Preparer:
     async def tokens(self, client: ClientRequest) -> list[Sequence[int]]:
         """Return the tokens of each prompt of a request that was checked. Raises the caller's `DiptychError`."""
         limit = COUNTED_CONTEXTS * self._workers.context_len(self._model.context_len)
-        return [prompt.ids for prompt in await self._tokenization.tokenize(client, limit)]
-
-    async def text(self, ids: Sequence[int], tenant: str) -> str:
-        """Return what tokens say, special ones included. Raises `InvalidRequest` for one that is none."""
-        return await self._tokenization.text(ids, tenant)
+        return [prompt.ids for prompt in await self.tokenization.tokenize(client, limit)]
 
     async def prepare(self, client: ClientRequest) -> list[GenerationRequest]:
         """Return `num_made` requests for each prompt of one that was checked, in that order.
@@ -226,7 +218,7 @@ class Preparer:
         Raises the caller's `DiptychError`.
         """
         limit = self._workers.context_len(self._model.context_len)
-        prompts = await self._tokenization.read(client, limit)
+        prompts = await self.tokenization.read(client, limit)
         grammar = await self._grammar(client, prompts[0].preamble)
         seed = random.getrandbits(63) if client.seed is None else client.seed
         lens = [max(1, len(prompt.ids) + content_len(prompt.contents)) for prompt in prompts]

@@ -16,8 +16,7 @@ from diptych.common.errors import Unavailable
 from diptych.common.members.membership import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.trust.trust import Trust
-from diptych.router.choose.approximate_index import ApproximateIndex
-from diptych.router.choose.cached_prefixes import LATELY_S, CachedPrefixes, TextIndex
+from diptych.router.choose.cached_prefixes import LATELY_S, ApproximateIndex, CachedPrefixes, TextIndex
 from diptych.router.choose.estimates import Estimates
 from diptych.router.choose.pairing import adapters, explain, is_missing, pair_up, with_adapter
 from diptych.router.choose.prefix_index import PrefixIndex
