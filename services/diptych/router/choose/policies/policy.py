@@ -1,6 +1,6 @@
 """What a policy is: a pure choice of one pair out of those that may serve a request, and its reasons as values.
 
-A *policy* looks at pairs. A *worker policy* scores the workers of one role, and `by_role` makes a policy of it.
+A *policy* looks at pairs. A *worker policy* scores the workers of one role, and `ByRole` makes a policy of it.
 Whatever a policy needs comes in as a value, randomness and turns too: same arguments, same answer.
 
 What several share is here, too: how busy a worker is with one kind of leg, and where keys and draws fall.
