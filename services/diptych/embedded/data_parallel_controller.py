@@ -22,13 +22,13 @@ from diptych.engine.frontend.scheduler_client import SchedulerDied
 from diptych.generation.codec import params_to_wire
 from diptych.generation.page_hash import extra_key
 from diptych.generation.sampling_params import SamplingParams
-from diptych.router.choose.approximate_index import ApproximateIndex
+from diptych.router.choose.cached_prefixes import ApproximateIndex
 from diptych.router.choose.page_chain import page_hashes
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
 from diptych.router.serve.attempt import Attempt, legs_of
 from diptych.router.serve.failure import LegFailure
-from diptych.router.serve.patience import Patience
+from diptych.router.serve.progress import Patience
 from diptych.router.workers.legs import Work
 from diptych.router.workers.worker_view import Pair
 from diptych.tokens.packed_tokens import pack

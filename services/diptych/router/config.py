@@ -15,8 +15,8 @@ from diptych.common.trust.trust import TrustConfig
 from diptych.router.choose.policies import POLICIES
 from diptych.router.http.exchange.cors import check_origins
 from diptych.router.keys.config import KeyConfig
-from diptych.router.text.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
-from diptych.router.text.parsing.message_formats import AUTO, NONE
+from diptych.router.text.parsing.formats import TOOL_FORMATS
+from diptych.router.text.parsing.message_formats import AUTO, NONE, REASONING_FORMATS
 from diptych.router.text.tokenization import TokenizeAt
 
 _POSITIVE: Final = (

@@ -22,28 +22,23 @@ from diptych.router.choose.breakers import Breakers
 from diptych.router.choose.explain import Explanations
 from diptych.router.choose.policies import plan_of
 from diptych.router.config import RouterConfig
-from diptych.router.grpc.gate import CallGate
 from diptych.router.grpc.inference import INFERENCE, InferenceService
-from diptych.router.grpc.reading import MessageReader
-from diptych.router.grpc.server import GrpcServer
+from diptych.router.grpc.server import CallGate, GrpcServer, MessageReader
 from diptych.router.http.exchange.app import clients_app, operators_app
 from diptych.router.http.operate.about import with_all_metrics
-from diptych.router.keys.callers import Callers
+from diptych.router.keys.caller import Callers
 from diptych.router.keys.ledger import Ledger
 from diptych.router.metrics import GrammarUsage, KeyUsage, RouterMetrics, TokenizerUsage
-from diptych.router.process.health import RouterHealth
-from diptych.router.process.metrics import ProcessMetrics
+from diptych.router.process.health import ProcessMetrics, RouterHealth
 from diptych.router.process.share import Share
+from diptych.router.request import ServedModel
 from diptych.router.serve.execution import Dispatcher
 from diptych.router.serve.hedging import Hedging
-from diptych.router.serve.pipeline import Pipeline
-from diptych.router.serve.prepare import Preparer
+from diptych.router.serve.pipeline import Pipeline, Preparer
 from diptych.router.serve.progress import RetryLimits
 from diptych.router.serve.selection import Selector
-from diptych.router.served_model import ServedModel
 from diptych.router.text.tokenization import Tokenization
-from diptych.router.tracing.environment import OpenExport
-from diptych.router.tracing.tracer import Tracer
+from diptych.router.tracing.tracer import OpenExport, Tracer
 from diptych.router.workers.drain import DrainableApp, OpenRequests, RouterDrain
 from diptych.router.workers.fleet import Fleet, Membership
 
@@ -85,7 +80,8 @@ def build(
     tell_certificate(metrics.registry, trust.tls)
     fleet = Fleet(membership, trust, model.model_id, metrics, router_id)
     health = RouterHealth(fleet)
-    admission = _admission(config, metrics)
+    limits = AdmissionLimits(config.max_concurrent, config.max_queued, config.max_queue_wait_s)
+    admission = Admission(limits, on_refusal=metrics.turned_away_for)
     metrics.watch(fleet, admission)
 
     def leave() -> None:
@@ -113,11 +109,6 @@ def build(
     gate = CallGate(callers, budget, MessageReader(INFERENCE), stall_s=config.client_stall_s)
     grpc = _grpc(config, service, gate, health, share)
     return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer)
-
-
-def _admission(config: RouterConfig, metrics: RouterMetrics) -> Admission:
-    limits = AdmissionLimits(config.max_concurrent, config.max_queued, config.max_queue_wait_s)
-    return Admission(limits, on_refusal=metrics.turned_away_for)
 
 
 def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics) -> Dispatcher:

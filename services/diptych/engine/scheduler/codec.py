@@ -17,6 +17,7 @@ from diptych.engine.values.core_report import Load
 from diptych.engine.values.events import EmitTokens, Start
 from diptych.engine.values.request import new_request
 from diptych.generation.codec import (
+    FINISH_TO_WIRE,
     account_from_wire,
     hints_from_wire,
     life_from_wire,
@@ -63,15 +64,11 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
 
 
 def output_to_wire(output: Output) -> worker_pb2.LegOutput:
-    """Reasons and codes have the names of their enums."""
-    wire = worker_pb2.LegOutput(
-        room=output.room,
-        first_index=output.first_index,
-        token_ids=output.token_ids,
-        finish_reason=f"FINISH_REASON_{output.finish.name}" if output.finish is not None else None,
-    )
+    wire = worker_pb2.LegOutput(room=output.room, first_index=output.first_index, token_ids=output.token_ids)
+    if output.finish is not None:
+        wire.finish_reason = FINISH_TO_WIRE[output.finish]
     if output.failure is not None:
-        code, message = f"ERROR_CODE_{output.failure.code.name}", output.failure.message
+        code, message = worker_pb2.ErrorCode.Name(output.failure.code.value), output.failure.message
         wire.error.CopyFrom(worker_pb2.LegError(code=code, message=message))
     if output.stats is not None:
         wire.stats.CopyFrom(_stats_to_wire(output.stats))

@@ -43,7 +43,7 @@ from diptych.router.http.operate.about import add_about, metrics_route
 from diptych.router.http.operate.adapters import add_adapters
 from diptych.router.http.operate.admin import admin_app
 from diptych.router.http.operate.openapi import openapi_json
-from diptych.router.keys.callers import Callers
+from diptych.router.keys.caller import Callers
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.tracing.tracer import Tracer
 from diptych.router.workers.adapter_admin import AdapterAdmin

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from diptych.common.errors import DiptychError, InternalError
 from diptych.router.admission.body_budget import HeldBody
+from diptych.router.errors import DISCONNECTED, OK, outcome_of
 from diptych.router.http.exchange.answers import HEADER, error_body, error_response, request_id_of
 from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.disconnect import until_disconnect
@@ -27,12 +28,10 @@ from diptych.router.http.exchange.key_gate import caller_of
 from diptych.router.http.exchange.layout import Layout
 from diptych.router.http.exchange.parse import Origin, Parse, Parsed
 from diptych.router.http.exchange.traced import trace_of
-from diptych.router.output import Piece, Usage, total_usage, whole
+from diptych.router.output import Usage, choose_best, total_usage
 from diptych.router.request import ClientRequest, GenerationRequest
-from diptych.router.serve.best_of import choose_best
-from diptych.router.serve.interleave import Batch, interleave
-from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of
 from diptych.router.serve.pipeline import Pipeline
+from diptych.router.serve.response import Batch, interleave, wholes
 from diptych.router.tracing.record import REQUEST_ID
 
 logger = logging.getLogger(__name__)
@@ -101,12 +100,7 @@ class WholeAnswer(Answer):
     """One JSON object, when all is known."""
 
     async def _respond(self, requests: Sequence[GenerationRequest], send: Send) -> None:
-        pieces: list[list[Piece]] = [[] for _ in requests]
-        async with aclosing(interleave([self._pipeline.generate(request) for request in requests])) as batches:
-            async for batch in batches:
-                for index, piece in batch:
-                    pieces[index].append(piece)
-        client, outputs = self._request, [whole(run) for run in pieces]
+        client, outputs = self._request, await wholes([self._pipeline.generate(request) for request in requests])
         usage = total_usage([output.end.usage for output in outputs], client.num_made)
         choices = choose_best(outputs, client.num_made, client.num_choices)
         await self._send(orjson.dumps(self._layout.whole(choices, usage)), send)

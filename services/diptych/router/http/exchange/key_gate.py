@@ -13,8 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from diptych.common.errors import DiptychError
 from diptych.router.errors import PermissionDenied
 from diptych.router.http.exchange.answers import refusal
-from diptych.router.keys.caller import ANYBODY, Caller
-from diptych.router.keys.callers import SCHEME, Callers
+from diptych.router.keys.caller import ANYBODY, SCHEME, Caller, Callers
 from diptych.router.workers.drain import ADMIN_PATHS
 
 OPEN_PATHS: Final = frozenset(

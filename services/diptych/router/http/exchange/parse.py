@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from diptych.common.errors import InvalidRequest
 from diptych.generation.request_groups import Life
 from diptych.generation.sampling_params import SamplingParams
-from diptych.router.choose.routing import routing_of
 from diptych.router.http.anthropic.messages_layout import MessageLayout
 from diptych.router.http.anthropic.messages_request import MessagesRequest
 from diptych.router.http.exchange.json_extent import check_extent
@@ -30,8 +29,7 @@ from diptych.router.http.openai.completion_request import CompletionRequest
 from diptych.router.http.openai.responses_layout import ResponseLayout
 from diptych.router.http.openai.responses_request import ResponsesRequest
 from diptych.router.keys.caller import Caller
-from diptych.router.request import ClientRequest, Prompt
-from diptych.router.served_model import ServedModel
+from diptych.router.request import ClientRequest, Prompt, ServedModel, routing_of
 from diptych.router.tracing.record import Trace
 
 TENANT_HEADER: Final = "x-tenant"

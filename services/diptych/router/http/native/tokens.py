@@ -15,6 +15,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from diptych.common.errors import DiptychError, InvalidRequest
+from diptych.router.errors import DISCONNECTED, OK, outcome_of
 from diptych.router.http.anthropic.messages_request import PromptFields
 from diptych.router.http.exchange.answers import json_response, refusal
 from diptych.router.http.exchange.body import BodyReader
@@ -28,7 +29,6 @@ from diptych.router.http.fields.tool_fields import Tools, shown_tools
 from diptych.router.http.openai.chat_request import Messages
 from diptych.router.keys.caller import Caller
 from diptych.router.request import ChatPrompt, Prompt, TextPrompt, request_for_tokens
-from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of
 from diptych.router.serve.pipeline import Pipeline
 
 Work = Callable[[Any, Caller, Pipeline], Awaitable[Mapping[str, object]]]

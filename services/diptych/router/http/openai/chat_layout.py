@@ -20,7 +20,7 @@ from diptych.router.http.openai.completion_layout import (
     reports_of,
 )
 from diptych.router.output import End, Output, Piece, Usage
-from diptych.router.served_model import ServedModel
+from diptych.router.request import ServedModel
 from diptych.router.text.parsing.parts import (
     Content,
     Message,

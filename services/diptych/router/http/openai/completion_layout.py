@@ -15,8 +15,7 @@ from diptych.router.http.exchange.layout import DATA_ONLY, Json, Layout
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.logprobs import Name, completion_logprobs, id_of, prompt_logprobs, text_of
 from diptych.router.output import End, Output, Piece, Usage
-from diptych.router.request_id import new_answer_id
-from diptych.router.served_model import ServedModel
+from diptych.router.request import ServedModel, new_answer_id
 
 
 class CachedTokens(TypedDict):

@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 from diptych.common.health.probes import Probes
 from diptych.router.http.exchange.answers import NotServed, json_response, refusal
 from diptych.router.metrics import RouterMetrics
-from diptych.router.process.metrics import PATH, TEXT, ProcessMetrics
+from diptych.router.process.health import PATH, TEXT, ProcessMetrics
 from diptych.router.process.share import Share
 
 ELSEWHERE: Final = "metrics are at the health port (--health-port) of this router; --open-metrics shows them here, too"
