@@ -212,7 +212,15 @@ LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 6, "
 PHI4 = {"rope_parameters": LONG | {"partial_rotary_factor": 0.75}}
 MOE = {"num_experts_per_tok": 2}
 GLM = MOE | {"n_routed_experts": 8, "moe_intermediate_size": 24, "head_dim": 32}
+GPT_OSS = MOE | {
+    "num_local_experts": 4,
+    "head_dim": 32,
+    "sliding_window": 16,
+    "rope_parameters": YARN | {"truncate": False},
+    "swiglu_limit": 1.5,  # small, so that it is reached
+}
 CASES: Final = {
+    "gpt oss": Case("GptOss", GPT_OSS),
     "llama": Case("Llama", {"head_dim": 64}),
     "llama, wide heads": Case("Llama", {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 1}),
     "llama, tied, one KV head": Case("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -312,9 +320,10 @@ def _random_model(case: Case) -> Any:
     model = getattr(transformers, f"{case.name}ForCausalLM")(config) if not case.images else _with_images(config)
     saved = set(model.state_dict())
     buffers = [buffer for name, buffer in model.named_buffers() if name in saved]
-    for parameter in (*model.parameters(), *buffers):
-        if parameter.dim() == 1:
-            parameter.data += 0.2 * torch.randn_like(parameter)
+    biases = [parameter for name, parameter in model.named_parameters() if name.endswith("_bias")]  # of experts
+    vectors = [each for each in (*model.parameters(), *buffers) if each.dim() == 1]
+    for parameter in (*vectors, *biases):
+        parameter.data += 0.2 * torch.randn_like(parameter)
     return model.eval()
 
 

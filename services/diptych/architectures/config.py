@@ -10,10 +10,20 @@ from typing import Final, Literal
 
 from diptych.common.errors import ConfigError
 
-Activation = Literal["silu", "gelu_tanh"]
 Scoring = Literal["softmax", "sigmoid"]
 QkNorm = Literal["heads", "all"]  # each head by itself, or all heads as one vector
 MAX_EXPERTS: Final = 1 << 17  # of all layers together
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """gpt-oss's activation: `(up + 1) * gate * sigmoid(alpha * gate)`; gates are clamped above, ups on both sides."""
+
+    alpha: float
+    limit: float
+
+
+Activation = Literal["silu", "gelu_tanh"] | ClampedSwiglu
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,8 @@ class Moe:
     scale: float = 1.0  # of all shares
     shared_ffn_size: int = 0  # of one more network that every token passes; 0: there is none
     shared_gate: bool = False  # a sigmoid weighs what that network returns
+    router_bias: bool = False  # added to what the router returns
+    expert_bias: bool = False  # each expert has biases of gates, ups and results
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,8 @@ class ModelConfig:
     logits_softcap: float = 0.0
     activation: Activation = "silu"
     qkv_bias: bool = False
+    o_bias: bool = False  # of attention's output projection
+    sinks: bool = False  # each head has a learned score that takes part in its softmax and has no value
     qk_norm: QkNorm | None = None  # queries and keys are normed before they are rotated
     post_norms: bool = False  # what attention and feed-forward network add is normed, too
     norm_offset: float = 0.0  # added to every norm's weights

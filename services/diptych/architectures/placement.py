@@ -16,6 +16,7 @@ from typing import Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.hf_config import HfConfig
+from diptych.kernels.quantized import Array, QuantizedArray
 
 
 class Split(enum.Enum):
@@ -39,6 +40,13 @@ class Piece:
 
 Placed = tuple[str, tuple[Piece, ...]]  # a tensor's name in the checkpoint, and its rows in order
 
+Named = tuple[str, Array | QuantizedArray]  # a tensor of a checkpoint
+
+
+def as_stored(config: ModelConfig, named: Named) -> Iterator[Named]:
+    """Yield the tensor as it is: the placement names what checkpoints hold."""
+    yield named
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -48,6 +56,7 @@ class Family:
     read: Callable[[HfConfig], ModelConfig]
     placement: Callable[[ModelConfig], Iterator[Placed]]  # every tensor of a complete checkpoint,
     not_read: Callable[[ModelConfig], tuple[str, ...]] = lambda _: ()  # but those whose names begin so
+    unstack: Callable[[ModelConfig, Named], Iterator[Named]] = as_stored  # to the tensors that `placement` names
 
 
 DENSE_NAMES: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -78,6 +87,8 @@ def attention(config: ModelConfig, layer: int) -> Iterator[Placed]:
         if config.qkv_bias:
             yield f"{prefix}{name}_proj.bias", (Piece(f"{layer}.qkv_bias", start, (rows,), Split.ROWS),)
     yield whole(f"{prefix}o_proj.weight", f"{layer}.o", (config.hidden_size, q_rows), Split.COLUMNS)
+    if config.o_bias:
+        yield whole(f"{prefix}o_proj.bias", f"{layer}.o_bias", (config.hidden_size,))
     for name, rows in (("q_norm", q_rows), ("k_norm", kv_rows)):
         if config.qk_norm == "heads":
             yield whole(f"{prefix}{name}.weight", f"{layer}.{name}", (config.head_dim,))

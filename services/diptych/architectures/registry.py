@@ -9,6 +9,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.families.gemma2 import GEMMA2
 from diptych.architectures.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from diptych.architectures.families.glm4_moe import GLM4_MOE
+from diptych.architectures.families.gpt_oss import GPT_OSS
 from diptych.architectures.families.llama import LLAMA
 from diptych.architectures.families.minimax_m2 import MINIMAX_M2
 from diptych.architectures.families.mistral import MISTRAL
@@ -27,6 +28,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "gemma3": GEMMA3,
     "gemma3_text": GEMMA3_TEXT,
     "glm4_moe": GLM4_MOE,
+    "gpt_oss": GPT_OSS,
     "llama": LLAMA,
     "minimax_m2": MINIMAX_M2,
     "mistral": MISTRAL,

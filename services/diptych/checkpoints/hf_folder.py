@@ -81,12 +81,13 @@ class HfFolder:
         return read_tokenizer(self._folder, self.config.eos_ids)
 
     def tensors(self) -> Iterator[tuple[str, Stored]]:
+        unstack = FAMILIES[self.config.architecture].unstack
         names = {name for shard in self._shards for name in tensor_names(shard)}
         tensors = self._plain_tensors()
         for name, tensor in assemble(tensors, names, self._scheme) if self._scheme else tensors:
             if isinstance(tensor, np.ndarray) and tensor.dtype.type not in FLOATS.values():
                 raise ConfigError(f"{self._folder}: {name} is quantised, but quantization_config does not say how")
-            yield name, tensor
+            yield from unstack(self.config, (name, tensor))
 
     def _plain_tensors(self) -> Iterator[tuple[str, Array]]:
         not_read = FAMILIES[self.config.architecture].not_read(self.config)

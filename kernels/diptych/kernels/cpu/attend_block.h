@@ -69,10 +69,10 @@ static void attend_block(const struct attention *job, const struct head *head, i
     const int64_t first_position = step->positions[first_token], num_keys = step->positions[last_token - 1] + 1;
     struct block block;
     for (int64_t row = 0; row < num_rows; row++) {
-        prepare_query(job, first_token + row / group, head->kv_head * group + row % group, block.queries + row * dim);
+        const int64_t query_head = head->kv_head * group + row % group;
+        prepare_query(job, first_token + row / group, query_head, block.queries + row * dim);
         memset(block.out + row * dim, 0, dim * sizeof(float));
-        block.running_max[row] = -INFINITY;
-        block.total[row] = 0.0f;
+        begin_softmax(job->layer, query_head, block.running_max + row, block.total + row);
     }
     for (int64_t start = block_of(first_key(job->layer, first_position)); start < num_keys; start += KEY_BLOCK) {
         gather(head, start, num_keys, &block);

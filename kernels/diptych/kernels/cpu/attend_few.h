@@ -65,16 +65,16 @@ INLINE void add_values(struct few *few, const int group, const int64_t dim, cons
     }
 }
 
-/* Attends with `group` queries [group][dim], rotated and scaled, to the keys [first, num_keys) of their KV head. */
-INLINE void attend_few(const int group, const int64_t dim, const struct head *head, int64_t first, int64_t num_keys,
-                       const float *queries, float *out) {
+/* Attends with `group` queries [group][dim], rotated and scaled, to the keys [first, num_keys) of their KV head. They
+ * are of the heads from `query_head` on. */
+INLINE void attend_few(const int group, const int64_t dim, const struct head *head, int64_t query_head, int64_t first,
+                       int64_t num_keys, const float *queries, float *out) {
     struct keys blocks[2];
     struct wide_keys keys;
     float buffer[head->step->kv_type == KV_FLOAT32 ? 1 : KEY_BLOCK * 2 * dim];
     struct few few;
     for (int g = 0; g < group; g++) {
-        few.running_max[g] = -INFINITY;
-        few.total[g] = 0.0f;
+        begin_softmax(head->layer, query_head + g, &few.running_max[g], &few.total[g]);
         for (int64_t v = 0; v < dim / LANES; v++) few.out[g][v] = splat(0.0f);
     }
     locate(head, block_of(first), num_keys, &blocks[0]);
@@ -95,10 +95,12 @@ INLINE void attend_few(const int group, const int64_t dim, const struct head *he
 }
 
 /* Any head_dim, one query, one key at a time. */
-static void attend_plain(const struct head *head, int64_t first, int64_t num_keys, const float *query, float *out) {
+static void attend_plain(const struct head *head, int64_t query_head, int64_t first, int64_t num_keys,
+                         const float *query, float *out) {
     const int64_t dim = head->step->head_dim;
     float buffer[2 * MAX_HEAD_DIM];
-    float running_max = -INFINITY, total = 0.0f;
+    float running_max, total;
+    begin_softmax(head->layer, query_head, &running_max, &total);
     memset(out, 0, dim * sizeof *out);
     const float softcap = head->layer->softcap;
     for (int64_t i = first; i < num_keys; i++) {
@@ -121,22 +123,23 @@ static void attend_plain(const struct head *head, int64_t first, int64_t num_key
 
 #define FEW(dim) \
     switch (group) { \
-        case 1: attend_few(1, dim, head, first, num_keys, queries, out); return; \
-        case 2: attend_few(2, dim, head, first, num_keys, queries, out); return; \
-        case 3: attend_few(3, dim, head, first, num_keys, queries, out); return; \
-        default: attend_few(4, dim, head, first, num_keys, queries, out); return; \
+        case 1: attend_few(1, dim, head, query_head, first, num_keys, queries, out); return; \
+        case 2: attend_few(2, dim, head, query_head, first, num_keys, queries, out); return; \
+        case 3: attend_few(3, dim, head, query_head, first, num_keys, queries, out); return; \
+        default: attend_few(4, dim, head, query_head, first, num_keys, queries, out); return; \
     }
 
 /* Up to four queries of one group, so that a key is read once for them. */
-static void attend_group(int64_t group, const struct head *head, int64_t first, int64_t num_keys, const float *queries,
-                         float *out) {
+static void attend_group(int64_t group, const struct head *head, int64_t query_head, int64_t first, int64_t num_keys,
+                         const float *queries, float *out) {
     const int64_t dim = head->step->head_dim;
     if (dim == 64) FEW(64)
     if (dim == 96) FEW(96)
     if (dim == 128) FEW(128)
     if (dim == 256) FEW(256)
     if (dim % LANES == 0) FEW(dim)
-    for (int64_t g = 0; g < group; g++) attend_plain(head, first, num_keys, queries + g * dim, out + g * dim);
+    for (int64_t g = 0; g < group; g++)
+        attend_plain(head, query_head + g, first, num_keys, queries + g * dim, out + g * dim);
 }
 
 /* All query heads of one KV head and one token, which attends to itself and to what its window holds before it. */
@@ -148,6 +151,6 @@ static void attend_token(const struct attention *job, const struct head *head, i
         const int64_t count = min_of(MAX_GROUP, group - g), query_head = head->kv_head * group + g;
         for (int64_t i = 0; i < count; i++) prepare_query(job, token, query_head + i, queries + i * dim);
         float *out = job->out + (token * step->num_heads + query_head) * dim;
-        attend_group(count, head, first_key(job->layer, position), position + 1, queries, out);
+        attend_group(count, head, query_head, first_key(job->layer, position), position + 1, queries, out);
     }
 }

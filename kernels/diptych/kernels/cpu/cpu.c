@@ -81,6 +81,12 @@ EXPORT void diptych_gelu_tanh_and_mul(float *gate_up, int64_t num_rows, int64_t 
     for_all_rows(gelu_tanh_and_mul_part, &job);
 }
 
+EXPORT void diptych_clamped_swiglu(float *gate_up, int64_t num_rows, int64_t width, float alpha, float limit,
+                                   float *out) {
+    const struct rows job = {gate_up, NULL, NULL, out, num_rows, width, 0.0f, alpha, limit};
+    for_all_rows(clamped_swiglu_part, &job);
+}
+
 EXPORT void diptych_norm_heads(float *qkv, const float *q_weight, const float *k_weight, float eps, int64_t num_rows,
                                int64_t num_heads, int64_t num_kv_heads, int64_t dim) {
     const struct head_norms job = {qkv, q_weight, k_weight, num_rows, num_heads, num_kv_heads, dim, eps};

@@ -13,6 +13,7 @@ struct rows {
     float *out;
     int64_t num_rows, width;
     float eps;
+    float alpha, limit; /* of clamped_swiglu */
 };
 
 static void for_all_rows(part_function run, const struct rows *job) {
@@ -76,17 +77,30 @@ INLINE vec gelu_tanh(vec x) {
     return x / (1.0f + vec_exp(-sqrt_8_over_pi * (x + 0.044715f * x * x * x)));
 }
 
-INLINE void activate_part(vec (*const activation)(vec), const struct rows *job, int64_t part) {
+INLINE vec silu_gated(const struct rows *job, vec gate, vec up) { return silu(gate) * up; }
+
+INLINE vec gelu_tanh_gated(const struct rows *job, vec gate, vec up) { return gelu_tanh(gate) * up; }
+
+/* gpt-oss's: gates are clamped above, ups on both sides */
+INLINE vec clamped_swiglu(const struct rows *job, vec gate, vec up) {
+    const vec limit = splat(job->limit), limited = -vec_max(-gate, -limit);
+    const vec beside = -vec_max(-vec_max(up, -limit), -limit) + 1.0f;
+    return limited / (1.0f + vec_exp(-job->alpha * limited)) * beside;
+}
+
+INLINE void activate_part(vec (*const gated)(const struct rows *, vec, vec), const struct rows *job, int64_t part) {
     const int64_t width = job->width;
     for (int64_t row = part * ROWS_A_PART; row < job->num_rows && row < (part + 1) * ROWS_A_PART; row++) {
         const float *gate = job->x + row * 2 * width, *up = gate + width;
         float *out = job->out + row * width;
         int64_t i = 0;
-        for (; i + LANES <= width; i += LANES) store(out + i, activation(load(gate + i)) * load(up + i));
-        for (; i < width; i++) out[i] = activation(splat(gate[i]))[0] * up[i];
+        for (; i + LANES <= width; i += LANES) store(out + i, gated(job, load(gate + i), load(up + i)));
+        for (; i < width; i++) out[i] = gated(job, splat(gate[i]), splat(up[i]))[0];
     }
 }
 
-static void silu_and_mul_part(const void *rows, int64_t part) { activate_part(silu, rows, part); }
+static void silu_and_mul_part(const void *rows, int64_t part) { activate_part(silu_gated, rows, part); }
 
-static void gelu_tanh_and_mul_part(const void *rows, int64_t part) { activate_part(gelu_tanh, rows, part); }
+static void gelu_tanh_and_mul_part(const void *rows, int64_t part) { activate_part(gelu_tanh_gated, rows, part); }
+
+static void clamped_swiglu_part(const void *rows, int64_t part) { activate_part(clamped_swiglu, rows, part); }

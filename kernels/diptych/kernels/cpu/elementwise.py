@@ -33,6 +33,16 @@ def gelu_tanh_and_mul(gate_up: Tensor, out: Tensor) -> None:
     load().diptych_gelu_tanh_and_mul(address(gate_up), num_rows, width, address(out))
 
 
+def clamped_swiglu(gate_up: Tensor, out: Tensor, *, alpha: float, limit: float) -> None:
+    """`[num_rows, 2 * width]`, gates first -> `(up + 1) * gate * sigmoid(alpha * gate)`.
+
+    Gates are clamped to `limit`, ups to it on both sides.
+    """
+    num_rows, width = out.shape
+    assert gate_up.shape == (num_rows, 2 * width), (gate_up.shape, out.shape)
+    load().diptych_clamped_swiglu(address(gate_up), num_rows, width, alpha, limit, address(out))
+
+
 def norm_heads(qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
     """`rms_norm` of each query and key head of `[num_rows, (num_heads + 2 * num_kv_heads) * head_dim]`, in place."""
     (dim,) = q_weight.shape

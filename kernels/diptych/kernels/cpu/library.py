@@ -31,6 +31,7 @@ SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     "add_rms_norm": (None, [c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p]),
     "silu_and_mul": (None, [c_void_p, c_int64, c_int64, c_void_p]),
     "gelu_tanh_and_mul": (None, [c_void_p, c_int64, c_int64, c_void_p]),
+    "clamped_swiglu": (None, [c_void_p, c_int64, c_int64, c_float, c_float, c_void_p]),
     "norm_heads": (None, [c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_int64, c_int64]),
     "decode_attention": (None, [c_void_p] * 4),
     "extend_attention": (c_int, [c_void_p] * 4),

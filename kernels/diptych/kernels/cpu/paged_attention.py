@@ -48,6 +48,7 @@ class _Layer(ctypes.Structure):
         ("window", c_int64),
         ("scale", c_float),
         ("softcap", c_float),
+        ("sinks", c_void_p),
     )
 
 
@@ -55,12 +56,23 @@ class AttentionLayer:
     """How the layer `index` attends, in every step.
 
     `rope`: `[context_len, 2, rope_dim / 2]`, cosines and sines of the first `rope_dim` dimensions of a head.
-    `window`: tokens that a token sees, the newest, itself included; 0: all. `softcap` 0: none.
+    `window`: tokens that a token sees, the newest, itself included; 0: all. `softcap` 0: none. `sinks`, `[num_heads]`: a
+    score of each head that takes part in its softmax and has no value. It may be filled later.
     """
 
-    def __init__(self, index: int, rope: Tensor, *, scale: float, window: int = 0, softcap: float = 0.0) -> None:
-        self.index, self.rope = index, rope
-        self._layer = _Layer(address(rope), index, 2 * rope.shape[2], window or UNBOUNDED, scale, softcap)
+    def __init__(
+        self,
+        index: int,
+        rope: Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> None:
+        self.index, self.rope, self.sinks = index, rope, sinks
+        place = None if sinks is None else address(sinks)
+        self._layer = _Layer(address(rope), index, 2 * rope.shape[2], window or UNBOUNDED, scale, softcap, place)
         self.pointer = ctypes.byref(self._layer)
 
 
@@ -128,6 +140,7 @@ class PagedAttention:
 
     def _check_shapes(self, qkv: Tensor, layer: AttentionLayer, out: Tensor) -> None:
         assert 2 * layer.rope.shape[2] <= self._step.head_dim, layer.rope.shape
+        assert layer.sinks is None or layer.sinks.shape == (self._step.num_heads,), layer.sinks
         assert qkv.shape == (self._out_shape[0], self._qkv_width), qkv.shape
         assert out.shape == self._out_shape, out.shape
 

@@ -30,6 +30,7 @@ struct attention_layer {
     int64_t index, rope_dim;  /* the first dimensions of a head rotate */
     int64_t window;           /* a token sees itself and the newest before it, so many in all */
     float scale, softcap;     /* of scores; softcap 0: none */
+    const float *sinks;       /* [num_heads]: a score of each head that has no value; NULL: there are none */
 };
 
 struct attention {
@@ -186,6 +187,12 @@ INLINE void cap_scores(float *scores, float softcap) {
         const vec grown = vec_exp(load(scores + i) * (2.0f / softcap));
         store(scores + i, softcap - 2.0f * softcap / (grown + 1.0f));
     }
+}
+
+/* The softmax of a query before its first key: of nothing, or of its head's sink. */
+INLINE void begin_softmax(const struct attention_layer *layer, int64_t query_head, float *running_max, float *total) {
+    *running_max = layer->sinks ? layer->sinks[query_head] : -INFINITY;
+    *total = layer->sinks ? 1.0f : 0.0f;
 }
 
 /* Turns a block's scores into weights. Returns what earlier sums have to be multiplied with. */

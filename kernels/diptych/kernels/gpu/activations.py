@@ -31,7 +31,18 @@ def gelu_tanh_and_mul(gate_up: Tensor, out: Tensor) -> None:
     _launch(gate_up, out, "gelu_tanh")
 
 
-def _launch(gate_up: Tensor, out: Tensor, activation: Activation) -> None:
+def clamped_swiglu(gate_up: Tensor, out: Tensor, *, alpha: float, limit: float) -> None:
+    """The same with `(up + 1) * gate * sigmoid(alpha * gate)`: gates up to `limit`, ups within it on both sides."""
+    _launch(gate_up, out, "clamped_swiglu", alpha, limit)
+
+
+def _launch(
+    gate_up: Tensor,
+    out: Tensor,
+    activation: Activation | Literal["clamped_swiglu"],
+    alpha: float = 0.0,
+    limit: float = 0.0,
+) -> None:
     num_tokens, size = out.shape
     assert gate_up.shape == (num_tokens, 2 * size), (gate_up.shape, out.shape)
     assert gate_up.dtype == out.dtype, (gate_up.dtype, out.dtype)
@@ -39,18 +50,39 @@ def _launch(gate_up: Tensor, out: Tensor, activation: Activation) -> None:
     assert out.is_contiguous(), out.stride()
     with torch.cuda.device_of(out):
         grid = (num_tokens, cdiv(size, TILE_NUMBERS))
-        activate_kernel[grid](gate_up, out, SIZE=size, TILE=TILE_NUMBERS, ACTIVATION=activation)
+        constants = {"SIZE": size, "TILE": TILE_NUMBERS, "ACTIVATION": activation, "ALPHA": alpha, "LIMIT": limit}
+        activate_kernel[grid](gate_up, out, **constants)
 
 
 @triton.jit
-def activate_kernel(gate_up, out, SIZE: tl.constexpr, TILE: tl.constexpr, ACTIVATION: tl.constexpr):
+def activate_kernel(
+    gate_up,
+    out,
+    SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ALPHA: tl.constexpr = 0.0,
+    LIMIT: tl.constexpr = 0.0,
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = column < SIZE
     gates = gate_up + row * (2 * SIZE) + column
     gate = tl.load(gates, mask=inside, other=0.0)
     up = tl.load(gates + SIZE, mask=inside, other=0.0)
-    tl.store(out + row * SIZE + column, gated(gate, up, ACTIVATION), mask=inside)
+    if ACTIVATION == "clamped_swiglu":
+        activated = clamped(gate, up, ALPHA, LIMIT)
+    else:
+        activated = gated(gate, up, ACTIVATION)
+    tl.store(out + row * SIZE + column, activated, mask=inside)
+
+
+@triton.jit
+def clamped(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """Return gpt-oss's activation of gates and ups, in their dtype."""
+    limited = tl.minimum(gate.to(tl.float32), LIMIT)
+    beside = tl.minimum(tl.maximum(up.to(tl.float32), -LIMIT), LIMIT) + 1.0
+    return (limited / (1.0 + tl.exp(-ALPHA * limited)) * beside).to(gate.dtype)
 
 
 @triton.jit

@@ -13,10 +13,11 @@ from diptych.kernels.cpu.paged_attention import AttentionLayer, Heads, PagedAtte
 class CpuAttention:
     """`AttentionBackend` on `kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`."""
 
-    def __init__(self, config: ModelConfig, kv: Tensor) -> None:
+    def __init__(self, config: ModelConfig, kv: Tensor, sinks: Tensor | None = None) -> None:
+        """`sinks`: see `new_sinks`."""
         self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         self._kv = kv
-        self._layers = _layers(config, kv)
+        self._layers = _layers(config, kv, sinks)
         self._step: PagedAttention | None = None
 
     def init_forward_metadata(self, batch: StagedBatch) -> None:
@@ -33,7 +34,7 @@ class CpuAttention:
         self._step.decode(qkv, self._layers[layer], out)
 
 
-def _layers(config: ModelConfig, kv: Tensor) -> list[AttentionLayer]:
+def _layers(config: ModelConfig, kv: Tensor, sinks: Tensor | None) -> list[AttentionLayer]:
     ropes = rope_tables(config, kv)
     return [
         AttentionLayer(
@@ -42,6 +43,7 @@ def _layers(config: ModelConfig, kv: Tensor) -> list[AttentionLayer]:
             scale=config.score_scale,
             window=config.window(index),
             softcap=config.attention_softcap,
+            sinks=None if sinks is None else sinks[index],
         )
         for index in range(config.num_layers)
     ]

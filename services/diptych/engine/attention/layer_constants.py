@@ -18,6 +18,15 @@ def kv_scales(config: ModelConfig, kv_dtype: torch.dtype) -> list[tuple[float, f
     return [config.kv_scale(layer) for layer in range(config.num_layers)]
 
 
+def new_sinks(config: ModelConfig, device: torch.device) -> Tensor | None:
+    """Return where the sinks of all layers go, `[num_layers, num_heads]` float32; None for a model without.
+
+    A sink is a learned score of a head that takes part in its softmax and has no value. They are weights: backends are
+    built on this memory before it is filled.
+    """
+    return torch.zeros(config.num_layers, config.num_heads, device=device) if config.sinks else None
+
+
 def rope_tables(config: ModelConfig, kv: Tensor) -> dict[Rope, Tensor]:
     """Return a table for each kind of layer, as long as a request that the pool `kv` can hold, and beside it.
 

@@ -44,8 +44,10 @@ class Metadata:
 class TorchAttention:
     """`AttentionBackend` on `kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`."""
 
-    def __init__(self, config: ModelConfig, kv: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, kv: Tensor, dtype: torch.dtype, sinks: Tensor | None = None) -> None:
+        """`sinks`: see `new_sinks`."""
         self._config = config
+        self._sinks = sinks
         self._dtype = dtype  # of states; the pool's may be narrower
         self._num_heads, self._num_kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self._kv = kv
@@ -135,7 +137,8 @@ class TorchAttention:
         pages = self._load(span.pages, layer)  # [num_pages, 2, page_size, num_kv_heads, head_dim]
         keys, values = pages.permute(1, 3, 0, 2, 4).flatten(2, 3)[:, None, :, : span.seq_len]
         mine = queries[span.start : span.end].transpose(0, 1)[None]
-        return self._weigh(mine, keys, values, span.masks[self._config.window(layer)])[0].transpose(0, 1)
+        mask = span.masks[self._config.window(layer)]
+        return self._weigh(mine, keys, values, mask, layer)[0].transpose(0, 1)
 
     def _decode(self, queries: Tensor, metadata: Metadata, layer: int) -> Tensor:
         """Return `[batch_size, num_heads, 1, head_dim]`. Shorter requests are padded to the longest."""
@@ -144,20 +147,28 @@ class TorchAttention:
         unused = ~metadata.in_use[:, None, :, None]  # their weight is 0, but 0 * garbage may be NaN
         keys, values = keys.masked_fill(unused, 0), values.masked_fill(unused, 0)
         mask = metadata.masks[self._config.window(layer)]
-        return self._weigh(queries[:, :, None], keys, values, mask[:, None, None])
+        return self._weigh(queries[:, :, None], keys, values, mask[:, None, None], layer)
 
-    def _weigh(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    def _weigh(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, layer: int) -> Tensor:
         """Attend `[batch_size, num_heads, num_queries, head_dim]` to `[batch_size, num_kv_heads, num_keys, ...]`."""
         scale, softcap = self._config.score_scale, self._config.attention_softcap
-        if not softcap:
+        if not softcap and self._sinks is None:
             return F.scaled_dot_product_attention(
                 queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
             )
         group = self._num_heads // self._num_kv_heads
         keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
-        scores = softcap * torch.tanh(queries @ keys.transpose(2, 3) * (scale / softcap))
+        products = queries @ keys.transpose(2, 3)
+        scores = softcap * torch.tanh(products * (scale / softcap)) if softcap else products * scale
         seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).tril() if mask is None else mask
-        return scores.masked_fill(~seen, -torch.inf).softmax(dim=-1, dtype=torch.float32).to(values.dtype) @ values
+        return self._shares(scores.masked_fill(~seen, -torch.inf), layer).to(values.dtype) @ values
+
+    def _shares(self, scores: Tensor, layer: int) -> Tensor:
+        """Return the softmax of `[batch_size, num_heads, num_queries, num_keys]`, float32, in which sinks take part."""
+        if self._sinks is None:
+            return scores.softmax(dim=-1, dtype=torch.float32)
+        sinks = self._sinks[layer, :, None, None].expand(*scores.shape[:-1], 1)
+        return torch.cat([scores, sinks], dim=-1).softmax(dim=-1, dtype=torch.float32)[..., :-1]
 
 
 def _mask(extend_len: int, seq_len: int, window: int, device: torch.device) -> Tensor | None:

@@ -29,8 +29,15 @@ class CpuOps:
     def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
         return GatedInTurn(gate_up, activate_of(self, activation))
 
-    def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], ffn_size: int, activate: Activate) -> Experts:
-        return ExpertsInTurn(gate_up, down, ffn_size, activate)
+    def experts(
+        self,
+        gate_up: Sequence[Matrix],
+        down: Sequence[Matrix],
+        ffn_size: int,
+        activate: Activate,
+        bias: Tensor | None = None,
+    ) -> Experts:
+        return ExpertsInTurn(gate_up, down, ffn_size, activate, bias)
 
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""
@@ -39,4 +46,5 @@ class CpuOps:
     add_rms_norm = staticmethod(elementwise.add_rms_norm)
     silu_and_mul = staticmethod(elementwise.silu_and_mul)
     gelu_tanh_and_mul = staticmethod(elementwise.gelu_tanh_and_mul)
+    clamped_swiglu = staticmethod(elementwise.clamped_swiglu)
     norm_heads = staticmethod(elementwise.norm_heads)

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from diptych.architectures.config import Activation
+from diptych.architectures.config import Activation, ClampedSwiglu
 from diptych.architectures.placement import Split
 from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.dense import dense
@@ -51,12 +51,12 @@ class GpuGated:
         self._activation = activation
         self._in_turn = in_turn
         num_rows, num_columns = self._weight.shape
-        is_narrow = self._weight.dtype.itemsize == 2
-        self._few = skinny_gated_gemm.pays_up_to(num_rows // 2, num_columns) if is_narrow else 0  # rows
+        is_fused = self._weight.dtype.itemsize == 2 and not isinstance(activation, ClampedSwiglu)
+        self._few = skinny_gated_gemm.pays_up_to(num_rows // 2, num_columns) if is_fused else 0  # rows
 
     def forward(self, x: Tensor, gate_up: Tensor, out: Tensor) -> None:
         is_adapted = self._adapted is not None and self._adapted.is_adapted
-        if 0 < len(x) <= self._few and not is_adapted:
+        if 0 < len(x) <= self._few and not is_adapted and not isinstance(self._activation, ClampedSwiglu):
             skinny_gated_gemm.skinny_gated_gemm(x, self._weight, out, self._activation)
         else:
             self._in_turn.forward(x, gate_up, out)
@@ -80,8 +80,15 @@ class GpuOps:
         assert isinstance(gate_up, GpuMatrix | LoraMatrix), gate_up
         return GpuGated(gate_up, activation, GatedInTurn(gate_up, activate_of(self, activation)))
 
-    def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], ffn_size: int, activate: Activate) -> Experts:
-        return GroupedExperts([_weight(each) for each in gate_up], [_weight(each) for each in down], activate)
+    def experts(
+        self,
+        gate_up: Sequence[Matrix],
+        down: Sequence[Matrix],
+        ffn_size: int,
+        activate: Activate,
+        bias: Tensor | None = None,
+    ) -> Experts:
+        return GroupedExperts([_weight(each) for each in gate_up], [_weight(each) for each in down], activate, bias)
 
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""
@@ -90,6 +97,7 @@ class GpuOps:
     add_rms_norm = staticmethod(norms.add_rms_norm)
     silu_and_mul = staticmethod(activations.silu_and_mul)
     gelu_tanh_and_mul = staticmethod(activations.gelu_tanh_and_mul)
+    clamped_swiglu = staticmethod(activations.clamped_swiglu)
     norm_heads = staticmethod(norms.norm_heads)
 
 
@@ -101,10 +109,13 @@ def _weight(matrix: Matrix) -> Tensor:
 class GroupedExperts:
     """`Experts` whose weights `[num_rows, num_columns]` stay where they are."""
 
-    def __init__(self, gate_up: Sequence[Tensor], down: Sequence[Tensor], activate: Activate) -> None:
+    def __init__(
+        self, gate_up: Sequence[Tensor], down: Sequence[Tensor], activate: Activate, bias: Tensor | None = None
+    ) -> None:
         self._gate_up = ExpertWeights.of(gate_up)
         self._down = ExpertWeights.of(down)
         self._activate = activate
+        self._bias = bias  # [num_experts, 2 * ffn_size], of gates and ups
 
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
         if not len(x):  # the last layer of a step that nobody samples from
@@ -114,6 +125,8 @@ class GroupedExperts:
         gate_up, activated = x.new_empty(rows, 2 * ffn_size), x.new_empty(rows, ffn_size)
         results = x.new_empty(rows, x.shape[1])
         grouped_gemm(x, self._gate_up, aligned, gate_up)
+        if self._bias is not None:
+            gate_up.add_(self._bias[chosen.flatten()])
         self._activate(gate_up, activated)
         grouped_gemm(activated, self._down, aligned, results)
         combine_experts(results, chosen, shares, out)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diptych.architectures.config import Activation
+from diptych.architectures.config import Activation, ClampedSwiglu
 from diptych.architectures.placement import Split
 from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.dense import CPU, dense
@@ -60,8 +61,18 @@ class Ops(Protocol):
         """Take over a matrix that was made by `matrix`, adapters may be around it."""
         ...
 
-    def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], ffn_size: int, activate: Activate) -> Experts:
-        """Take over one matrix of each kind of each expert, made by `matrix`."""
+    def experts(
+        self,
+        gate_up: Sequence[Matrix],
+        down: Sequence[Matrix],
+        ffn_size: int,
+        activate: Activate,
+        bias: Tensor | None = None,
+    ) -> Experts:
+        """Take over one matrix of each kind of each expert, made by `matrix`.
+
+        `bias`, `[num_experts, 2 * ffn_size]`, is added to what `gate_up` returns.
+        """
         ...
 
     def all_reduce(self, x: Tensor) -> None:
@@ -80,6 +91,10 @@ class Ops(Protocol):
 
     def gelu_tanh_and_mul(self, gate_up: Tensor, out: Tensor) -> None: ...
 
+    def clamped_swiglu(self, gate_up: Tensor, out: Tensor, *, alpha: float, limit: float) -> None:
+        """See `ClampedSwiglu`."""
+        ...
+
     def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
         """Norm each of the `num_heads` queries and of the keys in place; `qkv` is as in `AttentionBackend`."""
         ...
@@ -87,6 +102,8 @@ class Ops(Protocol):
 
 def activate_of(ops: Ops, activation: Activation) -> Activate:
     """Return the function called `activation`."""
+    if isinstance(activation, ClampedSwiglu):
+        return partial(ops.clamped_swiglu, alpha=activation.alpha, limit=activation.limit)
     return {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}[activation]
 
 
@@ -114,6 +131,7 @@ class ExpertsInTurn:
     down: Sequence[Matrix]
     ffn_size: int  # of one expert
     activate: Activate
+    bias: Tensor | None = None  # [num_experts, 2 * ffn_size], of gates and ups
 
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
         order = chosen.flatten().argsort(stable=True)
@@ -132,6 +150,8 @@ class ExpertsInTurn:
         gate_up, activated = x.new_empty(len(x), 2 * self.ffn_size), x.new_empty(len(x), self.ffn_size)
         out = torch.empty_like(x)
         self.gate_up[expert].multiply(x, gate_up)
+        if self.bias is not None:
+            gate_up.add_(self.bias[expert])
         self.activate(gate_up, activated)
         self.down[expert].multiply(activated, out)
         return out
@@ -154,8 +174,15 @@ class TorchOps:
     def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
         return GatedInTurn(gate_up, activate_of(self, activation))
 
-    def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], ffn_size: int, activate: Activate) -> Experts:
-        return ExpertsInTurn(gate_up, down, ffn_size, activate)
+    def experts(
+        self,
+        gate_up: Sequence[Matrix],
+        down: Sequence[Matrix],
+        ffn_size: int,
+        activate: Activate,
+        bias: Tensor | None = None,
+    ) -> Experts:
+        return ExpertsInTurn(gate_up, down, ffn_size, activate, bias)
 
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""
@@ -173,6 +200,11 @@ class TorchOps:
     def gelu_tanh_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
         gate, up = gate_up.chunk(2, dim=-1)
         torch.mul(F.gelu(gate, approximate="tanh"), up, out=out)
+
+    def clamped_swiglu(self, gate_up: Tensor, out: Tensor, *, alpha: float, limit: float) -> None:
+        gate, up = gate_up.chunk(2, dim=-1)
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        torch.mul(gate * torch.sigmoid(alpha * gate), up + 1, out=out)
 
     def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
         heads = qkv.view(len(qkv), -1, len(q_weight))

@@ -46,6 +46,7 @@ class Setting:
     kv: Tensor  # [num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]
     dtype: torch.dtype  # of states; the pool's may be narrower
     num_threads: int
+    sinks: Tensor | None = None  # of the model's layers, see `new_sinks`
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def _gpu_ops(dtype: torch.dtype, device: torch.device) -> Ops:
 
 def _cpu(setting: Setting) -> Made:
     _check_cpu(setting)
-    return CpuAttention(setting.config, setting.kv), None
+    return CpuAttention(setting.config, setting.kv, setting.sinks), None
 
 
 def _check_cpu(setting: Setting) -> None:
@@ -124,7 +125,7 @@ def _check_cpu(setting: Setting) -> None:
 
 
 def _torch(setting: Setting) -> Made:
-    return TorchAttention(setting.config, setting.kv, setting.dtype), None
+    return TorchAttention(setting.config, setting.kv, setting.dtype, setting.sinks), None
 
 
 def _triton(setting: Setting) -> Made:
@@ -155,6 +156,8 @@ def _flashinfer(setting: Setting) -> Made:
 def _check_gpu(name: str, setting: Setting) -> None:
     if not setting.kv.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise ConfigError(f"attention backend {name!r} computes on GPUs; use 'auto' where there is none")
+    if setting.config.sinks:
+        raise ConfigError(f"attention backend {name!r} knows no attention sinks, which this model has; use 'torch'")
     head_dim = setting.config.head_dim
     if setting.config.qk_norm == "heads" and head_dim & (head_dim - 1):
         raise ConfigError(f"attention backend {name!r} norms no heads of {head_dim}, only powers of 2; use 'torch'")

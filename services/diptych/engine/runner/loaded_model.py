@@ -16,11 +16,12 @@ from diptych.checkpoints.quantization.weight import expanded
 from diptych.checkpoints.source import ModelSource
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.backend import PhasedAttention
+from diptych.engine.attention.layer_constants import new_sinks
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.decoder import Decoder
 from diptych.engine.models.lora import Loras
 from diptych.engine.models.pieces import Pieces
-from diptych.engine.models.weights import load
+from diptych.engine.models.weights import Weights, load
 from diptych.engine.runner.backends import Backend, Setting, choose
 from diptych.engine.runner.kv_pool import DTYPES
 from diptych.engine.runner.model_part import ModelPart
@@ -51,13 +52,14 @@ class LoadedModel:
     loras: Loras
     sampler: Sampler
     attention: PhasedAttention
+    sinks: Tensor | None  # that `attention` reads
     communicator: Communicator | None
     only_queues: bool  # all but attention, whatever the numbers: a GPU can record it
 
     def on(self, kv: Tensor) -> LoadedModel:
         """Return the same model on another pool."""
         with torch.inference_mode():
-            return replace(self, attention=_choose(self.config, kv, self.options).attention)
+            return replace(self, attention=_choose(self.config, kv, self.options, self.sinks).attention)
 
     def forward(self, batch: StagedBatch, on_layer: OnLayer | None = None, pieces: Pieces | None = None) -> Tensor:
         """Return the logits of `batch.logits_rows`. Attention was told of the batch before, and so were adapters."""
@@ -73,10 +75,12 @@ def load_model(
     dtype = DTYPES[options.dtype]
     with torch.inference_mode():
         part = ModelPart.of(source, communicator)
-        backend = _choose(part.config, kv, options)
+        sinks = new_sinks(part.config, kv.device)
+        backend = _choose(part.config, kv, options, sinks)
         ops = part.wrap(backend.ops)
         tensors = part.tensors if options.quantization == "auto" else expanded(part.tensors)
         weights = load(part.config, part.placement, tensors, ops, dtype, kv.device)
+        _fill(sinks, weights)
         loras = Loras(part.config.num_layers, options.max_loras, backend.low_rank, dtype, kv.device)
         decoder = Decoder(part.config, weights.wrapped(loras.wrap), ops, dtype)
     return LoadedModel(
@@ -86,12 +90,21 @@ def load_model(
         loras=loras,
         sampler=backend.sampler,
         attention=backend.attention,
+        sinks=sinks,
         communicator=communicator,
         only_queues=backend.only_queues,
     )
 
 
-def _choose(config: ModelConfig, kv: Tensor, options: ModelOptions) -> Backend:
+def _fill(sinks: Tensor | None, weights: Weights) -> None:
+    """Write what was loaded to where the attention backends look for it."""
+    for layer, place in enumerate(() if sinks is None else sinks):
+        loaded = weights.vector(f"{layer}.sinks")
+        assert loaded is not None, layer
+        place.copy_(loaded)
+
+
+def _choose(config: ModelConfig, kv: Tensor, options: ModelOptions, sinks: Tensor | None) -> Backend:
     extend = options.attention_backend
-    setting = Setting(config, kv, DTYPES[options.dtype], options.num_threads)
+    setting = Setting(config, kv, DTYPES[options.dtype], options.num_threads, sinks)
     return choose(extend, options.decode_attention_backend or extend, setting)

@@ -34,8 +34,15 @@ class TensorParallelOps:
     def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
         return self._ops.gated(gate_up, activation)
 
-    def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], ffn_size: int, activate: Activate) -> Experts:
-        return self._ops.experts(gate_up, down, ffn_size, activate)
+    def experts(
+        self,
+        gate_up: Sequence[Matrix],
+        down: Sequence[Matrix],
+        ffn_size: int,
+        activate: Activate,
+        bias: Tensor | None = None,
+    ) -> Experts:
+        return self._ops.experts(gate_up, down, ffn_size, activate, bias)
 
     def all_reduce(self, x: Tensor) -> None:
         self._communicator.all_reduce(x)
@@ -51,6 +58,9 @@ class TensorParallelOps:
 
     def gelu_tanh_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
         self._ops.gelu_tanh_and_mul(gate_up, out)
+
+    def clamped_swiglu(self, gate_up: Tensor, out: Tensor, *, alpha: float, limit: float) -> None:
+        self._ops.clamped_swiglu(gate_up, out, alpha=alpha, limit=limit)
 
     def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
         self._ops.norm_heads(qkv, num_heads, q_weight, k_weight, eps)

@@ -73,6 +73,7 @@ class AttentionBlock:
     qkv: Matrix
     qkv_bias: Tensor | None
     o: Matrix
+    o_bias: Tensor | None
     norm_in: QkNorms | None
 
     @staticmethod
@@ -82,6 +83,7 @@ class AttentionBlock:
             qkv=weights.matrix(f"{layer}.qkv"),
             qkv_bias=weights.vector(f"{layer}.qkv_bias"),
             o=weights.matrix(f"{layer}.o"),
+            o_bias=weights.vector(f"{layer}.o_bias"),
             norm_in=_norms(config, weights, ops, layer),
         )
 
@@ -97,3 +99,5 @@ class AttentionBlock:
         """`attended` -> `delta`."""
         self.o.multiply(buffers.attended, buffers.delta)
         self.ops.all_reduce(buffers.delta)
+        if self.o_bias is not None:
+            buffers.delta.add_(self.o_bias)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig, Moe
@@ -52,8 +53,10 @@ class MoeBlock:
 
     ops: Ops
     router: Matrix
+    router_bias: Tensor | None  # [num_experts]
     choice_bias: Tensor | None  # float32 [num_experts]
     experts: Experts
+    down_bias: Tensor | None  # [num_experts, hidden_size]: of what experts return, before it is weighed
     shared: SharedExpert | None
     moe: Moe
 
@@ -62,11 +65,14 @@ class MoeBlock:
         assert config.moe is not None
         names = [f"{layer}.experts.{i}" for i in range(config.moe.num_experts)]
         gate_up, down = ([weights.matrix(f"{name}.{part}") for name in names] for part in ("gate_up", "down"))
+        activate, bias = activate_of(ops, config.activation), _stacked(weights, names, "gate_up_bias")
         return MoeBlock(
             ops=ops,
             router=weights.matrix(f"{layer}.router"),
+            router_bias=weights.vector(f"{layer}.router_bias"),
             choice_bias=weights.vector(f"{layer}.choice_bias"),
-            experts=ops.experts(gate_up, down, config.moe.ffn_size, activate_of(ops, config.activation)),
+            experts=ops.experts(gate_up, down, config.moe.ffn_size, activate, bias),
+            down_bias=_stacked(weights, names, "down_bias"),
             shared=SharedExpert.build(config, weights, ops, layer),
             moe=config.moe,
         )
@@ -75,8 +81,24 @@ class MoeBlock:
         x = buffers.normed
         logits = x.new_empty(len(x), self.moe.num_experts)
         self.router.multiply(x, logits)
+        if self.router_bias is not None:
+            logits.add_(self.router_bias)
         chosen, shares = route(logits, self.moe, self.choice_bias)
         self.experts.forward(x, chosen, shares, buffers.delta)
         if self.shared is not None:
             self.shared.add(x, buffers.delta)
         self.ops.all_reduce(buffers.delta)
+        if self.down_bias is not None:
+            _add_biases(self.down_bias, chosen, shares, buffers.delta)
+
+
+def _stacked(weights: Weights, names: list[str], part: str) -> Tensor | None:
+    """Return a vector of each expert as rows; None if they have none."""
+    vectors = [vector for name in names if (vector := weights.vector(f"{name}.{part}")) is not None]
+    return torch.stack(vectors) if vectors else None
+
+
+def _add_biases(bias: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
+    """Add to each token's row the biases of its experts, by their shares. Once, not on every rank: results are whole."""
+    for choice in range(chosen.shape[1]):
+        out.add_(bias[chosen[:, choice]].mul_(shares[:, choice, None]))
