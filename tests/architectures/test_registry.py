@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny_config import tiny_config
 
-from diptych.architectures.config import Moe, Rope
+from diptych.architectures.config import ClampedSwiglu, Moe, Rope
 from diptych.architectures.registry import FAMILIES, from_hf
 from diptych.common.errors import ConfigError
 
@@ -100,6 +100,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 256}
     | {"rope_local_base_freq": 12_000, "rope_theta": 1e6, "rope_scaling": None, "sliding_window": 512}
     | {"sliding_window_pattern": 2},
+    "gpt_oss": COMMON
+    | {"architectures": ["GptOssForCausalLM"], "attention_bias": True, "head_dim": 64, "num_local_experts": 32}
+    | {"experts_per_token": 4, "num_experts_per_tok": 4, "initial_context_length": 64, "sliding_window": 128}
+    | {"layer_types": ["sliding_attention", "full_attention"], "swiglu_limit": 7.0, "rope_theta": 150_000}
+    | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "router_aux_loss_coef": 0.9, "hidden_act": "silu"},
     "phi3": COMMON
     | {"architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": 128, "sliding_window": 2047}
     | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}, "embd_pdrop": 0.0},
@@ -131,6 +136,16 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "local_rope": Rope(12_000.0, 256),
         "query_scale": 1 / 16,
         "qk_norm": "heads",
+    },
+    "gpt_oss": {
+        "rope": Rope(150_000.0, 64, (2.0,) * 32),
+        "head_dim": 64,
+        "windows": (128, 0),
+        "qkv_bias": True,
+        "o_bias": True,
+        "sinks": True,
+        "activation": ClampedSwiglu(alpha=1.702, limit=7.0),
+        "moe": Moe(32, 4, 96, normalize=True, router_bias=True, expert_bias=True),
     },
     "phi3": {
         "rope": Rope(1e4, 16, (2.0,) * 8, math.sqrt(1 + math.log(2) / math.log(128))),
@@ -201,6 +216,8 @@ def test_a_gemma_that_knows_images_is_read_for_text_with_the_defaults_of_its_for
         ("llama", {"architectures": ["LlavaForConditionalGeneration"]}, "LlavaForConditionalGeneration"),
         ("phi3", {"attention_bias": True}, "attention_bias=True"),
         ("mixtral", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ("gpt_oss", {"rope_scaling": None}, "no rope_parameters"),
     ],
 )
 def test_what_a_family_does_not_compute_is_refused_by_name(family: str, change: dict[str, Any], named: str) -> None:

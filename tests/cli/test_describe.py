@@ -48,6 +48,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072}
         | {"rope_parameters": LLAMA3},
     ),
+    "gpt-oss-120b": ("GptOss", {}),
     "Qwen3-32B": (
         "Qwen3",
         {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64}
@@ -63,6 +64,7 @@ KNOWN = {
     "Qwen3-235B-A22B": (22.2, 188),
     "Mixtral-8x22B": (39.2, 224),
     "Llama-3.1-405B": (405.9, 504),
+    "gpt-oss-120b": (5.7, 72),
     "Qwen3-32B": (32.8, 256),
 }
 

@@ -32,6 +32,15 @@ def test_heads_that_no_kernel_norms_are_refused(monkeypatch: pytest.MonkeyPatch)
         choose("triton", "triton", replace(SETTING, config=replace(CONFIG, head_dim=48, qk_norm="heads")))
 
 
+@pytest.mark.parametrize("name", ["triton", "flashinfer"])
+def test_backends_without_attention_sinks_are_refused_for_models_that_have_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(ConfigError, match=rf"'{name}' knows no attention sinks.*use 'torch'"):
+        choose("torch", name, replace(SETTING, config=replace(CONFIG, sinks=True)))
+
+
 def test_the_c_kernels_refuse_fp8_with_scales() -> None:
     scaled = replace(SETTING, config=replace(CONFIG, kv_scales=((0.5, 0.5),)), kv=SETTING.kv.to(torch.float8_e4m3fn))
     with pytest.raises(ConfigError, match=r"no FP8 with scales.*use 'torch'"):

@@ -51,6 +51,18 @@ def test_silu_and_mul_is_that_of_float64_also_far_from_zero(
 
 @pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
 @pytest.mark.parametrize("shape", SHAPES)
+def test_clamped_swiglu_is_that_of_float64_also_far_from_zero(
+    shape: tuple[int, int], scale: float, num_threads: int
+) -> None:
+    gate_up, out = random(shape[0], 2 * shape[1], scale=scale), torch.empty(shape)
+    elementwise.clamped_swiglu(gate_up, out, alpha=1.702, limit=7.0)
+    gate, up = gate_up.double().chunk(2, dim=1)
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    torch.testing.assert_close(out.double(), gate * torch.sigmoid(1.702 * gate) * (up + 1), rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_gelu_tanh_and_mul_is_that_of_float64_also_far_from_zero(
     shape: tuple[int, int], scale: float, num_threads: int
 ) -> None:

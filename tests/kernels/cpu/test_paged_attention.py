@@ -39,10 +39,14 @@ class Kind:
     softcap: float = 0.0
     scale: float = 0.125
     rotated: float = 1.0  # part of a head
+    sinks: bool = False
 
 
 PLAIN = Kind()
-KINDS = [Kind(window=1), Kind(window=7), Kind(window=64), Kind(window=70, softcap=5.0), Kind(rotated=0.5, scale=0.2)]
+KINDS = [
+    *(Kind(window=1), Kind(window=7), Kind(window=64), Kind(window=70, softcap=5.0), Kind(rotated=0.5, scale=0.2)),
+    *(Kind(sinks=True), Kind(window=7, sinks=True)),
+]
 KIND_HEADS = [Heads(9, 3, 64), Heads(4, 2, 256), Heads(2, 1, 80), Heads(2, 2, 12)]
 
 
@@ -61,7 +65,10 @@ class Pool:
         self.kv = torch.full(shape, torch.nan)
         half = int(heads.head_dim * kind.rotated) // 2
         self.rope = torch.randn(max(seq_lens), 2, half, generator=self.generator)
-        self.layer = AttentionLayer(LAYER, self.rope, scale=kind.scale, window=kind.window, softcap=kind.softcap)
+        self.sinks = torch.linspace(-3.0, 5.0, heads.num_heads) if kind.sinks else None
+        self.layer = AttentionLayer(
+            LAYER, self.rope, scale=kind.scale, window=kind.window, softcap=kind.softcap, sinks=self.sinks
+        )
 
     def run(self, new_lens: list[int]) -> tuple[Tensor, Tensor]:
         """Compute the last `new_lens` tokens of each request on random earlier KV; return results and expected ones."""
@@ -106,7 +113,10 @@ class Pool:
             seen = torch.ones(new, seq_len, dtype=torch.bool).tril(seq_len - new)
             if self.kind.window:
                 seen = seen.triu(seq_len - new + 1 - self.kind.window)
-            weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            scores = scores.masked_fill(~seen, -torch.inf)
+            if self.sinks is not None:
+                scores = torch.cat([scores, self.sinks.double()[:, None, None].expand(-1, new, 1)], dim=-1)
+            weights = scores.softmax(-1)[..., :seq_len]
             results.append(torch.einsum("hqk,khd->qhd", weights, values))
         return torch.cat(results)
 
@@ -136,7 +146,7 @@ def test_extend_is_attention_of_float64_with_and_without_a_prefix(
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("heads", KIND_HEADS, ids=str)
-def test_windows_soft_caps_and_partial_rotation_are_those_of_float64(
+def test_windows_soft_caps_partial_rotation_and_sinks_are_those_of_float64(
     heads: Heads, kind: Kind, num_threads: int
 ) -> None:
     lens = [1, 16, 70, 64, 65, 300, 290]

@@ -30,7 +30,7 @@ def heads() -> Kernel:
 
 
 def activation(name: str, called: str) -> Kernel:
-    constants = {"SIZE": FFN, "TILE": activations.TILE_NUMBERS, "ACTIVATION": called}
+    constants = {"SIZE": FFN, "TILE": activations.TILE_NUMBERS, "ACTIVATION": called, "ALPHA": 1.702, "LIMIT": 7.0}
     return Kernel(name, activations.activate_kernel, pointers("gate_up out"), constants, loads=CELLS, stores=CELLS)
 
 
@@ -102,6 +102,7 @@ def kernels() -> Iterator[Kernel]:
     yield heads()
     yield activation("SiLU", "silu")
     yield activation("GELU", "gelu_tanh")
+    yield activation("clamped SwiGLU", "clamped_swiglu")
     yield skinny("of 2048 rows", 2048, HIDDEN)
     yield skinny("of 4096 rows", HIDDEN, FFN)
     yield skinny("of 8192 rows", 8192, 8192)

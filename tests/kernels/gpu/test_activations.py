@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -8,12 +9,16 @@ from gpu_cases import FLOATS, on_gpu
 from torch import Tensor
 
 from diptych.engine.models.ops import TorchOps
-from diptych.kernels.gpu.activations import gelu_tanh_and_mul, silu_and_mul
+from diptych.kernels.gpu.activations import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # of the interpreter's NumPy
 
 TOLERANCES = {torch.float32: 3e-6, torch.float16: 2**-9, torch.bfloat16: 2**-6}  # two of a narrow type's last bit
-ACTIVATIONS = [(silu_and_mul, TorchOps.silu_and_mul), (gelu_tanh_and_mul, TorchOps.gelu_tanh_and_mul)]
+ACTIVATIONS = [
+    (silu_and_mul, TorchOps.silu_and_mul),
+    (gelu_tanh_and_mul, TorchOps.gelu_tanh_and_mul),
+    (partial(clamped_swiglu, alpha=1.702, limit=3.0), partial(TorchOps.clamped_swiglu, alpha=1.702, limit=3.0)),
+]
 Activate = Callable[[Tensor, Tensor], None]
 Reference = Callable[[TorchOps, Tensor, Tensor], None]
 

@@ -16,6 +16,7 @@ ERRORS = {
 }  # of all numbers together, rounded three times
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(
     ("num_tokens", "num_experts", "choices", "hidden", "ffn"),
@@ -28,17 +29,25 @@ ERRORS = {
     ],
 )
 def test_experts_all_at_once_are_the_experts_in_turn(
-    num_tokens: int, num_experts: int, choices: int, hidden: int, ffn: int, dtype: torch.dtype, device: torch.device
+    num_tokens: int,
+    num_experts: int,
+    choices: int,
+    hidden: int,
+    ffn: int,
+    dtype: torch.dtype,
+    has_bias: bool,
+    device: torch.device,
 ) -> None:
     """What comes in has the magnitude of what goes out, as in a model."""
     x = torch.randn(num_tokens, hidden, device=device).to(dtype)
     scale = hidden**-0.5
     gate_up = [(torch.randn(2 * ffn, hidden, device=device) * scale).to(dtype) for _ in range(num_experts)]
     down = [(torch.randn(hidden, ffn, device=device) * scale).to(dtype) for _ in range(num_experts)]
+    bias = torch.randn(num_experts, 2 * ffn, device=device).to(dtype) if has_bias else None
     shares, chosen = torch.rand(num_tokens, num_experts, device=device).softmax(dim=-1).topk(choices)
     out, expected = torch.full_like(x, torch.nan), torch.empty_like(x)
-    GroupedExperts(gate_up, down, silu_and_mul).forward(x, chosen, shares.to(dtype), out)
-    in_turn = ExpertsInTurn([*map(TorchMatrix, gate_up)], [*map(TorchMatrix, down)], ffn, silu_and_mul)
+    GroupedExperts(gate_up, down, silu_and_mul, bias).forward(x, chosen, shares.to(dtype), out)
+    in_turn = ExpertsInTurn([*map(TorchMatrix, gate_up)], [*map(TorchMatrix, down)], ffn, silu_and_mul, bias)
     in_turn.forward(x, chosen, shares.to(dtype), expected)
     error = (out.double() - expected.double()).norm()
     assert error <= ERRORS[dtype] * expected.double().norm()

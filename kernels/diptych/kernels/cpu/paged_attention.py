@@ -56,8 +56,8 @@ class AttentionLayer:
     """How the layer `index` attends, in every step.
 
     `rope`: `[context_len, 2, rope_dim / 2]`, cosines and sines of the first `rope_dim` dimensions of a head.
-    `window`: tokens that a token sees, the newest, itself included; 0: all. `softcap` 0: none. `sinks`, `[num_heads]`: a
-    score of each head that takes part in its softmax and has no value. It may be filled later.
+    `window`: tokens that a token sees, the newest, itself included; 0: all. `softcap` 0: none.
+    `sinks`, `[num_heads]`: a score of each head that takes part in its softmax and has no value; may be filled later.
     """
 
     def __init__(

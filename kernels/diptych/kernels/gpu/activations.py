@@ -1,6 +1,7 @@
 """The gated activations of feed-forward networks, one pass over memory.
 
-Rule: the activated gate is rounded before it is multiplied, as `TorchOps` of `diptych.engine.models.ops` does it.
+Rule: results are rounded where `TorchOps` of `diptych.engine.models.ops` rounds them: with SiLU and GELU the activated
+gate before it is multiplied, with the clamped SwiGLU only the product.
 """
 
 from __future__ import annotations
@@ -70,10 +71,7 @@ def activate_kernel(
     gates = gate_up + row * (2 * SIZE) + column
     gate = tl.load(gates, mask=inside, other=0.0)
     up = tl.load(gates + SIZE, mask=inside, other=0.0)
-    if ACTIVATION == "clamped_swiglu":
-        activated = clamped(gate, up, ALPHA, LIMIT)
-    else:
-        activated = gated(gate, up, ACTIVATION)
+    activated = clamped(gate, up, ALPHA, LIMIT) if ACTIVATION == "clamped_swiglu" else gated(gate, up, ACTIVATION)
     tl.store(out + row * SIZE + column, activated, mask=inside)
 
 

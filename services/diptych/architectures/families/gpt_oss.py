@@ -1,7 +1,7 @@
 """gpt-oss: attention sinks, windows in every second layer, experts with biases and a clamped activation.
 
-A checkpoint keeps all experts of a layer in one tensor, gates and ups in turns. In floats an expert's matrix is `[columns,
-rows]`; of MXFP4, whose scheme puts blocks and scales together, the experts lie on top of each other as `[rows, columns]`.
+A checkpoint keeps all experts of a layer in one tensor, gates and ups in turns. In floats an expert's matrix lies in it
+transposed; of MXFP4, whose scheme puts blocks and scales together, the experts come on top of each other.
 """
 
 from __future__ import annotations

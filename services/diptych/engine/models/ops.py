@@ -202,9 +202,9 @@ class TorchOps:
         torch.mul(F.gelu(gate, approximate="tanh"), up, out=out)
 
     def clamped_swiglu(self, gate_up: Tensor, out: Tensor, *, alpha: float, limit: float) -> None:
-        gate, up = gate_up.chunk(2, dim=-1)
+        gate, up = gate_up.float().chunk(2, dim=-1)
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        torch.mul(gate * torch.sigmoid(alpha * gate), up + 1, out=out)
+        out.copy_(gate * torch.sigmoid(alpha * gate) * (up + 1))
 
     def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
         heads = qkv.view(len(qkv), -1, len(q_weight))

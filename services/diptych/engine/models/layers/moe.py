@@ -99,6 +99,6 @@ def _stacked(weights: Weights, names: list[str], part: str) -> Tensor | None:
 
 
 def _add_biases(bias: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
-    """Add to each token's row the biases of its experts, by their shares. Once, not on every rank: results are whole."""
+    """Add to each token's row the biases of its experts, by their shares: once for all ranks."""
     for choice in range(chosen.shape[1]):
         out.add_(bias[chosen[:, choice]].mul_(shares[:, choice, None]))
