@@ -20,16 +20,20 @@ from diptych.kernels import page_pack
 from diptych.kernels.page_pack import widen
 
 Array = npt.NDArray[Any]
-Code = Literal["int4", "int8", "fp8", "float16", "bfloat16"]  # fp8: e4m3
+Code = Literal["int4", "fp4", "int8", "fp8", "float16", "bfloat16"]  # fp4: e2m1, fp8: e4m3
 CODE_DTYPES: Final[dict[Code, type]] = {
     "int4": np.int8,
+    "fp4": np.uint8,
     "int8": np.int8,
     "fp8": np.uint8,
     "float16": np.float16,
     "bfloat16": np.uint16,
 }
+FOUR_BITS: Final = ("int4", "fp4")
 NIBBLES: Final = 8  # four-bit codes are packed by so many columns
 
+# e2m1: one bit of mantissa, a bias of 1; the fourth bit is the sign. No infinity, no NaN.
+FP4_VALUES: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 # e4m3: the value of each byte (Micikevicius et al., 2022). No infinity; 0x7F and 0xFF are NaN.
 FP8_VALUES: Final = np.where(np.abs(page_pack.FP8_VALUES) > 448, np.float32(np.nan), page_pack.FP8_VALUES)
 
@@ -49,7 +53,7 @@ class QuantizedArray:
         assert self.codes.dtype == (CODE_DTYPES[self.code] if self.mins is None else np.uint8), self.codes.dtype
         for factors in (self.scales, self.mins):
             assert factors is None or factors.shape == (len(self.codes), self.num_groups), factors.shape
-        if self.code == "int4":
+        if self.code in FOUR_BITS:
             assert self.group % NIBBLES == 0, self.group
             assert self.codes.shape[1] % NIBBLES == 0, self.codes.shape
 
@@ -67,7 +71,7 @@ class QuantizedArray:
     @property
     def nbytes(self) -> int:
         """The bytes of the packed form."""
-        bits = {"int4": 4, "int8": 8, "fp8": 8, "float16": 16, "bfloat16": 16}[self.code]
+        bits = {"int4": 4, "fp4": 4, "int8": 8, "fp8": 8, "float16": 16, "bfloat16": 16}[self.code]
         return self.codes.size * bits // 8 + sum(each.nbytes for each in (self.scales, self.mins) if each is not None)
 
     @property
@@ -84,7 +88,7 @@ class QuantizedArray:
 
     def columns(self, start: int, end: int) -> QuantizedArray:
         """Return the columns `[start, end)`. Raises `ConfigError` where that would divide a group, or a byte."""
-        width, unit = self.codes.shape[1], self.group or (NIBBLES if self.code == "int4" else 1)
+        width, unit = self.codes.shape[1], self.group or (NIBBLES if self.code in FOUR_BITS else 1)
         if start % unit or (end % unit and end != width):
             raise ConfigError(
                 f"columns {start} to {end} of {width} divide a group of {unit} that {self.code} codes share: "
@@ -97,7 +101,8 @@ class QuantizedArray:
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Return the weights: the reference of every kernel."""
-        values: npt.NDArray[np.float32] = FP8_VALUES[self.codes] if self.code == "fp8" else widen(self.codes, self.code)
+        few = {"fp4": FP4_VALUES, "fp8": FP8_VALUES}.get(self.code)
+        values: npt.NDArray[np.float32] = widen(self.codes, self.code) if few is None else few[self.codes]
         if self.scales is None:
             return values
         return values * self._spread(self.scales) + (0 if self.mins is None else self._spread(self.mins))

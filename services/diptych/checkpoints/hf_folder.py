@@ -26,6 +26,7 @@ from diptych.checkpoints.quantization.awq import awq
 from diptych.checkpoints.quantization.compressed_tensors import compressed_tensors
 from diptych.checkpoints.quantization.float8 import float8
 from diptych.checkpoints.quantization.gptq import gptq
+from diptych.checkpoints.quantization.mxfp4 import mxfp4
 from diptych.checkpoints.quantization.scheme import Scheme, assemble
 from diptych.checkpoints.quantization.weight import Stored, as_floats
 from diptych.checkpoints.safetensors import FLOATS, read_header, read_tensors, tensor_names
@@ -48,6 +49,7 @@ SCHEMES: Final[dict[str, Callable[[Mapping[str, Any]], Scheme]]] = {
     "fp8": float8,
     "fbgemm_fp8": float8,
     "compressed-tensors": compressed_tensors,
+    "mxfp4": mxfp4,
 }
 
 

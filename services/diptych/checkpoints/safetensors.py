@@ -23,7 +23,13 @@ from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import Array
 
 FLOATS: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # numpy has no bfloat16: its bits
-CODES: Final = {"F8_E4M3": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64}  # parts of quantised weights
+CODES: Final = {  # parts of quantised weights
+    "U8": np.uint8,
+    "F8_E4M3": np.uint8,
+    "I8": np.int8,
+    "I32": np.int32,
+    "I64": np.int64,
+}
 DTYPES: Final = {**FLOATS, **CODES}
 ITEM_BYTES: Final = {name: np.dtype(kind).itemsize for name, kind in DTYPES.items()}
 MAX_HEADER_BYTES: Final = 32 << 20  # 90,000 tensors take a third of it

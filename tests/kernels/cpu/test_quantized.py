@@ -15,6 +15,7 @@ KINDS: list[tuple[Code, int, type | None, bool]] = [  # code, columns a scale, t
     ("int4", 32, np.float16, True),
     ("int4", 16, np.float32, False),
     ("int4", 128, np.float32, True),
+    ("fp4", 32, np.float32, False),
     ("int8", 32, np.float16, False),
     ("int8", 32, np.float16, True),
     ("int8", 0, np.float32, False),
@@ -37,10 +38,10 @@ def quantized(
     if scale_dtype is None:
         return QuantizedArray(code, half(random.standard_normal(shape), code))
     num_groups = -(-shape[1] // group) if group else 1
-    low, high = {"int4": (-8, 8), "int8": (-128, 128), "fp8": (0, 127)}[code]
+    low, high = {"int4": (-8, 8), "fp4": (0, 16), "int8": (-128, 128), "fp8": (0, 127)}[code]
     codes = random.integers(low, high, shape) - (low if has_mins else 0)
     scales, mins = random.standard_normal((2, shape[0], num_groups)).astype(np.float16).astype(scale_dtype)
-    dtype = np.uint8 if has_mins or code == "fp8" else np.int8
+    dtype = np.uint8 if has_mins or code in ("fp4", "fp8") else np.int8
     return QuantizedArray(code, codes.astype(dtype), scales, mins if has_mins else None, group)
 
 

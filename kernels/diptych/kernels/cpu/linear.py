@@ -14,7 +14,14 @@ from torch import Tensor
 from diptych.kernels.cpu.library import address, load
 from diptych.kernels.quantized import Code, QuantizedArray
 
-CODES: Final[dict[Code, int]] = {"int4": 0, "int8": 1, "fp8": 2, "float16": 3, "bfloat16": 4}  # as in quantized.h
+CODES: Final[dict[Code, int]] = {
+    "int4": 0,
+    "fp4": 1,
+    "int8": 2,
+    "fp8": 3,
+    "float16": 4,
+    "bfloat16": 5,
+}  # as in quantized.h
 
 
 class PackedMatrix:

@@ -8,20 +8,22 @@
 #include "linear.h"
 #include "narrow.h"
 
-enum code { INT4, INT8, FP8, FP16, BF16 }; /* mirrored in quantized.py */
+enum code { INT4, FP4, INT8, FP8, FP16, BF16 }; /* mirrored in quantized.py */
 enum { NIBBLES = 8 };                      /* codes of a word */
 
 struct quantized {
     uint8_t *packed;
     int64_t num_rows, num_columns, group; /* columns that share a scale; the last group may be shorter */
-    int64_t code, scale_bytes, has_mins;  /* codes are unsigned with mins, signed without */
+    int64_t code, scale_bytes, has_mins;  /* integers are unsigned with mins, signed without */
 };
 
 struct kind { /* known when compiled */
     int code, scale_bytes, has_mins;
 };
 
-INLINE int64_t code_bits(int64_t code) { return code == INT4 ? 4 : code == INT8 || code == FP8 ? 8 : 16; }
+INLINE int is_four_bits(int64_t code) { return code == INT4 || code == FP4; }
+
+INLINE int64_t code_bits(int64_t code) { return is_four_bits(code) ? 4 : code == INT8 || code == FP8 ? 8 : 16; }
 
 static inline int64_t codes_offset(const struct quantized *w) {
     return PANEL * w->scale_bytes * (w->has_mins ? 2 : 1);
@@ -53,12 +55,29 @@ INLINE vec nibble(const uint8_t *words, const int index, const int is_signed) {
 #endif
 }
 
+/* The same for FP4: e2m1, whose fourth bit is the sign. */
+INLINE vec fp4_nibble(const uint8_t *words, const int index) {
+    const ivec shifted = *(const ivec *)words >> 4 * index;
+#if defined(__AVX512F__)
+    const vec values = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+    return (vec)_mm512_permutexvar_ps((__m512i)shifted, (__m512)values);
+#elif defined(__AVX2__)
+    const vec magnitudes = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6}; /* this permutation looks at the last three bits */
+    return (vec)((ivec)_mm256_permutevar8x32_ps((__m256)magnitudes, (__m256i)shifted) | (shifted & 8) << 28);
+#else
+    const vec magnitude = (vec)((shifted & 7) << 22) * 0x1p126f; /* the exponents' biases differ by 126 */
+    return (vec)((ivec)magnitude | (shifted & 8) << 28);
+#endif
+}
+
 INLINE vec code_value(const struct kind kind, const uint8_t *codes, int64_t column, int v) {
     const int64_t at = column * PANEL + v * LANES;
     switch (kind.code) {
-        case INT4: {
-            const int64_t word = column / NIBBLES * PANEL + v * LANES;
-            return nibble(codes + 4 * word, (int)(column % NIBBLES), !kind.has_mins);
+        case INT4:
+        case FP4: {
+            const uint8_t *words = codes + 4 * (column / NIBBLES * PANEL + v * LANES);
+            const int index = (int)(column % NIBBLES);
+            return kind.code == FP4 ? fp4_nibble(words, index) : nibble(words, index, !kind.has_mins);
         }
         case INT8: return kind.has_mins ? from_uint8(codes + at) : from_int8(codes + at);
         case FP8: return from_fp8(codes + at);
@@ -91,7 +110,7 @@ INLINE vec weight(const struct kind kind, const uint8_t *codes, int64_t column, 
 /* Widens the columns [first, first + count) of a panel to [count][PANEL] floats */
 INLINE void widen_piece(const struct kind kind, const struct quantized *w, int64_t panel, int64_t first, int64_t count,
                         float *out) {
-    const int64_t step = kind.code == INT4 ? NIBBLES : 1;
+    const int64_t step = is_four_bits(kind.code) ? NIBBLES : 1;
     for (int64_t done = 0; done < count;) {
         const int64_t index = (first + done) / w->group, in_block = (first + done) % w->group;
         const int64_t columns = min_of(w->group - in_block, count - done);
@@ -123,9 +142,9 @@ static void pack_panel(const struct quantized *w, int64_t panel, const uint8_t *
             const int64_t in_block = column % w->group;
             uint8_t *to = block_at(w, panel, column / w->group) + codes_offset(w);
             const uint8_t *from = codes + (row * w->num_columns + column) * code_bytes;
-            if (w->code == INT4) {
+            if (is_four_bits(w->code)) {
                 uint8_t *byte = to + (in_block / NIBBLES * PANEL + r) * 4 + in_block % NIBBLES / 2;
-                const int nibble = (*from + (w->has_mins ? 0 : 8)) & 15;
+                const int nibble = (*from + (w->code == INT4 && !w->has_mins ? 8 : 0)) & 15;
                 *byte |= (uint8_t)(nibble << 4 * (in_block % 2));
             } else {
                 memcpy(to + (in_block * PANEL + r) * code_bytes, from, code_bytes);

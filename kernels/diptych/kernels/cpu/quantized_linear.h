@@ -32,7 +32,7 @@ struct product {
 INLINE void quantized_tile(const struct kind kind, const int rows, const int panels, const struct product *job,
                            int64_t token, int64_t num_tokens, int64_t panel) {
     const struct quantized *w = job->w;
-    const int64_t num_columns = w->num_columns, step = kind.code == INT4 ? NIBBLES : 1;
+    const int64_t num_columns = w->num_columns, step = is_four_bits(kind.code) ? NIBBLES : 1;
     const int64_t step_bytes = PANEL * step * code_bits(kind.code) / 8;
     const int64_t ahead = panels * panel_bytes(w); /* the next panels: these are too short for the processor to guess */
     const float *x[TILE_TOKENS];
@@ -111,7 +111,7 @@ typedef void (*widen_function)(const struct quantized *w, int64_t panel, int64_t
      few_##code##_##scale_bytes##_##has_mins, \
      widen_##code##_##scale_bytes##_##has_mins},
 #define KINDS(each) \
-    each(INT4, 2, 0) each(INT4, 2, 1) each(INT4, 4, 0) each(INT4, 4, 1) \
+    each(INT4, 2, 0) each(INT4, 2, 1) each(INT4, 4, 0) each(INT4, 4, 1) each(FP4, 4, 0) \
     each(INT8, 2, 0) each(INT8, 2, 1) each(INT8, 4, 0) each(INT8, 4, 1) \
     each(FP8, 4, 0) each(FP16, 0, 0) each(BF16, 0, 0)
 

@@ -22,25 +22,27 @@ WORD_BITS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A module is quantised if it has a tensor whose last name begins with `key`."""
+    """A module is quantised if it has a tensor whose last name begins with `key`; its matrix is `<module><result>`."""
 
     key: str
     suffixes: tuple[str, ...]  # the last names of all that a matrix may consist of
     build: Callable[[Mapping[str, Array]], Stored]
     ignored: tuple[str, ...] = ()
+    separator: str = "."  # of a module's name and the last one
+    result: str = ".weight"
 
 
 def assemble(
     tensors: Iterable[tuple[str, Array]], names: Collection[str], scheme: Scheme
 ) -> Iterator[tuple[str, Stored]]:
-    """Yield each quantised matrix as `<module>.weight` when its last part is read, and other tensors at once.
+    """Yield each quantised matrix when its last part is read, and other tensors at once.
 
     `names`: of all tensors of the checkpoint.
     """
     modules = _modules(names, scheme)
     parts: defaultdict[str, dict[str, Array]] = defaultdict(dict)
     for name, array in tensors:
-        module, _, suffix = name.rpartition(".")
+        module, _, suffix = name.rpartition(scheme.separator)
         if suffix in scheme.ignored:
             continue
         if suffix not in modules.get(module, ()):
@@ -48,12 +50,12 @@ def assemble(
             continue
         parts[module][suffix] = array
         if len(parts[module]) == len(modules[module]):
-            yield f"{module}.weight", _built(module, parts.pop(module), scheme)
+            yield f"{module}{scheme.result}", _built(module, parts.pop(module), scheme)
 
 
 def _modules(names: Collection[str], scheme: Scheme) -> dict[str, set[str]]:
     """Return the parts of each quantised module."""
-    split = [(module, suffix) for module, _, suffix in (name.rpartition(".") for name in names)]
+    split = [(module, suffix) for module, _, suffix in (name.rpartition(scheme.separator) for name in names)]
     modules: dict[str, set[str]] = {module: set() for module, suffix in split if suffix.startswith(scheme.key)}
     for module, suffix in split:
         if module in modules and suffix in scheme.suffixes:
