@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.backend import GraphAttention, PhasedAttention
+from diptych.engine.attention.layer_constants import new_sinks
 from diptych.engine.attention.staged_batch import stage
 from diptych.engine.attention.torch_backend import TorchAttention
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
@@ -26,7 +27,7 @@ class Pools:
         config: ModelConfig,
         kv_dtype: torch.dtype,
         device: torch.device,
-        new: Callable[[ModelConfig, Tensor], GraphAttention],
+        new: Callable[[ModelConfig, Tensor, Tensor | None], GraphAttention],
         dtype: torch.dtype = torch.float32,
         tolerance: float = 2e-5,
     ) -> None:
@@ -34,8 +35,11 @@ class Pools:
         self._config = config
         self._device = device
         self.kv = [torch.zeros(shape, device=device).to(kv_dtype) for _ in range(2)]
-        self.backend = new(config, self.kv[0])
-        self._torch = TorchAttention(config, self.kv[1], dtype)
+        sinks = new_sinks(config, device)
+        self.backend = new(config, self.kv[0], sinks)
+        self._torch = TorchAttention(config, self.kv[1], dtype, sinks)
+        if sinks is not None:  # as weights are: filled when backends have been built
+            sinks.copy_(torch.linspace(-2.0, 4.0, sinks.numel()).view(sinks.shape))
         self._dtype = dtype
         self._tolerance = tolerance
         self._free = np.random.default_rng(0).permutation(np.arange(1, NUM_PAGES)).tolist()

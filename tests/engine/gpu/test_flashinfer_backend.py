@@ -28,7 +28,8 @@ CONFIG = tiny_config(head_dim=128, num_heads=8, rope=Rope(1e4, 128), kv_scales=(
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
 
-def new(config: ModelConfig, kv: Tensor) -> GraphAttention:
+def new(config: ModelConfig, kv: Tensor, sinks: Tensor | None) -> GraphAttention:
+    assert sinks is None, "not known to it"
     from diptych.engine.attention.flashinfer_backend import FlashInferAttention
 
     return FlashInferAttention(config, kv, BF16)

@@ -18,7 +18,10 @@ LLAMA = tiny_config(context_len=128)
 GEMMA = replace(LLAMA, windows=(7, 0), local_rope=Rope(1e3, 16), attention_softcap=5.0, query_scale=0.2)
 SCALED = replace(LLAMA, kv_scales=((0.5, 0.03), (0.02, 2.0)))
 PARTLY_ROTATED = replace(LLAMA, rope=Rope(1e4, 8), num_heads=3, num_kv_heads=1)
-SHAPES = pytest.mark.parametrize("config", [LLAMA, GEMMA, PARTLY_ROTATED], ids=["llama", "gemma", "partly rotated"])
+GPT_OSS = replace(LLAMA, windows=(7, 0), sinks=True)
+SHAPES = pytest.mark.parametrize(
+    "config", [LLAMA, GEMMA, GPT_OSS, PARTLY_ROTATED], ids=["llama", "gemma", "gpt oss", "partly rotated"]
+)
 
 
 def new_pools(config: ModelConfig, kv_dtype: torch.dtype, device: torch.device) -> Pools:

@@ -12,7 +12,10 @@ from torch import Tensor
 from diptych.checkpoints.source import open_model
 
 NewDriver = Callable[..., Any]
-INTERPRETED = ("gemma3",)  # norms before, after and of heads, windows, two embeddings of positions
+INTERPRETED = (
+    "gemma3",  # norms before, after and of heads, windows, two embeddings of positions
+    "gpt oss",  # sinks, experts with biases
+)
 
 
 @pytest.fixture

@@ -18,12 +18,21 @@ OF_A_STEP: Final = frozenset({"batch", "table_stride", "page_table", "seq_lens",
 
 def extend(name: str, head_dim: int, num_tokens: int, q: str, kv: str, **options: Any) -> Kernel:
     types = {"out": f"*{q}", "q": f"*{q}", "kv": f"*{kv}"}
+    types["sinks"] = "*fp32"
     types |= dict.fromkeys(("page_table", "seq_lens", "extend_starts"), "*i32")
     strides = ("out_token", "out_head", "q_token", "q_head", "table")
     types |= {"batch": "i32", **{f"{each}_stride": "i32" for each in strides}}
     types |= dict.fromkeys(("score_factor", "cap_factor", "v_scale"), "fp32")
     tile = choose_tile(num_tokens * GROUP, num_tokens * GROUP, 8, head_dim, TYPES[q])
-    constants = {"GROUP": GROUP, "HEAD_DIM": head_dim, "PAGE_SIZE": 16, "WINDOW": 0, "CAPPED": False, **options}
+    constants = {
+        "GROUP": GROUP,
+        "HEAD_DIM": head_dim,
+        "PAGE_SIZE": 16,
+        "WINDOW": 0,
+        "CAPPED": False,
+        "SINKS": False,
+        **options,
+    }
     constants |= {"PAGE_STRIDE": 1 << 20, "VALUE_STRIDE": 128 * head_dim, "SLOT_STRIDE": 8 * head_dim}
     constants |= {"KV_HEAD_STRIDE": head_dim, "ROWS": tile.rows, "KEYS": tile.keys, "DIMS": head_dim}
     return Kernel(
@@ -59,6 +68,7 @@ def rope(name: str, kv: str) -> Kernel:
 def kernels() -> Iterator[Kernel]:
     yield extend("extend attention", 128, 4096, "bf16", "bf16")
     yield extend("extend attention, window and cap", 128, 4096, "bf16", "bf16", WINDOW=4096, CAPPED=True)
+    yield extend("extend attention, window and sinks", 64, 4096, "bf16", "bf16", WINDOW=128, SINKS=True)
     yield extend("extend attention, FP8", 128, 4096, "bf16", "fp8e4nv")
     yield extend("extend attention, heads of 256", 256, 4096, "bf16", "bf16")
     yield extend("extend attention, few rows", 64, 1, "bf16", "bf16")

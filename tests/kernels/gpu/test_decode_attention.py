@@ -34,6 +34,7 @@ class Case:
     dtype: torch.dtype = torch.float16
     num_splits: int = 3
     options: Mapping[str, float] | None = None
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Step:
     kv_layer: Tensor
     page_table: Tensor
     seq_lens: Tensor
+    sinks: Tensor | None = None
 
     @classmethod
     def random(cls, case: Case, device: torch.device) -> Step:
@@ -68,21 +70,23 @@ class Step:
             holes[pages[at_page], :, :, offset] = 0xFF
             first += count
         seq_lens = torch.tensor(case.seq_lens, dtype=torch.int32, device=device)
-        return cls(qkv[:, : case.num_heads], kv[:, 1], page_table, seq_lens)
+        sinks = torch.linspace(-2.0, 4.0, case.num_heads, device=device) if case.has_sinks else None
+        return cls(qkv[:, : case.num_heads], kv[:, 1], page_table, seq_lens, sinks)
 
 
 def attend(case: Case, step: Step, **changed: Any) -> Tensor:
     shape = (len(step.q), case.num_heads, case.num_kv_heads, case.head_dim, case.num_splits)
     workspace = changed.pop("workspace", None) or decode_workspace(*shape, step.q.device)
     out = torch.full_like(step.q, float("nan"), memory_format=torch.contiguous_format)
-    options = {"scale": case.head_dim**-0.5, "num_splits": case.num_splits, **(case.options or {}), **changed}
+    options = {"scale": case.head_dim**-0.5, "num_splits": case.num_splits, "sinks": step.sinks}
+    options |= {**(case.options or {}), **changed}
     decode_attention(step.q, step.kv_layer, step.page_table, step.seq_lens, out, workspace, **options)
     assert not workspace.arrived.any()
     return out
 
 
 def assert_right(case: Case, out: Tensor, step: Step) -> None:
-    options: Any = {"scale": case.head_dim**-0.5, **(case.options or {})}
+    options: Any = {"scale": case.head_dim**-0.5, "sinks": step.sinks, **(case.options or {})}
     right = reference_decode_attention(step.q, step.kv_layer, step.page_table, step.seq_lens, **options)
     assert_rows_are_rounded(out, right, max(case.dtype, case.kv_dtype, key=lambda dtype: UNITS.get(dtype, 0.0)))
     assert not out[step.seq_lens == 0].any()
@@ -103,6 +107,12 @@ SMALL: Final = {
     "pages that tiles do not divide": Case((230, 99, 101), page_size=100),
     "float32": Case((90, 5), dtype=torch.float32, kv_dtype=torch.float32, page_size=64),
     "window": Case((200, 10, 64), options={"window": 70}),
+    "sinks": Case((0, 1, 200, 64), has_sinks=True),
+    "sinks, one long request in many shares": Case((500,), num_splits=7, has_sinks=True),
+    "sinks, a group of 3, window, soft cap": Case(
+        (150, 9), num_heads=3, num_kv_heads=1, options={"window": 70, "softcap": 2.0}, has_sinks=True
+    ),
+    "sinks, FP8": Case((150, 17), kv_dtype=FP8, options={"k_scale": 0.5, "v_scale": 2.0}, has_sinks=True),
     "window in a tile, soft cap": Case((200, 10), options={"window": 3, "softcap": 2.0}),
     "FP8": Case((150, 17), kv_dtype=FP8, options={"k_scale": 0.5, "v_scale": 2.0}),
     "FP8, float32 queries": Case((90,), kv_dtype=FP8, dtype=torch.float32, num_kv_heads=1, page_size=64),

@@ -79,6 +79,16 @@ def test_tokens_see_no_further_than_the_window(window: int, softcap: float, devi
     check(step([0, 90, 33], [30, 20, 1], device, head_dim=16), SMALL, window=window, softcap=softcap, scale=1.0)
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 16}, {"softcap": 2.0}], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(4, 2), (3, 1)])
+def test_sinks_take_part_and_have_no_value(
+    heads: tuple[int, int], dtype: torch.dtype, options: Mapping[str, Any], device: torch.device
+) -> None:
+    sinks = torch.linspace(-2.0, 4.0, heads[0], device=device)
+    check(step([0, 40, 15], [37, 1, 9], device, heads=heads, dtype=dtype), SMALL, sinks=sinks, **options)
+
+
 def test_scores_are_capped(device: torch.device) -> None:
     check(step([0, 90], [50, 20], device), softcap=2.0, scale=3.0)
 

@@ -109,6 +109,7 @@ def decode_attention(
     softcap: float = 0.0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: Tensor | None = None,
     num_splits: int,
     launch: Launch | None = None,
 ) -> None:
@@ -117,7 +118,8 @@ def decode_attention(
     `kv_layer`: `[num_pages, 2, page_size, num_kv_heads, head_dim]`, a layer of the pool; FP8 stands for that times
     `k_scale` and `v_scale`. `page_table`: int32 `[batch, max_pages]`; `seq_lens`: int32 `[batch]`, 0: nothing is read
     and `out` is 0. A request sees its last `window` tokens, 0: all. Scores `s` become `softcap * tanh(s / softcap)`,
-    0: they stay. FP8 is multiplied as float16, where queries beyond 65504 overflow.
+    0: they stay. `sinks`, float32 `[num_heads]`: a score of each head that takes part in its softmax and has no value.
+    FP8 is multiplied as float16, where queries beyond 65504 overflow.
 
     Rows of `q` and `out` may have any stride, heads are one after the other. Runs on the current stream, allocates
     nothing once compiled, and may be captured: a replay reads the `seq_lens` of its own time.
@@ -142,6 +144,7 @@ def decode_attention(
             workspace.maxima,
             workspace.sums,
             workspace.arrived,
+            sinks,
             batch,
             q.stride(0),
             out.stride(0),
@@ -155,6 +158,7 @@ def decode_attention(
             v_scale,
             softcap * LOG2_E,
             **constants(q.shape, kv_layer.shape, q.dtype, kv_layer.dtype, softcap != 0, launch),
+            SINKS=sinks is not None,
             COMPILED=not triton.knobs.runtime.interpret,
             num_warps=launch.num_warps,
             maxnreg=launch.max_registers,
@@ -225,6 +229,7 @@ def reference_decode_attention(
     softcap: float = 0.0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """Return the same `[batch, num_heads, head_dim]` of `dtype`, which it is computed in, by plain torch."""
@@ -240,5 +245,8 @@ def reference_decode_attention(
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
         if seq_len:
-            out[request] = (scores.softmax(dim=-1)[:, None] @ values[:, seen])[:, 0] * v_scale
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.to(dtype)[:, None]], dim=1)
+            weights = scores.softmax(dim=-1)[:, : seq_len - seen.start]
+            out[request] = (weights[:, None] @ values[:, seen])[:, 0] * v_scale
     return out

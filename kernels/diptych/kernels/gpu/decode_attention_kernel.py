@@ -12,6 +12,7 @@ converts two numbers to float16. One by one, FP8 values would be read from share
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import triton
@@ -21,6 +22,7 @@ from diptych.kernels.gpu_casts import widen
 
 PARTS: Final = tl.constexpr(64)  # of a request whose maxima are read at once
 TOGETHER: Final = tl.constexpr(8)  # of a request whose values are
+LOG2_E: Final = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit(
@@ -37,6 +39,7 @@ def decode_attention_kernel(
     part_maxima,  # [slots, num_kv_heads, HEADS], of exponents of two
     part_sums,  # like part_maxima
     arrived,  # [batch, num_kv_heads]: parts that are ready; 0 again at the end
+    sinks,  # [num_heads] if SINKS
     batch_size,
     q_stride,
     out_stride,
@@ -60,6 +63,7 @@ def decode_attention_kernel(
     BATCH: tl.constexpr,  # the batch and more
     PAIRED: tl.constexpr,
     CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
     DTYPE: tl.constexpr,  # of products
     STAGES: tl.constexpr,
     COMPILED: tl.constexpr,
@@ -99,6 +103,10 @@ def decode_attention_kernel(
         q_1 = tl.load(query + other_half, mask=is_head & is_dim, other=0.0).to(DTYPE)
         maxima = tl.full((HEADS,), float("-inf"), tl.float32)
         sums = tl.zeros((HEADS, BLOCK), tl.float32)  # over tiles only: one sum over tokens at the end
+        if SINKS:  # of the share that a request begins in: a first score, without a value
+            sink = tl.load(sinks + kv_head * GROUP + head, mask=head < GROUP, other=float("-inf"))
+            maxima = tl.where(tile == request_start, sink * LOG2_E, maxima)
+            sums = tl.where((tile == request_start) & (tl.arange(0, BLOCK) == 0)[None, :], 1.0, sums)
         acc_0 = tl.zeros((HEADS, HALF_BLOCK), tl.float32)
         acc_1 = tl.zeros((HEADS, HALF_BLOCK), tl.float32)
         page = page_of(pages, start, seq_len, PAGE_SIZE, BLOCK)

@@ -25,6 +25,7 @@ from diptych.kernels.gpu.grid import power_of_two
 MASKED: Final = tl.constexpr(-(2.0**100))
 LOG2_E: Final = math.log2(math.e)
 REQUESTS_A_LOOK: Final = tl.constexpr(128)
+POWERS_OF_TWO: Final = tl.constexpr(LOG2_E)
 NUM_SMS: Final = 132  # of an H200
 
 
@@ -69,6 +70,7 @@ def extend_attention(
     softcap: float = 0.0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
     """Write to `out` what the queries `q` attend to; both `[num_tokens, num_heads, head_dim]`, of any strides of rows.
@@ -78,6 +80,7 @@ def extend_attention(
     `seq_lens` int32 `[batch]` with the new tokens, `extend_starts` int32 `[batch + 1]`: where each request's new tokens
     begin, the first at 0. Rows of `q` from `extend_starts[batch]` on are padding, and left alone. A token sees itself
     and the `window` - 1 before it (0: all), with scores of `softcap` * tanh(score / softcap) (0: as they are).
+    `sinks`, float32 `[num_heads]`: a score of each head that takes part in its softmax and has no value.
 
     Runs on the current stream, reads nothing on the host, and can be part of a CUDA graph: the grid depends on the
     shapes alone. `max_extend_len` (new tokens of one request, at most) and they choose the `tile` if it is None.
@@ -100,6 +103,7 @@ def extend_attention(
             *out.stride()[:2],
             *q.stride()[:2],
             page_table.stride(0),
+            sinks,
             score_factor * LOG2_E,
             2 * LOG2_E * scale * k_scale / softcap if softcap else 0.0,
             v_scale,
@@ -112,6 +116,7 @@ def extend_attention(
             KV_HEAD_STRIDE=kv_layer.stride(3),
             WINDOW=window,
             CAPPED=softcap > 0,
+            SINKS=sinks is not None,
             ROWS=tile.rows,
             KEYS=tile.keys,
             DIMS=max(16, power_of_two(head_dim)),
@@ -149,6 +154,7 @@ def extend_attention_kernel(
     q_token_stride,
     q_head_stride,
     table_stride,
+    sinks,  # [num_heads] if SINKS
     score_factor,  # makes powers of two of scores; with a cap: of the part of it that they are
     cap_factor,
     v_scale,
@@ -161,6 +167,7 @@ def extend_attention_kernel(
     KV_HEAD_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     DIMS: tl.constexpr,  # HEAD_DIM as a power of two
@@ -199,8 +206,12 @@ def extend_attention_kernel(
 
     table = page_table + request.to(tl.int64) * table_stride
     kv_base = kv + kv_head * KV_HEAD_STRIDE
-    largest = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    if SINKS:
+        largest = tl.load(sinks + heads) * POWERS_OF_TWO
+        total = tl.full((ROWS,), 1.0, tl.float32)
+    else:
+        largest = tl.full((ROWS,), float("-inf"), tl.float32)
+        total = tl.zeros((ROWS,), tl.float32)
     attended = tl.zeros((ROWS, DIMS), tl.float32)
     for PHASE in tl.static_range(0 if WINDOW else 1, 3):
         keys = (bounds[PHASE] + tl.arange(0, KEYS)).to(tl.uint32)  # divided in one instruction, as it has no sign
@@ -268,6 +279,7 @@ def reference_extend_attention(
     softcap: float = 0.0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return the same as float64, `[extend_starts[batch], num_heads, head_dim]`, request by request."""
     group, starts = q.shape[1] // kv_layer.shape[3], extend_starts.tolist()
@@ -284,6 +296,9 @@ def reference_extend_attention(
             seq_len, device=q.device
         )
         seen = (distances >= 0) & (distances < (window or seq_len))
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.double()[:, None, None].expand(*scores.shape[:2], 1)], dim=-1)
+        weights = scores.softmax(dim=-1)[..., :seq_len]
         outputs.append(torch.einsum("hqk,khd->qhd", weights, values.repeat_interleave(group, dim=1)))
     return torch.cat(outputs)

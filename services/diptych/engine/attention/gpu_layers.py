@@ -22,6 +22,7 @@ class GpuLayer:
     window: int  # tokens that it sees; 0: all
     k_scale: float = 1.0  # of FP8: a key is what is stored times this
     v_scale: float = 1.0
+    sinks: Tensor | None = None  # [num_heads], see `new_sinks`
 
     def rotate_and_store(self, qkv: Tensor, batch: StagedBatch) -> Tensor:
         """Return the rotated queries, `[num_tokens, num_heads, head_dim]`: a view of `qkv`."""
@@ -41,10 +42,20 @@ class GpuLayer:
         return qkv.view(len(qkv), -1, config.head_dim)[:, : config.num_heads]
 
 
-def gpu_layers(config: ModelConfig, kv: Tensor) -> list[GpuLayer]:
-    """Return the layers of `kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`."""
+def gpu_layers(config: ModelConfig, kv: Tensor, sinks: Tensor | None = None) -> list[GpuLayer]:
+    """Return the layers of `kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`.
+
+    `sinks`: see `new_sinks`.
+    """
     ropes = rope_tables(config, kv)
     return [
-        GpuLayer(config, kv[:, index], ropes[config.rope_of(index)], config.window(index), *scales)
+        GpuLayer(
+            config,
+            kv[:, index],
+            ropes[config.rope_of(index)],
+            config.window(index),
+            *scales,
+            sinks=None if sinks is None else sinks[index],
+        )
         for index, scales in enumerate(kv_scales(config, kv.dtype))
     ]

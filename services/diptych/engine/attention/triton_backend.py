@@ -77,9 +77,10 @@ class _Sharing:
 class TritonAttention:
     """`GraphAttention` on `kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`."""
 
-    def __init__(self, config: ModelConfig, kv: Tensor) -> None:
+    def __init__(self, config: ModelConfig, kv: Tensor, sinks: Tensor | None = None) -> None:
+        """`sinks`: see `new_sinks`."""
         self._config = config
-        self._layers = gpu_layers(config, kv)
+        self._layers = gpu_layers(config, kv, sinks)
         self._few, self._many = (_Sharing.of(batch, config, kv) for batch in (FEW_REQUESTS, LARGEST_BATCH))
         heads, batch = (config.num_heads, config.num_kv_heads, config.head_dim), max(LARGEST_BATCH, len(kv))
         most = max(self._few.num_splits, self._many.num_splits)
@@ -118,6 +119,7 @@ class TritonAttention:
                 softcap=self._config.attention_softcap,
                 k_scale=at.k_scale,
                 v_scale=at.v_scale,
+                sinks=at.sinks,
             )
 
     def forward_decode(self, qkv: Tensor, layer: int, out: Tensor) -> None:
@@ -140,6 +142,7 @@ class TritonAttention:
             softcap=self._config.attention_softcap,
             k_scale=at.k_scale,
             v_scale=at.v_scale,
+            sinks=at.sinks,
             num_splits=sharing.num_splits,
             launch=sharing.launch,
         )

@@ -132,12 +132,14 @@ def _triton(setting: Setting) -> Made:
     _check_gpu("triton", setting)
     from diptych.engine.attention.triton_backend import TritonAttention
 
-    attention = TritonAttention(setting.config, setting.kv)
+    attention = TritonAttention(setting.config, setting.kv, setting.sinks)
     return attention, attention
 
 
 def _flashinfer(setting: Setting) -> Made:
     _check_gpu("flashinfer", setting)
+    if setting.config.sinks:
+        raise ConfigError("attention backend 'flashinfer' knows no attention sinks, which this model has; use 'triton'")
     if find_spec("flashinfer") is None:
         raise ConfigError(
             "attention backend 'flashinfer' is not installed: install diptych[flashinfer], or use 'triton'"
@@ -156,8 +158,6 @@ def _flashinfer(setting: Setting) -> Made:
 def _check_gpu(name: str, setting: Setting) -> None:
     if not setting.kv.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise ConfigError(f"attention backend {name!r} computes on GPUs; use 'auto' where there is none")
-    if setting.config.sinks:
-        raise ConfigError(f"attention backend {name!r} knows no attention sinks, which this model has; use 'torch'")
     head_dim = setting.config.head_dim
     if setting.config.qk_norm == "heads" and head_dim & (head_dim - 1):
         raise ConfigError(f"attention backend {name!r} norms no heads of {head_dim}, only powers of 2; use 'torch'")
