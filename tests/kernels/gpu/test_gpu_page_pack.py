@@ -85,9 +85,8 @@ def test_every_dtype_is_cast_to_every_other_as_the_reference_does(
     pack = replace(PACK, head_dim=32, src_page_size=16, dst_page_size=16, src_dtype=src_dtype, dst_dtype=dst_dtype)
     numbers = np.arange(NUM_PAGES * 3 * 2 * 16 * 4 * 32, dtype=np.uint32)
     bits = {1: np.uint8, 2: np.uint16, 4: np.uint32}[np.dtype(CELLS[src_dtype]).itemsize]
-    if bits is np.uint32:
-        numbers = (numbers << 16) | LOWER_HALVES[numbers % len(LOWER_HALVES)]
-    pool = numbers.astype(bits).view(np.uint8).reshape(NUM_PAGES, -1)
+    wide = numbers * np.uint32(1 << 16) + LOWER_HALVES[numbers % len(LOWER_HALVES)]
+    pool = (wide if bits is np.uint32 else numbers).astype(bits).view(np.uint8).reshape(NUM_PAGES, -1)
     pages, first_tokens = list(range(NUM_PAGES)), [16 * page for page in range(NUM_PAGES)]
     expected = [page_pack.pack_page(pack, pool, np.array(pages), first) for first in first_tokens]
     assert_equal_but_for_nans(packed(pack, pool, pages, first_tokens, device), np.stack(expected), dst_dtype)
