@@ -215,6 +215,7 @@ LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_facto
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 6, "long_factor": [1.5, 2, 3, 4, 5, 6]}
 PHI4 = {"rope_parameters": LONG | {"partial_rotary_factor": 0.75}}
 MOE = {"num_experts_per_tok": 2}
+GLM = MOE | {"n_routed_experts": 8, "moe_intermediate_size": 24, "head_dim": 32}
 CASES: Final = {
     "llama": Case("Llama", {"head_dim": 64}),
     "llama, wide heads": Case("Llama", {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 1}),
@@ -249,7 +250,25 @@ CASES: Final = {
     "phi3": Case("Phi3", {"rope_parameters": PLAIN | {"partial_rotary_factor": 1.0}, "sliding_window": 40}),
     "phi3, rope for short texts": Case("Phi3", PHI4 | {"original_max_position_embeddings": 256}),
     "phi3, rope for long texts": Case("Phi3", PHI4 | {"original_max_position_embeddings": 32}, min_prompt_len=33),
+    "glm4 moe": Case("Glm4Moe", GLM | {"attention_bias": True}),
+    "glm4 moe, groups, normed heads": Case(
+        "Glm4Moe",
+        GLM
+        | {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 2}
+        | {"use_qk_norm": True, "norm_topk_prob": False, "routed_scaling_factor": 1.8},
+    ),
+    "minimax m2": Case("MiniMaxM2", {"num_local_experts": 6, "head_dim": 32, "rotary_dim": 16} | MOE),
     "mixtral": Case("Mixtral", {"num_local_experts": 4} | MOE),
+    "qwen2 moe": Case(
+        "Qwen2Moe",
+        {"num_experts": 6, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 40} | MOE,
+    ),
+    "qwen2 moe, normalised, no bias, every second layer": Case(
+        "Qwen2Moe",
+        {"num_experts": 6, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 40}
+        | {"norm_topk_prob": True, "qkv_bias": False, "decoder_sparse_step": 2}
+        | MOE,
+    ),
     "qwen3 moe": Case("Qwen3Moe", {"num_experts": 6, "moe_intermediate_size": 48, "head_dim": 16} | MOE),
     "qwen3 moe, normalised, some layers dense": Case(
         "Qwen3Moe",
@@ -295,7 +314,9 @@ def _random_model(case: Case) -> Any:
     config._attn_implementation = "eager"  # the one that knows soft caps
     torch.manual_seed(0)
     model = getattr(transformers, f"{case.name}ForCausalLM")(config) if not case.images else _with_images(config)
-    for parameter in model.parameters():
+    saved = set(model.state_dict())
+    buffers = [buffer for name, buffer in model.named_buffers() if name in saved]
+    for parameter in (*model.parameters(), *buffers):
         if parameter.dim() == 1:
             parameter.data += 0.2 * torch.randn_like(parameter)
     return model.eval()

@@ -109,11 +109,11 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "mistral": {"windows": (4096, 4096)},
     "mixtral": {"rope": Rope(1e6, 16), "moe": Moe(8, 2, 96, normalize=True)},
     "qwen2": {"rope": Rope(1e6, 16), "qkv_bias": True},
-    "qwen3": {"rope": Rope(1e6, 32), "head_dim": 32, "qk_norm": True},
+    "qwen3": {"rope": Rope(1e6, 32), "head_dim": 32, "qk_norm": "heads"},
     "qwen3_moe": {
         "rope": Rope(1e6, 32),
         "head_dim": 32,
-        "qk_norm": True,
+        "qk_norm": "heads",
         "moe": Moe(16, 4, 48, normalize=True),
     },
     "gemma2": {
@@ -130,7 +130,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "windows": (512, 0),
         "local_rope": Rope(12_000.0, 256),
         "query_scale": 1 / 16,
-        "qk_norm": True,
+        "qk_norm": "heads",
     },
     "phi3": {
         "rope": Rope(1e4, 16, (2.0,) * 8, math.sqrt(1 + math.log(2) / math.log(128))),

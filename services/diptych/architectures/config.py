@@ -1,6 +1,6 @@
 """What the engine must know of a model before it reads a weight, the same for every family and file format.
 
-A family's file (`models/families`) fills it in; the layers (`models/layers`, `attention`) read it and know no family.
+A family's file (`families`) fills it in; the engine's layers and attention read it and know no family.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Final, Literal
 from diptych.common.errors import ConfigError
 
 Activation = Literal["silu", "gelu_tanh"]
+Scoring = Literal["softmax", "sigmoid"]
+QkNorm = Literal["heads", "all"]  # each head by itself, or all heads as one vector
 MAX_EXPERTS: Final = 1 << 17  # of all layers together
 
 
@@ -33,6 +35,13 @@ class Moe:
     ffn_size: int  # of one expert
     normalize: bool  # the chosen experts' weights add up to 1
     dense_layers: frozenset[int] = frozenset()  # that have one network, of `ModelConfig.ffn_size`
+    scoring: Scoring = "softmax"  # of what the router returns
+    choice_bias: bool = False  # scores are corrected for the choice of experts, not for their shares
+    num_groups: int = 1  # of experts, by their numbers. A group is as good as its two best experts together
+    num_groups_kept: int = 1  # the best groups; experts are chosen from these
+    scale: float = 1.0  # of all shares
+    shared_ffn_size: int = 0  # of one more network that every token passes; 0: there is none
+    shared_gate: bool = False  # a sigmoid weighs what that network returns
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +49,7 @@ class ModelConfig:
     """Shape and constants of one model. The defaults are Llama's."""
 
     model_id: str  # the name that clients ask for
-    architecture: str  # a name in `models.registry.FAMILIES`
+    architecture: str  # a name in `registry.FAMILIES`
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -61,7 +70,7 @@ class ModelConfig:
     logits_softcap: float = 0.0
     activation: Activation = "silu"
     qkv_bias: bool = False
-    qk_norm: bool = False  # each head of queries and keys is normed before it is rotated
+    qk_norm: QkNorm | None = None  # queries and keys are normed before they are rotated
     post_norms: bool = False  # what attention and feed-forward network add is normed, too
     norm_offset: float = 0.0  # added to every norm's weights
     embedding_scale: float = 1.0
@@ -97,11 +106,24 @@ class ModelConfig:
             )
         if self.moe is not None and not 0 < self.moe.num_experts * self.num_layers <= MAX_EXPERTS:
             raise ConfigError(f"{self.model_id}: {self.moe.num_experts} experts a layer are none, or more than can be")
+        if self.moe is not None:
+            self._validate_choice(self.moe)
         if not isinstance(self.rms_norm_eps, float | int):
             raise ConfigError(f"{self.model_id}: rms_norm_eps must be a number, not {self.rms_norm_eps!r:.40}")
         for rope in (self.rope, self.local_rope):
             if rope is not None:
                 self._validate_rope(rope)
+
+    def _validate_choice(self, moe: Moe) -> None:
+        groups, size = moe.num_groups, moe.num_experts // max(1, moe.num_groups)
+        if groups < 1 or moe.num_experts % groups or not 1 <= moe.num_groups_kept <= groups:
+            raise ConfigError(f"{self.model_id}: {moe.num_experts} experts do not make {groups} groups")
+        if groups > 1 and size < 2:
+            raise ConfigError(f"{self.model_id}: groups of {size} expert have no two best ones")
+        if not 1 <= moe.experts_per_token <= moe.num_groups_kept * size:
+            raise ConfigError(
+                f"{self.model_id}: {moe.experts_per_token} experts a token are none, or more than there are"
+            )
 
     def _validate_rope(self, rope: Rope) -> None:
         if rope.dim % 2 or not 0 < rope.dim <= self.head_dim or len(rope.divisors) not in (0, rope.dim // 2):

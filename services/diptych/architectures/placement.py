@@ -2,16 +2,20 @@
 
 q, k and v are one matrix, gate and up another: fewer, larger multiplications. A tensor that a checkpoint keeps fused is
 several pieces all the same, because tensor-parallel ranks take a part of each.
+
+A family's file describes and computes nothing; the layers compute. So a new family is new only in what it does
+differently.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from diptych.architectures.config import ModelConfig
+from diptych.architectures.hf_config import HfConfig
 
 
 class Split(enum.Enum):
@@ -30,11 +34,24 @@ class Piece:
     start: int
     shape: tuple[int, ...]
     split: Split = Split.NONE
+    wide: bool = False  # float32, whatever the model's dtype
 
 
 Placed = tuple[str, tuple[Piece, ...]]  # a tensor's name in the checkpoint, and its rows in order
 
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One file of `families`."""
+
+    architecture: str  # as in `config.json`
+    read: Callable[[HfConfig], ModelConfig]
+    placement: Callable[[ModelConfig], Iterator[Placed]]  # every tensor of a complete checkpoint,
+    not_read: Callable[[ModelConfig], tuple[str, ...]] = lambda _: ()  # but those whose names begin so
+
+
 DENSE_NAMES: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+EXPERT_NAMES: Final = ("gate_proj", "up_proj", "down_proj")
 
 
 def whole(name: str, target: str, shape: tuple[int, ...], split: Split = Split.NONE) -> Placed:
@@ -61,9 +78,11 @@ def attention(config: ModelConfig, layer: int) -> Iterator[Placed]:
         if config.qkv_bias:
             yield f"{prefix}{name}_proj.bias", (Piece(f"{layer}.qkv_bias", start, (rows,), Split.ROWS),)
     yield whole(f"{prefix}o_proj.weight", f"{layer}.o", (config.hidden_size, q_rows), Split.COLUMNS)
-    if config.qk_norm:
-        yield whole(f"{prefix}q_norm.weight", f"{layer}.q_norm", (config.head_dim,))
-        yield whole(f"{prefix}k_norm.weight", f"{layer}.k_norm", (config.head_dim,))
+    for name, rows in (("q_norm", q_rows), ("k_norm", kv_rows)):
+        if config.qk_norm == "heads":
+            yield whole(f"{prefix}{name}.weight", f"{layer}.{name}", (config.head_dim,))
+        elif config.qk_norm == "all":
+            yield whole(f"{prefix}{name}.weight", f"{layer}.{name}", (rows,), Split.ROWS)
 
 
 def feed_forward(
@@ -92,6 +111,13 @@ def experts(config: ModelConfig, layer: int, block: str, names: tuple[str, str, 
         yield from feed_forward(f"{prefix}experts.{i}.", place, config.hidden_size, config.moe.ffn_size, names)
 
 
+def shared_expert(config: ModelConfig, layer: int, name: str) -> Iterator[Placed]:
+    """Yield the network beside a layer's experts that every token passes."""
+    assert config.moe is not None
+    size = config.moe.shared_ffn_size
+    yield from feed_forward(f"model.layers.{layer}.{name}.", f"{layer}.shared.", config.hidden_size, size, EXPERT_NAMES)
+
+
 def fuse(name: str, target: str, placed: Iterable[Placed]) -> Iterator[Placed]:
     """Yield `placed`, but all that goes to `target` of its layer as one tensor of the checkpoint."""
     fused: list[Piece] = []
@@ -109,10 +135,10 @@ def norms(config: ModelConfig, layer: int) -> Iterator[Placed]:
         yield whole(f"model.layers.{layer}.{name}.weight", f"{layer}.{target}", (config.hidden_size,))
 
 
-def llama(config: ModelConfig) -> Iterator[Placed]:
-    """Yield the layout that Llama's checkpoints have, and those of many others."""
+def llama(config: ModelConfig, block: str = "mlp", names: tuple[str, str, str] = EXPERT_NAMES) -> Iterator[Placed]:
+    """Yield the layout that Llama's checkpoints have, and those of many others; `block` and `names`: see `experts`."""
     yield from embeddings(config)
     for layer in range(config.num_layers):
         yield from norms(config, layer)
         yield from attention(config, layer)
-        yield from dense(config, layer)
+        yield from experts(config, layer, block, names) if config.is_moe(layer) else dense(config, layer)

@@ -8,26 +8,32 @@ from typing import Any, Final
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.families.gemma2 import GEMMA2
 from diptych.architectures.families.gemma3 import GEMMA3, GEMMA3_TEXT
+from diptych.architectures.families.glm4_moe import GLM4_MOE
 from diptych.architectures.families.llama import LLAMA
+from diptych.architectures.families.minimax_m2 import MINIMAX_M2
 from diptych.architectures.families.mistral import MISTRAL
 from diptych.architectures.families.mixtral import MIXTRAL
 from diptych.architectures.families.phi3 import PHI3
 from diptych.architectures.families.qwen2 import QWEN2
+from diptych.architectures.families.qwen2_moe import QWEN2_MOE
 from diptych.architectures.families.qwen3 import QWEN3
 from diptych.architectures.families.qwen3_moe import QWEN3_MOE
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
+from diptych.architectures.placement import Family
 from diptych.common.errors import ConfigError
 
 FAMILIES: Final[dict[str, Family]] = {
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,
     "gemma3_text": GEMMA3_TEXT,
+    "glm4_moe": GLM4_MOE,
     "llama": LLAMA,
+    "minimax_m2": MINIMAX_M2,
     "mistral": MISTRAL,
     "mixtral": MIXTRAL,
     "phi3": PHI3,
     "qwen2": QWEN2,
+    "qwen2_moe": QWEN2_MOE,
     "qwen3": QWEN3,
     "qwen3_moe": QWEN3_MOE,
 }

@@ -29,7 +29,7 @@ def test_backends_of_gpus_are_refused_on_cpus(name: str, monkeypatch: pytest.Mon
 def test_heads_that_no_kernel_norms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(ConfigError, match=r"no heads of 48.*use 'torch'"):
-        choose("triton", "triton", replace(SETTING, config=replace(CONFIG, head_dim=48, qk_norm=True)))
+        choose("triton", "triton", replace(SETTING, config=replace(CONFIG, head_dim=48, qk_norm="heads")))
 
 
 def test_the_c_kernels_refuse_fp8_with_scales() -> None:

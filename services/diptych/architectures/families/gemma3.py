@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.families.gemma2 import gemma, gemma_placement
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
-from diptych.architectures.placement import Placed
+from diptych.architectures.placement import Family, Placed
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ def _read(hf: HfConfig) -> ModelConfig:
     theta = hf.get("rope_local_base_freq") or 10_000.0
     return replace(
         config,
-        qk_norm=True,
+        qk_norm="heads",
         windows=hf.windows(hf.get("sliding_window", 4096), local),
         local_rope=hf.rope({"rope_theta": theta, **local_rope}, config.head_dim, theta),
         attention_softcap=hf.get("attn_logit_softcapping") or 0.0,
@@ -60,4 +59,4 @@ def _placement_with_images(config: ModelConfig) -> Iterator[Placed]:
 
 
 GEMMA3_TEXT = Family("Gemma3ForCausalLM", _read, gemma_placement)
-GEMMA3 = Family("Gemma3ForConditionalGeneration", _read_with_images, _placement_with_images, not_read=IMAGES)
+GEMMA3 = Family("Gemma3ForConditionalGeneration", _read_with_images, _placement_with_images, not_read=lambda _: IMAGES)

@@ -86,7 +86,7 @@ def load(
                 continue
             del targets[piece.target]
             if len(piece.shape) == 1:
-                vectors[piece.target] = dense(complete, dtype, device)
+                vectors[piece.target] = dense(complete, torch.float32 if piece.wide else dtype, device)
             else:
                 weight = merge(complete)
                 full = dense(complete, dtype, device) if weight is None else weight

@@ -13,7 +13,7 @@ from diptych.common.members.roles import Role
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.tensor_parallel.shard import check_divides
-from diptych.kvtransfer.layout import HeadShare, PoolLayout
+from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 
 MIN_PAGES: Final = 2
 MIB: Final = 2**20
@@ -25,12 +25,22 @@ def pool_layout(model: ModelConfig, options: EngineOptions, share: HeadShare | N
 
     Raises `ConfigError` for one in which no request of `max_model_len` would ever fit.
     """
-    heads, dim = model.num_kv_heads, model.head_dim
-    one = PoolLayout.kv(1, model.num_layers, options.page_size, heads, dim, options.kv_dtype, share)
+    one = whole_layout(model, options.page_size, options.kv_dtype, share)
     layout = replace(one, num_pages=options.kv_cache_mib * MIB // one.page_nbytes)
     _check_holds(layout, options, 1)
     layout.validate()
     return layout
+
+
+def whole_layout(model: ModelConfig, page_size: int, dtype: str, share: HeadShare | None = None) -> PoolLayout:
+    """Return a pool of one page."""
+    return PoolLayout.kv(1, model.num_layers, page_size, model.num_kv_heads, model.head_dim, dtype, share)
+
+
+def region_words(region: Region) -> str:
+    """Say what a token has in a region."""
+    planes = {2: "keys and values", 1: "latents"}[region.num_planes]
+    return f"{planes} of {len(region.layers)} layers, {region.total_heads} heads of {region.head_dim}"
 
 
 def check_pool(model: ModelConfig, options: EngineOptions, role: Role, device: DeviceKind) -> None:

@@ -27,8 +27,8 @@ from diptych.engine.attention.torch_backend import TorchAttention
 from diptych.engine.models.cpu_ops import CpuOps
 from diptych.engine.models.lora import TORCH, LowRankKernels
 from diptych.engine.models.ops import Ops, TorchOps
-from diptych.engine.runner.sampling import Sampler
 from diptych.engine.runner.sampling.cpu_sampler import CpuSampler
+from diptych.engine.runner.sampling.sampler import Sampler
 from diptych.engine.runner.sampling.torch_sampler import TorchSampler
 from diptych.kernels.cpu import library, low_rank
 from diptych.kernels.cpu.paged_attention import KV_TYPES, MAX_HEAD_DIM
@@ -156,7 +156,7 @@ def _check_gpu(name: str, setting: Setting) -> None:
     if not setting.kv.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise ConfigError(f"attention backend {name!r} computes on GPUs; use 'auto' where there is none")
     head_dim = setting.config.head_dim
-    if setting.config.qk_norm and head_dim & (head_dim - 1):
+    if setting.config.qk_norm == "heads" and head_dim & (head_dim - 1):
         raise ConfigError(f"attention backend {name!r} norms no heads of {head_dim}, only powers of 2; use 'torch'")
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
-from diptych.engine.models.gated import Gated
 from diptych.engine.models.matrix import Activate, Matrix, Weight
-from diptych.engine.models.ops import Experts, Ops
+from diptych.engine.models.ops import Experts, Gated, Ops
 from diptych.engine.tensor_parallel.communicator import Communicator
 
 _VOCABULARY = ("embed", "lm_head")
@@ -23,6 +22,10 @@ class TensorParallelOps:
     def __init__(self, ops: Ops, communicator: Communicator) -> None:
         self._ops = ops
         self._communicator = communicator
+
+    @property
+    def num_ranks(self) -> int:
+        return self._communicator.size
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         matrix = self._ops.matrix(name, weight, split)

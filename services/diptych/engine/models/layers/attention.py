@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
@@ -13,29 +15,74 @@ from diptych.engine.models.ops import Ops
 from diptych.engine.models.weights import Weights
 
 
+class QkNorms(Protocol):
+    """Norms of queries and keys."""
+
+    def apply(self, qkv: Tensor) -> None:
+        """Norm the queries and keys of `qkv`, as in `AttentionBackend`, in place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Each head by itself."""
+
+    ops: Ops
+    num_heads: int
+    queries: Tensor  # [head_dim]
+    keys: Tensor
+    eps: float
+
+    def apply(self, qkv: Tensor) -> None:
+        self.ops.norm_heads(qkv, self.num_heads, self.queries, self.keys, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeNorms:
+    """All heads as one vector, also those that other ranks have: MiniMax M2's."""
+
+    ops: Ops
+    queries: Tensor  # [num_heads * head_dim], of this rank
+    keys: Tensor  # [num_kv_heads * head_dim]
+    eps: float
+
+    def apply(self, qkv: Tensor) -> None:
+        ends = len(self.queries), len(self.queries) + len(self.keys)
+        queries, keys = qkv[:, : ends[0]], qkv[:, ends[0] : ends[1]]
+        squares = torch.stack([states.float().pow(2).mean(dim=-1) for states in (queries, keys)])  # [2, num_tokens]
+        self.ops.all_reduce(squares)
+        scales = squares.div_(self.ops.num_ranks).add_(self.eps).rsqrt_()[..., None]
+        for states, weight, scale in zip((queries, keys), (self.queries, self.keys), scales, strict=True):
+            states.copy_(weight * (states.float() * scale).to(weight.dtype))
+
+
+def _norms(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> QkNorms | None:
+    if config.qk_norm is None:
+        return None
+    queries, keys = weights.norm(f"{layer}.q_norm"), weights.norm(f"{layer}.k_norm")
+    if config.qk_norm == "heads":
+        return HeadNorms(ops, config.num_heads, queries, keys, config.rms_norm_eps)
+    return WholeNorms(ops, queries, keys, config.rms_norm_eps)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
     """`project_in`, then attention, then `project_out`: in the last layer of the tokens alone that are asked about."""
 
-    num_heads: int
     ops: Ops
     qkv: Matrix
     qkv_bias: Tensor | None
     o: Matrix
-    head_norms: tuple[Tensor, Tensor] | None  # of queries and of keys
-    eps: float
+    norm_in: QkNorms | None
 
     @staticmethod
     def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> AttentionBlock:
-        head_norms = (weights.norm(f"{layer}.q_norm"), weights.norm(f"{layer}.k_norm")) if config.qk_norm else None
         return AttentionBlock(
-            num_heads=config.num_heads,
             ops=ops,
             qkv=weights.matrix(f"{layer}.qkv"),
             qkv_bias=weights.vector(f"{layer}.qkv_bias"),
             o=weights.matrix(f"{layer}.o"),
-            head_norms=head_norms,
-            eps=config.rms_norm_eps,
+            norm_in=_norms(config, weights, ops, layer),
         )
 
     def project_in(self, buffers: Buffers) -> None:
@@ -43,8 +90,8 @@ class AttentionBlock:
         self.qkv.multiply(buffers.normed, buffers.qkv)
         if self.qkv_bias is not None:
             buffers.qkv.add_(self.qkv_bias)
-        if self.head_norms is not None:
-            self.ops.norm_heads(buffers.qkv, self.num_heads, *self.head_norms, self.eps)
+        if self.norm_in is not None:
+            self.norm_in.apply(buffers.qkv)
 
     def project_out(self, buffers: Buffers) -> None:
         """`attended` -> `delta`."""
