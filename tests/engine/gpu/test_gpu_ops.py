@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.architectures.config import Activation
+from diptych.architectures.config import Activation, ClampedSwiglu
 from diptych.architectures.placement import Split
 from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.lora.registry import Adapter, Product
@@ -35,14 +35,15 @@ def test_norms_and_activations_are_as_in_the_reference(num_rows: int, device: to
     gate_up, qkv, head = (states(device, torch.float32, *shape) for shape in ((num_rows, 96), (num_rows, 96), (16,)))
     results = []
     for ops in both(torch.float32, device):
-        normed, added, silu, gelu = (torch.empty_like(x) for _ in range(4))
+        normed, added, silu, gelu, clamped = (torch.empty_like(x) for _ in range(5))
         sum_of, heads = x.clone(), qkv.clone()
         ops.rms_norm(x, weight, EPS, normed)
         ops.add_rms_norm(sum_of, delta, weight, EPS, added)
         ops.silu_and_mul(gate_up, silu)
         ops.gelu_tanh_and_mul(gate_up, gelu)
+        ops.clamped_swiglu(gate_up, clamped, alpha=1.702, limit=1.0)
         ops.norm_heads(heads, 2, head, head, EPS)
-        results.append((normed, sum_of, added, silu, gelu, heads))
+        results.append((normed, sum_of, added, silu, gelu, clamped, heads))
     torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
 
 
@@ -61,7 +62,7 @@ def test_products_of_few_and_of_many_rows_are_as_in_the_reference(
     assert torch.equal(*rows)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", ClampedSwiglu(alpha=1.702, limit=1.0)])
 @pytest.mark.parametrize(("num_tokens", "ffn_size"), [(3, 4096), (3, 48), (20, 4096)])
 def test_gated_products_of_few_and_of_many_rows_are_as_in_the_reference(
     num_tokens: int, ffn_size: int, activation: Activation, device: torch.device
