@@ -43,6 +43,11 @@ class Moe:
     shared_ffn_size: int = 0  # of one more network that every token passes; 0: there is none
     shared_gate: bool = False  # a sigmoid weighs what that network returns
 
+    @property
+    def is_routed_wide(self) -> bool:
+        """Whether the router multiplies in float32: sigmoids are closer to each other than a narrow type can tell."""
+        return self.scoring == "sigmoid"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:

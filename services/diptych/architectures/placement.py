@@ -105,7 +105,8 @@ def experts(config: ModelConfig, layer: int, block: str, names: tuple[str, str, 
     """Yield a layer's router and experts; `names` are those of an expert's gate, up and down."""
     assert config.moe is not None
     prefix, num_experts = f"model.layers.{layer}.{block}.", config.moe.num_experts
-    yield whole(f"{prefix}gate.weight", f"{layer}.router", (num_experts, config.hidden_size))
+    router = Piece(f"{layer}.router", 0, (num_experts, config.hidden_size), wide=config.moe.is_routed_wide)
+    yield f"{prefix}gate.weight", (router,)
     for i in range(num_experts):
         place = f"{layer}.experts.{i}."
         yield from feed_forward(f"{prefix}experts.{i}.", place, config.hidden_size, config.moe.ffn_size, names)

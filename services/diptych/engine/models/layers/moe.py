@@ -42,7 +42,7 @@ class SharedExpert:
         if self.gate is not None:
             weight = x.new_empty(len(x), 1)
             self.gate.multiply(x, weight)
-            result.mul_(logistic(weight))
+            result.mul_(logistic(weight.float()).to(result.dtype))
         out.add_(result)
 
 
@@ -73,10 +73,11 @@ class MoeBlock:
 
     def forward(self, buffers: Buffers) -> None:
         x = buffers.normed
-        logits = x.new_empty(len(x), self.moe.num_experts)
-        self.router.multiply(x, logits)
+        wide = x.float() if self.moe.is_routed_wide else x
+        logits = wide.new_empty(len(x), self.moe.num_experts)
+        self.router.multiply(wide, logits)
         chosen, shares = route(logits, self.moe, self.choice_bias)
-        self.experts.forward(x, chosen, shares, buffers.delta)
+        self.experts.forward(x, chosen, shares.to(x.dtype), buffers.delta)
         if self.shared is not None:
             self.shared.add(x, buffers.delta)
         self.ops.all_reduce(buffers.delta)
