@@ -210,6 +210,8 @@ LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 6, "
 PHI4 = {"rope_parameters": LONG | {"partial_rotary_factor": 0.75}}
 MOE = {"num_experts_per_tok": 2}
 GLM = MOE | {"n_routed_experts": 8, "moe_intermediate_size": 24, "head_dim": 32}
+LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 20, "q_lora_rank": 28}
+DEEPSEEK = MOE | LATENT | {"n_routed_experts": 8, "moe_intermediate_size": 24, "num_key_value_heads": 4}
 CASES: Final = {
     "llama": Case("Llama", {"head_dim": 64}),
     "llama, wide heads": Case("Llama", {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 1}),
@@ -244,6 +246,19 @@ CASES: Final = {
     "phi3": Case("Phi3", {"rope_parameters": PLAIN | {"partial_rotary_factor": 1.0}, "sliding_window": 40}),
     "phi3, rope for short texts": Case("Phi3", PHI4 | {"original_max_position_embeddings": 256}),
     "phi3, rope for long texts": Case("Phi3", PHI4 | {"original_max_position_embeddings": 32}, min_prompt_len=33),
+    "deepseek v3": Case(
+        "DeepseekV3", DEEPSEEK | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 2, "n_shared_experts": 2}
+    ),
+    "deepseek v3, one query projection, halves, no groups": Case(
+        "DeepseekV3",
+        DEEPSEEK
+        | {"q_lora_rank": None, "rope_interleave": False, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+        | {"kv_lora_rank": 30, "qk_rope_head_dim": 14},
+    ),
+    "deepseek v3, yarn with mscale": Case(
+        "DeepseekV3",
+        DEEPSEEK | {"n_group": 2, "topk_group": 1, "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.0}},
+    ),
     "glm4 moe": Case("Glm4Moe", GLM | {"attention_bias": True}),
     "glm4 moe, groups, normed heads": Case(
         "Glm4Moe",
@@ -251,6 +266,7 @@ CASES: Final = {
         | {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 2}
         | {"use_qk_norm": True, "norm_topk_prob": False, "routed_scaling_factor": 1.8},
     ),
+    "glm4 moe lite": Case("Glm4MoeLite", DEEPSEEK | {"mlp_layer_types": ["dense", "sparse", "dense", "sparse"]}),
     "minimax m2": Case("MiniMaxM2", {"num_local_experts": 6, "head_dim": 32, "rotary_dim": 16} | MOE),
     "mixtral": Case("Mixtral", {"num_local_experts": 4} | MOE),
     "qwen2 moe": Case(

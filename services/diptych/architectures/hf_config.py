@@ -29,6 +29,7 @@ MAX_SIZES: Final[Mapping[str, int]] = {
     "head_dim": 1 << 14,
     "hidden_size": 1 << 18,
     "intermediate_size": 1 << 20,
+    "kv_lora_rank": 1 << 14,
     "max_position_embeddings": 1 << 31,
     "max_window_layers": 1 << 31,
     "moe_intermediate_size": 1 << 20,
@@ -42,9 +43,13 @@ MAX_SIZES: Final[Mapping[str, int]] = {
     "num_key_value_heads": 1 << 14,
     "num_local_experts": 1 << 12,
     "original_max_position_embeddings": 1 << 31,
+    "q_lora_rank": 1 << 14,
+    "qk_nope_head_dim": 1 << 14,
+    "qk_rope_head_dim": 1 << 14,
     "shared_expert_intermediate_size": 1 << 20,
     "sliding_window": 1 << 31,
     "topk_group": 1 << 12,
+    "v_head_dim": 1 << 14,
     "vocab_size": 1 << 22,
 }
 

@@ -85,12 +85,20 @@ def _yarn(parameters: Parameters, theta: float, dim: int, context_len: int) -> R
 def _yarn_scale(parameters: Parameters, factor: float) -> float:
     if "attention_factor" in parameters:
         return float(parameters["attention_factor"])
-
-    def growth(mscale: float) -> float:
-        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     mscale, all_dims = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    return growth(mscale) / growth(all_dims) if mscale and all_dims else growth(1.0)
+    if mscale and all_dims:
+        return _yarn_growth(factor, mscale) / _yarn_growth(factor, all_dims)
+    return _yarn_growth(factor, 1.0)
+
+
+def growth_of_all_dims(parameters: Parameters) -> float:
+    """Return what queries and keys each grow by in models that scale those dimensions, too, that don't rotate."""
+    all_dims = parameters.get("mscale_all_dim")
+    return _yarn_growth(float(parameters["factor"]), all_dims) if all_dims else 1.0
+
+
+def _yarn_growth(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _longrope(parameters: Parameters, theta: float, dim: int, context_len: int) -> Rope:

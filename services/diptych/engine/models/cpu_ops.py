@@ -11,7 +11,7 @@ from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
 from diptych.engine.models.experts import ExpertsInTurn
 from diptych.engine.models.gated import Gated, GatedInTurn
-from diptych.engine.models.matrix import Activate, Matrix, Weight
+from diptych.engine.models.matrix import Activate, HeadMatrices, HeadMatricesInTurn, Matrix, Weight
 from diptych.engine.models.ops import Experts, activate_of
 from diptych.kernels.cpu import elementwise
 from diptych.kernels.cpu.linear import PackedMatrix
@@ -28,6 +28,9 @@ class CpuOps:
             return PackedMatrix(weight)
         parts = [QuantizedMatrix(part) for part in weight.parts]
         return parts[0] if len(parts) == 1 else StackedMatrix(parts)
+
+    def head_matrices(self, weights: Tensor) -> HeadMatrices:
+        return HeadMatricesInTurn([PackedMatrix(each.contiguous()) for each in weights])
 
     def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
         return GatedInTurn(gate_up, activate_of(self, activation))

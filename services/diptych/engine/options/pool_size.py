@@ -13,6 +13,7 @@ from diptych.common.members.roles import Role
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.tensor_parallel.shard import check_divides
+from diptych.engine.values.kv_regions import kv_layout
 from diptych.kvtransfer.layout import HeadShare, PoolLayout
 
 MIN_PAGES: Final = 2
@@ -25,8 +26,7 @@ def pool_layout(model: ModelConfig, options: EngineOptions, share: HeadShare | N
 
     Raises `ConfigError` for one in which no request of `max_model_len` would ever fit.
     """
-    heads, dim = model.num_kv_heads, model.head_dim
-    one = PoolLayout.kv(1, model.num_layers, options.page_size, heads, dim, options.kv_dtype, share)
+    one = kv_layout(model, 1, options.page_size, options.kv_dtype, share)
     layout = replace(one, num_pages=options.kv_cache_mib * MIB // one.page_nbytes)
     _check_holds(layout, options, 1)
     layout.validate()

@@ -43,7 +43,7 @@ class Setting:
     """What is to be computed, and where: on the device of the pool."""
 
     config: ModelConfig
-    kv: Tensor  # [num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]
+    kv: Tensor  # [num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]
     dtype: torch.dtype  # of states; the pool's may be narrower
     num_threads: int
 
@@ -141,6 +141,8 @@ def _flashinfer(setting: Setting) -> Made:
         raise ConfigError(
             "attention backend 'flashinfer' is not installed: install diptych[flashinfer], or use 'triton'"
         )
+    if setting.config.num_planes == 1:
+        raise ConfigError("attention backend 'flashinfer' attends to keys and values, not to latents; use 'triton'")
     if setting.dtype == torch.float32 or setting.config.head_dim not in FLASHINFER_HEAD_DIMS:
         head_dims = ", ".join(map(str, FLASHINFER_HEAD_DIMS))
         raise ConfigError(
