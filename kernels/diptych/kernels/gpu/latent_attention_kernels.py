@@ -85,8 +85,8 @@ def latent_decode_kernel(
             place = (worker * 2 + (worker == first_worker).to(tl.int32)) * (HEAD_TILES * GROUP) + head
             tl.store(part_maxima + place, maxima, mask=is_row)
             tl.store(part_sums + place, sums, mask=is_row)
-            target = part_values + place.to(tl.int64) * (2 * HALF)
-            store_halves(target, acc_0, acc_1, is_row, HALF, HALF_BLOCK, PAIRED)
+            part = part_values + place.to(tl.int64) * (2 * HALF)
+            store_halves(part, acc_0, acc_1, is_row, HALF, HALF_BLOCK, PAIRED)
         tile = next_tile
 
 

@@ -112,9 +112,9 @@ class LatentAttentionBlock:
 
     def _place(self, turning: Tensor, states: Tensor) -> None:
         """Copy dimensions that rotate to where backends have them: the first of all pairs, then the second ones."""
-        half = self.latent.rope_dim // 2
-        pairs = turning.unflatten(-1, (half, 2)) if self.latent.interleaved else turning.unflatten(-1, (2, half)).mT
-        states.unflatten(-1, (2, half)).copy_(pairs.mT)
+        heads, half = turning.shape[:2], self.latent.rope_dim // 2
+        pairs = turning.view(*heads, half, 2).mT if self.latent.interleaved else turning.view(*heads, 2, half)
+        states.view(*heads, 2, half).copy_(pairs)
 
     def project_out(self, buffers: Buffers) -> None:
         attended = buffers.attended.view(len(buffers.attended), -1, self.latent.rank)
