@@ -54,6 +54,7 @@ OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
         "tokens": Command("make tokens for members: diptych tokens FOLDER", "diptych.cli.tokens", "TokensConfig"),
         "drain": Command("have members leave without losing a request", "diptych.cli.drain", "DrainConfig"),
         "values": Command("print a values file for the Helm chart", "diptych.cli.values", "ValuesConfig"),
+        "describe": Command("say what a model needs, from its config.json", "diptych.cli.describe", "DescribeConfig"),
         "deletion-costs": Command(
             "have Kubernetes end the emptiest workers first", "diptych.cli.deletion_costs", "DeletionCostsConfig"
         ),

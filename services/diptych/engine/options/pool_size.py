@@ -14,7 +14,7 @@ from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.tensor_parallel.shard import check_divides
 from diptych.engine.values.kv_regions import kv_layout
-from diptych.kvtransfer.layout import HeadShare, PoolLayout
+from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 
 MIN_PAGES: Final = 2
 MIB: Final = 2**20
@@ -26,11 +26,23 @@ def pool_layout(model: ModelConfig, options: EngineOptions, share: HeadShare | N
 
     Raises `ConfigError` for one in which no request of `max_model_len` would ever fit.
     """
-    one = kv_layout(model, 1, options.page_size, options.kv_dtype, share)
+    one = whole_layout(model, options.page_size, options.kv_dtype, share)
     layout = replace(one, num_pages=options.kv_cache_mib * MIB // one.page_nbytes)
     _check_holds(layout, options, 1)
     layout.validate()
     return layout
+
+
+def whole_layout(model: ModelConfig, page_size: int, dtype: str, share: HeadShare | None = None) -> PoolLayout:
+    """Return a pool of one page."""
+    return kv_layout(model, 1, page_size, dtype, share)
+
+
+def region_words(region: Region) -> str:
+    """Say what a token has in a region."""
+    planes = {2: "keys and values", 1: "latents"}[region.num_planes]
+    heads = f"{region.total_heads} heads" if region.total_heads > 1 else "one head"
+    return f"{planes} of {len(region.layers)} layers, {heads} of {region.head_dim}"
 
 
 def check_pool(model: ModelConfig, options: EngineOptions, role: Role, device: DeviceKind) -> None:

@@ -84,7 +84,7 @@ class LatentAttentionBlock:
         latent = config.latent
         num_rows = config.num_heads * (latent.nope_dim + latent.value_dim)
         heads = weights.matrix(f"{layer}.kv_b").rows(torch.arange(num_rows)).view(config.num_heads, -1, latent.rank)
-        keys, values = heads.split((latent.nope_dim, latent.value_dim), dim=1)
+        keys, values = heads[:, : latent.nope_dim], heads[:, latent.nope_dim :]
         return LatentAttentionBlock(
             ops=ops,
             latent=latent,

@@ -1,0 +1,33 @@
+"""Counts what a model has and what a token of it meets, from its configuration alone: no weight is read."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+from diptych.architectures.config import ModelConfig
+from diptych.architectures.registry import FAMILIES
+
+EXPERT: Final = re.compile(r"\d+\.experts\.")  # how the target of an expert's matrix begins
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Return the numbers in all tensors that are read."""
+    return sum(_by_kind(config))
+
+
+def num_active_parameters(config: ModelConfig) -> int:
+    """Return the numbers that one token meets: of the experts those that are chosen for it."""
+    experts, others = _by_kind(config)
+    moe = config.moe
+    return others if moe is None else others + experts * moe.experts_per_token // moe.num_experts
+
+
+def _by_kind(config: ModelConfig) -> tuple[int, int]:
+    """Return the numbers in experts that are chosen from, and in all else."""
+    counts = [0, 0]
+    for _, pieces in FAMILIES[config.architecture].placement(config):
+        for piece in pieces:
+            counts[EXPERT.match(piece.target) is None] += math.prod(piece.shape)
+    return counts[0], counts[1]

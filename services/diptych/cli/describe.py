@@ -1,0 +1,63 @@
+"""Say what a model needs before any GPU is rented: `diptych describe FOLDER`. Its config.json is enough."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from diptych.architectures.config import ModelConfig
+from diptych.architectures.registry import from_hf
+from diptych.checkpoints.gguf_model import GgufModel
+from diptych.cli.reports.model_report import Plan, as_json, as_text
+from diptych.common.config import REQUIRED, argument, option
+from diptych.common.errors import ConfigError
+from diptych.common.json_file import read_json
+from diptych.engine.tensor_parallel.shard import check_divides
+from diptych.kvtransfer.layout import DTYPE_NBYTES
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeConfig:
+    """Print a model's parameters, the KV of a token, what fits GPUs, and what prompts cost on the wire.
+
+    Weights need not be there, and nothing is computed: no GPU and no torch are needed.
+    """
+
+    model: str = argument(REQUIRED, help="a folder with config.json, a config.json, or a GGUF file")
+    gpu_gib: float = option(80.0, help="memory of one GPU")
+    gpu_memory_share: float = option(0.9, help="of it, as workers are given it")
+    tp: int = option(1, help="GPUs of a worker")
+    page_size: int = option(16, help="tokens a KV page")
+    kv_dtype: str = option("bfloat16", help="of keys and values: bfloat16 or fp8_e4m3, for example")
+    json: bool = option(False, help="print JSON, for programs")
+
+    def validate(self) -> None:
+        """Raise `ConfigError` for values that cannot be."""
+        if self.kv_dtype not in DTYPE_NBYTES:
+            raise ConfigError(f"--kv-dtype must be one of {', '.join(DTYPE_NBYTES)}, not {self.kv_dtype!r}")
+        if self.gpu_gib <= 0 or not 0 < self.gpu_memory_share <= 1:
+            raise ConfigError("--gpu-gib must be above 0, --gpu-memory-share above 0 and at most 1")
+        if min(self.tp, self.page_size) < 1:
+            raise ConfigError("--tp and --page-size must be at least 1")
+
+
+def main(config: DescribeConfig) -> int:
+    """Print the description; return the exit code."""
+    model = read(Path(config.model).expanduser())
+    check_divides(model, config.tp)
+    plan = Plan(config.gpu_gib, config.gpu_memory_share, config.tp, config.page_size, config.kv_dtype)
+    print(json.dumps(as_json(model, plan), indent=2) if config.json else as_text(model, plan))
+    return 0
+
+
+def read(path: Path) -> ModelConfig:
+    """Read a model's configuration. Raises `ConfigError` for what is not supported, or not there."""
+    if path.suffix == ".gguf" and path.is_file():
+        return GgufModel(path).config
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ConfigError(f"no model {str(path)!r}: give a folder with config.json, that file, or a GGUF file")
+    generation = file.with_name("generation_config.json")
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    return from_hf(read_json(file), read_json(generation) if generation.is_file() else {}, name)

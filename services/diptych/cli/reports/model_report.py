@@ -1,0 +1,119 @@
+"""Formats what `diptych describe` prints: what a model has, what fits GPUs, what is handed over. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from diptych.architectures.config import ModelConfig
+from diptych.architectures.size import num_active_parameters, num_parameters
+from diptych.engine.options.pool_size import region_words, whole_layout
+from diptych.engine.tensor_parallel.shard import Shard
+
+WEIGHT_NBYTES: Final = 2  # GPUs compute with bfloat16, whatever a file holds
+GIB: Final = 2**30
+PROMPT_LENS: Final = (1024, 32 * 1024, 128 * 1024)  # tokens
+UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The GPUs of one worker, and how its KV is kept."""
+
+    gpu_gib: float
+    memory_share: float
+    tp: int
+    page_size: int  # tokens
+    kv_dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a GPU has room for, bytes but for the pages. Steps need some of the rest as well."""
+
+    weights: int
+    page: int
+    pages: int  # 0: not even the weights fit
+
+
+def fit(model: ModelConfig, plan: Plan) -> Fit:
+    """Return what one of the worker's GPUs holds."""
+    part = Shard(0, plan.tp).config(model) if plan.tp > 1 else model
+    weights = num_parameters(part) * WEIGHT_NBYTES
+    page = whole_layout(part, plan.page_size, plan.kv_dtype).page_nbytes
+    room = int(plan.gpu_gib * plan.memory_share * GIB) - weights
+    return Fit(weights, page, max(0, room // page))
+
+
+def handed_over(model: ModelConfig, plan: Plan, num_tokens: int) -> int:
+    """Return the bytes that a prompt sends from prefill to decode: whole pages, once for all ranks."""
+    return -(-num_tokens // plan.page_size) * whole_layout(model, plan.page_size, plan.kv_dtype).page_nbytes
+
+
+def as_json(model: ModelConfig, plan: Plan) -> dict[str, Any]:
+    """Return everything as numbers; sizes in bytes."""
+    found, layout = fit(model, plan), whole_layout(model, plan.page_size, plan.kv_dtype)
+    return {
+        "model": model.model_id,
+        "architecture": model.architecture,
+        "layers": model.num_layers,
+        "context_tokens": model.context_len,
+        "parameters": num_parameters(model),
+        "active_parameters": num_active_parameters(model),
+        "kv_token_bytes": layout.page_nbytes / plan.page_size,
+        "gpu": {"weights_bytes": found.weights, "page_bytes": found.page, "pages": found.pages},
+        "handed_over_bytes": {str(each): handed_over(model, plan, each) for each in _lens(model)},
+    }
+
+
+def as_text(model: ModelConfig, plan: Plan) -> str:
+    """Return one line a fact."""
+    return "\n".join(f"{name:<12} {value}" for name, value in _facts(model, plan))
+
+
+def _facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
+    total, active = num_parameters(model), num_active_parameters(model)
+    yield "model", f"{model.model_id} ({model.architecture})"
+    yield "layers", f"{model.num_layers}{_experts(model)}"
+    yield "context", f"{model.context_len:,} tokens"
+    yield "parameters", _billions(total) + (f", of which a token meets {_billions(active)}" if active < total else "")
+    layout = whole_layout(model, plan.page_size, plan.kv_dtype)
+    token = layout.page_nbytes / plan.page_size
+    for region in layout.regions:
+        yield "KV", region_words(region)
+    yield "KV a token", f"{_size(token)} in {plan.kv_dtype}"
+    yield f"{plan.tp} GPU{'s' if plan.tp > 1 else ''}", _on_gpus(fit(model, plan), plan)
+    yield "handed over", ", ".join(f"{each:,} tokens: {_size(handed_over(model, plan, each))}" for each in _lens(model))
+
+
+def _experts(model: ModelConfig) -> str:
+    moe = model.moe
+    if moe is None:
+        return ""
+    shared = " and a shared one" if moe.shared_ffn_size else ""
+    dense = f", in {model.num_layers - len(moe.dense_layers)} of them" if moe.dense_layers else " each"
+    return f", {moe.num_experts} experts{dense}: a token passes {moe.experts_per_token}{shared}"
+
+
+def _on_gpus(found: Fit, plan: Plan) -> str:
+    gpu = f"of {plan.gpu_gib:g} GiB{', each' if plan.tp > 1 else ''}: weights {_size(found.weights)} in bfloat16"
+    if not found.pages:
+        return f"{gpu}, which do not fit beside a KV pool: give a larger --tp or --gpu-gib"
+    tokens = found.pages * plan.page_size
+    return f"{gpu}, at most {found.pages:,} KV pages of {plan.page_size} tokens: {tokens:,} tokens"
+
+
+def _lens(model: ModelConfig) -> list[int]:
+    return [each for each in PROMPT_LENS if each <= model.context_len] or [model.context_len]
+
+
+def _billions(number: int) -> str:
+    return f"{number / 1e9:.1f} billion" if number >= 1e8 else f"{number / 1e6:.1f} million"
+
+
+def _size(nbytes: float) -> str:
+    index = 0
+    while nbytes >= 1024 and index < len(UNITS) - 1:
+        nbytes, index = nbytes / 1024, index + 1
+    return f"{nbytes:.4g} {UNITS[index]}"

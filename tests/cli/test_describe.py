@@ -1,0 +1,116 @@
+"""`diptych describe`: what it says of published shapes, counted by transformers without memory for a weight."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from diptych.cli.describe import DescribeConfig, main
+from diptych.common.errors import ConfigError
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 8192}
+LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# by the name that its publisher gave it: the class, and what differs from the class's defaults
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "GLM-4.5": (
+        "Glm4Moe",
+        {"hidden_size": 5120, "intermediate_size": 12288, "num_hidden_layers": 92, "n_routed_experts": 160}
+        | {"moe_intermediate_size": 1536, "first_k_dense_replace": 3, "head_dim": 128, "attention_bias": True}
+        | {"routed_scaling_factor": 2.5, "use_qk_norm": True},
+    ),
+    "GLM-4.5-Air": ("Glm4Moe", {"head_dim": 128, "attention_bias": True}),
+    "MiniMax-M2": ("MiniMaxM2", {"rotary_dim": 64}),
+    "Qwen2-57B-A14B": (
+        "Qwen2Moe",
+        {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
+        | {"intermediate_size": 18944, "moe_intermediate_size": 2560, "shared_expert_intermediate_size": 20480}
+        | {"num_experts": 64, "num_experts_per_tok": 8},
+    ),
+    "Qwen3-235B-A22B": (
+        "Qwen3Moe",
+        {"hidden_size": 4096, "num_hidden_layers": 94, "num_attention_heads": 64, "num_key_value_heads": 4}
+        | {"head_dim": 128, "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_experts": 128}
+        | {"num_experts_per_tok": 8, "max_position_embeddings": 40960, "norm_topk_prob": True},
+    ),
+    "Mixtral-8x22B": (
+        "Mixtral",
+        {"hidden_size": 6144, "intermediate_size": 16384, "num_hidden_layers": 56, "num_attention_heads": 48}
+        | {"sliding_window": None, "max_position_embeddings": 65536},
+    ),
+    "Llama-3.1-405B": (
+        "Llama",
+        {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128}
+        | {"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072}
+        | {"rope_parameters": LLAMA3},
+    ),
+    "Qwen3-32B": (
+        "Qwen3",
+        {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64}
+        | {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960},
+    ),
+}
+# billions that a token meets, and KiB of keys and values a token, as their publishers state them or from their shapes
+KNOWN = {
+    "GLM-4.5": (33.6, 368),
+    "GLM-4.5-Air": (13.4, 184),
+    "MiniMax-M2": (10.1, 248),
+    "Qwen2-57B-A14B": (14.2, 56),
+    "Qwen3-235B-A22B": (22.2, 188),
+    "Mixtral-8x22B": (39.2, 224),
+    "Llama-3.1-405B": (405.9, 504),
+    "Qwen3-32B": (32.8, 256),
+}
+
+
+def described(folder: Path, capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, Any]:
+    assert main(DescribeConfig(model=str(folder), json=True, **options)) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_shapes_are_read_and_counted(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    family, settings = PUBLISHED[name]
+    config = getattr(transformers, f"{family}Config")(**settings, architectures=[f"{family}ForCausalLM"])
+    config.save_pretrained(tmp_path / name)
+    with torch.device("meta"):
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
+    state = model.state_dict()
+    found = described(tmp_path / name, capsys, tp=4, page_size=64)
+    assert found["parameters"] == sum(tensor.numel() for tensor in state.values())
+    active, kv_kib = KNOWN[name]
+    assert found["active_parameters"] / 1e9 == pytest.approx(active, abs=0.05)
+    assert found["kv_token_bytes"] == kv_kib * 1024
+    assert found["handed_over_bytes"]["1024"] == kv_kib * 2**20
+
+
+def test_people_are_told_what_fits_and_what_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = transformers.Qwen3Config(**PUBLISHED["Qwen3-32B"][1], architectures=["Qwen3ForCausalLM"])
+    config.save_pretrained(tmp_path)
+    assert main(DescribeConfig(model=str(tmp_path / "config.json"), gpu_gib=141)) == 0
+    told = capsys.readouterr().out
+    assert "parameters   32.8 billion\n" in told
+    assert "KV a token   256 KiB in bfloat16\n" in told
+    assert "weights 61.02 GiB in bfloat16, at most 16,8" in told
+    assert "1,024 tokens: 256 MiB, 32,768 tokens: 8 GiB" in told
+    assert main(DescribeConfig(model=str(tmp_path), gpu_gib=48)) == 0
+    assert "do not fit beside a KV pool: give a larger --tp or --gpu-gib" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [({"kv_dtype": "int3"}, "--kv-dtype must be one of"), ({"gpu_gib": 0}, "--gpu-gib"), ({"tp": 0}, "--tp")],
+)
+def test_nonsense_is_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        DescribeConfig(model="model", **values).validate()
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"give a folder with config.json, that file, or a GGUF file"):
+        main(DescribeConfig(model=str(tmp_path)))
