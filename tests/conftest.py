@@ -118,11 +118,34 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    words = tokenizers.models.WordLevel({f"w{i}": i for i in range(config.vocab_size)}, unk_token="w0")
+    _save_words(folder, config.vocab_size)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_latent_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random DeepSeek V3 without experts, with the same words."""
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("models") / "latent"
+    config = transformers.DeepseekV3Config(
+        **SHAPE | LATENT | {"num_hidden_layers": 2, "vocab_size": 321, "max_position_embeddings": 512},
+        first_k_dense_replace=2,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    transformers.DeepseekV3ForCausalLM(config).save_pretrained(folder)
+    _save_words(folder, config.vocab_size)
+    return folder
+
+
+def _save_words(folder: Path, vocab_size: int) -> None:
+    words = tokenizers.models.WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0")
     tokenizer = tokenizers.Tokenizer(words)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 @pytest.fixture(scope="session")
