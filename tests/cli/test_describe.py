@@ -65,14 +65,14 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960},
     ),
 }
-# billions that a token meets, and KiB of keys and values a token, as their publishers state them or from their shapes
+# billions that a token meets, embeddings included, and KiB of keys and values a token
 KNOWN = {
     "DeepSeek-V3": (37.6, 68.625),
     "Kimi-K2": (32.9, 68.625),
     "GLM-4.7-Flash": (3.9, 52.875),
     "GLM-4.5": (33.6, 368),
     "GLM-4.5-Air": (13.4, 184),
-    "MiniMax-M2": (10.1, 248),
+    "MiniMax-M2": (11.0, 248),
     "Qwen2-57B-A14B": (14.2, 56),
     "Qwen3-235B-A22B": (22.2, 188),
     "Mixtral-8x22B": (39.2, 224),
