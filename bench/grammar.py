@@ -30,11 +30,10 @@ from diptych.engine.schedule.sampling_builder import build_sampling
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.grammar import Grammar
 from diptych.generation.sampling_params import SamplingParams
-from diptych.grammars.checker import Checker
+from diptych.grammars.checker import Checker, Outcome, Verdict, Verdicts
 from diptych.grammars.compiler import Compiler
 from diptych.grammars.matcher import CompiledGrammar, GrammarMatcher
 from diptych.grammars.source import check
-from diptych.grammars.verdicts import Outcome, Verdict, Verdicts
 
 BATCH_SIZES = (1, 16, 64)
 NAMED: dict[str, Schema] = {

@@ -15,7 +15,7 @@ import numpy as np
 from report import Report, arguments
 from ucx_ping import UcxPing
 
-from diptych.cli.requests.bench_pool import scatter
+from diptych.cli.requests.kv_bench import scatter
 from diptych.kvtransfer.transport import Flow, NoteReceived, OpDone, PageWrite
 from kvtransfer import PAGE_NBYTES, Initiator, Memcpy
 

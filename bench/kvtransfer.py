@@ -25,7 +25,7 @@ from kvtransfer_rivals import Rival
 from kvtransfer_target import Target
 from report import Report, arguments
 
-from diptych.cli.requests.bench_pool import Scatter, scatter
+from diptych.cli.requests.kv_bench import Scatter, scatter
 from diptych.common.native import build_library
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.layout import PoolLayout

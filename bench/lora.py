@@ -20,7 +20,7 @@ from report import Report, arguments
 
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.source import ModelSource, open_model
-from diptych.engine.lora.adapter import TARGETS, Adapter, Product
+from diptych.engine.lora.registry import TARGETS, Adapter, Product
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.batch import ForwardBatch
 

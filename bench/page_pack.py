@@ -18,8 +18,7 @@ import numpy as np
 from report import Report, arguments
 
 from diptych.kernels.cpu.library import load
-from diptych.kernels.page_pack import CELLS, PagePack
-from diptych.kernels.page_pack_structs import SourceStruct, pack_struct, parts_struct
+from diptych.kernels.page_pack import CELLS, PagePack, SourceStruct, pack_struct, parts_struct
 
 NUM_LAYERS, HEADS, DIM = 32, 8, 128
 BUFFER_NBYTES: Final = 256 << 20

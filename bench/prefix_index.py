@@ -26,7 +26,7 @@ from diptych.common.arrays import I64, U64
 from diptych.engine.cache.kv_feed import MAX_HASHES
 from diptych.generation.page_hash import page_hashes
 from diptych.router.choose import page_chain
-from diptych.router.choose.approximate_index import ApproximateIndex
+from diptych.router.choose.cached_prefixes import ApproximateIndex
 from diptych.router.choose.prefix_index import KvNews, PrefixIndex
 from diptych.tokens.packed_tokens import TOKEN_TYPE
 

@@ -21,8 +21,8 @@ from report import Report, arguments
 from torch import Tensor
 from transformers.generation import logits_process as theirs
 
-from diptych.engine.runner.sampling import sample_step
 from diptych.engine.runner.sampling.cpu_sampler import CpuSampler
+from diptych.engine.runner.sampling.sampler import sample_step
 from diptych.engine.schedule.sampling_builder import build_sampling
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.sampling_params import SamplingParams

@@ -32,11 +32,15 @@ from diptych.engine.scheduler.adapters import Adapters
 from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.links.links import links_of_nobody
-from diptych.engine.scheduler.loop import SchedulerLoop
+from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
-from diptych.engine.scheduler.parts import Parts
-from diptych.engine.scheduler.step_watch import StepWatch
-from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
+from diptych.engine.scheduler.stepping import (
+    OverlappedStepping,
+    Stepping,
+    StepWatch,
+    SynchronousStepping,
+    TpModelWorkerClient,
+)
 from diptych.engine.values.batch import (
     ForwardBatch,
     ForwardMode,
@@ -188,11 +192,11 @@ def start_commands(
 def run_loop(core: UnifiedCore, stepping: Stepping, channel: zmq.Socket[bytes], cache: KvCache) -> None:
     """Run a scheduler's loop until the other end of `channel` says shutdown."""
     grammars = GrammarThread(no_compiler)
-    adapters: Adapters[Any] = Adapters(LoraRegistry(1, ""), NoSlots(), no_adapter)
+    adapters: Adapters[Any] = Adapters(LoraRegistry(1, ""), NoSlots, no_adapter)
     admin = AdminThread(adapters.handlers)
     links = links_of_nobody()
     parts = Parts(links, grammars, admin, adapters, StepWatch())
-    SchedulerLoop(core, stepping, channel, parts, News(core, cache, parts, stepping.meter)).run()
+    SchedulerLoop(core, stepping, channel, parts, News(core, cache, links, adapters, stepping.meter)).run()
     for part in (grammars, admin, links):
         part.close()
 

@@ -19,8 +19,8 @@ from typing import Final
 import re2
 from report import Report, arguments
 
+from diptych.generation.stop.conditions import StopRegex
 from diptych.generation.stop.pattern import compile_stop
-from diptych.generation.stop.regex import StopRegex
 
 WORDS: Final = (
     "the",

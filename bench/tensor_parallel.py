@@ -23,7 +23,7 @@ import torch
 from report import Report, arguments
 
 from diptych.engine.tensor_parallel.communicator import TorchCommunicator
-from diptych.engine.tensor_parallel.log_codec import step_from_wire, step_to_wire
+from diptych.engine.tensor_parallel.rank_log import step_from_wire, step_to_wire
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 from diptych.v1 import rank_pb2
 

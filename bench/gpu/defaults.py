@@ -26,7 +26,7 @@ from llama_8b import CONFIG, model_folder
 from report import Report, arguments
 
 from diptych.common.members.roles import Role
-from diptych.embedded.data_parallel_controller import DataParallelController, ProgramRequest
+from diptych.embedded.data_parallel_controller import DataParallelController
 from diptych.embedded.group import Group
 from diptych.engine import EngineOptions, SamplingParams
 from diptych.engine.frontend.scheduler_client import start_scheduler
@@ -88,19 +88,19 @@ async def engine(options: EngineOptions) -> AsyncIterator[tuple[DataParallelCont
     )
     group = Group(await start_scheduler(config), config.instance_id, Role.LOCAL, options.page_size)
     try:
-        ready = await group.ready()
+        ready = await group.scheduler.ready()
         running = asyncio.create_task(group.run())
         yield DataParallelController([group], "round_robin", options.page_size), ready
         running.cancel()
     finally:
-        await group.stop()
+        await group.scheduler.stop()
 
 
 async def stamps_of(controller: DataParallelController, prompt: Sequence[int], num_tokens: int) -> list[float]:
     """Return when each token came."""
     params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
     stamps: list[float] = []
-    attempt = controller.start(ProgramRequest(prompt, params, ""))
+    attempt = controller.start(prompt, params, "")
     while len(stamps) < num_tokens:
         delta = await attempt.next()
         stamps += [time.perf_counter()] * len(delta.token_ids)

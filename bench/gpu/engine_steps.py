@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import zmq
 from forward_batches import PAGE_SIZE
@@ -18,11 +18,9 @@ from diptych.common.members.roles import Role
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.lora.registry import NONE, Loaded
 from diptych.engine.scheduler.links.links import links_of_nobody
-from diptych.engine.scheduler.loop import SchedulerLoop
+from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
-from diptych.engine.scheduler.parts import Parts
-from diptych.engine.scheduler.step_watch import StepWatch
-from diptych.engine.scheduler.stepping import OverlappedStepping, QueuedSteps, Stepping
+from diptych.engine.scheduler.stepping import OverlappedStepping, QueuedSteps, Stepping, StepWatch
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.events import CompileGrammar
 from diptych.engine.values.limits import Limits
@@ -98,9 +96,10 @@ def engine_pace(runner: OverlapRunner, num_pages: int, batch_size: int, context:
     frontend.send(engine_pb2.SchedulerCommands(start=legs).SerializeToString())
     stop = engine_pb2.SchedulerCommands(shutdown=True).SerializeToString()
     steps = OverlappedStepping(core, QueuedSteps(marks), time.monotonic)
-    stepping, quiet = Until(steps, marks, lambda: frontend.send(stop)), Quiet()
-    parts = Parts(links_of_nobody(), quiet, quiet, quiet, StepWatch())
-    SchedulerLoop(core, stepping, channel, parts, News(core, cache, parts, stepping.meter)).run()
+    stepping, links = Until(steps, marks, lambda: frontend.send(stop)), links_of_nobody()
+    quiet: Any = Quiet()
+    parts = Parts(links, quiet, quiet, quiet, StepWatch())
+    SchedulerLoop(core, stepping, channel, parts, News(core, cache, links, quiet, stepping.meter)).run()
     zmq_context.destroy(linger=0)
     return marks.pace()
 

@@ -146,19 +146,6 @@ def skinny_gated_gemm() -> Iterator[Case]:
         yield Case(f"skinny_gated_gemm {num_tokens}", nbytes, make, flops, {"cuBLAS, then SiLU": in_turn})
 
 
-def fp8_quantize() -> Iterator[Case]:
-    from diptych.kernels.gpu.fp8_quantize import quantize_fp8
-
-    for num_tokens in TOKENS:
-
-        def make(num_tokens: int = num_tokens) -> Run:
-            x, out = states(num_tokens, HIDDEN), states(num_tokens, HIDDEN, dtype=torch.float8_e4m3fn)
-            scales = torch.empty(num_tokens, device="cuda")
-            return lambda: quantize_fp8(x, out, scales)
-
-        yield Case(f"quantize_fp8 {num_tokens}", 3 * num_tokens * HIDDEN, make)
-
-
 def moe() -> Iterator[Case]:
     """Mixtral's experts: eight, two a token."""
     for num_tokens in (16, 64, 4096):
@@ -222,7 +209,6 @@ TABLES: Final[Mapping[str, Callable[[], Iterator[Case]]]] = {
     "rope_store": rope_store,
     "skinny_gemm": skinny_gemm,
     "skinny_gated_gemm": skinny_gated_gemm,
-    "fp8_quantize": fp8_quantize,
     "moe": moe,
     "sampling": sampling,
 }

@@ -11,7 +11,8 @@ from typing import Final
 import torch
 from triton.runtime.errors import OutOfResources
 
-from diptych.kernels.gpu.skinny_gemm import Tile, skinny_gemm_by
+from diptych.kernels.gpu.dot_rows import Tile
+from diptych.kernels.gpu.skinny_gemm import skinny_gemm
 
 WAITING_NBYTES: Final = (72 << 10, 108 << 10, 216 << 10)  # of shared memory: 3, 2 and 1 programs fit
 MAX_COMPILERS: Final = 16
@@ -48,6 +49,6 @@ def _compile(choice: Choice) -> None:
         torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for shape in ((1, k), (ROWS, k), (1, ROWS))
     )
     try:
-        skinny_gemm_by(tile, x, weight, out)
+        skinny_gemm(x, weight, out, tile)
     except OutOfResources:
         return  # it will be so for any weight

@@ -23,7 +23,8 @@ from skinny_tiles import compile_all, tiles
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from diptych.kernels.gpu.skinny_gemm import Tile, choose_tile, pays_up_to, skinny_gemm_by
+from diptych.kernels.gpu.dot_rows import Tile
+from diptych.kernels.gpu.skinny_gemm import choose_tile, pays_up_to, skinny_gemm
 
 NUM_LAYERS: Final = 32
 SHAPES: Final = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28_672, 4096), "down": (4096, 14_336)}
@@ -101,14 +102,14 @@ def _finalists(weights: list[Tensor]) -> list[Tile]:
     speeds: dict[Tile, float] = {}
     for tile in tiles(weights[0].shape[1]):
         try:
-            speeds[tile] = _seconds(partial(skinny_gemm_by, tile), weights, 1, SWEEP_ROUNDS, SWEEP_WARM_S)
+            speeds[tile] = _seconds(partial(skinny_gemm, tile=tile), weights, 1, SWEEP_ROUNDS, SWEEP_WARM_S)
         except OutOfResources:
             continue
     return sorted(speeds, key=speeds.__getitem__)[:FINALISTS]
 
 
 def _both(tile: Tile, weights: list[Tensor]) -> list[float]:
-    return [_seconds(partial(skinny_gemm_by, tile), weights, m) for m in ROWS]
+    return [_seconds(partial(skinny_gemm, tile=tile), weights, m) for m in ROWS]
 
 
 def _seconds(multiply: Multiply, weights: list[Tensor], m: int, rounds: int = ROUNDS, warm_s: float = WARM_S) -> float:

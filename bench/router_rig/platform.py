@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import psutil
 
-from diptych.checkpoints.load_format import LoadFormat
 from diptych.checkpoints.source import open_model
 from diptych.common.lifecycle import PARENT_PID_VARIABLE
 from diptych.common.net.ports import free_port
+from diptych.common.net.served import LoadFormat
 from router_rig.direct import DirectLoad
 from router_rig.load import Load, Tally
 from router_rig.open_loop import Arrivals, Fates

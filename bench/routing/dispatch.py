@@ -9,8 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from diptych.router.choose.approximate_index import ApproximateIndex
-from diptych.router.choose.cached_prefixes import LATELY_S, CachedPrefixes
+from diptych.router.choose.cached_prefixes import LATELY_S, ApproximateIndex, CachedPrefixes
 from diptych.router.choose.estimates import Estimates
 from diptych.router.choose.pairing import partners
 from diptych.router.choose.policies.policy import Candidates, Policy, RequestView, Worker

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from diptych.architectures.config import Rope
-from diptych.architectures.rope_scaling import read_rope, stretched_len
+from diptych.architectures.hf_config import read_rope, stretched_len
 from diptych.common.errors import ConfigError
 
 THETA = 500_000.0

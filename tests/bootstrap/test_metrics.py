@@ -7,10 +7,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from diptych.bootstrap.census import Census
-from diptych.bootstrap.limits import Limits
-from diptych.bootstrap.metrics import BootstrapMetrics
-from diptych.bootstrap.replica import Replica
+from diptych.bootstrap.caller import Limits
+from diptych.bootstrap.main import BootstrapMetrics
+from diptych.bootstrap.replica import Census, Replica
 from diptych.common.refusals import Refusals
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Heartbeat, Instance

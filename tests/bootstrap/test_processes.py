@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from diptych.cli.members import members
+from diptych.cli.requests.asking import members
 from diptych.common.errors import ConfigError
 from diptych.common.members.membership_client import MembershipWatcher, Registration
 from diptych.common.net.ports import free_port

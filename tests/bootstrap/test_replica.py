@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diptych.bootstrap.announcement import MAX_NAME_CHARS, MAX_TEXT_CHARS, read_heartbeat
-from diptych.bootstrap.limits import BURST, HEARTBEATS_PER_S, Limits, Pace
+from diptych.bootstrap.caller import BURST, HEARTBEATS_PER_S, Limits, Pace
 from diptych.bootstrap.replica import Replica
 from diptych.common.errors import InvalidRequest, Overloaded
 from diptych.v1.bootstrap_pb2 import (

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from diptych.bootstrap.limits import BURST, MAX_MESSAGE_BYTES
+from diptych.bootstrap.caller import BURST, MAX_MESSAGE_BYTES
 from diptych.bootstrap.server import SERVICE, BootstrapService, Clock
 from diptych.common.errors import ConfigError
 from diptych.common.members.membership_client import Evicted, MembershipWatcher, Registration

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from diptych.bootstrap.announcement import upsert_chunk
-from diptych.bootstrap.caller import ANYBODY, Caller
-from diptych.bootstrap.limits import WATCHERS_EACH, Limits
+from diptych.bootstrap.caller import ANYBODY, WATCHERS_EACH, Caller, Limits
 from diptych.bootstrap.replica import Replica
 from diptych.common.errors import Forbidden, Overloaded
 from diptych.common.trust.instance_secret import InstanceSecret

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diptych.checkpoints.bounded import bounded
-from diptych.checkpoints.source import open_model
+from diptych.checkpoints.source import bounded, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.sim.hardware import SimHardware

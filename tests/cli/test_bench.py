@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from diptych.cli.bench import BenchConfig
-from diptych.cli.requests.bench_client import Report, Row, as_text
+from diptych.cli.requests.kv_bench import Report, Row, as_text
 from diptych.common.errors import ConfigError
 
 COMMAND = (sys.executable, "-m", "diptych.cli", "bench", "kv")

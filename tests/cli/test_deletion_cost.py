@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from diptych.cli.deletion_cost import ANNOTATION, changes, deletion_costs
+from diptych.cli.deletion_costs import ANNOTATION, changes, deletion_costs
 from diptych.v1.bootstrap_pb2 import (
     INSTANCE_STATE_DRAINING,
     INSTANCE_STATE_READY,

@@ -7,8 +7,7 @@ from pathlib import Path
 from http_serving import serving
 from kubernetes_server import Server
 
-from diptych.cli.deletion_cost import ANNOTATION
-from diptych.cli.deletion_costs import update
+from diptych.cli.deletion_costs import ANNOTATION, update
 from diptych.common.members.kubernetes_api import KubernetesApi
 from diptych.v1.bootstrap_pb2 import INSTANCE_STATE_READY, ROLE_DECODE, Instance, WorkerLoad
 

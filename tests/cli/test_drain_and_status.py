@@ -9,7 +9,7 @@ import pytest
 
 from diptych.cli.drain import DrainConfig, chosen, settled
 from diptych.cli.drain import main as drain_main
-from diptych.cli.reports.status_report import as_json, as_text, drain_words, mismatches
+from diptych.cli.reports.status_report import Report, as_json, as_text, drain_words, mismatches
 from diptych.cli.requests.asking import Answer
 from diptych.cli.status import instances_of
 from diptych.common.errors import ConfigError
@@ -177,7 +177,7 @@ ANSWERS = [
 
 
 def test_people_see_tables_of_pools_and_members_and_what_is_not_well() -> None:
-    assert as_text(ANSWERS, mismatches(ALL), [STRANGER]).splitlines() == [
+    assert as_text(Report(ANSWERS, mismatches(ALL), [STRANGER])).splitlines() == [
         "role     pool  workers  ready  running  waiting  backlog  busy  KV in use",
         "prefill  big   1        0      2        1        1.5 s    50%   25%",
         "decode         2        0      0        0        0.0 s    0%    0%",
@@ -200,7 +200,7 @@ def test_people_see_tables_of_pools_and_members_and_what_is_not_well() -> None:
 
 
 def test_programs_see_the_same() -> None:
-    report = as_json(ANSWERS, mismatches(ALL))
+    report = as_json(Report(ANSWERS, mismatches(ALL)))
     assert [member["state"] for member in report["members"]] == ["starting", "draining", "ready", "empty"]
     assert report["members"][1]["drain"] == {"requests_left": 3, "oldest_s": 12.4, "deadline_s": 18.0}
     load = {"num_running": 2, "num_waiting": 1, "free_pages": 6, "total_pages": 8}
@@ -232,8 +232,8 @@ def test_what_only_a_router_said_is_told_above_the_tables() -> None:
         "big",
     )
     answers = [Answer(worker, problem="connection refused")]
-    text = as_text(answers, [], problem="bootstrap is away")
+    text = as_text(Report(answers, problem="bootstrap is away"))
     assert text.startswith("bootstrap is away\n\n")
     assert "p-1" in text
-    assert as_json(answers, [], problem="bootstrap is away")["problem"] == "bootstrap is away"
-    assert as_json([], [])["problem"] == ""
+    assert as_json(Report(answers, problem="bootstrap is away"))["problem"] == "bootstrap is away"
+    assert as_json(Report([]))["problem"] == ""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from diptych.cli.weight_rounds import rounds, workers_of
+from diptych.cli.update_weights import rounds, workers_of
 from diptych.common.errors import ConfigError
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Instance

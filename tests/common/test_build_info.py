@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from diptych.bootstrap.census import Census
-from diptych.bootstrap.limits import Limits
-from diptych.bootstrap.metrics import BootstrapMetrics
-from diptych.bootstrap.replica import Replica
+from diptych.bootstrap.caller import Limits
+from diptych.bootstrap.main import BootstrapMetrics
+from diptych.bootstrap.replica import Census, Replica
 from diptych.common.build_info import tell_certificate
 from diptych.common.refusals import Refusals
 from diptych.common.trust.tls import Tls

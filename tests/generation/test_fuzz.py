@@ -12,8 +12,8 @@ import stop_expressions
 from fuzzing import NUM_EXAMPLES
 from stop_expressions import compiled, ordinary
 
+from diptych.generation.stop.conditions import StopRegex
 from diptych.generation.stop.pattern import StopPattern
-from diptych.generation.stop.regex import StopRegex
 
 
 def read(pattern: StopPattern, pieces: Iterator[str]) -> tuple[str, bool]:

@@ -9,7 +9,7 @@ from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs
 from diptych.generation.output_text import OutputText, TextDelta
 from diptych.generation.sampling_params import SamplingParams
-from diptych.tokens.byte_detokenizer import ByteDetokenizer
+from diptych.tokens.detokenizer import ByteDetokenizer
 
 EOS = 256
 TEXT = "Zoë says: 你好 🙂! stop here"

@@ -14,9 +14,8 @@ from bombs import ambiguous, memory_bomb, time_bomb
 
 from diptych.generation.grammar import Grammar, GrammarKind, Preamble
 from diptych.grammars.check_process import MAX_BYTES
-from diptych.grammars.checker import Checked, Checker
+from diptych.grammars.checker import Checked, Checker, Outcome
 from diptych.grammars.source import source_of
-from diptych.grammars.verdicts import Outcome
 
 GOOD = Grammar(GrammarKind.REGEX, "a+", Preamble("", "</t>"))
 

@@ -11,9 +11,8 @@ import pytest
 
 from diptych.common.errors import InvalidRequest, Overloaded, Unavailable
 from diptych.generation.grammar import Grammar, GrammarKind
-from diptych.grammars.checker import Checked, Checker
+from diptych.grammars.checker import Checked, Checker, Outcome, Verdict
 from diptych.grammars.checks import LIMITS, NUM_PROCESSES, GrammarChecks
-from diptych.grammars.verdicts import Outcome, Verdict
 
 PASSED = Checked(Verdict(Outcome.PASSED), 0.001, "source")
 TOO_SLOW = Checked(Verdict(Outcome.TIME, "takes too long"), 1.1)

@@ -21,9 +21,8 @@ from random_schemas import random_schema
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Grammar, GrammarKind, Preamble
-from diptych.grammars.checker import Checker
+from diptych.grammars.checker import Checker, Outcome
 from diptych.grammars.compiler import Compiler
-from diptych.grammars.verdicts import Outcome
 from diptych.tokens.tokenizer import Tokenizer
 
 MAX_GROWTH_BYTES = 2 << 30  # of address space, by all that passed

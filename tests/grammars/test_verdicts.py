@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from diptych.generation.grammar import Grammar, GrammarKind, Preamble
-from diptych.grammars.verdicts import LIMIT_KEPT_S, Outcome, Verdict, Verdicts
+from diptych.grammars.checker import LIMIT_KEPT_S, Outcome, Verdict, Verdicts
 
 PASSED = Verdict(Outcome.PASSED)
 

@@ -16,7 +16,7 @@ import yaml
 from chart import CHART, ROOT, objects
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, Unavailable
-from diptych.router.serve.outcome import outcome_of
+from diptych.router.errors import outcome_of
 
 OPERATIONS = ROOT / "docs" / "operations"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from ctypes import byref
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diptych.kernels import page_pack
-from diptych.kernels.cpu import page_pack as in_c
-from diptych.kernels.page_pack import CELLS, PagePack
+from diptych.kernels.cpu.library import load
+from diptych.kernels.page_pack import CELLS, U8, Indices, PagePack, SourceStruct, pack_struct, parts_struct
 
 TORCH: dict[str, Any] = {
     "float32": torch.float32,
@@ -84,6 +86,20 @@ def pool_of(pack: PagePack, num_pages: int, seed: int) -> np.ndarray[Any, Any]:
     return cells(numbers(count, seed), pack.src_dtype).reshape(num_pages, -1)
 
 
+def rows_in_c(pack: PagePack, pool: U8, src_pages: Indices, first_token: int, start: int, end: int) -> U8:
+    """The rows `[start, end)` of an image, by the C kernel."""
+    out = np.empty((end - start) * pack.row_nbytes, np.uint8)
+    pages = np.ascontiguousarray(src_pages, np.int64)
+    source = SourceStruct(pool.ctypes.data, pages.ctypes.data, len(pages))
+    load().diptych_pack_rows(byref(pack_struct(pack)), byref(source), first_token, start, end - start, out.ctypes.data)
+    return out
+
+
+def unpack_in_c(page: U8, part_heads: Sequence[int], num_rows: int, head_nbytes: int) -> None:
+    parts, scratch = parts_struct(part_heads, num_rows=num_rows, head_nbytes=head_nbytes), np.empty_like(page)
+    load().diptych_unpack_page(byref(parts), page.ctypes.data, scratch.ctypes.data)
+
+
 @pytest.mark.parametrize("src", DTYPES)
 @pytest.mark.parametrize("dst", DTYPES)
 def test_a_cast_is_what_torch_makes_of_it(src: str, dst: str) -> None:
@@ -99,10 +115,10 @@ def test_the_c_kernel_gives_the_same_bits(pack: PagePack, first_token: int, num_
     rng = np.random.default_rng(seed)
     pool, src_pages = pool_of(pack, 6, seed), rng.permutation(6)[:num_pages]
     image = page_pack.pack_page(pack, pool, src_pages, first_token)
-    assert in_c.pack_page(pack, pool, src_pages, first_token).tobytes() == image.tobytes()
+    assert rows_in_c(pack, pool, src_pages, first_token, 0, pack.num_rows).tobytes() == image.tobytes()
     start, end = sorted(rng.integers(0, pack.num_rows + 1, 2).tolist())
     rows = image.reshape(-1, pack.row_nbytes)[start:end]
-    assert in_c.pack_rows(pack, pool, src_pages, first_token, start, end).tobytes() == rows.tobytes()
+    assert rows_in_c(pack, pool, src_pages, first_token, start, end).tobytes() == rows.tobytes()
 
 
 def test_an_image_holds_the_tokens_heads_and_layers_that_were_asked_for() -> None:
@@ -139,8 +155,7 @@ def test_parts_become_a_page(
     whole = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     parts = np.split(whole, np.cumsum(part_heads)[:-1], axis=3)
     landed = np.concatenate([part.ravel() for part in parts])
-    for unpack_page in (page_pack.unpack_page, in_c.unpack_page):
+    for unpack_page in (page_pack.unpack_page, unpack_in_c):
         page = landed.copy()
-        sizes = {"page_size": page_size, "head_nbytes": head_nbytes, "num_planes": num_planes}
-        unpack_page(page, part_heads, num_layers=num_layers, **sizes)
+        unpack_page(page, part_heads, num_layers * num_planes * page_size, head_nbytes)
         assert page.tobytes() == whole.tobytes()

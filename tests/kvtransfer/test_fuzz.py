@@ -12,16 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych.kvtransfer import metadata, note_codec
-from diptych.kvtransfer.conversation import Conversation
+from diptych.kvtransfer.conversation import Conversation, Frame, Kind, decode_frame, encode_frame
 from diptych.kvtransfer.errors import LayoutMismatch, MalformedMetadata, MalformedNote
-from diptych.kvtransfer.frames import Frame, Kind
-from diptych.kvtransfer.frames import decode as decode_frame
-from diptych.kvtransfer.frames import encode as encode_frame
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.notes import PROTOCOL_VERSION, Abort, AbortAck, Ack, HandOff, Note, PagesReady
 from diptych.kvtransfer.plan import Conversion
 from diptych.kvtransfer.pool import MAX_PROBE_PAGES
-from diptych.kvtransfer.probe import codec as probe_codec
+from diptych.kvtransfer.probe import notes as probe_notes
 from diptych.kvtransfer.probe.notes import Directions, ProbeAsk, ProbeCheck, ProbeEnd, ProbeFound, ProbeNote, ProbeOffer
 from diptych.kvtransfer.process import ProcessIdentity
 from diptych.v1 import bootstrap_pb2, transfer_pb2, worker_pb2
@@ -89,10 +86,10 @@ def test_an_abort_for_a_reason_that_we_do_not_know_is_an_abort(code: int) -> Non
 
 
 @fuzz
-@given(data=malformed(*(probe_codec.encode(note, sender=PEER, target=OWN) for note in PROBE_NOTES)))
+@given(data=malformed(*(probe_notes.encode(note, sender=PEER, target=OWN) for note in PROBE_NOTES)))
 def test_notes_of_link_tests(data: bytes) -> None:
     with contextlib.suppress(MalformedNote):
-        note = probe_codec.decode(data, sender=PEER, target=OWN)
+        note = probe_notes.decode(data, sender=PEER, target=OWN)
         if isinstance(note, ProbeOffer):
             assert len(note.pages) <= MAX_PROBE_PAGES
 
@@ -101,9 +98,9 @@ def test_notes_of_link_tests(data: bytes) -> None:
     "offer", [ProbeOffer((1,) * (MAX_PROBE_PAGES + 1), 16), ProbeOffer((1,), 2**32 - 1), ProbeOffer((1, 1), 16)]
 )
 def test_an_offer_that_would_have_us_write_without_end_is_refused(offer: ProbeOffer) -> None:
-    data = probe_codec.encode(offer, sender=PEER, target=OWN)
+    data = probe_notes.encode(offer, sender=PEER, target=OWN)
     with pytest.raises(MalformedNote, match="offer"):
-        probe_codec.decode(data, sender=PEER, target=OWN)
+        probe_notes.decode(data, sender=PEER, target=OWN)
 
 
 @fuzz
@@ -187,8 +184,8 @@ def test_a_peer_that_says_anything_in_any_order(heard: list[Frame]) -> None:
 @fuzz
 @given(bytes_per_s=FLOATS)
 def test_a_verdict_with_any_speed(bytes_per_s: float) -> None:
-    note = probe_codec.decode(
-        probe_codec.encode(ProbeEnd("copy", bytes_per_s), sender=PEER, target=OWN), sender=PEER, target=OWN
+    note = probe_notes.decode(
+        probe_notes.encode(ProbeEnd("copy", bytes_per_s), sender=PEER, target=OWN), sender=PEER, target=OWN
     )
     assert isinstance(note, ProbeEnd)
     assert 0 <= note.bytes_per_s < float("inf")

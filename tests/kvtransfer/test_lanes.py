@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from diptych.kvtransfer.lanes import Lane, Requirement, lane_of, shortfall
+from diptych.kvtransfer.lanes import Lane, PathRule, Requirement, lane_of, shortfall
+
+PATHS = ("copy", "put", "message")
 
 
 @pytest.mark.parametrize(
@@ -37,3 +39,23 @@ def test_a_link_that_is_fast_enough_has_no_shortfall(requirement: Requirement) -
 def test_a_slower_link_than_required_is_refused_by_what_it_runs_over() -> None:
     words = "its pages go over tcp/eth0 (message), and --kv-require asks for shm"
     assert shortfall("shm", "tcp/eth0", "message") == words
+
+
+def test_without_wishes_every_path_is_allowed() -> None:
+    assert PathRule().allowed(PATHS, "tcp/eth0") == PATHS
+
+
+def test_a_pinned_path_is_the_only_one() -> None:
+    assert PathRule("put").allowed(PATHS, "sysv/memory") == ("put",)
+    assert PathRule("mover").allowed(PATHS, "sysv/memory") == ()
+    words = "there is no path mover to this peer, as --kv-path asks for; there is: copy, put, message"
+    assert PathRule("mover").refusal(PATHS, "sysv/memory") == words
+
+
+def test_what_is_slower_than_required_is_not_allowed() -> None:
+    rule = PathRule("auto", "shm")
+    assert rule.allowed(("put", "message"), "tcp/eth0") == ()
+    assert rule.allowed(PATHS, "tcp/eth0") == ("copy",)
+    assert rule.allowed(PATHS, "sysv/memory") == PATHS
+    words = "its pages go over tcp/eth0 (put), and --kv-require asks for shm"
+    assert rule.refusal(("put", "message"), "tcp/eth0") == words

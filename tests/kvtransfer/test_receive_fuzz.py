@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from diptych.kernels.page_pack_structs import INCLUDE_FOLDER
+from diptych.kernels.page_pack import INCLUDE_FOLDER
 from diptych.kvtransfer.ucx import binding, loader
 
 SOURCE = Path(__file__).with_name("receive_fuzz.c")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from diptych.kvtransfer.lanes import Transports
-from diptych.kvtransfer.nixl.options import NixlOptions
+from diptych.kvtransfer.nixl.engine import NixlOptions
 from diptych.kvtransfer.ucx.options import UcxOptions, offers_remote_access, ucx_settings
 
 

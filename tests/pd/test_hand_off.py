@@ -18,7 +18,7 @@ from diptych.engine.runner.kv_pool import kv_view
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.scheduler.links.links import Links, directions_of
-from diptych.engine.scheduler.links.tester import new_link_tester
+from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import SynchronousStepping
 from diptych.engine.values.batch import OnLayer
 from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, Start
@@ -29,8 +29,8 @@ from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import FailureCode, Output
 from diptych.generation.sampling_params import SamplingParams
 from diptych.kvtransfer.inproc import InprocNetwork
+from diptych.kvtransfer.lanes import PathRule
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.probe.choice import PathRule
 from diptych.prefill.core import PrefillCore
 
 PAGE_SIZE, NUM_PAGES, NUM_LAYERS = 4, 32, 2
@@ -49,7 +49,7 @@ class Worker:
         self.transport = network.transport(number)
         self.pool = self.transport.allocate_pool(self.layout)
         directions = directions_of(Role.PREFILL if number == PREFILL else Role.DECODE)
-        tester = new_link_tester(self.transport, self.pool, directions, PathRule(), lambda: 0.0)
+        tester = LinkTester(self.transport, self.pool, directions, PathRule(), lambda: 0.0)
         self.links = Links(self.transport, self.transport, tester, WINDOWS)
         self.cache = cache = KvCache(
             num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256
@@ -95,7 +95,7 @@ class Worker:
                     self.outputs[output.room].append(output)
             else:
                 assert not isinstance(effect, CompileGrammar)
-                self.links.perform(effect)
+                self.links.posting.perform(effect)
 
     @property
     def end(self) -> Output:
@@ -105,7 +105,7 @@ class Worker:
         return output
 
     def _listener(self) -> OnLayer | None:
-        listen = self.links.layer_listener()
+        listen = self.links.posting.layer_listener()
         return None if listen is None else lambda layer: (listen(layer), self.on_layer(layer))[1]
 
 
@@ -115,7 +115,7 @@ class Two:
         self.prefill = Worker(self.network, PREFILL, source, prefill_core(rules))
         self.decode = Worker(self.network, DECODE, source, decode_core)
         for one, number, other in ((self.prefill, DECODE, self.decode), (self.decode, PREFILL, self.prefill)):
-            one.links.set_peers({number: other.transport.metadata()}, 0.0)
+            one.links.linking.set_peers({number: other.transport.metadata()}, 0.0)
         self.run()
 
     def start(self) -> None:

@@ -16,10 +16,18 @@ from diptych.common.errors import InvalidRequest
 from diptych.common.net.rpc import guarded_server, listen, open_channel
 from diptych.common.trust.trust import INSECURE
 from diptych.router.admission.body_budget import BodyBudget
-from diptych.router.grpc.gate import MAX_ARRIVING, MAX_CALLS_OF_A_KEY, MAX_STRANGE_BYTES, NUM_STRANGERS, CallGate
 from diptych.router.grpc.inference import INFERENCE
-from diptych.router.grpc.reading import QUICK_BYTES, SMALL_BYTES, MessageReader
-from diptych.router.keys.callers import Callers
+from diptych.router.grpc.server import (
+    MAX_ARRIVING,
+    MAX_CALLS_OF_A_KEY,
+    MAX_STRANGE_BYTES,
+    NUM_STRANGERS,
+    QUICK_BYTES,
+    SMALL_BYTES,
+    CallGate,
+    MessageReader,
+)
+from diptych.router.keys.caller import Callers
 from diptych.router.keys.keyring import ApiKey, digest_of
 from diptych.router.keys.ledger import Ledger
 from diptych.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest

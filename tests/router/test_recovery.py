@@ -169,7 +169,11 @@ def test_what_retrying_cannot_help_is_answered_at_once(
     fail_all(cluster, "decode", fail(0, code), times=2)
     assert cluster.post("/v1/completions", {"prompt": "p", "max_tokens": 5000})[0] == status
     assert stream(cluster)[0] == status
-    assert sum(len(worker.started) for worker in cluster.workers) == 4
+    decodes, prefills = (
+        sum(len(getattr(cluster, role)(i).started) for i in range(2)) for role in ("decode", "prefill")
+    )
+    assert decodes == 2
+    assert prefills <= 2  # one that has failed already may end the other leg before that is started
 
 
 def test_attempts_are_bounded(cluster: Cluster, fail: Any) -> None:

@@ -97,7 +97,7 @@ def test_the_router_sends_nobody_to_what_another_key_has_cached(cluster: Cluster
 
 def known_chars(cluster: Cluster, name: str) -> int:
     """Return how many characters of a text were not made into tokens anew."""
-    cache = cluster.router.preparer._tokenization.cache
+    cache = cluster.router.preparer.tokenization.cache
     before = cache.known_chars
     assert cluster.post("/tokenize", {"prompt": "<|turn|>a long text that others know"}, bearer(name))[0] == 200
     return int(cache.known_chars - before)

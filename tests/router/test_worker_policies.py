@@ -10,12 +10,14 @@ from dataclasses import replace
 import pytest
 
 from diptych.common.members.roles import LegKind
-from diptych.router.choose.policies.at_random import at_random
-from diptych.router.choose.policies.cache_aware import cache_aware
-from diptych.router.choose.policies.consistent_hash import consistent_hash
 from diptych.router.choose.policies.policy import RequestView, Worker, WorkerPolicy
-from diptych.router.choose.policies.power_of_two import power_of_two
-from diptych.router.choose.policies.prefix_hash import prefix_hash
+from diptych.router.choose.policies.worker_policies import (
+    at_random,
+    cache_aware,
+    consistent_hash,
+    power_of_two,
+    prefix_hash,
+)
 from diptych.router.workers.worker_view import WorkerLoad
 
 PREFILL, DECODE = LegKind.PREFILL, LegKind.DECODE

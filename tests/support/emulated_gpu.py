@@ -18,7 +18,7 @@ from diptych.engine.runner.gpu.inputs import StepInputs, StepLimits
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.gpu.staging import Staging
 from diptych.engine.runner.loaded_model import LoadedModel
-from diptych.engine.runner.sampling import sample_step
+from diptych.engine.runner.sampling.sampler import sample_step
 from diptych.engine.values.batch import ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
 
 CPU = torch.device("cpu")

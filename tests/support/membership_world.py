@@ -14,7 +14,7 @@ from typing import Final
 
 from membership_actors import LEASE_S, Stream, Watcher, Worker, Wrong, as_said, listed, names, started
 
-from diptych.bootstrap.limits import Limits
+from diptych.bootstrap.caller import Limits
 from diptych.bootstrap.replica import Replica
 from diptych.common.errors import InvalidRequest
 from diptych.common.members.membership import Lost

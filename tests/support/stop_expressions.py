@@ -17,8 +17,8 @@ from types import FrameType
 from typing import Any
 
 from diptych.common.errors import InvalidRequest
+from diptych.generation.stop.conditions import StopRegex
 from diptych.generation.stop.pattern import MAX_HELD, StopPattern, compile_stop
-from diptych.generation.stop.regex import StopRegex
 
 MEMORY_BYTES = 256 * 2**20  # beside what the imports took: 128 compiled programs are kept, of 128 KiB each
 MAX_CALLS = 15_000  # of Python functions, to check a request's expressions
@@ -106,7 +106,7 @@ def work(pattern: StopPattern) -> int:
 def search(pattern: StopPattern, text: str, piece_len: int) -> None:
     """Push `text`, counting searches."""
     counted = Counted(pattern)
-    stop = StopRegex(counted)
+    stop = StopRegex(counted)  # type: ignore[arg-type]
     for at in range(0, len(text), piece_len):
         counted.num_searches = 0
         stopped = stop.push(text[at : at + piece_len]).stopped

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from diptych.tokens.byte_detokenizer import ByteDetokenizer
+from diptych.tokens.detokenizer import ByteDetokenizer
 from diptych.tokens.token_bytes import TextBytes
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

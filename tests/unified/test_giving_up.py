@@ -8,8 +8,7 @@ import pytest
 from null_runner import expected_output
 
 from diptych.common.members.roles import Role
-from diptych.engine.scheduler.step_watch import StepGivenUp
-from diptych.engine.scheduler.stepping import SynchronousStepping
+from diptych.engine.scheduler.stepping import StepGivenUp, SynchronousStepping
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.events import AbortRoom
 from diptych.generation.output import FailureCode

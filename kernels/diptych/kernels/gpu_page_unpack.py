@@ -24,10 +24,8 @@ def unpack_pages(
     part_heads: Sequence[int],
     scratch: Tensor,
     *,
-    num_layers: int,
-    page_size: int,
+    num_rows: int,
     head_nbytes: int,
-    num_planes: int = 2,
 ) -> None:
     """Put the heads of each token side by side in `pages` of `pool`.
 
@@ -38,7 +36,6 @@ def unpack_pages(
     word = math.gcd(head_nbytes, max(WORDS))
     words, copies = pool.view(WORDS[word]), scratch.view(WORDS[word])
     region_words, batch = words.shape[1], len(copies) // words.shape[1]
-    num_rows = num_layers * num_planes * page_size
     assert num_rows * sum(part_heads) * head_nbytes == pool.shape[1], (part_heads, pool.shape)
     assert batch > 0, f"scratch of {len(scratch)} bytes is less than a page of {pool.shape[1]}"
     with torch.cuda.device_of(pool):

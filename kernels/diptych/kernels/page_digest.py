@@ -13,14 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WORD_NBYTES: Final = 8
-VECTOR_NBYTES: Final = 16
+from diptych.kernels.page_mover import WORD_NBYTES, tile_of
+
 TILE_WORDS: Final = 2048
 NUM_PROGRAMS: Final = 128
 KEY_STEP: Final = 0x9E37_79B9_7F4A_7C15
 KEY_START: Final = 0xD6E8_FEB8_6659_FD93
 MIX_1: Final = 0x9E37_79B1_85EB_CA87
 MIX_2: Final = 0xC2B2_AE3D_27D4_EB4F
+KEYS: Final = {"STEP": KEY_STEP, "START": KEY_START, "FACTOR_1": MIX_1, "FACTOR_2": MIX_2}
 MASK: Final = 2**64 - 1
 
 
@@ -48,8 +49,6 @@ def add_page_digest(
     assert offsets.is_contiguous(), offsets.stride()
     assert 0 <= first < first + nbytes <= page_nbytes, (first, nbytes, page_nbytes)
     assert (pool | page_nbytes | first | nbytes) % WORD_NBYTES == 0, (pool, page_nbytes, first, nbytes)
-    num_words = nbytes // WORD_NBYTES
-    columns = min(TILE_WORDS, triton.next_power_of_2(num_words))
     with torch.cuda.device_of(pages):
         page_digest_kernel[(num_programs,)](
             total,
@@ -58,14 +57,9 @@ def add_page_digest(
             offsets,
             len(pages),
             page_nbytes // WORD_NBYTES,
-            num_words,
-            ROWS=TILE_WORDS // columns,
-            COLUMNS=columns,
-            ALIGNMENT=WORD_NBYTES if (pool | first) % VECTOR_NBYTES else VECTOR_NBYTES,
-            STEP=KEY_STEP,
-            START=KEY_START,
-            FACTOR_1=MIX_1,
-            FACTOR_2=MIX_2,
+            nbytes // WORD_NBYTES,
+            **tile_of(TILE_WORDS, nbytes, pool | first),
+            **KEYS,
         )
 
 

@@ -49,8 +49,6 @@ def move_pages(
     assert done.dtype == torch.int32, done.dtype
     assert 0 <= offset < offset + nbytes <= page_nbytes, (offset, nbytes, page_nbytes)
     assert (src | dst | page_nbytes | offset | nbytes) % WORD_NBYTES == 0, (src, dst, page_nbytes, offset, nbytes)
-    num_words = nbytes // WORD_NBYTES
-    columns = min(TILE_WORDS, triton.next_power_of_2(num_words))
     with torch.cuda.device_of(src_pages):
         move_pages_kernel[(num_programs,)](
             src + offset,
@@ -59,13 +57,18 @@ def move_pages(
             dst_pages,
             len(src_pages),
             page_nbytes // WORD_NBYTES,
-            num_words,
+            nbytes // WORD_NBYTES,
             done,
-            ROWS=TILE_WORDS // columns,
-            COLUMNS=columns,
-            ALIGNMENT=WORD_NBYTES if (src | dst | offset) % VECTOR_NBYTES else VECTOR_NBYTES,
+            **tile_of(TILE_WORDS, nbytes, src | dst | offset),
             num_warps=NUM_WARPS,
         )
+
+
+def tile_of(tile_words: int, nbytes: int, addresses: int = 0) -> dict[str, int]:
+    """Return the shape of a tile of windows of `nbytes`, and the alignment of addresses whose bits are `addresses`."""
+    columns = min(tile_words, triton.next_power_of_2(nbytes // WORD_NBYTES))
+    alignment = WORD_NBYTES if addresses % VECTOR_NBYTES else VECTOR_NBYTES
+    return {"ROWS": tile_words // columns, "COLUMNS": columns, "ALIGNMENT": alignment}
 
 
 @triton.jit

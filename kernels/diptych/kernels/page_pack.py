@@ -12,9 +12,11 @@ Casts go through float32, to the nearest with ties to even. fp8_e4m3 has no infi
 
 from __future__ import annotations
 
-import math
+import ctypes
 from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_int64, c_void_p
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -31,6 +33,9 @@ CELLS: Final[dict[str, npt.DTypeLike]] = {  # how numpy holds the numbers of a p
     "fp8_e4m3": np.uint8,
 }
 _FP8_LARGEST: Final = 0x7E
+
+INCLUDE_FOLDER: Final = Path(__file__).with_name("cpu")  # of page_pack.h, for every library that includes it
+_CELL_TYPES: Final = {name: number for number, name in enumerate(CELLS)}  # as in page_pack.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +104,13 @@ def pack_page(pack: PagePack, pool: U8, src_pages: Indices, first_token: int) ->
     return image.reshape(-1).view(np.uint8)
 
 
-def unpack_page(
-    page: U8, part_heads: Sequence[int], *, num_layers: int, page_size: int, head_nbytes: int, num_planes: int = 2
-) -> None:
+def unpack_page(page: U8, part_heads: Sequence[int], num_rows: int, head_nbytes: int) -> None:
     """Put the heads of each token side by side, in place.
 
-    page: a region of it, parts `[num_layers, num_planes, page_size, part_heads[k], head_nbytes]` one after the other.
+    page: a region of it, parts `[num_rows, part_heads[k], head_nbytes]` one after the other; rows as in an image.
     """
-    rows = (num_layers, num_planes, page_size)
-    ends = np.cumsum(part_heads) * (math.prod(rows) * head_nbytes)
-    parts = np.split(page, ends[:-1])
-    shapes = [(*rows, heads, head_nbytes) for heads in part_heads]
-    page[:] = np.concatenate([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)], axis=3).ravel()
+    parts = np.split(page, np.cumsum(part_heads)[:-1] * (num_rows * head_nbytes))
+    page[:] = np.concatenate([part.reshape(num_rows, -1) for part in parts], axis=1).ravel()
 
 
 def cast(values: npt.NDArray[Any], src_dtype: str, dst_dtype: str) -> npt.NDArray[Any]:
@@ -124,7 +124,7 @@ def widen(values: npt.NDArray[Any], dtype: str) -> F32:
             bits: npt.NDArray[np.uint32] = np.left_shift(values, 16, dtype=np.uint32)
             return bits.view(np.float32)
         case "fp8_e4m3":
-            return np.take(_FP8_VALUES, values)
+            return np.take(FP8_VALUES, values)
         case _:
             return values.astype(np.float32)
 
@@ -163,4 +163,66 @@ def _fp8_values() -> F32:
     return np.where(codes < 128, sizes, -sizes).astype(np.float32)
 
 
-_FP8_VALUES: Final = _fp8_values()
+FP8_VALUES: Final = _fp8_values()  # what NaNs are read as, too
+
+
+class PackStruct(Structure):
+    """`struct page_pack`"""
+
+    _fields_ = tuple(
+        (name, c_int64)
+        for name in (
+            "num_layers",
+            "head_dim",
+            "src_page_size",
+            "src_num_heads",
+            "src_type",
+            "first_head",
+            "num_heads",
+            "dst_page_size",
+            "dst_type",
+            "num_planes",
+            "src_offset",
+            "src_page_bytes",
+        )
+    )
+
+
+class SourceStruct(Structure):
+    """`struct source_pages`"""
+
+    _fields_ = (("pool", c_void_p), ("pages", c_void_p), ("num_pages", c_int64))
+
+
+class PartsStruct(Structure):
+    """`struct page_parts`"""
+
+    _fields_ = (
+        ("num_rows", c_int64),
+        ("head_bytes", c_int64),
+        ("offset", c_int64),
+        ("num_parts", c_int64),
+        ("part_heads", POINTER(c_int64)),
+    )
+
+
+def pack_struct(pack: PagePack) -> PackStruct:
+    return PackStruct(
+        num_layers=pack.num_layers,
+        head_dim=pack.head_dim,
+        src_page_size=pack.src_page_size,
+        src_num_heads=pack.src_num_heads,
+        src_type=_CELL_TYPES[pack.src_dtype],
+        first_head=pack.first_head,
+        num_heads=pack.num_heads,
+        dst_page_size=pack.dst_page_size,
+        dst_type=_CELL_TYPES[pack.dst_dtype],
+        num_planes=pack.num_planes,
+        src_offset=pack.src_offset,
+        src_page_bytes=pack.src_stride,
+    )
+
+
+def parts_struct(part_heads: Sequence[int], *, num_rows: int, head_nbytes: int, offset: int = 0) -> PartsStruct:
+    heads = (ctypes.c_int64 * len(part_heads))(*part_heads)
+    return PartsStruct(num_rows, head_nbytes, offset, len(part_heads), ctypes.cast(heads, POINTER(c_int64)))

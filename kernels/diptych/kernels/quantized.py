@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from diptych.common.errors import ConfigError
+from diptych.kernels import page_pack
+from diptych.kernels.page_pack import widen
 
 Array = npt.NDArray[Any]
 Code = Literal["int4", "int8", "fp8", "float16", "bfloat16"]  # fp8: e4m3
@@ -27,6 +29,9 @@ CODE_DTYPES: Final[dict[Code, type]] = {
     "bfloat16": np.uint16,
 }
 NIBBLES: Final = 8  # four-bit codes are packed by so many columns
+
+# e4m3: the value of each byte (Micikevicius et al., 2022). No infinity; 0x7F and 0xFF are NaN.
+FP8_VALUES: Final = np.where(np.abs(page_pack.FP8_VALUES) > 448, np.float32(np.nan), page_pack.FP8_VALUES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,7 @@ class QuantizedArray:
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Return the weights: the reference of every kernel."""
-        values = _values(self.code, self.codes)
+        values: npt.NDArray[np.float32] = FP8_VALUES[self.codes] if self.code == "fp8" else widen(self.codes, self.code)
         if self.scales is None:
             return values
         return values * self._spread(self.scales) + (0 if self.mins is None else self._spread(self.mins))
@@ -122,23 +127,3 @@ def _allocate(shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
 def _concatenated(factors: Sequence[Array | None]) -> Array | None:
     present = [each for each in factors if each is not None]
     return np.concatenate(present) if present else None
-
-
-def _values(code: Code, codes: Array) -> npt.NDArray[np.float32]:
-    if code == "fp8":
-        return FP8_VALUES[codes]
-    if code == "bfloat16":
-        return (codes.astype(np.uint32) << 16).view(np.float32)
-    return codes.astype(np.float32)
-
-
-def _fp8_values() -> npt.NDArray[np.float32]:
-    """e4m3: the value of each byte (Micikevicius et al., 2022). Bias 7; no infinity; 0x7F and 0xFF are NaN."""
-    byte = np.arange(256)
-    exponent, mantissa = byte >> 3 & 15, byte & 7
-    magnitude = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8 + mantissa, exponent - 10))
-    magnitude = np.where(byte & 127 == 127, np.nan, magnitude)
-    return np.where(byte < 128, magnitude, -magnitude).astype(np.float32)
-
-
-FP8_VALUES: Final = _fp8_values()

@@ -16,35 +16,14 @@ from triton.compiler import ASTSource
 
 from diptych.kernels import page_digest, page_mover
 from diptych.kernels.image import KernelImage, TransferKernels
+from diptych.kernels.page_mover import tile_of
 
 MOVER_PROGRAMS: Final = 64  # half of the multiprocessors of an H100: more is hardly faster, and takes from the model
 DIGESTER_PROGRAMS: Final = 264
-_DIGEST_CONSTANTS: Final = {
-    "STEP": page_digest.KEY_STEP,
-    "START": page_digest.KEY_START,
-    "FACTOR_1": page_digest.MIX_1,
-    "FACTOR_2": page_digest.MIX_2,
-}
 _DIVISIBLE: Final = [["tt.divisibility", 16]]
-_MOVER: Final = {
-    "src": "i64",
-    "dst": "i64",
-    "src_pages": "*i64",
-    "dst_pages": "*i64",
-    "num_pages": "i32",
-    "page_words": "i32",
-    "num_words": "i32",
-    "done": "*i32",
-}
-_DIGESTER: Final = {
-    "total": "*i64",
-    "pool": "i64",
-    "pages": "*i64",
-    "offsets": "*i64",
-    "num_pages": "i32",
-    "page_words": "i32",
-    "num_words": "i32",
-}
+_COUNTS: Final = {"num_pages": "i32", "page_words": "i32", "num_words": "i32"}
+_MOVER: Final = {"src": "i64", "dst": "i64", "src_pages": "*i64", "dst_pages": "*i64", **_COUNTS, "done": "*i32"}
+_DIGESTER: Final = {"total": "*i64", "pool": "i64", "pages": "*i64", "offsets": "*i64", **_COUNTS}
 
 
 def transfer_kernels(ordinal: int, window_nbytes: int) -> TransferKernels:
@@ -58,7 +37,7 @@ def compile_for(capability: tuple[int, int], window_nbytes: int) -> TransferKern
         page_mover.move_pages_kernel,
         _MOVER,
         ("src", "dst", "page_words", "num_words"),
-        _tile(page_mover.TILE_WORDS, window_nbytes),
+        tile_of(page_mover.TILE_WORDS, window_nbytes),
         capability,
         num_warps=page_mover.NUM_WARPS,
         num_programs=MOVER_PROGRAMS,
@@ -67,17 +46,12 @@ def compile_for(capability: tuple[int, int], window_nbytes: int) -> TransferKern
         page_digest.page_digest_kernel,
         _DIGESTER,
         ("pool", "page_words", "num_words"),
-        _tile(page_digest.TILE_WORDS, window_nbytes) | _DIGEST_CONSTANTS,
+        tile_of(page_digest.TILE_WORDS, window_nbytes) | page_digest.KEYS,
         capability,
         num_warps=4,
         num_programs=DIGESTER_PROGRAMS,
     )
     return TransferKernels(mover, digester)
-
-
-def _tile(tile_words: int, window_nbytes: int) -> dict[str, int]:
-    columns = min(tile_words, triton.next_power_of_2(window_nbytes // 8))
-    return {"ROWS": tile_words // columns, "COLUMNS": columns, "ALIGNMENT": 16}
 
 
 def _compile(

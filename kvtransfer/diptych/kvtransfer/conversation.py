@@ -3,6 +3,10 @@
 Pure: frames in, events out. NIXL's links and those inside a process speak so. UCX's do the same in C, on messages of
 their own (`ucx/shim/link`).
 
+A frame begins with the link key of its target: nothing of one without it is believed. It names its sender and its
+target, by instance and by session, so that one for a former instance or a former link is recognised. Frames of notes
+are numbered, for not every library promises an order; a long note may be several of them.
+
 A link is up when the peer names our own session: then both directions work. A peer that names a higher session of its
 own than before began anew, so its end of this link is closed. Notes are taken in the order of their numbers. A peer may
 be `window` notes ahead of what was polled here; nothing is sent beyond that.
@@ -10,14 +14,47 @@ be `window` notes ahead of what was polled here; nothing is sent beyond that.
 
 from __future__ import annotations
 
+import enum
+import hmac
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
-from diptych.kvtransfer.frames import Frame, Kind
+from diptych.kvtransfer.errors import MalformedNote
+from diptych.kvtransfer.metadata import LINK_KEY_NBYTES
 from diptych.kvtransfer.transport import InstanceId
 
 PART_NBYTES: Final = 512 << 10  # of a note; heartbeats go between
+VERSION: Final = 2
+_HEADER: Final = struct.Struct("<BB?x4x10Q")
+
+
+class Kind(enum.IntEnum):
+    """What a frame is."""
+
+    BEAT = 1
+    BYE = 2
+    PART = 3  # of a note; more follows
+    NOTE = 4  # all of a note, or its last part
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message."""
+
+    kind: Kind
+    source: InstanceId
+    target: InstanceId
+    session: int  # of the sender's link; later ones are higher
+    peer_session: int  # of the target's, as far as the sender knows it; 0: not yet
+    number: int = 0  # of a part or note, from 1
+    taken: int = 0  # the target's parts and notes that need no room here any more
+    window: int = 0  # how many more than those the target may send
+    sent_ns: int = 0  # the sender's clock
+    echo_ns: int = 0  # the target's clock when it sent what the sender heard last, and the time since; 0: heard nothing
+    digest: int | None = None
+    data: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +192,28 @@ class Conversation:
 def parts_of(note: bytes) -> list[bytes]:
     """Cut a note into what fits into frames."""
     return [note[first : first + PART_NBYTES] for first in range(0, len(note), PART_NBYTES)]
+
+
+def encode_frame(frame: Frame, key: bytes) -> bytes:
+    """Return the bytes of a frame for an engine with that link key."""
+    names = frame.source, frame.target, frame.session, frame.peer_session
+    flow = frame.number, frame.taken, frame.window, frame.sent_ns, frame.echo_ns
+    header = _HEADER.pack(VERSION, frame.kind, frame.digest is not None, *names, *flow, frame.digest or 0)
+    return key + header + frame.data
+
+
+def is_authentic(data: bytes, key: bytes) -> bool:
+    """Whether a frame carries our key, in a time that does not depend on how much of it is right."""
+    return hmac.compare_digest(data[:LINK_KEY_NBYTES], key)
+
+
+def decode_frame(data: bytes) -> Frame:
+    """Return what was encoded, of an authentic frame. Raises `MalformedNote`."""
+    data = data[LINK_KEY_NBYTES:]
+    if len(data) < _HEADER.size or data[0] != VERSION:
+        raise MalformedNote(f"{len(data)} bytes that are no frame of version {VERSION}")
+    _, kind, has_digest, *names_and_flow, digest = _HEADER.unpack_from(data)
+    if kind not in Kind.__members__.values():
+        raise MalformedNote(f"a frame of the unknown kind {kind}")
+    fields: list[Any] = [Kind(kind), *names_and_flow, digest if has_digest else None, data[_HEADER.size :]]
+    return Frame(*fields)

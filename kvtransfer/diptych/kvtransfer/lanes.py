@@ -1,12 +1,17 @@
-"""What carries the pages of a link, from slow to fast, by the lanes that the transport library names and the path."""
+"""What carries the pages of a link, from slow to fast, by the lanes that the transport library names and the path.
+
+And which paths to a peer an operator allows: `--kv-path` pins one, `--kv-require` excludes slow ones.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, Literal
 
 Requirement = Literal["any", "shm", "rdma", "nvlink"]
+KvPath = Literal["auto", "copy", "put", "message", "mover", "staged"]
 Transports = Literal["auto", "shm", "tcp"]  # what may carry pages; auto: the fastest that both ends have
 
 
@@ -19,26 +24,13 @@ class Lane(enum.IntEnum):
     NVLINK = 3  # one GPU stores into another one's memory
 
 
-REQUIREMENTS: Final[Mapping[Requirement, Lane]] = {
-    "any": Lane.TCP,
-    "shm": Lane.SHM,
-    "rdma": Lane.RDMA,
-    "nvlink": Lane.NVLINK,
-}
+SHARED_MEMORY: Final = ("sysv", "posix", "cma", "xpmem", "knem")  # UCX's lanes
 
 _BY_PATH: Final[Mapping[str, Lane]] = {"copy": Lane.SHM, "mover": Lane.NVLINK}
 _BY_PREFIX: Final[Mapping[str, Lane]] = {
     "cuda_ipc": Lane.NVLINK,
-    "rc": Lane.RDMA,
-    "dc": Lane.RDMA,
-    "ud": Lane.RDMA,
-    "srd": Lane.RDMA,
-    "sysv": Lane.SHM,
-    "posix": Lane.SHM,
-    "cma": Lane.SHM,
-    "xpmem": Lane.SHM,
-    "knem": Lane.SHM,
-    "inproc": Lane.SHM,
+    **dict.fromkeys(("rc", "dc", "ud", "srd"), Lane.RDMA),
+    **dict.fromkeys((*SHARED_MEMORY, "inproc"), Lane.SHM),
 }
 
 
@@ -54,9 +46,29 @@ def lane_of(lanes: str, path: str) -> Lane:
 
 def shortfall(requirement: Requirement, lanes: str, path: str) -> str:
     """Say why a link does not meet a requirement; empty when it does."""
-    if lane_of(lanes, path) >= REQUIREMENTS[requirement]:
+    if requirement == "any" or lane_of(lanes, path) >= Lane[requirement.upper()]:
         return ""
     return f"its pages go over {lanes or 'unknown lanes'} ({path}), and --kv-require asks for {requirement}"
+
+
+@dataclass(frozen=True, slots=True)
+class PathRule:
+    """What an operator asked for."""
+
+    pinned: KvPath = "auto"
+    requirement: Requirement = "any"
+
+    def allowed(self, paths: tuple[str, ...], lanes: str) -> tuple[str, ...]:
+        """Return those of `paths` that may be used, in their order."""
+        wanted = paths if self.pinned == "auto" else tuple(path for path in paths if path == self.pinned)
+        return tuple(path for path in wanted if not shortfall(self.requirement, lanes, path))
+
+    def refusal(self, paths: tuple[str, ...], lanes: str) -> str:
+        """Say why none of `paths` may be used."""
+        if self.pinned != "auto" and self.pinned not in paths:
+            return f"there is no path {self.pinned} to this peer, as --kv-path asks for; there is: {', '.join(paths)}"
+        path = paths[0] if self.pinned == "auto" else self.pinned
+        return shortfall(self.requirement, lanes, path)
 
 
 def _lane(name: str) -> Lane:

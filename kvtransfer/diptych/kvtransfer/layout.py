@@ -7,9 +7,9 @@ counts pages goes through the list; nothing else knows how many regions there ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import accumulate, pairwise
-from typing import Final, Literal, cast, get_args
+from typing import Final, Literal, get_args
 
 from diptych.common.errors import ConfigError
 from diptych.v1 import bootstrap_pb2
@@ -146,13 +146,8 @@ class PoolLayout:
 
 
 def layout_to_wire(layout: PoolLayout) -> bootstrap_pb2.KvLayout:
-    return bootstrap_pb2.KvLayout(
-        num_pages=layout.num_pages,
-        page_size=layout.page_size,
-        regions=map(_region_to_wire, layout.regions),
-        rank=layout.rank,
-        num_ranks=layout.num_ranks,
-    )
+    """Return the message, whose fields have the names of ours."""
+    return bootstrap_pb2.KvLayout(**asdict(layout))
 
 
 def layout_from_wire(wire: bootstrap_pb2.KvLayout) -> PoolLayout:
@@ -161,25 +156,6 @@ def layout_from_wire(wire: bootstrap_pb2.KvLayout) -> PoolLayout:
     return PoolLayout(wire.num_pages, wire.page_size, regions, wire.rank, wire.num_ranks)
 
 
-def _region_to_wire(region: Region) -> bootstrap_pb2.KvRegion:
-    return bootstrap_pb2.KvRegion(
-        layers=region.layers,
-        num_planes=region.num_planes,
-        num_heads=region.num_heads,
-        head_dim=region.head_dim,
-        dtype=region.dtype,
-        total_heads=region.total_heads,
-        reach=region.reach,
-    )
-
-
 def _region_from_wire(wire: bootstrap_pb2.KvRegion) -> Region:
-    return Region(
-        tuple(wire.layers),
-        wire.num_planes,
-        wire.num_heads,
-        wire.head_dim,
-        wire.dtype,
-        wire.total_heads,
-        cast("Reach", wire.reach),
-    )
+    said = {field.name: getattr(wire, field.name) for field in fields(Region)}
+    return Region(**said | {"layers": tuple(wire.layers)})

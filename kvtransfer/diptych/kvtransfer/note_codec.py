@@ -36,15 +36,11 @@ def encode(note: Note, *, sender: int, target: int) -> bytes:
         case Ack():
             wire.ack.SetInParent()
         case Abort():
-            wire.abort.reason.CopyFrom(_reason(note))
+            code = worker_pb2.ErrorCode.Name(note.code)
+            wire.abort.reason.CopyFrom(worker_pb2.LegError(code=code, message=note.message))
         case AbortAck():
             wire.abort_ack.SetInParent()
     return wire.SerializeToString()
-
-
-def _reason(note: Abort) -> worker_pb2.LegError:
-    name = worker_pb2.ErrorCode.Name(note.code)
-    return worker_pb2.LegError(code=name, message=note.message)
 
 
 def decode(data: bytes, *, sender: int, target: int) -> Note:
@@ -81,22 +77,16 @@ def _body(wire: transfer_pb2.TransferNote) -> Note:
             ready = wire.pages_ready
             if len(ready.pages) != len(ready.generations):
                 raise MalformedNote(f"{len(ready.pages)} pages but {len(ready.generations)} generations")
-            return PagesReady(
-                room,
-                tuple(ready.pages),
-                tuple(ready.generations),
-                ready.cached_prefix_len,
-                ready.num_prompt_tokens,
-                ready.page_size,
-                ready.prompt_hash,
-            )
+            pages, generations = tuple(ready.pages), tuple(ready.generations)
+            sizes = ready.cached_prefix_len, ready.num_prompt_tokens, ready.page_size
+            return PagesReady(room, pages, generations, *sizes, ready.prompt_hash)
         case "hand_off":
             note = wire.hand_off
             if note.finish_reason not in _FINISH_FROM_WIRE:
                 raise MalformedNote(f"finish reason {note.finish_reason} in a hand-off")
             finish = _FINISH_FROM_WIRE[note.finish_reason]
-            generations = tuple(note.generations)
-            return HandOff(room, note.first_token, finish, note.num_pages, generations, note.cached_tokens)
+            echo = tuple(note.generations)
+            return HandOff(room, note.first_token, finish, note.num_pages, echo, note.cached_tokens)
         case "ack":
             return Ack(room)
         case "abort":

@@ -165,9 +165,7 @@ class Parts:
     """The parts that land in a region of our pages."""
 
     offset: int  # of the region in a page, bytes
-    num_layers: int
-    num_planes: int
-    page_size: int
+    num_rows: int  # a row is a token in one plane of one layer
     head_nbytes: int  # of a token in a plane
     heads: tuple[int, ...]  # of each part, in order; one: nothing to unpack
 
@@ -176,21 +174,9 @@ class Parts:
         """The bytes of the region in a page."""
         return self.num_rows * sum(self.heads) * self.head_nbytes
 
-    @property
-    def num_rows(self) -> int:
-        """A row is a token in one plane of one layer."""
-        return self.num_layers * self.num_planes * self.page_size
-
     def unpack(self, page: U8) -> None:
         """Put the heads of each token side by side, in place; `page` is the bytes of a page."""
-        unpack_page(
-            page[self.offset : self.offset + self.nbytes],
-            self.heads,
-            num_layers=self.num_layers,
-            num_planes=self.num_planes,
-            page_size=self.page_size,
-            head_nbytes=self.head_nbytes,
-        )
+        unpack_page(page[self.offset : self.offset + self.nbytes], self.heads, self.num_rows, self.head_nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +284,7 @@ def _parts(src: Shard, dst: Shard) -> Parts:
     edges = [dst.first_head, *cuts, dst.end_head]
     heads = tuple(end - start for start, end in pairwise(edges))
     head_nbytes = region.head_nbytes(1) // region.num_planes
-    return Parts(dst.offset, len(region.layers), region.num_planes, dst.page_size, head_nbytes, heads)
+    return Parts(dst.offset, len(region.layers) * region.num_planes * dst.page_size, head_nbytes, heads)
 
 
 def _cut(copy: Copy, window: ByteWindow, src: I64, dst: I64, skip_tokens: int) -> Runs:

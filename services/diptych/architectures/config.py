@@ -1,6 +1,6 @@
 """What the engine must know of a model before it reads a weight, the same for every family and file format.
 
-A family's file (`models/families`) fills it in; the layers (`models/layers`, `attention`) read it and know no family.
+A family's file (`families`) fills it in; the engine's layers and attention read it and know no family.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ModelConfig:
     """Shape and constants of one model. The defaults are Llama's."""
 
     model_id: str  # the name that clients ask for
-    architecture: str  # a name in `models.registry.FAMILIES`
+    architecture: str  # a name in `registry.FAMILIES`
     vocab_size: int
     hidden_size: int
     num_layers: int

@@ -2,16 +2,20 @@
 
 q, k and v are one matrix, gate and up another: fewer, larger multiplications. A tensor that a checkpoint keeps fused is
 several pieces all the same, because tensor-parallel ranks take a part of each.
+
+A family's file describes and computes nothing; the layers compute. So a new family is new only in what it does
+differently.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from diptych.architectures.config import ModelConfig
+from diptych.architectures.hf_config import HfConfig
 
 
 class Split(enum.Enum):
@@ -34,6 +38,17 @@ class Piece:
 
 
 Placed = tuple[str, tuple[Piece, ...]]  # a tensor's name in the checkpoint, and its rows in order
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One file of `families`."""
+
+    architecture: str  # as in `config.json`
+    read: Callable[[HfConfig], ModelConfig]
+    placement: Callable[[ModelConfig], Iterator[Placed]]  # every tensor of a complete checkpoint,
+    not_read: Callable[[ModelConfig], tuple[str, ...]] = lambda _: ()  # but those whose names begin so
+
 
 DENSE_NAMES: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 EXPERT_NAMES: Final = ("gate_proj", "up_proj", "down_proj")
@@ -139,10 +154,10 @@ def norms(config: ModelConfig, layer: int) -> Iterator[Placed]:
         yield whole(f"model.layers.{layer}.{name}.weight", f"{layer}.{target}", (config.hidden_size,))
 
 
-def llama(config: ModelConfig) -> Iterator[Placed]:
-    """Yield the layout that Llama's checkpoints have, and those of many others."""
+def llama(config: ModelConfig, block: str = "mlp", names: tuple[str, str, str] = EXPERT_NAMES) -> Iterator[Placed]:
+    """Yield the layout that Llama's checkpoints have, and those of many others; `block` and `names`: see `experts`."""
     yield from embeddings(config)
     for layer in range(config.num_layers):
         yield from norms(config, layer)
         yield from attention(config, layer)
-        yield from dense(config, layer)
+        yield from experts(config, layer, block, names) if config.is_moe(layer) else dense(config, layer)

@@ -20,8 +20,8 @@ from diptych.architectures.families.qwen2 import QWEN2
 from diptych.architectures.families.qwen2_moe import QWEN2_MOE
 from diptych.architectures.families.qwen3 import QWEN3
 from diptych.architectures.families.qwen3_moe import QWEN3_MOE
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
+from diptych.architectures.placement import Family
 from diptych.common.errors import ConfigError
 
 FAMILIES: Final[dict[str, Family]] = {

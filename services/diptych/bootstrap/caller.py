@@ -1,14 +1,22 @@
-"""Describes the caller of a stream: for which instances it may speak, and on what ground it names its address. Pure."""
+"""Describes the caller of a stream: for which instances it may speak, and on what ground it names its address. Pure.
+
+What bootstrap accepts from callers is bounded, and everything beyond is refused with RESOURCE_EXHAUSTED.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.common.errors import Forbidden
-from diptych.common.net.hosts import host_of
+from diptych.common.errors import Forbidden, Overloaded
+from diptych.common.net.reachable import host_of
 from diptych.common.trust.permissions import EVERY, Parties, Party
 from diptych.v1.bootstrap_pb2 import ROLE_ROUTER, Instance
+
+MAX_MESSAGE_BYTES: Final = 256 * 2**10
+HEARTBEATS_PER_S: Final = 50  # a stream may send so many on average
+BURST: Final = 100
+WATCHERS_EACH: Final = 16  # an instance has one, and some that have broken unnoticed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +55,26 @@ class Caller:
 
 
 ANYBODY: Final = Caller(EVERY)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much it serves at a time."""
+
+    max_instances: int = 8_000
+    max_watchers: int = 8_000
+
+
+class Pace:
+    """Counts what comes on one stream."""
+
+    def __init__(self, now_s: float) -> None:
+        self._credit = float(BURST)
+        self._counted_s = now_s
+
+    def count(self, now_s: float) -> None:
+        """Raise `Overloaded` if heartbeats come too fast."""
+        self._credit = min(BURST, self._credit + (now_s - self._counted_s) * HEARTBEATS_PER_S) - 1
+        self._counted_s = now_s
+        if self._credit < 0:
+            raise Overloaded(f"more than {HEARTBEATS_PER_S} heartbeats a second on one stream")

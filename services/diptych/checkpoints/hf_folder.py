@@ -4,24 +4,29 @@ A checkpoint may bring scales of FP8 keys and values: a number stands for what i
 in use are `self_attn.k_scale` (vLLM, SGLang), `self_attn.k_proj.k_scale` (ModelOpt) and `self_attn.k_proj.output_scale`
 (compressed-tensors, Quark), and those of v. Scales of queries and of probabilities are for products of FP8, which there
 are none of: they are left out. Rule: one number a layer for keys and one for values, for all layers or for none.
+
+`SCHEMES` has the formats of quantised weights that a checkpoint's `quantization_config` may name.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import FAMILIES, from_hf
 from diptych.checkpoints.fingerprint import fingerprint
-from diptych.checkpoints.quantization.config import read_scheme
-from diptych.checkpoints.quantization.scheme import assemble
+from diptych.checkpoints.quantization.awq import awq
+from diptych.checkpoints.quantization.compressed_tensors import compressed_tensors
+from diptych.checkpoints.quantization.float8 import float8
+from diptych.checkpoints.quantization.gptq import gptq
+from diptych.checkpoints.quantization.scheme import Scheme, assemble
 from diptych.checkpoints.quantization.weight import Stored, as_floats
 from diptych.checkpoints.safetensors import FLOATS, read_header, read_tensors, tensor_names
 from diptych.common.errors import ConfigError
@@ -37,6 +42,26 @@ NAME: Final = re.compile(
     r"\.layers\.(?P<layer>\d+)\.self_attn\."
     r"(?:(?P<of>q|k|v|prob)_scale|[qkv]_proj\.(?P<of_product>[qkv])_scale|(?P<of_output>[qkv])_proj\.output_scale)$"
 )
+SCHEMES: Final[dict[str, Callable[[Mapping[str, Any]], Scheme]]] = {
+    "awq": awq,
+    "gptq": gptq,
+    "fp8": float8,
+    "fbgemm_fp8": float8,
+    "compressed-tensors": compressed_tensors,
+}
+
+
+def read_scheme(config: Mapping[str, Any], model_id: str) -> Scheme:
+    """Read `quantization_config`. Raises `ConfigError` for what is not supported."""
+    method = str(config.get("quant_method"))
+    if method not in SCHEMES:
+        raise ConfigError(f"{model_id}: quant_method {method!r} is not supported; {', '.join(SCHEMES)} are")
+    try:
+        return SCHEMES[method](config)
+    except KeyError as error:
+        raise ConfigError(f"{model_id}: quantization_config has no {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{model_id}: {error}") from None
 
 
 class HfFolder:

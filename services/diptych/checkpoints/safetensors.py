@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,15 +25,7 @@ from diptych.kernels.quantized import Array
 FLOATS: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # numpy has no bfloat16: its bits
 CODES: Final = {"F8_E4M3": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64}  # parts of quantised weights
 DTYPES: Final = {**FLOATS, **CODES}
-ITEM_BYTES: Final[Mapping[str, int]] = {  # of the types that models are read from
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "F8_E4M3": 1,
-    "I8": 1,
-    "I32": 4,
-    "I64": 8,
-}
+ITEM_BYTES: Final = {name: np.dtype(kind).itemsize for name, kind in DTYPES.items()}
 MAX_HEADER_BYTES: Final = 32 << 20  # 90,000 tensors take a third of it
 MAX_VALUES: Final = 2_000_000  # of its JSON: a tensor has about ten
 MAX_DIMENSIONS: Final = 8

@@ -5,25 +5,28 @@ smollm2                      the small model, fetched on first use (also SmolLM2
 path/to/model.gguf           one GGUF file
 path/to/folder               a Hugging Face folder: config.json, *.safetensors, tokenizer.json
 path/to/folder, dummy        the same without weights: they are made up
+
+`bounded` gives a model a shorter context than it could take, for all that is sized by it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
 from diptych.architectures.config import ModelConfig
 from diptych.checkpoints import demo
 from diptych.checkpoints import simulated as sim
+from diptych.checkpoints.demo import console_progress
 from diptych.checkpoints.dummy import DummyModel
 from diptych.checkpoints.gguf_model import GgufModel
 from diptych.checkpoints.hf_folder import HfFolder
-from diptych.checkpoints.load_format import LoadFormat
-from diptych.checkpoints.progress import console_progress
 from diptych.checkpoints.quantization.weight import Stored
 from diptych.common.errors import ConfigError
+from diptych.common.net.served import LoadFormat
 from diptych.tokens.tokenizer import Tokenizer
 
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -83,3 +86,32 @@ PATHS: Final[Mapping[str, tuple[Callable[[Path], ModelSource], Callable[[Path], 
     "gguf": (GgufModel, Path.is_file, "a GGUF file"),
     "dummy": (DummyModel, Path.is_dir, "a folder with config.json"),
 }
+
+
+class BoundedModel:
+    """A `ModelSource` with a shorter context than that of another one."""
+
+    def __init__(self, source: ModelSource, context_len: int) -> None:
+        self._source = source
+        self.config = replace(source.config, context_len=context_len)
+        self.weights_id = source.weights_id
+
+    def tokenizer(self) -> Tokenizer:
+        return self._source.tokenizer()
+
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        return self._source.tensors()
+
+
+def bounded(source: ModelSource, max_model_len: int) -> ModelSource:
+    """Return the model with at most `max_model_len` tokens of context; 0: as it is.
+
+    Raises `ConfigError` for more than it can take.
+    """
+    if not max_model_len:
+        return source
+    own = source.config.context_len
+    if max_model_len > own:
+        words = f"--max-model-len {max_model_len} is more than the {own} tokens that {source.config.model_id} takes"
+        raise ConfigError(f"{words}: lower it, or leave it out")
+    return BoundedModel(source, max_model_len)

@@ -2,6 +2,6 @@
 
 Each command runs in a process of its own. No other package imports this one.
 
-What commands share is in rooms: `platform` (a platform on this machine), `requests` (clients), `reports` (what is
-printed) and `chart` (what the Helm chart's values become).
+What commands share is in rooms: `platform` (a platform on this machine), `requests` (clients) and `reports` (what is
+printed).
 """

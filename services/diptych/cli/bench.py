@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
 from diptych.cli.platform.whereabouts import PLATFORM_HELP, let_in, local_platform
@@ -41,7 +41,6 @@ class BenchConfig(TrustConfig):
     json: bool = option(False, help="print JSON, for programs")
 
     def validate(self) -> None:
-        """Raise `ConfigError` for values that cannot work."""
         if self.serve and self.peer:
             raise ConfigError("give either --serve, or --peer with the address of a process that serves")
         if self.pool_mib < 1 or self.rounds < 1:
@@ -54,24 +53,20 @@ class BenchConfig(TrustConfig):
 
 
 def main(config: BenchConfig) -> int:
-    """Serve, or measure and print; return the exit code."""
-    trust = _let_in(config).trust()
+    if not config.is_trust_configured():  # both ends need a token, and a platform here has one
+        config = let_in(config, local_platform(config.platform))
+    trust = config.trust()
     if config.serve:
-        from diptych.cli.requests.bench_server import serve
+        from diptych.cli.requests.kv_bench import serve
 
         transfer_where(config.host)
         end = (config.host, config.port, trust, config.pool_mib, config.transports)
         asyncio.run(lifecycle.run_until_signal(lambda stop: serve(*end, stop)))
         return 0
-    from diptych.cli.requests.bench_client import as_text, measure
+    from diptych.cli.requests.kv_bench import as_text, measure
 
     peer = config.peer or f"127.0.0.1:{DEFAULT_PORT}"
     report = measure(peer, trust, config.pool_mib, config.piece_kib, config.rounds, config.transports)
-    print(json.dumps(report.as_json(), indent=2) if config.json else as_text(report))
+    print(json.dumps(asdict(report), indent=2) if config.json else as_text(report))
     sys.stdout.flush()
     return 0 if report.is_intact else 1
-
-
-def _let_in(config: BenchConfig) -> BenchConfig:
-    """Return a configuration with a token: what both ends need, and a platform here has."""
-    return config if config.is_trust_configured() else let_in(config, local_platform(config.platform))

@@ -20,20 +20,20 @@ def main(config: BuildConfig) -> int:
 
 
 def _parts() -> dict[str, Callable[[], Path]]:
-    from diptych.kernels.cpu.build import build
+    from diptych.kernels import cpu
     from diptych.kvtransfer.ucx import binding
     from diptych.router.choose import page_chain, page_set
     from diptych.router.keys import ledger
 
     parts = {
         "KV transfer": binding.build,
-        "CPU kernels": build,
+        "CPU kernels": cpu.build,
         "page sets": page_set.build,
         "page names": page_chain.build,
         "counts of keys": ledger.build,
     }
     if find_spec("triton"):
-        from diptych.kernels.gpu import launcher_build
+        from diptych.kernels.gpu import launcher
 
-        parts["GPU launcher"] = launcher_build.build
+        parts["GPU launcher"] = launcher.build
     return parts

@@ -13,10 +13,9 @@ from typing import Any, Final, Literal
 
 import grpc
 
-from diptych.cli.members import members
 from diptych.cli.platform.whereabouts import MembersConfig, local_platform, located
 from diptych.cli.reports.link_report import link_words, size
-from diptych.cli.requests.asking import ask
+from diptych.cli.requests.asking import ask, members
 from diptych.cli.requests.inference_client import DEFAULT_TARGET
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError, DiptychError

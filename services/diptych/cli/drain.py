@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from diptych.cli.members import members
 from diptych.cli.platform.whereabouts import MembersConfig, located
 from diptych.cli.reports.status_report import drain_words
-from diptych.cli.requests.asking import Answer, ask, ask_all, ask_to_drain
+from diptych.cli.requests.asking import Answer, ask, ask_all, ask_to_drain, members
 from diptych.common.config import argument, option
 from diptych.common.errors import ConfigError, DiptychError
-from diptych.common.members.instance_names import is_meant, name_of, role_of
+from diptych.common.members.instances import is_meant, name_of, role_of
 from diptych.common.trust.trust import Trust
 from diptych.v1.bootstrap_pb2 import Instance
 from diptych.v1.worker_pb2 import Drain

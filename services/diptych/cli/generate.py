@@ -18,7 +18,6 @@ class GenerateConfig(RequestOptions):
 
 
 def main(config: GenerateConfig) -> int:
-    """Print the output; return the exit code."""
     config = addressed(config)
     prompt = sys.stdin.read() if config.prompt == "-" else config.prompt
     request = inference_pb2.GenerateRequest(model=config.model, text=prompt, sampling=config.sampling)

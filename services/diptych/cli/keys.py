@@ -32,7 +32,6 @@ class KeysConfig:
 
 
 def main(config: KeysConfig) -> int:
-    """Print the key and its entry; return the exit code."""
     key = "dk-" + secrets.token_urlsafe(KEY_BYTES)
     entry = f'[{_quoted(config.name)}]\nsha256 = "{digest_of(key).hex()}"\n'
     parse_keyring(entry, "the new entry")

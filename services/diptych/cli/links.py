@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from diptych.cli.members import members
 from diptych.cli.platform.whereabouts import MembersConfig, located
-from diptych.cli.reports.link_report import WorkerReport, as_json, as_text
-from diptych.cli.requests.asking import ask, ask_all
+from diptych.cli.reports.link_report import as_json, as_text, is_well
+from diptych.cli.requests.asking import ask, ask_all, members
 from diptych.common.config import option
 from diptych.common.members.roles import WORKER_ROLES
-from diptych.common.trust.trust import Trust
-from diptych.v1.bootstrap_pb2 import Instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +24,10 @@ class LinksConfig(MembersConfig):
 
 
 def main(config: LinksConfig) -> int:
-    """Print the report; return the exit code."""
     config = located(config)
     trust = config.trust()
-    workers = (each for each in members(config.bootstrap, trust) if each.role in WORKER_ROLES)
-    reports = _reports(workers, trust, config.timeout_s)
-    print(json.dumps(as_json(reports), indent=2) if config.json else as_text(reports))
-    return 0 if all(report.is_well for report in reports) else 1
-
-
-def _reports(workers: Iterable[Instance], trust: Trust, timeout_s: float) -> list[WorkerReport]:
-    ordered = sorted(workers, key=lambda worker: (worker.role, worker.address, worker.dp_rank))
-    answers = ask_all(ordered, lambda worker: ask(worker, trust, timeout_s))
-    return [WorkerReport(answer.member, answer.status, answer.problem) for answer in answers]
+    workers = [each for each in members(config.bootstrap, trust) if each.role in WORKER_ROLES]
+    workers.sort(key=lambda worker: (worker.role, worker.address, worker.dp_rank))
+    answers = ask_all(workers, lambda worker: ask(worker, trust, config.timeout_s))
+    print(json.dumps(as_json(answers), indent=2) if config.json else as_text(answers))
+    return 0 if all(map(is_well, answers)) else 1

@@ -17,7 +17,7 @@ from typing import Final
 from diptych.common import lifecycle
 from diptych.common.config import parse
 from diptych.common.errors import DiptychError
-from diptych.common.garbage import postponed
+from diptych.common.lifecycle import garbage_postponed
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ FIRST: Final[Mapping[str, Command]] = MappingProxyType(
 OTHERS: Final[Mapping[str, Command]] = MappingProxyType(
     {
         "bootstrap": Command("run the membership service", "diptych.bootstrap.main", "BootstrapConfig"),
-        "prefill": Command("run a worker that computes prompts", "diptych.prefill.main", "PrefillConfig"),
-        "decode": Command("run a worker that generates output", "diptych.decode.main", "DecodeConfig"),
+        "prefill": Command("run a worker that computes prompts", "diptych.unified.main", "PrefillConfig"),
+        "decode": Command("run a worker that generates output", "diptych.unified.main", "DecodeConfig"),
         "unified": Command("run a worker that does both", "diptych.unified.main", "UnifiedConfig"),
         "router": Command("run the HTTP and gRPC front door", "diptych.router.main", "RouterConfig"),
         "update-weights": Command(
@@ -115,7 +115,7 @@ def _unknown(name: str) -> str:
 
 
 def _run(name: str, command: Command, argv: Sequence[str]) -> int:
-    with postponed():
+    with garbage_postponed():
         module = importlib.import_module(command.module)
     config = parse(getattr(module, command.config), argv, prog=f"diptych {name}")
     try:

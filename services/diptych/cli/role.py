@@ -9,11 +9,11 @@ from typing import Final
 
 import grpc
 
-from diptych.cli.members import members
 from diptych.cli.platform.whereabouts import MembersConfig, located
+from diptych.cli.requests.asking import members
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError, DiptychError
-from diptych.common.members.instance_names import is_meant, name_of
+from diptych.common.members.instances import is_meant, name_of
 from diptych.common.members.roles import WORKER_ROLES, Role, WorkerRole
 from diptych.common.net.rpc import open_sync_channel
 from diptych.common.trust.trust import Trust

@@ -8,18 +8,17 @@ from __future__ import annotations
 import json
 import time
 import urllib.error
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from diptych.cli.members import members
 from diptych.cli.platform.whereabouts import MembersConfig, located
-from diptych.cli.reports.status_report import Mismatch, as_json, as_text, mismatches
-from diptych.cli.requests.asking import Answer, ask, ask_all, fetch
+from diptych.cli.reports.status_report import Report, as_json, as_text, mismatches
+from diptych.cli.requests.asking import ask, ask_all, fetch, members
 from diptych.common.config import option
 from diptych.common.errors import ConfigError, DiptychError
 from diptych.common.members.kubernetes_api import in_cluster, worker_pods
-from diptych.common.members.pods import Pod, unregistered
+from diptych.common.members.pods import unregistered
 from diptych.common.members.roles import Role
 from diptych.common.trust.trust import Trust
 from diptych.v1.bootstrap_pb2 import Instance
@@ -47,32 +46,20 @@ class StatusConfig(MembersConfig):
             raise ConfigError("--watch takes seconds, and shows no --json")
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What was found at one time."""
-
-    answers: Sequence[Answer]
-    unlike: Sequence[Mismatch]
-    strangers: Sequence[Pod]  # that did not register
-    problem: str = ""  # why bootstrap did not say who there is
-
-
 def main(config: StatusConfig) -> int:
-    """Print the report; return the exit code."""
     config = located(config)
     trust = config.trust()
     if config.watch is not None:
         _watch(config, trust, config.watch)
     report = look(config, trust)
-    parts = (report.answers, report.unlike, report.strangers, report.problem)
-    print(json.dumps(as_json(*parts), indent=2) if config.json else as_text(*parts))
+    print(json.dumps(as_json(report), indent=2) if config.json else as_text(report))
     return 1 if report.problem or any(answer.problem for answer in report.answers) else 0
 
 
 def look(config: StatusConfig, trust: Trust) -> Report:
     """Ask everybody. Raises `DiptychError` if neither bootstrap nor a router, or not Kubernetes, can be asked."""
     found, problem = _listed(config, trust)
-    listed = sorted(found, key=_order)
+    listed = sorted(found, key=lambda member: (member.role, member.pool, member.address, member.dp_rank))
     answers = ask_all(listed, lambda member: ask(member, trust, config.timeout_s))
     pods = worker_pods(in_cluster(), config.endpoint_slices) if config.endpoint_slices else {}
     return Report(answers, mismatches(listed), unregistered(pods, listed), problem)
@@ -93,16 +80,11 @@ def _listed(config: StatusConfig, trust: Trust) -> tuple[list[Instance], str]:
     return found, f"{problem}; these are the workers that the router at {config.router} knows"
 
 
-def _order(member: Instance) -> tuple[int, str, str, int]:
-    return member.role, member.pool, member.address, member.dp_rank
-
-
 def _watch(config: StatusConfig, trust: Trust, interval_s: float) -> None:
     """Show it again and again; it ends with Ctrl-C."""
     while True:
         try:
-            report = look(config, trust)
-            text = as_text(report.answers, report.unlike, report.strangers, report.problem)
+            text = as_text(look(config, trust))
         except DiptychError as error:
             text = str(error)
         print(f"{CLEAR}{time.strftime('%X')}\n\n{text}", flush=True)

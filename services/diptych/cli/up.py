@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from diptych.checkpoints.load_format import LoadFormat
-from diptych.cli.platform.local_platforms import LocalPlatform, announced, running, runtime_folder
 from diptych.cli.platform.log_view import LogView
 from diptych.cli.platform.plan import (
     Component,
@@ -31,6 +29,7 @@ from diptych.cli.platform.plan import (
 )
 from diptych.cli.platform.shared_trust import SharedTrust, shared_trust
 from diptych.cli.platform.supervisor import ComponentFailed, Supervisor
+from diptych.cli.platform.whereabouts import LocalPlatform, announced, running, runtime_folder
 from diptych.common.config import described, env_name, flag_name, option, parse
 from diptych.common.errors import ConfigError
 from diptych.common.lifecycle import Stop, run_until_signal
@@ -38,7 +37,7 @@ from diptych.common.logging import colours_wanted, setup
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.net.ports import claim
 from diptych.common.net.reachable import bracketed
-from diptych.common.net.served import check_max_model_len, check_names
+from diptych.common.net.served import LoadFormat, check_max_model_len, check_names
 from diptych.common.process_sight import machine_memory
 from diptych.common.trust.trust import TrustConfig
 from diptych.engine.options.device_kind import DeviceKind
@@ -83,7 +82,6 @@ class UpConfig(TrustConfig, KeyConfig):
     bootstrap_port: int = option(0, help="port of the membership service; 0: any free one", group="network")
 
     def validate(self) -> None:
-        """Raise `ConfigError` for values that cannot work."""
         if min(self.prefill, self.decode, self.unified) < 0:
             raise ConfigError("--prefill, --decode and --unified must be 0 or more")
         if self.unified + min(self.prefill, self.decode) < 1:
@@ -101,8 +99,19 @@ class UpConfig(TrustConfig, KeyConfig):
 
     @staticmethod
     def advice(unknown: Sequence[str]) -> str:
-        """Return what to do with words that are no options of ours."""
-        return _advice(unknown)
+        """Return how to give the first of these words, or nothing where no component knows it."""
+        word = unknown[0].partition("=")[0]
+        if not word.startswith("-"):
+            return "; a model is named by --model"
+        from diptych.engine.frontend.config import WorkerConfig  # heavy; for mistakes only
+        from diptych.router.config import RouterConfig
+
+        if word in (workers := _variables(WorkerConfig)):
+            one_role = "or give it to those of one role by --prefill-options, --decode-options or --unified-options"
+            return f"; {word} is an option of workers: set {workers[word]} for all of them, {one_role}"
+        if word in (router := _variables(RouterConfig)):
+            return f"; {word} is an option of the router: set {router[word]} for it"
+        return ""
 
     @property
     def served(self) -> Model:
@@ -226,8 +235,10 @@ def _claim_site(config: UpConfig) -> Site:
 
 def _fetch(config: UpConfig) -> ModelSource:
     """Open the model before anything starts: downloaded by one process, a wrong name or template fails early."""
-    from diptych.checkpoints.bounded import bounded  # heavy; not for --help
-    from diptych.checkpoints.source import open_model
+    from diptych.checkpoints.source import (
+        bounded,  # heavy; not for --help
+        open_model,
+    )
     from diptych.tokens.chat_template import read_template
 
     source = bounded(open_model(config.model, config.load_format), config.max_model_len)
@@ -279,22 +290,6 @@ async def _status(host: str, port: int, path: str) -> int:
     except OSError:  # incl. TimeoutError
         return 0
     return int(words[1]) if len(words) > 1 else 0
-
-
-def _advice(unknown: Sequence[str]) -> str:
-    """Return how to give the first of these words, or nothing where no component knows it."""
-    word = unknown[0].partition("=")[0]
-    if not word.startswith("-"):
-        return "; a model is named by --model"
-    from diptych.engine.frontend.config import WorkerConfig  # heavy; for mistakes only
-    from diptych.router.config import RouterConfig
-
-    if word in (workers := _variables(WorkerConfig)):
-        one_role = "or give it to those of one role by --prefill-options, --decode-options or --unified-options"
-        return f"; {word} is an option of workers: set {workers[word]} for all of them, {one_role}"
-    if word in (router := _variables(RouterConfig)):
-        return f"; {word} is an option of the router: set {router[word]} for it"
-    return ""
 
 
 def _variables(config_class: type) -> dict[str, str]:

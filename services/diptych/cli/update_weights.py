@@ -1,6 +1,7 @@
 """Give all workers of a model other weights while they run: `diptych update-weights /models/llama-v2`.
 
-They change pair by pair. When a worker refuses, those that have changed go back, so old and new are never mixed.
+They change pair by pair, so that the other pairs serve meanwhile; a unified worker serves alone if need be, so it
+changes alone. When a worker refuses, those that have changed go back, so old and new are never mixed.
 """
 
 from __future__ import annotations
@@ -8,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TypeAlias
 
 import grpc
 
-from diptych.cli.members import members
 from diptych.cli.platform.whereabouts import MembersConfig, located
-from diptych.cli.weight_rounds import rounds, workers_of
+from diptych.cli.requests.asking import members
 from diptych.common.config import REQUIRED, argument, option
-from diptych.common.errors import DiptychError
-from diptych.common.members.instance_names import name_of
+from diptych.common.errors import ConfigError, DiptychError
+from diptych.common.members.instances import name_of
+from diptych.common.members.roles import WORKER_ROLES
 from diptych.common.net.rpc import open_sync_channel
 from diptych.common.trust.trust import Trust
+from diptych.v1 import bootstrap_pb2
 from diptych.v1.admin_pb2 import UpdateWeightsRequest, UpdateWeightsResponse
 from diptych.v1.admin_pb2_grpc import WorkerAdminStub
 from diptych.v1.bootstrap_pb2 import Instance
@@ -42,7 +45,6 @@ class UpdateFailed(DiptychError):
 
 
 def main(config: UpdateWeightsConfig) -> int:
-    """Update every worker; return the exit code."""
     config = located(config)
     trust = config.trust()
     update = _Update(config, trust)
@@ -99,3 +101,24 @@ class _Update:
 def _together(call: Callable[[Instance], Answer], workers: Sequence[Instance]) -> Iterable[tuple[Instance, Answer]]:
     with ThreadPoolExecutor(len(workers)) as pool:
         return list(zip(workers, pool.map(call, workers), strict=True))
+
+
+def workers_of(instances: Iterable[Instance], started_as: str) -> list[Instance]:
+    """Return the ready workers that were started with a model; empty: with the only one there is."""
+    ready = [i for i in instances if i.role in WORKER_ROLES and i.state == bootstrap_pb2.INSTANCE_STATE_READY]
+    names = sorted({instance.started_as for instance in ready}) or ["none"]
+    if not started_as and len(names) > 1:
+        raise ConfigError(f"workers were started with {' and '.join(names)}: say which with --started-as")
+    workers = [instance for instance in ready if instance.started_as == (started_as or names[0])]
+    if not workers:
+        raise ConfigError(f"no worker is ready that was started with {started_as!r}; there are: {', '.join(names)}")
+    return workers
+
+
+def rounds(workers: Sequence[Instance]) -> list[list[Instance]]:
+    """Return who is updated together: a prefill and a decode worker, as long as there are both; then one by one."""
+    prefills = [worker for worker in workers if worker.role == bootstrap_pb2.ROLE_PREFILL]
+    decodes = [worker for worker in workers if worker.role == bootstrap_pb2.ROLE_DECODE]
+    unified = [worker for worker in workers if worker.role == bootstrap_pb2.ROLE_UNIFIED]
+    pairs = [[worker for worker in pair if worker is not None] for pair in zip_longest(prefills, decodes)]
+    return [*pairs, *([worker] for worker in unified)]

@@ -58,7 +58,6 @@ class ValuesConfig:
 
 
 def main(config: ValuesConfig) -> int:
-    """Ask, and print the file; return the exit code."""
     answers = answers_of(config, _ask if sys.stdin.isatty() and not config.yes else lambda _, default: default)
     facts = model_facts(config.config, on_gpu=answers.gpus_per_worker > 0) if config.config else None
     print("\n".join(f"# {line}" for line in _remarks(answers, facts)))

@@ -50,18 +50,17 @@ class _Option:
 
 def option(default: object, *, help: str, group: str = "options", choices: Iterable[str] = ()) -> Any:
     """Declare a dataclass field that is also a flag and a `DIPTYCH_*` variable. `group` is its heading in `--help`."""
-    metadata = {_METADATA_KEY: _Option(help, group, tuple(choices))}
-    if default is REQUIRED:
-        return dataclasses.field(kw_only=True, metadata=metadata)
-    return dataclasses.field(default=default, kw_only=True, metadata=metadata)
+    return _field(default, _Option(help, group, tuple(choices)))
 
 
 def argument(default: object, *, help: str) -> Any:
     """Declare a dataclass field that is given by its place on the command line, not by a flag or a variable."""
-    metadata = {_METADATA_KEY: _Option(help, "arguments", is_positional=True)}
-    if default is REQUIRED:
-        return dataclasses.field(kw_only=True, metadata=metadata)
-    return dataclasses.field(default=default, kw_only=True, metadata=metadata)
+    return _field(default, _Option(help, "arguments", is_positional=True))
+
+
+def _field(default: object, declared: _Option) -> Any:
+    given = dataclasses.MISSING if default is REQUIRED else default
+    return dataclasses.field(default=given, kw_only=True, metadata={_METADATA_KEY: declared})
 
 
 def parse(config_class: type[T], argv: Sequence[str], *, prog: str) -> T:

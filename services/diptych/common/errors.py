@@ -12,17 +12,23 @@
     └── InternalError       our bug                                              500  INTERNAL
 
 Each component derives its own errors from these; the edges (HTTP, gRPC) know only this tree.
+`moved` is how state machines come to `InvalidTransition`.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+import enum
+from collections.abc import Mapping
+from typing import ClassVar, TypeVar
+
+P = TypeVar("P", bound=enum.Enum)
+S = TypeVar("S", bound=enum.Enum)
 
 
 class DiptychError(Exception):
     """An error with a place in HTTP and gRPC. `str(error)` is for people and says what to change."""
 
-    http_status: ClassVar[int] = 500
+    http_status: int = 500
     grpc_status: ClassVar[str] = "INTERNAL"
 
 
@@ -38,22 +44,16 @@ class InvalidRequest(DiptychError):
 
 
 class Forbidden(DiptychError):
-    """What was asked for is not for this caller."""
-
     http_status = 403
     grpc_status = "PERMISSION_DENIED"
 
 
 class NotFound(DiptychError):
-    """No such model or instance."""
-
     http_status = 404
     grpc_status = "NOT_FOUND"
 
 
 class Conflict(DiptychError):
-    """What was asked for can't be done in the state that things are in."""
-
     http_status = 409
     grpc_status = "FAILED_PRECONDITION"
 
@@ -70,8 +70,6 @@ class Overloaded(DiptychError):
 
 
 class Unavailable(DiptychError):
-    """Nobody can serve this now."""
-
     http_status = 503
     grpc_status = "UNAVAILABLE"
 
@@ -81,15 +79,11 @@ class Unavailable(DiptychError):
 
 
 class DeadlineExceeded(DiptychError):
-    """The caller's deadline passed."""
-
     http_status = 504
     grpc_status = "DEADLINE_EXCEEDED"
 
 
 class ConfigError(DiptychError):
-    """Wrong flags, files or environment. The message says what to do."""
-
     grpc_status = "FAILED_PRECONDITION"
 
 
@@ -99,3 +93,11 @@ class InternalError(DiptychError):
 
 class InvalidTransition(InternalError):
     """A state machine met an event that its table has no entry for."""
+
+
+def moved(table: Mapping[tuple[P, S], P], phase: P, signal: S, whose: str) -> P:
+    """Return the next phase of a table; raise `InvalidTransition` where the table has no entry."""
+    try:
+        return table[phase, signal]
+    except KeyError:
+        raise InvalidTransition(f"{whose}: {signal.value!r} in phase {phase.value!r}") from None

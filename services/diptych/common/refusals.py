@@ -33,7 +33,6 @@ class Refusals(Collector):
             logger.warning("refused %s of %s: %s", method, peer, reason)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what Prometheus is told."""
         family = CounterMetricFamily(
             "diptych_auth_refusals", "Calls refused because the caller did not prove to belong here", labels=["reason"]
         )

@@ -1,8 +1,7 @@
 """The scheduler core of a decode worker: grants pages, verifies what prefill wrote into them, and decodes.
 
-`Arrivals` takes requests in, `Grants` opens pages to prefill, `Imports` takes them back verified, `Decoding` takes the
-tokens of each step to its rooms, and `Rooms` ends what began here. A local request is computed here from its first
-token on, as one that was retracted is.
+`Grants` opens pages to prefill, `Imports` takes them back verified, and `Rooms` ends what began here. A local request
+is computed here from its first token on, as one that was retracted is.
 """
 
 from __future__ import annotations
@@ -10,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from dataclasses import replace
 
-from diptych.decode.arrivals import Arrivals
+from diptych.common.members.roles import LegKind
 from diptych.decode.grants import Grants, Spare
 from diptych.decode.imports import Imports
 from diptych.decode.phases import Phase
+from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import JOINED, Rooms
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.admission import refuse
 from diptych.engine.schedule.running import Drafter, Running
 from diptych.engine.schedule.sampled import (
     NO_TOKEN_FAILURE,
@@ -39,7 +40,6 @@ from diptych.engine.values.events import (
     GrammarFailed,
     GrammarReady,
     HandBack,
-    HandOffSent,
     NoteArrived,
     PagesDigested,
     PagesRestored,
@@ -47,59 +47,16 @@ from diptych.engine.values.events import (
     PeerDown,
     PeerUp,
     SendNote,
-    ServeRole,
     Start,
-    WriteDone,
     WriterGone,
+    compile_grammar,
 )
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
 from diptych.generation.grammar import Matcher
 from diptych.generation.output import LEAVING, Failure, FailureCode, Output
+from diptych.generation.stop.conditions import end_ids
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note
-
-
-class Decoding:
-    """What it has to say goes to `effects`."""
-
-    def __init__(self, running: Running, rooms: Rooms, effects: list[Effect], eos_ids: frozenset[int]) -> None:
-        self._running = running
-        self._rooms = rooms
-        self._effects = effects
-        self._eos_ids = eos_ids
-
-    def commit(self, result: StepResult, now_s: float) -> None:
-        """Take the result of the oldest step launched."""
-        step = self._running.commit(now_s)
-        if step.chunks:
-            collect_prompt_logprobs(step.chunks, result)
-        tokens, others = take_plain(step, result)
-        if tokens.rooms:
-            self._effects.append(tokens)
-        for row in sampled(step, result, others):
-            self._take_tokens(row, now_s)
-        if step.chunks:
-            self._running.share(step)
-
-    def _take_tokens(self, row: Sampled, now_s: float) -> None:
-        request, token_ids, logprobs = row
-        room = self._rooms[request.room]
-        failure = refuse_tokens(request, token_ids)
-        if failure is NO_TOKEN_FAILURE:
-            self._running.distrust(request)
-        if failure is not None:
-            self._rooms.drop(room, failure)
-            return
-        index = request.num_output_tokens
-        taken, finish = append_tokens(request, token_ids, self._eos_ids)
-        room.measure_token(index, now_s)
-        stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
-        of_prompt = take_prompt_logprobs(request)
-        output = Output(request.room, index, taken, finish, None, stats, logprobs, of_prompt)
-        if finish is None:
-            self._effects.append(Emit(output))
-        else:
-            self._rooms.finish(room, output)
 
 
 class DecodeCore:
@@ -116,6 +73,7 @@ class DecodeCore:
     ) -> None:
         """`reserve` says what new rooms must leave of the cache."""
         self._cache = cache
+        self._limits = limits
         self._counts = CoreCounts()
         self.max_tokens = min(limits.context_len, cache.max_request_tokens)
         retracted = new_waiting_queue(cache, limits.scheduling)
@@ -123,7 +81,6 @@ class DecodeCore:
         self._waiting = new_waiting_queue(cache, limits.scheduling)  # for their first pages
         self._effects: list[Effect] = []
         self._rooms = Rooms(cache, self._waiting, self._running, self._effects, limits.retracted_s)
-        self._arrivals = Arrivals(cache, limits, self._waiting, self._rooms, self._effects)
         self._grants = Grants(cache, self._waiting, self._running, self._rooms, reserve, limits.prompt_cost)
         self._imports = Imports(
             cache,
@@ -134,7 +91,6 @@ class DecodeCore:
             page_nbytes=page_nbytes,
             eos_ids=limits.eos_ids,
         )
-        self._decoding = Decoding(self._running, self._rooms, self._effects, limits.eos_ids)
         self._now_s = 0.0  # of the step that is planned
 
     # events
@@ -142,7 +98,7 @@ class DecodeCore:
     def handle(self, event: Event, now_s: float) -> None:
         match event:
             case Start():
-                self._arrivals.take(event, self.max_tokens, now_s)
+                self._start(event, now_s)
             case NoteArrived(peer, note, digest):
                 self._handle_note(peer, note, digest, now_s)
             case PagesDigested(room_id, digest):
@@ -167,11 +123,36 @@ class DecodeCore:
                 self._rooms.fail(self._rooms[room_id], Failure(code, message))
             case PagesRestored(number, error):
                 self._cache.finish_restore(number, error)
-            case AbortRoom() | HandBack() | GrammarReady() | GrammarFailed():
-                pass  # the room has ended
-            case WriteDone() | HandOffSent() | ServeRole():
-                pass  # decode writes no pages, and serves one role
+            case _:
+                pass  # the room has ended; or it is of pages that we write, and there are none
         self._effects += self._grants.give(now_s)
+
+    def _start(self, event: Start, now_s: float) -> None:
+        request = event.request
+        failure = self._refuse(event)
+        if failure:
+            self._effects.append(Emit(Output(request.room, failure=failure)))
+            return
+        request.max_len = min(request.max_len, self.max_tokens)
+        request.end_ids = end_ids(request.params, self._limits.eos_ids)
+        if event.kind is LegKind.LOCAL:
+            request.given_len = self._cache.cached_len(request)
+            self._rooms.add(DecodeRoom(request, 0, now_s, Phase.WAITING))
+        else:
+            request.given_len = request.num_tokens
+            request.is_imported = True
+            request.prompt_logprobs = None  # prefill reports them
+            self._rooms.add(DecodeRoom(request, event.peer, now_s, Phase.PREALLOCATING))
+        if not request.is_ready:  # prefill's writing needn't wait for it: only the hand-off does
+            self._effects.append(compile_grammar(request))
+
+    def _refuse(self, event: Start) -> Failure | None:
+        request = event.request
+        known, num_waiting = self.has_room(request.room), len(self._waiting)
+        failure = refuse(request, self._limits, is_known=known, max_tokens=self.max_tokens, num_waiting=num_waiting)
+        if failure is None and event.kind is not LegKind.LOCAL and event.peer not in self._rooms.linked:
+            return Failure(FailureCode.PEER_LOST, f"no link to prefill worker {event.peer:016x}")
+        return failure
 
     def _take_matcher(self, room_id: int, matcher: Matcher, now_s: float) -> None:
         room = self._rooms[room_id]
@@ -219,9 +200,39 @@ class DecodeCore:
         return self._running.sampling()
 
     def commit(self, result: StepResult, now_s: float) -> None:
-        self._decoding.commit(result, now_s)
+        step = self._running.commit(now_s)
+        if step.chunks:
+            collect_prompt_logprobs(step.chunks, result)
+        tokens, others = take_plain(step, result)
+        if tokens.rooms:
+            self._effects.append(tokens)
+        if others:
+            for row in sampled(step, result, others):
+                self._take_tokens(row, now_s)
+        if step.chunks:
+            self._running.share(step)
         if self._waiting:
             self._effects += self._grants.give(now_s)
+
+    def _take_tokens(self, row: Sampled, now_s: float) -> None:
+        request, token_ids, logprobs = row
+        room = self._rooms[request.room]
+        failure = refuse_tokens(request, token_ids)
+        if failure is NO_TOKEN_FAILURE:
+            self._running.distrust(request)
+        if failure is not None:
+            self._rooms.drop(room, failure)
+            return
+        index = request.num_output_tokens
+        taken, finish = append_tokens(request, token_ids, self._limits.eos_ids)
+        room.measure_token(index, now_s)
+        stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
+        of_prompt = take_prompt_logprobs(request)
+        output = Output(request.room, index, taken, finish, None, stats, logprobs, of_prompt)
+        if finish is None:
+            self._effects.append(Emit(output))
+        else:
+            self._rooms.finish(room, output)
 
     def rooms_of_step(self) -> Set[int]:
         return self._running.rooms_of_step()

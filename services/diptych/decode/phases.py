@@ -20,7 +20,7 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-from diptych.common.transitions import moved
+from diptych.common.errors import moved
 
 
 class Phase(enum.Enum):

@@ -11,7 +11,6 @@ import random
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,26 +22,17 @@ from diptych.engine.frontend.scheduler_client import SchedulerDied
 from diptych.generation.codec import params_to_wire
 from diptych.generation.page_hash import extra_key
 from diptych.generation.sampling_params import SamplingParams
-from diptych.router.choose.approximate_index import ApproximateIndex
+from diptych.router.choose.cached_prefixes import ApproximateIndex
 from diptych.router.choose.page_chain import page_hashes
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
 from diptych.router.serve.attempt import Attempt, legs_of
 from diptych.router.serve.failure import LegFailure
-from diptych.router.serve.patience import Patience
+from diptych.router.serve.progress import Patience
 from diptych.router.workers.legs import Work
 from diptych.router.workers.worker_view import Pair
 from diptych.tokens.packed_tokens import pack
 from diptych.v1.worker_pb2 import StartLeg
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramRequest:
-    """What a program asks for."""
-
-    prompt_ids: Sequence[int]
-    params: SamplingParams
-    adapter: str  # empty: none
 
 
 class DataParallelController:
@@ -57,15 +47,15 @@ class DataParallelController:
         self._rng = random.Random()
         self._number = 0  # of choices
 
-    def start(self, request: ProgramRequest) -> Attempt:
-        """Begin a request. Raises `SchedulerDied` when nobody is left to compute it."""
+    def start(self, prompt_ids: Sequence[int], params: SamplingParams, adapter: str) -> Attempt:
+        """Begin a request; `adapter` may be empty. Raises `SchedulerDied` when nobody is left to compute it."""
         partners = self._partners()
         if not partners:
             raise self._death
-        pair, work = self._choose(partners, request)
-        leg = StartLeg(room=secrets.randbits(64) or 1, sampling=params_to_wire(request.params), lora=request.adapter)
+        pair, work = self._choose(partners, prompt_ids, params.max_tokens, adapter)
+        leg = StartLeg(room=secrets.randbits(64) or 1, sampling=params_to_wire(params), lora=adapter)
         legs = {kind: (self._groups[key], each) for kind, (key, each) in legs_of(pair, leg).items()}
-        prompt = StartLeg(prompt_tokens=pack(request.prompt_ids)).SerializeToString()
+        prompt = StartLeg(prompt_tokens=pack(prompt_ids)).SerializeToString()
         return Attempt(leg.room, legs, prompt, work, Patience(math.inf, math.inf, time.monotonic()))
 
     def error_of(self, failure: LegFailure) -> DiptychError:
@@ -88,14 +78,16 @@ class DataParallelController:
         prefills = [group.instance_id for group in living if group.role.serves(LegKind.PREFILL)] if decodes else []
         return alone | dict.fromkeys(prefills, decodes)
 
-    def _choose(self, partners: Mapping[int, Sequence[int]], request: ProgramRequest) -> tuple[Pair, Work]:
-        prompt_len = len(request.prompt_ids)
+    def _choose(
+        self, partners: Mapping[int, Sequence[int]], prompt_ids: Sequence[int], output_len: int, adapter: str
+    ) -> tuple[Pair, Work]:
+        prompt_len = len(prompt_ids)
         if len(self._groups) == 1:
             (only,) = partners
             return Pair(only, only), Work(prompt_len)
-        chain = page_hashes(np.asarray(request.prompt_ids, np.uint32), self._page_size, extra_key(b"", request.adapter))
+        chain = page_hashes(np.asarray(prompt_ids, np.uint32), self._page_size, extra_key(b"", adapter))
         workers = self._workers(chain)
-        view = RequestView(prompt_len, self._number, self._rng.getrandbits(64), output_len=request.params.max_tokens)
+        view = RequestView(prompt_len, self._number, self._rng.getrandbits(64), output_len=output_len)
         self._number += 1
         pair = self._plan.choose(Candidates(workers, partners), view).pair
         for instance_id in {pair.prefill_id, pair.decode_id}:

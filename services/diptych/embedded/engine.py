@@ -22,14 +22,14 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError, InvalidRequest, NotFound
-from diptych.embedded.data_parallel_controller import DataParallelController, ProgramRequest
-from diptych.embedded.launch import launched, roles_of
+from diptych.embedded.data_parallel_controller import DataParallelController
+from diptych.embedded.group import launched, roles_of
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.options.config import EngineOptions
 from diptych.generation.finish import Finish
+from diptych.generation.leg_prompt import words_far_too_long, words_too_long
 from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.generation.output_text import OutputText, TextDelta
-from diptych.generation.prompt_limits import words_far_too_long, words_too_long
 from diptych.generation.sampling_params import SamplingParams
 from diptych.router.choose.policies import POLICIES
 from diptych.router.serve.attempt import AttemptFailed
@@ -115,7 +115,7 @@ class Engine:
     @property
     def scheduler_pids(self) -> tuple[int, ...]:
         """The processes that compute, those that prefill first."""
-        return tuple(pid for group in self._groups for pid in group.pids)
+        return tuple(pid for group in self._groups for pid in group.scheduler.pids)
 
     def generate(self, prompt: Prompt, params: SamplingParams = GREEDY, *, adapter: str = "") -> Generation:
         """Return the whole output for one prompt, given as text or as token ids. `adapter` is a loaded one's name."""
@@ -204,7 +204,7 @@ class Engine:
         if len(self._groups) > 1:
             words = "adapters can't be changed with dp above 1, or prefill and decode: name them in EngineOptions.lora"
             raise ConfigError(words)
-        await self._groups[0].administer(command)
+        await self._groups[0].questions.administer(command)
 
     async def _parts(self, prompt: Prompt, params: SamplingParams, adapter: str) -> AsyncGenerator[_Part, None]:
         params.validate()
@@ -212,7 +212,7 @@ class Engine:
             raise NotFound(f"no adapter {adapter!r} is loaded")
         prompt_ids = await self._tokenize(prompt)
         text = OutputText(self.tokenizer, params)
-        attempt = self._controller.start(ProgramRequest(prompt_ids, params, adapter))
+        attempt = self._controller.start(prompt_ids, params, adapter)
         try:
             while True:
                 made = await attempt.next()

@@ -1,21 +1,30 @@
-"""One scheduler of an embedded engine: what is due to it, the legs that are open there, and what it says. Asyncio.
+"""The schedulers of an embedded engine: groups for whole requests, or linked ones for each half. Asyncio.
 
-When it dies, every open leg is lost at once, and every later question ends with its `SchedulerDied`.
+A `Group` has what is due to its scheduler, the legs that are open there, and what it says. When the scheduler dies,
+every open leg is lost at once, and every later question ends with its `SchedulerDied`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
+import secrets
 import time
-from collections.abc import Iterable, Set
+from collections.abc import AsyncIterator, Iterable, Sequence, Set
+from typing import Final
 
+from diptych.common.errors import ConfigError
 from diptych.common.members.roles import LegKind, Role
-from diptych.engine.frontend.questions import Questions
-from diptych.engine.frontend.scheduler_client import SchedulerClient, SchedulerDied
+from diptych.engine.frontend.scheduler_client import Questions, SchedulerClient, SchedulerDied, start_scheduler
+from diptych.engine.options.config import EngineOptions, SchedulerConfig
+from diptych.engine.values.transfer_rules import TransferRules
 from diptych.router.workers.known_worker import reported_load
 from diptych.router.workers.legs import Leg, LegReceiver, OpenLegs, Work
 from diptych.router.workers.worker_view import WorkerLoad
-from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
+from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
+
+LINK_TIMEOUT_S: Final = 60.0  # for every link to pass its test, once the models are loaded
 
 
 class Group:
@@ -26,18 +35,14 @@ class Group:
         self.role = role
         self.linked: Set[int] = frozenset()  # peers
         self.problem = ""  # why no peer is linked
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._page_size = page_size
         self._legs = OpenLegs()
         self._due, self._is_due = engine_pb2.SchedulerCommands(), asyncio.Event()
         self._reported = reported_load(bootstrap_pb2.WorkerLoad(), page_size)
         self._link_news = asyncio.Event()
         self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
-        self._questions = Questions(scheduler, self._death)
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        return self._scheduler.pids
+        self.questions = Questions(scheduler, self._death)
 
     @property
     def death(self) -> SchedulerDied | None:
@@ -47,15 +52,11 @@ class Group:
     def load(self) -> WorkerLoad:
         return self._legs.load(self._reported)
 
-    async def ready(self) -> engine_pb2.SchedulerReady:
-        """Wait until the model is loaded. Raises `SchedulerDied`."""
-        return await self._scheduler.ready()
-
     async def run(self) -> None:
         """Send what is due and deliver what the scheduler says, until it dies. Legs that are open then are lost."""
         sending = asyncio.create_task(self._send())
         try:
-            async for events in self._scheduler.events():
+            async for events in self.scheduler.events():
                 self._take(events)
         except SchedulerDied as death:
             self._death.set_result(death)
@@ -64,10 +65,6 @@ class Group:
         finally:
             sending.cancel()
             self._legs.lose_all("the engine was closed")
-
-    async def stop(self) -> None:
-        """End the scheduler. Idempotent."""
-        await self._scheduler.stop()
 
     async def link(self, peers: Iterable[bootstrap_pb2.Instance]) -> None:
         """Link to these, and wait until each link has passed its test. Raises `SchedulerDied`."""
@@ -79,12 +76,6 @@ class Group:
             if self.death is not None:
                 raise self.death
             await self._link_news.wait()
-
-    async def administer(self, command: admin_pb2.AdminCommand) -> None:
-        """Have the scheduler execute a command. Raises its refusal, a `DiptychError`; then nothing has changed."""
-        if self.death is not None:
-            raise self.death
-        await self._questions.administer(command)
 
     # legs
 
@@ -110,16 +101,76 @@ class Group:
             await self._is_due.wait()
             self._is_due.clear()
             commands, self._due = self._due, engine_pb2.SchedulerCommands()
-            await self._scheduler.send(commands)
+            await self.scheduler.send(commands)
 
     def _take(self, events: engine_pb2.SchedulerEvents) -> None:
         now_s = time.monotonic()
         for output in events.outputs:
             self._legs.deliver(output, now_s)
-        self._questions.on_admin_answers(events.admin_answers)
+        self.questions.on_admin_answers(events.admin_answers)
         if events.HasField("load"):
             self._reported = reported_load(events.load, self._page_size)
             self.linked = frozenset(events.load.linked_instances)
             self._link_news.set()
         if events.HasField("link_news"):
             self.problem = events.link_news.problem
+
+
+def roles_of(dp: int, prefill: int, decode: int) -> Sequence[Role]:
+    """Return the roles of an engine's groups. Raises `ConfigError`."""
+    if not prefill and not decode:
+        return [Role.LOCAL] * dp
+    if min(prefill, decode) < 1:
+        raise ConfigError(f"an engine has prefill and decode groups, or neither: not {prefill} and {decode}")
+    if dp > 1:
+        raise ConfigError("dp is for groups that serve whole requests: give the numbers prefill and decode only")
+    return [Role.PREFILL] * prefill + [Role.DECODE] * decode
+
+
+@contextlib.asynccontextmanager
+async def launched(options: EngineOptions, roles: Sequence[Role]) -> AsyncIterator[tuple[Sequence[Group], int]]:
+    """Yield groups that serve, and the tokens that a request may have. Raises `SchedulerDied`, `ConfigError`."""
+    groups: list[Group] = []
+    running: list[asyncio.Task[None]] = []
+    try:
+        for number, role in enumerate(roles):
+            groups.append(await _start(options.of_group(number), role))
+        readies = await asyncio.gather(*(group.scheduler.ready() for group in groups))
+        running += [asyncio.create_task(group.run()) for group in groups]
+        await _link(groups, readies)
+        yield groups, min(ready.context_len for ready in readies)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*(group.scheduler.stop() for group in groups))
+
+
+async def _start(options: EngineOptions, role: Role) -> Group:
+    """Start a scheduler. It lets a request wait for memory as long as it takes: nobody else would compute it."""
+    config = SchedulerConfig(
+        component="engine" if role is Role.LOCAL else role.value,
+        log_format="auto",
+        log_level="warning",
+        instance_id=secrets.randbits(64) or 1,
+        transports="auto",
+        transfer=TransferRules(),
+        engine=options,
+        role=role.value,
+        retracted_s=math.inf,
+    )
+    return Group(await start_scheduler(config), config.instance_id, role, options.page_size)
+
+
+async def _link(groups: Sequence[Group], readies: Sequence[engine_pb2.SchedulerReady]) -> None:
+    """Link each group to those that it exchanges KV with."""
+    records = [
+        (group.role, bootstrap_pb2.Instance(instance_id=group.instance_id, transfer=ready.transfer))
+        for group, ready in zip(groups, readies, strict=True)
+    ]
+    peers = [[record for role, record in records if group.role.exchanges_with(role)] for group in groups]
+    try:
+        async with asyncio.timeout(LINK_TIMEOUT_S):
+            await asyncio.gather(*(group.link(each) for group, each in zip(groups, peers, strict=True) if each))
+    except TimeoutError:
+        problems = "; ".join({group.problem for group in groups if group.problem})
+        raise ConfigError(f"prefill and decode were not linked within {LINK_TIMEOUT_S:g} s: {problems}") from None

@@ -1,11 +1,12 @@
-"""What a request asks for, and log-probabilities, to and from protobuf."""
+"""What a request asks for, how it ends, and log-probabilities, to and from protobuf."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from diptych.generation.finish import Finish
 from diptych.generation.grammar import Grammar, GrammarKind, Preamble
 from diptych.generation.logprobs import TokenLogprobs
 from diptych.generation.request_groups import Account, Hints, Life
@@ -13,6 +14,11 @@ from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.segments import ContentSegment
 from diptych.v1 import inference_pb2, worker_pb2
 
+FINISH_TO_WIRE: Final[Mapping[Finish, inference_pb2.FinishReason]] = {
+    Finish.STOP: inference_pb2.FINISH_REASON_STOP,
+    Finish.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+    Finish.ABORTED: inference_pb2.FINISH_REASON_ABORTED,
+}
 MAX_TIMEOUT_MS: Final = 2**32 - 1  # that a leg holds
 
 _OPTIONAL: Final[Sequence[Any]] = (  # sampling parameters that a client may leave to their default

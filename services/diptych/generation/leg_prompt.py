@@ -1,7 +1,8 @@
 """The prompt of a leg on the wire: packed tokens, of which none costs a step of Python; behind them, tokens one by one;
 and the contents that stand between tokens.
 
-What came as text has become packed tokens before a scheduler sees it.
+What came as text has become packed tokens before a scheduler sees it. The words for a prompt that is too long are the
+same wherever it was tokenised.
 """
 
 from __future__ import annotations
@@ -38,3 +39,16 @@ def prompt_len(leg: StartLeg) -> int:
     """Return the number of places: of tokens, if it has no contents; about the number, where there is text."""
     num_tokens = len(leg.prompt_tokens) // TOKEN_BYTES + len(leg.prompt_token_ids)
     return num_tokens + len(leg.prompt_text) // BYTES_PER_TOKEN + content_len(leg.contents)
+
+
+def words_too_long(prompt_len: int, context_len: int) -> str:
+    """Say so of a prompt that leaves no room for output."""
+    return (
+        f"the prompt has {prompt_len} tokens; with at least one token of output that is more than the context of "
+        f"{context_len} tokens"
+    )
+
+
+def words_far_too_long(max_tokens: int) -> str:
+    """Say so of a prompt that was not tokenised to its end."""
+    return f"the prompt has more than {max_tokens} tokens, which is too many here: make it shorter"

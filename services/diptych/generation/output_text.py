@@ -13,9 +13,8 @@ from typing import NamedTuple, Protocol
 from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs
 from diptych.generation.sampling_params import SamplingParams
-from diptych.generation.stop.conditions import StopResult, StopStrings
+from diptych.generation.stop.conditions import StopRegex, StopResult, StopStrings
 from diptych.generation.stop.pattern import compile_stop
-from diptych.generation.stop.regex import StopRegex
 from diptych.tokens.detokenizer import Detokenizer
 
 

@@ -13,7 +13,6 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,19 +81,15 @@ def _found(grammar: Grammar) -> dict[str, Any]:
 
 def _limit(at_start: int) -> None:
     """What the process has is its own, so the limit is for what checks add."""
-    for kind, value in _limits(at_start):
+    limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_STACK, MAX_STACK_BYTES)]
+    if at_start:
+        limits.append((resource.RLIMIT_AS, at_start + MAX_BYTES))
+    for kind, value in limits:
         _, hard = resource.getrlimit(kind)
         resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
     adjustment = Path("/proc/self/oom_score_adj")
     if adjustment.exists():
         adjustment.write_text("1000")  # a machine without memory ends this process before any other
-
-
-def _limits(at_start: int) -> Iterator[tuple[int, int]]:
-    yield resource.RLIMIT_CORE, 0
-    yield resource.RLIMIT_STACK, MAX_STACK_BYTES
-    if at_start:
-        yield resource.RLIMIT_AS, at_start + MAX_BYTES
 
 
 def _address_bytes() -> int:

@@ -20,8 +20,7 @@ from typing import Final
 from diptych.common.errors import InvalidRequest, Overloaded, Unavailable
 from diptych.generation.grammar import Grammar
 from diptych.grammars.check_queue import CheckQueue, QueueLimits, Refused
-from diptych.grammars.checker import Checked, Checker
-from diptych.grammars.verdicts import Outcome, Verdict, Verdicts
+from diptych.grammars.checker import Checked, Checker, Outcome, Verdict, Verdicts
 
 logger = logging.getLogger(__name__)
 

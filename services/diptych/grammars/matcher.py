@@ -39,15 +39,15 @@ class CompiledGrammar:
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._start = matcher
-        self._num_mask_words = num_mask_words  # of a row, as the model's vocabulary needs
-        self._num_own_words = num_own_words  # as the tokenizer's needs
-        self._clock = clock
-        self._num_tokens = 0  # that its matchers have taken
+        self.num_mask_words = num_mask_words  # of a row, as the model's vocabulary needs
+        self.num_own_words = num_own_words  # as the tokenizer's needs
+        self.clock = clock  # of this thread's CPU time
+        self.num_tokens = 0  # that its matchers have taken
 
     @property
     def is_worn(self) -> bool:
         """It should be compiled anew: what its matchers share grows with their tokens, and is limited."""
-        return self._num_tokens > MAX_SHARED_TOKENS
+        return self.num_tokens > MAX_SHARED_TOKENS
 
     def warm_up(self) -> str | None:
         """Do the work that otherwise falls to the first token: most of what there is. Return what is wrong, if any."""
@@ -57,30 +57,17 @@ class CompiledGrammar:
 
     def matcher(self, lend: Lend | None = None) -> GrammarMatcher:
         """Return one for an output; without `lend` nobody owes what it takes."""
-        start = self._start.deep_copy()
-        return GrammarMatcher(start, self._num_mask_words, self._num_own_words, self._count, self._clock, lend)
-
-    def _count(self, num_tokens: int) -> None:
-        self._num_tokens += num_tokens
+        return GrammarMatcher(self._start.deep_copy(), self, lend)
 
 
 class GrammarMatcher:
     """Implements `Matcher`."""
 
-    def __init__(
-        self,
-        matcher: llguidance.LLMatcher,
-        num_mask_words: int,
-        num_own_words: int,
-        count: Callable[[int], None],
-        clock: Callable[[], float],
-        lend: Lend | None,
-    ) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, grammar: CompiledGrammar, lend: Lend | None) -> None:
         self._matcher = matcher
-        self._num_mask_words = num_mask_words
-        self._num_own_words = num_own_words
-        self._count = count
-        self._clock = clock  # of this thread's CPU time
+        self._grammar = grammar
+        self._num_mask_words, self._num_own_words = grammar.num_mask_words, grammar.num_own_words
+        self._clock = grammar.clock
         self._lend = lend
         self._left_s = FREE_S
         self._is_broke = False  # its tenant
@@ -102,7 +89,7 @@ class GrammarMatcher:
             begun_s = self._clock()  # from here on nothing is made that may set off a search for garbage
             consume(tokens)
             self._spend(self._clock() - begun_s - FREE_S_PER_TOKEN * len(tokens))
-            self._count(len(token_ids))
+            self._grammar.num_tokens += len(tokens)
 
     def new_mask(self, num_rows: int) -> I32:
         return np.full((num_rows, self._num_mask_words), -1, dtype=np.int32)

@@ -1,7 +1,8 @@
 """The scheduler core of a prefill worker: computes prompts and writes their KV into the pages that decode granted.
 
 Order of what a peer sees of a room: page writes, then `HandOff`; or `Abort`/`AbortAck`, after which no write comes.
-`Arrivals` takes requests in, `Sender` moves the pages, `Rooms` ends what began here.
+A room is queued to be computed once it has all that it waits for: decode's pages, and its grammar if it has one.
+`Sender` moves the pages, and `Rooms` ends what began here.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.admission import refuse
 from diptych.engine.schedule.batch_builder import build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.sampled import NO_TOKEN_FAILURE, Sampled, collect_prompt_logprobs, refuse_tokens, sampled
@@ -27,27 +29,25 @@ from diptych.engine.values.events import (
     HandBack,
     HandOffSent,
     NoteArrived,
-    PagesDigested,
     PagesRestored,
-    PagesUnpacked,
     PeerDown,
-    PeerUp,
     SendNote,
-    ServeRole,
     Start,
     WriteDone,
-    WriterGone,
+    compile_grammar,
 )
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.step import new_step
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.finish import Finish
-from diptych.generation.output import Failure, FailureCode
+from diptych.generation.grammar import Matcher
+from diptych.generation.output import Failure, FailureCode, Output
+from diptych.generation.page_hash import prompt_hash
 from diptych.generation.stop.conditions import token_finish
 from diptych.kvtransfer.notes import Abort, Ack, Note, PagesReady
-from diptych.prefill.arrivals import Arrivals
 from diptych.prefill.phases import Phase, Signal
 from diptych.prefill.rendezvous import Rendezvous
+from diptych.prefill.room import PrefillRoom
 from diptych.prefill.rooms import Rooms
 from diptych.prefill.sending import Sender, first_output, hand_off_note
 
@@ -79,7 +79,6 @@ class PrefillCore:
         self._sender = Sender(cache, rules, self._effects)
         self._rooms = Rooms(cache, self._queue, self._sender, self._effects, rules.timeout_s)
         self._rendezvous = Rendezvous()
-        self._arrivals = Arrivals(cache, limits, self._waiting, self._rooms, self._rendezvous, self._effects)
         self._step = new_step((), ())
 
     # events
@@ -87,7 +86,7 @@ class PrefillCore:
     def handle(self, event: Event, now_s: float) -> None:
         match event:
             case Start():
-                self._arrivals.start(event, self.max_tokens, now_s)
+                self._start(event, now_s)
             case NoteArrived(peer, note):
                 self._handle_note(peer, note, now_s)
             case AbortRoom(room_id, reason) if room_id in self._rooms:
@@ -102,15 +101,32 @@ class PrefillCore:
                 self._rendezvous.forget(peer)
                 self._rooms.lose(peer, reason)
             case GrammarReady(room_id, matcher) if room_id in self._rooms:
-                self._arrivals.take_matcher(self._rooms[room_id], matcher)
+                self._take_matcher(self._rooms[room_id], matcher)
             case GrammarFailed(room_id, message, code) if room_id in self._rooms:
                 self._rooms.fail(self._rooms[room_id], Failure(code, message))
             case PagesRestored(number, error):
                 self._cache.finish_restore(number, error)
-            case GrammarReady() | GrammarFailed() | AbortRoom() | HandBack() | WriteDone() | HandOffSent():
-                pass  # the room has ended
-            case PeerUp() | WriterGone() | PagesDigested() | PagesUnpacked() | ServeRole():
-                pass  # nobody writes into a prefill pool, and it serves one role
+            case _:
+                pass  # the room has ended; or it is of writes into our pool, and there are none
+
+    def _start(self, event: Start, now_s: float) -> None:
+        request = event.request
+        known, num_waiting = self.has_room(request.room), len(self._waiting)
+        failure = refuse(request, self._limits, is_known=known, max_tokens=self.max_tokens, num_waiting=num_waiting)
+        if failure:
+            self._effects.append(Emit(Output(request.room, failure=failure)))
+            return
+        request.given_len = self._cache.cached_len(request)
+        room = PrefillRoom(request, event.peer, arrival_s=now_s)
+        self._rooms.add(room)
+        if not request.is_ready:
+            self._effects.append(compile_grammar(request))
+        match self._rendezvous.take(event.peer, request.room):
+            case PagesReady() as grant:
+                self._take_grant(room, grant)
+            case Abort(_, _, message):
+                room.abort_ack_sent = True
+                self._rooms.fail(room, Failure(FailureCode.ABORTED, f"decode gave up: {message}"))
 
     def _handle_note(self, peer: int, note: Note, now_s: float) -> None:
         room = self._rooms.shared_with(peer, note.room)
@@ -119,7 +135,7 @@ class PrefillCore:
             return
         match note:
             case PagesReady() if room.phase is Phase.BOOTSTRAPPING:
-                self._arrivals.take_grant(room, note)
+                self._take_grant(room, note)
             case Ack() if room.phase is Phase.TRANSFERRING:
                 self._rooms.acknowledge(room, now_s)
             case Abort(_, code, message):
@@ -127,6 +143,20 @@ class PrefillCore:
                 self._rooms.fail(room, Failure(FailureCode(code or FailureCode.ABORTED.value), message))
             case _:
                 pass  # a duplicate, or an answer to a room that is closing: its end is on the way
+
+    def _take_grant(self, room: PrefillRoom, grant: PagesReady) -> None:
+        problem = room.refuse_grant(grant, prompt_hash)
+        if problem:
+            self._rooms.fail(room, Failure(FailureCode.INVALID, problem))
+            return
+        room.take_grant(grant)
+        if room.request.is_ready:
+            self._waiting.add(room.request)
+
+    def _take_matcher(self, room: PrefillRoom, matcher: Matcher) -> None:
+        room.request.matcher = matcher
+        if room.phase is Phase.WAITING:
+            self._waiting.add(room.request)
 
     # steps
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.checkpoints.load_format import LoadFormat
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.logging import LogConfig
 from diptych.common.members.replicas import check_replicas
 from diptych.common.net.reachable import reachable_host
-from diptych.common.net.served import check_max_model_len, check_names
+from diptych.common.net.served import LoadFormat, check_max_model_len, check_names
 from diptych.common.trust.trust import TrustConfig
 from diptych.router.choose.policies import POLICIES
 from diptych.router.http.exchange.cors import check_origins
 from diptych.router.keys.config import KeyConfig
-from diptych.router.text.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
-from diptych.router.text.parsing.message_formats import AUTO, NONE
+from diptych.router.text.parsing.formats import TOOL_FORMATS
+from diptych.router.text.parsing.message_formats import AUTO, NONE, REASONING_FORMATS
 from diptych.router.text.tokenization import TokenizeAt
 
 _POSITIVE: Final = (

@@ -16,7 +16,10 @@ DiptychError
 
 from __future__ import annotations
 
-from diptych.common.errors import DiptychError, InvalidRequest, NotFound, Overloaded
+from collections.abc import Mapping
+from typing import Final
+
+from diptych.common.errors import DeadlineExceeded, DiptychError, InvalidRequest, NotFound, Overloaded, Unavailable
 
 
 class Unauthenticated(DiptychError):
@@ -65,3 +68,25 @@ class BodyTooSlow(BodyCutOff):
 
 class ModelNotFound(NotFound):
     """This router serves another model."""
+
+
+OK: Final = "ok"
+DISCONNECTED: Final = "disconnected"
+
+_OUTCOMES: Final[Mapping[type[DiptychError], str]] = {
+    BodyCutOff: DISCONNECTED,
+    InvalidRequest: "invalid",
+    NotFound: "not_found",
+    RateLimited: "rate_limited",
+    Unauthenticated: "unauthenticated",
+    PermissionDenied: "forbidden",
+    Overloaded: "overloaded",
+    Unavailable: "unavailable",
+    DeadlineExceeded: "deadline",
+    DiptychError: "error",
+}
+
+
+def outcome_of(error: DiptychError) -> str:
+    """Return the outcome of a request that ends with this error, as the metrics name it."""
+    return next(_OUTCOMES[base] for base in type(error).__mro__ if base in _OUTCOMES)

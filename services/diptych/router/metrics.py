@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -20,17 +20,16 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from diptych.common.build_info import tell_version
-from diptych.common.members.instance_names import role_of
+from diptych.common.members.instances import computable_tokens, kv_demand, role_of
 from diptych.common.members.membership import State
 from diptych.common.members.roles import WORKER_ROLES, LegKind, Role
-from diptych.common.members.worker_load import computable_tokens, kv_demand
 from diptych.common.refusals import Refusals
 from diptych.generation.output import FailureCode
 from diptych.grammars.checks import GrammarChecks
+from diptych.router.admission.admission import Admission
 from diptych.router.admission.queue import Reason
 from diptych.router.choose.fits import Curve
-from diptych.router.keys.caller import KeyHolder
-from diptych.router.keys.callers import Callers
+from diptych.router.keys.caller import Callers, KeyHolder
 from diptych.tokens.segment_cache import SegmentCache
 from diptych.v1.bootstrap_pb2 import Instance, WorkerLoad
 from diptych.v1.worker_pb2 import LegStats
@@ -40,6 +39,11 @@ ANSWER_BUCKETS: Final = (*LATENCY_BUCKETS, 120.0, 300.0, 600.0, 1200.0, 1800.0, 
 GAP_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 1.0, 5.0)
 RATIO_BUCKETS: Final = (0.25, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 4.0, 8.0)
 STAGE_BUCKETS: Final = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+LEG_STAGES: Final[Mapping[LegKind, tuple[str, Sequence[str]]]] = {  # as `LegStats` names them
+    LegKind.PREFILL: ("prefill", ("queue", "compute", "transfer")),
+    LegKind.DECODE: ("decode", ("queue", "transfer", "join")),
+    LegKind.LOCAL: ("prefill", ("queue", "compute")),
+}
 POOL_PREFIX: Final = "diptych_router_pool"
 KEY_PREFIX: Final = "diptych_router_key"
 
@@ -57,16 +61,6 @@ class FleetCounts(Protocol):
     def prefix_index_bytes(self) -> int: ...
 
     def pool_members(self) -> Iterable[PoolMember]: ...
-
-
-class AdmissionCounts(Protocol):
-    """What is counted of the requests that this router has."""
-
-    @property
-    def num_running(self) -> int: ...
-
-    @property
-    def num_waiting(self) -> int: ...
 
 
 class RouterMetrics:
@@ -129,14 +123,12 @@ class RouterMetrics:
         self.dispatch = stages.labels("dispatch")
         self.first_token = stages.labels("first_token")
         self.respond = stages.labels("respond")
-        self._prefill_queue = stages.labels("prefill_queue")
-        self._prefill_compute = stages.labels("prefill_compute")
-        self._prefill_transfer = stages.labels("prefill_transfer")
-        self._decode_queue = stages.labels("decode_queue")
-        self._decode_transfer = stages.labels("decode_transfer")
-        self._decode_join = stages.labels("decode_join")
+        self._leg_stages = {
+            kind: {f"{stage}_us": stages.labels(f"{role}_{stage}") for stage in names}
+            for kind, (role, names) in LEG_STAGES.items()
+        }
 
-    def watch(self, fleet: FleetCounts, admission: AdmissionCounts) -> None:
+    def watch(self, fleet: FleetCounts, admission: Admission) -> None:
         """Read these gauges from their owners whenever somebody asks."""
         for role in WORKER_ROLES.values():
             self._legs_open.labels(role.value).set_function(functools.partial(fleet.num_open_legs, role))
@@ -164,18 +156,8 @@ class RouterMetrics:
 
     def leg_finished(self, leg: LegKind, stats: LegStats) -> None:
         """Take the stage times that a worker measured for a leg that ended well."""
-        for stage, duration_us in self._stages(leg, stats):
-            stage.observe(duration_us / 1e6)
-
-    def _stages(self, leg: LegKind, stats: LegStats) -> Iterable[tuple[Histogram, int]]:
-        if leg is LegKind.DECODE:
-            return (
-                (self._decode_queue, stats.queue_us),
-                (self._decode_transfer, stats.transfer_us),
-                (self._decode_join, stats.join_us),
-            )
-        computed = ((self._prefill_queue, stats.queue_us), (self._prefill_compute, stats.compute_us))
-        return computed if leg is LegKind.LOCAL else (*computed, (self._prefill_transfer, stats.transfer_us))
+        for duration, stage in self._leg_stages[leg].items():
+            stage.observe(getattr(stats, duration) / 1e6)
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)

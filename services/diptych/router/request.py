@@ -5,21 +5,33 @@ Rule: a later form holds the earlier one, and copies no field of it.
 
 from __future__ import annotations
 
+import math
+import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Preamble
 from diptych.generation.leg_prompt import BYTES_PER_TOKEN
 from diptych.generation.request_groups import NO_ACCOUNT, NO_HINTS, NO_LIFE, Account, Hints, Life
 from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.segments import ContentSegment, content_len
-from diptych.router.choose.routing import DEFAULT_ROUTING, Routing
+from diptych.router.choose.policies import POLICIES
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import ANYBODY, Caller
+from diptych.router.text.parsing.message_formats import DEFAULT_FORMATS, MessageFormats
 from diptych.router.text.parsing.parts import MessageParser
 from diptych.router.text.parsing.tool_use import NO_TOOLS, ToolUse
 from diptych.router.tracing.record import NO_TRACE, Trace
+from diptych.tokens.tokenizer import Tokenizer
+
+POLICY_HEADER: Final = "x-diptych-policy"
+SESSION_HEADER: Final = "x-diptych-session"
+TTFT_SLO_HEADER: Final = "x-diptych-ttft-slo-ms"
+MAX_SESSION_LEN: Final = 256
+_USABLE: Final = re.compile(r"[!-~]{1,128}")  # printable ASCII without spaces: harmless in headers, logs and memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,18 @@ class ChatPrompt:
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Where a client wants its request to go, and how soon its first token. Empty: the router decides."""
+
+    policy: str = ""  # one of `POLICIES`, instead of the configured one
+    session: str = ""  # requests of one session go to the same workers, where the policy heeds it
+    ttft_slo_s: float | None = None  # a first token that comes later than this is worth nothing
+
+
+DEFAULT_ROUTING: Final = Routing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +183,54 @@ def request_for_tokens(model: str, prompt: Prompt, caller: Caller) -> ClientRequ
     params = SamplingParams(prompt_logprobs=0)
     account, hints = Account(caller.name), hints_of(caller.cache_owner, "")
     return ClientRequest(model, [prompt], params, account=account, hints=hints, caller=caller)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model that a router serves, as far as requests need to know it."""
+
+    model_id: str
+    tokenizer: Tokenizer
+    vocab_size: int
+    context_len: int  # tokens, prompt + output, that the model takes; workers may take fewer
+    formats: MessageFormats = DEFAULT_FORMATS  # in which it writes calls of tools, and reasoning
+    names: tuple[str, ...] = ()  # that clients are told in place of its id; answers say the first
+
+
+def is_usable(request_id: str) -> bool:
+    """Whether a client's own id may be the id of its request; else that is a new one. No id is a secret."""
+    return _USABLE.fullmatch(request_id) is not None
+
+
+def new_request_id() -> str:
+    return f"{random.getrandbits(96):024x}"
+
+
+def new_answer_id(prefix: str) -> str:
+    """Return the id of an answer, as the APIs show it: of 128 bits, so that nobody ever meets another one."""
+    return f"{prefix}{random.getrandbits(128):032x}"
+
+
+def routing_of(headers: Mapping[str, str]) -> Routing:
+    """Read a request's headers, or its metadata over gRPC: the names are the same. Raises `InvalidRequest`."""
+    policy, session = headers.get(POLICY_HEADER, ""), headers.get(SESSION_HEADER, "")
+    slo_ms = headers.get(TTFT_SLO_HEADER, "")
+    if not (policy or session or slo_ms):
+        return DEFAULT_ROUTING
+    if policy and policy not in POLICIES:
+        text = f"there is no policy {policy!r}: use one of {', '.join(sorted(POLICIES))}"
+        raise InvalidRequest(text, param=POLICY_HEADER)
+    if len(session) > MAX_SESSION_LEN:
+        raise InvalidRequest(f"a session's name has at most {MAX_SESSION_LEN} characters", param=SESSION_HEADER)
+    return Routing(policy, session, _seconds(slo_ms) if slo_ms else None)
+
+
+def _seconds(milliseconds: str) -> float:
+    try:
+        value = float(milliseconds)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        text = f"{TTFT_SLO_HEADER} must be a positive number of milliseconds, not {milliseconds!r}"
+        raise InvalidRequest(text, param=TTFT_SLO_HEADER)
+    return value / 1000

@@ -22,26 +22,23 @@ from diptych.router.choose.breakers import Breakers
 from diptych.router.choose.explain import Explanations
 from diptych.router.choose.policies import plan_of
 from diptych.router.config import RouterConfig
-from diptych.router.grpc.gate import CallGate
 from diptych.router.grpc.inference import INFERENCE, InferenceService
-from diptych.router.grpc.reading import MessageReader
-from diptych.router.grpc.server import GrpcServer
-from diptych.router.http.exchange.apps import admin_app, clients_app, with_all_metrics
-from diptych.router.keys.callers import Callers
+from diptych.router.grpc.server import CallGate, GrpcServer, MessageReader
+from diptych.router.http.exchange.app import clients_app, operators_app
+from diptych.router.http.operate.about import with_all_metrics
+from diptych.router.keys.caller import Callers
 from diptych.router.keys.ledger import Ledger
 from diptych.router.metrics import GrammarUsage, KeyUsage, RouterMetrics, TokenizerUsage
-from diptych.router.process.health import RouterHealth
+from diptych.router.process.health import ProcessMetrics, RouterHealth
 from diptych.router.process.share import Share
+from diptych.router.request import ServedModel
 from diptych.router.serve.execution import Dispatcher
 from diptych.router.serve.hedging import Hedging
-from diptych.router.serve.pipeline import Pipeline
-from diptych.router.serve.prepare import Preparer
+from diptych.router.serve.pipeline import Pipeline, Preparer
 from diptych.router.serve.progress import RetryLimits
 from diptych.router.serve.selection import Selector
-from diptych.router.served_model import ServedModel
 from diptych.router.text.tokenization import Tokenization
-from diptych.router.tracing.environment import OpenExport
-from diptych.router.tracing.tracer import Tracer
+from diptych.router.tracing.tracer import OpenExport, Tracer
 from diptych.router.workers.drain import DrainableApp, OpenRequests, RouterDrain
 from diptych.router.workers.fleet import Fleet, Membership
 
@@ -83,7 +80,8 @@ def build(
     tell_certificate(metrics.registry, trust.tls)
     fleet = Fleet(membership, trust, model.model_id, metrics, router_id)
     health = RouterHealth(fleet)
-    admission = _admission(config, metrics)
+    limits = AdmissionLimits(config.max_concurrent, config.max_queued, config.max_queue_wait_s)
+    admission = Admission(limits, on_refusal=metrics.turned_away_for)
     metrics.watch(fleet, admission)
 
     def leave() -> None:
@@ -103,18 +101,14 @@ def build(
     tracer = _tracer(config, fleet, open_export)
     budget = BodyBudget(BODIES_IN_MEMORY * config.max_body_bytes)
     app = clients_app(config, trust, fleet, pipeline, health.probes, callers, tracer, budget)
-    app = app if share is None else with_all_metrics(app, config, pipeline, share)
+    if share is not None and config.open_metrics:
+        app = with_all_metrics(app, metrics, ProcessMetrics(config.host, share.ports), share)
     drain = RouterDrain(draining, f"{fleet.router_id:016x}", config.drain_s)
-    http = _http(config, DrainableApp(app, draining, admin_app(trust, fleet, pipeline, drain, callers)), share)
+    http = _http(config, DrainableApp(app, draining, operators_app(trust, fleet, pipeline, drain, callers)), share)
     service = InferenceService(pipeline, callers, tracer, stall_s=config.client_stall_s)
     gate = CallGate(callers, budget, MessageReader(INFERENCE), stall_s=config.client_stall_s)
     grpc = _grpc(config, service, gate, health, share)
     return Router(fleet, health, admission, dispatcher, draining, preparer, http, grpc, budget, tracer)
-
-
-def _admission(config: RouterConfig, metrics: RouterMetrics) -> Admission:
-    limits = AdmissionLimits(config.max_concurrent, config.max_queued, config.max_queue_wait_s)
-    return Admission(limits, on_refusal=metrics.turned_away_for)
 
 
 def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics) -> Dispatcher:

@@ -3,11 +3,15 @@
 A token can end within a character: the decoder then writes U+FFFD, and the text after the last whole character waits.
 Only a short window of tokens is decoded: the tokens not shown yet, behind those shown last, which some decoders need as
 context (a leading space is kept in the middle of a text but not at its start).
+
+Tokens of byte-level vocabularies are runs of bytes, and each stands alone. A character that one leaves unfinished waits
+for the next one; what can't become a character is shown as U+FFFD.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 _REPLACEMENT: Final = "\ufffd"
@@ -35,11 +39,28 @@ class Detokenizer(Protocol):
         ...
 
 
-class IncrementalDetokenizer:
-    """Turns the tokens of one request into text, at a constant cost a token.
+class ByteDetokenizer:
+    """The one of byte-level vocabularies."""
 
-    What `push` and `flush` return, joined, is the decoding of all tokens. One exception, of tokenizers with byte
-    fallback: they decode a run of byte tokens as broken if any byte of it is, whatever was already shown of the run.
+    def __init__(self, pieces: Mapping[int, bytes]) -> None:
+        self._pieces = pieces
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Sequence[int]) -> str:
+        pieces = self._pieces
+        return self._decoder.decode(b"".join([pieces[token_id] for token_id in ids]))
+
+    def flush(self) -> str:
+        text = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return text
+
+
+class IncrementalDetokenizer:
+    """The one of all other vocabularies, at a constant cost a token.
+
+    What it returns is the decoding of all tokens. One exception, of tokenizers with byte fallback: they decode a run of
+    byte tokens as broken if any byte of it is, whatever was already shown of the run.
     """
 
     def __init__(self, tokenizer: Decoder) -> None:
@@ -49,11 +70,9 @@ class IncrementalDetokenizer:
         self._shown = ""  # of the window's text
 
     def push(self, ids: Sequence[int]) -> str:
-        """Take the next tokens; return the text that they make certain."""
         return "".join([self._push(token) for token in ids])
 
     def flush(self) -> str:
-        """Return the text that was waiting: no more tokens come."""
         text = self._tokenizer.decode(self._window)[len(self._shown) :]
         self._start_window([], 0, "")
         return text

@@ -71,7 +71,9 @@ class PromptEncoder:
         self, text: str, max_new_chars: int, max_segments: int, add_special_tokens: bool, namespace: bytes
     ) -> array[int] | None:
         if self._cuts is None or self._frame is None:
-            return self._encode_whole(text, add_special_tokens) if len(text) <= max_new_chars else None
+            if len(text) > max_new_chars:
+                return None
+            return array(TOKEN_TYPE, self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
         segments = _cut(text, self._cuts, max_segments)
         if len(segments) > max_segments:
             return None
@@ -85,9 +87,6 @@ class PromptEncoder:
         if add_special_tokens:
             ids = self._frame.before + ids + self._frame.behind
         return array(TOKEN_TYPE, ids)
-
-    def _encode_whole(self, text: str, add_special_tokens: bool) -> array[int]:
-        return array(TOKEN_TYPE, self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def _fill(
         self, segments: Sequence[str], found: Sequence[bytes | None], new: Sequence[str], namespace: bytes

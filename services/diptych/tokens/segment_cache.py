@@ -14,8 +14,6 @@ from typing import Final
 
 ENTRY_BYTES: Final = 256  # beside text and tokens: the dictionary's place, the objects' heads
 MAX_SHARE: Final = 4  # a piece may fill one part in so many: a single prompt must not push out all others
-
-
 Key = tuple[bytes, str]  # namespace, text
 
 

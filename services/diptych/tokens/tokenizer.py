@@ -32,9 +32,8 @@ from tokenizers import models
 from tokenizers.decoders import ByteLevel
 
 from diptych.common.errors import InvalidRequest
-from diptych.tokens.byte_detokenizer import ByteDetokenizer
 from diptych.tokens.chat_template import ChatTemplate, Message
-from diptych.tokens.detokenizer import Detokenizer, IncrementalDetokenizer
+from diptych.tokens.detokenizer import ByteDetokenizer, Detokenizer, IncrementalDetokenizer
 from diptych.tokens.token_bytes import TextBytes, TokenBytes, byte_alphabet
 
 KEEPING: Final = frozenset({"ByteLevel", "Digits", "Split"})  # pre-tokenizers; a split that removes is none of them
@@ -86,8 +85,17 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def cut_points(self) -> re.Pattern[str] | None:
-        """Return what matches the tokens before which a text may be cut without a change of its tokens."""
-        return cut_points(self._backend)
+        """Return what matches the tokens before which a text may be cut without a change of its tokens; None: none."""
+        added = list(self._backend.get_added_tokens_decoder().values())
+        if not _is_local(self._backend) or any(token.single_word for token in added):
+            return None
+        raw = [token for token in added if not token.normalized and token.content]
+        cuts = {token.content for token in raw if token.special and _stands_alone(token)}
+        others = {token.content for token in raw} - cuts
+        if not cuts or any(_reaches_into(other, cut) for other in others for cut in cuts):
+            return None
+        longest_first = sorted(cuts, key=len, reverse=True)  # as it matches, of two that begin at the same place
+        return re.compile("|".join(map(re.escape, longest_first)))
 
     def token_length(self) -> TokenLength | None:
         """Return what a text's length tells of the number of its tokens; None: nothing."""
@@ -109,8 +117,7 @@ class Tokenizer:
 
     def showing(self, tokens: Collection[str]) -> Tokenizer | ShowingTokenizer:
         """Return what decodes these tokens as the texts that they are, should they be special."""
-        added = self._backend.get_added_tokens_decoder().values()
-        if not any(token.special and token.content in tokens for token in added):
+        if self.special_tokens.isdisjoint(tokens):
             return self
         return ShowingTokenizer(self._backend, tokens, self.eos_ids)
 
@@ -140,19 +147,6 @@ class Tokenizer:
         )
 
 
-def cut_points(backend: tokenizers.Tokenizer) -> re.Pattern[str] | None:
-    """Return what matches the tokens before which a text may be cut; None: nowhere."""
-    added = list(backend.get_added_tokens_decoder().values())
-    if not _is_local(backend) or any(token.single_word for token in added):
-        return None
-    raw = [token for token in added if not token.normalized and token.content]
-    cuts = {token.content for token in raw if token.special and _stands_alone(token)}
-    others = {token.content for token in raw} - cuts
-    if not cuts or any(_reaches_into(other, cut) for other in others for cut in cuts):
-        return None
-    return re.compile("|".join(map(re.escape, _longest_first(cuts))))
-
-
 def _is_local(backend: tokenizers.Tokenizer) -> bool:
     """Whether nothing depends on the length of the text, or on chance."""
     is_random = bool(getattr(backend.model, "dropout", None))
@@ -166,11 +160,6 @@ def _stands_alone(token: tokenizers.AddedToken) -> bool:
 def _reaches_into(other: str, cut: str) -> bool:
     """Whether `other` may be found where a part of it is (a part of) `cut`."""
     return cut in other or any(other.endswith(cut[:length]) for length in range(1, len(cut)))
-
-
-def _longest_first(contents: Iterable[str]) -> list[str]:
-    """As the tokenizer matches: of two that begin at the same place, the longer one."""
-    return sorted(contents, key=len, reverse=True)
 
 
 class ShowingTokenizer:
@@ -189,7 +178,6 @@ class ShowingTokenizer:
         return text
 
     def detokenizer(self) -> Detokenizer:
-        """Return a new one, for one request."""
         return IncrementalDetokenizer(self) if self._text_bytes is None else ByteDetokenizer(self._text_bytes)
 
 

@@ -1,8 +1,9 @@
-"""The unified worker: `diptych unified`."""
+"""The workers: `diptych prefill`, `diptych decode` and `diptych unified`. Each begins in another role."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from diptych.common.members.roles import Role
 from diptych.engine.frontend.config import WorkerConfig
@@ -10,9 +11,25 @@ from diptych.engine.frontend.main import run_worker
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillConfig(WorkerConfig):
+    """Compute prompts and hand their KV to decode workers."""
+
+    role: ClassVar = Role.PREFILL
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig(WorkerConfig):
+    """Take over computed prompts and generate their output."""
+
+    role: ClassVar = Role.DECODE
+
+
+@dataclass(frozen=True, slots=True)
 class UnifiedConfig(WorkerConfig):
     """Serve whole requests, and compute prompts or generate output together with other workers."""
 
+    role: ClassVar = Role.UNIFIED
 
-def main(config: UnifiedConfig) -> int:
-    return run_worker(config, Role.UNIFIED)
+
+def main(config: PrefillConfig | DecodeConfig | UnifiedConfig) -> int:
+    return run_worker(config, config.role)

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from diptych.checkpoints.quantization.config import read_scheme
+from diptych.checkpoints.hf_folder import read_scheme
 from diptych.checkpoints.quantization.weight import as_floats
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError

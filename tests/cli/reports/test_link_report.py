@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from diptych.cli.reports.link_report import WorkerReport, as_json, as_text, size
+from diptych.cli.reports.link_report import as_json, as_text, is_well, size
+from diptych.cli.requests.asking import Answer
 from diptych.v1 import bootstrap_pb2, worker_pb2
 
 PREFILL = bootstrap_pb2.Instance(
@@ -37,9 +38,9 @@ DOWN = worker_pb2.LinkStatus(peer_instance_id=1, state=worker_pb2.LINK_STATE_DOW
 STATUS = worker_pb2.WorkerStatus(
     instance=PREFILL, pages_by_state={"free": 7, "quarantined": 2, "owned": 0}, quarantine_oldest_s=1.25, links=[UP]
 )
-REPORT = WorkerReport(PREFILL, STATUS, "")
-BROKEN = WorkerReport(DECODE, worker_pb2.WorkerStatus(instance=DECODE, links=[DOWN]), "")
-SILENT = WorkerReport(DECODE, None, "deadline exceeded")
+REPORT = Answer(PREFILL, STATUS)
+BROKEN = Answer(DECODE, worker_pb2.WorkerStatus(instance=DECODE, links=[DOWN]))
+SILENT = Answer(DECODE, problem="deadline exceeded")
 
 
 def test_people_see_workers_links_and_what_is_wrong() -> None:
@@ -79,10 +80,10 @@ def test_programs_get_the_same_as_json() -> None:
 
 
 def test_all_is_well_when_everybody_answers_and_every_link_is_up() -> None:
-    assert REPORT.is_well
-    assert replace(REPORT, status=worker_pb2.WorkerStatus()).is_well
-    assert not BROKEN.is_well
-    assert not SILENT.is_well
+    assert is_well(REPORT)
+    assert is_well(replace(REPORT, status=worker_pb2.WorkerStatus()))
+    assert not is_well(BROKEN)
+    assert not is_well(SILENT)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from http_serving import serving
 
-from diptych.cli.members import members
-from diptych.cli.requests.asking import NEEDS_TOKEN, Answer, ask, ask_to_drain
+from diptych.cli.requests.asking import NEEDS_TOKEN, Answer, ask, ask_to_drain, members
 from diptych.common.errors import ConfigError
 from diptych.common.trust.tls import Tls
 from diptych.common.trust.tokens import Tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from diptych.common.net.connection_places import ConnectionPlaces
+from diptych.common.net.http_connection import ConnectionPlaces
 
 
 def test_the_one_that_has_waited_longest_for_a_request_goes() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from diptych.common.net.hosts import host_of, one_spelling, peer_host
+from diptych.common.net.reachable import host_of, one_spelling, peer_host
 
 
 @pytest.mark.parametrize(

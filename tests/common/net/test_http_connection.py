@@ -14,13 +14,13 @@ import uvloop
 from fake_transport import FakeTransport, connect, echo, server_config
 from uvicorn.server import ServerState
 
-from diptych.common.net.connection_places import ConnectionPlaces
 from diptych.common.net.http_connection import (
     MAX_FIELDS,
     MAX_HEAD_BYTES,
     MAX_UNSENT_BYTES,
     MAX_URL_BYTES,
     MAX_WAITING_REQUESTS,
+    ConnectionPlaces,
     HttpConnection,
     connections_of_a_server,
 )

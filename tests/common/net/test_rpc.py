@@ -32,9 +32,9 @@ from guarded_server import (
 from diptych.common.members.membership_client import Evicted, MembershipWatcher, Registration
 from diptych.common.net.rpc import MAX_MESSAGE_BYTES, open_channel, open_sync_channel
 from diptych.common.refusals import Refusals
+from diptych.common.trust.gatekeeper import NUM_PLACES
 from diptych.common.trust.instance_secret import InstanceSecret, shown
 from diptych.common.trust.permissions import Party, may_call, words_for
-from diptych.common.trust.strangers import NUM_PLACES
 from diptych.common.trust.trust import INSECURE, Trust
 from diptych.v1 import bootstrap_pb2, bootstrap_pb2_grpc, worker_pb2, worker_pb2_grpc
 

@@ -11,7 +11,7 @@ from fuzzing import fuzz, malformed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diptych.common.trust.certificate import expires_s
+from diptych.common.trust.tls import expires_s
 
 
 @pytest.mark.parametrize("days", [-1, 30, 30_000], ids=["ended", "soon", "after 2049, which is written otherwise"])

@@ -3,7 +3,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 
-from diptych.common.trust.strangers import Strangers
+from diptych.common.trust.gatekeeper import Strangers
 
 
 def test_a_newcomer_takes_the_place_of_the_oldest_when_all_are_taken() -> None:

@@ -14,9 +14,8 @@ from diptych.cli.update_weights import UpdateWeightsConfig
 from diptych.common.config import add_options, from_namespace, new_parser
 from diptych.common.errors import ConfigError
 from diptych.common.trust.trust import INSECURE, TrustConfig, forget_token
-from diptych.decode.main import DecodeConfig
-from diptych.prefill.main import PrefillConfig
 from diptych.router.config import RouterConfig
+from diptych.unified.main import DecodeConfig, PrefillConfig
 
 TOKEN = {"DIPTYCH_AUTH_TOKEN": "the-secret-word-of-this-test"}
 

@@ -15,10 +15,10 @@ from diptych.common.members.roles import LegKind, Role
 from diptych.common.refusals import Refusals
 from diptych.common.trust.tokens import Tokens
 from diptych.common.trust.trust import Trust
-from diptych.engine.frontend import role_change
+from diptych.engine.frontend import admin
+from diptych.engine.frontend.admin import RoleChanges, role_changes, role_route
 from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.frontend.group import WorkerGroup
-from diptych.engine.frontend.role_change import RoleChanges, role_changes, role_route
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
@@ -168,7 +168,7 @@ def test_without_a_peer_of_the_new_role_the_answer_says_so_at_once() -> None:
 
 
 def test_a_link_that_does_not_come_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(role_change, "LINK_WAIT_S", 0.01)
+    monkeypatch.setattr(admin, "LINK_WAIT_S", 0.01)
 
     async def script(worker: Worker) -> None:
         worker.members[3] = worker.member(3, Role.PREFILL)

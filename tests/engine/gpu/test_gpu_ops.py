@@ -10,7 +10,7 @@ from torch import Tensor
 from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
 from diptych.checkpoints.quantization.weight import QuantizedWeight
-from diptych.engine.lora.adapter import Adapter, Product
+from diptych.engine.lora.registry import Adapter, Product
 from diptych.engine.models.lora import TORCH, Loras
 from diptych.engine.models.ops import Ops, TorchOps
 from diptych.kernels.quantized import QuantizedArray

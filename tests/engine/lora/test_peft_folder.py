@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from diptych.architectures.placement import Piece, Placed, Split
-from diptych.engine.lora.adapter import Adapter, InvalidAdapter
 from diptych.engine.lora.peft_folder import read_adapter, read_config
+from diptych.engine.lora.registry import Adapter, InvalidAdapter
 
 WriteAdapter = Callable[..., dict[str, Any]]
 Q, V, FUSED = "model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.v_proj", "model.layers.1.mlp.gate_up_proj"

@@ -13,7 +13,7 @@ from diptych.engine.runner.kv_pool import device_view, kv_bytes, kv_view, new_kv
 from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.digest import digest_bytes
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.pool import DevicePool
+from diptych.kvtransfer.pool import DevicePool, num_pages_to_allocate
 from diptych.kvtransfer.transport import OpDone
 from diptych.kvtransfer.ucx import UcxOptions, open_transport
 
@@ -46,13 +46,13 @@ def test_a_pool_on_a_device_is_seen_where_it_lies() -> None:
     def unused(*_: Any) -> None:
         raise AssertionError
 
-    probe = DevicePool(layout, Device("cuda"), 0, unused, unused)
-    memory = torch.zeros(probe.num_pages, layout.page_nbytes, dtype=torch.uint8, device="cuda:0")
+    num_pages = num_pages_to_allocate(layout)
+    memory = torch.zeros(num_pages, layout.page_nbytes, dtype=torch.uint8, device="cuda:0")
     pool = DevicePool(layout, Device("cuda"), memory.data_ptr(), unused, unused)
     kv = device_view(pool, torch.device("cuda:0"))
     assert (kv.shape, kv.dtype, kv.data_ptr()) == (layout.shape, torch.bfloat16, memory.data_ptr())
     kv[2] = 1.0
-    assert memory.any(dim=1).tolist() == [page == 2 for page in range(probe.num_pages)]
+    assert memory.any(dim=1).tolist() == [page == 2 for page in range(num_pages)]
 
 
 @pytest.mark.gpu

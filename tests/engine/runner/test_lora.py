@@ -16,8 +16,8 @@ from torch import Tensor
 
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.source import ModelSource, open_model
-from diptych.engine.lora.adapter import InvalidAdapter
 from diptych.engine.lora.peft_folder import read_adapter
+from diptych.engine.lora.registry import InvalidAdapter
 
 NewDriver = Callable[..., Any]
 WriteAdapter = Callable[..., dict[str, Tensor]]

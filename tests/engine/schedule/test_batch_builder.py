@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from diptych.engine.schedule.batch_builder import build_batch, placeholder
-from diptych.engine.schedule.sampling_builder import build_sampling
+from diptych.engine.schedule.sampling_builder import SamplingBuilder
 from diptych.engine.values.batch import ForwardMode
 from diptych.engine.values.request import Request, TokenCounts, new_request
 from diptych.engine.values.step import new_step, next_chunk
@@ -105,7 +105,7 @@ def test_samples_behind_drafts_are_drawn_at_their_positions_and_others_keep_what
     other.counts = TokenCounts(prompt_len=2, max_tokens=6, counts_prompt=True)
     other.allowed = np.array([5], np.int32)
     other.params = replace(other.params, allowed_token_ids=(0, 2))
-    sampling = build_sampling([drafted, other], frozenset(), 32, {drafted.room: (8, 9)})
+    sampling = SamplingBuilder(frozenset(), 32).build([drafted, other], {drafted.room: (8, 9)})
     assert sampling.seeds.tolist() == [5, 5, 5, 6]
     assert sampling.positions.tolist() == [3, 4, 5, 2]
     assert sampling.temperature.tolist() == [0.5] * 4
@@ -119,6 +119,17 @@ def test_samples_behind_drafts_are_drawn_at_their_positions_and_others_keep_what
     assert sampling.bias.rows.tolist() == [3]
     assert sampling.penalties is not None
     assert set(sampling.penalties.rows.tolist()) == {3}
+
+
+def test_what_requests_ask_for_is_kept_until_others_are_sampled_and_their_positions_are_not() -> None:
+    one, other = request(0, [1, 2, 3], 2, 1, seed=5), request(1, [5, 6], 1, 1, seed=6)
+    builder = SamplingBuilder(frozenset(), 32)
+    first = builder.build([one, other])
+    one.append(9)
+    second, third = builder.build([one, other]), builder.build([other])
+    assert (first.positions.tolist(), second.positions.tolist(), third.positions.tolist()) == ([3, 2], [4, 2], [2])
+    assert (second.seeds.tolist(), third.seeds.tolist()) == ([5, 6], [6])
+    assert second.temperature is first.temperature
 
 
 def test_a_token_that_is_not_known_yet_has_a_placeholder() -> None:

@@ -18,12 +18,14 @@ from diptych.engine.frontend.sessions import Sessions
 from diptych.engine.lora.registry import Loaded
 from diptych.engine.schedule.admission import refuse
 from diptych.engine.scheduler import codec
-from diptych.engine.tensor_parallel import log_codec
+from diptych.engine.tensor_parallel import rank_log
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
+from diptych.engine.values.limits import Limits
 from diptych.generation.request_groups import MAX_PRIORITY
 from diptych.v1 import inference_pb2, rank_pb2, worker_pb2
 
 MAX_TOKENS, VOCAB = 64, 100
+LIMITS = Limits(MAX_TOKENS, VOCAB, frozenset(), MAX_TOKENS, 1)
 BARE = Loaded("", -1, "")
 
 
@@ -81,7 +83,7 @@ def test_legs_become_requests_that_can_be_served_or_are_refused(leg: worker_pb2.
         return
     num_tokens = len(leg.prompt_tokens) // 4 + len(leg.prompt_token_ids)
     assert len(request.tokens) <= max(MAX_TOKENS, num_tokens + 1)
-    if refuse(request, is_known=False, max_tokens=MAX_TOKENS, vocab_size=VOCAB) is None:
+    if refuse(request, LIMITS, is_known=False, max_tokens=MAX_TOKENS, num_waiting=0) is None:
         params = request.params
         assert all(map(math.isfinite, (params.temperature, params.top_p, params.min_p, params.repetition_penalty)))
         assert 0 < num_tokens < MAX_TOKENS
@@ -134,8 +136,8 @@ BATCH = ForwardBatch(
 
 
 @fuzz
-@given(data=malformed(log_codec.step_to_wire(BATCH).SerializeToString()))
+@given(data=malformed(rank_log.step_to_wire(BATCH).SerializeToString()))
 def test_entries_of_the_rank_log(data: bytes) -> None:
     with contextlib.suppress(DecodeError, ValueError):
-        step = log_codec.step_from_wire(rank_pb2.Step.FromString(data))
+        step = rank_log.step_from_wire(rank_pb2.Step.FromString(data))
         assert step.page_table.shape[0] == len(step.seq_lens)

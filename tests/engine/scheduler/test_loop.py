@@ -16,17 +16,14 @@ from stepped_engine import local_core
 
 from diptych.common.arrays import U64
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.lora.adapter import InvalidAdapter
-from diptych.engine.lora.registry import LoraRegistry
+from diptych.engine.lora.registry import InvalidAdapter, LoraRegistry
 from diptych.engine.scheduler.adapters import Adapters, ReadAdapter
 from diptych.engine.scheduler.admin_thread import AdminThread
 from diptych.engine.scheduler.grammar_thread import GrammarThread
 from diptych.engine.scheduler.links.links import links_of_nobody
-from diptych.engine.scheduler.loop import SchedulerLoop
+from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
-from diptych.engine.scheduler.parts import Parts
-from diptych.engine.scheduler.step_watch import StepGivenUp, StepWatch
-from diptych.engine.scheduler.stepping import SynchronousStepping
+from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch, SynchronousStepping
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.limits import Limits, Scheduling
 from diptych.grammars.compiler import Compiler
@@ -101,11 +98,12 @@ class Frontend:
         self._links = links_of_nobody()
         self._grammars = GrammarThread(lambda: Compiler(tokenizer, VOCAB, tokenizer.eos_ids))
         self.slots = Slots()
-        adapters = Adapters(LoraRegistry(2, "base"), self.slots, self.slots.read)
+        adapters = Adapters(LoraRegistry(2, "base"), lambda: self.slots, self.slots.read)
         self._admin = AdminThread(adapters.handlers)
         stepping = SynchronousStepping(core, self.runner, time.monotonic)
         parts = Parts(self._links, self._grammars, self._admin, adapters, watch)
-        loop = SchedulerLoop(core, stepping, channel, parts, News(core, cache, parts, stepping.meter))
+        news = News(core, cache, self._links, adapters, stepping.meter)
+        loop = SchedulerLoop(core, stepping, channel, parts, news)
         self.handlers = loop._handlers
         self._channel = channel
         self._thread = threading.Thread(target=loop.run)

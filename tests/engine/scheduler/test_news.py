@@ -9,8 +9,6 @@ from typing import Any
 from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.scheduler.links.links import links_of_nobody
 from diptych.engine.scheduler.news import News
-from diptych.engine.scheduler.parts import Parts
-from diptych.engine.scheduler.step_watch import StepWatch
 from diptych.engine.values.core_report import CoreCounts, CoreReport, Holders
 
 NAMES = [each.name for each in fields(CoreCounts)]
@@ -23,8 +21,7 @@ def test_every_counter_of_a_core_stands_in_the_status_under_its_name(
     engine = new_engine()
     nobody: Any = None
     monkeypatch.setattr(engine.core, "report", lambda: CoreReport(4, Holders(), COUNTS))
-    parts = Parts(links_of_nobody(), nobody, nobody, nobody, StepWatch())
-    status = News(engine.core, engine.cache, parts, PrefillMeter()).status()
+    status = News(engine.core, engine.cache, links_of_nobody(), nobody, PrefillMeter()).status()
     assert {name: getattr(status, name) for name in NAMES} == {name: getattr(COUNTS, name) for name in NAMES}
     assert (status.open_rooms, status.leaks_found, status.quarantine_oldest_s) == (4, 0, 0.0)
     assert status.pages_by_state == engine.cache.pool.counts()

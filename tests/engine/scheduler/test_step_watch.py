@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from diptych.engine.scheduler.step_watch import LOOK_S, StepGivenUp, StepWatch
+from diptych.engine.scheduler.stepping import LOOK_S, StepGivenUp, StepWatch
 
 
 class World:

@@ -13,8 +13,8 @@ from stepped_engine import PAGE
 from diptych.common.errors import ConfigError
 from diptych.engine.options.sim_timing import Timing
 from diptych.engine.sim.answers import Speech, expected_tokens
+from diptych.engine.sim.hardware import IMPOSSIBLE, SimRunner
 from diptych.engine.sim.marked_pages import MarkedPages
-from diptych.engine.sim.runner import IMPOSSIBLE, SimRunner
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, SamplingBatch
 from diptych.kvtransfer.layout import DTYPE_NBYTES, PoolLayout
 

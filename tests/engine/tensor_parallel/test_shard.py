@@ -11,8 +11,7 @@ from diptych.architectures.config import ModelConfig, Moe, Rope
 from diptych.architectures.placement import Piece, Split
 from diptych.checkpoints.quantization.weight import as_floats
 from diptych.common.errors import ConfigError
-from diptych.engine.tensor_parallel.cut import cut_tensors
-from diptych.engine.tensor_parallel.shard import Cut, Shard, check_divides
+from diptych.engine.tensor_parallel.shard import Cut, Shard, check_divides, cut_tensors
 from diptych.kernels.quantized import QuantizedArray
 
 MODEL = tiny_config(

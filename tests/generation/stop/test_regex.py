@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stop_expressions import Counted
 
+from diptych.generation.stop.conditions import StopRegex
 from diptych.generation.stop.pattern import MAX_HELD, compile_stop
-from diptych.generation.stop.regex import StopRegex
 
 PATTERNS = [
     "ab",
@@ -82,7 +82,7 @@ def test_assertions_see_what_was_shown_already() -> None:
 
 
 def test_a_match_that_never_completes_holds_back_a_bounded_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diptych.generation.stop.regex.MAX_HELD", 128)
+    monkeypatch.setattr("diptych.generation.stop.conditions.MAX_HELD", 128)
     stop, shown = start(r"é.*z"), ""
     for _ in range(3 * 128):
         shown += stop.push("é").text
@@ -99,7 +99,7 @@ def test_text_of_any_characters_is_searched_and_comes_back_as_it_was(text: str) 
 @pytest.mark.parametrize("pattern", ["(a|aa)+b", "(a+)+[^a]b", "a.*b.*c"])
 def test_a_piece_is_searched_twice_whatever_was_held_back(pattern: str) -> None:
     counted = Counted(compile_stop((pattern, "never")))
-    stop = StopRegex(counted)
+    stop = StopRegex(counted)  # type: ignore[arg-type]
     for num_pieces in range(1, MAX_HELD):
         stop.push("aaaa")
         assert counted.num_searches == 2 * num_pieces
@@ -107,6 +107,6 @@ def test_a_piece_is_searched_twice_whatever_was_held_back(pattern: str) -> None:
 
 def test_the_piece_that_completes_a_match_is_searched_a_few_times_more() -> None:
     counted = Counted(compile_stop(("a.*?b",)))
-    result = StopRegex(counted).push("x" * 500 + "a" + "x" * 300 + "b" * 223)
+    result = StopRegex(counted).push("x" * 500 + "a" + "x" * 300 + "b" * 223)  # type: ignore[arg-type]
     assert (result.text, result.stopped) == ("x" * 500, True)
     assert counted.num_searches == 2 + 10  # halving 1,024 characters

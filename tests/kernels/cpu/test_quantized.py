@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.kernels.cpu.linear import PackedMatrix
-from diptych.kernels.cpu.quantized import QuantizedMatrix, StackedMatrix
+from diptych.kernels.cpu.linear import PackedMatrix, QuantizedMatrix, StackedMatrix
 from diptych.kernels.quantized import Array, Code, QuantizedArray, stack
 
 KINDS: list[tuple[Code, int, type | None, bool]] = [  # code, columns a scale, type of scales, has mins

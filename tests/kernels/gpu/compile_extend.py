@@ -8,8 +8,7 @@ from typing import Any, Final
 import torch
 from ahead_of_time import Kernel
 
-from diptych.kernels.gpu.extend_attention import extend_attention_kernel
-from diptych.kernels.gpu.extend_tile import choose_tile
+from diptych.kernels.gpu.extend_attention import choose_tile, extend_attention_kernel
 from diptych.kernels.gpu.rope_store import rope_store_kernel
 
 TYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}

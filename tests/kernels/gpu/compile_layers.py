@@ -7,7 +7,7 @@ from typing import Any
 
 from ahead_of_time import Kernel
 
-from diptych.kernels.gpu import activations, fp8_quantize, moe, moe_combine, norms, rows, skinny_gated_gemm, skinny_gemm
+from diptych.kernels.gpu import activations, moe, norms, skinny_gated_gemm, skinny_gemm
 
 HIDDEN, FFN = 4096, 14_336
 CELLS = frozenset({"v4.b32"})
@@ -18,9 +18,9 @@ def pointers(names: str, **others: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), "*bf16") | others
 
 
-def rowwise(name: str, kernel: Any, types: Mapping[str, str], **constants: int) -> Kernel:
-    constants = {"SIZE": HIDDEN, "COLUMNS": HIDDEN} | constants
-    return Kernel(name, kernel, types, constants, num_warps=rows.warps(HIDDEN), loads=CELLS)
+def rowwise(name: str, kernel: Any, types: Mapping[str, str]) -> Kernel:
+    constants = {"SIZE": HIDDEN, "COLUMNS": HIDDEN}
+    return Kernel(name, kernel, types, constants, num_warps=norms.warps(HIDDEN), loads=CELLS)
 
 
 def heads() -> Kernel:
@@ -40,7 +40,7 @@ def skinny(name: str, n: int, k: int) -> Kernel:
         f"skinny GEMM, {name}",
         skinny_gemm.skinny_gemm_kernel,
         pointers("x weight out", m="i32", n="i32"),
-        tile.constants(k),
+        tile.constants(skinny_gemm.MAX_ROWS, k),
         frozenset({"m"}),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -50,7 +50,7 @@ def skinny(name: str, n: int, k: int) -> Kernel:
 
 def gates(name: str, ffn_size: int, called: str) -> Kernel:
     tile = skinny_gated_gemm.choose_tile(ffn_size)
-    constants = {"FFN_SIZE": ffn_size, "ACTIVATION": called, **tile.constants(HIDDEN)}
+    constants = {"FFN_SIZE": ffn_size, "ACTIVATION": called, **tile.constants(skinny_gemm.MAX_ROWS, HIDDEN)}
     return Kernel(
         f"gated GEMM, {name}",
         skinny_gated_gemm.skinny_gated_gemm_kernel,
@@ -61,13 +61,6 @@ def gates(name: str, ffn_size: int, called: str) -> Kernel:
         num_stages=tile.num_stages,
         loads=COPIES,
     )
-
-
-def quantize() -> Iterator[Kernel]:
-    types = {"x": "*bf16", "out": "*i8", "scales": "*fp32"}
-    yield rowwise("FP8 by row", fp8_quantize.quantize_rows_kernel, types, NATIVE=True)
-    types, constants = {"x": "*bf16", "out": "*i8", "inverse": "fp32", "size": "i32"}, {"TILE": 4096, "NATIVE": True}
-    yield Kernel("FP8", fp8_quantize.quantize_kernel, types, constants, loads=CELLS)
 
 
 def experts() -> Iterator[Kernel]:
@@ -81,14 +74,13 @@ def experts() -> Iterator[Kernel]:
     yield grouped(moe.BLOCKS[-1], "fp32", 4)
     types, constants = pointers("results shares out"), {"SIZE": HIDDEN, "NUM_CHOICES": 2, "CHOICES": 2, "TILE": 1024}
     types = {name: types.get(name, "*i64") for name in ("results", "chosen", "shares", "out")}
-    yield Kernel("MoE, combine", moe_combine.combine_kernel, types, constants, loads=CELLS, stores=CELLS)
+    yield Kernel("MoE, combine", moe.combine_kernel, types, constants, loads=CELLS, stores=CELLS)
 
 
 def grouped(block: int, dtype: str, nbytes: int) -> Kernel:
     tile = moe.tile_of(block, nbytes)
-    constants = {"REPEATS": 2, "K": HIDDEN, "STEPS": HIDDEN // tile.block_k, "EVEN": True}
-    constants |= {"BLOCK_M": block, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": moe.BLOCKS_A_GROUP}
-    constants |= {"ALIGNMENT": moe.VECTOR_NBYTES}
+    constants = {"REPEATS": 2, "GROUP": moe.BLOCKS_A_GROUP, "ALIGNMENT": moe.VECTOR_NBYTES}
+    constants |= tile.constants(block, HIDDEN)
     types = {"x": f"*{dtype}", "addresses": "*i64", "assignments": "*i32", "experts": "*i32", "out": f"*{dtype}"}
     types |= {"num_assignments": "i32", "max_blocks": "i32", "n": "i32"}
     return Kernel(
@@ -116,5 +108,4 @@ def kernels() -> Iterator[Kernel]:
     yield skinny("of a vocabulary", 128_256, HIDDEN)
     yield gates("of 14,336 pairs", FFN, "silu")
     yield gates("of 4096 pairs", 4096, "gelu_tanh")
-    yield from quantize()
     yield from experts()

@@ -9,7 +9,7 @@ from ahead_of_time import Kernel
 
 from diptych.kernels.gpu_page_pack import CELL_BITS, DTYPE_NBYTES, pack_pages_kernel
 from diptych.kernels.gpu_page_unpack import unpack_part_kernel
-from diptych.kernels.page_digest import KEY_START, KEY_STEP, MIX_1, MIX_2, page_digest_kernel
+from diptych.kernels.page_digest import KEYS, page_digest_kernel
 from diptych.kernels.page_mover import move_pages_kernel
 
 WORDS, CELLS = frozenset({"v2.b64"}), frozenset({"v4.b32"})
@@ -25,8 +25,7 @@ def mover(name: str, rows: int) -> Kernel:
 def digest() -> Kernel:
     types = {"total": "*i64", "pool": "i64", "pages": "*i64", "offsets": "*i64"}
     types |= {"num_pages": "i32", "page_words": "i32", "num_words": "i32"}
-    keys = {"STEP": KEY_STEP, "START": KEY_START, "FACTOR_1": MIX_1, "FACTOR_2": MIX_2}
-    constants = {"ROWS": 1, "COLUMNS": 2048, "ALIGNMENT": 16, **keys}
+    constants = {"ROWS": 1, "COLUMNS": 2048, "ALIGNMENT": 16, **KEYS}
     return Kernel("digest", page_digest_kernel, types, constants, frozenset({"num_pages"}), loads=WORDS)
 
 

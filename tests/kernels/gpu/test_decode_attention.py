@@ -9,8 +9,13 @@ import torch
 from rounding import UNITS, assert_rows_are_rounded
 from torch import Tensor
 
-from diptych.kernels.gpu.decode_attention import decode_attention, decode_workspace, launch_for, num_splits
-from diptych.kernels.gpu.decode_attention_reference import reference_decode_attention
+from diptych.kernels.gpu.decode_attention import (
+    decode_attention,
+    decode_workspace,
+    launch_for,
+    num_splits,
+    reference_decode_attention,
+)
 from diptych.kernels.gpu.rope_store import rope_store
 
 FP8: Final = torch.float8_e4m3fn

@@ -7,8 +7,7 @@ import pytest
 import torch
 from rounding import assert_rows_are_rounded
 
-from diptych.kernels.gpu.extend_attention import extend_attention, reference_extend_attention
-from diptych.kernels.gpu.extend_tile import Tile, choose_tile
+from diptych.kernels.gpu.extend_attention import Tile, choose_tile, extend_attention, reference_extend_attention
 
 ON_GPU: Final = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 DTYPES: Final = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=ON_GPU)]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from gpu_cases import FLOATS, on_gpu
 
-from diptych.engine.models.experts import ExpertsInTurn
 from diptych.engine.models.gpu_ops import GroupedExperts
 from diptych.engine.models.matrix import TorchMatrix
+from diptych.engine.models.ops import ExpertsInTurn
 from diptych.kernels.gpu.activations import silu_and_mul
 
 ERRORS = {

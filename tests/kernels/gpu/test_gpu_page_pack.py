@@ -101,5 +101,5 @@ def test_parts_of_a_page_lie_one_after_the_other(device: torch.device) -> None:
         at = landed.data_ptr() + first_head // 2 * part.image_nbytes
         pack_pages(part, source.data_ptr(), at, page, zero, zero, landed.shape[1])
     whole = landed[0].cpu().numpy()
-    page_pack.unpack_page(whole, [2, 2], num_layers=3, page_size=4, head_nbytes=32)
+    page_pack.unpack_page(whole, [2, 2], num_rows=3 * 2 * 4, head_nbytes=32)
     np.testing.assert_array_equal(whole, pool[5])

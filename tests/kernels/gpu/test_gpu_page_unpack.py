@@ -19,7 +19,7 @@ def test_parts_become_pages_as_in_the_reference_and_other_pages_stay(
     page_nbytes = NUM_LAYERS * 2 * PAGE_SIZE * sum(part_heads) * head_nbytes
     landed = np.random.default_rng(0).integers(0, 256, (NUM_PAGES, page_nbytes), dtype=np.uint8)
     pool, pages = torch.from_numpy(landed.copy()).to(device), [7, 0, 3, 8, 4]
-    shape = {"num_layers": NUM_LAYERS, "page_size": PAGE_SIZE, "head_nbytes": head_nbytes}
+    shape = {"num_rows": NUM_LAYERS * 2 * PAGE_SIZE, "head_nbytes": head_nbytes}
     scratch = torch.empty(scratch_pages * page_nbytes, dtype=torch.uint8, device=device)
     unpack_pages(pool, torch.tensor(pages, device=device), part_heads, scratch, **shape)
     for page in pages:
@@ -30,7 +30,7 @@ def test_parts_become_pages_as_in_the_reference_and_other_pages_stay(
 def test_one_region_of_pages_is_unpacked_and_the_others_stay(device: torch.device) -> None:
     landed = np.random.default_rng(1).integers(0, 256, (NUM_PAGES, 16 + NUM_LAYERS * PAGE_SIZE * 32), dtype=np.uint8)
     pool, pages = torch.from_numpy(landed.copy()).to(device), [7, 0, 3]
-    shape = {"num_layers": NUM_LAYERS, "page_size": PAGE_SIZE, "head_nbytes": 8, "num_planes": 1}
+    shape = {"num_rows": NUM_LAYERS * PAGE_SIZE, "head_nbytes": 8}
     scratch = torch.empty(2 * landed.shape[1], dtype=torch.uint8, device=device)
     unpack_pages(pool[:, 16:], torch.tensor(pages, device=device), [2, 2], scratch, **shape)
     for page in pages:
@@ -42,4 +42,4 @@ def test_scratch_of_less_than_a_page_is_refused(device: torch.device) -> None:
     pool, page = torch.zeros(1, 64, dtype=torch.uint8, device=device), torch.tensor([0], device=device)
     scratch = torch.empty(56, dtype=torch.uint8, device=device)
     with pytest.raises(AssertionError, match="less than a page"):
-        unpack_pages(pool, page, [1, 1], scratch, num_layers=1, page_size=2, head_nbytes=8)
+        unpack_pages(pool, page, [1, 1], scratch, num_rows=4, head_nbytes=8)

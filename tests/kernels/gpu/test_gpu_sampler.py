@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.runner.sampling import sample_step
+from diptych.common.arrays import I64
 from diptych.engine.runner.sampling.gpu_sampler import GpuSampler
+from diptych.engine.runner.sampling.sampler import sample_step
 from diptych.engine.runner.sampling.torch_sampler import TorchSampler
 from diptych.engine.values.batch import (
     Bias,
@@ -88,7 +89,6 @@ def test_a_step_is_that_of_torch(device: torch.device, wishes: Any, dtype: torch
     expected = sample_step(TorchSampler(), logits.clone(), sampling, prompt_rows)
     queued = sampler.queue(batch_with(prompt_rows), logits.to(device, copy=True), sampling)
     assert_same(queued.start_copy()(), expected)
-    assert_same(sample_step(sampler, logits.to(device, copy=True), sampling, prompt_rows), expected)
 
 
 def test_the_edges_of_what_may_be_asked_are_those_of_torch(device: torch.device) -> None:
@@ -106,17 +106,22 @@ def test_the_edges_of_what_may_be_asked_are_those_of_torch(device: torch.device)
     logits[5, :128] = -torch.inf
     logits[8] = torch.arange(vocab_size) % 2
     expected = TorchSampler().choose(logits.clone(), sampling)
-    assert GpuSampler(device, vocab_size, 4).choose(logits.to(device), sampling).tolist() == expected.tolist()
+    found = chosen(GpuSampler(device, vocab_size, 4), logits.to(device), sampling)
+    assert found.tolist() == expected.tolist()
 
 
 def test_the_tokens_of_many_draws_have_their_probabilities(device: torch.device) -> None:
     count = 60 if device.type == "cpu" else 20_000
     logits = torch.tensor([0.0, 1.0, 2.0, -torch.inf, 0.5], device=device)
-    tokens = GpuSampler(device, 5, count).choose(logits.repeat(count, 1), unseeded(count))
+    tokens = chosen(GpuSampler(device, 5, count), logits.repeat(count, 1), unseeded(count))
     expected = count * logits.softmax(-1).cpu().double().numpy()
     counts, kept = np.bincount(tokens, minlength=5), expected > 0
     assert counts[~kept].sum() == 0
     assert ((counts - expected)[kept] ** 2 / expected[kept]).sum() < 3 + 5 * 6**0.5
+
+
+def chosen(sampler: GpuSampler, logits: Tensor, sampling: SamplingBatch) -> I64:
+    return sampler.queue(batch_with(None), logits, sampling).start_copy()().token_ids
 
 
 def unseeded(count: int) -> SamplingBatch:
@@ -126,14 +131,13 @@ def unseeded(count: int) -> SamplingBatch:
 
 def test_nobody_to_sample_for_is_no_work(device: torch.device) -> None:
     sampler, logits = GpuSampler(device, 10, 4), torch.empty(0, 10, device=device)
-    assert sampler.choose(logits, unseeded(0)).tolist() == []
-    assert sampler.queue(batch_with(None), logits, unseeded(0)).start_copy()().token_ids.tolist() == []
+    assert chosen(sampler, logits, unseeded(0)).tolist() == []
 
 
 def test_greedy_batches_leave_the_logits_as_they_were(device: torch.device) -> None:
     logits: Tensor = torch.randn(3, 40, device=device)
     before, sampling = logits.clone(), replace(unseeded(3), temperature=np.zeros(3, np.float32))
-    assert GpuSampler(device, 40, 8).choose(logits, sampling).tolist() == before.argmax(-1).tolist()
+    assert chosen(GpuSampler(device, 40, 8), logits, sampling).tolist() == before.argmax(-1).tolist()
     assert torch.equal(logits, before)
 
 

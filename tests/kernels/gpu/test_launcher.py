@@ -13,10 +13,11 @@ from triton.backends import nvidia
 
 from diptych.common.native import build_library
 
-BUILD = "from diptych.kernels.gpu import launcher_build; print(launcher_build.build())"
+BUILD = "from diptych.kernels.gpu import launcher; print(launcher.build())"
 USE = """
+import triton
 from diptych.kernels.gpu import launcher
-launcher.use_it()
+launcher.use_it(triton.knobs)
 from triton.backends.nvidia.driver import CudaUtils
 print(CudaUtils().load_binary)
 """

@@ -10,10 +10,11 @@ from diptych.kernels.gpu.moe import (
     ExpertWeights,
     align_experts,
     choose_block,
+    combine_experts,
     grouped_gemm,
+    reference_combine,
     reference_grouped_gemm,
 )
-from diptych.kernels.gpu.moe_combine import combine_experts, reference_combine
 
 TOLERANCES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # of what is rounded once
 MIXTURES = [  # tokens, experts, experts a token

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from diptych.common.errors import ConfigError
-from diptych.kvtransfer.nixl import loader
-from diptych.kvtransfer.nixl.options import environment
+from diptych.kvtransfer.nixl import agent
+from diptych.kvtransfer.nixl.agent import environment
 
 
 @pytest.fixture
@@ -33,9 +34,10 @@ def test_another_path_than_nixls_own_is_refused(
 
 
 def test_without_nixl_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "PACKAGES", {"no_such_nixl": "no-such-nixl"})
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # what is set for a process stays out of this one
+    monkeypatch.setattr(agent, "PACKAGES", {"no_such_nixl": "no-such-nixl"})
     with pytest.raises(ConfigError, match="pip install --no-deps nixl-cu13"):
-        loader.load("auto")
+        agent.load("auto")
 
 
 def test_what_the_user_has_set_stays() -> None:

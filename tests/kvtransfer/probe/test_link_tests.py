@@ -14,7 +14,6 @@ from diptych.kvtransfer.probe.actions import (
     Done,
     Failed,
     FillProbe,
-    LinkTests,
     Measure,
     Passed,
     PathResult,
@@ -47,7 +46,7 @@ class Path:
 class Side:
     """One process: its tests, its probe memory (page -> pattern), and how its links ended."""
 
-    tests: LinkTests
+    tests: WriterTests | ReaderTests
     memory: dict[int, int] = field(default_factory=dict)
     fill: int = 0
     path: str = ""

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from diptych.router.choose.approximate_index import ApproximateIndex
+from diptych.router.choose.cached_prefixes import ApproximateIndex
 from diptych.router.choose.page_chain import text_hashes
 
 TTL_S = 8

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from diptych.router.choose.approximate_index import ApproximateIndex
-from diptych.router.choose.cached_prefixes import LATELY_S, CachedPrefixes
+from diptych.router.choose.cached_prefixes import LATELY_S, ApproximateIndex, CachedPrefixes
 from diptych.router.choose.prefix_index import KvNews, PrefixIndex
 
 CHAINS = {16: [10, 11, 12], 64: [20]}

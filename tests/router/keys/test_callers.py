@@ -9,7 +9,7 @@ import pytest
 from diptych.common.errors import InvalidRequest, Overloaded
 from diptych.common.shared_memory import SharedMemory
 from diptych.router.errors import RateLimited, Unauthenticated
-from diptych.router.keys.callers import Callers
+from diptych.router.keys.caller import Callers
 from diptych.router.keys.keyring import ApiKey, Keyring, digest_of
 from diptych.router.keys.ledger import Ledger, num_bytes
 

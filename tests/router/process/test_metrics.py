@@ -8,7 +8,7 @@ import threading
 from diptych.common.health.health import HealthServer, Page
 from diptych.common.health.probes import Probes, Verdict
 from diptych.common.net.ports import free_ports
-from diptych.router.process.metrics import ProcessMetrics, merged, page_of_process
+from diptych.router.process.health import ProcessMetrics, merged, page_of_process
 
 GOOD = Verdict(True, "fine")
 

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from diptych.cli.members import members
+from diptych.cli.requests.asking import members
 from diptych.common.errors import ConfigError, DiptychError
 from diptych.common.lifecycle import Stop
 from diptych.common.net.ports import claim, free_port, free_ports

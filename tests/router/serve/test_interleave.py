@@ -8,7 +8,7 @@ import pytest
 
 from diptych.generation.finish import Finish
 from diptych.router.output import End, Piece, Usage
-from diptych.router.serve.interleave import PIECES_AHEAD, interleave
+from diptych.router.serve.response import PIECES_AHEAD, interleave
 
 END = End(Finish.STOP, Usage(1, 2, 0))
 

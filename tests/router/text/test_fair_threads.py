@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from diptych.router.text.fair_threads import FairThreads
+from diptych.router.text.tokenization import FairThreads
 
 PATIENCE_S = 200
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from diptych.common.errors import ConfigError
-from diptych.router.tracing.environment import export_of
 from diptych.router.tracing.otlp import OtlpExport
+from diptych.router.tracing.tracer import export_of
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"}
 

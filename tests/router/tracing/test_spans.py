@@ -13,8 +13,17 @@ from diptych.router.choose.explain import AttemptRecord, Selection
 from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
 from diptych.router.output import End, Usage
-from diptych.router.tracing.record import AttemptTrace, CallTrace, Edge, OutputTrace, Stage
-from diptych.router.tracing.spans import MAX_OUTPUTS, Span, parts_of, span_of
+from diptych.router.tracing.record import (
+    MAX_OUTPUTS,
+    AttemptTrace,
+    CallTrace,
+    Edge,
+    OutputTrace,
+    Span,
+    Stage,
+    parts_of,
+    span_of,
+)
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 from diptych.v1.worker_pb2 import LegStats
 

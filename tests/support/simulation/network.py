@@ -88,7 +88,7 @@ class WatchedNetwork(InprocNetwork):
 
     def _do_own_work(self, transport: InprocTransport) -> None:
         pages = transport.own_work[0].pages
-        if pages.min() < _num_pages(transport):
+        if min(pages) < _num_pages(transport):
             self._observer.check_foreign(transport.instance_id, np.asarray(pages, dtype=np.int32), "is verified")
         super()._do_own_work(transport)
 

@@ -17,7 +17,7 @@ from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.scheduler.links.links import Links, directions_of
-from diptych.engine.scheduler.links.tester import new_link_tester
+from diptych.engine.scheduler.links.tester import LinkTester
 from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, fill_in
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.events import (
@@ -37,8 +37,8 @@ from diptych.engine.values.prompt_cost import PromptCost
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import Output
+from diptych.kvtransfer.lanes import PathRule
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.probe.choice import PathRule
 from diptych.prefill.core import PrefillCore
 from diptych.unified.core import UnifiedCore
 from simulation.layered_runner import LayeredRunner
@@ -129,7 +129,7 @@ class Worker:
         else:
             self.core = DecodeCore(self.cache, limits, layout.page_nbytes, pace)
         windows = [(layer, layer + 1) for layer in range(LAYERS)] if rules.by_layers else [(0, LAYERS)]
-        tester = new_link_tester(self.transport, pool, directions_of(Role(role)), PathRule(), clock)
+        tester = LinkTester(self.transport, pool, directions_of(Role(role)), PathRule(), clock)
         self.links = Links(self.transport, self.transport, tester, windows)
         self.linked: set[int] = set()  # peers that its core may use
         self.commands: deque[Command] = deque()
@@ -137,7 +137,7 @@ class Worker:
         self.is_frozen = False
         self._watcher = watcher
         self._clock = clock
-        runner = LayeredRunner(self.kv, self.links.layer_listener, meanwhile)
+        runner = LayeredRunner(self.kv, self.links.posting.layer_listener, meanwhile)
         self._stepping = self._new_stepping(runner, overlap and self.core.can_overlap)
 
     def _new_stepping(self, runner: LayeredRunner, overlap: bool) -> Stepping:
@@ -152,7 +152,7 @@ class Worker:
         moved = bool(self.commands)
         for _ in range(min(num_commands, len(self.commands))):
             self._take(self.commands.popleft(), now_s)
-        self.links.reconnect(now_s)
+        self.links.linking.reconnect(now_s)
         for event in self.links.poll(self.core.suspects()):
             self._note_link(event)
             self.core.handle(event, now_s)
@@ -174,7 +174,7 @@ class Worker:
 
     def _take(self, command: Command, now_s: float) -> None:
         if isinstance(command, Members):
-            self.links.set_peers(command.metadata, now_s)
+            self.links.linking.set_peers(command.metadata, now_s)
         else:
             self.core.handle(command, now_s)
         if isinstance(command, ServeRole):
@@ -190,9 +190,9 @@ class Worker:
             else:
                 assert not isinstance(effect, CompileGrammar)
                 self._watcher.wants(self, effect)
-                self.links.perform(effect)
+                self.links.posting.perform(effect)
 
     def next_due_s(self) -> float | None:
         """When something happens by itself."""
-        times = [self.core.next_deadline_s(), self.links.next_retry_s()]
+        times = [self.core.next_deadline_s(), self.links.linking.next_retry_s()]
         return min((at_s for at_s in times if at_s is not None), default=None)

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from diptych.kernels.cpu.build import build
+from diptych.kernels.cpu import build
 
 SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     "set_num_threads": (c_int, [c_int]),

@@ -114,7 +114,7 @@ static void pack_rows(const struct page_pack *pack, const struct source_pages *s
     }
 }
 
-struct page_parts { /* that land one after the other in a region of a page; mirrored in page_pack_structs.py */
+struct page_parts { /* that land one after the other in a region of a page; mirrored in page_pack.py */
     int64_t num_rows, head_bytes; /* a row is a token in one plane of one layer */
     int64_t offset;               /* of the region in the page */
     int64_t num_parts;

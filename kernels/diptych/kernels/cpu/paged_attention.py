@@ -126,7 +126,7 @@ class PagedAttention:
         self._out_shape = len(tokens.positions), heads.num_heads * heads.value_dim
         self._qkv_width = heads.num_states * heads.head_dim
         self._step = _Step(
-            _kv_address(kv),
+            kv.data_ptr(),
             *(array.ctypes.data for array in self._arrays),
             tokens.page_table.shape[1],
             len(tokens.extend_lens),
@@ -159,16 +159,12 @@ class PagedAttention:
         assert out.shape == self._out_shape, out.shape
 
 
-def _kv_address(kv: Tensor) -> int:
-    assert kv.dtype in KV_TYPES, kv.dtype
-    assert kv.is_contiguous(), kv.stride()
-    return kv.data_ptr()
-
-
 def _check(heads: Heads, kv: Tensor, tokens: Tokens) -> None:
     assert kv.shape[2] == heads.num_planes, kv.shape
     assert heads.value_dim <= heads.head_dim, heads
     assert kv.shape[4:] == (heads.num_kv_heads, heads.head_dim), kv.shape
+    assert kv.dtype in KV_TYPES, kv.dtype
+    assert kv.is_contiguous(), kv.stride()
     assert heads.head_dim <= MAX_HEAD_DIM, heads.head_dim
     dtypes = [array.dtype for array in (tokens.positions, tokens.out_slots, tokens.extend_lens)]
     assert dtypes == [np.int64] * 3, dtypes

@@ -6,8 +6,27 @@ without tensor cores.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
+
+from diptych.kernels.gpu.grid import cdiv
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a weight is shared out and read. What is on its way is `num_stages - 1` stages, in shared memory."""
+
+    block_n: int  # rows of a program
+    block_k: int  # columns of a stage
+    num_stages: int
+    num_warps: int
+
+    def constants(self, block_m: int, k: int) -> dict[str, int]:
+        """Return what a kernel is compiled with that multiplies `block_m` rows at once with weights of `k` columns."""
+        steps, blocks = cdiv(k, self.block_k), {"BLOCK_M": block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k}
+        return {"K": k, "STEPS": steps, "EVEN": k % self.block_k == 0, **blocks}
 
 
 @triton.jit

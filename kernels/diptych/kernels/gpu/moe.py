@@ -2,7 +2,7 @@
 
 An *assignment* is a token and one of its experts: number `token * experts_per_token + choice`. Nothing leaves the GPU:
 grids are as large as the worst case of the shapes, and programs without work end at once. Rule: each row is computed by
-itself, so that, for a `block`, it does not depend on the other tokens; `moe_combine.py` adds up.
+itself, so that, for a `block`, it does not depend on the other tokens, and sums are in order of the experts.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diptych.kernels.gpu.dot_rows import dot_rows
+from diptych.kernels.gpu.dot_rows import Tile, dot_rows
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 
 TILE_ASSIGNMENTS: Final = 1024
+TILE_NUMBERS: Final = 1024  # of a combined row
 VECTOR_NBYTES: Final = 16  # what one thread copies at once
 BLOCKS_A_GROUP: Final = 8  # that take the same rows of a weight one after the other, while they are in the L2 cache
 
@@ -52,16 +53,6 @@ class ExpertWeights:
             assert tensor.data_ptr() % VECTOR_NBYTES == 0, tensor.data_ptr()
         addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], device=first.device)
         return ExpertWeights(tuple(tensors), addresses)
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """The tile of a weight, and how it is read."""
-
-    block_n: int
-    block_k: int
-    num_stages: int
-    num_warps: int
 
 
 BLOCKS: Final = (16, 32, 64, 128)  # rows that are multiplied at once
@@ -137,16 +128,34 @@ def grouped_gemm(x: Tensor, weights: ExpertWeights, aligned: AlignedExperts, out
             max_blocks,
             n,
             REPEATS=repeats,
-            K=k,
-            STEPS=cdiv(k, tile.block_k),
-            EVEN=k % tile.block_k == 0,
-            BLOCK_M=aligned.block,
-            BLOCK_N=tile.block_n,
-            BLOCK_K=tile.block_k,
+            **tile.constants(aligned.block, k),
             GROUP=BLOCKS_A_GROUP,
             ALIGNMENT=VECTOR_NBYTES,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
+        )
+
+
+def combine_experts(results: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
+    """Add up each token's `results [num_assignments, size]` by their shares, in float32, in order of the experts.
+
+    `chosen` (a token's experts differ) and `shares` are `[num_tokens, experts_per_token]`, `out` is `[num_tokens,
+    size]`; all are contiguous.
+    """
+    num_tokens, size = out.shape
+    assert chosen.shape == shares.shape == (num_tokens, len(results) // num_tokens), (chosen.shape, shares.shape)
+    assert results.shape == (chosen.numel(), size), (results.shape, chosen.shape, out.shape)
+    assert all(tensor.is_contiguous() for tensor in (results, chosen, shares, out))
+    with torch.cuda.device_of(out):
+        combine_kernel[(num_tokens, cdiv(size, TILE_NUMBERS))](
+            results,
+            chosen,
+            shares,
+            out,
+            SIZE=size,
+            NUM_CHOICES=chosen.shape[1],
+            CHOICES=power_of_two(chosen.shape[1]),
+            TILE=TILE_NUMBERS,
         )
 
 
@@ -155,6 +164,11 @@ def reference_grouped_gemm(x: Tensor, weights: ExpertWeights, chosen: Tensor) ->
     rows = x.double().repeat_interleave(chosen.numel() // len(x), dim=0)
     products = [weights.tensors[expert].double() @ row for row, expert in zip(rows, chosen.flatten(), strict=True)]
     return torch.stack(products)
+
+
+def reference_combine(results: Tensor, shares: Tensor) -> Tensor:
+    """Return what `combine_experts` writes, in float64, where the order does not matter."""
+    return (results.double().view(*shares.shape, -1) * shares.double()[..., None]).sum(dim=1)
 
 
 @triton.jit(do_not_specialize=["size"])  # else Triton compiles once more for multiples of 16, while serving
@@ -246,3 +260,28 @@ def grouped_gemm_kernel(
     total = dot_rows(of_x, of_weight, there, column, K, STEPS, EVEN)
     place = out + assignment.to(tl.int64)[:, None] * n + number[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=there & (number < n)[None, :])
+
+
+@triton.jit
+def combine_kernel(
+    results,
+    chosen,
+    shares,
+    out,
+    SIZE: tl.constexpr,
+    NUM_CHOICES: tl.constexpr,
+    CHOICES: tl.constexpr,  # the same as a power of 2
+    TILE: tl.constexpr,
+):
+    token, choice = tl.program_id(0).to(tl.int64), tl.arange(0, CHOICES)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    there = choice < NUM_CHOICES
+    expert = tl.load(chosen + token * NUM_CHOICES + choice, mask=there, other=2147483647)
+    share = tl.load(shares + token * NUM_CHOICES + choice, mask=there, other=0.0).to(tl.float32)
+    order = tl.sum((expert[None, :] < expert[:, None]).to(tl.int32), axis=1)
+    total = tl.zeros((TILE,), tl.float32)
+    for rank in range(NUM_CHOICES):
+        place = token * NUM_CHOICES + tl.sum(tl.where(order == rank, choice, 0), axis=0)
+        result = tl.load(results + place * SIZE + column, mask=column < SIZE, other=0.0).to(tl.float32)
+        total += result * tl.sum(tl.where(order == rank, share, 0.0), axis=0)
+    tl.store(out + token * SIZE + column, total.to(out.dtype.element_ty), mask=column < SIZE)

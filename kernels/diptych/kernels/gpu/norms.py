@@ -15,9 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from diptych.kernels.gpu.grid import cdiv, power_of_two
-from diptych.kernels.gpu.rows import LARGEST_ROW, warps
 
 TILE_NUMBERS: Final = 1024  # of heads
+LARGEST_ROW: Final = 32_768  # numbers: 32 a thread of the largest program
+NUMBERS_A_WARP: Final = 512  # 16 a thread: two loads of 16 bytes are on their way
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -62,6 +63,11 @@ def norm_heads(qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, 
             HEAD_DIM=head_dim,
             HEADS=heads,
         )
+
+
+def warps(columns: int) -> int:
+    """How many warps share a row of so many numbers, a power of 2."""
+    return min(32, max(1, columns // NUMBERS_A_WARP))
 
 
 def _launch(kernel: Any, x: Tensor, *others: Tensor | float) -> None:

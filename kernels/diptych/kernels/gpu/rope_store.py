@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diptych.kernels.gpu.fp8_cast import casts_to_fp8
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 from diptych.kernels.gpu_casts import narrow
 
 TILE: Final = 4096  # numbers of a program
+FIRST_FP8_CAPABILITY: Final = (8, 9)  # casts by an instruction; elsewhere, and in the interpreter, `gpu_casts` does
 
 
 def rope_store(
@@ -80,13 +80,17 @@ def rope_store(
             PAGE_SIZE=kv_layer.shape[2],
             FP8=is_fp8,
             SCALED=(k_scale, v_scale) != (1.0, 1.0),
-            BY_INSTRUCTION=is_fp8 and casts_to_fp8(qkv),
+            BY_INSTRUCTION=is_fp8 and _casts_to_fp8(qkv),
             ROWS=rows,
             COLUMNS=columns,
             REST=rest,
             num_warps=4,
             enable_fp_fusion=False,
         )
+
+
+def _casts_to_fp8(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.get_device_capability(x.device) >= FIRST_FP8_CAPABILITY
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions", "out_slots"])  # parts of what was staged for a step

@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from diptych.kernels.gpu.activations import Activation, gated
-from diptych.kernels.gpu.dot_rows import dot_rows
+from diptych.kernels.gpu.dot_rows import Tile, dot_rows
 from diptych.kernels.gpu.grid import cdiv
-from diptych.kernels.gpu.skinny_gemm import MAX_PROGRAMS, MAX_ROWS, MIN_PROGRAMS, Tile
+from diptych.kernels.gpu.skinny_gemm import MAX_PROGRAMS, MAX_ROWS, MIN_PROGRAMS
 
 TILES: Final = {128: Tile(128, 128, 3, 4), 64: Tile(64, 256, 2, 4)}  # two of either fit into a multiprocessor
 AT_ONCE: Final = 2 * MAX_PROGRAMS
@@ -60,7 +60,7 @@ def skinny_gated_gemm(x: Tensor, weight: Tensor, out: Tensor, activation: Activa
             m,
             FFN_SIZE=ffn_size,
             ACTIVATION=activation,
-            **tile.constants(k),
+            **tile.constants(MAX_ROWS, k),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )

@@ -8,7 +8,6 @@ beside any other rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -16,30 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diptych.kernels.gpu.dot_rows import dot_rows
+from diptych.kernels.gpu.dot_rows import Tile, dot_rows
 from diptych.kernels.gpu.grid import cdiv
 
 MAX_ROWS: Final = 16  # the tensor cores' smallest tile
 MIN_PROGRAMS: Final = 120  # an H100 or H200 has 132 multiprocessors; some idle ones cost no bandwidth
 MAX_PROGRAMS: Final = 132
 MANY_PROGRAMS: Final = 8 * MAX_PROGRAMS  # how the last of them come out hardly counts
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How a weight is shared out and read. What is on its way is `num_stages - 1` stages, in shared memory."""
-
-    block_n: int  # rows of a program
-    block_k: int  # columns of a stage
-    num_stages: int
-    num_warps: int
-
-    def constants(self, k: int) -> dict[str, int]:
-        """Return what a kernel is compiled with for weights of `k` columns."""
-        steps, blocks = cdiv(k, self.block_k), {"BLOCK_M": MAX_ROWS, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k}
-        return {"K": k, "STEPS": steps, "EVEN": k % self.block_k == 0, **blocks}
-
-
 TILES: Final = {16: Tile(16, 256, 6, 4), 32: Tile(32, 256, 5, 4), 64: Tile(64, 128, 5, 4)}  # 64 KiB on the way, or 40
 
 
@@ -59,17 +41,13 @@ def choose_tile(n: int) -> Tile:
     return TILES[block_n]
 
 
-def skinny_gemm(x: Tensor, weight: Tensor, out: Tensor) -> None:
+def skinny_gemm(x: Tensor, weight: Tensor, out: Tensor, tile: Tile | None = None) -> None:
     """`x [m, k] @ weight [n, k]^T -> out [m, n]`, m at most 16, all contiguous and of one type of two bytes.
 
-    Added up in float32.
+    Added up in float32. The weight's shape chooses the `tile` if it is None.
     """
-    skinny_gemm_by(choose_tile(len(weight)), x, weight, out)
-
-
-def skinny_gemm_by(tile: Tile, x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """The same, shared out as told."""
     (m, k), n = x.shape, len(weight)
+    tile = tile or choose_tile(n)
     assert 1 <= m <= MAX_ROWS, x.shape
     assert (weight.shape, out.shape) == ((n, k), (m, n)), (x.shape, weight.shape, out.shape)
     assert x.dtype == weight.dtype == out.dtype, (x.dtype, weight.dtype, out.dtype)
@@ -82,7 +60,7 @@ def skinny_gemm_by(tile: Tile, x: Tensor, weight: Tensor, out: Tensor) -> None:
             out,
             m,
             n,
-            **tile.constants(k),
+            **tile.constants(MAX_ROWS, k),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )

@@ -7,18 +7,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from diptych.kvtransfer.conversation import Conversation
-from diptych.kvtransfer.frames import Frame
-from diptych.kvtransfer.plan import Copies, Parts, Runs
-from diptych.kvtransfer.transport import InstanceId, PageIndices
-
-
-@dataclass(frozen=True, slots=True)
-class LateNote:
-    """A note that was held back."""
-
-    data: bytes
-    digest: int | None
+from diptych.kvtransfer.conversation import Conversation, Frame, Note
+from diptych.kvtransfer.plan import Copies, Runs
+from diptych.kvtransfer.transport import InstanceId
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,15 +37,6 @@ class Operation:
         self.pages = deque(page for runs in self.runs for page in _page_copies(runs))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OwnWork:
-    """A digest of our own pages, or putting together the parts that landed in them."""
-
-    name: int
-    pages: PageIndices
-    parts: tuple[Parts, ...] | None  # None: a digest
-
-
 @dataclass(slots=True, eq=False)
 class Stream:
     """Operations that are done in order."""
@@ -80,7 +62,7 @@ class Half:
     partner: Half | None = None  # the peer's half of this link, once it is up
     outbox: deque[Frame] = field(default_factory=deque)  # greetings and goodbyes
     streams: dict[int, Stream] = field(default_factory=dict)
-    late: deque[LateNote] = field(default_factory=deque)
+    late: deque[Note] = field(default_factory=deque)  # held back
     bytes_sent: int = 0
 
     @property

@@ -11,17 +11,13 @@ import hmac
 import random
 from dataclasses import dataclass
 
-import numpy as np
-
 from diptych.kernels.page_pack import U8, pack_page
-from diptych.kvtransfer.conversation import Down, Heard, Note, Up
+from diptych.kvtransfer.conversation import Down, Frame, Heard, Note, Up
 from diptych.kvtransfer.digest import add_digests, digest_bytes
-from diptych.kvtransfer.frames import Frame
-from diptych.kvtransfer.inproc.link import Half, LateNote, Operation, PageCopy, Stream
+from diptych.kvtransfer.inproc.link import Half, Operation, PageCopy, Stream
 from diptych.kvtransfer.inproc.transport import InprocTransport
-from diptych.kvtransfer.plan import Parts
 from diptych.kvtransfer.pool import HostPool
-from diptych.kvtransfer.transport import InstanceId, LinkUp, NoteReceived, OpDone, PageIndices
+from diptych.kvtransfer.transport import InstanceId, LinkUp, NoteReceived, OpDone
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +172,7 @@ class InprocNetwork:
         page = operation.pages.popleft()
         window = page.runs.window
         at = page.dst * target.layout.page_nbytes + window.dst
-        piece = bytearray(_bytes(page, source)[window.src : window.src + window.nbytes])
+        piece = bytearray(_bytes(page, source)[window.src : window.src + window.nbytes].tobytes())
         if operation.digest is not None:
             operation.digest = add_digests(operation.digest, digest_bytes(piece, at))
         if self._strikes(self.faults.corrupt_page):
@@ -198,7 +194,7 @@ class InprocNetwork:
         if self._strikes(self.faults.drop_note):
             return
         if self._strikes(self.faults.delay_note):
-            half.late.append(LateNote(note, digest))
+            half.late.append(Note(note, digest))
             return
         for _ in range(2 if self._strikes(self.faults.duplicate_note) else 1):
             self._deliver(half, note, digest)
@@ -210,34 +206,15 @@ class InprocNetwork:
     def _do_own_work(self, transport: InprocTransport) -> None:
         work, pool = transport.own_work.popleft(), transport.pool
         assert pool is not None
-        digest = _digest(pool, work.pages) if work.parts is None else None
-        for parts in work.parts or ():
-            _unpack(pool, work.pages, parts)
-        transport.inbox.push(OpDone(work.name, None, digest))
+        while not work.go_on(pool):
+            pass
+        transport.inbox.push(OpDone(work.operation, None, work.digest))
 
     def _strikes(self, probability: float) -> bool:
         return probability > 0 and self._chance.random() < probability
 
 
-def _bytes(page: PageCopy, source: HostPool) -> memoryview:
+def _bytes(page: PageCopy, source: HostPool) -> U8:
     """A page of the source, or an image, as it leaves."""
-    if page.runs.pack is None:
-        return source.memory[page.src * source.layout.page_nbytes :][: source.layout.page_nbytes]
-    return pack_page(page.runs.pack, _rows(source), page.runs.src, page.src).data
-
-
-def _digest(pool: HostPool, pages: PageIndices) -> int:
-    nbytes = pool.layout.page_nbytes
-    offsets = [page * nbytes for page in pages.tolist()]
-    return add_digests(*(digest_bytes(pool.memory[at : at + nbytes], at) for at in offsets))
-
-
-def _unpack(pool: HostPool, pages: PageIndices, parts: Parts) -> None:
-    rows = _rows(pool)
-    for page in pages.tolist():
-        parts.unpack(rows[page])
-
-
-def _rows(pool: HostPool) -> U8:
-    """All pages, `[num_pages, page_nbytes]`."""
-    return np.frombuffer(pool.memory, np.uint8).reshape(-1, pool.layout.page_nbytes)
+    rows, pack = source.rows, page.runs.pack
+    return rows[page.src : page.src + 1].ravel() if pack is None else pack_page(pack, rows, page.runs.src, page.src)

@@ -16,10 +16,10 @@ from diptych.kvtransfer.conversation import Conversation
 from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.event_queue import EventQueue
-from diptych.kvtransfer.inproc.link import Half, Operation, OwnWork
+from diptych.kvtransfer.inproc.link import Half, Operation
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.plan import Conversion, Parts
-from diptych.kvtransfer.pool import HostPool, check_pages, num_pages_to_allocate
+from diptych.kvtransfer.pool import HostPool, OwnWork, check_pages, num_pages_to_allocate
 from diptych.kvtransfer.process import own_identity
 from diptych.kvtransfer.transport import (
     ANY_PEER,
@@ -118,8 +118,7 @@ class InprocTransport:
         return self._append(self._linked_half(peer), Flow(stream), nothing)
 
     def digest_pages(self, pages: PageIndices) -> int:
-        self._check_queue()
-        return self._work(np.array(pages), None)
+        return self._work(pages, None)
 
     def lands_in_parts(self, peer: InstanceId) -> bool:
         return bool(self._parts.get(peer))
@@ -127,8 +126,7 @@ class InprocTransport:
     def unpack_pages(self, peer: InstanceId, pages: PageIndices) -> int:
         if peer not in self._parts:
             raise PeerUnreachable(f"no link to {peer:016x}")
-        self._check_queue()
-        return self._work(np.array(pages), self._parts[peer])
+        return self._work(pages, self._parts[peer])
 
     def grant_pages(self, peer: InstanceId, pages: PageIndices) -> None:
         check_pages(pages, num_pages_to_allocate(self._own_pool().layout))
@@ -227,9 +225,10 @@ class InprocTransport:
         return next(self._op_ids)
 
     def _work(self, pages: PageIndices, parts: tuple[Parts, ...] | None) -> int:
-        check_pages(pages, num_pages_to_allocate(self._own_pool().layout))
-        self.own_work.append(OwnWork(self._new_operation(), pages, parts))
-        return self.own_work[-1].name
+        self._check_queue()
+        check_pages(np.asarray(pages), num_pages_to_allocate(self._own_pool().layout))
+        self.own_work.append(OwnWork(self._new_operation(), np.asarray(pages).tolist(), parts))
+        return self.own_work[-1].operation
 
     def _append(self, half: Half, flow: Flow, operation: Operation) -> int:
         self._check_queue()

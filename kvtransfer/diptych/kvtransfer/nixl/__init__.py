@@ -5,7 +5,7 @@ makes all its calls, `link` holds what one link has posted, `streams` decides wh
 end by `diptych.kvtransfer.conversation`.
 """
 
-from diptych.kvtransfer.nixl.options import NixlOptions
+from diptych.kvtransfer.nixl.engine import NixlOptions
 from diptych.kvtransfer.nixl.transport import NixlTransport, open_transport
 
 __all__ = ["NixlOptions", "NixlTransport", "open_transport"]

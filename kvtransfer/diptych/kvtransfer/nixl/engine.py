@@ -15,17 +15,16 @@ from threading import Event, Lock, Thread
 from typing import Final
 
 from diptych.kernels.page_pack import PagePack
-from diptych.kvtransfer.conversation import Conversation, Down, Heard, Note, Up
+from diptych.kvtransfer.conversation import Conversation, Down, Frame, Heard, Note, Up, decode_frame, is_authentic
 from diptych.kvtransfer.errors import MalformedNote, TransferError
 from diptych.kvtransfer.event_queue import EventQueue
-from diptych.kvtransfer.frames import Frame, decode, is_authentic
 from diptych.kvtransfer.metadata import EngineMetadata
 from diptych.kvtransfer.nixl.agent import Agent
 from diptych.kvtransfer.nixl.link import Link
 from diptych.kvtransfer.nixl.memory import Memory, Staging
-from diptych.kvtransfer.nixl.options import NixlOptions
-from diptych.kvtransfer.nixl.own_work import OwnWork
+from diptych.kvtransfer.pool import OwnWork
 from diptych.kvtransfer.transport import InstanceId, LinkDown, LinkUp, NoteReceived, OpDone
+from diptych.kvtransfer.ucx.options import LinkOptions
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +32,10 @@ MIN_PAUSE_S: Final = 50e-6
 MAX_PAUSE_S: Final = 2e-3
 GREETING_S: Final = 0.02  # between heartbeats until a link is up
 GOODBYE_S: Final = 0.02  # for the goodbye to leave before the connection is closed
+
+
+class NixlOptions(LinkOptions):
+    """Options of `NixlTransport`."""
 
 
 class Engine:
@@ -160,7 +163,7 @@ class Engine:
         return busy or bool(self._own_work)
 
     def _go_on(self, work: OwnWork) -> None:
-        if work.go_on(self._memory):
+        if work.go_on(self._memory.pool):
             self._own_work.popleft()
             self._events.push(OpDone(work.operation, None, work.digest))
 
@@ -176,7 +179,7 @@ class Engine:
             self.num_unauthenticated += 1
             return
         try:
-            self._hear(decode(data), now_ns)
+            self._hear(decode_frame(data), now_ns)
         except MalformedNote as error:
             logger.warning("dropped a notification: %s", error)
 

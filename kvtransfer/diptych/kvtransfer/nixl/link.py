@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from diptych.kernels.page_pack import PagePack
-from diptych.kvtransfer.conversation import Conversation
+from diptych.kvtransfer.conversation import Conversation, Frame, encode_frame
 from diptych.kvtransfer.digest import add_digests, digest_bytes
 from diptych.kvtransfer.errors import TransferError
-from diptych.kvtransfer.frames import Frame, encode
 from diptych.kvtransfer.metadata import EngineMetadata
 from diptych.kvtransfer.nixl.agent import Agent
 from diptych.kvtransfer.nixl.memory import Memory, Registered, Staging
@@ -64,7 +63,7 @@ class Link:
         return self.streams.queued_bytes + sum(operation.queued_bytes for operation in list(self.submitted))
 
     def send(self, frame: Frame) -> None:
-        self.agent.send(self.name, encode(frame, self.metadata.link_key))
+        self.agent.send(self.name, encode_frame(frame, self.metadata.link_key))
 
     def advance(self, now_s: float) -> bool:
         """Take, complete, post and say what can be now; return whether there was anything. Raises `TransferError`."""

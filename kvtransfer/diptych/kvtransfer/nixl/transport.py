@@ -21,14 +21,12 @@ from diptych.kvtransfer.errors import NoteTooLong, PeerUnreachable, TransferErro
 from diptych.kvtransfer.event_queue import EventQueue
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.nixl.agent import Agent
-from diptych.kvtransfer.nixl.engine import Engine
+from diptych.kvtransfer.nixl.engine import Engine, NixlOptions
 from diptych.kvtransfer.nixl.link import Link
 from diptych.kvtransfer.nixl.memory import Memory
-from diptych.kvtransfer.nixl.options import NixlOptions
-from diptych.kvtransfer.nixl.own_work import OwnWork
 from diptych.kvtransfer.nixl.streams import Operation, PageCopy
 from diptych.kvtransfer.plan import Conversion, Copies, Parts, Runs
-from diptych.kvtransfer.pool import HostPool, check_pages, num_pages_to_allocate
+from diptych.kvtransfer.pool import HostPool, OwnWork, check_pages, num_pages_to_allocate
 from diptych.kvtransfer.process import is_gone, is_visible, own_identity
 from diptych.kvtransfer.transport import (
     NO_FLOW,

@@ -7,7 +7,6 @@ The actions of one peer are performed in order. The end of each `Tell`, `Write`,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from diptych.kvtransfer.probe.notes import ProbeNote, ProbeOffer
 
@@ -102,27 +101,3 @@ class Done:
     digest: int | None = None  # of a Write or Digest
     nbytes: int = 0  # of a Measure
     seconds: float = 0.0  # that it took; 0: not known
-
-
-class LinkTests(Protocol):
-    """One direction of the tests of all links."""
-
-    def begin(self, peer: int, paths: tuple[str, ...], now_s: float) -> list[Action]:
-        """A link came up; `paths` are those that may be used, best first."""
-        ...
-
-    def hear(self, peer: int, note: ProbeNote, now_s: float) -> list[Action]:
-        """A note came over a link that is tested."""
-        ...
-
-    def done(self, peer: int, done: Done, now_s: float) -> list[Action]: ...
-
-    def end(self, peer: int, now_s: float) -> list[Action]:
-        """The link is down."""
-        ...
-
-    def expire(self, now_s: float) -> list[Action]:
-        """End the tests that take too long."""
-        ...
-
-    def next_deadline_s(self) -> float | None: ...

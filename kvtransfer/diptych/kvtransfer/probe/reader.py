@@ -24,7 +24,7 @@ class _Test:
 
 
 class ReaderTests:
-    """Implements `LinkTests` for workers whose pages peers write."""
+    """One direction of `TwoWayTests`, whose methods it has: for workers whose pages peers write."""
 
     def __init__(self, probe_pages: Sequence[int], page_size: int) -> None:
         self._page_size = page_size

@@ -18,7 +18,6 @@ from diptych.kvtransfer.probe.actions import (
     Done,
     Failed,
     FillProbe,
-    LinkTests,
     Measure,
     Passed,
     Tell,
@@ -40,7 +39,7 @@ class _Test:
     paths: tuple[str, ...]
     refusal: str  # why we must not write, where there is no path
     deadline_s: float | None  # for the peer's greeting; None: it has come
-    left: deque[LinkTests] = field(default_factory=deque)  # to be passed; the first one runs
+    left: deque[WriterTests | ReaderTests] = field(default_factory=deque)  # to be passed; the first one runs
     passed: list[Passed] = field(default_factory=list)
 
     @property
@@ -124,7 +123,7 @@ class TwoWayTests:
         wanted = test.ours.towards(theirs)
         if wanted.out and not test.paths:
             return [Failed(peer, test.refusal)]
-        tests: list[LinkTests] = [self._writer] if wanted.out else []
+        tests: list[WriterTests | ReaderTests] = [self._writer] if wanted.out else []
         tests += [self._reader] if wanted.into else []
         test.left.extend(tests if self._instance_id < peer else reversed(tests))
         if not test.left:

@@ -57,7 +57,7 @@ class _Test:
 
 
 class WriterTests:
-    """Implements `LinkTests` for workers that write pages."""
+    """One direction of `TwoWayTests`, whose methods it has: for workers that write pages."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from diptych.common.native import build_library
-from diptych.kernels.page_pack_structs import INCLUDE_FOLDER, PackStruct, PartsStruct
+from diptych.kernels.page_pack import INCLUDE_FOLDER, PackStruct, PartsStruct
 from diptych.kvtransfer.ucx import loader
 
 FULL: Final = -1

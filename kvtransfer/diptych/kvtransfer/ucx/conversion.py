@@ -7,14 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from diptych.kernels.page_pack_structs import PartsStruct, pack_struct, parts_struct
-from diptych.kvtransfer.errors import (
-    NoteTooLong,
-    PageOutOfRange,
-    PeerUnreachable,
-    TransferError,
-    TransferQueueFull,
-)
+from diptych.kernels.page_pack import PartsStruct, pack_struct, parts_struct
+from diptych.kvtransfer.errors import NoteTooLong, PageOutOfRange, PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.metadata import EngineMetadata
 from diptych.kvtransfer.plan import Parts, Runs
 from diptych.kvtransfer.pool import num_pages_to_allocate

@@ -23,15 +23,21 @@ _HARDWARE: Final = (Path("/sys/class/infiniband"), Path("/proc/driver/nvidia/gpu
 
 
 @dataclass(frozen=True, slots=True)
-class UcxOptions:
-    """Options of `UcxTransport`."""
+class LinkOptions:
+    """Options of a transport over UCX, ours or that in NIXL."""
 
     transports: Transports = "auto"  # what may move bytes; auto: the fastest that both ends have
     heartbeat_s: float = 0.25
     heartbeat_misses: int = 5  # silent heartbeats until a link is given up
     connect_s: float = 3.0  # for a new link to come up
     max_operations: int = 4096  # open; more is refused until some complete
-    max_waiting_notes: int = 8192  # received and not polled; beyond it nothing more is received
+    max_waiting_notes: int = 8192  # received and not polled; beyond it nothing more is received, by NIXL of one peer
+
+
+@dataclass(frozen=True, slots=True)
+class UcxOptions(LinkOptions):
+    """Options of `UcxTransport`."""
+
     remote_access: bool | None = None  # offer remote memory access; None: where hardware does it
     only_granted: bool = False  # page messages are written where their sender was granted pages, or nowhere
 

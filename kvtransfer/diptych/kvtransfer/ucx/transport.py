@@ -12,11 +12,8 @@ import numpy as np
 
 from diptych.kvtransfer import metadata as codec
 from diptych.kvtransfer.device import Device
-from diptych.kvtransfer.errors import (
-    LayoutMismatch,
-    PeerUnreachable,
-    TransferError,
-)
+from diptych.kvtransfer.errors import LayoutMismatch, PeerUnreachable, TransferError
+from diptych.kvtransfer.lanes import SHARED_MEMORY
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.plan import Conversion, Copies, Parts
 from diptych.kvtransfer.pool import DevicePool, HostPool
@@ -57,7 +54,6 @@ logger = logging.getLogger(__name__)
 _POLL_BATCH: Final = 256
 _ERROR_NBYTES: Final = 512
 _ADDRESSES_NBYTES: Final = 1 << 16
-_SHARED_MEMORY: Final = ("sysv", "posix", "cma", "xpmem", "knem")  # lanes that outlive the endpoint at our end
 
 
 @dataclass(slots=True)
@@ -146,17 +142,21 @@ class UcxTransport:
             self._shim.kvt_disconnect(self._links[peer].handle)
 
     def write_pages(self, peer: InstanceId, write: PageWrite, note: bytes = b"", flow: Flow = NO_FLOW) -> int:
-        all_runs = self._copies(peer).cut(write)
-        self._await_kernels()
-        return self._submit(peer, write_operation(all_runs, note, flow))
+        link = self._link(peer)
+        if link.copies is None:
+            raise TransferError(f"nothing that this rank has belongs into the pages of {peer:016x}")
+        all_runs = link.copies.cut(write)
+        if isinstance(self._pool, DevicePool):
+            self._pool.order_after_kernels()  # kernels may be writing the pages still
+        return self._submit(link, write_operation(all_runs, note, flow))
 
     def send_note(self, peer: InstanceId, note: bytes, *, stream: int = 0, digest: int | None = None) -> int:
         assert note, "an empty note says nothing"
-        return self._submit(peer, note_operation(note, stream, digest))
+        return self._submit(self._link(peer), note_operation(note, stream, digest))
 
     def digest_pages(self, pages: PageIndices) -> int:
         wanted = np.ascontiguousarray(pages, dtype=np.int64)
-        return accepted(int(self._shim.kvt_digest_pages(self._engine, len(wanted), wanted.ctypes.data)))
+        return accepted(self._shim.kvt_digest_pages(self._engine, len(wanted), wanted.ctypes.data))
 
     def lands_in_parts(self, peer: InstanceId) -> bool:
         return bool(self._parts.get(peer))
@@ -166,17 +166,15 @@ class UcxTransport:
             raise PeerUnreachable(f"no link to {peer:016x}")
         wanted = np.ascontiguousarray(pages, dtype=np.int64)
         parts = page_parts(self._parts[peer])
-        return accepted(
-            int(self._shim.kvt_unpack_pages(self._engine, len(wanted), wanted.ctypes.data, len(parts), parts))
-        )
+        return accepted(self._shim.kvt_unpack_pages(self._engine, len(wanted), wanted.ctypes.data, len(parts), parts))
 
     def grant_pages(self, peer: InstanceId, pages: PageIndices) -> None:
         granted = np.ascontiguousarray(pages, dtype=np.int64)
-        accepted(int(self._shim.kvt_grant_pages(self._engine, peer, len(granted), granted.ctypes.data)))
+        accepted(self._shim.kvt_grant_pages(self._engine, peer, len(granted), granted.ctypes.data))
 
     def revoke_pages(self, pages: PageIndices) -> None:
         revoked = np.ascontiguousarray(pages, dtype=np.int64)
-        accepted(int(self._shim.kvt_revoke_pages(self._engine, len(revoked), revoked.ctypes.data)))
+        accepted(self._shim.kvt_revoke_pages(self._engine, len(revoked), revoked.ctypes.data))
 
     def refusals(self) -> Refusals:
         if self._engine is None:
@@ -206,7 +204,7 @@ class UcxTransport:
         usable = self.paths(peer)
         if path not in usable:
             raise TransferError(f"no path {path!r} to {peer:016x}, only {', '.join(usable)}")
-        accepted(int(self._shim.kvt_use_path(self._links[peer].handle, binding.PATHS.index(path))))
+        accepted(self._shim.kvt_use_path(self._links[peer].handle, binding.PATHS.index(path)))
 
     def writer_gone(self, peer: InstanceId) -> bool:
         """Closing a link does not unmap shared memory: a stopped peer on this host may go on copying when it wakes."""
@@ -219,7 +217,7 @@ class UcxTransport:
             return is_gone(former.metadata.process)
         if self._is_mappable(former.metadata):
             return False
-        return not any(lane.startswith(_SHARED_MEMORY) for lane in former.lanes.split(", "))
+        return not any(lane.startswith(SHARED_MEMORY) for lane in former.lanes.split(", "))  # it outlives our endpoint
 
     @property
     def num_dropped_messages(self) -> int:
@@ -259,11 +257,6 @@ class UcxTransport:
         assert self._pool is not None, "allocate the pool first"
         return self._pool
 
-    def _await_kernels(self) -> None:
-        """What is submitted next reads pages that kernels may be writing still."""
-        if isinstance(self._pool, DevicePool):
-            self._pool.order_after_kernels()
-
     def _open_engine(self) -> int:
         assert self._engine is not None, "the transport is closed"
         return self._engine
@@ -282,25 +275,18 @@ class UcxTransport:
             raise LayoutMismatch("pools in device memory exchange pages of equal layouts only")
         return conversion
 
-    def _copies(self, peer: InstanceId) -> Copies:
+    def _link(self, peer: InstanceId) -> _Link:
         link = self._links.get(peer)
         if link is None:
             raise PeerUnreachable(f"no link to {peer:016x}")
-        if link.copies is None:
-            raise TransferError(f"nothing that this rank has belongs into the pages of {peer:016x}")
-        return link.copies
+        return link
 
-    def _submit(self, peer: InstanceId, wanted: binding.Operation) -> int:
-        link = self._links.get(peer)
-        if link is None:
-            raise PeerUnreachable(f"no link to {peer:016x}")
-        return accepted(int(self._shim.kvt_submit(link.handle, ctypes.byref(wanted))))
+    def _submit(self, link: _Link, wanted: binding.Operation) -> int:
+        return accepted(self._shim.kvt_submit(link.handle, ctypes.byref(wanted)))
 
     def _status(self, peer: InstanceId) -> binding.LinkStatus:
-        if peer not in self._links:
-            raise PeerUnreachable(f"no link to {peer:016x}")
         status = binding.LinkStatus()
-        self._shim.kvt_describe(self._links[peer].handle, ctypes.byref(status))
+        self._shim.kvt_describe(self._link(peer).handle, ctypes.byref(status))
         return status
 
     def _take(self, event: binding.Event) -> TransportEvent:

@@ -11,9 +11,7 @@ from typing import Final
 
 from diptych.architectures import placement
 from diptych.architectures.config import Latent, ModelConfig, Moe
-from diptych.architectures.family import Family
-from diptych.architectures.hf_config import HfConfig
-from diptych.architectures.rope_scaling import growth_of_all_dims
+from diptych.architectures.hf_config import HfConfig, growth_of_all_dims
 
 NORM_EPS: Final = 1e-6  # of latents, whatever that of the other norms
 
@@ -93,4 +91,4 @@ def _read(hf: HfConfig) -> ModelConfig:
     return replace(with_latents(config, hf), moe=read_moe(hf, config.num_layers))
 
 
-DEEPSEEK_V3 = Family("DeepseekV3ForCausalLM", _read, latent_placement, not_read=layers_behind)
+DEEPSEEK_V3 = placement.Family("DeepseekV3ForCausalLM", _read, latent_placement, not_read=layers_behind)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
 
 
@@ -54,4 +53,4 @@ def gemma_placement(config: ModelConfig) -> Iterator[placement.Placed]:
         yield from placement.dense(config, layer)
 
 
-GEMMA2 = Family("Gemma2ForCausalLM", _read, gemma_placement)
+GEMMA2 = placement.Family("Gemma2ForCausalLM", _read, gemma_placement)

@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.families.gemma2 import gemma, gemma_placement
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
-from diptych.architectures.placement import Placed
+from diptych.architectures.placement import Family, Placed
 
 logger = logging.getLogger(__name__)
 

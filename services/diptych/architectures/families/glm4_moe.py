@@ -11,7 +11,6 @@ from dataclasses import replace
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.families.deepseek_v3 import layers_behind, moe_placement, read_moe
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
 
 
@@ -35,4 +34,4 @@ def _placement(config: ModelConfig) -> Iterator[placement.Placed]:
         yield from moe_placement(config, layer)
 
 
-GLM4_MOE = Family("Glm4MoeForCausalLM", _read, _placement, not_read=layers_behind)
+GLM4_MOE = placement.Family("Glm4MoeForCausalLM", _read, _placement, not_read=layers_behind)

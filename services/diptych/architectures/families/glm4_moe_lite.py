@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.families.deepseek_v3 import latent_placement, layers_behind, read_moe, with_latents
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
 
 
@@ -26,4 +26,4 @@ def _dense_layers(hf: HfConfig, num_layers: int) -> frozenset[int]:
     return frozenset(layer for layer, kind in enumerate(types) if kind == "dense")
 
 
-GLM4_MOE_LITE = Family("Glm4MoeLiteForCausalLM", _read, latent_placement, not_read=layers_behind)
+GLM4_MOE_LITE = placement.Family("Glm4MoeLiteForCausalLM", _read, latent_placement, not_read=layers_behind)

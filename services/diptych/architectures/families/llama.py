@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
 
 
@@ -14,4 +13,4 @@ def _read(hf: HfConfig) -> ModelConfig:
     return hf.shared("llama")
 
 
-LLAMA = Family("LlamaForCausalLM", _read, placement.llama)
+LLAMA = placement.Family("LlamaForCausalLM", _read, placement.llama)

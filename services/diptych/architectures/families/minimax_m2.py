@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig, Moe
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
 
 BLOCK = "block_sparse_moe"
@@ -42,4 +41,4 @@ def _placement(config: ModelConfig) -> Iterator[placement.Placed]:
         yield f"model.layers.{layer}.{BLOCK}.e_score_correction_bias", (bias,)
 
 
-MINIMAX_M2 = Family("MiniMaxM2ForCausalLM", _read, _placement)
+MINIMAX_M2 = placement.Family("MiniMaxM2ForCausalLM", _read, _placement)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
 
 
@@ -16,4 +15,4 @@ def _read(hf: HfConfig) -> ModelConfig:
     return replace(config, windows=(window,) * config.num_layers if window else ())
 
 
-MISTRAL = Family("MistralForCausalLM", _read, placement.llama)
+MISTRAL = placement.Family("MistralForCausalLM", _read, placement.llama)

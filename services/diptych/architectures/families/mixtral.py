@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig, Moe
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
 
 
@@ -18,12 +17,5 @@ def _read(hf: HfConfig) -> ModelConfig:
     return replace(config, moe=moe, windows=(window,) * config.num_layers if window else ())
 
 
-def _placement(config: ModelConfig) -> Iterator[placement.Placed]:
-    yield from placement.embeddings(config)
-    for layer in range(config.num_layers):
-        yield from placement.norms(config, layer)
-        yield from placement.attention(config, layer)
-        yield from placement.experts(config, layer, "block_sparse_moe", ("w1", "w3", "w2"))
-
-
-MIXTRAL = Family("MixtralForCausalLM", _read, _placement)
+_PLACEMENT = partial(placement.llama, block="block_sparse_moe", names=("w1", "w3", "w2"))
+MIXTRAL = placement.Family("MixtralForCausalLM", _read, _PLACEMENT)

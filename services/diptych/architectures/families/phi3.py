@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
 
 
@@ -25,4 +24,4 @@ def _placement(config: ModelConfig) -> Iterator[placement.Placed]:
         yield from placement.fuse(f"model.layers.{layer}.mlp.gate_up_proj", "gate_up", placement.dense(config, layer))
 
 
-PHI3 = Family("Phi3ForCausalLM", _read, _placement)
+PHI3 = placement.Family("Phi3ForCausalLM", _read, _placement)

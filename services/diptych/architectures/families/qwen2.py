@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
 
 
@@ -23,4 +22,4 @@ def late_windows(hf: HfConfig) -> tuple[int, ...]:
     return hf.windows(window, range(first, hf["num_hidden_layers"]))
 
 
-QWEN2 = Family("Qwen2ForCausalLM", _read, placement.llama)
+QWEN2 = placement.Family("Qwen2ForCausalLM", _read, placement.llama)

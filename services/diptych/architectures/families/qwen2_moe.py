@@ -8,7 +8,6 @@ from dataclasses import replace
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig, Moe
 from diptych.architectures.families.qwen2 import late_windows
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
 
 
@@ -42,4 +41,4 @@ def _placement(config: ModelConfig) -> Iterator[placement.Placed]:
             yield from placement.dense(config, layer)
 
 
-QWEN2_MOE = Family("Qwen2MoeForCausalLM", _read, _placement)
+QWEN2_MOE = placement.Family("Qwen2MoeForCausalLM", _read, _placement)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.families.qwen2 import late_windows
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
 
 
@@ -16,4 +15,4 @@ def _read(hf: HfConfig) -> ModelConfig:
     return replace(hf.shared("qwen3"), qk_norm="heads", windows=late_windows(hf))
 
 
-QWEN3 = Family("Qwen3ForCausalLM", _read, placement.llama)
+QWEN3 = placement.Family("Qwen3ForCausalLM", _read, placement.llama)

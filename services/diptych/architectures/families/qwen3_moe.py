@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig, Moe
-from diptych.architectures.family import Family
 from diptych.architectures.hf_config import HfConfig
 
 
@@ -26,15 +24,4 @@ def _read(hf: HfConfig) -> ModelConfig:
     return replace(config, qk_norm="heads", moe=moe)
 
 
-def _placement(config: ModelConfig) -> Iterator[placement.Placed]:
-    yield from placement.embeddings(config)
-    for layer in range(config.num_layers):
-        yield from placement.norms(config, layer)
-        yield from placement.attention(config, layer)
-        if config.is_moe(layer):
-            yield from placement.experts(config, layer, "mlp", placement.EXPERT_NAMES)
-        else:
-            yield from placement.dense(config, layer)
-
-
-QWEN3_MOE = Family("Qwen3MoeForCausalLM", _read, _placement)
+QWEN3_MOE = placement.Family("Qwen3MoeForCausalLM", _read, placement.llama)

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.checkpoints.quantization.packing import around_zero, unpack_columns
-from diptych.checkpoints.quantization.scheme import Scheme
+from diptych.checkpoints.quantization.scheme import Scheme, around_zero, unpack_columns
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import Array, QuantizedArray
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from diptych.checkpoints.quantization.float8 import float8
-from diptych.checkpoints.quantization.packing import around_zero, narrow, unpack_columns
-from diptych.checkpoints.quantization.scheme import Scheme
+from diptych.checkpoints.quantization.scheme import Scheme, around_zero, narrow, unpack_columns
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import Array, QuantizedArray
 

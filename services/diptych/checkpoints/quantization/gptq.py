@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.checkpoints.quantization.packing import around_zero, unpack_columns
-from diptych.checkpoints.quantization.scheme import Scheme
+from diptych.checkpoints.quantization.scheme import Scheme, around_zero, unpack_columns
 from diptych.checkpoints.quantization.weight import Stored, as_floats
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import Array

@@ -25,7 +25,6 @@ class QuantizedWeight:
         return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
 
     def dequantize(self) -> npt.NDArray[np.float32]:
-        """Return the values."""
         return np.concatenate([part.dequantize() for part in self.parts])
 
 
@@ -56,7 +55,6 @@ def rows_of(tensor: Stored, rows: slice) -> Stored:
 
 
 def as_floats(tensor: Stored) -> npt.NDArray[np.float32]:
-    """Return the values."""
     if isinstance(tensor, QuantizedArray):
         return tensor.dequantize()
     if tensor.dtype == np.uint16:

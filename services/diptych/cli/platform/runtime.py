@@ -17,7 +17,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Final
 
 from diptych.common.config import env_name
@@ -91,9 +90,7 @@ class Runtime:
     def __enter__(self) -> Runtime:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _read(self) -> None:

@@ -3,46 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
-from diptych.common.members.instance_names import name_of, role_of
-from diptych.v1 import bootstrap_pb2, worker_pb2
-from diptych.v1.bootstrap_pb2 import Instance
+from diptych.cli.reports.status_report import text_table
+from diptych.cli.requests.asking import Answer
+from diptych.common.members.instances import name_of, role_of, state_of
+from diptych.v1 import worker_pb2
 from diptych.v1.worker_pb2 import LinkStatus, WorkerStatus
 
 COLUMNS: Final = ("peer", "state", "path", "lanes", "GB/s", "RTT", "sent", "in flight", "queued")
+LINK_FIELDS: Final = (
+    *("reason", "path", "lanes", "library", "bytes_per_s", "rtt_s", "bytes_sent", "in_flight_bytes", "queued_bytes"),
+    "last_heard_s",
+)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerReport:
-    """A worker's record, and what it says of itself if it answers."""
-
-    worker: Instance
-    status: WorkerStatus | None
-    problem: str  # why there is no status
-
-    @property
-    def is_well(self) -> bool:
-        return self.status is not None and all(link.state == worker_pb2.LINK_STATE_UP for link in self.status.links)
+def is_well(answer: Answer) -> bool:
+    """Whether a worker answers, and all of its links are up."""
+    return answer.status is not None and all(link.state == worker_pb2.LINK_STATE_UP for link in answer.status.links)
 
 
-def as_text(reports: Sequence[WorkerReport]) -> str:
+def as_text(answers: Sequence[Answer]) -> str:
     """Return one block a worker."""
-    names = {report.worker.instance_id: name_of(report.worker) for report in reports}
-    return "\n\n".join(_block(report, names) for report in reports) or "no workers are registered"
+    names = {answer.member.instance_id: name_of(answer.member) for answer in answers}
+    return "\n\n".join(_block(answer, names) for answer in answers) or "no workers are registered"
 
 
-def as_json(reports: Sequence[WorkerReport]) -> list[dict[str, Any]]:
-    return [_worker_json(report) for report in reports]
+def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    return [_worker_json(answer) for answer in answers]
 
 
-def _block(report: WorkerReport, names: Mapping[int, str]) -> str:
-    worker, status = report.worker, report.status
+def _block(answer: Answer, names: Mapping[int, str]) -> str:
+    worker, status = answer.member, answer.status
     why = f" ({worker.not_ready})" if worker.not_ready else ""
-    head = f"{name_of(worker)}: {_state(worker)}{why}"
+    head = f"{name_of(worker)}: {state_of(worker)}{why}"
     if status is None:
-        return f"{head}; does not answer: {report.problem}"
+        return f"{head}; does not answer: {answer.problem}"
     counts = ", ".join(f"{number} {state}" for state, number in sorted(status.pages_by_state.items()) if number)
     lines = [
         head,
@@ -52,9 +48,10 @@ def _block(report: WorkerReport, names: Mapping[int, str]) -> str:
     lines += [f"  problem: {problem}" for problem in status.problems]
     if not status.links:
         return "\n".join([*lines, "  no peers"])
-    table = _table([COLUMNS, *(_row(link, names) for link in status.links)])
+    table = [f"  {line}" for line in text_table(COLUMNS, [_row(link, names) for link in status.links])]
     reasons = [f"  {_peer(link, names)}: {link.reason}" for link in status.links if link.reason]
-    tests = [f"  {_peer(link, names)}: {test.path}: {test.error}" for link in status.links for test in _failed(link)]
+    failed = [(link, test) for link in status.links for test in link.tests if test.error]
+    tests = [f"  {_peer(link, names)}: {test.path}: {test.error}" for link, test in failed]
     return "\n".join([*lines, *table, *reasons, *tests])
 
 
@@ -84,16 +81,6 @@ def size(num_bytes: int) -> str:
     return f"{value:.4g} {units[0]}" if value < 1024 else f"{value / 1024:.4g} TiB"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = (zip(row, widths, strict=True) for row in rows)
-    return ["  " + "  ".join(cell.ljust(width) for cell, width in row).rstrip() for row in padded]
-
-
-def _failed(link: LinkStatus) -> list[worker_pb2.PathTest]:
-    return [test for test in link.tests if test.error]
-
-
 def _quarantine(status: WorkerStatus) -> str:
     oldest_s = status.quarantine_oldest_s
     return f"; oldest in quarantine {oldest_s:.1f} s" if oldest_s else ""
@@ -103,27 +90,23 @@ def _peer(link: LinkStatus, names: Mapping[int, str]) -> str:
     return names.get(link.peer_instance_id, f"{link.peer_instance_id:016x}, unknown")
 
 
-def _state(worker: Instance) -> str:
-    return bootstrap_pb2.InstanceState.Name(worker.state).removeprefix("INSTANCE_STATE_").lower()
-
-
 def _link_state(link: LinkStatus) -> str:
     return worker_pb2.LinkState.Name(link.state).removeprefix("LINK_STATE_").lower()
 
 
-def _worker_json(report: WorkerReport) -> dict[str, Any]:
-    worker, status = report.worker, report.status
+def _worker_json(answer: Answer) -> dict[str, Any]:
+    worker, status = answer.member, answer.status
     record = {
         "instance_id": f"{worker.instance_id:016x}",
         "role": role_of(worker),
         "address": worker.address,
         "dp_rank": worker.dp_rank,
-        "state": _state(worker),
+        "state": state_of(worker),
         "not_ready": worker.not_ready,
         "metrics_address": worker.metrics_address,
     }
     if status is None:
-        return {**record, "problem": report.problem}
+        return {**record, "problem": answer.problem}
     return {
         **record,
         "pages": dict(status.pages_by_state),
@@ -139,15 +122,6 @@ def _link_json(link: LinkStatus) -> dict[str, Any]:
     return {
         "peer": f"{link.peer_instance_id:016x}",
         "state": _link_state(link),
-        "reason": link.reason,
-        "path": link.path,
-        "lanes": link.lanes,
-        "library": link.library,
-        "bytes_per_s": link.bytes_per_s,
-        "rtt_s": link.rtt_s,
-        "bytes_sent": link.bytes_sent,
-        "in_flight_bytes": link.in_flight_bytes,
-        "queued_bytes": link.queued_bytes,
-        "last_heard_s": link.last_heard_s,
+        **{name: getattr(link, name) for name in LINK_FIELDS},
         "tests": [{"path": each.path, "bytes_per_s": each.bytes_per_s, "error": each.error} for each in link.tests],
     }

@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from diptych.cli.requests.asking import Answer
-from diptych.common.members.instance_names import name_of, role_of
-from diptych.common.members.meetings import part_of
+from diptych.common.members.instances import computable_tokens, kv_occupancy, name_of, role_of, state_of
 from diptych.common.members.membership import State
 from diptych.common.members.pods import Pod
-from diptych.common.members.roles import WORKER_ROLES, LegKind
+from diptych.common.members.roles import WORKER_ROLES, LegKind, part_of
 from diptych.common.members.terms import mismatch, terms_of
-from diptych.common.members.worker_load import computable_tokens, kv_occupancy
-from diptych.v1.bootstrap_pb2 import Instance, InstanceState
+from diptych.v1.bootstrap_pb2 import Instance
 from diptych.v1.worker_pb2 import LINK_STATE_UP, Drain, WorkerStatus
 
 COLUMNS: Final = (
     *("role", "pool", "pod", "instance", "state", "address", "version"),
     *("running", "waiting", "free pages", "credit", "links"),
 )
+MEMBER_FIELDS: Final = ("address", "dp_rank", "version", "pool", "pod", "model_id", "not_ready")
 POOL_COLUMNS: Final = ("role", "pool", "workers", "ready", "running", "waiting", "backlog", "busy", "KV in use")
 
 
@@ -56,29 +55,37 @@ def mismatches(members: Iterable[Instance]) -> list[Mismatch]:
     return [Mismatch(reason, tuple(pairs)) for reason, pairs in sorted(found.items()) if reason]
 
 
-def as_text(
-    answers: Sequence[Answer], unlike: Sequence[Mismatch], strangers: Sequence[Pod] = (), problem: str = ""
-) -> str:
-    """Return the tables, and below them what needs words. `strangers`: pods that did not register."""
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found at one time."""
+
+    answers: Sequence[Answer]
+    unlike: Sequence[Mismatch] = ()
+    strangers: Sequence[Pod] = ()  # that did not register
+    problem: str = ""  # why bootstrap did not say who there is
+
+
+def as_text(report: Report) -> str:
+    """Return the tables, and below them what needs words."""
+    answers, problem = report.answers, report.problem
     pools = text_table(POOL_COLUMNS, [pool.row() for pool in pool_sums(answers)])
     members = text_table(COLUMNS, map(_row, answers)) if answers else ["no member is registered"]
     remarks = [f"{name_of(answer.member)}: {words}" for answer in answers if (words := _remark(answer))]
-    remarks += [f"{_pairs(each)} can't pair: {each.reason}" for each in unlike]
-    remarks += [f"pod {pod.name} at {pod.address} is not registered" for pod in strangers]
+    remarks += [f"{_pairs(each)} can't pair: {each.reason}" for each in report.unlike]
+    remarks += [f"pod {pod.name} at {pod.address} is not registered" for pod in report.strangers]
     parts = (part for part in (problem and [problem], pools[1:] and pools, members, remarks) if part)
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def as_json(
-    answers: Sequence[Answer], unlike: Sequence[Mismatch], strangers: Sequence[Pod] = (), problem: str = ""
-) -> dict[str, Any]:
+def as_json(report: Report) -> dict[str, Any]:
     return {
-        "problem": problem,
-        "pools": [pool.as_json() for pool in pool_sums(answers)],
-        "unregistered_pods": [pod.name for pod in strangers],
-        "members": [_member_json(answer) for answer in answers],
+        "problem": report.problem,
+        "pools": [asdict(pool) for pool in pool_sums(report.answers)],
+        "unregistered_pods": [pod.name for pod in report.strangers],
+        "members": [_member_json(answer) for answer in report.answers],
         "mismatches": [
-            {"reason": each.reason, "pairs": [[_id(one), _id(other)] for one, other in each.pairs]} for each in unlike
+            {"reason": each.reason, "pairs": [[_id(one), _id(other)] for one, other in each.pairs]}
+            for each in report.unlike
         ],
     }
 
@@ -111,7 +118,7 @@ def _state(answer: Answer) -> str:
         return "empty"
     if answer.member.paused:
         return "paused"
-    return InstanceState.Name(answer.member.state).removeprefix("INSTANCE_STATE_").lower()
+    return state_of(answer.member)
 
 
 def _remark(answer: Answer) -> str:
@@ -134,13 +141,7 @@ def _member_json(answer: Answer) -> dict[str, Any]:
         "instance_id": _id(member),
         "role": role_of(member),
         "state": _state(answer),
-        "address": member.address,
-        "dp_rank": member.dp_rank,
-        "version": member.version,
-        "pool": member.pool,
-        "pod": member.pod,
-        "model_id": member.model_id,
-        "not_ready": member.not_ready,
+        **{name: getattr(member, name) for name in MEMBER_FIELDS},
         "problem": answer.problem,
     }
     if answer.status is not None:
@@ -177,9 +178,6 @@ class PoolSum:
         counts = (self.num_workers, self.num_ready, self.num_running, self.num_waiting)
         shares = (f"{self.busy:.0%}", f"{self.kv_occupancy:.0%}")
         return (self.role, self.pool, *map(str, counts), f"{self.backlog_s:.1f} s", *shares)
-
-    def as_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def pool_sums(answers: Iterable[Answer]) -> list[PoolSum]:

@@ -1,12 +1,13 @@
-"""Asks members for their state, or to drain: workers over gRPC, routers over HTTP."""
+"""Asks bootstrap who is alive, and members for their state, or to drain: workers over gRPC, routers over HTTP."""
 
 from __future__ import annotations
 
 import json
+import math
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -14,19 +15,24 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
+from diptych.common.errors import ConfigError
+from diptych.common.members.membership import MembershipView
+from diptych.common.members.replicas import replicas_of
 from diptych.common.members.roles import WORKER_ROLES
+from diptych.common.members.watch_stream import WatchStream
 from diptych.common.net.rpc import open_sync_channel
 from diptych.common.trust.trust import Trust
 from diptych.v1.admin_pb2 import DrainRequest
 from diptych.v1.admin_pb2_grpc import WorkerAdminStub
-from diptych.v1.bootstrap_pb2 import Instance
+from diptych.v1.bootstrap_pb2 import Instance, WatchRequest, WatchUpdate
+from diptych.v1.bootstrap_pb2_grpc import BootstrapStub
 from diptych.v1.worker_pb2 import Drain, StatusRequest, WorkerStatus
 from diptych.v1.worker_pb2_grpc import WorkerStub
 
 T = TypeVar("T")
 
+ANSWER_S: Final = 5.0  # that a replica may take
 MAX_AT_ONCE: Final = 16
-
 NEEDS_TOKEN: Final = "a router's HTTP port knows no certificates: give its token (--auth-token-file)"
 
 _PHASES: Final = {
@@ -35,6 +41,35 @@ _PHASES: Final = {
     "empty": Drain.PHASE_EMPTY,
     "gone": Drain.PHASE_EMPTY,
 }
+
+
+def members(replicas: Sequence[str], trust: Trust) -> list[Instance]:
+    """Ask all replicas: one that has just restarted knows few. Raises `ConfigError` if none answers."""
+    replicas = replicas_of(replicas)
+    view: MembershipView[Instance] = MembershipView(lease_s=math.inf)
+    problems = []
+    with ThreadPoolExecutor(len(replicas)) as pool:
+        for number, answer in enumerate(pool.map(lambda address: _ask_replica(address, trust), replicas)):
+            if isinstance(answer, str):
+                problems.append(answer)
+            else:
+                view.apply(WatchStream(number).take(answer), now_s=0.0)
+    if len(problems) == len(replicas):
+        advice = "--bootstrap (or DIPTYCH_BOOTSTRAP) says where it is, `diptych up` starts a platform"
+        raise ConfigError(f"can't ask bootstrap at {', nor at '.join(problems)}; {advice}")
+    return list(view.instances.values())
+
+
+def _ask_replica(address: str, trust: Trust) -> WatchUpdate | str:
+    """Return everything that a replica lists, or why it doesn't tell."""
+    with open_sync_channel(address, trust) as channel:
+        try:
+            updates = BootstrapStub(channel).Watch(WatchRequest(), timeout=ANSWER_S)
+            snapshot: WatchUpdate | None = next(updates, None)
+            updates.cancel()
+        except grpc.RpcError as error:
+            return f"{address}: {error.details()}"
+        return snapshot or f"{address}: it ended before it told who is listed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +98,6 @@ def ask_all(members: Iterable[Instance], ask: Callable[[Instance], T]) -> list[T
 
 
 def ask(member: Instance, trust: Trust, timeout_s: float) -> Answer:
-    """Ask one how it is."""
     if member.role in WORKER_ROLES:
         return _ask_worker(member, trust, timeout_s)
     if _lacks_token(trust):

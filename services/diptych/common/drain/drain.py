@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.common.transitions import moved
+from diptych.common.errors import moved
 
 
 class Phase(enum.Enum):

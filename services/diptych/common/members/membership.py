@@ -18,8 +18,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from diptych.common.members.alarms import Alarms
 
@@ -27,6 +28,7 @@ P = TypeVar("P")
 
 ENDED_MEMORY_S: Final = 60.0  # time in which a slower replica may still list what ended
 SUPERSEDED_LEASES: Final = 6  # what is late of it is heard for one, told for another; more when replicas do not run
+_sequence: Final = attrgetter("sequence")
 
 
 class State(enum.IntEnum):
@@ -231,7 +233,3 @@ class MembershipView(Generic[P]):
         retained = [self._retained[instance_id]] if instance_id in self._retained else []
         newest = max((*told, *retained), key=_sequence, default=None)
         return None if newest is None else _Known(newest, is_told=bool(told))
-
-
-def _sequence(record: Record[Any]) -> int:
-    return record.sequence

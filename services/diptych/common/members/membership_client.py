@@ -251,7 +251,6 @@ class _Link:
             self._note_lost("no answer")
 
     def established(self) -> None:
-        """Note that the replica has answered."""
         if not self._is_up:
             logger.info("%s bootstrap at %s", self._purpose, self._address)
         self._is_up = True

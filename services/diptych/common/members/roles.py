@@ -1,17 +1,19 @@
 """Decides which parts of a request a worker serves, and between which workers its KV moves. Pure.
 
 Rule: a leg goes only to a worker whose role serves its kind, and KV moves only from one that prefills to one that
-decodes. Two `unified` workers do both for each other.
+decodes. Two `unified` workers do both for each other. Workers meet in a request only if they serve one model.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
 from diptych.v1 import bootstrap_pb2, worker_pb2
+from diptych.v1.bootstrap_pb2 import Instance
 
 WorkerRole = Literal["prefill", "decode", "unified"]  # by name; `Role.LOCAL` is no worker's
 
@@ -79,3 +81,21 @@ def leg_kind(wire: int, role: Role) -> LegKind:
     if wire == worker_pb2.LEG_KIND_UNSPECIFIED and role is not Role.UNIFIED:
         return LegKind(role.value)
     raise ValueError(f"no leg is of kind {wire}")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a worker was started for."""
+
+    model: str
+    role: Role
+
+    def meets(self, other: Part) -> bool:
+        return self.model == other.model and self.role.exchanges_with(other.role)
+
+
+def part_of(instance: Instance) -> Part | None:
+    """Return the part of a worker that knows its terms, None for others."""
+    if instance.role not in WORKER_ROLES or not instance.compat:
+        return None
+    return Part(instance.started_as or instance.model_id, WORKER_ROLES[instance.role])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Final
 
 from diptych.v1 import bootstrap_pb2
@@ -49,6 +50,9 @@ class Terms:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+_values: Final = attrgetter(*Terms.__slots__)
+
+
 def mismatch(a: Terms, b: Terms) -> str:
     """Say in words why the two may not pair; "" when they may."""
     return "; ".join(words for words in (*_unequal(a, b), _protocols(a, b), _lacking(a, b)) if words)
@@ -60,16 +64,7 @@ def terms_to_wire(terms: Terms) -> bootstrap_pb2.Terms:
 
 def terms_of(wire: bootstrap_pb2.Terms) -> Terms:
     """Return the terms of a record. Two records that name none match each other, and nobody else."""
-    return Terms(
-        wire.weights,
-        wire.vocab_size,
-        wire.kv_shape,
-        wire.kv_backend,
-        wire.oldest_protocol,
-        wire.newest_protocol,
-        wire.features,
-        wire.required_features,
-    )
+    return Terms(*_values(wire))
 
 
 def _unequal(a: Terms, b: Terms) -> tuple[str, ...]:

@@ -31,7 +31,8 @@ class WatchStream:
         if not update.snapshot and not follows:
             raise Gap
         self._revision = update.revision
-        upserts = {instance.instance_id: to_record(instance) for instance in update.upserts if _is_known(instance)}
+        known = (instance for instance in update.upserts if instance.state in _STATES)  # a later version has more
+        upserts = {instance.instance_id: to_record(instance) for instance in known}
         if update.snapshot:
             self._records = upserts
             self._note_loads(update.loads)
@@ -53,11 +54,6 @@ class WatchStream:
                 self._records[news.instance_id] = _with_load(record, news)
                 touched.add(news.instance_id)
         return touched
-
-
-def _is_known(instance: Instance) -> bool:
-    """Whether this version can tell what state an instance is in: a later version may know more of them."""
-    return instance.state in _STATES
 
 
 def _with_load(record: Record[Instance], news: LoadNews) -> Record[Instance]:

@@ -14,6 +14,9 @@ head has.
 
 Requests that come before the answers to earlier ones wait, a few of them. The last one's answer ends the connection if
 more have come: its client sees which were answered.
+
+Of too many connections one is closed, never one that has a request. Of those that have none (they are silent between
+two requests, or a head is not complete) the one that has waited longest goes; where there is none, the newcomer.
 """
 
 from __future__ import annotations
@@ -24,14 +27,14 @@ import json
 import logging
 import sys
 import termios
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from diptych.common.net.connection_places import ConnectionPlaces
-
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_UNSENT_BYTES: Final = 64 * 2**10  # in the kernel, which by itself would take megabytes for each slow client
 MAX_HEAD_BYTES: Final = 32 * 2**10
@@ -48,6 +51,44 @@ _TOO_MUCH: Final = (
 )
 _TOO_LONG: Final = f"the URL of a request takes at most {MAX_URL_BYTES} bytes"
 _TOO_MANY: Final = "all connections of this server are in use: try again"
+
+
+class ConnectionPlaces(Generic[T]):
+    """The connections of one server. Each step takes the same time, however many there are."""
+
+    def __init__(self, num_places: int) -> None:
+        self.num_places = num_places
+        self._waiting: dict[T, None] = {}  # for a request, the longest first
+        self._working: set[T] = set()
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._working)
+
+    def enter(self, newcomer: T) -> T | None:
+        """Let a connection in; return the one that has to go for it, which has lost its place, if one has to."""
+        self._waiting[newcomer] = None
+        if len(self) <= self.num_places:
+            return None
+        leaving = next(iter(self._waiting))
+        del self._waiting[leaving]
+        return leaving
+
+    def begin(self, connection: T) -> None:
+        """It has a request."""
+        if connection in self._waiting:
+            del self._waiting[connection]
+            self._working.add(connection)
+
+    def end(self, connection: T) -> None:
+        """It has none any more."""
+        if connection in self._working:
+            self._working.remove(connection)
+            self._waiting[connection] = None
+
+    def leave(self, connection: T) -> None:
+        """It is closed."""
+        self._waiting.pop(connection, None)
+        self._working.discard(connection)
 
 
 class HttpConnection(HttpToolsProtocol):

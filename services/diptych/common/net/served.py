@@ -1,12 +1,13 @@
-"""Checks what an operator may change of the served model: its names for clients, and how long a request may be."""
+"""What an operator may say of the served model: the format of its weights, its names, how long a request may be."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 from diptych.common.errors import ConfigError
 
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 MAX_NAME_CHARS: Final = 256
 SHORTEST: Final = 2  # tokens: one of a prompt, one of output
 

@@ -2,7 +2,8 @@
 
 Health checks pass without one: a kubelet or a load balancer asks, and learns a single word. Watching the health of a
 service needs one, because streams of strangers would take the place of others' calls. Open calls of strangers, checks
-and refusals, have few places of their own.
+and refusals, have few places of their own. An honest one is over at once; one that stays for long sends nothing or
+reads nothing, and a new call gets the place of the oldest.
 
 What a member may do to itself alone, and what its certificate is for, is checked in the call, where its origin is
 known. With certificates, messages of streams pass through one more generator for that; otherwise none is added.
@@ -11,22 +12,23 @@ known. With certificates, messages of streams pass through one more generator fo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 import grpc
 
-from diptych.common.net.hosts import one_spelling, peer_host
 from diptych.common.net.raw_calls import Handler, run_raw
+from diptych.common.net.reachable import one_spelling, peer_host
 from diptych.common.refusals import Refusals
 from diptych.common.trust.permissions import Parties, may_call, may_call_itself, words_for
-from diptych.common.trust.strangers import Strangers
 from diptych.common.trust.trust import Reason, Refused, Trust
 
 OPEN_TO_ALL: Final = "/grpc.health.v1.Health/Check"
+NUM_PLACES: Final = 256  # of strangers
 
 Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]"
 
@@ -35,12 +37,40 @@ _CODES: Final[Mapping[Reason, grpc.StatusCode]] = {
     "wrong_token": grpc.StatusCode.UNAUTHENTICATED,
     "not_permitted": grpc.StatusCode.PERMISSION_DENIED,
 }
-_KINDS: Final[Mapping[tuple[bool, bool], str]] = {  # by whether requests and answers are streams
-    (False, False): "unary_unary",
-    (False, True): "unary_stream",
-    (True, False): "stream_unary",
-    (True, True): "stream_stream",
-}
+_KINDS: Final = ("unary", "stream")
+
+
+class Place:
+    """What one call holds."""
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        self.end = end
+        self.is_lost = False  # to a newcomer
+
+
+class Strangers:
+    """The calls of strangers that are open at a server."""
+
+    def __init__(self, num_places: int = NUM_PLACES) -> None:
+        self._num_places = num_places
+        self._taken: dict[Place, None] = {}  # oldest first
+
+    @contextlib.contextmanager
+    def place(self, end: Callable[[], object]) -> Generator[Place, None, None]:
+        """Hold a place, until a newcomer takes it: then `end` is called."""
+        if len(self._taken) >= self._num_places:
+            self._displace(next(iter(self._taken)))
+        place = Place(end)
+        self._taken[place] = None
+        try:
+            yield place
+        finally:
+            self._taken.pop(place, None)
+
+    def _displace(self, place: Place) -> None:
+        del self._taken[place]
+        place.is_lost = True
+        place.end()
 
 
 class Gatekeeper(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
@@ -123,7 +153,7 @@ def _with_check(
     handler: grpc.RpcMethodHandler[Any, Any], check: Callable[[Any], Awaitable[None]]
 ) -> grpc.RpcMethodHandler[Any, Any]:
     """Return a handler that looks at its caller first."""
-    kind = _KINDS[handler.request_streaming, handler.response_streaming]
+    kind = f"{_KINDS[handler.request_streaming]}_{_KINDS[handler.response_streaming]}"
     work: Any = getattr(handler, kind)
 
     async def answer(request: Any, context: Any) -> Any:

@@ -55,7 +55,6 @@ MAY_CALL: Final[Mapping[str, Parties]] = MappingProxyType(
     }
 )
 
-
 BY_ITSELF: Final[Mapping[str, Parties]] = MappingProxyType(  # from its own host, as it leaves: a `preStop` hook
     {
         "/diptych.v1.Worker/GetStatus": frozenset({Party.WORKER}),
@@ -89,10 +88,6 @@ def words_for(parties: Parties, action: str) -> str:
     return f"{action} is not for the token or certificate of {_any_of(parties) or 'nobody'}: {takes}"
 
 
-def _any_of(parties: Iterable[Party]) -> str:
-    return " or ".join(f"{'an' if party is Party.OPERATOR else 'a'} {party.value}" for party in _in_order(parties))
-
-
-def _in_order(parties: Iterable[Party]) -> list[Party]:
-    given = frozenset(parties)
-    return [party for party in Party if party in given]
+def _any_of(parties: Parties) -> str:
+    ordered = (party for party in Party if party in parties)
+    return " or ".join(f"{'an' if party is Party.OPERATOR else 'a'} {party.value}" for party in ordered)

@@ -1,7 +1,8 @@
 """Loads the certificates with which members of a platform prove to each other who they are: mutual TLS.
 
 Both ends show a certificate of one authority, which should sign for this platform only. Members are reached by
-addresses that come and go, so the name in a certificate is fixed: `--tls-name`.
+addresses that come and go, so the name in a certificate is fixed: `--tls-name`. When a certificate ends is read from
+its PEM: the standard library shows this only for a peer's.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from diptych.common.errors import ConfigError
-from diptych.common.trust.certificate import expires_s
 from diptych.common.trust.reloaded import Reloaded
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,10 @@ logger = logging.getLogger(__name__)
 _DAY_S: Final = 86_400.0
 WARN_BEFORE_S: Final = 14 * _DAY_S
 WARN_EVERY_S: Final = _DAY_S
+_END: Final = "-----END CERTIFICATE-----"
+_VERSION: Final = b"\xa0"  # tags of DER
+_UTC_TIME: Final = 0x17
+_FIELDS_BEFORE_VALIDITY: Final = 3  # serial number, algorithm, issuer
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +119,31 @@ def _no_password() -> str:
 
 def _reason(error: Exception) -> str:
     return (isinstance(error, ssl.SSLError) and error.reason) or str(error)
+
+
+def expires_s(pem: bytes) -> float:
+    """Return the end of the first certificate, in seconds since 1970. Raises `ValueError` if there is none."""
+    text = pem.decode("ascii", "replace")
+    start = text.index("-----BEGIN CERTIFICATE-----")
+    der = ssl.PEM_cert_to_DER_cert(text[start : text.index(_END, start) + len(_END)])
+    _, certificate, _ = _value(der)
+    _, fields, _ = _value(certificate)
+    if fields[:1] == _VERSION:
+        fields = _value(fields)[2]
+    for _ in range(_FIELDS_BEFORE_VALIDITY):
+        fields = _value(fields)[2]
+    _, validity, _ = _value(fields)
+    tag, not_after, _ = _value(_value(validity)[2])
+    form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
+    return datetime.strptime(not_after.decode("ascii"), form).replace(tzinfo=UTC).timestamp()
+
+
+def _value(der: bytes) -> tuple[int, bytes, bytes]:
+    """Return the tag and content of the first value, and what follows it. Raises `ValueError` if it is cut off."""
+    if len(der) < 2:
+        raise ValueError("the certificate is cut off")
+    tag, length, start = der[0], der[1], 2
+    if length & 0x80:
+        start += length & 0x7F
+        length = int.from_bytes(der[2:start], "big")
+    return tag, der[start : start + length], der[start + length :]

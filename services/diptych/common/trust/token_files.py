@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -26,11 +26,7 @@ TOKEN_BYTES: Final = 32
 
 def new_token_files() -> dict[str, str]:
     """Return what the file of each party holds, and that of bootstrap, with new tokens."""
-    return token_files({party: secrets.token_hex(TOKEN_BYTES) for party in Party})
-
-
-def token_files(tokens: Mapping[Party, str]) -> dict[str, str]:
-    """Return what the file of each party holds, and that of bootstrap."""
+    tokens = {party: secrets.token_hex(TOKEN_BYTES) for party in Party}
     hashes = {party: f"{digest_line(party, secret)}\n" for party, secret in tokens.items()}
     own = {party: f"{party.value}:{secret}\n" for party, secret in tokens.items()}
     others = {party: "".join(hashes[each] for each in tokens if each is not party) for party in tokens}

@@ -21,7 +21,6 @@ from diptych.common.trust.tokens import TOKEN_VARIABLE, WORDS, Refusal, Tokens
 
 logger = logging.getLogger(__name__)
 
-
 Reason = Refusal | Literal["not_permitted"]
 
 

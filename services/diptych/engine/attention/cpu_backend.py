@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
-from diptych.engine.attention.rope import rope_tables
+from diptych.engine.attention.layer_constants import rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.kernels.cpu.paged_attention import AttentionLayer, Heads, PagedAttention, Tokens
 

@@ -81,8 +81,7 @@ class FlashInferAttention:
     def _pages(self, batch: StagedBatch) -> tuple[Any, ...]:
         """Return what plans want to know of pages and heads, in their order. On the host: a plan would wait for it."""
         config, page_size = self._config, self._kv.shape[3]
-        lists = page_lists(batch.host.page_table, batch.host.seq_lens, page_size)
-        arrays = map(torch.from_numpy, (lists.starts, lists.indices, lists.last_page_lens))
+        arrays = map(torch.from_numpy, page_lists(batch.host.page_table, batch.host.seq_lens, page_size))
         return (*arrays, config.num_heads, config.num_kv_heads, config.head_dim, page_size)
 
     def _constants(self, window: int) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
-from diptych.engine.attention.kv_scales import kv_scales
-from diptych.engine.attention.rope import rope_tables
+from diptych.engine.attention.layer_constants import kv_scales, rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.kernels.gpu.rope_store import rope_store
 

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig, Rope
-from diptych.engine.attention.kv_scales import kv_scales
-from diptych.engine.attention.rope import rope_tables
+from diptych.engine.attention.layer_constants import kv_scales, rope_tables
 from diptych.engine.attention.staged_batch import StagedBatch, single_rows, stage
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 

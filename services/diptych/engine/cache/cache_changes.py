@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +25,8 @@ class CacheDelta:
         return self.cleared or bool(self.removed or self.stored)
 
 
-class ChangeLog(Protocol):
-    """What a radix tree tells of its pages."""
-
-    @property
-    def is_empty(self) -> bool: ...
-
-    def store(self, hashes: Iterable[int]) -> None: ...
-
-    def remove(self, hashes: Iterable[int]) -> None: ...
-
-    def clear(self) -> None: ...
-
-    def take(self, max_hashes: int | None = None) -> CacheDelta: ...
-
-
 class CacheChanges:
-    """What a listener's copy of the set still lacks."""
+    """What a listener's copy of the pages of a radix tree still lacks."""
 
     def __init__(self) -> None:
         self._cleared = False
@@ -75,10 +60,8 @@ class CacheChanges:
         return delta
 
 
-class NoChanges:
-    """The `ChangeLog` of a cache that nobody listens to."""
-
-    is_empty = True
+class NoChanges(CacheChanges):
+    """Those of a cache that nobody listens to."""
 
     def store(self, hashes: Iterable[int]) -> None:
         pass
@@ -88,9 +71,6 @@ class NoChanges:
 
     def clear(self) -> None:
         pass
-
-    def take(self, max_hashes: int | None = None) -> CacheDelta:
-        return CacheDelta()
 
 
 NO_CHANGES: Final = NoChanges()

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from diptych.common.arrays import I32, I64
-from diptych.engine.cache.cache_changes import NO_CHANGES, ChangeLog
+from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.radix_node import Insertion, Match, Node
@@ -42,7 +42,7 @@ class KvCache:
         max_tokens_per_request: int,
         eviction_policy: EvictionPolicy = "lru",
         tiers: Sequence[Tier] = (),
-        changes: ChangeLog = NO_CHANGES,
+        changes: CacheChanges = NO_CHANGES,
     ) -> None:
         self.page_size = page_size
         self.changes = changes  # of the set of cached pages

@@ -18,7 +18,7 @@ import numpy as np
 from diptych.common.arrays import I32, I64, U64
 from diptych.common.errors import InvalidTransition
 from diptych.engine.cache import radix_check
-from diptych.engine.cache.cache_changes import NO_CHANGES, ChangeLog
+from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.eviction import EvictionPolicy, EvictionQueue, Ranking
 from diptych.engine.cache.radix_node import Eviction, Insertion, Match, Node, Save, node_key
 from diptych.engine.cache.tier import POOL, Books, Restore, Slots
@@ -37,7 +37,7 @@ class RadixTree:
         *,
         policy: EvictionPolicy = "lru",
         tiers: Sequence[Books] = (),
-        changes: ChangeLog = NO_CHANGES,
+        changes: CacheChanges = NO_CHANGES,
     ) -> None:
         self._page_size = page_size
         self._root = Node(b"", None, np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint64))

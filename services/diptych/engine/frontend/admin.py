@@ -1,9 +1,20 @@
-"""The gRPC service by which operators change a running worker.
+"""What operators change of a running worker, by gRPC or HTTP: its adapters, its weights, its role; or that it drains.
 
 `update_weights` replaces the weights: load, take nothing new, let what runs finish, switch, serve again. The old
 weights serve until the switch, and after it if anything fails. Nothing mixes: no leg is accepted in between, what still
 runs when the time is up is handed back (routers place it elsewhere), and a leg that a router started for the old
 weights is refused after the switch by its `compat`.
+
+`RoleChanges` changes what is served: take nothing new, let what runs finish or hand it back, serve the new role. Model
+and KV cache stay: nothing is loaded, and peers of former requests are still answered. The record tells routers and
+peers of each step: paused, then the new role, and not ready until a link that the role needs is up.
+
+Over HTTP, GET tells the roles of a worker; POST changes one and answers when it is served. Both want the token.
+
+    POST /role?role=decode&drain_s=5   {"instance": "9f2c...", "role": "decode", "previous_role": "prefill",
+                                        "not_ready": ""}
+
+A worker with several instances wants to know which: `&instance=9f2c...`.
 """
 
 from __future__ import annotations
@@ -11,20 +22,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import grpc
+from starlette.requests import Request
+from starlette.routing import Route
 
 from diptych.common.drain.drain import DrainProgress
-from diptych.common.errors import DiptychError, Unavailable
+from diptych.common.errors import Conflict, DiptychError, InvalidRequest, NotFound, Unavailable
+from diptych.common.members.roles import WORKER_ROLES, Role
+from diptych.common.refusals import Refusals
+from diptych.common.trust.operator_route import Answer, operator_route, seconds
+from diptych.common.trust.trust import Trust
+from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.frontend.group import WorkerGroup
-from diptych.engine.frontend.role_change import RoleChanges
 from diptych.engine.frontend.service import Context, WorkerService, name_of, refuse
 from diptych.v1 import admin_pb2, admin_pb2_grpc
 from diptych.v1.admin_pb2 import (
     AdminCommand,
     DropWeights,
     PrepareWeights,
+    SetRoleResponse,
     SwitchWeights,
     SwitchWeightsResult,
     UpdateWeightsResponse,
@@ -35,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.05
 NUM_TRIES: Final = 200
+MIN_UNIFIED_REQUESTS: Final = 2  # so that a prompt of another worker finds a row while one decodes
+LINK_WAIT_S: Final = 10.0  # for a link that the new role needs, before the answer is that there is none
 
 
 class WorkerDrain:
@@ -54,6 +75,38 @@ class WorkerDrain:
         return {name_of(group.instance_id): group.departure.draining.progress() for group in self._groups()}
 
 
+@dataclass(frozen=True, slots=True)
+class RoleChanges:
+    """How the roles of a worker may change."""
+
+    drain_s: float  # for what runs to finish, unless the caller says it
+    obstacles: Mapping[Role, str] = field(default_factory=dict)  # roles that can't be served, and why
+
+    async def set_role(self, group: WorkerGroup, wanted: int, drain_s: float | None) -> SetRoleResponse:
+        """Serve the role of that number. Raises a `DiptychError`; then the former one is served."""
+        role = WORKER_ROLES.get(wanted)
+        if role is None:
+            names = ", ".join(role.value for role in WORKER_ROLES.values())
+            raise InvalidRequest(f"a worker's role is one of {names}", param="role")
+        if group.updating.locked():
+            raise Unavailable("another change of this worker is under way")
+        async with group.updating:
+            previous = group.role
+            if role is not previous:
+                self._check(group, role)
+                await _change(group, role, self.drain_s if drain_s is None else drain_s)
+            not_ready = await group.wait_for_link(LINK_WAIT_S)
+        return SetRoleResponse(previous_role=previous.wire, not_ready=not_ready)
+
+    def _check(self, group: WorkerGroup, role: Role) -> None:
+        if not group.is_loaded:
+            raise Unavailable("the model is loading")
+        if group.departure.draining.has_begun:
+            raise Conflict("the worker is draining")
+        if role in self.obstacles:
+            raise Conflict(self.obstacles[role])
+
+
 class WorkerAdminService(admin_pb2_grpc.WorkerAdminServicer):
     """Implements `diptych.v1.WorkerAdmin` over the groups of a worker's service."""
 
@@ -64,11 +117,11 @@ class WorkerAdminService(admin_pb2_grpc.WorkerAdminServicer):
 
     async def LoadLora(self, request: admin_pb2.LoadLoraRequest, context: Context) -> admin_pb2.LoadLoraResponse:
         group = await self._service.find(name_of(request.instance_id), context)
-        return (await _answer(context, group.administer(AdminCommand(load_lora=request)))).load_lora
+        return (await _answer(context, group.questions.administer(AdminCommand(load_lora=request)))).load_lora
 
     async def UnloadLora(self, request: admin_pb2.UnloadLoraRequest, context: Context) -> admin_pb2.UnloadLoraResponse:
         group = await self._service.find(name_of(request.instance_id), context)
-        return (await _answer(context, group.administer(AdminCommand(unload_lora=request)))).unload_lora
+        return (await _answer(context, group.questions.administer(AdminCommand(unload_lora=request)))).unload_lora
 
     async def ListLoras(self, request: admin_pb2.ListLorasRequest, context: Context) -> admin_pb2.ListLorasResponse:
         group = await self._service.find(name_of(request.instance_id), context)
@@ -87,7 +140,7 @@ class WorkerAdminService(admin_pb2_grpc.WorkerAdminServicer):
         self._drain.ask(within_s, request.instance_id)
         return admin_pb2.DrainResponse()
 
-    async def SetRole(self, request: admin_pb2.SetRoleRequest, context: Context) -> admin_pb2.SetRoleResponse:
+    async def SetRole(self, request: admin_pb2.SetRoleRequest, context: Context) -> SetRoleResponse:
         group = await self._service.find(name_of(request.instance_id), context)
         drain_s = request.drain_ms / 1000 if request.HasField("drain_ms") else None
         return await _answer(context, self._roles.set_role(group, request.role, drain_s))
@@ -106,7 +159,7 @@ async def update_weights(group: WorkerGroup, model: str, drain_s: float) -> Upda
     if group.updating.locked():
         raise Unavailable("another update is under way")
     async with group.updating:
-        await group.administer(AdminCommand(prepare_weights=PrepareWeights(model=model)))
+        await group.questions.administer(AdminCommand(prepare_weights=PrepareWeights(model=model)))
         result = await _replace(group, drain_s)
     return UpdateWeightsResponse(
         model_id=result.model_id, previous_model_id=result.previous_model_id, previous_model=result.previous_model
@@ -120,7 +173,7 @@ async def _replace(group: WorkerGroup, drain_s: float) -> SwitchWeightsResult:
         group.rename(result.model_id, result.terms)
     except DiptychError as error:
         logger.error("the old weights stay: %s", error)
-        await group.administer(AdminCommand(drop_weights=DropWeights()))
+        await group.questions.administer(AdminCommand(drop_weights=DropWeights()))
         raise
     finally:
         group.departure.resume()
@@ -131,7 +184,64 @@ async def _switch(group: WorkerGroup) -> SwitchWeightsResult:
     """Switch as soon as no request holds KV: an aborted one may still be in a transfer."""
     for _ in range(NUM_TRIES):
         try:
-            return (await group.administer(AdminCommand(switch_weights=SwitchWeights()))).switch_weights
+            return (await group.questions.administer(AdminCommand(switch_weights=SwitchWeights()))).switch_weights
         except Unavailable:
             await asyncio.sleep(RETRY_S)
     raise Unavailable(f"aborted requests still hold KV after {NUM_TRIES * RETRY_S:g} s")
+
+
+def role_changes(config: WorkerConfig) -> RoleChanges:
+    """Return how the roles of a configured worker may change."""
+    obstacles: dict[Role, str] = {}
+    if config.max_requests is not None and config.max_requests < MIN_UNIFIED_REQUESTS:
+        obstacles[Role.UNIFIED] = "a unified worker needs --max-requests 2 at least: one to decode, one to prefill"
+    return RoleChanges(config.drain_s, obstacles)
+
+
+async def _change(group: WorkerGroup, role: Role, drain_s: float) -> None:
+    logger.info("%s changes its role from %s to %s", group, group.role.value, role.value)
+    try:
+        await group.departure.vacate(f"it changes its role to {role.value}", drain_s)
+        if group.departure.draining.has_begun:
+            raise Conflict("the worker has begun to drain")
+        await group.serve(role)
+    finally:
+        group.departure.resume()
+
+
+def role_route(service: WorkerService, changes: RoleChanges, trust: Trust, refusals: Refusals) -> Route:
+    """Return the path for both methods."""
+
+    async def handle(request: Request) -> Answer:
+        if request.method != "POST":
+            return 200, {name_of(each.instance_id): each.role.value for each in service.groups()}
+        group = _find(service, request.query_params.get("instance"))
+        role = _role(request.query_params.get("role", ""))
+        done = await changes.set_role(group, role.wire, seconds(request, "drain_s"))
+        return 200, {
+            "instance": name_of(group.instance_id),
+            "role": role.value,
+            "previous_role": WORKER_ROLES[done.previous_role].value,
+            "not_ready": done.not_ready,
+        }
+
+    return operator_route("/role", ("GET", "POST"), handle, trust, refusals)
+
+
+def _role(name: str) -> Role:
+    roles = {role.value: role for role in WORKER_ROLES.values()}
+    if name not in roles:
+        raise InvalidRequest(f"role must be one of {', '.join(roles)}, not {name!r}", param="role")
+    return roles[name]
+
+
+def _find(service: WorkerService, name: str | None) -> WorkerGroup:
+    groups = {name_of(group.instance_id): group for group in service.groups()}
+    if name is None and len(groups) == 1:
+        return next(iter(groups.values()))
+    here = ", ".join(groups) or "none"
+    if name is None:
+        raise InvalidRequest(f"say which with instance=...; there is: {here}", param="instance")
+    if name not in groups:
+        raise NotFound(f"no instance {name} here; there is: {here}")
+    return groups[name]

@@ -15,8 +15,7 @@ from diptych.common.net.reachable import reachable_host
 from diptych.common.trust.trust import TrustConfig
 from diptych.engine.options.config import EngineOptions, KvBackend
 from diptych.engine.values.transfer_rules import Integrity, TransferRules
-from diptych.kvtransfer.lanes import Requirement, Transports
-from diptych.kvtransfer.probe.choice import KvPath
+from diptych.kvtransfer.lanes import KvPath, Requirement, Transports
 
 RELEASE_MARGIN_S: Final = 5.0  # for the notes of both sides, once the KV has arrived or given up
 EXIT_S: Final = 10.0  # to say goodbye, and for sessions and then schedulers to end, all of them at once

@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from diptych.common.drain.drain import Phase
 from diptych.common.drain.draining import Draining, Work
 from diptych.common.errors import Unavailable
-from diptych.engine.frontend.questions import Questions
+from diptych.engine.frontend.scheduler_client import Commands, Questions
 from diptych.engine.frontend.sessions import Sessions
 from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
 
@@ -83,12 +83,6 @@ class Departure:
         self._instance.state, self._instance.not_ready = bootstrap_pb2.INSTANCE_STATE_DRAINING, ""
         self._sessions.closed_because = "it is draining"
         self._tell()
-
-
-class Commands(Protocol):
-    """What takes commands for the scheduler."""
-
-    async def send(self, commands: engine_pb2.SchedulerCommands) -> None: ...
 
 
 class OpenWork:

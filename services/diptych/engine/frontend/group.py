@@ -19,14 +19,13 @@ from diptych.engine.frontend.departure import Departure, OpenWork
 from diptych.engine.frontend.health import Pulse
 from diptych.engine.frontend.peers import Peers
 from diptych.engine.frontend.probes import InstanceFacts, Readiness
-from diptych.engine.frontend.questions import Questions
-from diptych.engine.frontend.scheduler_client import SchedulerClient, SchedulerDied
+from diptych.engine.frontend.scheduler_client import Questions, SchedulerClient, SchedulerDied
 from diptych.engine.frontend.sessions import Session, Sessions, hide_link_key
 from diptych.engine.frontend.text_legs import TextLegs
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
 from diptych.engine.scheduler import codec
 from diptych.kvtransfer.lanes import Requirement
-from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
+from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +45,7 @@ class WorkerGroup:
     ) -> None:
         self.scheduler = scheduler
         self.pulse = Pulse(scheduler, stall_s)
+        self.instance_id, self.dp_rank = instance.instance_id, instance.dp_rank
         self._instance = instance
         self._readiness = Readiness(instance)
         self._max_requests = self._max_step_tokens = 0  # what the scheduler found right; 0: it has not loaded
@@ -55,9 +55,9 @@ class WorkerGroup:
         self._ready_news = asyncio.Event()
         self.updating = asyncio.Lock()  # held while the weights or the role change
         self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
-        self._questions = Questions(scheduler, self._death)
+        self.questions = Questions(scheduler, self._death)
         self._legs = TextLegs(scheduler, prompts, sessions.deliver, lambda: instance.context_len)
-        work = OpenWork(sessions, self._legs, self._questions)
+        work = OpenWork(sessions, self._legs, self.questions)
         self.departure = Departure(work, sessions, instance, self._tell, release_s)
         self._handlers: Mapping[str, Callable[[Any], None]] = {  # by field, in the order in which they act
             "outputs": self._take_outputs,
@@ -65,23 +65,15 @@ class WorkerGroup:
             "load": self._take_load,
             "link_news": self._take_link_news,
             "kv_events": sessions.tell_kv,
-            "status": self._questions.on_status,
-            "status_answers": self._questions.on_status_answers,
-            "admin_answers": self._questions.on_admin_answers,
+            "status": self.questions.on_status,
+            "status_answers": self.questions.on_status_answers,
+            "admin_answers": self.questions.on_admin_answers,
             "context_len": self._take_context_len,
             "loras": self._take_loras,
         }
 
     def __str__(self) -> str:
-        return f"{self._instance.instance_id:016x} at {self._instance.address}#{self._instance.dp_rank}"
-
-    @property
-    def instance_id(self) -> int:
-        return self._instance.instance_id
-
-    @property
-    def dp_rank(self) -> int:
-        return self._instance.dp_rank
+        return f"{self.instance_id:016x} at {self._instance.address}#{self.dp_rank}"
 
     @property
     def role(self) -> Role:
@@ -96,7 +88,7 @@ class WorkerGroup:
     def facts(self) -> InstanceFacts:
         """What probes judge this instance by."""
         return InstanceFacts(
-            rank=self._instance.dp_rank,
+            rank=self.dp_rank,
             is_loaded=self.is_loaded,
             state=State(self._instance.state),
             not_ready=self._instance.not_ready,
@@ -149,7 +141,7 @@ class WorkerGroup:
     async def serve(self, role: Role) -> None:
         """Serve a role from now on. Nothing may be open. Raises `SchedulerDied`."""
         await self.scheduler.send(engine_pb2.SchedulerCommands(role=role.wire))
-        await self._questions.status()  # answered behind it
+        await self.questions.status()  # answered behind it
         self._instance.role = role.wire
         self._sessions.role = role
         self._ready_news.clear()
@@ -163,10 +155,6 @@ class WorkerGroup:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ready_news.wait(), timeout_s)
         return self._instance.not_ready
-
-    async def administer(self, command: admin_pb2.AdminCommand) -> admin_pb2.AdminAnswer:
-        """Have the scheduler execute a command. Raises its refusal, a `DiptychError`; then nothing has changed."""
-        return await self._questions.administer(command)
 
     async def session(
         self, batches: AsyncIterator[worker_pb2.RouterBatch]
@@ -195,7 +183,7 @@ class WorkerGroup:
 
     async def status(self) -> worker_pb2.WorkerStatus:
         """Ask the scheduler. Raises `SchedulerDied`."""
-        status = await self._questions.status()
+        status = await self.questions.status()
         status.instance.CopyFrom(self.describe())
         hide_link_key(status.instance)
         status.max_requests, status.max_step_tokens = self._max_requests, self._max_step_tokens

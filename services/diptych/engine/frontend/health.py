@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from diptych.common.errors import InternalError
-from diptych.common.health.probes import Probes, Verdict
+from diptych.common.health.probes import Probes
 from diptych.common.members.heartbeat import LoopHeartbeat
 from diptych.common.members.membership_client import MembershipWatcher
 from diptych.engine.frontend import probes as worker_probes
 from diptych.engine.frontend.probes import InstanceFacts
+from diptych.engine.frontend.scheduler_client import Commands
 from diptych.kvtransfer.process import is_stopped
 from diptych.v1 import bootstrap_pb2, engine_pb2
 
@@ -32,13 +33,11 @@ class SchedulerSilent(InternalError):
     """The scheduler does not answer. It may again."""
 
 
-class Scheduler(Protocol):
+class Scheduler(Commands, Protocol):
     """What is asked whether it lives."""
 
     @property
     def pids(self) -> tuple[int, ...]: ...
-
-    async def send(self, commands: engine_pb2.SchedulerCommands) -> None: ...
 
 
 class Pulse:
@@ -91,24 +90,16 @@ class WorkerHealth:
         stall_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._instances = instances
+        started_s = clock()
         self._watcher = watcher
-        self._stall_s = stall_s
-        self._clock = clock
-        self._started_s = clock()
         self._num_known_routers = 0
         self.heartbeat = LoopHeartbeat(clock)
-        self.probes = Probes(self._live, self._ready, self._startup)
+        self.probes = Probes(
+            lambda: worker_probes.live(instances(), self.heartbeat.last_s, clock(), stall_s),
+            lambda: worker_probes.ready(instances(), self._num_known_routers),
+            lambda: worker_probes.startup(instances(), clock() - started_s),
+        )
         watcher.add_listener(self._count_routers)
-
-    def _live(self) -> Verdict:
-        return worker_probes.live(self._instances(), self.heartbeat.last_s, self._clock(), self._stall_s)
-
-    def _ready(self) -> Verdict:
-        return worker_probes.ready(self._instances(), self._num_known_routers)
-
-    def _startup(self) -> Verdict:
-        return worker_probes.startup(self._instances(), self._clock() - self._started_s)
 
     def _count_routers(self) -> None:
         """On the loop's thread, to which the membership belongs."""

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
 
-from diptych.checkpoints.bounded import bounded
-from diptych.checkpoints.source import ModelSource, open_model
+from diptych.checkpoints.source import ModelSource, bounded, open_model
 from diptych.common import lifecycle
 from diptych.common.drain.draining import drain_route
 from diptych.common.health.grpc_health import add_health
@@ -29,12 +28,11 @@ from diptych.common.net.http_server import HttpServer
 from diptych.common.trust.instance_secret import InstanceSecret
 from diptych.common.trust.trust import Trust, forget_token
 from diptych.engine.cache.kv_feed import KvFeeds
-from diptych.engine.frontend.admin import WorkerAdminService, WorkerDrain
+from diptych.engine.frontend.admin import WorkerAdminService, WorkerDrain, role_changes, role_route
 from diptych.engine.frontend.config import WorkerConfig
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.health import WorkerHealth
 from diptych.engine.frontend.metrics import WorkerMetrics, metrics_app
-from diptych.engine.frontend.role_change import role_changes, role_route
 from diptych.engine.frontend.scheduler_client import SchedulerDied, start_scheduler
 from diptych.engine.frontend.service import WorkerService
 from diptych.engine.frontend.sessions import Sessions
@@ -71,7 +69,8 @@ async def _serve(config: WorkerConfig, trust: Trust, role: Role, stop: lifecycle
     source = _open(config, role)
     metrics = WorkerMetrics(trust.tls)
     async with contextlib.AsyncExitStack() as stack:
-        prompts = _tokenizer_manager(config, source)
+        num_threads, cache_bytes = config.tokenizer_threads, config.tokenizer_cache_bytes
+        prompts = TokenizerManager(source.tokenizer, num_threads=num_threads, cache_bytes=cache_bytes)
         stack.callback(prompts.close)
         model_id = source.config.model_id
         starting = [_member(config, trust, role, rank, model_id, metrics, prompts) for rank in range(config.dp)]
@@ -203,14 +202,6 @@ def _open(config: WorkerConfig, role: Role) -> ModelSource:
     source = open_model(config.model, config.load_format)
     check_pool(bounded(source, config.max_model_len).config, config.engine_options, role, likely_device(config.device))
     return source
-
-
-def _tokenizer_manager(config: WorkerConfig, source: ModelSource) -> TokenizerManager:
-    return TokenizerManager(
-        source.tokenizer,
-        num_threads=config.tokenizer_threads,
-        cache_bytes=config.tokenizer_cache_bytes,
-    )
 
 
 def _instance(config: WorkerConfig, role: Role, rank: int, model_id: str, instance_id: int) -> bootstrap_pb2.Instance:

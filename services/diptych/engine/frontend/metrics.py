@@ -21,30 +21,43 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from diptych.common.build_info import tell_certificate, tell_version
-from diptych.common.members.instance_names import role_of
+from diptych.common.members.instances import computable_tokens, kv_demand, kv_occupancy, role_of
 from diptych.common.members.membership import State
-from diptych.common.members.worker_load import computable_tokens, kv_demand, kv_occupancy
 from diptych.common.refusals import Refusals
 from diptych.common.trust.tls import Tls
 from diptych.engine.frontend.group import WorkerGroup
 from diptych.engine.frontend.scheduler_client import SchedulerDied
+from diptych.engine.frontend.service import name_of
 from diptych.kvtransfer.layout import layout_from_wire
 from diptych.v1.worker_pb2 import LINK_STATE_UP, Drain, LegStats, LinkStatus, WorkerStatus
 
 TRANSFER_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
-COUNTERS: Final[Sequence[tuple[str, str, Callable[[WorkerStatus], int]]]] = (  # what a scheduler counts since its start
+Statuses = Mapping[int, WorkerStatus | None]  # by data-parallel rank; None: its scheduler does not answer
+Answered = Mapping[int, WorkerStatus]
+Value = Callable[[WorkerStatus], float | None]  # None: not known
+Kind = type[GaugeMetricFamily | CounterMetricFamily]
+Row = tuple[str, str, Callable[[WorkerStatus], float]]
+
+COUNTERS: Final[Sequence[Row]] = (  # what a scheduler counts since its start
     ("integrity_failures", "Hand-offs whose bytes were wrong; must be 0", lambda s: s.integrity_failures),
     ("link_failures", "Links to peers that broke or failed their test", lambda s: s.link_failures),
     ("unauthenticated_messages", "Transfer messages without our link key", lambda s: s.unauthenticated_messages),
     ("refused_page_writes", "Transfer messages for pages not granted", lambda s: s.refused_page_writes),
     ("retractions", "Requests that had to give up their pages for a while", lambda s: s.retractions),
 )
-
-Statuses = Mapping[int, WorkerStatus | None]  # by data-parallel rank; None: its scheduler does not answer
+GAUGES: Final[Sequence[Row]] = (  # how a scheduler is now
+    ("kv_leaks_found", "Contradictions in the books of KV pages; must be 0", lambda s: s.leaks_found),
+    ("kv_quarantine_oldest_seconds", "Age of the oldest page in quarantine", lambda s: s.quarantine_oldest_s),
+    (
+        "kv_listener_guarded",
+        "1 where strangers get no connection of the transfer library",
+        lambda s: not s.kv_port_open,
+    ),
+    ("gpu_graphs", "Sizes of steps that are captured", lambda s: s.graphs),
+    ("gpu_graph_bytes", "GPU memory that these took", lambda s: s.graph_bytes),
+)
 LABELS: Final = ("dp_rank", "role", "pool")
-
-Value = Callable[[WorkerStatus], float | None]  # None: not known
 ANSWER_S: Final = 2.0  # that a scheduler gets; it answers between two steps
 
 
@@ -94,10 +107,8 @@ class _Families(Collector):
 
 def families(statuses: Statuses) -> Iterator[Metric]:
     """Yield what schedulers said of themselves, one sample a scheduler or link."""
-    up = GaugeMetricFamily("diptych_worker_up", "Whether a scheduler answers", labels=["dp_rank"])
-    for rank, status in statuses.items():
-        up.add_metric([str(rank)], status is not None)
-    yield up
+    ups = [([str(rank)], status is not None) for rank, status in statuses.items()]
+    yield _family(GaugeMetricFamily, "worker_up", "Whether a scheduler answers", ["dp_rank"], ups)
     answered = {rank: status for rank, status in statuses.items() if status is not None}
     yield from _drain_families(answered)
     yield from load_families(answered)
@@ -105,16 +116,28 @@ def families(statuses: Statuses) -> Iterator[Metric]:
     yield from _link_families([(rank, link) for rank, status in answered.items() for link in status.links])
 
 
-def _drain_families(statuses: Mapping[int, WorkerStatus]) -> Iterator[Metric]:
-    state = GaugeMetricFamily("diptych_worker_state", "1 for the state of an instance", labels=["dp_rank", "state"])
-    left = GaugeMetricFamily("diptych_worker_drain_requests_left", "Open requests of a drain", labels=["dp_rank"])
-    oldest = GaugeMetricFamily("diptych_worker_drain_oldest_seconds", "Age of the oldest of them", labels=["dp_rank"])
-    for rank, status in statuses.items():
-        state.add_metric([str(rank), state_of(status)], 1)
-        if status.HasField("drain"):
-            left.add_metric([str(rank)], status.drain.requests_left)
-            oldest.add_metric([str(rank)], status.drain.oldest_s)
-    yield from (state, left, oldest)
+def _family(
+    kind: Kind, name: str, words: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], float]]
+) -> Metric:
+    """Return a family of samples, each with the values of its labels."""
+    family = kind(f"diptych_{name}", words, labels=labels)
+    for values, number in samples:
+        family.add_metric(values, number)
+    return family
+
+
+def _by_rank(kind: Kind, row: Row, statuses: Answered) -> Metric:
+    name, words, value = row
+    return _family(kind, name, words, ["dp_rank"], (([str(rank)], value(each)) for rank, each in statuses.items()))
+
+
+def _drain_families(statuses: Answered) -> Iterator[Metric]:
+    states = [([str(rank), state_of(status)], 1) for rank, status in statuses.items()]
+    yield _family(GaugeMetricFamily, "worker_state", "1 for the state of an instance", ["dp_rank", "state"], states)
+    draining = {rank: status for rank, status in statuses.items() if status.HasField("drain")}
+    left: Row = ("worker_drain_requests_left", "Open requests of a drain", lambda s: s.drain.requests_left)
+    oldest: Row = ("worker_drain_oldest_seconds", "Age of the oldest of them", lambda s: s.drain.oldest_s)
+    yield from (_by_rank(GaugeMetricFamily, row, draining) for row in (left, oldest))
 
 
 def state_of(status: WorkerStatus) -> str:
@@ -124,100 +147,63 @@ def state_of(status: WorkerStatus) -> str:
     return "paused" if status.instance.paused else State(status.instance.state).name.lower()
 
 
-def _scheduler_families(statuses: Mapping[int, WorkerStatus]) -> Iterator[Metric]:
+def _scheduler_families(statuses: Answered) -> Iterator[Metric]:
     for name, words, value in COUNTERS:
-        family = CounterMetricFamily(f"diptych_kv_{name}", words, labels=["dp_rank"])
-        for rank, status in statuses.items():
-            family.add_metric([str(rank)], value(status))
-        yield family
-    yield _transfer_bytes(statuses)
-    guarded = GaugeMetricFamily(
-        "diptych_kv_listener_guarded", "1 where strangers get no connection of the transfer library", labels=["dp_rank"]
-    )
-    leaks = GaugeMetricFamily(
-        "diptych_kv_leaks_found", "Contradictions in the books of KV pages; must be 0", labels=["dp_rank"]
-    )
-    pages = GaugeMetricFamily("diptych_kv_pages", "KV pages by state", labels=["dp_rank", "state"])
-    oldest = GaugeMetricFamily(
-        "diptych_kv_quarantine_oldest_seconds", "Age of the oldest page in quarantine", labels=["dp_rank"]
-    )
-    for rank, status in statuses.items():
-        for state, count in sorted(status.pages_by_state.items()):
-            pages.add_metric([str(rank), state], count)
-        oldest.add_metric([str(rank)], status.quarantine_oldest_s)
-        leaks.add_metric([str(rank)], status.leaks_found)
-        guarded.add_metric([str(rank)], not status.kv_port_open)
-    yield from (leaks, pages, oldest, guarded)
-    yield from _graph_families(statuses)
-
-
-def _graph_families(statuses: Mapping[int, WorkerStatus]) -> Iterator[Metric]:
-    graphs = GaugeMetricFamily("diptych_gpu_graphs", "Sizes of steps that are captured", labels=["dp_rank"])
-    nbytes = GaugeMetricFamily("diptych_gpu_graph_bytes", "GPU memory that these took", labels=["dp_rank"])
-    for rank, status in statuses.items():
-        graphs.add_metric([str(rank)], status.graphs)
-        nbytes.add_metric([str(rank)], status.graph_bytes)
-    yield from (graphs, nbytes)
-
-
-def _transfer_bytes(statuses: Mapping[int, WorkerStatus]) -> Metric:
-    family = CounterMetricFamily(
-        "diptych_kv_transfer_bytes", "KV that was sent to or received from peers", labels=["dp_rank", "direction"]
-    )
+        yield _by_rank(CounterMetricFamily, (f"kv_{name}", words, value), statuses)
+    yield from (_by_rank(GaugeMetricFamily, row, statuses) for row in GAUGES)
+    pages = [
+        ([str(rank), state], count)
+        for rank, status in statuses.items()
+        for state, count in sorted(status.pages_by_state.items())
+    ]
+    yield _family(GaugeMetricFamily, "kv_pages", "KV pages by state", ["dp_rank", "state"], pages)
+    sent: list[tuple[Sequence[str], float]] = []
     for rank, status in statuses.items():
         page_nbytes = layout_from_wire(status.instance.transfer.layout).page_nbytes
-        family.add_metric([str(rank), "sent"], status.pages_sent * page_nbytes)
-        family.add_metric([str(rank), "received"], status.pages_received * page_nbytes)
-    return family
+        sent.append(([str(rank), "sent"], status.pages_sent * page_nbytes))
+        sent.append(([str(rank), "received"], status.pages_received * page_nbytes))
+    words = "KV that was sent to or received from peers"
+    yield _family(CounterMetricFamily, "kv_transfer_bytes", words, ["dp_rank", "direction"], sent)
 
 
 def _link_families(links: Sequence[tuple[int, LinkStatus]]) -> Iterator[Metric]:
-    info = GaugeMetricFamily(
-        "diptych_kv_link_info",
-        "1 for each link that is up, with what it runs on",
-        labels=["dp_rank", "peer", "path", "lanes", "library"],
-    )
-    for rank, link in _up(links):
-        info.add_metric([str(rank), _name(link), link.path, link.lanes, link.library], 1)
-    yield info
-    yield _link_gauge("up", "Whether a link may be used", links, lambda link: link.state == LINK_STATE_UP)
-    measured = [item for item in _up(links) if item[1].bytes_per_s]
-    yield _link_gauge("gbps", "GB/s when the link was tested", measured, lambda link: link.bytes_per_s / 1e9)
-    yield _link_gauge("rtt_seconds", "Round trip of a small note", _up(links), lambda link: link.rtt_s)
-    yield _link_gauge("in_flight_bytes", "Posted, not complete", _up(links), lambda link: link.in_flight_bytes)
-    yield _link_gauge("queued_bytes", "Not posted yet", _up(links), lambda link: link.queued_bytes)
+    def gauge(
+        name: str, words: str, links: Iterable[tuple[int, LinkStatus]], value: Callable[[LinkStatus], float]
+    ) -> Metric:
+        samples = [([str(rank), name_of(link.peer_instance_id)], value(link)) for rank, link in links]
+        return _family(GaugeMetricFamily, f"kv_link_{name}", words, ["dp_rank", "peer"], samples)
+
+    up = [(rank, link) for rank, link in links if link.state == LINK_STATE_UP]
+    kinds = [([str(rank), name_of(link.peer_instance_id), link.path, link.lanes, link.library], 1) for rank, link in up]
+    labels = ["dp_rank", "peer", "path", "lanes", "library"]
+    yield _family(GaugeMetricFamily, "kv_link_info", "1 for each link that is up, with what it runs on", labels, kinds)
+    yield gauge("up", "Whether a link may be used", links, lambda link: link.state == LINK_STATE_UP)
+    measured = [(rank, link) for rank, link in up if link.bytes_per_s]
+    yield gauge("gbps", "GB/s when the link was tested", measured, lambda link: link.bytes_per_s / 1e9)
+    yield gauge("rtt_seconds", "Round trip of a small note", up, lambda link: link.rtt_s)
+    yield gauge("in_flight_bytes", "Posted, not complete", up, lambda link: link.in_flight_bytes)
+    yield gauge("queued_bytes", "Not posted yet", up, lambda link: link.queued_bytes)
 
 
-def _link_gauge(
-    name: str, words: str, links: Iterable[tuple[int, LinkStatus]], value: Callable[[LinkStatus], float]
-) -> Metric:
-    family = GaugeMetricFamily(f"diptych_kv_link_{name}", words, labels=["dp_rank", "peer"])
-    for rank, link in links:
-        family.add_metric([str(rank), _name(link)], value(link))
-    return family
-
-
-def _up(links: Iterable[tuple[int, LinkStatus]]) -> list[tuple[int, LinkStatus]]:
-    return [(rank, link) for rank, link in links if link.state == LINK_STATE_UP]
-
-
-def _name(link: LinkStatus) -> str:
-    return f"{link.peer_instance_id:016x}"
-
-
-def load_families(statuses: Mapping[int, WorkerStatus]) -> Iterator[Metric]:
+def load_families(statuses: Answered) -> Iterator[Metric]:
     """Yield one sample a scheduler of each measure, by data-parallel rank."""
 
-    def family(kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, words: str, value: Value) -> Metric:
-        metric = kind(f"diptych_worker_{name}", words, labels=LABELS)
-        for rank, status in statuses.items():
-            if (number := value(status)) is not None:
-                metric.add_metric([str(rank), role_of(status.instance), status.instance.pool], number)
-        return metric
+    def family(kind: Kind, name: str, words: str, value: Value) -> Metric:
+        samples = [
+            ([str(rank), role_of(status.instance), status.instance.pool], number)
+            for rank, status in statuses.items()
+            if (number := value(status)) is not None
+        ]
+        return _family(kind, f"worker_{name}", words, LABELS, samples)
 
     gauge, counter = GaugeMetricFamily, CounterMetricFamily
     yield family(gauge, "prompt_tokens_waiting", "Prompt tokens that wait to be computed", _computable)
-    yield family(gauge, "prefill_tokens_per_second", "Speed of computing prompts, of late", _speed)
+    yield family(
+        gauge,
+        "prefill_tokens_per_second",
+        "Speed of computing prompts, of late",
+        lambda s: s.prefill_tokens_per_s or None,
+    )
     yield family(gauge, "prefill_backlog_seconds", "Time that the waiting prompt tokens take", prefill_backlog_s)
     yield family(counter, "prefill_seconds", "Time in steps that computed prompts", lambda s: s.prefill_s)
     yield family(gauge, "prefill_busy_ratio", "Share of such time, of late", lambda s: s.prefill_busy)

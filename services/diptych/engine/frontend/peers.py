@@ -17,6 +17,7 @@ from typing import Protocol
 from diptych.common.members.membership import State
 from diptych.common.members.roles import WORKER_ROLES
 from diptych.common.members.terms import mismatch, terms_of
+from diptych.engine.frontend.scheduler_client import Commands
 from diptych.v1.bootstrap_pb2 import Instance, Role
 from diptych.v1.engine_pb2 import PeerView, SchedulerCommands
 
@@ -27,12 +28,6 @@ class Membership(Protocol):
     def instances(self) -> Mapping[int, Instance]: ...
 
     def add_listener(self, listener: Callable[[], None]) -> object: ...
-
-
-class Commands(Protocol):
-    """What takes commands for the scheduler."""
-
-    async def send(self, commands: SchedulerCommands) -> None: ...
 
 
 class Peers:

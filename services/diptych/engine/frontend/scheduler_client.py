@@ -1,40 +1,59 @@
 """The frontend's end of a scheduler: starts its processes, talks to rank 0, and notices when one dies. Asyncio.
 
 Nothing is lost silently: when a process ends, the others are ended too, `events()` ends with `SchedulerDied`, and so
-does every later one; what is sent to a dead scheduler is dropped.
+does every later one; what is sent to a dead scheduler is dropped. `Questions` waits for what the scheduler was asked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import zmq
 import zmq.asyncio
 
-from diptych.common.errors import InternalError
+from diptych.common.errors import (
+    ConfigError,
+    DiptychError,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
 from diptych.common.members.heartbeat import SharedHeartbeat, new_heartbeat
 from diptych.engine.options.config import SchedulerConfig
-from diptych.v1 import engine_pb2
+from diptych.v1 import admin_pb2, engine_pb2, worker_pb2
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 SCHEDULER_MODULE: Final = "diptych.unified.scheduler"  # run as a process; nothing of it is imported here
 _STOP_TIMEOUT_S: Final = 5.0
 _LAST_WORDS_S: Final = 0.5  # from the first sign of a group's death until all that explains it is here
 _FIRST_WORDS_S: Final = 10.0  # likewise, while they start: ranks that refuse the same do so when each has imported all
+_REFUSALS: Final[Mapping[str, type[DiptychError]]] = {
+    error.grpc_status: error for error in (InvalidRequest, NotFound, Overloaded, Unavailable, ConfigError)
+}
 
 
 class SchedulerDied(InternalError):
     """A process of the scheduler ended on its own."""
+
+
+class Commands(Protocol):
+    """What takes commands for a scheduler."""
+
+    async def send(self, commands: engine_pb2.SchedulerCommands) -> None: ...
 
 
 class SchedulerClient:
@@ -48,21 +67,19 @@ class SchedulerClient:
         heartbeat: SharedHeartbeat,
     ) -> None:
         self._processes = processes  # by tensor-parallel rank
+        self.pids = tuple(process.pid for process in processes)
         self._socket = socket
         self._folder = folder  # of the ipc sockets
         self.heartbeat = heartbeat  # of the loop
         self._is_ready = False
         self._early: list[engine_pb2.SchedulerCommands] = []  # before it is ready, hence maybe not connected yet
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        return tuple(process.pid for process in self._processes)
-
     async def ready(self) -> engine_pb2.SchedulerReady:
         """Wait until the model is loaded. Raises `SchedulerDied` with the scheduler's own words if it fails."""
         async for events in self.events():
             if events.HasField("ready"):
-                _remove_folder(self._folder)  # a connected socket needs its path no more, and a kill leaves nothing
+                # a connected socket needs its path no more, and a kill leaves nothing
+                shutil.rmtree(self._folder, ignore_errors=True)
                 self._is_ready = True
                 for commands in self._early:
                     await self.send(commands)
@@ -106,7 +123,7 @@ class SchedulerClient:
                 logger.warning("the scheduler did not stop within %g s: killing it", _STOP_TIMEOUT_S)
         await self._kill()
         self._socket.close(linger=0)
-        _remove_folder(self._folder)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _death(self, fatal: str) -> SchedulerDied:
         """Return why the scheduler ended; end what is left of it.
@@ -151,7 +168,7 @@ class SchedulerClient:
 
 async def start_scheduler(config: SchedulerConfig, module: str = SCHEDULER_MODULE) -> SchedulerClient:
     """Start `python -m module` with `config`, once for each rank."""
-    folder = _new_folder()
+    folder = tempfile.mkdtemp(prefix="diptych-")  # private; and short: paths of sockets are limited to 107 bytes
     config = replace(config, endpoint=f"ipc://{folder}/scheduler", parent_pid=os.getpid())
     socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
     socket.set_hwm(0)
@@ -167,10 +184,63 @@ async def _start_process(module: str, config: SchedulerConfig, *descriptors: int
     return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, pass_fds=descriptors)
 
 
-def _new_folder() -> str:
-    """Return a private folder for the ipc sockets; short, because socket paths are limited to 107 bytes."""
-    return tempfile.mkdtemp(prefix="diptych-")
+class Questions:
+    """What a scheduler was asked and has not answered yet: its status, and commands of operators.
+
+    It must hear of every answer; `death` ends with the scheduler, and so does every wait.
+    """
+
+    def __init__(self, scheduler: Commands, death: asyncio.Future[SchedulerDied]) -> None:
+        self._scheduler = scheduler
+        self._death = death
+        self._numbers = itertools.count(1)
+        self._status = worker_pb2.WorkerStatus()  # that came last
+        self._statuses: dict[int, asyncio.Future[worker_pb2.WorkerStatus]] = {}
+        self._commands: dict[int, asyncio.Future[admin_pb2.AdminAnswer]] = {}
+
+    async def status(self) -> worker_pb2.WorkerStatus:
+        """Ask the scheduler how it is. Raises `SchedulerDied`."""
+        number = next(self._numbers)
+        return await self._ask(self._statuses, number, engine_pb2.SchedulerCommands(status_query=number))
+
+    async def administer(self, command: admin_pb2.AdminCommand) -> admin_pb2.AdminAnswer:
+        """Have the scheduler execute a command. Raises its refusal, a `DiptychError`; then nothing has changed."""
+        command.query = next(self._numbers)
+        commands = engine_pb2.SchedulerCommands(admin=[command])
+        answer = await self._ask(self._commands, command.query, commands)
+        if answer.grpc_status:
+            raise _REFUSALS.get(answer.grpc_status, InternalError)(answer.message)
+        return answer
+
+    def on_status(self, status: worker_pb2.WorkerStatus) -> None:
+        """The scheduler says how it is; whom it answers follows."""
+        self._status = status
+
+    def on_status_answers(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            _answer(self._statuses, number, self._status)
+
+    def on_admin_answers(self, answers: Iterable[admin_pb2.AdminAnswer]) -> None:
+        for answer in answers:
+            _answer(self._commands, answer.query, answer)
+
+    async def _ask(
+        self, answers: dict[int, asyncio.Future[T]], number: int, commands: engine_pb2.SchedulerCommands
+    ) -> T:
+        """Send a question and wait for its answer, which is put into `answers`. Raises `SchedulerDied`."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        answers[number] = answer
+        try:
+            await self._scheduler.send(commands)
+            await asyncio.wait((answer, self._death), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            answers.pop(number, None)
+        if not answer.done():
+            raise self._death.result()
+        return answer.result()
 
 
-def _remove_folder(folder: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def _answer(answers: dict[int, asyncio.Future[T]], number: int, value: T) -> None:
+    answer = answers.pop(number, None)
+    if answer is not None and not answer.done():
+        answer.set_result(value)

@@ -83,17 +83,13 @@ class Sessions:
         self._by_room: dict[int, _OpenRoom] = {}  # oldest first
         self.idle = asyncio.Event()  # no room is open
         self.idle.set()
-        self._load = bootstrap_pb2.WorkerLoad()
+        self.load = bootstrap_pb2.WorkerLoad()
         self._record: bootstrap_pb2.Instance | None = None  # without its load
         self.role = role  # legs of other kinds are refused
         self.compat = ""  # of what is served; legs for something else are refused
         self.context_len = MAX_CONTEXT_LEN  # tokens, prompt and output, that the scheduler takes
         self.routers: frozenset[int] = frozenset()  # that know us: instances with a session, verified from their side
         self.closed_because = ""  # why every new leg is refused; empty: it is not
-
-    @property
-    def load(self) -> bootstrap_pb2.WorkerLoad:
-        return self._load
 
     @property
     def num_open_rooms(self) -> int:
@@ -104,7 +100,7 @@ class Sessions:
         if len(self._sessions) >= MAX_SESSIONS:
             raise Overloaded(f"{MAX_SESSIONS} routers have sessions here already")
         session = Session(self._kv_feeds.open() if self._kv_feeds else None)
-        session.set_load(self._load)
+        session.set_load(self.load)
         if self._record is not None:
             session.set_record(self._record)
         self._sessions.add(session)
@@ -182,9 +178,8 @@ class Sessions:
         if leg.room in self._by_room:
             return worker_pb2.LegError(code=invalid, message=f"room {leg.room:016x} is already in use")
         if len(self._by_room) >= MAX_OPEN_ROOMS:
-            return worker_pb2.LegError(
-                code=worker_pb2.ERROR_CODE_OVERLOADED, message=f"{MAX_OPEN_ROOMS} requests are open here already"
-            )
+            full = f"{MAX_OPEN_ROOMS} requests are open here already"
+            return worker_pb2.LegError(code=worker_pb2.ERROR_CODE_OVERLOADED, message=full)
         if self.closed_because:
             return worker_pb2.LegError(code=elsewhere, message=f"takes nothing new: {self.closed_because}")
         if leg.compat and leg.compat != self.compat:
@@ -231,7 +226,7 @@ class Sessions:
                 session.set_record(record)
 
     def set_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
-        self._load = load
+        self.load = load
         for session in self._sessions:
             session.set_load(load)
 

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from diptych.common.errors import DiptychError, InvalidRequest
-from diptych.engine.frontend.departure import Commands
+from diptych.engine.frontend.scheduler_client import Commands
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
-from diptych.generation.leg_prompt import prompt_len
-from diptych.generation.prompt_limits import words_far_too_long, words_too_long
+from diptych.generation.leg_prompt import prompt_len, words_far_too_long, words_too_long
 from diptych.generation.segments import content_len
 from diptych.v1 import worker_pb2
 from diptych.v1.engine_pb2 import SchedulerCommands
@@ -109,10 +108,7 @@ class TextLegs:
         context_len = self._context_len()
         try:
             tokens = await self._tokenizers.encode(
-                leg.prompt_text,
-                context_len,
-                add_special_tokens=leg.add_special_tokens,
-                namespace=leg.cache_salt,
+                leg.prompt_text, context_len, add_special_tokens=leg.add_special_tokens, namespace=leg.cache_salt
             )
         except InvalidRequest as error:
             return LegError(code=worker_pb2.ERROR_CODE_INVALID, message=str(error))

@@ -25,7 +25,7 @@ from diptych.checkpoints.safetensors import read_tensors
 from diptych.common.arrays import F32
 from diptych.common.errors import ConfigError
 from diptych.common.json_file import read_json
-from diptych.engine.lora.adapter import TARGETS, Adapter, InvalidAdapter, Product
+from diptych.engine.lora.registry import TARGETS, Adapter, InvalidAdapter, Product
 from diptych.kernels.quantized import Array
 
 _TENSOR: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")

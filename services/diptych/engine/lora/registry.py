@@ -1,4 +1,4 @@
-"""Which adapters a scheduler has, and when one may go.
+"""What an adapter is once it is read; which ones a scheduler has, and when one may go.
 
     absent --load--> LOADED --unload--> UNLOADING --last request ended--> absent
 
@@ -12,12 +12,36 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from diptych.common.arrays import F32
 from diptych.common.errors import InvalidRequest, NotFound, Overloaded
-from diptych.engine.lora.adapter import InvalidAdapter
 
+# matrices that see every token and are multiplied as they are: not experts, not embeddings, not "kv_b" of latents
+TARGETS: Final = re.compile(r"\d+\.(qkv|q|q_a|q_b|kv_a|o|gate_up|down)")
 NO_ADAPTER: Final = -1  # in place of a slot
 
 _NAME: Final = re.compile(r"[\w.:/@+-]{1,128}", re.ASCII)
+
+
+class InvalidAdapter(InvalidRequest):
+    """This model can't run the adapter, or the folder holds none. The message says why."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """To add: `out[:, start : start + num_rows] += (x @ a.T) @ b.T`."""
+
+    target: str  # the matrix, as the model calls it: "0.qkv", ...
+    start: int
+    a: F32  # [rank, num_columns]
+    b: F32  # [num_rows, rank]; the adapter's scale is in it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """An adapter's weights. Equal fingerprints: equal products."""
+
+    fingerprint: str  # 32 hex digits
+    products: tuple[Product, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,10 @@ from torch import Tensor
 
 from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
-from diptych.engine.models.experts import ExpertsInTurn
-from diptych.engine.models.gated import Gated, GatedInTurn
 from diptych.engine.models.matrix import Activate, HeadMatrices, HeadMatricesInTurn, Matrix, Weight
-from diptych.engine.models.ops import Experts, activate_of
+from diptych.engine.models.ops import Experts, ExpertsInTurn, Gated, GatedInTurn, activate_of
 from diptych.kernels.cpu import elementwise
-from diptych.kernels.cpu.linear import PackedMatrix
-from diptych.kernels.cpu.quantized import QuantizedMatrix, StackedMatrix
+from diptych.kernels.cpu.linear import PackedMatrix, QuantizedMatrix, StackedMatrix
 
 
 class CpuOps:
@@ -41,17 +38,8 @@ class CpuOps:
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        elementwise.rms_norm(x, weight, eps, out)
-
-    def add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        elementwise.add_rms_norm(x, delta, weight, eps, out)
-
-    def silu_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
-        elementwise.silu_and_mul(gate_up, out)
-
-    def gelu_tanh_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
-        elementwise.gelu_tanh_and_mul(gate_up, out)
-
-    def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
-        elementwise.norm_heads(qkv, num_heads, q_weight, k_weight, eps)
+    rms_norm = staticmethod(elementwise.rms_norm)
+    add_rms_norm = staticmethod(elementwise.add_rms_norm)
+    silu_and_mul = staticmethod(elementwise.silu_and_mul)
+    gelu_tanh_and_mul = staticmethod(elementwise.gelu_tanh_and_mul)
+    norm_heads = staticmethod(elementwise.norm_heads)

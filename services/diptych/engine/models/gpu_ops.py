@@ -16,13 +16,11 @@ from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
 from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.dense import dense
-from diptych.engine.models.gated import Gated, GatedInTurn
 from diptych.engine.models.lora import LoraMatrix
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, Weight
-from diptych.engine.models.ops import Experts, activate_of
+from diptych.engine.models.ops import Experts, Gated, GatedInTurn, activate_of
 from diptych.kernels.gpu import activations, norms, skinny_gated_gemm
-from diptych.kernels.gpu.moe import ExpertWeights, align_experts, choose_block, grouped_gemm
-from diptych.kernels.gpu.moe_combine import combine_experts
+from diptych.kernels.gpu.moe import ExpertWeights, align_experts, choose_block, combine_experts, grouped_gemm
 from diptych.kernels.gpu.skinny_gemm import pays_up_to, skinny_gemm
 
 
@@ -91,20 +89,11 @@ class GpuOps:
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        norms.rms_norm(x, weight, eps, out)
-
-    def add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        norms.add_rms_norm(x, delta, weight, eps, out)
-
-    def silu_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
-        activations.silu_and_mul(gate_up, out)
-
-    def gelu_tanh_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
-        activations.gelu_tanh_and_mul(gate_up, out)
-
-    def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
-        norms.norm_heads(qkv, num_heads, q_weight, k_weight, eps)
+    rms_norm = staticmethod(norms.rms_norm)
+    add_rms_norm = staticmethod(norms.add_rms_norm)
+    silu_and_mul = staticmethod(activations.silu_and_mul)
+    gelu_tanh_and_mul = staticmethod(activations.gelu_tanh_and_mul)
+    norm_heads = staticmethod(norms.norm_heads)
 
 
 def _weight(matrix: Matrix) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from diptych.common.arrays import I64
-from diptych.engine.lora.adapter import TARGETS, Adapter
+from diptych.engine.lora.registry import TARGETS, Adapter
 from diptych.engine.models.matrix import Matrix
 from diptych.kernels.token_groups import TokenGroups
 

@@ -7,6 +7,7 @@ Results go to buffers of the caller: a step's layers share them, so memory is to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
@@ -17,9 +18,15 @@ from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
 from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.dense import CPU, dense
-from diptych.engine.models.experts import ExpertsInTurn
-from diptych.engine.models.gated import Gated, GatedInTurn
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, TorchMatrix, Weight
+
+
+class Gated(Protocol):
+    """The first half of a feed-forward network: a matrix `[2 * ffn_size, hidden_size]`, gates first, an activation."""
+
+    def forward(self, x: Tensor, gate_up: Tensor, out: Tensor) -> None:
+        """`[num_tokens, hidden_size]` -> `[num_tokens, ffn_size]`; `gate_up`, twice as wide, may be overwritten."""
+        ...
 
 
 class Experts(Protocol):
@@ -85,6 +92,53 @@ class Ops(Protocol):
 def activate_of(ops: Ops, activation: Activation) -> Activate:
     """Return the function called `activation`."""
     return {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}[activation]
+
+
+@dataclass(frozen=True, slots=True)
+class GatedInTurn:
+    """Implements `Gated` by any matrix and what activates its products."""
+
+    matrix: Matrix
+    activate: Activate
+
+    def forward(self, x: Tensor, gate_up: Tensor, out: Tensor) -> None:
+        self.matrix.multiply(x, gate_up)
+        self.activate(gate_up, out)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsInTurn:
+    """Implements `Experts` of any matrices, one after the other, for processors that multiply one at a time.
+
+    It waits for the counts of each expert's tokens, so no graph can capture it. Rule: what experts return is added up
+    in the order of their numbers, whatever the batch.
+    """
+
+    gate_up: Sequence[Matrix]
+    down: Sequence[Matrix]
+    ffn_size: int  # of one expert
+    activate: Activate
+
+    def forward(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
+        order = chosen.flatten().argsort(stable=True)
+        tokens, ordered_shares = order // chosen.shape[1], shares.flatten()[order, None]
+        counts = chosen.flatten().bincount(minlength=len(self.down)).tolist()
+        out.zero_()
+        start = 0
+        for expert, count in enumerate(counts):
+            if count:
+                mine = tokens[start : start + count]
+                result = self._compute(expert, x[mine])
+                out.index_add_(0, mine, result.mul_(ordered_shares[start : start + count]))
+                start += count
+
+    def _compute(self, expert: int, x: Tensor) -> Tensor:
+        gate_up, activated = x.new_empty(len(x), 2 * self.ffn_size), x.new_empty(len(x), self.ffn_size)
+        out = torch.empty_like(x)
+        self.gate_up[expert].multiply(x, gate_up)
+        self.activate(gate_up, activated)
+        self.down[expert].multiply(activated, out)
+        return out
 
 
 class TorchOps:

@@ -10,22 +10,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from diptych.checkpoints.load_format import LoadFormat
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.logging import LogFormat, LogLevel
 from diptych.common.members.roles import Role
-from diptych.common.net.served import check_max_model_len
+from diptych.common.net.served import LoadFormat, check_max_model_len
 from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.options.sim_timing import read_timing
 from diptych.engine.schedule.policies import POLICIES
 from diptych.engine.schedule.step_sizes import GivenSizes
-from diptych.engine.tensor_parallel.rank_id import rank_id
+from diptych.engine.tensor_parallel.ranked_link import rank_id
 from diptych.engine.values.limits import RETRACTED_S, Scheduling
 from diptych.engine.values.transfer_rules import TransferRules
-from diptych.kvtransfer.lanes import Requirement, Transports
-from diptych.kvtransfer.probe.choice import KvPath
+from diptych.kvtransfer.lanes import KvPath, Requirement, Transports
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionBackend = Literal["auto", "cpu", "torch", "triton", "flashinfer"]
@@ -96,9 +94,7 @@ class EngineOptions:
         None, help="requests that hold KV at once; not given: by the memory for KV", group="engine"
     )
     max_graph_tokens: int | None = option(
-        None,
-        help="largest step with prompts replayed by --cuda-graphs; not given: by the host's speed",
-        group="engine",
+        None, help="largest step with prompts replayed by --cuda-graphs; not given: by the host's speed", group="engine"
     )
     schedule_policy: str = option(
         "fcfs", help="which waiting request is admitted next", group="scheduling", choices=POLICIES
@@ -174,11 +170,7 @@ class EngineOptions:
     def scheduling(self) -> Scheduling:
         """Return the scheduling options as the cores take them. Raises `ConfigError`."""
         weights = dict(map(_tenant_weight, self.tenant_weights))
-        return Scheduling(
-            policy=self.schedule_policy,
-            max_waiting=self.max_waiting,
-            tenant_weights=weights,
-        )
+        return Scheduling(policy=self.schedule_policy, max_waiting=self.max_waiting, tenant_weights=weights)
 
     @property
     def mixed_step_s(self) -> float:

@@ -1,4 +1,4 @@
-"""What `--device` names."""
+"""What `--device` names. `diptych up --help` reads it, which loads nothing heavy."""
 
 from __future__ import annotations
 

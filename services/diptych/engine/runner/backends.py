@@ -27,8 +27,8 @@ from diptych.engine.attention.torch_backend import TorchAttention
 from diptych.engine.models.cpu_ops import CpuOps
 from diptych.engine.models.lora import TORCH, LowRankKernels
 from diptych.engine.models.ops import Ops, TorchOps
-from diptych.engine.runner.sampling import Sampler
 from diptych.engine.runner.sampling.cpu_sampler import CpuSampler
+from diptych.engine.runner.sampling.sampler import Sampler
 from diptych.engine.runner.sampling.torch_sampler import TorchSampler
 from diptych.kernels.cpu import library, low_rank
 from diptych.kernels.cpu.paged_attention import KV_TYPES, MAX_HEAD_DIM

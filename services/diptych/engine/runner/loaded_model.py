@@ -24,7 +24,7 @@ from diptych.engine.models.weights import load
 from diptych.engine.runner.backends import Backend, Setting, choose
 from diptych.engine.runner.kv_pool import DTYPES
 from diptych.engine.runner.model_part import ModelPart
-from diptych.engine.runner.sampling import Sampler
+from diptych.engine.runner.sampling.sampler import Sampler
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import OnLayer
 

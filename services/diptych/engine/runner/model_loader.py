@@ -21,8 +21,9 @@ from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
-from diptych.engine.runner.gpu.largest_step import longest_extend
+from diptych.engine.runner.gpu.measuring import longest_extend, measure, measure_speed
 from diptych.engine.runner.gpu.memory import GIB, KvWish, check_room_beside, found_on, graphs_nbytes, pool_nbytes
+from diptych.engine.runner.gpu.warm_up import tell_of_late_kernels, warm_up
 from diptych.engine.runner.kv_pool import new_kv
 from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_model
 from diptych.engine.runner.model_part import ModelPart
@@ -63,8 +64,6 @@ class ModelLoader:
 
     def _found(self, model: LoadedModel) -> Found:
         """Measure a GPU by a few steps as large as a CPU's, or as given. On tensor-parallel ranks a collective."""
-        from diptych.engine.runner.gpu.measuring import measure, measure_speed
-
         options, limits = self._options, self._limits(model.config)
         runner = self._new_runner(model)
         memory = measure(runner, limits, options.page_size, self._device)
@@ -97,8 +96,6 @@ class ModelLoader:
         return ModelRunner(source, kv, **options, communicator=self._communicator, layer_listener=layer_listener)
 
     def _measured_mib(self, model: LoadedModel, limits: StepLimits) -> int:
-        from diptych.engine.runner.gpu.measuring import measure
-
         options = self._options
         memory = measure(self._new_runner(model), limits, options.page_size, self._device)
         self._step_nbytes = memory.step_peak
@@ -109,9 +106,6 @@ class ModelLoader:
         return self._agreed(nbytes // MIB)
 
     def _warm_up(self, model: LoadedModel, runner: GpuRunner, kv: Tensor) -> None:
-        from diptych.engine.runner.gpu.late_kernels import tell_of_late_kernels
-        from diptych.engine.runner.gpu.warm_up import warm_up
-
         options, longest = self._options, min(model.config.context_len, kv.shape[0] * kv.shape[3])
         limits, recorded_tokens = self._limits(model.config), runner.pieces.rungs
         try:

@@ -12,9 +12,8 @@ from diptych.checkpoints.quantization.weight import Stored
 from diptych.checkpoints.source import ModelSource
 from diptych.engine.models.ops import Ops
 from diptych.engine.tensor_parallel.communicator import Communicator
-from diptych.engine.tensor_parallel.cut import cut_tensors
 from diptych.engine.tensor_parallel.ops import TensorParallelOps
-from diptych.engine.tensor_parallel.shard import Shard
+from diptych.engine.tensor_parallel.shard import Shard, cut_tensors
 
 
 @dataclass(frozen=True, slots=True)

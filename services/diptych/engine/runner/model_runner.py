@@ -12,10 +12,9 @@ from diptych.checkpoints.source import ModelSource
 from diptych.engine.attention.staged_batch import logits_rows, stage
 from diptych.engine.models.lora import Loras
 from diptych.engine.runner.loaded_model import ModelOptions, load_model
-from diptych.engine.runner.sampling import sample_step
+from diptych.engine.runner.sampling.sampler import sample_step
 from diptych.engine.tensor_parallel.communicator import Communicator
-from diptych.engine.values.batch import ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
-from diptych.engine.values.graph_use import NO_GRAPHS
+from diptych.engine.values.batch import NO_GRAPHS, ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
 from diptych.engine.values.kv_regions import kv_layout
 from diptych.kvtransfer.layout import PoolLayout
 

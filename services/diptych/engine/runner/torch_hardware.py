@@ -9,8 +9,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from diptych.checkpoints.bounded import bounded
-from diptych.checkpoints.source import ModelSource, open_model
+from diptych.checkpoints.source import ModelSource, bounded, open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import head_share, pool_layout
@@ -24,6 +23,7 @@ from diptych.engine.tensor_parallel.communicator import Communicator, TorchCommu
 from diptych.engine.tensor_parallel.group import Alone, Lead, RankGroup
 from diptych.engine.tensor_parallel.rank_log import store_path
 from diptych.engine.values.batch import OnLayer
+from diptych.kernels.gpu import launcher
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import DevicePages, Pool, TransportMemory
 
@@ -89,9 +89,9 @@ def open_device(wanted: str, gpu: int) -> torch.device:
 
 
 def _use_our_launcher() -> None:
-    from diptych.kernels.gpu import launcher  # Triton is not installed everywhere
+    import triton  # is not installed everywhere
 
-    launcher.use_it()
+    launcher.use_it(triton.knobs)
 
 
 def choose_device(wanted: str, gpu: int, num_gpus: int) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from diptych.common.errors import InvalidRequest
+from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
 from diptych.generation.output import Failure, FailureCode
 
 
-def refuse(request: Request, *, is_known: bool, max_tokens: int, vocab_size: int) -> Failure | None:
-    """Say why `request` can never be served here; None when it can.
+def refuse(request: Request, limits: Limits, *, is_known: bool, max_tokens: int, num_waiting: int) -> Failure | None:
+    """Say why `request` can never be served here, or not now because too much waits; None when it can.
 
     `max_tokens` bounds prompt and output together: the model's context or the KV pool, whichever is smaller.
     """
-    prompt = request.tokens[: request.prompt_len]
+    prompt, vocab_size = request.tokens[: request.prompt_len], limits.vocab_size
     if is_known:
         return Failure(FailureCode.INVALID, f"room {request.room:016x} is already in use")
     if request.prompt_len < 1:
@@ -28,11 +29,7 @@ def refuse(request: Request, *, is_known: bool, max_tokens: int, vocab_size: int
         request.params.validate_for(vocab_size)
     except InvalidRequest as error:
         return Failure(FailureCode.INVALID, str(error))
+    if num_waiting >= limits.scheduling.max_waiting:
+        words = f"{num_waiting} requests wait already, of at most {limits.scheduling.max_waiting}"
+        return Failure(FailureCode.OVERLOADED, words)
     return None
-
-
-def turn_away(num_waiting: int, max_waiting: int) -> Failure | None:
-    """Say that too much waits already; None when there is room for one more."""
-    if num_waiting < max_waiting:
-        return None
-    return Failure(FailureCode.OVERLOADED, f"{num_waiting} requests wait already, of at most {max_waiting}")

@@ -90,9 +90,9 @@ def _row_tokens(step: Step, pending: Mapping[int, int]) -> I64:
 def _last_tokens(requests: Sequence[Request], pending: Mapping[int, int]) -> I64:
     """Return each request's newest token, or the placeholder of one that is not known yet."""
     if not pending:
-        return np.array([request.tokens[request.computed_len] for request in requests], dtype=np.int64)
+        return np.array([request.tokens.item(request.computed_len) for request in requests], dtype=np.int64)
     known = [
-        request.tokens[request.computed_len] if request.extend_len else placeholder(pending[request.room])
+        request.tokens.item(request.computed_len) if request.extend_len else placeholder(pending[request.room])
         for request in requests
     ]
     return np.array(known, dtype=np.int64)

@@ -1,21 +1,20 @@
 """Requests that are computed here: the running batch, what is on its way into it, and the steps launched for them.
 
-What both a worker that does everything and a decode worker stand on. Memory that runs out is taken from the request
-that loses least by it: it is retracted, and goes on later.
+A request takes its next page only when it needs it. When there is none, the request of the lowest priority that would
+lose the least progress is retracted, and goes on later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.batch_builder import build_batch
-from diptych.engine.schedule.decode_batch import DecodeBatch
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.kv_forecast import KvForecast
 from diptych.engine.schedule.prefixes_in_flight import Coming
-from diptych.engine.schedule.sampling_builder import build_sampling
+from diptych.engine.schedule.sampling_builder import SamplingBuilder
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.steps_in_flight import StepsInFlight
 from diptych.engine.schedule.waiting_queue import WaitingQueue
@@ -23,6 +22,54 @@ from diptych.engine.values.batch import ForwardBatch, SamplingBatch
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Chunk, Drafts, Step, new_step
+
+
+class DecodeBatch:
+    """Requests that get tokens in each step: their KV is computed, or about to be, but for their last token."""
+
+    def __init__(self, cache: KvCache) -> None:
+        self._cache = cache
+        self._running: dict[int, Request] = {}  # by room, oldest first
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._running.values())
+
+    def __contains__(self, request: Request) -> bool:
+        return self._running.get(request.room) is request
+
+    def add(self, request: Request) -> None:
+        self._running[request.room] = request
+
+    def remove(self, request: Request) -> None:
+        """Take out a request. Its pages stay with the caller."""
+        del self._running[request.room]
+
+    def due(self) -> list[Request]:
+        """Return those whose next token a step can compute: all but those that end with a token on its way."""
+        return [request for request in self._running.values() if request.computed_len + 1 < request.max_len]
+
+    def make_room(self, requests: list[Request]) -> bool:
+        """Give every request a slot for its newest token; False, and nothing changed, when there are too few pages."""
+        page_size = self._cache.page_size
+        return self._cache.grow_each([r for r in requests if r.computed_len >= r.num_pages * page_size])
+
+    def take_drafts(self, request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """Return as many of the drafts as may stand behind the request's newest token, which gets slots for them.
+
+        It gets none where its choice depends on more than the logits, or where pages are missing: nobody is retracted
+        for a guess.
+        """
+        if not request.samples_plainly:
+            return ()
+        kept = drafts[: request.max_len - request.num_tokens - 1]
+        return kept if self._cache.grow(request, request.num_tokens + len(kept)) else ()
+
+    def victim(self) -> Request:
+        """Return whom to retract; at least one runs."""
+        return min(self._running.values(), key=lambda request: (request.account.priority, request.num_output_tokens))
 
 
 class Drafter(Protocol):
@@ -55,6 +102,7 @@ class Running:
         self._batch = DecodeBatch(cache)
         self._steps = StepsInFlight(cache)
         self._forecast = KvForecast(cache)
+        self._sampling = SamplingBuilder(limits.eos_ids, limits.vocab_size)
 
     def __len__(self) -> int:
         """How many requests decode."""
@@ -93,23 +141,23 @@ class Running:
     def plan(self, now_s: float) -> Step | None:
         """Every running request decodes; prompts share what is left of the token budget, and of the time."""
         decodes = self._decodes()
-        drafts = self._drafts(decodes)
-        num_tokens = len(decodes) + (sum(map(len, drafts.values())) if drafts else 0)
-        chunks = self._chunks(now_s, num_tokens, len(decodes)) if self._queue else []
+        drafts = None if self._drafter is None else self._drafts(decodes, self._drafter)
+        chunks = self._chunks(now_s, decodes, drafts) if self._queue else []
         return new_step(decodes, chunks, drafts) if decodes or chunks else None
 
     def launch(self, step: Step, now_s: float) -> ForwardBatch:
-        self._pace.begin(self._limits.prompt_cost.of_chunks(step.chunks), now_s)
+        self._pace.begin(self._limits.prompt_cost.of_chunks(step.chunks) if step.chunks else 0, now_s)
         batch = build_batch(step, self._cache.page_table, self._cache.page_size, self._steps.samples())
         self._steps.launch(step)
-        for request in self._queue.launch(step.chunks):
-            self._batch.add(request)
+        if step.chunks:
+            for request in self._queue.launch(step.chunks):
+                self._batch.add(request)
         return batch
 
     def sampling(self) -> SamplingBatch:
         """Say how to sample the step launched last."""
         step = self._steps.newest
-        return build_sampling(step.sampled, self._limits.eos_ids, self._limits.vocab_size, step.drafts)
+        return self._sampling.build(step.sampled, step.drafts)
 
     def commit(self, now_s: float) -> Step:
         """Return the oldest step launched, which has run."""
@@ -175,8 +223,9 @@ class Running:
         else:
             self._queue.remove(request)
 
-    def _chunks(self, now_s: float, num_decode_tokens: int, num_decoding: int) -> list[Chunk]:
-        budget = self._pace.budget(self._limits.max_step_tokens - num_decode_tokens, num_decoding)
+    def _chunks(self, now_s: float, decodes: Sequence[Request], drafts: Drafts | None) -> list[Chunk]:
+        num_tokens = len(decodes) + (sum(map(len, drafts.values())) if drafts else 0)
+        budget = self._pace.budget(self._limits.max_step_tokens - num_tokens, len(decodes))
         return self._queue.plan(now_s, budget, self.spare_pages)
 
     def _decodes(self) -> list[Request]:
@@ -187,10 +236,8 @@ class Running:
             self._retract(self._batch.victim())
         return due
 
-    def _drafts(self, decodes: Sequence[Request]) -> Drafts | None:
-        if self._drafter is None:
-            return None
-        proposed = self._drafter.propose(decodes)
+    def _drafts(self, decodes: Sequence[Request], drafter: Drafter) -> Drafts:
+        proposed = drafter.propose(decodes)
         kept = {r.room: self._batch.take_drafts(r, proposed[r.room]) for r in decodes if r.room in proposed}
         return {room: drafts for room, drafts in kept.items() if drafts}
 

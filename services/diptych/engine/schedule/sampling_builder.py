@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from diptych.common.arrays import F32, I32, I64
+from diptych.common.arrays import F32, I32, I64, U64
 from diptych.engine.values.batch import Bias, Penalties, SamplingBatch
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Drafts
@@ -19,28 +19,52 @@ from diptych.generation.grammar import num_words
 from diptych.generation.sampling_params import SamplingParams
 
 
-def build_sampling(
-    requests: Sequence[Request], eos_ids: frozenset[int], vocab_size: int, drafts: Drafts | None = None
-) -> SamplingBatch:
-    """Return how to choose the next token of each request, and one more behind each of its drafts."""
-    sampling = _next_tokens(requests, eos_ids, vocab_size)
-    return _behind_drafts(sampling, requests, drafts) if drafts else sampling
+class SamplingBuilder:
+    """Builds the arrays of one step after the other. Most steps sample the requests of the step before."""
+
+    def __init__(self, eos_ids: frozenset[int], vocab_size: int) -> None:
+        self._eos_ids = eos_ids
+        self._vocab_size = vocab_size
+        self._requests: Sequence[Request] = ()
+        self._wishes = _wishes(())  # of `_requests`
+
+    def build(self, requests: Sequence[Request], drafts: Drafts | None = None) -> SamplingBatch:
+        """Return how to choose the next token of each request, and one more behind each of its drafts."""
+        if requests != self._requests:
+            self._requests, self._wishes = requests, _wishes(requests)
+        positions = np.array([request.num_tokens for request in requests], dtype=np.int64)
+        if all([request.samples_plainly for request in requests]):
+            sampling = SamplingBatch(*self._wishes, positions)
+        else:
+            sampling = self._with_parts(requests, positions)
+        return _behind_drafts(sampling, requests, drafts) if drafts else sampling
+
+    def _with_parts(self, requests: Sequence[Request], positions: I64) -> SamplingBatch:
+        params = [request.params for request in requests]
+        return SamplingBatch(
+            *self._wishes,
+            positions,
+            min_p=_min_p(params),
+            bias=_bias(requests, self._eos_ids),
+            penalties=_penalties(requests),
+            token_mask=_token_mask(requests, self._vocab_size),
+            num_top=_num_top(params),
+        )
 
 
-def _next_tokens(requests: Sequence[Request], eos_ids: frozenset[int], vocab_size: int) -> SamplingBatch:
+def build_sampling(requests: Sequence[Request], eos_ids: frozenset[int], vocab_size: int) -> SamplingBatch:
+    """Return how to choose the next token of each request, for a step that has no other of its kind before it."""
+    return SamplingBuilder(eos_ids, vocab_size).build(requests)
+
+
+def _wishes(requests: Sequence[Request]) -> tuple[F32, F32, I64, U64]:
+    """Return the temperature, top_p, top_k and seed of each request, which stay what they are."""
     params = [request.params for request in requests]
-    plain = all([request.samples_plainly for request in requests])
-    return SamplingBatch(
-        temperature=np.array([p.temperature for p in params], dtype=np.float32),
-        top_p=np.array([p.top_p for p in params], dtype=np.float32),
-        top_k=np.array([p.top_k for p in params], dtype=np.int64),
-        seeds=np.array([p.seed for p in params], dtype=np.uint64),
-        positions=np.array([request.num_tokens for request in requests], dtype=np.int64),
-        min_p=None if plain else _min_p(params),
-        bias=None if plain else _bias(requests, eos_ids),
-        penalties=None if plain else _penalties(requests),
-        token_mask=None if plain else _token_mask(requests, vocab_size),
-        num_top=None if plain else _num_top(params),
+    return (
+        np.array([p.temperature for p in params], dtype=np.float32),
+        np.array([p.top_p for p in params], dtype=np.float32),
+        np.array([p.top_k for p in params], dtype=np.int64),
+        np.array([p.seed for p in params], dtype=np.uint64),
     )
 
 

@@ -22,8 +22,7 @@ from operator import itemgetter
 from typing import Final, Protocol
 
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.policies import POLICIES
-from diptych.engine.schedule.policies.policy import Policy
+from diptych.engine.schedule.policies import POLICIES, Policy
 from diptych.engine.values.limits import Scheduling
 from diptych.engine.values.request import Request
 

@@ -47,9 +47,11 @@ class Slots(Protocol[W_contra]):
 class Adapters(Generic[W]):
     """All calls from the scheduler's thread."""
 
-    def __init__(self, registry: LoraRegistry, slots: Slots[W], read: Callable[[Path], ReadAdapter[W]]) -> None:
+    def __init__(
+        self, registry: LoraRegistry, slots: Callable[[], Slots[W]], read: Callable[[Path], ReadAdapter[W]]
+    ) -> None:
         self._registry = registry
-        self._slots = slots
+        self._slots = slots  # of the model that is served now
         self._read = read  # on the admin thread; raises `DiptychError`
         self._changed = False
 
@@ -83,7 +85,7 @@ class Adapters(Generic[W]):
     def _put(self, name: str, read: ReadAdapter[W]) -> LoadLoraResponse:
         adapter, is_new = self._registry.load(name, read.fingerprint)
         if is_new:
-            self._slots.install(adapter.slot, read.weights)
+            self._slots().install(adapter.slot, read.weights)
             self._changed = True
             logger.info("loaded adapter %s (%s)", name, adapter.fingerprint)
         return LoadLoraResponse(adapter=_to_wire(adapter), was_loaded=not is_new)
@@ -100,24 +102,11 @@ class Adapters(Generic[W]):
 
     def _free(self, slot: int | None) -> None:
         if slot is not None:
-            self._slots.remove(slot)
+            self._slots().remove(slot)
 
 
 def _to_wire(adapter: Loaded) -> bootstrap_pb2.LoraAdapter:
     return bootstrap_pb2.LoraAdapter(name=adapter.name, fingerprint=adapter.fingerprint)
-
-
-class CurrentSlots:
-    """The places for adapters in the model that is served now."""
-
-    def __init__(self, loras: Callable[[], Loras]) -> None:
-        self._loras = loras
-
-    def install(self, slot: int, weights: Prepared) -> None:
-        self._loras().install(slot, weights)
-
-    def remove(self, slot: int) -> None:
-        self._loras().remove(slot)
 
 
 def open_adapters(
@@ -130,7 +119,7 @@ def open_adapters(
         adapter = read_adapter(folder, placement)
         return ReadAdapter(adapter.fingerprint, loras().prepare(adapter))
 
-    adapters = Adapters(registry, CurrentSlots(loras), read)
+    adapters = Adapters(registry, loras, read)
     for name, folder in at_start:
         adapters.load(name, folder)
     return adapters

@@ -1,36 +1,92 @@
-"""What everything in a scheduler process stands on: the model's files, the other ranks, KV memory, the way to peers."""
+"""What everything in a scheduler process stands on: the model's files, the other ranks, KV memory, the way to peers.
+
+`Hardware` is what computes in one process, and the memory of its KV pool: a CPU or GPU by torch, or a simulation
+without it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 from diptych.checkpoints.source import ModelSource
+from diptych.common.lifecycle import garbage_postponed
 from diptych.common.members.roles import Role
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.host_tier import HostTier
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.tier import Tier
-from diptych.engine.options.config import SchedulerConfig
+from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.options.pool_size import num_host_slots
 from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.schedule.step_sizes import Chosen
-from diptych.engine.scheduler.hardware import Hardware, ModelOnHardware, open_hardware
 from diptych.engine.scheduler.links.links import Links, directions_of, links_of_nobody
-from diptych.engine.scheduler.links.tester import new_link_tester
-from diptych.engine.scheduler.step_watch import StepGivenUp, StepWatch
+from diptych.engine.scheduler.links.tester import LinkTester
+from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
 from diptych.engine.tensor_parallel.group import RankGroup
 from diptych.engine.tensor_parallel.shard import check_divides
-from diptych.engine.values.batch import OnLayer
+from diptych.engine.values.batch import GraphUse, OnLayer, OverlapRunner
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import prompt_cost
 from diptych.engine.values.transfer_rules import layer_windows
+from diptych.kvtransfer.lanes import PathRule
 from diptych.kvtransfer.layout import PoolLayout, layout_to_wire
-from diptych.kvtransfer.probe.choice import PathRule
-from diptych.kvtransfer.transport import ProbePages, Transport
+from diptych.kvtransfer.transport import DevicePages, Pool, ProbePages, Transport, TransportMemory
 from diptych.v1 import bootstrap_pb2
 
+if TYPE_CHECKING:  # needs torch, whose threads are configured first
+    from diptych.engine.models.lora import Loras
+
 OpenTransport = Callable[[SchedulerConfig], Transport | None]  # None: nobody is to write into this pool
+
+
+class ModelOnHardware(OverlapRunner, Protocol):
+    """A model that can run."""
+
+    @property
+    def loras(self) -> Loras: ...
+
+    @property
+    def graph_use(self) -> GraphUse: ...
+
+
+class Hardware(Protocol):
+    """What one process computes on. The methods are called in this order."""
+
+    @property
+    def options(self) -> EngineOptions:
+        """As they were given, with what `auto` means here."""
+        ...
+
+    def open(self, model: str) -> ModelSource:
+        """Open a model as it is served here. Raises `ConfigError`."""
+        ...
+
+    def ranks(self, endpoint: str) -> RankGroup:
+        """Meet the other tensor-parallel ranks, as rank 0."""
+        ...
+
+    def pool_layout(self, source: ModelSource, rank: int) -> PoolLayout:
+        """Return how the KV pool is laid out. What a GPU has left is only known once the model is on it."""
+        ...
+
+    @property
+    def chosen(self) -> Chosen:
+        """How large steps can be: as given, or as fits what was found when the pool was laid out."""
+        ...
+
+    def allocate(self, layout: PoolLayout, memory: TransportMemory | None) -> Pool | DevicePages | None:
+        """Allocate the pool, and return it if peers may write into it: those of a transport, in `memory`."""
+        ...
+
+    def load(self, source: ModelSource, layer_listener: Callable[[], OnLayer | None]) -> ModelOnHardware:
+        """Return a model that runs on the pool. The first is the one that the pool was laid out for. In any thread."""
+        ...
+
+    def pool_bytes(self) -> memoryview:
+        """Return the memory of a pool that is the host's."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +135,7 @@ class SchedulerBase:
 
     def _layer_listener(self) -> OnLayer | None:
         """A step that other ranks run too runs to its end, and so does one that a GPU has been given."""
-        follow = self.links.layer_listener()
+        follow = self.links.posting.layer_listener()
         can_stop = self.config.engine.tp == 1 and self.config.engine.device != "cuda"
         look = self.watch.listener() if can_stop else None
         if follow is None or look is None:
@@ -90,7 +146,7 @@ class SchedulerBase:
             try:
                 look(layer)
             except StepGivenUp:
-                self.links.give_up_step()
+                self.links.posting.give_up_step()
                 raise
 
         return listen
@@ -122,9 +178,7 @@ def build_base(config: SchedulerConfig, open_transport: OpenTransport) -> Schedu
     config = replace(config, engine=options, transfer=replace(config.transfer, num_windows=len(windows)))
     transport = open_transport(config)
     pool = hardware.allocate(layout, transport)
-    if transport is None or pool is None:
-        return SchedulerBase(config, source, ranks, layout, hardware, chosen, links_of_nobody(), None, StepWatch())
-    links, transfer = _share(config, ranks, transport, pool)
+    links, transfer = _share(config, ranks, transport, pool) if transport and pool else (links_of_nobody(), None)
     return SchedulerBase(config, source, ranks, layout, hardware, chosen, links, transfer, StepWatch())
 
 
@@ -137,6 +191,18 @@ def _share(
     info = bootstrap_pb2.TransferInfo(engine_metadata=metadata, layout=layout_to_wire(layout))
     peers = ranks.lead_transport(transport, layout)
     rule = PathRule(config.kv_path, config.kv_require)
-    tester = new_link_tester(peers, ranks.lead_pool(pool), directions_of(Role(config.role)), rule)
+    tester = LinkTester(peers, ranks.lead_pool(pool), directions_of(Role(config.role)), rule)
     windows = layer_windows(layout.num_layers, config.transfer.num_windows, layout.page_nbytes)
     return Links(peers, transport, tester, windows), info
+
+
+def open_hardware(config: SchedulerConfig) -> Hardware:
+    """Return what `--device` means for a process. Raises `ConfigError` where it is missing."""
+    if config.engine.device == "sim":
+        from diptych.engine.sim.hardware import SimHardware
+
+        return SimHardware(config.engine)
+    with garbage_postponed():  # torch imports for a second
+        from diptych.engine.runner.torch_hardware import TorchHardware
+
+    return TorchHardware(config.engine, config.gpu)

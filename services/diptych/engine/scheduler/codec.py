@@ -17,36 +17,20 @@ from diptych.engine.values.core_report import Load
 from diptych.engine.values.events import EmitTokens, Start
 from diptych.engine.values.request import new_request
 from diptych.generation.codec import (
+    FINISH_TO_WIRE,
     account_from_wire,
     hints_from_wire,
     life_from_wire,
     logprobs_to_wire,
     params_from_wire,
 )
-from diptych.generation.finish import Finish
 from diptych.generation.leg_prompt import contents_of, prompt_of
-from diptych.generation.output import Failure, FailureCode, Output, Stats
+from diptych.generation.output import Output, Stats
 from diptych.generation.page_hash import extra_key
-from diptych.v1 import bootstrap_pb2, engine_pb2, inference_pb2, worker_pb2
+from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
 
-_FINISH_TO_WIRE = {
-    Finish.STOP: inference_pb2.FINISH_REASON_STOP,
-    Finish.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
-    Finish.ABORTED: inference_pb2.FINISH_REASON_ABORTED,
-}
+_DURATIONS = ("queue", "grant", "compute", "transfer", "verify", "added_ttft", "join")  # in s here, in us there
 _LEG_KINDS = {kind.wire: kind for kind in LegKind}
-_CODE_TO_WIRE = {
-    FailureCode.INVALID: worker_pb2.ERROR_CODE_INVALID,
-    FailureCode.OVERLOADED: worker_pb2.ERROR_CODE_OVERLOADED,
-    FailureCode.PEER_LOST: worker_pb2.ERROR_CODE_PEER_LOST,
-    FailureCode.TRANSFER_FAILED: worker_pb2.ERROR_CODE_TRANSFER_FAILED,
-    FailureCode.DEADLINE: worker_pb2.ERROR_CODE_DEADLINE,
-    FailureCode.ABORTED: worker_pb2.ERROR_CODE_ABORTED,
-    FailureCode.RETRACTED: worker_pb2.ERROR_CODE_RETRACTED,
-    FailureCode.INTERNAL: worker_pb2.ERROR_CODE_INTERNAL,
-    FailureCode.HANDED_BACK: worker_pb2.ERROR_CODE_HANDED_BACK,
-    FailureCode.TOO_LONG: worker_pb2.ERROR_CODE_TOO_LONG,
-}
 
 
 def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, max_tokens: int) -> Start:
@@ -82,9 +66,10 @@ def start_from_wire(leg: worker_pb2.StartLeg, adapter: Loaded, *, now_s: float, 
 def output_to_wire(output: Output) -> worker_pb2.LegOutput:
     wire = worker_pb2.LegOutput(room=output.room, first_index=output.first_index, token_ids=output.token_ids)
     if output.finish is not None:
-        wire.finish_reason = _FINISH_TO_WIRE[output.finish]
+        wire.finish_reason = FINISH_TO_WIRE[output.finish]
     if output.failure is not None:
-        wire.error.CopyFrom(_failure_to_wire(output.failure))
+        code, message = worker_pb2.ErrorCode.Name(output.failure.code.value), output.failure.message
+        wire.error.CopyFrom(worker_pb2.LegError(code=code, message=message))
     if output.stats is not None:
         wire.stats.CopyFrom(_stats_to_wire(output.stats))
     if output.logprobs is not None:
@@ -100,23 +85,13 @@ def add_tokens_to_wire(effect: EmitTokens, events: engine_pb2.SchedulerEvents) -
         add(room=room, first_index=index, token_ids=(token_id,))
 
 
-def _failure_to_wire(failure: Failure) -> worker_pb2.LegError:
-    return worker_pb2.LegError(code=_CODE_TO_WIRE[failure.code], message=failure.message)
-
-
 def _stats_to_wire(stats: Stats) -> worker_pb2.LegStats:
     return worker_pb2.LegStats(
         cached_tokens=stats.cached_tokens,
         pages_moved=stats.pages_moved,
         bytes_moved=stats.bytes_moved,
         kv_digest=stats.kv_digest,
-        queue_us=round(stats.queue_s * 1e6),
-        grant_us=round(stats.grant_s * 1e6),
-        compute_us=round(stats.compute_s * 1e6),
-        transfer_us=round(stats.transfer_s * 1e6),
-        verify_us=round(stats.verify_s * 1e6),
-        added_ttft_us=round(stats.added_ttft_s * 1e6),
-        join_us=round(stats.join_s * 1e6),
+        **{f"{name}_us": round(getattr(stats, f"{name}_s") * 1e6) for name in _DURATIONS},
     )
 
 

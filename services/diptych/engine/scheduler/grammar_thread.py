@@ -25,10 +25,9 @@ from diptych.engine.values.events import CompileGrammar, GrammarFailed, GrammarR
 from diptych.generation.grammar import Grammar
 from diptych.generation.output import FailureCode
 from diptych.grammars.check_queue import CheckQueue, QueueLimits, Refused
-from diptych.grammars.checker import Checker
+from diptych.grammars.checker import Checker, Outcome, Verdicts
 from diptych.grammars.compiler import Compiler
 from diptych.grammars.matcher import CompiledGrammar
-from diptych.grammars.verdicts import Outcome, Verdicts
 
 logger = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass
 from typing import Any, Final
 
 import zmq
@@ -20,10 +21,12 @@ import zmq
 from diptych.common.errors import InvalidRequest, NotFound
 from diptych.common.members.roles import WORKER_ROLES
 from diptych.engine.scheduler import codec
-from diptych.engine.scheduler.links.links import SUSPECT_CHECK_S
+from diptych.engine.scheduler.adapters import Adapters
+from diptych.engine.scheduler.admin_thread import AdminThread
+from diptych.engine.scheduler.grammar_thread import GrammarThread
+from diptych.engine.scheduler.links.links import SUSPECT_CHECK_S, Links
 from diptych.engine.scheduler.news import News
-from diptych.engine.scheduler.parts import Parts
-from diptych.engine.scheduler.stepping import Stepping
+from diptych.engine.scheduler.stepping import Stepping, StepWatch
 from diptych.engine.values.events import AbortRoom, CompileGrammar, Emit, EmitTokens, HandBack, ServeRole
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.generation.output import Failure, FailureCode, Output
@@ -32,6 +35,17 @@ from diptych.v1 import admin_pb2, bootstrap_pb2, engine_pb2, worker_pb2
 logger = logging.getLogger(__name__)
 
 IDLE_S: Final = 0.5  # longest sleep, so that the heartbeat tells an idle loop from one that hangs
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Those whom a loop has work done by."""
+
+    links: Links
+    grammars: GrammarThread
+    admin: AdminThread
+    adapters: Adapters[Any]
+    watch: StepWatch  # over the steps that run in the loop's thread
 
 
 class SchedulerLoop:
@@ -59,8 +73,8 @@ class SchedulerLoop:
         self._stopping = False
         self._poller = zmq.Poller()
         self._poller.register(channel, zmq.POLLIN)
-        for descriptor in parts.descriptors():
-            self._poller.register(descriptor, zmq.POLLIN)
+        for part in (parts.links, parts.grammars, parts.admin):
+            self._poller.register(part.fileno(), zmq.POLLIN)
         self._handlers: Mapping[str, Callable[[Any, float], None]] = {  # by field, in the order in which they act
             "role": self._serve,
             "peers": self._set_peers,
@@ -93,7 +107,7 @@ class SchedulerLoop:
         if self._links.has_events:
             return 0
         now_s = time.monotonic()
-        due = [now_s + IDLE_S, self._core.next_deadline_s(), self._links.next_retry_s()]
+        due = [now_s + IDLE_S, self._core.next_deadline_s(), self._links.linking.next_retry_s()]
         if self._core.suspects():
             due.append(now_s + SUSPECT_CHECK_S)
         earliest_s = min(at_s for at_s in due if at_s is not None)
@@ -108,7 +122,7 @@ class SchedulerLoop:
             for name, value in codec.fields_said(commands, self._handlers):
                 self._handlers[name](value, now_s)
         self._events.admin_answers.extend(self._parts.admin.poll())
-        self._links.reconnect(now_s)
+        self._links.linking.reconnect(now_s)
         for event in (*self._links.poll(self._core.suspects()), *self._grammars.poll()):
             self._core.handle(event, now_s)
         self._core.expire(now_s)
@@ -123,7 +137,7 @@ class SchedulerLoop:
         self._links.serve(role)
 
     def _set_peers(self, peers: engine_pb2.PeerView, now_s: float) -> None:
-        self._links.set_peers({i.instance_id: i.transfer.engine_metadata for i in peers.instances}, now_s)
+        self._links.linking.set_peers({i.instance_id: i.transfer.engine_metadata for i in peers.instances}, now_s)
 
     def _start_all(self, legs: Iterable[worker_pb2.StartLeg], now_s: float) -> None:
         for leg in legs:
@@ -178,7 +192,7 @@ class SchedulerLoop:
                 case CompileGrammar():
                     self._grammars.submit(effect)
                 case _:
-                    self._links.perform(effect)
+                    self._links.posting.perform(effect)
 
     def _emit(self, effect: Emit) -> None:
         output = effect.output

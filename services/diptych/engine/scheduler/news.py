@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.prefill_meter import PrefillMeter
 from diptych.engine.scheduler import codec
-from diptych.engine.scheduler.parts import Parts
-from diptych.engine.values.graph_use import NO_GRAPHS, GraphUse
+from diptych.engine.scheduler.adapters import Adapters
+from diptych.engine.scheduler.links.links import Links
+from diptych.engine.values.batch import NO_GRAPHS, GraphUse
+from diptych.engine.values.core_report import Load
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.v1 import bootstrap_pb2, engine_pb2
 from diptych.v1.worker_pb2 import WorkerStatus
@@ -23,17 +26,19 @@ class News:
         self,
         core: SchedulerCore,
         cache: KvCache,
-        parts: Parts,
+        links: Links,
+        adapters: Adapters[Any],
         meter: PrefillMeter,
         graph_use: Callable[[], GraphUse] = lambda: NO_GRAPHS,
     ) -> None:
         self._core = core
         self._cache = cache
-        self._links = parts.links
-        self._adapters = parts.adapters
+        self._links = links
+        self._adapters = adapters
         self._meter = meter
         self._graph_use = graph_use
-        self._load = bootstrap_pb2.WorkerLoad()
+        self._load: Load | None = None
+        self._link_load = bootstrap_pb2.WorkerLoad()  # the part of the load that is about links
         self._problem = ""  # of the links
         self._max_tokens = core.max_tokens
         self._tellers = (
@@ -59,14 +64,15 @@ class News:
     # what has changed
 
     def _tell_load(self, events: engine_pb2.SchedulerEvents) -> None:
-        load = codec.load_to_wire(self._core.load(), self._links.load)
-        if load != self._load:
+        load, link_load = self._core.load(), self._links.load
+        if load != self._load or link_load != self._link_load:
             self._load = load
-            events.load.CopyFrom(load)
+            self._link_load.CopyFrom(link_load)
+            events.load.CopyFrom(codec.load_to_wire(load, link_load))
 
     def _tell_problem(self, events: engine_pb2.SchedulerEvents) -> None:
-        if self._links.problem != self._problem:
-            self._problem = self._links.problem
+        if self._links.linking.problem != self._problem:
+            self._problem = self._links.linking.problem
             events.link_news.CopyFrom(engine_pb2.LinkNews(problem=self._problem))
 
     def _tell_max_tokens(self, events: engine_pb2.SchedulerEvents) -> None:
@@ -106,9 +112,9 @@ class News:
     def _links_status(self) -> WorkerStatus:
         refusals = self._links.refusals
         return WorkerStatus(
-            pages_sent=self._links.num_pages_sent,
-            links=self._links.status(),
-            link_failures=self._links.num_failures,
+            pages_sent=self._links.posting.num_pages_sent,
+            links=self._links.linking.status(),
+            link_failures=self._links.linking.num_failures,
             unauthenticated_messages=refusals.num_unauthenticated,
             refused_page_writes=refusals.num_ungranted,
             kv_port_open=refusals.is_open,

@@ -12,14 +12,14 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import zmq
 
 from diptych.checkpoints.source import ModelSource
 from diptych.common import lifecycle
 from diptych.common.errors import DiptychError
-from diptych.common.garbage import postponed, spare_what_stays
+from diptych.common.lifecycle import garbage_postponed, spare_what_stays
 from diptych.common.logging import setup
 from diptych.common.members.heartbeat import SharedHeartbeat
 from diptych.common.members.terms import FEATURES, Feature, Terms, bits, terms_to_wire
@@ -32,14 +32,12 @@ from diptych.engine.options.pool_size import num_host_slots
 from diptych.engine.runner.host_pages import HostPages
 from diptych.engine.runner.threads import configure_threads
 from diptych.engine.schedule.step_sizes import words
-from diptych.engine.scheduler.adapters import open_adapters
+from diptych.engine.scheduler.adapters import Adapters, open_adapters
 from diptych.engine.scheduler.admin_thread import AdminThread
-from diptych.engine.scheduler.base import OpenTransport, SchedulerBase, build_base
+from diptych.engine.scheduler.base import ModelOnHardware, OpenTransport, SchedulerBase, build_base
 from diptych.engine.scheduler.grammar_thread import GrammarThread
-from diptych.engine.scheduler.hardware import ModelOnHardware
-from diptych.engine.scheduler.loop import SchedulerLoop
+from diptych.engine.scheduler.loop import Parts, SchedulerLoop
 from diptych.engine.scheduler.news import News
-from diptych.engine.scheduler.parts import Adapters, Parts
 from diptych.engine.scheduler.stepping import (
     OverlappedStepping,
     QueuedSteps,
@@ -48,8 +46,8 @@ from diptych.engine.scheduler.stepping import (
     TpModelWorkerClient,
 )
 from diptych.engine.scheduler.weights import Host, Weights
-from diptych.engine.tensor_parallel.rank_transfer import RankTransfer
 from diptych.engine.tensor_parallel.shard import check_divides
+from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.kv_regions import kv_shape
 from diptych.engine.values.limits import Limits
@@ -96,45 +94,36 @@ def run_scheduler(argv: list[str], build_core: BuildCore, open_transport: OpenTr
     lifecycle.die_with_parent(signal.SIGKILL, parent_pid=config.parent_pid)
     setup(config.name, config.log_format, config.log_level)
     transfer_where(config.host)
-    code = _run_rank(config, open_transport) if config.rank else _run_first(config, build_core, open_transport)
+    code = _run(config, build_core, open_transport)
     zmq.Context.instance().destroy(linger=LAST_WORDS_MS)
     lifecycle.exit_now(code)
 
 
-def _run_first(config: SchedulerConfig, build_core: BuildCore, open_transport: OpenTransport) -> int:
-    """Run rank 0, to which the frontend talks; return the exit code."""
-    channel = _connect(config.endpoint)
+def _run(config: SchedulerConfig, build_core: BuildCore, open_transport: OpenTransport) -> int:
+    """Return the exit code. Rank 0 tells the frontend why it ends; whoever started another rank notices that it has."""
+    channel = None if config.rank else _connect(config.endpoint)
     try:
         _prepare_torch(config.engine)
-        _serve(build_base(config, open_transport), channel, build_core)
-    except DiptychError as error:
-        logger.error("%s", error)
-        return _report_fatal(channel, error)
+        if channel is None:
+            serve_rank(config, open_transport(config))
+        else:
+            _serve(build_base(config, open_transport), channel, build_core)
     except Exception as error:
-        logger.exception("the scheduler failed")
-        return _report_fatal(channel, error)
-    return 0
-
-
-def _run_rank(config: SchedulerConfig, open_transport: OpenTransport) -> int:
-    """Run a rank other than 0. Whoever started it notices when it ends."""
-    try:
-        _prepare_torch(config.engine)
-        serve_rank(config, open_transport(config))
-    except DiptychError as error:
-        logger.error("%s", error)
-        return 1
-    except Exception:
-        logger.exception("the rank failed")
+        if isinstance(error, DiptychError):
+            logger.error("%s", error)
+        else:
+            logger.exception("the %s failed", "rank" if config.rank else "scheduler")
+        if channel is not None:
+            fatal = f"{type(error).__name__}: {error}"
+            channel.send(engine_pb2.SchedulerEvents(fatal=fatal).SerializeToString())
         return 1
     return 0
 
 
 def serve_rank(config: SchedulerConfig, transport: Transport | None) -> None:
     """Apply what rank 0 decides until it says that it is over."""
-    with postponed():
+    with garbage_postponed():
         from diptych.engine.runner.torch_hardware import TorchHardware  # torch, whose threads are configured first
-    from diptych.engine.tensor_parallel.tp_model_worker import TpModelWorker
 
     hardware = TorchHardware(config.engine, config.gpu)
     worker = TpModelWorker(config.endpoint, config.rank)
@@ -175,7 +164,7 @@ def _serve(base: SchedulerBase, channel: zmq.Socket[bytes], build_core: BuildCor
     _say_ready(base, channel, core, adapters)
     beat = SharedHeartbeat(base.config.heartbeat_fd).beat
     parts = Parts(base.links, grammars, admin, adapters, base.watch)
-    news = News(core, cache, parts, stepping.meter, lambda: weights.runner.graph_use)
+    news = News(core, cache, base.links, adapters, stepping.meter, lambda: weights.runner.graph_use)
     loop = SchedulerLoop(core, stepping, channel, parts, news, beat)
     spare_what_stays()
     try:
@@ -198,7 +187,7 @@ def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: 
     )
 
 
-def _say_ready(base: SchedulerBase, channel: zmq.Socket[bytes], core: SchedulerCore, adapters: Adapters) -> None:
+def _say_ready(base: SchedulerBase, channel: zmq.Socket[bytes], core: SchedulerCore, adapters: Adapters[Any]) -> None:
     config, layout = base.config, base.layout
     terms = terms_to_wire(worker_terms(base.source, config.kv_backend, layout.dtype, config.transfer))
     sizes = base.chosen.sizes
@@ -239,9 +228,3 @@ def _connect(endpoint: str) -> zmq.Socket[bytes]:
     channel.set_hwm(0)  # the loop must not block; what is in flight is bounded by the open requests
     channel.connect(endpoint)
     return channel
-
-
-def _report_fatal(channel: zmq.Socket[bytes], error: Exception) -> int:
-    fatal = f"{type(error).__name__}: {error}"
-    channel.send(engine_pb2.SchedulerEvents(fatal=fatal).SerializeToString())
-    return 1

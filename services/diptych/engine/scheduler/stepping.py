@@ -11,19 +11,69 @@ sampled; its input then has placeholders for those tokens, which are filled in h
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from diptych.common.arrays import I64
 from diptych.engine.schedule.prefill_meter import PrefillMeter
-from diptych.engine.scheduler.step_watch import StepGivenUp
-from diptych.engine.values.batch import ForwardBatch, OverlapRunner, Runner, SamplingBatch, StepResult, WaitForResult
+from diptych.engine.values.batch import (
+    ForwardBatch,
+    OnLayer,
+    OverlapRunner,
+    Runner,
+    SamplingBatch,
+    StepResult,
+    WaitForResult,
+)
 from diptych.engine.values.scheduler_core import SchedulerCore
+
+LOOK_S: Final = 0.03  # between two looks whether a step is still wanted
+
+
+class StepGivenUp(Exception):
+    """The step was not run to its end, and never will be."""
+
+
+class StepWatch:
+    """Gives a step up, between two layers, once nobody wants what it computes.
+
+    The loop hears nothing while a step runs, and one behind a long context may run for long. Short steps never look:
+    they pay for a clock. Steps are listened to in the thread that the watch is put over them in.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._is_wanted: Callable[[], bool] | None = None
+        self._thread = 0
+        self._looked_s = 0.0
+
+    @contextmanager
+    def over(self, is_wanted: Callable[[], bool]) -> Generator[None, None, None]:
+        """Have the step that runs inside raise `StepGivenUp` soon after `is_wanted()` has become false."""
+        self._is_wanted, self._thread, self._looked_s = is_wanted, threading.get_ident(), self._clock()
+        try:
+            yield
+        finally:
+            self._is_wanted = None
+
+    def listener(self) -> OnLayer | None:
+        """Return who is to hear of each layer of the next step; None when nobody watches."""
+        return self._look if self._is_wanted is not None and self._thread == threading.get_ident() else None
+
+    def _look(self, layer: int) -> None:
+        now_s = self._clock()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        if self._is_wanted is not None and not self._is_wanted():
+            raise StepGivenUp
 
 
 class Stepping(Protocol):
@@ -42,7 +92,7 @@ class Stepping(Protocol):
 
 
 class ModelWorker(Protocol):
-    """Runs steps while its caller plans the next one: forward, sample, forward, sample, ..., in the order of the calls.
+    """Runs steps while its caller plans the next one, in the order of the calls: forward, sample, forward, sample, ...
 
     A forward pass may be handed over before the step before it is sampled, with placeholders for those tokens.
     """
@@ -175,22 +225,18 @@ class TpModelWorkerClient:
         self._thread.start()
 
     def forward(self, batch: ForwardBatch) -> None:
-        """Queue a forward pass. `sample` must follow."""
         self._jobs.put(batch)
 
     def sample(self, sampling: SamplingBatch) -> None:
-        """Say how to sample the pass queued last."""
         self._jobs.put(sampling)
 
     def result(self) -> StepResult:
-        """Wait for the oldest step's result. Raises what the step raised."""
         result = self._results.get()
         if isinstance(result, BaseException):
             raise result
         return result
 
     def close(self) -> None:
-        """End the thread after what it computes now. Idempotent."""
         self._jobs.put(None)
         self._thread.join()
 

@@ -7,24 +7,43 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
 
-from diptych.checkpoints.bounded import bounded
+import numpy as np
+
 from diptych.checkpoints.quantization.weight import Stored
-from diptych.checkpoints.source import ModelSource, open_model
+from diptych.checkpoints.source import ModelSource, bounded, open_model
+from diptych.common.arrays import I64, U64
 from diptych.common.errors import ConfigError
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import pool_layout
-from diptych.engine.options.sim_timing import read_timing
+from diptych.engine.options.sim_timing import Timing, read_timing
 from diptych.engine.schedule.step_sizes import Chosen, Found, choose
-from diptych.engine.sim.answers import speech_of
+from diptych.engine.sim.answers import Speech, digests, marks, speech_of
 from diptych.engine.sim.marked_pages import MarkedPages
-from diptych.engine.sim.runner import SimRunner
 from diptych.engine.tensor_parallel.group import Alone, RankGroup
-from diptych.engine.values.batch import OnLayer
+from diptych.engine.values.batch import (
+    NO_GRAPHS,
+    NO_TOKEN,
+    ForwardBatch,
+    OnLayer,
+    SamplingBatch,
+    StepResult,
+    WaitForResult,
+)
+from diptych.generation.logprobs import LogprobsBatch
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.transport import Pool, TransportMemory
 from diptych.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # needs torch
+    from diptych.engine.models.lora import Loras
+
+IMPOSSIBLE: Final = -100.0  # log-probability of what the model would not say
+
+_SEED_STEP: Final = np.uint64(0xD6E8FEB86659FD93)
 
 
 class SimulatedModel:
@@ -77,3 +96,111 @@ class SimHardware:
 
     def pool_bytes(self) -> memoryview:
         return self._memory
+
+
+class SimRunner:
+    """Implements `OverlapRunner`: writes marks where KV goes, reads them where attention does, and takes its time.
+
+    Sampling: greedy by default; with a temperature the token follows from the seed, too. Masks and banned tokens are
+    kept; other parameters change nothing. The model is sure of itself: its own choice has probability 1.
+    """
+
+    graph_use = NO_GRAPHS
+
+    def __init__(
+        self,
+        pages: MarkedPages,
+        speech: Speech,
+        timing: Timing,
+        layer_listener: Callable[[], OnLayer | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._pages = pages
+        self._speech = speech
+        self._timing = timing
+        self._layer_listener = layer_listener
+        self._clock = clock
+        self._sleep = sleep
+
+    @property
+    def loras(self) -> Loras:
+        raise ConfigError("a simulated model takes no adapters")
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
+        return self.sample(batch, self.logits(batch), sampling)()
+
+    def logits(self, batch: ForwardBatch) -> U64:
+        """Write the batch's KV; return the digests behind the rows to sample from, and then behind the prompt rows."""
+        start_s, step_s = self._clock(), self._timing.step_s(batch)
+        fresh, on_layer = marks(batch.input_ids, batch.positions), self._layer_listener()
+        for layer in range(self._pages.num_layers):
+            self._wait_until(start_s + step_s * layer / self._pages.num_layers)
+            self._pages.write(layer, batch.out_slots, fresh)
+            if on_layer is not None:
+                on_layer(layer)
+        found = self._digests(batch)
+        self._wait_until(start_s + step_s)
+        return found
+
+    def sample(self, batch: ForwardBatch, logits: U64, sampling: SamplingBatch) -> WaitForResult:
+        num_samples, prompt_rows = len(sampling.temperature), batch.prompt_rows
+        sure = self._speech.tokens(logits)
+        token_ids = self._choose(logits[:num_samples], sampling)
+        result = StepResult(
+            token_ids,
+            None if sampling.num_top is None else _logprobs(sure[:num_samples], token_ids, int(sampling.num_top.max())),
+            None if prompt_rows is None else _logprobs(sure[num_samples:], prompt_rows.target_ids, prompt_rows.num_top),
+        )
+        return lambda: result
+
+    def _wait_until(self, end_s: float) -> None:
+        left_s = end_s - self._clock()
+        if left_s > 0:
+            self._sleep(left_s)
+
+    def _digests(self, batch: ForwardBatch) -> U64:
+        tokens = batch.sampled_tokens
+        if batch.prompt_rows is not None:
+            tokens = np.append(tokens, batch.prompt_rows.token_rows)
+        rows, lens = batch.rows_of(tokens), batch.positions[tokens] + 1
+        seen = {row: self._pages.read(batch.page_table[row], int(batch.seq_lens[row])) for row in set(rows.tolist())}
+        found = {row: digests(each) for row, each in seen.items()}
+        return np.array([found[row][end - 1] for row, end in zip(rows.tolist(), lens, strict=True)], np.uint64)
+
+    def _choose(self, found: U64, sampling: SamplingBatch) -> I64:
+        """Return the next tokens; `NO_TOKEN` where a mask allows none."""
+        drawn = (sampling.seeds + sampling.positions.astype(np.uint64)) * _SEED_STEP
+        found = np.where(sampling.temperature > 0, found ^ drawn, found)
+        token_ids = self._speech.tokens(found)
+        for row in _constrained(sampling):
+            allowed = self._allowed(row, sampling)
+            if token_ids[row] not in allowed:
+                token_ids[row] = allowed[found[row] % np.uint64(len(allowed))] if len(allowed) else NO_TOKEN
+        return token_ids
+
+    def _allowed(self, row: int, sampling: SamplingBatch) -> I64:
+        allowed = self._speech.ids
+        if sampling.token_mask is not None:
+            bits = np.unpackbits(sampling.token_mask[row].view(np.uint8), bitorder="little")
+            allowed = np.flatnonzero(bits)
+        if sampling.bias is not None:
+            banned = (sampling.bias.rows == row) & np.isneginf(sampling.bias.values)
+            allowed = np.setdiff1d(allowed, sampling.bias.token_ids[banned])
+        return allowed
+
+
+def _constrained(sampling: SamplingBatch) -> I64:
+    """Return the rows whose tokens must be looked at."""
+    if sampling.token_mask is not None:
+        return np.arange(len(sampling.token_mask))
+    return np.empty(0, np.int64) if sampling.bias is None else np.unique(sampling.bias.rows)
+
+
+def _logprobs(sure: I64, token_ids: I64, num_top: int) -> LogprobsBatch:
+    """Return those of `token_ids`, where the model would say `sure`, and of so many alternatives, in any order."""
+    others = (np.where(other < sure, other, other + 1) for other in range(num_top - 1))
+    tops = np.stack([sure, *others], axis=1)[:, : max(num_top, 0)]
+    top_logprobs = np.full(tops.shape, IMPOSSIBLE, np.float32)
+    top_logprobs[:, :1] = 0.0
+    return LogprobsBatch(np.where(sure == token_ids, 0.0, IMPOSSIBLE).astype(np.float32), tops, top_logprobs)

@@ -9,50 +9,25 @@ all ranks, each copies its own part of a page.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from diptych.engine.cache.host_tier import PageCopier
 from diptych.engine.cache.tier import Slots
-from diptych.engine.tensor_parallel.log_codec import step_to_wire, to_bytes
-from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog
+from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog, page_bytes, step_to_wire
 from diptych.engine.tensor_parallel.ranked_link import ranked_metadata
 from diptych.engine.tensor_parallel.transport import TensorParallelTransport
 from diptych.engine.values.batch import ForwardBatch, OverlapRunner, SamplingBatch, StepResult, WaitForResult
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.ownership import Pages
-from diptych.kvtransfer.transport import PageIndices, PeerTransport, ProbePages, Transport
+from diptych.kvtransfer.transport import PeerTransport, ProbePages, Transport
 from diptych.v1 import rank_pb2
 
 if TYPE_CHECKING:  # needs torch
     from diptych.engine.tensor_parallel.communicator import TorchCommunicator
 
 
-class RankGroup(Protocol):
-    """The ranks of a scheduler, as its composition root needs them."""
-
-    def metadata(self, own: bytes) -> bytes:
-        """Return what peers need to connect to all ranks. Once: waits for theirs."""
-        ...
-
-    def lead_transport(self, transport: Transport, layout: PoolLayout) -> PeerTransport:
-        """Show the links of all ranks as one. `layout` is that of rank 0's part of the pool."""
-        ...
-
-    def lead_pool(self, pool: ProbePages) -> ProbePages: ...
-
-    def lead_copier(self, copier: PageCopier) -> PageCopier: ...
-
-    def lead_runner(self, runner: OverlapRunner) -> OverlapRunner:
-        """Wait until every rank has loaded its part."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class Alone:
-    """Implements `RankGroup` for one rank."""
+    """The ranks of a scheduler that has one."""
 
     def metadata(self, own: bytes) -> bytes:
         return ranked_metadata([own])
@@ -74,7 +49,7 @@ class Alone:
 
 
 class Lead:
-    """Implements `RankGroup` for several."""
+    """The ranks of a scheduler that has several."""
 
     def __init__(self, endpoint: str, size: int, join: Callable[[], TorchCommunicator]) -> None:
         """Wait until every rank is here, then `join` them; `endpoint` is the scheduler's own."""
@@ -82,9 +57,11 @@ class Lead:
         self._communicator = join()
 
     def metadata(self, own: bytes) -> bytes:
+        """Return what peers need to connect to all ranks. Once: waits for theirs."""
         return ranked_metadata([own, *(answer.engine_metadata for answer in self._log.answers())])
 
     def lead_transport(self, transport: Transport, layout: PoolLayout) -> PeerTransport:
+        """Show the links of all ranks as one. `layout` is that of rank 0's part of the pool."""
         return TensorParallelTransport(transport, layout, self._log)
 
     def lead_pool(self, pool: ProbePages) -> ProbePages:
@@ -94,12 +71,16 @@ class Lead:
         return TensorParallelCopier(copier, self._log)
 
     def lead_runner(self, runner: OverlapRunner) -> OverlapRunner:
+        """Wait until every rank has loaded its part."""
         assert all(answer.is_loaded for answer in self._log.answers())
         return TensorParallelRunner(runner, self._log)
 
     def close(self) -> None:
         self._log.close()
         self._communicator.close()
+
+
+RankGroup = Alone | Lead  # as the composition root of a scheduler needs them
 
 
 class TensorParallelCopier:
@@ -121,7 +102,7 @@ class TensorParallelCopier:
 
 
 def _host_copy(pages: Pages, slots: Slots) -> rank_pb2.HostCopy:
-    return rank_pb2.HostCopy(pages=to_bytes(pages.astype(np.int64)), slots=to_bytes(slots.astype(np.int64)))
+    return rank_pb2.HostCopy(pages=page_bytes(pages), slots=page_bytes(slots))
 
 
 class TensorParallelPages:
@@ -130,18 +111,7 @@ class TensorParallelPages:
     def __init__(self, pages: ProbePages, log: RankLog) -> None:
         self._pages = pages
         self._log = log
-
-    @property
-    def layout(self) -> PoolLayout:
-        return self._pages.layout
-
-    @property
-    def probe_pages(self) -> PageIndices:
-        return self._pages.probe_pages
-
-    @property
-    def pattern_pages(self) -> PageIndices:
-        return self._pages.pattern_pages
+        self.layout, self.probe_pages, self.pattern_pages = pages.layout, pages.probe_pages, pages.pattern_pages
 
     def fill_pattern(self, seed: int) -> None:
         """Every rank fills its own, before anything that comes later."""

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
-from diptych.engine.models.gated import Gated
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, Weight
-from diptych.engine.models.ops import Experts, Ops
+from diptych.engine.models.ops import Experts, Gated, Ops
 from diptych.engine.tensor_parallel.communicator import Communicator
 
 _VOCABULARY = ("embed", "lm_head")

@@ -1,4 +1,4 @@
-"""Rank 0's end of the log that the other ranks of its scheduler apply, and of what they say.
+"""The log that the other ranks of a scheduler apply: rank 0's end of it and of what they say, and its entries.
 
 No call waits for a rank that died: whoever started the ranks ends all of them then.
 """
@@ -9,10 +9,17 @@ import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
+import numpy as np
 import zmq
 
+from diptych.common.arrays import I32, I64
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows
+from diptych.kvtransfer.transport import Flow, PageIndices, PageWrite
 from diptych.v1 import rank_pb2
+
+_ARRAYS: Final = ("input_ids", "positions", "out_slots", "seq_lens", "extend_lens", "num_sampled")  # of both forms
 
 
 class RankLog:
@@ -20,15 +27,13 @@ class RankLog:
 
     def __init__(self, endpoint: str, size: int) -> None:
         """Listen for the ranks 1 to `size - 1`; `endpoint` is the scheduler's own."""
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._channels = [_bind(context, zmq.PAIR, rank_endpoint(endpoint, rank)) for rank in range(1, size)]
-        self._events = _bind(context, zmq.PULL, events_endpoint(endpoint))
+        self.size = size
+        self._channels = [rank_socket(zmq.PAIR) for _ in range(1, size)]
+        for rank, channel in enumerate(self._channels, start=1):
+            channel.bind(rank_endpoint(endpoint, rank))
+        self._events = rank_socket(zmq.PULL)
+        self._events.bind(events_endpoint(endpoint))
         self._lock = threading.Lock()
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are, rank 0 included."""
-        return len(self._channels) + 1
 
     def append(self, entry: rank_pb2.RankEntry) -> None:
         data = entry.SerializeToString()
@@ -98,8 +103,70 @@ def store_path(endpoint: str) -> Path:
     return Path(endpoint.removeprefix("ipc://") + "-store")
 
 
-def _bind(context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str) -> zmq.Socket[bytes]:
-    socket: zmq.Socket[bytes] = context.socket(kind)
+def rank_socket(kind: int) -> zmq.Socket[bytes]:
+    """Return a socket that never makes its writer wait."""
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.set_hwm(0)
-    socket.bind(endpoint)
     return socket
+
+
+def step_to_wire(batch: ForwardBatch) -> rank_pb2.Step:
+    rows = batch.prompt_rows
+    return rank_pb2.Step(
+        mode=batch.mode.value,
+        page_table=batch.page_table.astype("<i4", copy=False).tobytes(),
+        prompt_rows=to_bytes(rows.token_rows) if rows is not None else b"",
+        **{name: to_bytes(getattr(batch, name)) for name in _ARRAYS},
+    )
+
+
+def step_from_wire(wire: rank_pb2.Step) -> ForwardBatch:
+    arrays = {name: from_bytes(getattr(wire, name)) for name in _ARRAYS}
+    prompt_rows = from_bytes(wire.prompt_rows)
+    table: I32 = np.frombuffer(wire.page_table, "<i4").reshape(len(arrays["seq_lens"]), -1).copy()
+    return ForwardBatch(
+        mode=ForwardMode(wire.mode),
+        page_table=table,
+        prompt_rows=PromptRows(prompt_rows, prompt_rows, 0) if len(prompt_rows) else None,
+        **arrays,
+    )
+
+
+def copy_to_wire(operation: int, peer: int, write: PageWrite, flow: Flow) -> rank_pb2.CopyPages:
+    first_layer, end_layer = write.layers or (0, 0)
+    return rank_pb2.CopyPages(
+        operation=operation,
+        peer=peer,
+        src=page_bytes(write.src),
+        dst=page_bytes(write.dst),
+        first_layer=first_layer,
+        end_layer=end_layer,
+        skip_tokens=write.skip_tokens,
+        stream=flow.stream,
+        priority=flow.priority,
+        timeout_s=flow.timeout_s,
+        with_digest=flow.with_digest,
+    )
+
+
+def write_from_wire(copy: rank_pb2.CopyPages) -> PageWrite:
+    layers = (copy.first_layer, copy.end_layer) if copy.end_layer else None
+    return PageWrite(from_bytes(copy.src), from_bytes(copy.dst), layers, copy.skip_tokens)
+
+
+def flow_from_wire(copy: rank_pb2.CopyPages) -> Flow:
+    timeout_s = copy.timeout_s if copy.HasField("timeout_s") else None
+    return Flow(copy.stream, copy.priority, timeout_s, copy.with_digest)
+
+
+def to_bytes(array: I64) -> bytes:
+    return array.astype("<i8", copy=False).tobytes()
+
+
+def page_bytes(pages: PageIndices) -> bytes:
+    return to_bytes(np.asarray(pages, np.int64))
+
+
+def from_bytes(data: bytes) -> I64:
+    """Return a writable copy: torch takes no other."""
+    return np.frombuffer(data, "<i8").astype(np.int64)

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import itertools
 import select
+from collections.abc import Callable
 from typing import Final
 
-import numpy as np
-
 from diptych.engine.tensor_parallel.fan_out import FanOut
-from diptych.engine.tensor_parallel.log_codec import copy_to_wire, to_bytes
-from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog
+from diptych.engine.tensor_parallel.rank_log import NoRanks, RankLog, copy_to_wire, page_bytes
 from diptych.engine.tensor_parallel.ranked_link import Operation, RankedLink, Stream, ranks_of, sum_digests
 from diptych.kvtransfer.errors import PeerUnreachable, TransferError, TransferQueueFull
 from diptych.kvtransfer.layout import PoolLayout
@@ -99,28 +97,20 @@ class TensorParallelTransport:
         return operation.name
 
     def digest_pages(self, pages: PageIndices) -> int:
-        local = self._transport.digest_pages(pages)
-        if self._log.size == 1:
-            return local
-        operation = self._new_operation(None, self._log.size)
-        self._local_names[local] = operation.name
-        wanted = rank_pb2.DigestOwnPages(operation=operation.name, pages=to_bytes(np.asarray(pages, np.int64)))
-        self._log.append(rank_pb2.RankEntry(digest_pages=wanted))
-        return operation.name
+        def entry(name: int) -> rank_pb2.RankEntry:
+            return rank_pb2.RankEntry(digest_pages=rank_pb2.DigestOwnPages(operation=name, pages=page_bytes(pages)))
+
+        return self._on_every_rank(self._transport.digest_pages(pages), entry)
 
     def lands_in_parts(self, peer: InstanceId) -> bool:
         return self._side(peer).lands_in_parts(peer)
 
     def unpack_pages(self, peer: InstanceId, pages: PageIndices) -> int:
-        local = self._side(peer).unpack_pages(peer, pages)
-        if self._log.size == 1:
-            return local
-        operation = self._new_operation(None, self._log.size)
-        self._local_names[local] = operation.name
-        own = to_bytes(np.asarray(pages, np.int64))
-        wanted = rank_pb2.UnpackPages(operation=operation.name, peer=peer, pages=own)
-        self._log.append(rank_pb2.RankEntry(unpack=wanted))
-        return operation.name
+        def entry(name: int) -> rank_pb2.RankEntry:
+            wanted = rank_pb2.UnpackPages(operation=name, peer=peer, pages=page_bytes(pages))
+            return rank_pb2.RankEntry(unpack=wanted)
+
+        return self._on_every_rank(self._side(peer).unpack_pages(peer, pages), entry)
 
     def grant_pages(self, peer: InstanceId, pages: PageIndices) -> None:
         """On this rank: the others hear of a grant later than the peer does."""
@@ -289,6 +279,15 @@ class TensorParallelTransport:
         operation = Operation(next(self._names), link, num_parts, note)
         self._operations[operation.name] = operation
         return operation
+
+    def _on_every_rank(self, local: int, entry: Callable[[int], rank_pb2.RankEntry]) -> int:
+        """Have the other ranks do what rank 0 has begun as `local`; return the name of the whole."""
+        if self._log.size == 1:
+            return local
+        operation = self._new_operation(None, self._log.size)
+        self._local_names[local] = operation.name
+        self._log.append(entry(operation.name))
+        return operation.name
 
     def _append(self, link: RankedLink, stream: int, operation: Operation) -> None:
         operation.stream, operation.is_queued = stream, True

@@ -70,6 +70,13 @@ class SamplingBatch:
     token_mask: I32 | None = None  # packed [num_samples, ceil(vocab_size / 32)]: bit i % 32 of word i // 32 allows i
     num_top: I64 | None = None  # alternatives to report with the token's log-probability; -1: report nothing
 
+    @staticmethod
+    def alike(num_samples: int, temperature: float, top_p: float = 1.0) -> SamplingBatch:
+        """Return a batch whose rows all sample in one way, from seed 0."""
+        heat, kept = np.full(num_samples, temperature, np.float32), np.full(num_samples, top_p, np.float32)
+        zeros = np.zeros(num_samples, np.int64)
+        return SamplingBatch(heat, kept, zeros, zeros.astype(np.uint64), zeros)
+
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
@@ -128,6 +135,16 @@ class StepResult:
     logprobs: LogprobsBatch | None = None  # of `token_ids`, if a row wants them
     prompt_logprobs: LogprobsBatch | None = None  # of the batch's `prompt_rows`
 
+
+@dataclass(frozen=True, slots=True)
+class GraphUse:
+    """Steps that were captured as CUDA graphs."""
+
+    num_graphs: int  # sizes: batch sizes of decode steps, and numbers of tokens of small steps with prompts
+    nbytes: int  # of the device's memory, taken when they were captured
+
+
+NO_GRAPHS: Final = GraphUse(0, 0)
 
 OnLayer = Callable[[int], None]  # hears of each layer of a step, in order, once its KV is in the pool
 WaitForResult = Callable[[], StepResult]  # blocks until the device has come so far

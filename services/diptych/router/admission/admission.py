@@ -1,4 +1,4 @@
-"""The router's places for requests, and the line before them, as those who wait see it. `admission_queue` decides."""
+"""The router's places for requests, and the line before them, as those who wait see it. `queue` decides."""
 
 from __future__ import annotations
 

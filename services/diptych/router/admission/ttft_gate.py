@@ -21,8 +21,7 @@ from typing import Final, Protocol
 
 from diptych.common.errors import Overloaded
 from diptych.router.admission.queue import MAX_RETRY_AFTER_S, Reason
-from diptych.router.choose.routing import Routing
-from diptych.router.request import GenerationRequest, Prediction
+from diptych.router.request import GenerationRequest, Prediction, Routing
 
 QUANTILE: Final = 0.97  # of first tokens that come no later than predicted
 STEP: Final = 0.1  # of the factor's logarithm, an observation
@@ -32,11 +31,9 @@ MAX_LOG_FACTOR: Final = -math.log(MATTERS_FROM)
 
 
 class Predictor(Protocol):
-    """Who knows the workers' queues."""
+    """Who knows the workers' queues, as `Selector` does."""
 
-    def predict_ttft(self, request: GenerationRequest) -> float | None:
-        """Return when the first token would come if the request were dispatched now; None: nobody knows yet."""
-        ...
+    def predict_ttft(self, request: GenerationRequest) -> float | None: ...
 
 
 class TtftGate:

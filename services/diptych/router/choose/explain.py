@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -125,16 +124,16 @@ class Explanations:
 
     def find(self, request_id: str) -> Explanation | None:
         """Return what is known of a request, or of all that were made for one call; None if that is forgotten."""
-        records = [_record(record) for record in self._records if record.request_id == request_id]
-        return {"request_id": request_id, "requests": records} if records else None
+        requests: list[ExplainedRequest] = [
+            {"attempts": [_attempt(attempt, record.arrival_s) for attempt in record.attempts]}
+            for record in self._records
+            if record.request_id == request_id
+        ]
+        return {"request_id": request_id, "requests": requests} if requests else None
 
 
 def failure_words(failure: LegFailure) -> str:
     return f"failed: {failure.leg.value} leg: {failure.code.name}: {failure.message}"
-
-
-def _record(record: RequestRecord) -> ExplainedRequest:
-    return {"attempts": [_attempt(attempt, record.arrival_s) for attempt in record.attempts]}
 
 
 def _attempt(attempt: AttemptRecord, arrival_s: float) -> Attempt:
@@ -154,7 +153,10 @@ def _attempt(attempt: AttemptRecord, arrival_s: float) -> Attempt:
         "session": selection.request.session,
         "workers": [_worker(worker) for worker in selection.candidates.workers.values()],
         "pairs": _costs(selection),
-        "scores": {kind.value: _by_instance(scores) for kind, scores in decision.scores.items()},
+        "scores": {
+            kind.value: {_hex(instance_id): score for instance_id, score in scores.items()}
+            for kind, scores in decision.scores.items()
+        },
     }
 
 
@@ -179,10 +181,6 @@ def _costs(selection: Selection) -> list[Json]:
     return [
         {**_pair(pair), **cost._asdict(), "ttft_s": cost.ttft_s, "total_s": cost.total_s} for pair, cost in cheapest
     ]
-
-
-def _by_instance(scores: Mapping[int, float]) -> dict[str, float | None]:
-    return {_hex(instance_id): score for instance_id, score in scores.items()}
 
 
 def _pair(pair: Pair) -> Json:

@@ -6,26 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import grpc
 from pydantic_core import from_json
 
-from diptych.common.errors import InvalidRequest
-from diptych.generation.codec import account_from_wire, logprobs_to_wire, params_from_wire
-from diptych.generation.finish import Finish
+from diptych.common.errors import DiptychError, InvalidRequest, Overloaded, Unavailable
+from diptych.generation.codec import FINISH_TO_WIRE, account_from_wire, logprobs_to_wire, params_from_wire
 from diptych.router.keys.cache_namespace import hints_of
 from diptych.router.keys.caller import Caller
-from diptych.router.output import Output, Piece, Usage, total_usage
+from diptych.router.output import Output, Piece, Scores, Usage, choose_best, total_usage
 from diptych.router.request import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt
-from diptych.router.serve.best_of import choose_best
 from diptych.router.text.parsing.parts import Content, Part, Reasoning, ToolArguments, ToolCallStart, message_of
 from diptych.router.text.parsing.tool_use import NO_ARGUMENTS, NO_TOOLS, Choice, Function, ToolUse, choose
 from diptych.v1 import inference_pb2
 from diptych.v1.inference_pb2 import ChatAnswer, ChatMessage, ChatMessages, ChatPart, Tool, ToolCall
 
-_FINISH: Final[Mapping[Finish, inference_pb2.FinishReason]] = {
-    Finish.STOP: inference_pb2.FINISH_REASON_STOP,
-    Finish.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
-    Finish.ABORTED: inference_pb2.FINISH_REASON_ABORTED,
-}
 _CHOICES: Final[Mapping[int, Choice]] = {
     inference_pb2.TOOL_CHOICE_AUTO: "auto",
     inference_pb2.TOOL_CHOICE_REQUIRED: "required",
@@ -54,16 +48,17 @@ def request_from_wire(request: inference_pb2.GenerateRequest, caller: Caller) ->
 
 def chunk_to_wire(index: int, piece: Piece, client: ClientRequest) -> inference_pb2.GenerateChunk:
     chunk = inference_pb2.GenerateChunk(
-        request_id=client.life.request_id, text=piece.text, token_ids=piece.token_ids, index=index
+        request_id=client.life.request_id,
+        text=piece.text,
+        token_ids=piece.token_ids,
+        index=index,
+        logprobs=_scores_to_wire(piece.scores),
+        prompt_logprobs=_scores_to_wire(piece.prompt),
     )
     if piece.end is not None:
-        chunk.finish_reason = _FINISH[piece.end.finish]
+        chunk.finish_reason = FINISH_TO_WIRE[piece.end.finish]
         chunk.usage.CopyFrom(_usage_to_wire(piece.end.usage))
         chunk.matched_stop = piece.end.stop
-    if piece.scores is not None:
-        chunk.logprobs.CopyFrom(logprobs_to_wire(piece.scores.logprobs))
-    if piece.prompt is not None:
-        chunk.prompt_logprobs.CopyFrom(logprobs_to_wire(piece.prompt.logprobs))
     if isinstance(client.prompts[0], ChatPrompt):
         chunk.parts.extend(part_to_wire(part) for part in piece.parts)
     return chunk
@@ -71,8 +66,9 @@ def chunk_to_wire(index: int, piece: Piece, client: ClientRequest) -> inference_
 
 def response_to_wire(outputs: Sequence[Output], client: ClientRequest) -> inference_pb2.GenerateResponse:
     """Return the best of all outputs that were made."""
-    first, *others = [_choice_to_wire(index, output, client) for index, output in enumerate(_best(outputs, client))]
-    response = inference_pb2.GenerateResponse(
+    best = choose_best(outputs, client.num_made, client.num_choices)
+    first, *others = [_choice_to_wire(index, output, client) for index, output in enumerate(best)]
+    return inference_pb2.GenerateResponse(
         request_id=client.life.request_id,
         text=first.text,
         token_ids=first.token_ids,
@@ -80,33 +76,27 @@ def response_to_wire(outputs: Sequence[Output], client: ClientRequest) -> infere
         usage=_usage_to_wire(total_usage([output.end.usage for output in outputs], client.num_made)),
         more_choices=others,
         matched_stop=first.matched_stop,
+        answer=first.answer if first.HasField("answer") else None,
+        logprobs=first.logprobs if first.HasField("logprobs") else None,
+        prompt_logprobs=_scores_to_wire(outputs[0].prompt),
     )
-    if first.HasField("answer"):
-        response.answer.CopyFrom(first.answer)
-    if first.HasField("logprobs"):
-        response.logprobs.CopyFrom(first.logprobs)
-    if outputs[0].prompt is not None:
-        response.prompt_logprobs.CopyFrom(logprobs_to_wire(outputs[0].prompt.logprobs))
-    return response
-
-
-def _best(outputs: Sequence[Output], client: ClientRequest) -> Sequence[Output]:
-    return choose_best(outputs, client.num_made, client.num_choices)
 
 
 def _choice_to_wire(index: int, output: Output, client: ClientRequest) -> inference_pb2.Choice:
-    choice = inference_pb2.Choice(
+    are_wanted = client.params.logprobs is not None  # else they served to choose the best
+    return inference_pb2.Choice(
         index=index,
         text=output.text,
         token_ids=output.token_ids,
-        finish_reason=_FINISH[output.end.finish],
+        finish_reason=FINISH_TO_WIRE[output.end.finish],
         matched_stop=output.end.stop,
+        logprobs=_scores_to_wire(output.scores) if are_wanted else None,
+        answer=answer_to_wire(output.parts) if isinstance(client.prompts[0], ChatPrompt) else None,
     )
-    if output.scores is not None and client.params.logprobs is not None:  # else they served to choose the best
-        choice.logprobs.CopyFrom(logprobs_to_wire(output.scores.logprobs))
-    if isinstance(client.prompts[0], ChatPrompt):
-        choice.answer.CopyFrom(answer_to_wire(output.parts))
-    return choice
+
+
+def _scores_to_wire(scores: Scores | None) -> inference_pb2.TokenLogprobs | None:
+    return None if scores is None else logprobs_to_wire(scores.logprobs)
 
 
 def _usage_to_wire(usage: Usage) -> inference_pb2.Usage:
@@ -214,3 +204,11 @@ def _object(param: str, text: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest(f"{param} must be the text of a JSON object", param=param)
     return value
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: DiptychError) -> None:
+    """End the call with the error's status. Raises."""
+    metadata: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, Overloaded | Unavailable):
+        metadata = (("retry-after", str(error.retry_after_s)),)
+    await context.abort(grpc.StatusCode[error.grpc_status], str(error), metadata)

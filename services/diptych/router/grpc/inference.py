@@ -9,24 +9,20 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, InternalError, InvalidRequest
 from diptych.generation.request_groups import Life
-from diptych.router.choose.routing import routing_of
-from diptych.router.grpc.convert import chunk_to_wire, prompt_to_tokenize, request_from_wire, response_to_wire
-from diptych.router.grpc.counts import check_generation, check_text, check_tokens
-from diptych.router.grpc.status import abort
-from diptych.router.keys.caller import ANYBODY, Caller
-from diptych.router.keys.callers import Callers
-from diptych.router.output import Piece, whole
-from diptych.router.request import ClientRequest, request_for_tokens
-from diptych.router.request_id import is_usable, new_request_id
-from diptych.router.serve.interleave import Batch, interleave
-from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of
+from diptych.router.errors import DISCONNECTED, OK, outcome_of
+from diptych.router.grpc.convert import abort, chunk_to_wire, prompt_to_tokenize, request_from_wire, response_to_wire
+from diptych.router.grpc.message_extent import check_chat, check_count, check_generation
+from diptych.router.keys.caller import ANYBODY, Caller, Callers
+from diptych.router.request import ClientRequest, is_usable, new_request_id, request_for_tokens, routing_of
 from diptych.router.serve.pipeline import Pipeline
+from diptych.router.serve.response import interleave, wholes
+from diptych.router.serve.validation import MAX_TOKENS
 from diptych.router.tracing.record import NO_TRACE, REQUEST_ID, Attributes, Edge, Trace
 from diptych.router.tracing.tracer import Tracer
 from diptych.v1 import inference_pb2, inference_pb2_grpc
@@ -36,6 +32,7 @@ logger = logging.getLogger(__name__)
 Request = inference_pb2.GenerateRequest
 Chunk = inference_pb2.GenerateChunk
 Response = inference_pb2.GenerateResponse
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 INFERENCE: Final = inference_pb2.DESCRIPTOR.services_by_name["Inference"]
 STATUSES: Final = {OK: "OK", DISCONNECTED: "CANCELLED"}  # of calls that end without an error of ours
@@ -55,61 +52,44 @@ NOT_FOLLOWED: Final[AbstractContextManager[Trace]] = nullcontext(NO_TRACE)
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """Implements `diptych.v1.Inference` over the pipeline."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        callers: Callers | None,
-        tracer: Tracer | None,
-        *,
-        stall_s: float,
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, callers: Callers | None, tracer: Tracer | None, *, stall_s: float) -> None:
         self._pipeline = pipeline
         self._callers = callers  # None: everybody
         self._tracer = tracer  # None: nobody follows calls
         self._stall_s = stall_s  # that a client may take nothing of a stream
 
-    async def GenerateStream(self, request: Request, context: grpc.aio.ServicerContext[Request, Chunk]) -> None:
+    async def GenerateStream(self, request: Request, context: Context) -> None:
         async with self._answering(context, request.request_id, self._follow(context, STREAM)) as trace:
             client = self._request(request, context, trace, stream=True)
             if client.num_made != client.num_choices:
                 text = "best_of must equal n in a stream: the best is known when all are complete"
                 raise InvalidRequest(text, param="best_of")
-            async with aclosing(self._pieces(client)) as batches:
+            async with (
+                self._pipeline.admit(client) as requests,
+                aclosing(interleave([self._pipeline.generate(each) for each in requests])) as batches,
+            ):
                 async for batch in batches:
                     for index, piece in batch:
                         await self._write(context, chunk_to_wire(index, piece, client))
 
-    async def Generate(self, request: Request, context: grpc.aio.ServicerContext[Request, Response]) -> Response:
+    async def Generate(self, request: Request, context: Context) -> Response:
         response = Response()
         async with self._answering(context, request.request_id, self._follow(context, WHOLE)) as trace:
             client = self._request(request, context, trace)
-            pieces: list[list[Piece]] = [[] for _ in range(client.num_made)]
-            async with aclosing(self._pieces(client)) as batches:
-                async for batch in batches:
-                    for index, piece in batch:
-                        pieces[index].append(piece)
-            response = response_to_wire([whole(run) for run in pieces], client)
+            async with self._pipeline.admit(client) as requests:
+                outputs = await wholes([self._pipeline.generate(each) for each in requests])
+            response = response_to_wire(outputs, client)
             response.model = client.model or self._pipeline.model.model_id
         return response
 
-    async def _write(self, context: grpc.aio.ServicerContext[Request, Chunk], chunk: Chunk) -> None:
+    async def _write(self, context: Context, chunk: Chunk) -> None:
         try:
             async with asyncio.timeout(self._stall_s):
                 await context.write(chunk)
         except TimeoutError:
             raise DeadlineExceeded(f"the client took nothing of its stream for {self._stall_s:g} s") from None
 
-    async def _pieces(self, client: ClientRequest) -> AsyncGenerator[Batch, None]:
-        async with (
-            self._pipeline.admit(client) as requests,
-            aclosing(interleave([self._pipeline.generate(request) for request in requests])) as batches,
-        ):
-            async for batch in batches:
-                yield batch
-
-    def _request(
-        self, request: Request, context: grpc.aio.ServicerContext[Request, Any], trace: Trace, *, stream: bool = False
-    ) -> ClientRequest:
+    def _request(self, request: Request, context: Context, trace: Trace, *, stream: bool = False) -> ClientRequest:
         caller = self._caller(context)
         check_generation(request)
         request_id = request.request_id or new_request_id()
@@ -127,7 +107,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             trace=trace,
         )
 
-    def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
+    def _caller(self, context: Context) -> Caller:
         """Return whose key the call carries. Raises `Unauthenticated`."""
         if self._callers is None:
             return ANYBODY
@@ -135,10 +115,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     @asynccontextmanager
     async def _answering(
-        self,
-        context: grpc.aio.ServicerContext[Any, Any],
-        request_id: str = "",
-        followed: AbstractContextManager[Trace] = NOT_FOLLOWED,
+        self, context: Context, request_id: str = "", followed: AbstractContextManager[Trace] = NOT_FOLLOWED
     ) -> AsyncGenerator[Trace, None]:
         """Turn what goes wrong inside into a status, and count the outcome."""
         outcome = DISCONNECTED  # what ends without a word of ours was ended by the client
@@ -159,39 +136,33 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if failure is not None:
             await abort(context, failure)  # may take until the client reads, or leaves
 
-    def _follow(self, context: grpc.aio.ServicerContext[Any, Any], edge: Edge) -> AbstractContextManager[Trace]:
+    def _follow(self, context: Context, edge: Edge) -> AbstractContextManager[Trace]:
         return NOT_FOLLOWED if self._tracer is None else self._tracer.follow(edge, _metadata(context))
 
     async def Tokenize(
-        self,
-        request: inference_pb2.TokenizeRequest,
-        context: grpc.aio.ServicerContext[inference_pb2.TokenizeRequest, inference_pb2.TokenizeResponse],
+        self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
         response = inference_pb2.TokenizeResponse(context_len=self._pipeline.context_len)
         async with self._answering(context):
             caller = self._caller(context)
-            check_text(request)
+            check_chat(request.chat)
             client = request_for_tokens(request.model, prompt_to_tokenize(request), caller)
             (token_ids,) = await self._pipeline.tokenize(client)
             response.token_ids.extend(token_ids)
         return response
 
     async def Detokenize(
-        self,
-        request: inference_pb2.DetokenizeRequest,
-        context: grpc.aio.ServicerContext[inference_pb2.DetokenizeRequest, inference_pb2.DetokenizeResponse],
+        self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
         response = inference_pb2.DetokenizeResponse()
         async with self._answering(context):
             caller = self._caller(context)
-            check_tokens(request)
+            check_count("token_ids", request.token_ids, MAX_TOKENS)
             response.text = await self._pipeline.detokenize(request.token_ids, caller)
         return response
 
     async def ListModels(
-        self,
-        request: inference_pb2.ListModelsRequest,
-        context: grpc.aio.ServicerContext[inference_pb2.ListModelsRequest, inference_pb2.ListModelsResponse],
+        self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
         try:
             self._caller(context)
@@ -204,5 +175,5 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return inference_pb2.ListModelsResponse(models=[*models, *adapters])
 
 
-def _metadata(context: grpc.aio.ServicerContext[Any, Any]) -> dict[str, str]:
+def _metadata(context: Context) -> dict[str, str]:
     return {key: str(value) for key, value in context.invocation_metadata() or ()}

@@ -5,15 +5,27 @@ until all are made. So the bytes are walked first, field by field, down into the
 (entries of maps are) and into groups. Numbers that are packed into one field are one: they take what their bytes do.
 
 Rule: the walk ends at the first field beyond what is allowed, and refuses nothing that protobuf would decode.
+
+A message that was decoded has limits by field, too (`check_generation`), before anything is made of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Final, NamedTuple
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from diptych.common.errors import InvalidRequest
+from diptych.generation.sampling_params import (
+    MAX_ALLOWED_TOKENS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_REGEX,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
+from diptych.router.serve.validation import MAX_MESSAGES, MAX_PARTS, MAX_TOKENS, MAX_TOOLS
+from diptych.v1.inference_pb2 import ChatMessages, GenerateRequest, SamplingParams
 
 MAX_DEPTH: Final = 100  # protobuf's own
 MAX_VARINT_BYTES: Final = 10
@@ -153,3 +165,32 @@ class _Walk:
 
 def _malformed() -> InvalidRequest:
     return InvalidRequest("the message is no request of this method")
+
+
+def check_generation(request: GenerateRequest) -> None:
+    """Raises `InvalidRequest`."""
+    _check_sampling(request.sampling)
+    check_chat(request.chat)
+    check_count("tokens", request.tokens.ids, MAX_TOKENS)
+
+
+def _check_sampling(sampling: SamplingParams) -> None:
+    check_count("stop", sampling.stop, MAX_STOP_STRINGS)
+    check_count("stop_token_ids", sampling.stop_token_ids, MAX_STOP_TOKEN_IDS)
+    check_count("stop_regex", sampling.stop_regex, MAX_STOP_REGEX)
+    check_count("logit_bias", sampling.logit_bias, MAX_LOGIT_BIAS)
+    check_count("allowed_token_ids", sampling.allowed_token_ids, MAX_ALLOWED_TOKENS)
+
+
+def check_chat(chat: ChatMessages) -> None:
+    """Raises `InvalidRequest`."""
+    check_count("chat.messages", chat.messages, MAX_MESSAGES)
+    check_count("chat.tools", chat.tools, MAX_TOOLS)
+    for index, message in enumerate(chat.messages):
+        check_count(f"chat.messages[{index}].tool_calls", message.tool_calls, MAX_PARTS)
+
+
+def check_count(param: str, items: Sized, most: int) -> None:
+    """Raises `InvalidRequest`."""
+    if len(items) > most:
+        raise InvalidRequest(f"{param} takes at most {most}, not {len(items)}", param=param)

@@ -1,4 +1,4 @@
-"""Whoever sends requests: counts and limits what the holder of a key has done. Pure.
+"""Whoever sends requests, found by the key that they carry: counts and limits what its holder has done. Pure.
 
 Rule: a refusal takes nothing from any allowance. Prompt tokens count once they are known, output when its request ends,
 so an allowance may be overdrawn, and the next request waits until that is made up for. The processes of a router count
@@ -12,71 +12,59 @@ import math
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
-from typing import Final, Protocol
+from typing import Final
 
 from diptych.common.errors import InvalidRequest, Overloaded
 from diptych.generation.request_groups import MAX_PRIORITY
-from diptych.router.errors import RateLimited
+from diptych.router.errors import RateLimited, Unauthenticated
 from diptych.router.keys.cache_namespace import NOBODY, group_owner, key_owner
-from diptych.router.keys.keyring import ApiKey
-from diptych.router.keys.ledger import Account
+from diptych.router.keys.keyring import ApiKey, Keyring, digest_of
+from diptych.router.keys.ledger import Account, Ledger
+
+SCHEME: Final = "bearer"
+HOW: Final = "send it as `Authorization: Bearer KEY`"
 
 
-class Caller(Protocol):
-    """What a request needs of who sent it."""
+class Caller:
+    """What a request needs of who sent it. By itself: a caller of an API that needs no key."""
 
     @property
     def name(self) -> str:
         """The name of the key; empty: there is none."""
-        ...
+        return ""
 
     @property
-    def is_admin(self) -> bool: ...
+    def is_admin(self) -> bool:
+        return True
 
     @property
     def max_priority(self) -> int:
         """The highest that its requests may ask for."""
-        ...
+        return MAX_PRIORITY
 
     @property
     def cache_owner(self) -> bytes:
         """Who owns what is cached of its prompts: see `cache_namespace`."""
-        ...
+        return NOBODY
 
     def admit(self, num_requests: int) -> AbstractContextManager[None]:
         """Hold places for one call that makes so many requests. Raises `RateLimited`; `InvalidRequest`: too many.
 
         What it took of an allowance is given back when the call is refused: leaves with `Overloaded`.
         """
-        ...
-
-    def charge_prompt(self, num_tokens: int) -> None: ...
-
-    def charge_output(self, num_tokens: int) -> None: ...
-
-
-class _Anybody:
-    """A caller of an API that needs no key."""
-
-    name = ""
-    is_admin = True
-    max_priority = MAX_PRIORITY
-    cache_owner = NOBODY
-
-    def admit(self, num_requests: int) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def charge_prompt(self, num_tokens: int) -> None:
-        pass
+        """The prompts of a call have so many tokens."""
 
     def charge_output(self, num_tokens: int) -> None:
-        pass
+        """A request has ended, after so many tokens of output."""
 
 
-ANYBODY: Final[Caller] = _Anybody()
+ANYBODY: Final = Caller()
 
 
-class KeyHolder:
+class KeyHolder(Caller):
     """The holder of a key, whatever the limits of the key become."""
 
     def __init__(self, key: ApiKey, clock: Callable[[], float], account: Account) -> None:
@@ -164,3 +152,44 @@ class KeyHolder:
         retry_after_s = max(1, math.ceil(wait_s))
         message = f"the key {self.name!r} is limited to {words}; try again in {retry_after_s} s"
         raise RateLimited(message, retry_after_s=retry_after_s)
+
+
+class Callers:
+    """Those who have a key of `keyring()`, which may change at any time: found by one hash and one look-up a request.
+
+    When the keys change, a holder that stays keeps its counts, and requests of one that is gone finish.
+    """
+
+    def __init__(self, keyring: Callable[[], Keyring], clock: Callable[[], float], ledger: Ledger) -> None:
+        self._keyring = keyring
+        self._clock = clock
+        self._ledger = ledger
+        self._seen: Keyring = {}
+        self._by_digest: dict[bytes, KeyHolder] = {}
+        self.holders: dict[str, KeyHolder] = {}  # by name, former ones too: metrics must not fall back
+        self.refusals: Counter[str] = Counter()  # by reason
+        self._follow(keyring())
+
+    def identify(self, authorization: str | None) -> KeyHolder:
+        """Return who sent this header. Raises `Unauthenticated`."""
+        keyring = self._keyring()
+        if keyring is not self._seen:
+            self._follow(keyring)
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != SCHEME or not key.strip():
+            self.refusals["no_key"] += 1
+            raise Unauthenticated(f"this API needs a key: {HOW}")
+        holder = self._by_digest.get(digest_of(key.strip()))
+        if holder is None:
+            self.refusals["wrong_key"] += 1
+            raise Unauthenticated(f"this key is not known here: compare it with the one that you were given, and {HOW}")
+        return holder
+
+    def _follow(self, keyring: Keyring) -> None:
+        self._seen = keyring
+        for key in keyring.values():
+            if key.name in self.holders:
+                self.holders[key.name].replace(key)
+            else:
+                self.holders[key.name] = KeyHolder(key, self._clock, self._ledger.account(key.name))
+        self._by_digest = {digest: self.holders[key.name] for digest, key in keyring.items()}

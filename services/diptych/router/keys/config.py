@@ -13,7 +13,7 @@ from diptych.common.config import env_name, option
 from diptych.common.errors import ConfigError
 from diptych.common.net.reachable import is_loopback
 from diptych.common.trust.reloaded import Reloaded
-from diptych.router.keys.callers import Callers
+from diptych.router.keys.caller import Callers
 from diptych.router.keys.keyring import Keyring, parse_keyring
 from diptych.router.keys.ledger import Ledger
 

@@ -1,4 +1,6 @@
-"""The probes of a router. What changes is noted on the event loop, so that any thread may ask.
+"""What a router's health port serves: probes, and metrics of this process or of all its processes as one page.
+
+What changes is noted on the event loop, and the page of metrics is made there, so that any thread may ask.
 
 Live: the event loop comes round. Ready: it does, a pair of workers may serve, and the router takes requests. It starts
 at once: it loads no weights. Answers: it is ready, or was, and no other router would do better now: its 503, which says
@@ -17,10 +19,15 @@ import asyncio
 import http.client
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.parser import text_string_to_metric_families
+
+from diptych.common.health.health import Page, Pages
 from diptych.common.health.probes import BEAT_S, Probe, Probes, Verdict, judge_loops
 from diptych.common.members.heartbeat import LoopHeartbeat
 from diptych.common.net.reachable import local_host
@@ -29,6 +36,10 @@ DRAINING: Final = Verdict(False, "draining")
 CUT_OFF_S: Final = 10.0  # by then a worker that is dead is listed no more
 STALL_S: Final = BEAT_S + 1.0  # who asks once a second, and believes the second bad answer, gives it 2 s beyond a beat
 TIMEOUT_S: Final = 1.0
+PAGE_TIMEOUT_S: Final = 2.0  # for the metrics of one process
+PATH: Final = "/metrics"
+TEXT: Final = CONTENT_TYPE_PLAIN_0_0_4
+NO_PAGE: Final = (503, "text/plain")
 
 
 def judge_loop(heartbeat: LoopHeartbeat, clock: Callable[[], float] = time.monotonic) -> Verdict:
@@ -37,15 +48,11 @@ def judge_loop(heartbeat: LoopHeartbeat, clock: Callable[[], float] = time.monot
 
 
 class Pairs(Protocol):
-    """What readiness depends on."""
+    """What readiness depends on, as `Fleet` says it."""
 
-    def problem(self) -> str | None:
-        """Why no pair may serve; None when one may."""
-        ...
+    def problem(self) -> str | None: ...
 
-    def is_cut_off(self) -> bool:
-        """Whether a worker is listed as ready that is not reached: it may be dead, or there for another router."""
-        ...
+    def is_cut_off(self) -> bool: ...
 
     async def wait_for_change(self) -> None: ...
 
@@ -118,19 +125,15 @@ class ProcessProbes:
 
     def _ask(self, port: int, name: str) -> Verdict | None:
         """Return None for a process that is gone."""
-        connection = http.client.HTTPConnection(self._host, port, timeout=self._timeout_s)
         try:
-            connection.request("GET", f"/health/{name}")
-            answer = connection.getresponse()
-            return Verdict(answer.status == 200, json.load(answer)["reason"])
+            status, body = _get(self._host, port, f"/health/{name}", self._timeout_s)
+            return Verdict(status == 200, json.loads(body)["reason"])
         except TimeoutError:
             return Verdict(
                 False, f"process {self._ports.index(port)} hangs: it has not answered for {self._timeout_s:g} s"
             )
         except (OSError, http.client.HTTPException):
             return None
-        finally:
-            connection.close()
 
 
 def judge(answers: Sequence[Verdict], num_processes: int) -> Verdict:
@@ -142,3 +145,90 @@ def judge(answers: Sequence[Verdict], num_processes: int) -> Verdict:
     if answers and not staying:
         return DRAINING
     return Verdict(bool(staying), f"{len(staying)} of {num_processes} processes answer")
+
+
+def page_of_process(loop: asyncio.AbstractEventLoop, exposition: Callable[[], bytes]) -> Pages:
+    """Return the page of this process, made on `loop` for askers in other threads."""
+
+    async def made() -> bytes:
+        return exposition()
+
+    def page() -> Page:
+        try:
+            return Page(200, TEXT, asyncio.run_coroutine_threadsafe(made(), loop).result(PAGE_TIMEOUT_S))
+        except TimeoutError:
+            return Page(*NO_PAGE, b"the event loop does not come round\n")
+
+    return {PATH: page}
+
+
+class ProcessMetrics:
+    """Asks the processes at `ports` of this machine for theirs. Blocks while it does: call it in a thread."""
+
+    def __init__(self, host: str, ports: Sequence[int]) -> None:
+        self._host = local_host(host)
+        self._ports = ports
+
+    def pages(self) -> Pages:
+        """Return the page of all of them."""
+        return {PATH: self._page}
+
+    def exposition(self, known: Mapping[int, bytes]) -> bytes:
+        """Return one page, with those that are `known` by their index; who does not answer, or ill, is missing."""
+        return merged(self._ask_all(known))
+
+    def _page(self) -> Page:
+        pages = self._ask_all({})
+        if not any(pages):
+            return Page(*NO_PAGE, b"no process of this router answers\n")
+        return Page(200, TEXT, merged(pages))
+
+    def _ask_all(self, known: Mapping[int, bytes]) -> list[bytes]:
+        return [known.get(index) or _ask(self._host, port) for index, port in enumerate(self._ports)]
+
+
+def _ask(host: str, port: int) -> bytes:
+    """Return the page; nothing where there is none: what is no page of metrics would spoil those of all."""
+    try:
+        status, page = _get(host, port, PATH, PAGE_TIMEOUT_S)
+        return page if status == 200 else b""
+    except (OSError, http.client.HTTPException):
+        return b""
+
+
+def _get(host: str, port: int, path: str, timeout_s: float) -> tuple[int, bytes]:
+    """Return status and body."""
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def merged(pages: Sequence[bytes]) -> bytes:
+    """Return one page for those of processes 0, 1, ..., with a label `process`."""
+    registry = CollectorRegistry()
+    registry.register(_Families(pages))
+    return generate_latest(registry)
+
+
+class _Families:
+    """A collector of what is on the pages."""
+
+    def __init__(self, pages: Sequence[bytes]) -> None:
+        self._pages = pages
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for process, page in enumerate(self._pages):
+            for found in text_string_to_metric_families(page.decode()):
+                family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
+                for sample in found.samples:
+                    labels = {**sample.labels, "process": str(process)}
+                    family.add_sample(sample.name, labels, sample.value, sample.timestamp)
+        yield from families.values()

@@ -33,8 +33,7 @@ from diptych.common.restart_policy import GiveUp, RestartPolicy
 from diptych.common.shared_memory import SharedMemory
 from diptych.router.config import RouterConfig
 from diptych.router.keys.ledger import Ledger, num_bytes
-from diptych.router.process.health import ProcessProbes, judge_loop
-from diptych.router.process.metrics import ProcessMetrics
+from diptych.router.process.health import ProcessMetrics, ProcessProbes, judge_loop
 from diptych.router.process.share import Share
 
 logger = logging.getLogger(__name__)

@@ -14,21 +14,22 @@ from dataclasses import dataclass
 
 from diptych.common.errors import DeadlineExceeded, DiptychError, Unavailable
 from diptych.common.logging import bind
-from diptych.generation.finish import Finish
+from diptych.generation.codec import content_to_wire, leg_to_wire, params_to_wire
 from diptych.generation.output import FailureCode
 from diptych.router.choose.explain import AttemptRecord, Explanations, Selection, failure_words
 from diptych.router.errors import ContextLengthExceeded, ModelNotFound
 from diptych.router.metrics import RouterMetrics
 from diptych.router.output import Delta, Report
-from diptych.router.serve.attempt import Attempt, AttemptFailed
+from diptych.router.serve.attempt import Attempt, AttemptFailed, legs_of
 from diptych.router.serve.failure import LegFailure
 from diptych.router.serve.hedging import Hedging, first_answer
 from diptych.router.serve.progress import Progress
 from diptych.router.serve.selection import Selector
-from diptych.router.serve.start_attempt import start_attempt
 from diptych.router.tracing.record import AttemptTrace
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.worker_view import Pair
+from diptych.tokens.packed_tokens import pack
+from diptych.v1.worker_pb2 import StartLeg
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,8 @@ class Execution:
 
     async def next(self) -> Delta:
         """Return the next output tokens, at least one or `finish`. Raises the caller's `DiptychError`."""
-        while (finish := self._finish_without_workers()) is None:
+        # without an attempt the output so far may end the request: its worker died before it could say so
+        while (finish := self._progress.finish if self._attempt is None else None) is None:
             attempt = self._attempt or await self._dispatch()
             try:
                 delta = await (self._race(attempt) if self._may_hedge() else attempt.next())
@@ -130,10 +132,6 @@ class Execution:
             record.end("hedged", now_s)
         attempts.sort(key=lambda record: record.room == attempt.room)
         self._attempt, self._pair = attempt, attempts[-1].selection.pair
-
-    def _finish_without_workers(self) -> Finish | None:
-        """How the output ends the request when the worker died before it could say so."""
-        return self._progress.finish if self._attempt is None else None
 
     def _take(self, attempt: Attempt, delta: Delta) -> None:
         record = self._record.attempts[-1]
@@ -235,3 +233,33 @@ class Execution:
         patience, now_s = self._progress.patience, time.monotonic()
         if now_s >= patience.ends_s:
             raise DeadlineExceeded(f"{patience.words(now_s)}, and no worker could take it")
+
+
+def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s: float) -> Attempt:
+    """Send the legs of the next attempt; their prompt is serialised once."""
+    leg = _start_leg(progress, now_s)
+    leg.compat = fleet.session(selection.pair.prefill_id).worker.record.compat
+    parts = legs_of(selection.pair, leg).items()
+    legs = {kind: (fleet.session(instance_id), each) for kind, (instance_id, each) in parts}
+    return Attempt(leg.room, legs, _prompt(progress), selection.work, progress.patience)
+
+
+def _start_leg(progress: Progress, now_s: float) -> StartLeg:
+    client = progress.request.client
+    leg = leg_to_wire(client.account, client.hints, client.life, now_s)
+    leg.room = random.getrandbits(64) or 1
+    leg.sampling.CopyFrom(params_to_wire(progress.params))
+    leg.num_prior_output_tokens = len(progress.output_ids)
+    return leg
+
+
+def _prompt(progress: Progress) -> bytes:
+    """The fields of a leg that both legs have in common, and that may be long."""
+    prompt, text = progress.request.prompt, progress.request.prompt.text
+    return StartLeg(
+        prompt_text=text.utf8 if text else b"",  # type: ignore[arg-type]  # protobuf takes UTF-8 as it is
+        add_special_tokens=text is not None and text.add_special_tokens,
+        prompt_tokens=pack(prompt.ids),
+        prompt_token_ids=progress.output_ids,
+        contents=map(content_to_wire, prompt.contents),
+    ).SerializeToString()

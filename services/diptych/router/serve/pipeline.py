@@ -5,6 +5,7 @@ The HTTP and gRPC services both stand on this; neither knows workers, and this k
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -13,7 +14,12 @@ from typing import Final
 
 from prometheus_client import Histogram
 
+from diptych.common.errors import InvalidRequest
+from diptych.generation.grammar import Grammar, Preamble
 from diptych.generation.output_text import OutputText, TextTokenizer
+from diptych.generation.sampling_params import MAX_SEED, SamplingParams
+from diptych.generation.segments import content_len
+from diptych.grammars.checks import GrammarChecks
 from diptych.router.admission.admission import Admission, Place
 from diptych.router.admission.queue import Claim
 from diptych.router.admission.ttft_gate import TtftGate
@@ -21,16 +27,18 @@ from diptych.router.choose.explain import Explanation
 from diptych.router.keys.caller import Caller
 from diptych.router.metrics import RouterMetrics
 from diptych.router.output import End, Piece
-from diptych.router.request import ClientRequest, GenerationRequest
+from diptych.router.request import ClientRequest, GenerationRequest, ServedModel
 from diptych.router.serve.execution import Dispatcher, Execution
-from diptych.router.serve.prepare import Preparer
 from diptych.router.serve.progress import Progress, RetryLimits
 from diptych.router.serve.response import Response
-from diptych.router.served_model import ServedModel
-from diptych.router.tracing.asked import note_request
+from diptych.router.serve.validation import check_request, output_room
+from diptych.router.text.tokenization import Tokenization
 from diptych.router.tracing.record import Stage, Trace
+from diptych.router.tracing.tracer import note_request
+from diptych.router.workers.fleet import Fleet
 
 REPORT_WAIT_S: Final = 30.0  # prefill ends a room when it reads decode's Ack: after the step that it runs
+COUNTED_CONTEXTS: Final = 4  # that a text may have the tokens of, for whoever wants to know how many they are
 
 
 class Pipeline:
@@ -106,8 +114,10 @@ class Pipeline:
         claim = Claim(client.num_requests, client.account.priority, patience_s, client.account.tenant)
         async with self._place(claim, client.caller) as place:
             _took("admit", self.metrics.admit, place.begun_s, client.trace)
-            requests = await self._prepare(client)
-            requests = self._gate.check(requests)
+            start_s = time.monotonic()
+            prepared = await self._preparer.prepare(client)
+            _took("prepare", self.metrics.prepare, start_s, client.trace)
+            requests = self._gate.check(prepared)
             client.caller.charge_prompt(sum(request.prompt.num_tokens for request in requests[:: client.num_made]))
             yield requests
 
@@ -116,12 +126,6 @@ class Pipeline:
         with caller.admit(claim.num_requests), self._admission.admit(claim) as place:
             await place.wait()
             yield place
-
-    async def _prepare(self, client: ClientRequest) -> Sequence[GenerationRequest]:
-        start_s = time.monotonic()
-        requests = await self._preparer.prepare(client)
-        _took("prepare", self.metrics.prepare, start_s, client.trace)
-        return requests
 
     async def tokenize(self, client: ClientRequest) -> list[Sequence[int]]:
         """Return the tokens of each prompt, as its requests would have them. Raises the caller's `DiptychError`."""
@@ -132,7 +136,7 @@ class Pipeline:
     async def detokenize(self, ids: Sequence[int], caller: Caller) -> str:
         """Return what tokens say, special ones included. Raises the caller's `DiptychError`."""
         async with self._place(Claim(tenant=caller.name), caller):
-            return await self._preparer.text(ids, caller.name)
+            return await self._preparer.tokenization.text(ids, caller.name)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece, None]:
         """Yield the output in pieces, the last one with `finish` and `usage`. Close it to abort the request."""
@@ -168,3 +172,96 @@ def _took(stage: str, histogram: Histogram, begun_s: float, trace: Trace) -> Non
     now_s = time.monotonic()
     histogram.observe(now_s - begun_s)
     trace.note_stage(Stage(stage, begun_s, now_s))
+
+
+class Preparer:
+    """Turns what clients ask for into requests that workers can run: checked, tokenised, with limits and defaults."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        workers: Fleet,
+        tokenization: Tokenization,
+        grammars: GrammarChecks,
+        *,
+        timeout_s: float,
+        max_choices: int,
+    ) -> None:
+        self._model = model
+        self._workers = workers
+        self.tokenization = tokenization
+        self._grammars = grammars
+        self._timeout_s = timeout_s
+        self._max_choices = max_choices
+
+    def close(self) -> None:
+        self.tokenization.close()
+        self._grammars.close()
+
+    def timeout_s(self, client: ClientRequest) -> float:
+        """How long the requests of a client may be without a token."""
+        return min(client.life.deadline_s - client.life.arrival_s, self._timeout_s)
+
+    def check(self, client: ClientRequest) -> None:
+        """Raise what can be said without looking at the prompt."""
+        workers = self._workers
+        check_request(client, self._model, workers.model_ids, workers.adapters(), self._max_choices)
+
+    async def tokens(self, client: ClientRequest) -> list[Sequence[int]]:
+        """Return the tokens of each prompt of a request that was checked. Raises the caller's `DiptychError`."""
+        limit = COUNTED_CONTEXTS * self._workers.context_len(self._model.context_len)
+        return [prompt.ids for prompt in await self.tokenization.tokenize(client, limit)]
+
+    async def prepare(self, client: ClientRequest) -> list[GenerationRequest]:
+        """Return `num_made` requests for each prompt of one that was checked, in that order.
+
+        Raises the caller's `DiptychError`.
+        """
+        limit = self._workers.context_len(self._model.context_len)
+        prompts = await self.tokenization.read(client, limit)
+        grammar = await self._grammar(client, prompts[0].preamble)
+        seed = random.getrandbits(63) if client.seed is None else client.seed
+        lens = [max(1, len(prompt.ids) + content_len(prompt.contents)) for prompt in prompts]
+        rooms = [output_room(client.prompts[0], prompt_len, limit) for prompt_len in lens]
+        client = replace(client, hints=replace(client.hints, adapter=self._adapter(client.model)))
+        return [
+            GenerationRequest(
+                client, prompt, _params(client, room, (seed + choice) & MAX_SEED, grammar), self._timeout_s
+            )
+            for prompt, room in zip(prompts, rooms, strict=True)
+            for choice in range(client.num_made)
+        ]
+
+    def _adapter(self, name: str) -> str:
+        """Return the adapter that a request names; "" for none. A name of the model's is no adapter's."""
+        return name if name in self._workers.adapters() and name not in self._model.names else ""
+
+    async def _grammar(self, client: ClientRequest, preamble: Preamble | None) -> Grammar | None:
+        """Return what the outputs must match, once it is known to compile."""
+        forced = client.tool_use.grammar()
+        grammar = forced or client.params.grammar
+        if grammar is None:
+            return None
+        grammar = replace(grammar, preamble=grammar.preamble or preamble)
+        try:
+            grammar.validate()
+            await self._grammars.check(grammar, client.account.tenant)
+        except InvalidRequest as error:
+            if forced is None:
+                raise
+            raise InvalidRequest(f"a call of these tools can't be forced: {error}", param="tools") from None
+        return grammar
+
+
+def _params(client: ClientRequest, room: int, seed: int, grammar: Grammar | None) -> SamplingParams:
+    wanted = client.params
+    max_tokens = room if client.max_tokens is None else min(client.max_tokens, room)
+    chosen_by_logprobs = client.num_made > client.num_choices and wanted.logprobs is None
+    return replace(
+        wanted,
+        max_tokens=max_tokens,
+        min_tokens=min(wanted.min_tokens, max_tokens),
+        seed=seed,
+        logprobs=0 if chosen_by_logprobs else wanted.logprobs,
+        grammar=grammar,
+    )

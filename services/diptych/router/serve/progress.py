@@ -17,7 +17,6 @@ from diptych.generation.sampling_params import SamplingParams
 from diptych.generation.stop.conditions import token_finish
 from diptych.router.request import GenerationRequest
 from diptych.router.serve.failure import LegFailure
-from diptych.router.serve.patience import Patience
 from diptych.router.workers.worker_view import Pair
 
 BACKOFF_S: Final = (0.0, 0.1, 0.4)  # before each further attempt: it takes a moment until a lost worker is noticed
@@ -150,3 +149,31 @@ class Progress:
     def _had_a_pair(self, now_s: float) -> bool:
         """Whether the attempt lasted so long that it was no mere try: its time in a queue is not one without a pair."""
         return self._begun_s is not None and now_s - self._begun_s > self._limits.lost_wait_s
+
+
+class Patience:
+    """How long one request still waits, over all its attempts. Times are of one clock.
+
+    It goes on as long as something comes of it, and no longer than its client wants it.
+    """
+
+    def __init__(self, deadline_s: float, silence_s: float, now_s: float) -> None:
+        """`deadline_s`: the client's; infinite: none. `silence_s`: without a token, from `now_s` on."""
+        self.deadline_s = deadline_s
+        self._silence_s = silence_s
+        self._heard_s = now_s
+
+    @property
+    def ends_s(self) -> float:
+        """When the request ends, unless something comes of it before."""
+        return min(self.deadline_s, self._heard_s + self._silence_s)
+
+    def hear(self, now_s: float) -> None:
+        """Tokens have come."""
+        self._heard_s = now_s
+
+    def words(self, now_s: float) -> str:
+        """Say why it ends."""
+        if now_s >= self.deadline_s:
+            return "the request's deadline passed"
+        return f"no token came for {self._silence_s:g} s"

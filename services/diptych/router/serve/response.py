@@ -1,16 +1,28 @@
-"""One request's answer as it grows: text for the client, token counts, and the times that users feel."""
+"""One request's answer as it grows: text for the client, token counts, and the times that users feel.
+
+The answers to several requests of one call are read as one stream (`interleave`), or as wholes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Final
 
 from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs
 from diptych.generation.output_text import OutputText, TextDelta
 from diptych.router.metrics import RouterMetrics
-from diptych.router.output import Delta, Piece, Scores, Usage
+from diptych.router.output import Delta, Output, Piece, Scores, Usage, whole
 from diptych.router.request import GenerationRequest
 from diptych.router.text.parsing.parts import MessageParser, Part
+
+PIECES_AHEAD: Final = 2  # a short answer's text and its end
+
+Stream = AsyncGenerator[Piece, None]
+Batch = list[tuple[int, Piece]]  # (index of the stream, piece)
 
 
 class Response:
@@ -93,3 +105,59 @@ class Response:
 def _read(parser: MessageParser, shown: TextDelta) -> list[Part]:
     parts = parser.push(shown.text) if shown.text else []
     return parts if shown.finish is None else parts + parser.finish()
+
+
+async def interleave(streams: Sequence[Stream]) -> AsyncGenerator[Batch, None]:
+    """Yield pieces until every stream has ended: everything that is ready at once comes at once, in a batch.
+
+    The first error ends all. Close it to close all streams. A few pieces of each stream wait here, however long the
+    reader stays away: the stream keeps what follows as tokens, and gives them as one piece.
+    """
+    if len(streams) == 1:  # the common case needs no task
+        async with aclosing(streams[0]) as stream:
+            async for piece in stream:
+                yield [(0, piece)]
+        return
+    ready: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue(PIECES_AHEAD * len(streams))
+    tasks = [asyncio.create_task(_pump(index, stream, ready)) for index, stream in enumerate(streams)]
+    try:
+        num_open = len(streams)
+        while num_open:
+            batch = await _take_all(ready)
+            num_open -= sum(piece.end is not None for _, piece in batch)
+            yield batch
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def wholes(streams: Sequence[Stream]) -> list[Output]:
+    """Return all of each stream, once every one has ended."""
+    pieces: list[list[Piece]] = [[] for _ in streams]
+    async with aclosing(interleave(streams)) as batches:
+        async for batch in batches:
+            for index, piece in batch:
+                pieces[index].append(piece)
+    return [whole(run) for run in pieces]
+
+
+async def _pump(index: int, stream: Stream, ready: asyncio.Queue[tuple[int, Piece | Exception]]) -> None:
+    try:
+        async with aclosing(stream):
+            async for piece in stream:
+                await ready.put((index, piece))
+    except Exception as error:  # raised again by the reader
+        await ready.put((index, error))
+
+
+async def _take_all(ready: asyncio.Queue[tuple[int, Piece | Exception]]) -> Batch:
+    items = [await ready.get()]
+    while not ready.empty():
+        items.append(ready.get_nowait())
+    batch: Batch = []
+    for index, item in items:
+        if isinstance(item, Exception):
+            raise item
+        batch.append((index, item))
+    return batch

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from diptych.common.errors import InvalidRequest
-from diptych.generation.prompt_limits import words_far_too_long, words_too_long
+from diptych.generation.leg_prompt import words_far_too_long, words_too_long
 from diptych.router.errors import ContextLengthExceeded, ModelNotFound
 from diptych.router.keys.caller import Caller
-from diptych.router.request import ChatPrompt, ClientRequest, Prompt
-from diptych.router.served_model import ServedModel
+from diptych.router.request import ChatPrompt, ClientRequest, Prompt, ServedModel
 
 MAX_MESSAGES: Final = 4096  # of a chat
 MAX_PARTS: Final = 1024  # of a message: of its content, and calls

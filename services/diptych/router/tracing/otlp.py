@@ -20,8 +20,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from diptych.router.tracing.record import CallTrace
-from diptych.router.tracing.spans import Span, parts_of, span_of
+from diptych.router.tracing.record import CallTrace, Span, parts_of, span_of
 
 CLOSE_S: Final = 2.0  # for a collector to take what is left when the router ends
 SERVICE: Final = "diptych-router"
@@ -39,26 +38,25 @@ class OtlpExport:
         self._propagator = TraceContextTextMapPropagator()
 
     def add(self, call: CallTrace) -> None:
-        clock = _Clock(call)
         parent = self._propagator.extract(call.parent, Context())
-        whole = self._start(span_of(call), parent, SpanKind.SERVER, clock)
+        whole = self._start(span_of(call), parent, SpanKind.SERVER, call)
         if whole.is_recording():  # else it is none of those that the sampler takes
             for part in parts_of(call):
-                self._add(part, set_span_in_context(whole, Context()), clock)
-        whole.end(clock.ns(call.ended_s))
+                self._add(part, set_span_in_context(whole, Context()), call)
+        whole.end(_ns(call, call.ended_s))
 
-    def _add(self, span: Span, parent: Context, clock: _Clock) -> None:
-        made = self._start(span, parent, SpanKind.INTERNAL, clock)
+    def _add(self, span: Span, parent: Context, call: CallTrace) -> None:
+        made = self._start(span, parent, SpanKind.INTERNAL, call)
         for child in span.children:
-            self._add(child, set_span_in_context(made, Context()), clock)
-        made.end(clock.ns(span.ended_s))
+            self._add(child, set_span_in_context(made, Context()), call)
+        made.end(_ns(call, span.ended_s))
 
-    def _start(self, span: Span, parent: Context, kind: SpanKind, clock: _Clock) -> trace.Span:
+    def _start(self, span: Span, parent: Context, kind: SpanKind, call: CallTrace) -> trace.Span:
         made: trace.Span = self._tracer.start_span(
-            span.name, parent, kind, span.attributes, start_time=clock.ns(span.begun_s)
+            span.name, parent, kind, span.attributes, start_time=_ns(call, span.begun_s)
         )
         for event in span.events:
-            made.add_event(event.name, timestamp=clock.ns(event.at_s))
+            made.add_event(event.name, timestamp=_ns(call, event.at_s))
         if span.is_failure:
             made.set_status(StatusCode.ERROR)
         return made
@@ -72,14 +70,9 @@ class OtlpExport:
             self._exporter.shutdown(timeout_millis=0)  # and `sending` ends soon
 
 
-class _Clock:
-    """Turns times of a call into the wall's, by its beginning: a clock that is set meanwhile moves nothing."""
-
-    def __init__(self, call: CallTrace) -> None:
-        self._call = call
-
-    def ns(self, at_s: float) -> int:
-        return self._call.begun_ns + round((at_s - self._call.begun_s) * 1e9)
+def _ns(call: CallTrace, at_s: float) -> int:
+    """Return a time of a call on the wall's clock, by the call's beginning: a clock set meanwhile moves nothing."""
+    return call.begun_ns + round((at_s - call.begun_s) * 1e9)
 
 
 def _resource(attributes: Mapping[str, str]) -> Resource:

@@ -1,23 +1,34 @@
-"""What is noted of a call while it is served, for the spans that are made of it afterwards.
+"""What is noted of a call while it is served, and the spans that are made of it afterwards. Pure.
 
 Notes are a few assignments; nothing here knows OpenTelemetry. Times are on the monotonic clock, but for one on the
 wall's that the others are counted from.
+
+Spans are made of the notes after the call's end: the exporter gives them ids, and the wall's clock. What happened on
+workers is placed by the durations that they report, from the moment their leg was sent: workers need no exporter, and
+no clock that agrees with another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from diptych.common.members.roles import LegKind
 from diptych.router.choose.explain import AttemptRecord
-from diptych.router.output import End
+from diptych.router.output import End, total_usage
 from diptych.v1.worker_pb2 import LegStats
 
 PARENT_FIELDS: Final = ("traceparent", "tracestate")  # of W3C's trace context, in headers and metadata
 MAX_PARENT_LEN: Final = 512  # of each, by W3C's advice: it is sent with every span
 REQUEST_ID: Final = "diptych.request_id"  # an attribute
+FAILURES: Final = frozenset({"deadline", "error", "unavailable"})  # outcomes that are not the client's doing
+MAX_OUTPUTS: Final = 16  # of a call that get spans: a call for a thousand would hold up others
+STAGES: Final[Mapping[LegKind, Sequence[str]]] = {  # of a leg, one after the other, as `LegStats` names them
+    LegKind.PREFILL: ("queue", "compute", "transfer"),
+    LegKind.DECODE: ("queue", "transfer", "verify", "join"),
+    LegKind.LOCAL: ("queue", "compute"),
+}
 
 Attribute: TypeAlias = str | bool | int | float | Sequence[str]
 Attributes: TypeAlias = Mapping[str, Attribute]
@@ -124,3 +135,121 @@ def parent_of(fields: Mapping[str, str]) -> Mapping[str, str]:
 def known(found: Mapping[str, Attribute | None]) -> dict[str, Attribute]:
     """Return the attributes that have a value."""
     return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A moment of a span."""
+
+    name: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a call, and its own parts. Times on the monotonic clock."""
+
+    name: str
+    begun_s: float
+    ended_s: float
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    children: Sequence[Span] = ()
+    events: Sequence[Event] = ()
+    is_failure: bool = False
+
+
+def span_of(call: CallTrace) -> Span:
+    """Return the span of the whole call, without its parts: not every call is sampled."""
+    found = {
+        **call.edge.attributes,
+        **call.attributes,
+        call.edge.status_attribute: call.status,
+        **_usage(call),
+        "gen_ai.response.finish_reasons": [output.end.finish.value for output in call.outputs if output.end] or None,
+        "diptych.attempts": sum(len(output.attempts) for output in call.outputs),
+        "diptych.outcome": call.outcome,
+        "error.type": None if call.outcome == "ok" else call.outcome,
+    }
+    is_failure = call.outcome in FAILURES
+    return Span(call.edge.span_name, call.begun_s, call.ended_s, known(found), is_failure=is_failure)
+
+
+def parts_of(call: CallTrace) -> list[Span]:
+    """Return the spans below that of the call."""
+    stages = [Span(stage.name, stage.begun_s, stage.ended_s) for stage in call.stages]
+    outputs = [output for output in call.outputs if output.attempts]
+    return [*stages, *(_output(output, call.ended_s) for output in outputs[:MAX_OUTPUTS])]
+
+
+def _usage(call: CallTrace) -> dict[str, Attribute]:
+    """The counts that the client gets: a prompt counts once, however many outputs were made of it."""
+    usages = [output.end.usage for output in call.outputs if output.end]
+    if not usages:
+        return {}
+    total = total_usage(usages, call.num_made)
+    return {
+        "gen_ai.usage.input_tokens": total.prompt_tokens,
+        "gen_ai.usage.output_tokens": total.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": total.cached_tokens,
+    }
+
+
+def _output(output: OutputTrace, end_s: float) -> Span:
+    attempts = [part for attempt in output.attempts for part in _attempt(attempt, end_s)]
+    found: dict[str, Attribute] = {"diptych.attempts": len(output.attempts)}
+    if output.end is not None:
+        found["gen_ai.usage.output_tokens"] = output.end.usage.completion_tokens
+    return Span("generate", attempts[0].begun_s, max(part.ended_s for part in attempts), found, attempts)
+
+
+def _attempt(attempt: AttemptTrace, end_s: float) -> tuple[Span, Span]:
+    """Return the choice of a pair, and what came of it."""
+    record = attempt.record
+    ended_s = end_s if record.ended_s is None else record.ended_s
+    pair, plan = record.selection.pair, record.selection.plan
+    found = {
+        "diptych.prefill_instance": _hex(pair.prefill_id),
+        "diptych.decode_instance": _hex(pair.decode_id),
+        "diptych.room": _hex(record.room),
+        "diptych.policy": plan.name,
+        "diptych.expected_ttft_s": record.selection.expected_ttft_s,
+        "diptych.outcome": record.outcome,
+    }
+    events = () if record.first_token_s is None else (Event("first_token", record.first_token_s),)
+    failed = record.outcome.startswith("failed")
+    legs = tuple(_legs(attempt, ended_s))
+    choice = Span("select", attempt.asked_s, record.begun_s, {"diptych.policy": plan.name})
+    return choice, Span("attempt", record.begun_s, ended_s, known(found), legs, events, failed)
+
+
+def _legs(attempt: AttemptTrace, ended_s: float) -> Iterator[Span]:
+    pair = attempt.record.selection.pair
+    both = {LegKind.PREFILL: pair.prefill_id, LegKind.DECODE: pair.decode_id}
+    for kind, instance_id in ({LegKind.LOCAL: pair.prefill_id} if pair.is_local else both).items():
+        yield _leg(kind, instance_id, attempt.stats.get(kind), attempt.record.begun_s, ended_s)
+
+
+def _leg(kind: LegKind, instance_id: int, stats: LegStats | None, begun_s: float, ended_s: float) -> Span:
+    """Without `stats` nothing is known of it: it was cut off, or its worker is gone."""
+    attributes: dict[str, Attribute] = {"diptych.instance": _hex(instance_id)}
+    if stats is None:
+        return Span(kind.value, begun_s, ended_s, attributes)
+    attributes |= {"diptych.cached_tokens": stats.cached_tokens, "diptych.bytes_moved": stats.bytes_moved}
+    stages = list(_stages(kind, stats, begun_s))
+    if kind is LegKind.PREFILL and stages:
+        ended_s = stages[-1].ended_s  # long before the attempt
+    return Span(kind.value, begun_s, ended_s, attributes, stages)
+
+
+def _stages(kind: LegKind, stats: LegStats, begun_s: float) -> Iterator[Span]:
+    """Those that took any time, under the names that they have in the metrics."""
+    role = "decode" if kind is LegKind.DECODE else "prefill"
+    for stage in STAGES[kind]:
+        duration_us = getattr(stats, f"{stage}_us")
+        if duration_us:
+            yield Span(f"{role}_{stage}", begun_s, begun_s + duration_us / 1e6)
+            begun_s += duration_us / 1e6
+
+
+def _hex(number: int) -> str:
+    return f"{number:016x}"

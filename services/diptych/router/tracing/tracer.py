@@ -1,16 +1,25 @@
-"""Follows calls from their first byte to their last word, and hands them on to be exported."""
+"""Follows calls from their first byte to their last word, and hands them on to be exported.
+
+OpenTelemetry's own environment variables say whether traces are wanted. Without them nothing of it is imported.
+https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-from diptych.router.tracing.record import CallTrace, Edge, parent_of
+from diptych.common.errors import ConfigError
+from diptych.router.request import ChatPrompt, ClientRequest
+from diptych.router.tracing.record import CallTrace, Edge, Trace, parent_of
 
 LINGER_S: Final = 1.0  # after a call's end, for the last words of its prefill legs
+MAX_INT: Final = (1 << 63) - 1  # in a trace; a client may ask for more
+ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")  # the first that is set counts
 
 
 class Export(Protocol):
@@ -21,6 +30,9 @@ class Export(Protocol):
     async def close(self) -> None:
         """Send what is left, if it can be done soon."""
         ...
+
+
+OpenExport = Callable[[Mapping[str, str]], Export]  # of the attributes of this process
 
 
 class Tracer:
@@ -49,3 +61,43 @@ class Tracer:
         for call in list(self._ended):
             self._finish(call)
         await self._export.close()
+
+
+def export_of(environ: Mapping[str, str]) -> OpenExport | None:
+    """Return how to open the export that `environ` asks for. Raises `ConfigError` if it can't be had."""
+    if not _is_wanted(environ):
+        return None
+    protocol = next((environ[name] for name in PROTOCOLS if environ.get(name)), "grpc")
+    if protocol != "grpc":
+        raise ConfigError(f"traces go out by OTLP over grpc, not {protocol!r}: see {PROTOCOLS[1]}")
+    try:
+        from diptych.router.tracing.otlp import OtlpExport
+    except ModuleNotFoundError as error:
+        words = "is set, but OpenTelemetry is not installed: pip install 'diptych[otel]', or unset it"
+        raise ConfigError(f"{_endpoint(environ)} {words} ({error})") from None
+    return OtlpExport
+
+
+def _is_wanted(environ: Mapping[str, str]) -> bool:
+    is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none"
+    return not is_off and _endpoint(environ) is not None
+
+
+def _endpoint(environ: Mapping[str, str]) -> str | None:
+    return next((name for name in ENDPOINTS if environ.get(name)), None)
+
+
+def note_request(call: Trace, client: ClientRequest, model_id: str) -> None:
+    """Describe a checked request in OpenTelemetry's words for generative AI: how much is asked, never what is said."""
+    call.note_choices(client.num_made)
+    call.note(
+        {
+            "gen_ai.operation.name": "chat" if isinstance(client.prompts[0], ChatPrompt) else "text_completion",
+            "gen_ai.provider.name": "diptych",
+            "gen_ai.request.model": client.model or model_id,
+            "gen_ai.request.max_tokens": None if client.max_tokens is None else min(client.max_tokens, MAX_INT),
+            "gen_ai.request.temperature": client.params.temperature,
+            "gen_ai.request.top_p": client.params.top_p,
+            "gen_ai.request.choice.count": client.num_choices if client.num_choices > 1 else None,
+        }
+    )

@@ -29,12 +29,7 @@ T = TypeVar("T")
 CALL_TIMEOUT_S: Final = 120.0  # reading a large adapter from a slow disk
 NEWS_TIMEOUT_S: Final = 5.0  # until the membership tells of the change
 
-_ERRORS: Final[Mapping[grpc.StatusCode, type[DiptychError]]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
-    grpc.StatusCode.NOT_FOUND: NotFound,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
-    grpc.StatusCode.INTERNAL: InternalError,
-}
+_ERRORS: Final = {each.grpc_status: each for each in (InvalidRequest, NotFound, Overloaded, InternalError)}
 
 
 class AdapterAdmin:
@@ -57,7 +52,7 @@ class AdapterAdmin:
             failures = {worker: result for worker, result in results.items() if isinstance(result, DiptychError)}
             if failures:
                 await self._take_back(name, results)
-                raise _first(failures)
+                raise next(iter(failures.values()))
             await self._hear(lambda: all(name in worker.adapters for worker in self._known(workers)))
         return len(workers)
 
@@ -69,7 +64,7 @@ class AdapterAdmin:
             failures = {worker: result for worker, result in results.items() if isinstance(result, DiptychError)}
             others = {worker: error for worker, error in failures.items() if not isinstance(error, NotFound)}
             if others or len(failures) == len(workers):
-                raise _first(others or failures)
+                raise next(iter((others or failures).values()))
             await self._hear(lambda: not any(name in worker.adapters for worker in self._known(workers)))
         return len(workers) - len(failures)
 
@@ -128,11 +123,7 @@ async def _on_all(
         try:
             return await work(worker)
         except grpc.aio.AioRpcError as error:
-            kind = _ERRORS.get(error.code(), Unavailable)
+            kind = _ERRORS.get(error.code().name, Unavailable)
             return kind(f"{worker}: {error.details()}")
 
     return dict(zip(workers, await asyncio.gather(*map(attempt, workers)), strict=True))
-
-
-def _first(failures: Mapping[KnownWorker, DiptychError]) -> DiptychError:
-    return next(iter(failures.values()))

@@ -16,12 +16,10 @@ from diptych.common.errors import Unavailable
 from diptych.common.members.membership import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.trust.trust import Trust
-from diptych.router.choose.approximate_index import ApproximateIndex
-from diptych.router.choose.cached_prefixes import LATELY_S, CachedPrefixes
+from diptych.router.choose.cached_prefixes import LATELY_S, ApproximateIndex, CachedPrefixes, TextIndex
 from diptych.router.choose.estimates import Estimates
 from diptych.router.choose.pairing import adapters, explain, is_missing, pair_up, with_adapter
 from diptych.router.choose.prefix_index import PrefixIndex
-from diptych.router.choose.text_index import TextIndex
 from diptych.router.metrics import PoolMember, RouterMetrics
 from diptych.router.workers.session import Session
 from diptych.router.workers.worker_view import Pair, WorkerView
@@ -143,17 +141,15 @@ class Fleet:
         return min([default, *ready])
 
     def num_open_legs(self, role: Role) -> int:
-        return sum(session.num_open_legs for session in self._sessions.values() if session.worker.role is role)
+        return sum(session.num_open_legs for session in self._of_role(role))
 
     def num_cached_pages(self, role: Role) -> int:
         """Pages that workers of a role are known to have cached."""
-        workers = [session for session in self._sessions.values() if session.worker.role is role]
-        return sum(self.prefixes.told.num_pages(session.instance_id) for session in workers)
+        return sum(self.prefixes.told.num_pages(session.instance_id) for session in self._of_role(role))
 
     def num_in_sync(self, role: Role) -> int:
         """Workers of a role whose cached pages are all known."""
-        workers = [session for session in self._sessions.values() if session.worker.role is role]
-        return sum(self.prefixes.told.is_in_sync(session.instance_id) for session in workers)
+        return sum(self.prefixes.told.is_in_sync(session.instance_id) for session in self._of_role(role))
 
     @property
     def prefix_index_bytes(self) -> int:
@@ -184,6 +180,9 @@ class Fleet:
     async def wait_for_change(self) -> None:
         """Wait until another pair, or none any more, may serve, or might."""
         await self._changed.wait()
+
+    def _of_role(self, role: Role) -> list[Session]:
+        return [session for session in self._sessions.values() if session.worker.role is role]
 
     def _views(self) -> list[WorkerView]:
         return [session.view() for session in self._sessions.values()]

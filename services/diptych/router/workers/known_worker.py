@@ -16,7 +16,6 @@ from diptych.kvtransfer.layout import DTYPE_NBYTES
 from diptych.router.workers.worker_view import WorkerLoad, WorkerView
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Instance
-from diptych.v1.bootstrap_pb2 import WorkerLoad as WireLoad
 
 _STATES: Final[frozenset[int]] = frozenset(State)
 
@@ -36,12 +35,14 @@ def reported_load(load: bootstrap_pb2.WorkerLoad, page_size: int) -> WorkerLoad:
 
 def token_bytes(layout: bootstrap_pb2.KvLayout) -> int:
     """Return how much KV a token takes, of all ranks of a worker."""
-    return sum(map(_region_token_bytes, layout.regions))
-
-
-def _region_token_bytes(region: bootstrap_pb2.KvRegion) -> int:
-    rows = len(region.layers) * region.num_planes * region.total_heads
-    return rows * region.head_dim * DTYPE_NBYTES.get(region.dtype, 0)
+    return sum(
+        len(region.layers)
+        * region.num_planes
+        * region.total_heads
+        * region.head_dim
+        * DTYPE_NBYTES.get(region.dtype, 0)
+        for region in layout.regions
+    )
 
 
 class KnownWorker:
@@ -53,7 +54,7 @@ class KnownWorker:
 
     def __init__(self, record: Instance) -> None:
         self.record = record
-        self._load = record.load
+        self.load = record.load  # as the worker told it last
         self._linked = frozenset(record.load.linked_instances)
         self._note_layout()
 
@@ -68,11 +69,6 @@ class KnownWorker:
     @property
     def state(self) -> State:
         return State(self.record.state)
-
-    @property
-    def load(self) -> WireLoad:
-        """As the worker told it last."""
-        return self._load
 
     @property
     def has_loaded(self) -> bool:
@@ -107,9 +103,9 @@ class KnownWorker:
             self.record = record
             self._note_layout()
 
-    def take_load(self, load: WireLoad) -> bool:
+    def take_load(self, load: bootstrap_pb2.WorkerLoad) -> bool:
         """Take a newer load; return whether it has other links."""
-        self._load = load
+        self.load = load
         self.reported = reported_load(load, self.page_size)
         before, self._linked = self._linked, frozenset(load.linked_instances)
         return self._linked != before
@@ -119,4 +115,4 @@ class KnownWorker:
         layout = self.record.transfer.layout
         self.page_size = layout.page_size
         self.token_bytes = token_bytes(layout)
-        self.reported = reported_load(self._load, self.page_size)
+        self.reported = reported_load(self.load, self.page_size)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from diptych.engine.runner.gpu.fill_in import filled_in
+from diptych.engine.runner.gpu.gpu_runner import filled_in
 from diptych.engine.schedule.batch_builder import placeholder
 from diptych.engine.scheduler.stepping import fill_in
 from diptych.engine.values.batch import NO_TOKEN, ForwardBatch, ForwardMode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diptych.engine.runner.gpu.inputs import StepLimits
-from diptych.engine.runner.gpu.largest_step import largest_step, longest_extend
+from diptych.engine.runner.gpu.measuring import largest_step, longest_extend
 
 
 @pytest.mark.parametrize(

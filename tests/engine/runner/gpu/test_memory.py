@@ -8,19 +8,18 @@ import pytest
 
 from diptych.common.errors import ConfigError
 from diptych.engine.runner.gpu.inputs import StepLimits
+from diptych.engine.runner.gpu.measuring import DeviceMemory, StepSpeed
 from diptych.engine.runner.gpu.memory import (
     GIB,
     GRAPH_NBYTES,
     PIECE_NBYTES,
     SPARE_NBYTES,
-    DeviceMemory,
     KvWish,
     check_room_beside,
     found_on,
     graphs_nbytes,
     pool_nbytes,
 )
-from diptych.engine.runner.gpu.step_speed import StepSpeed
 from diptych.engine.schedule.step_sizes import Found
 
 ALONE = DeviceMemory(total=100 * GIB, free=84 * GIB, own=15 * GIB, step_peak=3 * GIB)

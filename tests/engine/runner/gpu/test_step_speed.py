@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from diptych.engine.runner.gpu.inputs import StepLimits
-from diptych.engine.runner.gpu.step_speed import FEW_TOKENS, TOKENS, step_speed
+from diptych.engine.runner.gpu.measuring import FEW_TOKENS, TOKENS, step_speed
 from diptych.engine.runner.gpu.warm_up import prompts
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult, WaitForResult
 

@@ -14,9 +14,8 @@ from transformers.generation.logits_process import (
     SequenceBiasLogitsProcessor,
 )
 
-from diptych.engine.runner.sampling import Sampler, sample_step
-from diptych.engine.runner.sampling.adjust import adjust
 from diptych.engine.runner.sampling.cpu_sampler import CpuSampler
+from diptych.engine.runner.sampling.sampler import Sampler, adjust, sample_step
 from diptych.engine.runner.sampling.torch_sampler import TorchSampler
 from diptych.engine.schedule.sampling_builder import build_sampling
 from diptych.engine.values.batch import NO_TOKEN, PromptRows, SamplingBatch

@@ -16,8 +16,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from diptych.engine.runner.sampling import Sampler
 from diptych.engine.runner.sampling.cpu_sampler import CpuSampler
+from diptych.engine.runner.sampling.sampler import Sampler
 from diptych.engine.runner.sampling.torch_sampler import NUCLEUS_CANDIDATES, TorchSampler
 from diptych.engine.runner.sampling.uniforms import uniforms
 from diptych.engine.values.batch import NO_TOKEN, SamplingBatch

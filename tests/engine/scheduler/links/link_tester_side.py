@@ -12,10 +12,10 @@ import select
 import sys
 from typing import Any
 
-from diptych.engine.scheduler.links.tester import LinkTester, Verdict, new_link_tester
+from diptych.engine.scheduler.links.tester import LinkTester, Verdict
 from diptych.kvtransfer.device import Device
+from diptych.kvtransfer.lanes import PathRule
 from diptych.kvtransfer.layout import PoolLayout
-from diptych.kvtransfer.probe.choice import PathRule
 from diptych.kvtransfer.probe.notes import Directions
 from diptych.kvtransfer.transport import LinkDown, LinkUp, NoteReceived, OpDone, ProbePages
 from diptych.kvtransfer.ucx import UcxOptions, UcxTransport, open_transport
@@ -28,7 +28,7 @@ DIRECTIONS = {"writer": Directions(out=True, into=False), "reader": Directions(o
 def main(role: str, transports: Any, device: str, pinned: Any, requirement: Any) -> None:
     transport = open_transport(INSTANCES[role], options=UcxOptions(transports=transports, remote_access=True))
     pool = _pool(transport, device)
-    tester = new_link_tester(transport, pool, DIRECTIONS[role], PathRule(pinned, requirement))
+    tester = LinkTester(transport, pool, DIRECTIONS[role], PathRule(pinned, requirement))
     print(transport.metadata().hex(), flush=True)
     (peer,) = set(INSTANCES.values()) - {INSTANCES[role]}
     transport.connect(peer, bytes.fromhex(sys.stdin.readline()))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from diptych.engine.scheduler.links.page_grants import PageGrants
+from diptych.engine.scheduler.links.posting import PageGrants
 from diptych.kvtransfer.inproc import InprocNetwork, InprocTransport
 from diptych.kvtransfer.layout import PoolLayout
 from diptych.kvtransfer.notes import Abort, AbortAck, Ack, HandOff, Note, PagesReady

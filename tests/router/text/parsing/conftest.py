@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from diptych.router.text.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
-from diptych.router.text.parsing.message_formats import MessageFormats
+from diptych.router.text.parsing.formats import TOOL_FORMATS
+from diptych.router.text.parsing.message_formats import REASONING_FORMATS, MessageFormats
 from diptych.router.text.parsing.parts import MessageParser, Part, message_of
 from diptych.router.text.parsing.tool_use import Function, ToolUse
 

@@ -10,9 +10,9 @@ import pytest
 from diptych.common.config import described
 from diptych.generation.grammar import Preamble
 from diptych.router.config import RouterConfig
-from diptych.router.text.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from diptych.router.text.parsing.formats import TOOL_FORMATS
 from diptych.router.text.parsing.formats.deepseek import CALL
-from diptych.router.text.parsing.message_formats import DEFAULT_FORMATS, MessageFormats
+from diptych.router.text.parsing.message_formats import DEFAULT_FORMATS, REASONING_FORMATS, MessageFormats
 from diptych.router.text.parsing.parts import Content, message_of
 from diptych.router.text.parsing.tool_use import NO_TOOLS, Function, ToolUse
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from diptych.architectures.config import ModelConfig
-from diptych.engine.models.gated import Gated
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.matrix import Matrix
-from diptych.engine.models.ops import Ops
+from diptych.engine.models.ops import Gated, Ops
 from diptych.engine.models.weights import Weights
 
 

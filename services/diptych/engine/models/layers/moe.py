@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig, Moe
-from diptych.engine.models.gated import Gated
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.routing import logistic, route
 from diptych.engine.models.matrix import Matrix
-from diptych.engine.models.ops import Experts, Ops, activate_of
+from diptych.engine.models.ops import Experts, Gated, Ops, activate_of
 from diptych.engine.models.weights import Weights
 
 

@@ -40,7 +40,7 @@ def _of_best_groups(merits: Tensor, moe: Moe) -> Tensor:
     """Return `merits` with minus infinity for the experts of all other groups."""
     if moe.num_groups == moe.num_groups_kept:
         return merits
-    grouped = merits.view(len(merits), moe.num_groups, -1)
+    grouped = merits.view(*merits.shape[:-1], moe.num_groups, -1)
     best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(moe.num_groups_kept, dim=-1).indices
     others = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
     return grouped.masked_fill(others[..., None], -torch.inf).flatten(-2)

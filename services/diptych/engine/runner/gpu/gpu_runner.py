@@ -20,14 +20,12 @@ from torch import Tensor
 from diptych.engine.attention.staged_batch import StagedBatch, logits_rows, single_rows
 from diptych.engine.models.lora import Loras
 from diptych.engine.models.pieces import Pieces, at_once
-from diptych.engine.runner.gpu.fill_in import filled_in
 from diptych.engine.runner.gpu.graphs import Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs
 from diptych.engine.runner.gpu.ladder import rung_of, token_rung_of
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.loaded_model import LoadedModel
-from diptych.engine.values.batch import ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
-from diptych.engine.values.graph_use import GraphUse
+from diptych.engine.values.batch import ForwardBatch, GraphUse, OnLayer, SamplingBatch, StepResult, WaitForResult
 
 
 class Sampled(Protocol):
@@ -146,3 +144,12 @@ class GpuRunner:
         if on_layer is not None:
             for layer in range(self._model.config.num_layers):
                 on_layer(layer)
+
+
+def filled_in(input_ids: Tensor, newest: Tensor) -> Tensor:
+    """Return `[num_tokens]` ids without placeholders; `newest` holds the tokens sampled last, int64.
+
+    It does on the device what `stepping.fill_in` does on the host: nobody waits for the tokens.
+    """
+    sampled = newest[(-1 - input_ids).clamp_(min=0)].clamp_(min=0)
+    return sampled.where(input_ids < 0, input_ids)

@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
 
+import numpy as np
 import torch
 
 from diptych.engine.runner.gpu.inputs import StepLimits
-from diptych.engine.runner.gpu.largest_step import largest_step
-from diptych.engine.runner.gpu.memory import DeviceMemory
-from diptych.engine.runner.gpu.step_speed import FEW_TOKENS, TOKENS, StepSpeed, step_speed
-from diptych.engine.runner.gpu.warm_up import prompts
-from diptych.engine.values.batch import OverlapRunner, Runner
+from diptych.engine.runner.gpu.warm_up import greedy, prompts, step_of
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, OverlapRunner, PromptRows, Runner, SamplingBatch
+
+TOKENS: Final = 512  # of a step whose kernels take longer than launching them
+FEW_TOKENS: Final = 16  # of one whose launches are what takes the time
+ROUNDS: Final = 3  # after one that compiles and loads kernels; the fastest counts
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """A GPU with a loaded model. Bytes."""
+
+    total: int
+    free: int  # while no step runs, and none keeps anything
+    own: int  # this process's tensors then: the weights
+    step_peak: int  # what the largest step takes on top, until it is over
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpeed:
+    """How fast steps are that are launched kernel by kernel."""
+
+    prompt_tokens_per_s: float
+    launch_s: float
 
 
 def measure(runner: Runner, limits: StepLimits, page_size: int, device: torch.device) -> DeviceMemory:
@@ -31,9 +54,46 @@ def measure(runner: Runner, limits: StepLimits, page_size: int, device: torch.de
     return DeviceMemory(total, free, own, peak)
 
 
+def longest_extend(limits: StepLimits, page_size: int) -> int:
+    """Return how many tokens a request of the largest step has."""
+    num_requests = min(limits.max_requests, limits.max_step_tokens)
+    return min(-(-limits.max_step_tokens // num_requests), limits.max_pages * page_size)
+
+
+def largest_step(limits: StepLimits, page_size: int) -> tuple[ForwardBatch, SamplingBatch]:
+    """Return the step that takes the most memory, and a way to sample that is not the cheapest.
+
+    It has as many new tokens, and requests to sample for, as a step can have, and all prompt tokens want
+    log-probabilities: their logits may take more than the rest. What it computes means nothing.
+    """
+    length = longest_extend(limits, page_size)
+    num_requests = min(limits.max_requests, -(-limits.max_step_tokens // length))
+    lens = np.full(num_requests, length)
+    lens[-1] -= max(0, num_requests * length - limits.max_step_tokens)
+    batch = step_of(ForwardMode.EXTEND, lens, page_size)
+    prompt_rows = PromptRows(np.arange(len(batch.input_ids)), batch.input_ids, 1)
+    return replace(batch, prompt_rows=prompt_rows), SamplingBatch.alike(num_requests, temperature=1.0, top_p=0.9)
+
+
 def measure_speed(runner: OverlapRunner, limits: StepLimits, page_size: int, device: torch.device) -> StepSpeed:
     """Return how fast steps of one prompt are, while no pool is allocated."""
     longest = min(limits.max_pages * page_size, limits.max_step_tokens)
     small, large = (prompts(min(tokens, longest), limits, page_size, longest) for tokens in (FEW_TOKENS, TOKENS))
     torch.cuda.synchronize(device)
     return step_speed(runner, small, large, time.perf_counter)
+
+
+def step_speed(
+    runner: OverlapRunner, small: ForwardBatch, large: ForwardBatch, clock: Callable[[], float]
+) -> StepSpeed:
+    """Run the steps; nothing else may run. On tensor-parallel ranks this is a collective."""
+    launches_s, steps_s = [], []
+    for _ in range(1 + ROUNDS):
+        began_s = clock()
+        logits = runner.logits(small)
+        launches_s.append(clock() - began_s)
+        runner.sample(small, logits, greedy(small.batch_size))()
+        began_s = clock()
+        runner.execute(large, greedy(large.batch_size))
+        steps_s.append(clock() - began_s)
+    return StepSpeed(len(large.input_ids) / min(steps_s[1:]), min(launches_s[1:]))

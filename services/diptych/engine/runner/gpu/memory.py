@@ -13,23 +13,13 @@ from typing import Final
 from diptych.common.errors import ConfigError
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.ladder import ladder, token_ladder
-from diptych.engine.runner.gpu.step_speed import StepSpeed
+from diptych.engine.runner.gpu.measuring import DeviceMemory, StepSpeed
 from diptych.engine.schedule.step_sizes import STEP_SHARE, Found
 
 GIB: Final = 2**30
 GRAPH_NBYTES: Final = 16 << 20  # an estimate for one graph without its tensors; what each has taken is in the log
 PIECE_NBYTES: Final = 512 << 10  # for the graph of one piece: 33 of an 8B model took 4 to 24 MiB on an H200
 SPARE_NBYTES: Final = GIB  # for steps that run while other weights are loaded, where none was measured
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """A GPU with a loaded model. Bytes."""
-
-    total: int
-    free: int  # while no step runs, and none keeps anything
-    own: int  # this process's tensors then: the weights
-    step_peak: int  # what the largest step takes on top, until it is over
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -62,14 +63,15 @@ def prompts(num_tokens: int, limits: StepLimits, page_size: int, longest: int) -
     """Return a step of so many tokens, in prompts of `longest` and less."""
     full, rest = divmod(num_tokens, longest)
     lens = [longest] * full + [rest] * (rest > 0)
-    return _step(ForwardMode.EXTEND, np.array(lens[: limits.max_requests]), page_size)
+    return step_of(ForwardMode.EXTEND, np.array(lens[: limits.max_requests]), page_size)
 
 
 def _decode(num_requests: int, page_size: int) -> ForwardBatch:
-    return _step(ForwardMode.DECODE, np.ones(num_requests, np.int64), page_size)
+    return step_of(ForwardMode.DECODE, np.ones(num_requests, np.int64), page_size)
 
 
-def _step(mode: ForwardMode, lens: I64, page_size: int) -> ForwardBatch:
+def step_of(mode: ForwardMode, lens: I64, page_size: int) -> ForwardBatch:
+    """Return a step of requests that have so many new tokens each, and none before them."""
     positions = np.concatenate([np.arange(length) for length in lens])
     return ForwardBatch(
         mode=mode,
@@ -85,6 +87,17 @@ def _step(mode: ForwardMode, lens: I64, page_size: int) -> ForwardBatch:
 
 def greedy(num_samples: int) -> SamplingBatch:
     """Return the cheapest way to sample."""
-    zeros = np.zeros(num_samples, np.int64)
-    ones = np.ones(num_samples, np.float32)
-    return SamplingBatch(ones * 0, ones, zeros, zeros.astype(np.uint64), zeros)
+    return SamplingBatch.alike(num_samples, temperature=0.0)
+
+
+def tell_of_late_kernels() -> None:
+    """Have the log say what is compiled from now on, while requests wait: all was run that is known to be needed."""
+    import triton  # not everywhere
+
+    triton.knobs.compilation.listener = tell
+
+
+def tell(*, metadata: Mapping[str, Any], times: Any, cache_hit: bool, **others: object) -> None:
+    """Implements Triton's `CompilationListener`."""
+    done = "read from Triton's cache" if cache_hit else "compiled"
+    logger.warning("kernel %s was %s in %.2f s, while serving", metadata.get("name"), done, times.total / 1e6)

@@ -1,25 +1,153 @@
-"""`Sampler` by Triton kernels; `launch` queues a whole step and waits for nothing.
+"""Chooses the tokens of a step by Triton kernels: all is queued, and nothing waits.
 
 Imports Triton: a process without a GPU has no need of this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from diptych.common.arrays import I32, I64
-from diptych.engine.runner.sampling.device_result import DeviceLogprobs, DeviceResult
-from diptych.engine.runner.sampling.staged import StagedSampling, stage, upload
-from diptych.engine.values.batch import Bias, ForwardBatch, Penalties, PromptRows, SamplingBatch
+from diptych.engine.runner.gpu.staging import pack, place
+from diptych.engine.runner.sampling.uniforms import uniforms
+from diptych.engine.values.batch import (
+    Bias,
+    ForwardBatch,
+    Penalties,
+    PromptRows,
+    SamplingBatch,
+    StepResult,
+    WaitForResult,
+)
 from diptych.generation.logprobs import LogprobsBatch
 from diptych.kernels.gpu.logits_adjust import apply_bias, apply_penalties, apply_token_mask
 from diptych.kernels.gpu.logprobs import logprobs
 from diptych.kernels.gpu.sampling import greedy, sample, sampling_workspace
+
+F64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceLogprobs:
+    """As `LogprobsBatch`."""
+
+    logprobs: Tensor  # float32 [num_rows]
+    top_ids: Tensor  # int64 [num_rows, max_top]
+    top_logprobs: Tensor  # float32 [num_rows, max_top]
+
+    @staticmethod
+    def empty(num_rows: int, num_top: int, device: torch.device) -> DeviceLogprobs:
+        return DeviceLogprobs(
+            torch.empty(num_rows, device=device),
+            torch.empty(num_rows, num_top, dtype=torch.int64, device=device),
+            torch.empty(num_rows, num_top, device=device),
+        )
+
+    def to_host(self) -> LogprobsBatch:
+        """Queue the copy; what it gives may be read when that is over."""
+        copies = (_to_host(part).numpy() for part in (self.logprobs, self.top_ids, self.top_logprobs))
+        return LogprobsBatch(*copies)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceResult:
+    """As `StepResult`, on the device still: the next step may use it there before the host knows it."""
+
+    token_ids: Tensor  # int64 [num_samples]
+    logprobs: DeviceLogprobs | None
+    prompt_logprobs: DeviceLogprobs | None
+
+    def start_copy(self) -> WaitForResult:
+        """Queue the copy to the host on the current stream; return what waits for it."""
+        result = StepResult(
+            _to_host(self.token_ids).numpy(),
+            None if self.logprobs is None else self.logprobs.to_host(),
+            None if self.prompt_logprobs is None else self.prompt_logprobs.to_host(),
+        )
+        if self.token_ids.device.type == "cpu":
+            return lambda: result
+        is_over = torch.cuda.Event()
+        is_over.record()
+
+        def wait() -> StepResult:
+            is_over.synchronize()
+            return result
+
+        return wait
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
+    return pinned.copy_(tensor, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedSampling:
+    """A `SamplingBatch` on the device. What no row asks for is None."""
+
+    rows: Tensor  # float64 [5, num_samples]: see `pack_rows`
+    is_greedy: bool  # nobody draws, and `rows` is not read
+    bias: Sequence[Tensor]  # those of `Bias`, in their order; () where nobody asks for any, as below
+    penalties: Sequence[Tensor]  # those of `Penalties`
+    token_mask: Tensor | None
+    num_top: Tensor | None  # int64 [num_samples]; -1: nothing
+    max_top: int = 0  # the most likely tokens that a row wants
+
+    @property
+    def changes_logits(self) -> bool:
+        return bool(self.bias or self.penalties or self.token_mask is not None)
+
+
+def stage(sampling: SamplingBatch, device: torch.device) -> StagedSampling:
+    """Queue one copy of all that is asked for on the device's current stream; wait for nothing."""
+    bias, penalties, num_top = sampling.bias, sampling.penalties, sampling.num_top
+    groups: list[Sequence[npt.NDArray[Any]]] = [
+        (pack_rows(sampling),),
+        () if bias is None else (bias.rows, bias.token_ids, bias.values),
+        () if penalties is None else (penalties.rows, penalties.token_ids, penalties.repetition, penalties.subtract),
+        () if sampling.token_mask is None else (sampling.token_mask,),
+        () if num_top is None else (num_top,),
+    ]
+    staged = iter(upload([array for group in groups for array in group], device))
+    rows, biases, penalised, mask, tops = ([next(staged) for _ in group] for group in groups)
+    return StagedSampling(
+        rows=rows[0],
+        is_greedy=not (sampling.temperature > 0).any(),
+        bias=biases,
+        penalties=penalised,
+        token_mask=mask[0] if mask else None,
+        num_top=tops[0] if tops else None,
+        max_top=0 if num_top is None else int(num_top.max(initial=0)),
+    )
+
+
+def pack_rows(sampling: SamplingBatch) -> F64:
+    """Return the parameters of each row: temperature, top-k, top-p, min-p, uniform number.
+
+    float64 holds them all. Uniform numbers are hashed on the host, where they are exact and cost a microsecond.
+    """
+    min_p = np.zeros_like(sampling.top_p) if sampling.min_p is None else sampling.min_p
+    drawn = uniforms(sampling.seeds, sampling.positions)
+    rows: F64 = np.stack([sampling.temperature, sampling.top_k, sampling.top_p, min_p, drawn], dtype=np.float64)
+    return rows
+
+
+def upload(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[Tensor]:
+    """Return the arrays on the device. The pinned buffer is torch's, which uses it again once it has been read."""
+    offsets, nbytes = place([array.nbytes for array in arrays])
+    pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    pack(pinned.numpy(), arrays, offsets)
+    copied = pinned.to(device, non_blocking=True)
+    return [
+        copied[offset : offset + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
+        for array, offset in zip(arrays, offsets, strict=True)
+    ]
 
 
 class GpuSampler:
@@ -33,7 +161,7 @@ class GpuSampler:
 
     def warm_up(self, dtype: torch.dtype) -> None:
         """Compile the kernels for the model's logits: at its first request, each would stop the engine for seconds."""
-        plain = [_plain(temperature) for temperature in (0.0, 1.0)]
+        plain = [SamplingBatch.alike(1, temperature) for temperature in (0.0, 1.0)]
         for sampling in (*plain, *(_with_everything(one, self._vocab_size) for one in plain)):
             logits = torch.zeros(1, self._vocab_size, dtype=dtype, device=self._device)
             self.launch(logits, stage(sampling, self._device), None)
@@ -53,19 +181,6 @@ class GpuSampler:
             None if prompt_rows is None else self._logprobs_of_prompts(logits[num_samples:], prompt_rows),
         )
 
-    def choose(self, logits: Tensor, sampling: SamplingBatch) -> I64:
-        token_ids: I64 = self._choose(logits, stage(sampling, self._device)).cpu().numpy()
-        return token_ids
-
-    def logprobs(self, logits: Tensor, token_ids: I64, num_top: int) -> LogprobsBatch:
-        found = self._logprobs(logits, upload([token_ids], self._device)[0], num_top)
-        return LogprobsBatch(
-            found.logprobs.cpu().numpy(), found.top_ids.cpu().numpy(), found.top_logprobs.cpu().numpy()
-        )
-
-    def forbid(self, logits: Tensor, token_mask: I32) -> None:
-        apply_token_mask(logits, upload([token_mask], self._device)[0])
-
     def _choose(self, logits: Tensor, staged: StagedSampling) -> Tensor:
         token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
         for piece in self._pieces(len(logits)):
@@ -78,10 +193,10 @@ class GpuSampler:
 
     def _logprobs_of_samples(self, logits: Tensor, token_ids: Tensor, staged: StagedSampling) -> DeviceLogprobs | None:
         """Return zeros for rows that want none, or have no token."""
-        if staged.top is None:
+        if staged.num_top is None:
             return None
-        wanted = token_ids.masked_fill(staged.top.num_top < 0, -1)
-        return self._logprobs(logits, wanted, staged.top.width)
+        wanted = token_ids.masked_fill(staged.num_top < 0, -1)
+        return self._logprobs(logits, wanted, staged.max_top)
 
     def _logprobs_of_prompts(self, logits: Tensor, rows: PromptRows) -> DeviceLogprobs:
         return self._logprobs(logits, upload([rows.target_ids], self._device)[0], rows.num_top)
@@ -105,20 +220,14 @@ def _adjusted(logits: Tensor, staged: StagedSampling) -> Tensor:
     """
     if not staged.changes_logits:
         return logits
-    changed = logits.to(torch.float32, copy=staged.top is not None)
-    if staged.bias is not None:
-        apply_bias(changed, staged.bias.rows, staged.bias.token_ids, staged.bias.values)
-    if staged.penalties is not None:
-        seen = staged.penalties
-        apply_penalties(changed, seen.rows, seen.token_ids, seen.repetition, seen.subtract)
+    changed = logits.to(torch.float32, copy=staged.num_top is not None)
+    if staged.bias:
+        apply_bias(changed, *staged.bias)
+    if staged.penalties:
+        apply_penalties(changed, *staged.penalties)
     if staged.token_mask is not None:
         apply_token_mask(changed, staged.token_mask)
     return changed
-
-
-def _plain(temperature: float) -> SamplingBatch:
-    heat, ones, zeros = np.full(1, temperature, np.float32), np.ones(1, np.float32), np.zeros(1, np.int64)
-    return SamplingBatch(heat, ones, zeros, zeros.astype(np.uint64), zeros)
 
 
 def _with_everything(sampling: SamplingBatch, vocab_size: int) -> SamplingBatch:

@@ -1,17 +1,24 @@
-"""What a step gives back, from its logits. Log-probabilities are of the logits as the model gave them."""
+"""What a step gives back, from its logits. Log-probabilities are of the logits as the model gave them.
+
+`sample_step` is what a runner calls; a `Sampler` does the arithmetic, by torch or by the C kernels. Before a token is
+chosen, logits are changed as requests ask: bias, then penalties, then what the mask allows.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from diptych.common.arrays import I32, I64
-from diptych.engine.runner.sampling.adjust import adjust
-from diptych.engine.values.batch import PromptRows, SamplingBatch, StepResult
+from diptych.engine.values.batch import Bias, Penalties, PromptRows, SamplingBatch, StepResult
 from diptych.generation.logprobs import LogprobsBatch
+
+Forbid = Callable[[Tensor, I32], None]
 
 
 class Sampler(Protocol):
@@ -65,3 +72,37 @@ def _logprobs(sampler: Sampler, logits: Tensor, token_ids: I64, num_top: I64) ->
     batch.logprobs[wanted], batch.top_ids[wanted] = found.logprobs, found.top_ids
     batch.top_logprobs[wanted] = found.top_logprobs
     return batch
+
+
+def adjust(logits: Tensor, sampling: SamplingBatch, forbid: Forbid) -> Tensor:
+    """Return the logits to choose from, `[num_samples, vocab_size]`.
+
+    They are the given ones if nobody asks for a change; else float32, and changed in place unless log-probabilities,
+    which are of the logits before, are wanted too.
+    """
+    if sampling.bias is None and sampling.penalties is None and sampling.token_mask is None:
+        return logits
+    changed = logits.to(torch.float32, copy=sampling.num_top is not None)
+    if sampling.bias is not None:
+        _add_bias(changed, sampling.bias)
+    if sampling.penalties is not None:
+        _penalise(changed, sampling.penalties)
+    if sampling.token_mask is not None:
+        forbid(changed, sampling.token_mask)
+    return changed
+
+
+def _add_bias(logits: Tensor, bias: Bias) -> None:
+    rows, token_ids, values = (_beside(logits, array) for array in (bias.rows, bias.token_ids, bias.values))
+    logits.index_put_((rows, token_ids), values, accumulate=True)
+
+
+def _penalise(logits: Tensor, penalties: Penalties) -> None:
+    flat, at = logits.view(-1), _beside(logits, penalties.rows * logits.shape[1] + penalties.token_ids)
+    repetition, seen = _beside(logits, penalties.repetition), flat.take(at)
+    seen = torch.where(seen > 0, seen / repetition, seen * repetition)
+    flat.scatter_(0, at, seen - _beside(logits, penalties.subtract))
+
+
+def _beside(logits: Tensor, array: npt.NDArray[Any]) -> Tensor:
+    return torch.from_numpy(array).to(logits.device)

@@ -1,7 +1,7 @@
 """Hands what a scheduler's core wants moved to the transfer engine: in order, as far as that has room, never waiting.
 
 Pages that follow the forward pass go by windows of layers, each when the step has computed it. The core hears of one
-end of the whole: that of its last piece, with the first error.
+end of the whole: that of its last piece, with the first error. `PageGrants` follows what peers may write here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from diptych.engine.scheduler.links.page_grants import PageGrants
+import numpy as np
+
 from diptych.engine.values.batch import OnLayer
 from diptych.engine.values.events import (
     DigestPages,
@@ -30,8 +31,16 @@ from diptych.engine.values.transfer_rules import Window
 from diptych.kvtransfer import note_codec
 from diptych.kvtransfer.digest import add_digests
 from diptych.kvtransfer.errors import TransferError, TransferQueueFull
-from diptych.kvtransfer.notes import HandOff
-from diptych.kvtransfer.transport import OpDone, PageWrite, PeerTransport
+from diptych.kvtransfer.notes import Abort, AbortAck, HandOff, Note, PagesReady
+from diptych.kvtransfer.transport import (
+    InstanceId,
+    OpDone,
+    PageIndices,
+    PageWrite,
+    PeerTransport,
+    TransportLinks,
+    TransportMemory,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +73,39 @@ class _Piece:
 
 _Job = _Piece | SendNote | DigestPages | UnpackPages
 _ON_OWN_PAGES = DigestPages | UnpackPages
+
+
+class PageGrants:
+    """Tells the transfer engine which pages a peer may write: from our `PagesReady` to its last word on the room.
+
+    A peer's `HandOff`, `Abort` and `AbortAck` all say that no write will come any more; the end of its link does, too.
+    """
+
+    def __init__(self, links: TransportLinks, memory: TransportMemory) -> None:
+        self._links = links
+        self._memory = memory
+        self._granted: dict[InstanceId, dict[int, PageIndices]] = {}  # by room
+
+    def note_leaves(self, peer: InstanceId, note: Note) -> None:
+        """Call before it does: the peer may answer at once."""
+        if isinstance(note, PagesReady):
+            pages = np.array(note.pages, dtype=np.int64)
+            self._links.grant_pages(peer, pages)
+            self._granted.setdefault(peer, {})[note.room] = pages
+
+    def note_arrived(self, peer: InstanceId, note: Note) -> None:
+        if isinstance(note, HandOff | Abort | AbortAck):
+            self.end(peer, note.room)
+
+    def end(self, peer: InstanceId, room: int) -> None:
+        """The peer writes no more pages of the room, or never heard of them."""
+        pages = self._granted.get(peer, {}).pop(room, None)
+        if pages is not None:
+            self._memory.revoke_pages(pages)
+
+    def link_down(self, peer: InstanceId) -> None:
+        for pages in self._granted.pop(peer, {}).values():
+            self._memory.revoke_pages(pages)
 
 
 class Posting:

@@ -16,7 +16,8 @@ from typing import Final
 import numpy as np
 
 from diptych.kvtransfer.errors import MalformedNote, PeerUnreachable, TransferError, TransferQueueFull
-from diptych.kvtransfer.probe import codec
+from diptych.kvtransfer.lanes import PathRule
+from diptych.kvtransfer.probe import notes
 from diptych.kvtransfer.probe.actions import (
     Action,
     Digest,
@@ -29,7 +30,6 @@ from diptych.kvtransfer.probe.actions import (
     UsePath,
     Write,
 )
-from diptych.kvtransfer.probe.choice import PathRule
 from diptych.kvtransfer.probe.notes import Directions, ProbeNote, ProbeOffer
 from diptych.kvtransfer.probe.reader import ReaderTests
 from diptych.kvtransfer.probe.two_way import TwoWayTests
@@ -63,13 +63,15 @@ class LinkTester:
         self,
         transport: PeerTransport,
         pool: ProbePages,
-        tests: TwoWayTests,
+        directions: Directions,
         rule: PathRule,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Pages may go as `directions` says at this process."""
+        reader = ReaderTests(pool.probe_pages.tolist(), pool.layout.page_size)
+        self._tests = TwoWayTests(transport.instance_id, directions, WriterTests(random.Random()), reader)
         self._transport = transport
         self._pool = pool
-        self._tests = tests
         self._rule = rule  # of what we write
         self._inbound_rule = replace(rule, pinned="auto")  # what is written here need only be fast enough
         self._clock = clock
@@ -104,7 +106,7 @@ class LinkTester:
     def hear(self, peer: int, data: bytes) -> list[Verdict]:
         """Take a note of a link that is tested."""
         try:
-            note = codec.decode(data, sender=peer, target=self._transport.instance_id)
+            note = notes.decode(data, sender=peer, target=self._transport.instance_id)
         except MalformedNote as error:
             logger.error("dropped a note from %016x: %s", peer, error)
             return []
@@ -194,7 +196,7 @@ class LinkTester:
         self._operations[operation] = _Operation(action, nbytes, self._clock())
 
     def _encoded(self, peer: int, note: ProbeNote) -> bytes:
-        return codec.encode(note, sender=self._transport.instance_id, target=peer)
+        return notes.encode(note, sender=self._transport.instance_id, target=peer)
 
     def _num_sources(self, offer: ProbeOffer, num_rounds: int) -> int:
         """Return how many pages of ours hold as many tokens as the offered ones."""
@@ -205,16 +207,3 @@ class LinkTester:
 
     def _drop_queued(self, peer: int) -> None:
         self._queue = deque(action for action in self._queue if action.peer != peer)
-
-
-def new_link_tester(
-    transport: PeerTransport,
-    pool: ProbePages,
-    directions: Directions,
-    rule: PathRule,
-    clock: Callable[[], float] = time.monotonic,
-) -> LinkTester:
-    """Return the tester of a process at which pages may go as `directions` says."""
-    reader = ReaderTests(pool.probe_pages.tolist(), pool.layout.page_size)
-    tests = TwoWayTests(transport.instance_id, directions, WriterTests(random.Random()), reader)
-    return LinkTester(transport, pool, tests, rule, clock)

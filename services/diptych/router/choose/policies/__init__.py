@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from diptych.router.choose.policies.at_random import at_random
-from diptych.router.choose.policies.by_role import ByRole, EachRole
-from diptych.router.choose.policies.cache_aware import cache_aware
-from diptych.router.choose.policies.consistent_hash import consistent_hash
 from diptych.router.choose.policies.least_load import least_load
 from diptych.router.choose.policies.pair_cost import pair_cost
 from diptych.router.choose.policies.policy import Policy
-from diptych.router.choose.policies.power_of_two import power_of_two
-from diptych.router.choose.policies.prefix_hash import prefix_hash
-from diptych.router.choose.policies.round_robin import round_robin
+from diptych.router.choose.policies.worker_policies import (
+    ByRole,
+    EachRole,
+    at_random,
+    cache_aware,
+    consistent_hash,
+    power_of_two,
+    prefix_hash,
+    round_robin,
+)
 
 POLICIES: Final[Mapping[str, Policy]] = {
     "cache_aware": ByRole(cache_aware, "most of the prompt cached, or least busy"),

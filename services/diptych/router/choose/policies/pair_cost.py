@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from diptych.router.choose.policies.cost import DecodeCost, PrefillCost, Prices, parts_of, prices_of, transfer_s
-from diptych.router.choose.policies.policy import Candidates, Decision, RequestView, Worker
-from diptych.router.choose.policies.shares import place
+from diptych.router.choose.policies.policy import Candidates, Decision, RequestView, Worker, place
 from diptych.router.workers.worker_view import Pair
 
 TOLERANCE: Final = 0.02  # prefill workers whose costs differ by less are the same: estimates are no better

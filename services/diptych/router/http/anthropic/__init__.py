@@ -1,1 +1,1 @@
-"""`/v1/messages`: Anthropic's request, answer, stream and errors."""
+"""`/v1/messages`: Anthropic's request, answer and stream."""

@@ -8,16 +8,12 @@ from typing import Any, Final, Literal, NotRequired
 import orjson
 from typing_extensions import TypedDict
 
-from diptych.common.errors import DiptychError
 from diptych.generation.finish import Finish
-from diptych.router.http.anthropic.errors import AnthropicError, anthropic_error_body
-from diptych.router.http.exchange.framing import NAMED
+from diptych.router.http.exchange.layout import NAMED, Json, Layout
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.blocks import Block, Blocks, Change, Closed, Grown, Opened
 from diptych.router.output import End, Output, Piece, Usage
-from diptych.router.request_id import new_answer_id
-
-Json = dict[str, Any]
+from diptych.router.request import new_answer_id
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
@@ -69,23 +65,16 @@ _DELTAS: Final = {
 }
 
 
-class MessageLayout:
+class MessageLayout(Layout):
     """One message of the assistant."""
 
-    framing: Final = NAMED
-    prompts: Sequence[Sequence[int]] = ()
+    framing = NAMED
 
     def __init__(self, model_id: str, max_tokens: int) -> None:
         self._model_id = model_id
         self._max_tokens = max_tokens  # that the client allowed
         self._blocks = Blocks()
         self._end: End | None = None
-
-    def error_body(self, error: DiptychError) -> AnthropicError:
-        return anthropic_error_body(error)
-
-    def failure(self, error: DiptychError) -> AnthropicError:
-        return anthropic_error_body(error)
 
     def whole(self, outputs: Sequence[Output], usage: Usage) -> Message:
         (output,) = outputs

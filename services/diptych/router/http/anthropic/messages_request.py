@@ -1,37 +1,85 @@
-"""POST /v1/messages: what the body may contain, in Anthropic's words."""
+"""POST /v1/messages: what the body may contain, in Anthropic's words, and the chat that it is to a chat template."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Grammar
 from diptych.generation.sampling_params import MAX_STOP_STRINGS, SamplingParams
-from diptych.router.http.anthropic.messages_blocks import (
-    AnyBlock,
-    Blocks,
-    TextBlock,
-    TextBlocks,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-    Turn,
-    joined,
-    turn_of_assistant,
-    turns_of_user,
-)
-from diptych.router.http.anthropic.messages_tools import Tool, ToolChoice
 from diptych.router.http.fields import tool_fields
-from diptych.router.http.fields.choice_fields import TopK
-from diptych.router.http.fields.request_fields import RequestFields
+from diptych.router.http.fields.request_fields import RequestFields, TopK, params_of
 from diptych.router.http.fields.strict_model import GenerationBody, Said, StrictModel
-from diptych.router.http.fields.tool_fields import shown_tools, tool_use
+from diptych.router.http.fields.tool_fields import (
+    MAX_COUNT,
+    FunctionName,
+    Turn,
+    as_parts,
+    call_for_template,
+    function_tool,
+    named_tool,
+    shown_tools,
+    tool_use,
+    turn_of_assistant,
+    turn_of_tool,
+)
 from diptych.router.request import ChatPrompt
 from diptych.router.serve.validation import MAX_MESSAGES, MAX_TOOLS
 from diptych.router.text.parsing.tool_use import ToolUse
+
+
+class Block(Said):
+    """What every block may have."""
+
+    cache_control: dict[str, Any] | None = None  # without effect: what can be cached always is
+
+
+class TextBlock(Block):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    citations: Any = None  # without effect
+
+
+TextBlocks = Annotated[
+    list[TextBlock], MAX_COUNT, BeforeValidator(as_parts, json_schema_input_type=str | list[TextBlock])
+]
+
+
+class ThinkingBlock(Block):
+    """What the model thought, as this API said it."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""  # without effect
+
+
+class ToolUseBlock(Block):
+    """A call of a tool, as this API said it."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: Any = None  # without effect
+
+
+class ToolResultBlock(Block):
+    """What a tool has answered."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: TextBlocks = Field(default_factory=list)
+    is_error: bool | None = None  # without effect: the content should say it
+
+
+AnyBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+Blocks = Annotated[list[AnyBlock], MAX_COUNT, BeforeValidator(as_parts, json_schema_input_type=str | list[AnyBlock])]
 
 
 class Message(Said):
@@ -39,6 +87,42 @@ class Message(Said):
 
     role: Literal["user", "assistant", "system"]
     content: Blocks
+
+
+class Tool(StrictModel):
+    """A tool that the client runs."""
+
+    type: Literal["custom"] | None = None
+    name: FunctionName
+    description: str | None = None
+    input_schema: dict[str, Any]
+    # without effect
+    strict: bool | None = None
+    cache_control: dict[str, Any] | None = None
+    eager_input_streaming: bool | None = None
+    input_examples: list[dict[str, Any]] | None = None
+
+    def in_chat(self) -> tool_fields.Tool:
+        return function_tool(self.name, self.description, self.input_schema)
+
+
+class ToolChoice(StrictModel):
+    """Which tool the model may call, or must."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: FunctionName | None = None  # of `tool`
+    disable_parallel_tool_use: bool | None = None
+
+    def in_chat(self) -> tool_fields.ToolChoice:
+        """Raises `InvalidRequest`."""
+        match self.type:
+            case "any":
+                return "required"
+            case "auto" | "none":
+                return self.type
+        if self.name is None:
+            raise InvalidRequest("tool_choice.name is required", param="tool_choice.name")
+        return named_tool(self.name)
 
 
 class Thinking(StrictModel):
@@ -91,7 +175,7 @@ class PromptFields(GenerationBody):
                 raise InvalidRequest(text, param=f"messages[{index}].content")
 
     def chat(self) -> ChatPrompt:
-        turns: list[Turn] = [{"role": "system", "content": joined(self.system)}] if self.system else []
+        turns: list[Turn] = [{"role": "system", "content": _joined(self.system)}] if self.system else []
         tool_names: dict[str, str] = {}
         for message in self.messages:
             turns += self._turns(message, tool_names)
@@ -123,11 +207,11 @@ class PromptFields(GenerationBody):
     def _turns(self, message: Message, tool_names: Mapping[str, str]) -> list[Turn]:
         match message.role:
             case "assistant":
-                return [turn_of_assistant(message.content)]
+                return [_turn_of_assistant(message.content)]
             case "user":
-                return turns_of_user(message.content, tool_names)
+                return _turns_of_user(message.content, tool_names)
             case "system":
-                return [{"role": "system", "content": joined(message.content)}]
+                return [{"role": "system", "content": _joined(message.content)}]
 
 
 _ALLOWED: Mapping[str, tuple[type[AnyBlock], ...]] = {
@@ -141,6 +225,31 @@ def _is_begun(turns: Sequence[Turn]) -> bool:
     """Words of the assistant at the end are the beginning of its answer."""
     last = turns[-1] if turns else {"role": "user"}
     return last["role"] == "assistant" and bool(last["content"].strip()) and "tool_calls" not in last
+
+
+def _joined(blocks: Iterable[AnyBlock]) -> str:
+    """Return all their text."""
+    return "".join([block.text for block in blocks if isinstance(block, TextBlock)])
+
+
+def _turns_of_user(content: Sequence[AnyBlock], tool_names: Mapping[str, str]) -> list[Turn]:
+    """Return a turn for each answer of a tool, and one for the text between them."""
+    turns: list[Turn] = []
+    for is_text, run in groupby(content, lambda block: isinstance(block, TextBlock)):
+        if is_text:
+            turns.append({"role": "user", "content": _joined(run)})
+        else:
+            results = [block for block in run if isinstance(block, ToolResultBlock)]
+            turns += [turn_of_tool(each.tool_use_id, _joined(each.content), tool_names) for each in results]
+    return turns
+
+
+def _turn_of_assistant(content: Sequence[AnyBlock]) -> Turn:
+    thoughts = "".join([block.thinking for block in content if isinstance(block, ThinkingBlock)])
+    calls = [
+        call_for_template(block.id, block.name, block.input) for block in content if isinstance(block, ToolUseBlock)
+    ]
+    return turn_of_assistant(_joined(content), thoughts, calls)
 
 
 class MessagesRequest(PromptFields, RequestFields):
@@ -159,10 +268,6 @@ class MessagesRequest(PromptFields, RequestFields):
 
     def sampling_params(self) -> SamplingParams:
         """Return all but `max_tokens` and `seed`."""
-        given = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
         wanted = self.output_config.format if self.output_config else None
-        return SamplingParams(
-            **{name: value for name, value in given.items() if value is not None},
-            stop=tuple(self.stop_sequences or ()),
-            grammar=None if wanted is None else Grammar.from_schema(wanted.json_schema),
-        )
+        grammar = None if wanted is None else Grammar.from_schema(wanted.json_schema)
+        return params_of(self, stop=self.stop_sequences, grammar=grammar)

@@ -1,23 +1,34 @@
-"""The HTTP API: OpenAI's paths, and those for operators. What is refused here never reaches the pipeline."""
+"""The HTTP applications of a router: the one of its clients, and the one of its operators.
+
+What is refused here never reaches the pipeline. Requests for text are led past the framework: its layers of middleware
+would touch every write of every stream.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from functools import cache, partial
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from diptych.common.drain.draining import Drainable
 from diptych.common.errors import InternalError
 from diptych.common.health.health import Page, health_pages
 from diptych.common.health.probes import Probes
-from diptych.router.http.anthropic.errors import anthropic_error_body, is_anthropic, plain_anthropic_body
-from diptych.router.http.exchange.errors import error_body, error_response, plain_error_body, plain_error_response
-from diptych.router.http.exchange.exchange import Api, Exchange
+from diptych.common.trust.trust import INSECURE, Trust
+from diptych.router.admission.body_budget import BodyBudget
+from diptych.router.config import RouterConfig
+from diptych.router.http.exchange.answers import NotServed, error_response, refusal
+from diptych.router.http.exchange.body import BodyLimits, BodyReader
+from diptych.router.http.exchange.cors import with_cors
+from diptych.router.http.exchange.exchange import OUR_BUG, Api, Exchange
+from diptych.router.http.exchange.key_gate import with_keys
 from diptych.router.http.exchange.parse import (
     parse_chat,
     parse_completion,
@@ -25,61 +36,95 @@ from diptych.router.http.exchange.parse import (
     parse_messages,
     parse_responses,
 )
-from diptych.router.http.exchange.request_id import HEADER, request_id_of
+from diptych.router.http.exchange.traced import with_traces
 from diptych.router.http.native.tokens import add_tokens
 from diptych.router.http.openai.models import add_models
-from diptych.router.http.openapi.document import document
-from diptych.router.http.openapi.operations import OPERATIONS
-from diptych.router.http.operate.about import add_about
+from diptych.router.http.operate.about import add_about, metrics_route
+from diptych.router.http.operate.adapters import add_adapters
+from diptych.router.http.operate.admin import admin_app
+from diptych.router.http.operate.openapi import openapi_json
+from diptych.router.keys.caller import Callers
 from diptych.router.serve.pipeline import Pipeline
+from diptych.router.tracing.tracer import Tracer
+from diptych.router.workers.adapter_admin import AdapterAdmin
+from diptych.router.workers.fleet import Fleet
+
+logger = logging.getLogger(__name__)
 
 APIS: Final = (
     Api("chat", "/v1/chat/completions", parse_chat),
     Api("completions", "/v1/completions", parse_completion),
     Api("responses", "/v1/responses", parse_responses),
-    Api("messages", "/v1/messages", parse_messages, anthropic_error_body, "request-id"),
+    Api("messages", "/v1/messages", parse_messages, "request-id"),
     Api("generate", "/generate", parse_generate),
 )
 
 
-def create_app(pipeline: Pipeline, probes: Probes, exchange: Exchange) -> FastAPI:
-    """Return the application; it holds no state but the pipeline's."""
+def clients_app(
+    config: RouterConfig,
+    trust: Trust,
+    fleet: Fleet,
+    pipeline: Pipeline,
+    probes: Probes,
+    callers: Callers | None,
+    tracer: Tracer | None,
+    budget: BodyBudget,
+) -> ASGIApp:
+    """Return the APIs; with `callers` they want a key, with `tracer` they are followed."""
+    limits = BodyLimits(config.max_body_bytes, config.client_stall_s, config.request_timeout_s)
+    bodies = BodyReader(limits, budget)
+    exchange = Exchange(pipeline, bodies)
+    app = _framework_app(pipeline, probes, exchange)
+    app.router.routes.append(metrics_route(pipeline.metrics if config.open_metrics else None))
+    if config.runtime_lora:
+        add_adapters(app, AdapterAdmin(fleet, trust, config.served_model_name), bodies)
+    apis = {api.path: api for api in APIS}
+    served = _past_the_framework(app, exchange, apis)
+    served = with_traces(served, tracer, apis) if tracer else served
+    return with_cors(with_keys(served, callers) if callers else served, config.cors_origins)
+
+
+def operators_app(trust: Trust, fleet: Fleet, pipeline: Pipeline, drain: Drainable, callers: Callers | None) -> ASGIApp:
+    """Return what operators see and do; it wants their token, or a key where nobody has a token."""
+    app = admin_app(fleet, pipeline.explain, drain, trust, pipeline.metrics.refusals)
+    return with_keys(app, callers) if callers and trust == INSECURE else app  # clients reach the port, too
+
+
+def _past_the_framework(app: ASGIApp, exchange: Exchange, apis: Mapping[str, Api]) -> ASGIApp:
+    """Return an application that leaves to `app` all but POSTs to these, by path."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        api = apis.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if api is None:
+            return await app(scope, receive, send)
+        request = Request(scope, receive)
+        try:
+            response = await exchange.answer(api, request)
+        except Exception:
+            logger.exception("%s %s failed", request.method, request.url.path)
+            response = error_response(InternalError(OUR_BUG), api.path, {})
+        return await response(scope, receive, send)
+
+    return serve
+
+
+def _framework_app(pipeline: Pipeline, probes: Probes, exchange: Exchange) -> FastAPI:
     app = FastAPI(title="Diptych", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(HTTPException, _framework_error)
     app.add_exception_handler(Exception, _our_error)
-    _add_generation(app, exchange)
+    for api in APIS:  # POSTs were led past: what comes here has another method
+        app.add_route(api.path, partial(exchange.answer, api), methods=["POST"])
     add_tokens(app, pipeline, exchange.bodies)
     add_models(app, pipeline)
     add_about(app, probes, [api.path for api in APIS])
     app.add_route("/openapi.json", _openapi, methods=["GET"])
-    _add_probes(app, probes)
+    for path, ask in health_pages(probes).items():  # as on the health port: a load balancer may know only this one
+        app.add_route(path, partial(_show, ask), methods=["GET"])
     return app
-
-
-def _add_generation(app: FastAPI, exchange: Exchange) -> None:
-    """Plain routes: the body is read and checked here, and FastAPI's dependencies cost a tenth of a small request."""
-    for api in APIS:
-        app.add_route(api.path, partial(_generate, exchange, api), methods=["POST"])
-
-
-async def _generate(exchange: Exchange, api: Api, request: Request) -> Response:
-    return await exchange.answer(request, api)
 
 
 async def _openapi(request: Request) -> Response:
     return Response(openapi_json(), media_type="application/json")
-
-
-@cache
-def openapi_json() -> bytes:
-    """Made for the first who asks: most routers are never asked. Its limits of numbers are too large for orjson."""
-    return json.dumps(document(OPERATIONS)).encode()
-
-
-def _add_probes(app: FastAPI, probes: Probes) -> None:
-    """The same as on the health port: a load balancer may know no other port than this one."""
-    for path, ask in health_pages(probes).items():
-        app.add_route(path, partial(_show, ask), methods=["GET"])
 
 
 async def _show(ask: Callable[[], Page], request: Request) -> Response:
@@ -90,13 +135,9 @@ async def _show(ask: Callable[[], Page], request: Request) -> Response:
 async def _framework_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    headers = {**(error.headers or {}), HEADER: request_id_of(request)}
-    body = plain_anthropic_body if is_anthropic(request.url.path) else plain_error_body
-    return plain_error_response(error.status_code, message, headers, body)
+    return refusal(NotServed(error.status_code, message), request, error.headers)
 
 
 async def _our_error(request: Request, error: Exception) -> Response:
     """The server logs it: what is left is an answer in our form."""
-    words = InternalError("internal error; the router's log has the details")
-    body = anthropic_error_body if is_anthropic(request.url.path) else error_body
-    return error_response(words, {HEADER: request_id_of(request)}, body)
+    return refusal(InternalError(OUR_BUG), request)

@@ -12,11 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from diptych.common.errors import DiptychError
 from diptych.router.errors import PermissionDenied
-from diptych.router.http.anthropic.errors import anthropic_error_body, is_anthropic
-from diptych.router.http.exchange.errors import error_body, error_response
-from diptych.router.http.exchange.request_id import HEADER, request_id_of
-from diptych.router.keys.caller import ANYBODY, Caller
-from diptych.router.keys.callers import SCHEME, Callers
+from diptych.router.http.exchange.answers import refusal
+from diptych.router.keys.caller import ANYBODY, SCHEME, Caller, Callers
 from diptych.router.workers.drain import ADMIN_PATHS
 
 OPEN_PATHS: Final = frozenset(
@@ -29,30 +26,28 @@ FOR_ADMINS: Final = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", ADMIN_P
 CALLER: Final = "diptych.caller"  # in the scope
 
 
-class KeyGate:
-    """An ASGI application in front of another one."""
+def with_keys(app: ASGIApp, callers: Callers) -> ASGIApp:
+    """Return the application for who has a key of these."""
 
-    def __init__(self, app: ASGIApp, callers: Callers) -> None:
-        self._app = app
-        self._callers = callers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def gate(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
-            return await self._app(scope, receive, send)
+            return await app(scope, receive, send)
         request = Request(scope)
         try:
-            scope[CALLER] = self._admit(request)
+            scope[CALLER] = _admit(request, callers)
         except DiptychError as error:
-            body = anthropic_error_body if is_anthropic(scope["path"]) else error_body
-            return await error_response(error, {HEADER: request_id_of(request)}, body)(scope, receive, send)
-        return await self._app(scope, receive, send)
+            return await refusal(error, request)(scope, receive, send)
+        return await app(scope, receive, send)
 
-    def _admit(self, request: Request) -> Caller:
-        caller = self._callers.identify(_authorization(request))
-        if request.scope["path"].startswith(FOR_ADMINS) and not caller.is_admin:
-            self._callers.refusals["no_admin"] += 1
-            raise PermissionDenied(f"the key {caller.name!r} may not do this: use one with `admin = true`")
-        return caller
+    return gate
+
+
+def _admit(request: Request, callers: Callers) -> Caller:
+    caller = callers.identify(_authorization(request))
+    if request.scope["path"].startswith(FOR_ADMINS) and not caller.is_admin:
+        callers.refusals["no_admin"] += 1
+        raise PermissionDenied(f"the key {caller.name!r} may not do this: use one with `admin = true`")
+    return caller
 
 
 def _authorization(request: Request) -> str | None:

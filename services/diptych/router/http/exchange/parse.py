@@ -12,26 +12,25 @@ from pydantic import ValidationError
 from diptych.common.errors import InvalidRequest
 from diptych.generation.request_groups import Life
 from diptych.generation.sampling_params import SamplingParams
-from diptych.router.choose.routing import routing_of
 from diptych.router.http.anthropic.messages_layout import MessageLayout
 from diptych.router.http.anthropic.messages_request import MessagesRequest
 from diptych.router.http.exchange.json_extent import check_extent
+from diptych.router.http.exchange.layout import Layout
 from diptych.router.http.exchange.timings import HEADER as TIMINGS_HEADER
-from diptych.router.http.fields.fields import GenerationFields, to_invalid_request
+from diptych.router.http.fields.fields import GenerationFields, StreamOptions, to_invalid_request
 from diptych.router.http.fields.request_fields import RequestFields
 from diptych.router.http.fields.strict_model import Body
 from diptych.router.http.native.generate_layout import GenerateLayout
 from diptych.router.http.native.generate_request import GenerateRequest
 from diptych.router.http.openai.chat_layout import ChatLayout
 from diptych.router.http.openai.chat_request import ChatRequest
-from diptych.router.http.openai.completion_layout import CompletionLayout, Layout, Style
+from diptych.router.http.openai.completion_layout import CompletionLayout, Style
 from diptych.router.http.openai.completion_request import CompletionRequest
 from diptych.router.http.openai.responses_layout import ResponseLayout
 from diptych.router.http.openai.responses_request import ResponsesRequest
-from diptych.router.keys.caller import ANYBODY, Caller
-from diptych.router.request import ClientRequest, Prompt
-from diptych.router.served_model import ServedModel
-from diptych.router.tracing.record import NO_TRACE, Trace
+from diptych.router.keys.caller import Caller
+from diptych.router.request import ClientRequest, Prompt, ServedModel, routing_of
+from diptych.router.tracing.record import Trace
 
 TENANT_HEADER: Final = "x-tenant"
 
@@ -44,8 +43,8 @@ class Origin:
 
     request_id: str
     headers: Mapping[str, str]
-    caller: Caller = ANYBODY
-    trace: Trace = NO_TRACE
+    caller: Caller
+    trace: Trace
 
     def request(
         self,
@@ -91,7 +90,7 @@ def parse_completion(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
     fields = read_fields(CompletionRequest, body)
     only_here = {"best_of": fields.best_of, "echo": bool(fields.echo), "only_reads": fields.output_limit == 0}
     request = _request(fields, fields.prompts(), fields.output_limit or 1, origin, **only_here)
-    return request, CompletionLayout(_named(model, fields), _style(fields))
+    return request, CompletionLayout(_named(model, fields), _style(fields, echoes=request.echo))
 
 
 def parse_generate(body: bytes, origin: Origin, model: ServedModel) -> Parsed:
@@ -168,14 +167,15 @@ def _named(model: ServedModel, fields: GenerationFields) -> ServedModel:
     return replace(model, model_id=fields.model_name) if fields.model_name else model
 
 
-def _style(fields: GenerationFields) -> Style:
+def _style(fields: GenerationFields, *, echoes: bool = False) -> Style:
+    options = fields.stream_options or StreamOptions()
     return Style(
-        include_usage=fields.include_usage,
-        continuous_usage=fields.continuous_usage,
+        include_usage=options.include_usage,
+        continuous_usage=bool(options.continuous_usage_stats),
         return_token_ids=bool(fields.return_token_ids),
         names_tokens_by_id=bool(fields.return_tokens_as_token_ids),
         logprobs=fields.num_logprobs is not None,
-        echo_logprobs=fields.num_logprobs is not None and fields.echoes,
+        echo_logprobs=fields.num_logprobs is not None and echoes,
         prompt_logprobs=fields.prompt_logprobs is not None,
     )
 

@@ -18,9 +18,9 @@ def timings(report: Report) -> dict[str, Any]:
     is not known is not there: a leg may have been lost after it had done its part, or have been cut short.
     """
     return {
-        "room": _hex(report.room),
-        "prefill_instance": _hex(report.pair.prefill_id),
-        "decode_instance": _hex(report.pair.decode_id),
+        "room": hex_id(report.room),
+        "prefill_instance": hex_id(report.pair.prefill_id),
+        "decode_instance": hex_id(report.pair.decode_id),
         "whole": report.is_whole,
         **_of_prefill(report),
         **_of_decode(report),
@@ -62,9 +62,9 @@ def _of_decode(report: Report) -> dict[str, Any]:
 
 
 def _digest(name: str, stats: LegStats) -> dict[str, str]:
-    return {name: _hex(stats.kv_digest)} if stats.HasField("kv_digest") else {}
+    return {name: hex_id(stats.kv_digest)} if stats.HasField("kv_digest") else {}
 
 
-def _hex(number: int) -> str:
+def hex_id(number: int) -> str:
     """64 bits do not fit into a JSON number."""
     return f"{number:016x}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -14,18 +14,13 @@ from diptych.router.tracing.tracer import Tracer
 TRACE: Final = "diptych.trace"  # in the scope
 
 
-class Traced:
-    """An ASGI application in front of another one. It is there only where somebody wants traces."""
+def with_traces(app: ASGIApp, tracer: Tracer, paths: Container[str]) -> ASGIApp:
+    """Return the application with calls to `paths` followed."""
 
-    def __init__(self, app: ASGIApp, tracer: Tracer, paths: Mapping[str, object]) -> None:
-        self._app = app
-        self._tracer = tracer
-        self._paths = paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
-            return await self._app(scope, receive, send)
-        with self._tracer.follow(_edge(scope), Headers(scope=scope)) as call:
+    async def followed(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in paths:
+            return await app(scope, receive, send)
+        with tracer.follow(_edge(scope), Headers(scope=scope)) as call:
             scope[TRACE] = call
 
             async def note(message: Message) -> None:
@@ -33,7 +28,9 @@ class Traced:
                     call.status = message["status"]
                 await send(message)
 
-            await self._app(scope, receive, note)
+            await app(scope, receive, note)
+
+    return followed
 
 
 def trace_of(scope: Scope) -> Trace:

@@ -1,4 +1,4 @@
-"""The fields that chat and completion requests share, and what is said when one is wrong.
+"""The fields that OpenAI's APIs share, and what is said when one is wrong.
 
 Rule: nothing is silently ignored. A field is used, or documented as without effect here, or refused by name unless it
 has its neutral value (`neutral_values`); an unknown field is refused too.
@@ -7,13 +7,15 @@ has its neutral value (`neutral_values`); an unknown field is refused too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from diptych.common.errors import InvalidRequest
-from diptych.router.http.fields.request_fields import RequestFields
-from diptych.router.http.fields.sampling_fields import SamplingFields
+from diptych.generation.sampling_params import MAX_ALLOWED_TOKENS, SamplingParams
+from diptych.router.http.fields.grammar_fields import GrammarFields
+from diptych.router.http.fields.request_fields import ChoiceFields, RequestFields, Seed, Token, params_of
 from diptych.router.http.fields.strict_model import MAX_ERRORS_LISTED, MAX_ERRORS_SHOWN, StrictModel, too_many_errors
 
 
@@ -25,40 +27,45 @@ class StreamOptions(StrictModel):
     include_obfuscation: bool | None = None  # without effect: no padding is sent
 
 
-class GenerationFields(RequestFields, SamplingFields):
-    """What both APIs have in common. `None` is the same as absent."""
+class OpenAIFields(RequestFields):
+    """What chats, completions and responses have in common. `None` is the same as absent."""
+
+    seed: Seed | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None  # a response repeats it
+    # without effect
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+class GenerationFields(OpenAIFields, ChoiceFields, GrammarFields):
+    """What chats and completions have in common."""
 
     lora_path: str | None = None  # an adapter's name, as SGLang's clients say it beside or instead of `model`
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     n: int | None = None
-    user: str | None = None
+    min_tokens: int | None = None
+    allowed_token_ids: Annotated[list[Token], Field(min_length=1, max_length=MAX_ALLOWED_TOKENS)] | None = None
+    prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    # without effect
-    store: bool | None = None
-    metadata: dict[str, str] | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
 
     @property
     def model_name(self) -> str | None:
         return self.lora_path or self.model
 
     @property
-    def echoes(self) -> bool:
-        """Whether the answer begins with the prompt."""
-        return False
+    def num_logprobs(self) -> int | None:
+        """Alternatives to show with the log-probability of each output token; None: show nothing."""
+        raise NotImplementedError
 
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def continuous_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+    def sampling_params(self) -> SamplingParams:
+        """Return all but `max_tokens` and `seed`."""
+        return params_of(self, logprobs=self.num_logprobs, grammar=self.grammar())
 
     def check(self) -> None:
         super().check()

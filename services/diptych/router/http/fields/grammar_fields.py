@@ -25,6 +25,7 @@ def _parsed(schema: object) -> object:
 
 Schema = Annotated[dict[str, Any], BeforeValidator(_parsed, json_schema_input_type=dict[str, Any] | str)]
 Choices = Annotated[list[str], Field(min_length=1)]
+FormatKind = Literal["text", "json_object", "json_schema"]
 
 
 class JsonSchemaFormat(StrictModel):
@@ -39,18 +40,24 @@ class JsonSchemaFormat(StrictModel):
 class ResponseFormat(StrictModel):
     """As in OpenAI's API."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: FormatKind
     json_schema: JsonSchemaFormat | None = None
 
     def grammar(self) -> Grammar | None:
-        match self.type:
-            case "text":
-                return None
-            case "json_object":
-                return Grammar.from_schema({"type": "object"})
-        if self.json_schema is None:
-            raise InvalidRequest("response_format.json_schema is required", param="response_format.json_schema")
-        return Grammar.from_schema(self.json_schema.json_schema)
+        schema = self.json_schema.json_schema if self.json_schema else None
+        return grammar_of_format(self.type, schema, "response_format.json_schema")
+
+
+def grammar_of_format(kind: FormatKind, schema: Mapping[str, Any] | None, param: str) -> Grammar | None:
+    """Return what a format of OpenAI's asks for; `param` is where it says its schema. Raises `InvalidRequest`."""
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return Grammar.from_schema({"type": "object"})
+    if schema is None:
+        raise InvalidRequest(f"{param} is required", param=param)
+    return Grammar.from_schema(schema)
 
 
 class StructuredOutputs(StrictModel):
@@ -87,26 +94,26 @@ class GrammarFields(GenerationBody):
         wanted = self.structured_outputs or StructuredOutputs()
         return {
             "response_format": None if self.response_format is None else self.response_format.grammar(),
-            "guided_json": _json(self.guided_json),
-            "guided_regex": _text(GrammarKind.REGEX, self.guided_regex),
-            "guided_grammar": _text(GrammarKind.EBNF, self.guided_grammar),
+            "guided_json": json_grammar(self.guided_json),
+            "guided_regex": text_grammar(GrammarKind.REGEX, self.guided_regex),
+            "guided_grammar": text_grammar(GrammarKind.EBNF, self.guided_grammar),
             "guided_choice": _choice(self.guided_choice),
-            "json_schema": _json(self.json_schema),
-            "regex": _text(GrammarKind.REGEX, self.regex),
-            "ebnf": _text(GrammarKind.EBNF, self.ebnf),
-            "structured_outputs.json": _json(wanted.json_schema),
-            "structured_outputs.regex": _text(GrammarKind.REGEX, wanted.regex),
-            "structured_outputs.grammar": _text(GrammarKind.EBNF, wanted.grammar),
+            "json_schema": json_grammar(self.json_schema),
+            "regex": text_grammar(GrammarKind.REGEX, self.regex),
+            "ebnf": text_grammar(GrammarKind.EBNF, self.ebnf),
+            "structured_outputs.json": json_grammar(wanted.json_schema),
+            "structured_outputs.regex": text_grammar(GrammarKind.REGEX, wanted.regex),
+            "structured_outputs.grammar": text_grammar(GrammarKind.EBNF, wanted.grammar),
             "structured_outputs.choice": _choice(wanted.choice),
-            "structured_outputs.json_object": _json({"type": "object"} if wanted.json_object else None),
+            "structured_outputs.json_object": json_grammar({"type": "object"} if wanted.json_object else None),
         }
 
 
-def _json(schema: Mapping[str, Any] | None) -> Grammar | None:
+def json_grammar(schema: Mapping[str, Any] | None) -> Grammar | None:
     return None if schema is None else Grammar.from_schema(schema)
 
 
-def _text(kind: GrammarKind, text: str | None) -> Grammar | None:
+def text_grammar(kind: GrammarKind, text: str | None) -> Grammar | None:
     return None if text is None else Grammar(kind, text)
 
 

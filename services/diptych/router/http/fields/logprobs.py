@@ -16,13 +16,13 @@ Name = Callable[[int], str]  # how a token is written
 LEAST: Final = -9999.0  # stands for less than that: JSON has no infinity
 
 
-def chat_logprobs(scores: Scores, token_bytes: TokenBytes, name: Name) -> Json:
-    """Return the `logprobs` object of a chat choice."""
+def chat_entries(scores: Scores, token_bytes: TokenBytes, name: Name) -> list[Json]:
+    """Return what chats and responses say of each token."""
     content = []
     for token_id, logprob, top in entries(scores):
         alternatives = [_chat_entry(other, value, token_bytes, name) for other, value in top]
         content.append({**_chat_entry(token_id, logprob, token_bytes, name), "top_logprobs": alternatives})
-    return {"content": content, "refusal": None}
+    return content
 
 
 def completion_logprobs(parts: Sequence[Scores], name: Name) -> Json:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-OPENAI: Final[Mapping[str, tuple[object, ...]]] = {  # and Anthropic's
+NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
+    # of OpenAI's and Anthropic's APIs
     "access_programs": (),
     "audio": (),
     "background": (False,),
@@ -30,9 +31,7 @@ OPENAI: Final[Mapping[str, tuple[object, ...]]] = {  # and Anthropic's
     "verbosity": ("medium",),
     "web_search_options": (),
     "workspace_id": (),
-}
-
-VLLM: Final[Mapping[str, tuple[object, ...]]] = {
+    # of vLLM's
     "add_special_tokens": (False,),
     "allowed_token_ids": (),
     "bad_words": ([],),
@@ -63,9 +62,7 @@ VLLM: Final[Mapping[str, tuple[object, ...]]] = {
     "truncation_side": (),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
-}
-
-SGLANG: Final[Mapping[str, tuple[object, ...]]] = {
+    # of SGLang's
     "audio_data": (),
     "bootstrap_host": (),
     "bootstrap_port": (),
@@ -100,8 +97,6 @@ SGLANG: Final[Mapping[str, tuple[object, ...]]] = {
     "use_audio_in_video": (False,),
     "video_data": (),
 }
-
-NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {**OPENAI, **VLLM, **SGLANG}
 
 
 def is_neutral(value: object, neutral: tuple[object, ...]) -> bool:

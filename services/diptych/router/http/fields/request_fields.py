@@ -1,14 +1,61 @@
-"""The fields that every API has under the same names: of the request itself, whatever it asks for."""
+"""The fields that every API has under the same names: of the request itself, how tokens are chosen, and what ends it.
+
+`RequestFields` are those of the request, whatever it asks for.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import fields
+from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from diptych.generation.request_groups import MAX_PRIORITY, Account, Hints
+from diptych.generation.sampling_params import (
+    MAX_LOGIT_BIAS,
+    MAX_STOP_REGEX,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+)
 from diptych.router.http.fields.strict_model import GenerationBody
 from diptych.router.keys.cache_namespace import hints_of
+
+_SAMPLING: Final = {field.name for field in fields(SamplingParams)} - {"max_tokens", "seed"}
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _off(value: object) -> object:
+    """vLLM and SGLang write -1 for "all tokens"."""
+    return 0 if value == -1 and type(value) is int else value
+
+
+def _by_token(value: object) -> object:
+    """JSON has strings for keys only; their numbers and the values are checked afterwards."""
+    if not isinstance(value, dict):
+        return value
+    if len(value) > MAX_LOGIT_BIAS:
+        raise ValueError(f"takes at most {MAX_LOGIT_BIAS} tokens, not {len(value)}")
+    if not all(key.isascii() and key.isdecimal() for key in value):
+        raise ValueError("keys must be token ids")
+    return {int(key): bias for key, bias in value.items()}
+
+
+StopList = Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
+StopStrings = Annotated[StopList, Field(max_length=MAX_STOP_STRINGS)]
+TopK = Annotated[int, BeforeValidator(_off)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+Token = Annotated[int, Field(ge=0, lt=2**32)]
+LogitBias = Annotated[
+    dict[Token, float],
+    BeforeValidator(_by_token),
+    WithJsonSchema(
+        {"type": "object", "patternProperties": {"^[0-9]+$": {"type": "number"}}, "additionalProperties": False}
+    ),
+]
 
 
 class RequestFields(GenerationBody):
@@ -29,3 +76,36 @@ class RequestFields(GenerationBody):
     def hints(self, cache_owner: bytes) -> Hints:
         """Raises `InvalidRequest`."""
         return hints_of(cache_owner, self.cache_salt or "")
+
+
+class ChoiceFields(GenerationBody):
+    """Named as OpenAI does, and what OpenAI has not as vLLM and SGLang do. `None` is the same as absent."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: TopK | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: LogitBias | None = None
+    stop: StopStrings | None = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    stop_regex: Annotated[StopList, Field(max_length=MAX_STOP_REGEX)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None  # false: they are shown, but for those that end the output
+    spaces_between_special_tokens: bool | None = None  # without effect: nothing is put between them
+
+    @property
+    def shows_special(self) -> bool:
+        return self.skip_special_tokens is False
+
+
+def params_of(body: BaseModel, **others: Any) -> SamplingParams:
+    """Return what fields say that `SamplingParams` has under the same names, and `others`, which have other names.
+
+    `None` is the default. `max_tokens` and `seed` are left out: they are the request's.
+    """
+    said = {name: getattr(body, name) for name in _SAMPLING & type(body).model_fields.keys()} | others
+    given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    return SamplingParams(**given | {name: tuple(value) for name, value in given.items() if isinstance(value, list)})

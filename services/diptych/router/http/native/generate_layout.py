@@ -13,16 +13,13 @@ from typing import Any, Final, NotRequired
 
 from typing_extensions import TypeAliasType, TypedDict
 
-from diptych.common.errors import DiptychError
 from diptych.generation.finish import Finish
-from diptych.router.http.exchange.errors import Error, error_body
-from diptych.router.http.exchange.framing import DATA_ONLY
+from diptych.router.http.exchange.layout import DATA_ONLY, Json, Layout
 from diptych.router.http.exchange.timings import timings
-from diptych.router.http.fields.logprobs import Entry, entries, text_of
+from diptych.router.http.fields.logprobs import entries, text_of
 from diptych.router.output import End, Output, Piece, Scores, Usage
 from diptych.tokens.token_bytes import TokenBytes
 
-Json = dict[str, Any]
 Triple = tuple[float | None, int, str | None]  # a token's log-probability, the token, and its text
 
 TOLD_AGAIN: Final = 256  # times at most that a stream has as many bytes as a whole answer; the first tokens come singly
@@ -96,11 +93,10 @@ class _Grown:
         return {"index": index, "text": self.texts[0], "output_ids": self.token_ids, "meta_info": self.meta}
 
 
-class GenerateLayout:
+class GenerateLayout(Layout):
     """One output or several."""
 
-    framing: Final = DATA_ONLY
-    prompts: Sequence[Sequence[int]] = ()
+    framing = DATA_ONLY
 
     def __init__(self, request_id: str, token_bytes: TokenBytes, style: GenerateStyle) -> None:
         self._request_id = request_id
@@ -108,12 +104,6 @@ class GenerateLayout:
         self._style = style
         self._num_tokens: dict[int, int] = {}  # of a stream, by output, so far
         self._so_far: dict[int, _Grown] = {}  # likewise
-
-    def error_body(self, error: DiptychError) -> Error:
-        return error_body(error)
-
-    def failure(self, error: DiptychError) -> Error:
-        return error_body(error)
 
     def whole(self, outputs: Sequence[Output], usage: Usage) -> Generated:
         answers = [self._answer(index, output) for index, output in enumerate(outputs)]
@@ -161,16 +151,12 @@ class GenerateLayout:
     def _logprobs(self, scores: Scores) -> tuple[list[Triple], list[list[Triple] | None]]:
         """SGLang's triples, of tokens and of their alternatives. The first token of a prompt has none."""
         num_unscored = len(scores.token_ids) - len(scores.logprobs)
-        unscored = [(None, token_id, self._text(token_id)) for token_id in scores.token_ids[:num_unscored]]
-        scored = list(entries(scores))
-        return [*unscored, *map(self._triple, scored)], [*([None] * num_unscored), *map(self._top, scored)]
+        triples = [self._triple(token_id, None) for token_id in scores.token_ids[:num_unscored]]
+        tops: list[list[Triple] | None] = [None] * num_unscored
+        for token_id, value, top in entries(scores):
+            triples.append(self._triple(token_id, value))
+            tops.append([self._triple(*other) for other in top])
+        return triples, tops
 
-    def _triple(self, entry: Entry) -> Triple:
-        token_id, value, _ = entry
-        return value, token_id, self._text(token_id)
-
-    def _top(self, entry: Entry) -> list[Triple]:
-        return [(value, token_id, self._text(token_id)) for token_id, value in entry[2]]
-
-    def _text(self, token_id: int) -> str | None:
-        return text_of(token_id, self._token_bytes) if self._style.logprobs_have_text else None
+    def _triple(self, token_id: int, value: float | None) -> Triple:
+        return value, token_id, text_of(token_id, self._token_bytes) if self._style.logprobs_have_text else None

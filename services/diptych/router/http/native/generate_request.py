@@ -10,9 +10,8 @@ from pydantic import Field
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Grammar, GrammarKind
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
-from diptych.router.http.fields.choice_fields import ChoiceFields, Seed, Token
-from diptych.router.http.fields.grammar_fields import Schema
-from diptych.router.http.fields.request_fields import RequestFields
+from diptych.router.http.fields.grammar_fields import Schema, json_grammar, text_grammar
+from diptych.router.http.fields.request_fields import ChoiceFields, RequestFields, Seed, Token, params_of
 from diptych.router.http.native.generate_layout import GenerateStyle
 from diptych.router.request import Prompt, TextPrompt, TokenPrompt
 
@@ -38,7 +37,8 @@ class Sampling(ChoiceFields):
 
     def params(self, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
         """Return all but `max_tokens` and `seed`."""
-        return self.params_with(
+        return params_of(
+            self,
             min_tokens=self.min_new_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
@@ -46,13 +46,12 @@ class Sampling(ChoiceFields):
         )
 
     def _grammar(self) -> Grammar | None:
-        given: list[Grammar] = []
-        if self.json_schema is not None:
-            given.append(Grammar.from_schema(self.json_schema))
-        if self.regex is not None:
-            given.append(Grammar(GrammarKind.REGEX, self.regex))
-        if self.ebnf is not None:
-            given.append(Grammar(GrammarKind.EBNF, self.ebnf))
+        grammars = (
+            json_grammar(self.json_schema),
+            text_grammar(GrammarKind.REGEX, self.regex),
+            text_grammar(GrammarKind.EBNF, self.ebnf),
+        )
+        given = [grammar for grammar in grammars if grammar is not None]
         if len(given) > 1:
             raise InvalidRequest("give only one of json_schema, regex and ebnf", param="sampling_params")
         return given[0] if given else None

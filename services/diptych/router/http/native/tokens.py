@@ -1,35 +1,68 @@
-"""Text to tokens and back over HTTP, as prompts and outputs of this server have them. No worker hears of it."""
+"""Text to tokens and back over HTTP, as prompts and outputs of this server have them. No worker hears of it.
+
+What the bodies may contain is in vLLM's words.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NotRequired
+from typing import Any, Final, NotRequired
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from diptych.common.errors import DiptychError
-from diptych.router.http.anthropic.errors import anthropic_error_body
+from diptych.common.errors import DiptychError, InvalidRequest
+from diptych.router.errors import DISCONNECTED, OK, outcome_of
 from diptych.router.http.anthropic.messages_request import PromptFields
+from diptych.router.http.exchange.answers import json_response, refusal
 from diptych.router.http.exchange.body import BodyReader
 from diptych.router.http.exchange.disconnect import until_disconnect
-from diptych.router.http.exchange.errors import ErrorBody, error_body, error_response
-from diptych.router.http.exchange.json_response import json_response
 from diptych.router.http.exchange.key_gate import caller_of
-from diptych.router.http.exchange.parse import Origin, read_fields
-from diptych.router.http.exchange.request_id import HEADER, request_id_of
+from diptych.router.http.exchange.parse import read_fields
 from diptych.router.http.fields.logprobs import text_of
+from diptych.router.http.fields.request_fields import Token
 from diptych.router.http.fields.strict_model import Body
-from diptych.router.http.native.token_request import DetokenizeRequest, TokenizeRequest
-from diptych.router.request import request_for_tokens
-from diptych.router.serve.outcome import DISCONNECTED, OK, outcome_of
+from diptych.router.http.fields.tool_fields import Tools, shown_tools
+from diptych.router.http.openai.chat_request import Messages
+from diptych.router.keys.caller import Caller
+from diptych.router.request import ChatPrompt, Prompt, TextPrompt, request_for_tokens
 from diptych.router.serve.pipeline import Pipeline
 
-Work = Callable[[Any, Origin, Pipeline], Awaitable[Mapping[str, object]]]
+Work = Callable[[Any, Caller, Pipeline], Awaitable[Mapping[str, object]]]
+
+
+class TokenizeRequest(Body):
+    """`prompt`, or `messages` to be rendered with the model's chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None  # beside messages
+    chat_template_kwargs: dict[str, Any] | None = None  # likewise
+    add_special_tokens: bool = True  # of a prompt: as completions do
+    return_token_strs: bool = False
+
+    def check(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("give either prompt or messages", param="prompt")
+        for index, message in enumerate(self.messages or ()):
+            message.check(f"messages[{index}]")
+
+    def whole_prompt(self) -> Prompt:
+        if self.prompt is not None:
+            return TextPrompt(self.prompt, self.add_special_tokens)
+        turns = [turn.for_template() for turn in self.messages or ()]
+        return ChatPrompt(turns, shown_tools(self.tools or (), None), self.chat_template_kwargs or {})
+
+
+class DetokenizeRequest(Body):
+    """Tokens."""
+
+    model: str | None = None
+    tokens: list[Token]
 
 
 class Tokens(TypedDict):
@@ -53,18 +86,8 @@ class TokenCount(TypedDict):
     input_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class TokenApi:
-    """Something that can be asked about tokens."""
-
-    path: str
-    fields: type[Body]
-    work: Work  # with those
-    error_body: ErrorBody = error_body
-
-
-async def tokenize(fields: TokenizeRequest, origin: Origin, pipeline: Pipeline) -> Tokens:
-    (ids,) = await pipeline.tokenize(request_for_tokens(fields.model or "", fields.whole_prompt(), origin.caller))
+async def tokenize(fields: TokenizeRequest, caller: Caller, pipeline: Pipeline) -> Tokens:
+    (ids,) = await pipeline.tokenize(request_for_tokens(fields.model or "", fields.whole_prompt(), caller))
     answer: Tokens = {"count": len(ids), "max_model_len": pipeline.context_len, "tokens": list(ids)}
     if fields.return_token_strs:
         token_bytes = pipeline.model.tokenizer.token_bytes
@@ -72,39 +95,38 @@ async def tokenize(fields: TokenizeRequest, origin: Origin, pipeline: Pipeline) 
     return answer
 
 
-async def detokenize(fields: DetokenizeRequest, origin: Origin, pipeline: Pipeline) -> Text:
-    return {"prompt": await pipeline.detokenize(fields.tokens, origin.caller)}
+async def detokenize(fields: DetokenizeRequest, caller: Caller, pipeline: Pipeline) -> Text:
+    return {"prompt": await pipeline.detokenize(fields.tokens, caller)}
 
 
-async def count_tokens(fields: PromptFields, origin: Origin, pipeline: Pipeline) -> TokenCount:
-    (ids,) = await pipeline.tokenize(request_for_tokens(fields.model or "", fields.chat(), origin.caller))
+async def count_tokens(fields: PromptFields, caller: Caller, pipeline: Pipeline) -> TokenCount:
+    (ids,) = await pipeline.tokenize(request_for_tokens(fields.model or "", fields.chat(), caller))
     return {"input_tokens": len(ids)}
 
 
-TOKEN_APIS = (
-    TokenApi("/tokenize", TokenizeRequest, tokenize),
-    TokenApi("/detokenize", DetokenizeRequest, detokenize),
-    TokenApi("/v1/messages/count_tokens", PromptFields, count_tokens, anthropic_error_body),
-)
+TOKEN_APIS: Final[Mapping[str, tuple[type[Body], Work]]] = {  # by path: the body, and what is made of it
+    "/tokenize": (TokenizeRequest, tokenize),
+    "/detokenize": (DetokenizeRequest, detokenize),
+    "/v1/messages/count_tokens": (PromptFields, count_tokens),
+}
 
 
 def add_tokens(app: FastAPI, pipeline: Pipeline, bodies: BodyReader) -> None:
     """Add the paths to the application."""
 
-    async def answer(api: TokenApi, request: Request) -> Response:
-        origin = Origin(request_id_of(request), request.headers, caller_of(request))
-        count = pipeline.metrics.requests.labels
-        held = bodies.hold(origin.caller.name)
+    async def answer(body: type[Body], work: Work, request: Request) -> Response:
+        caller, count = caller_of(request), pipeline.metrics.requests.labels
+        held = bodies.hold(caller.name)
         try:
-            fields = await bodies.read(request, held, partial(read_fields, api.fields))
-            found = await until_disconnect(request.receive, api.work(fields, origin, pipeline))
+            fields = await bodies.read(request, held, partial(read_fields, body))
+            found = await until_disconnect(request.receive, work(fields, caller, pipeline))
         except DiptychError as error:
             count("tokens", outcome_of(error)).inc()
-            return error_response(error, {HEADER: origin.request_id}, api.error_body)
+            return refusal(error, request)
         finally:
             held.release()
         count("tokens", OK if found else DISCONNECTED).inc()
         return json_response(found, request)
 
-    for api in TOKEN_APIS:
-        app.add_route(api.path, partial(answer, api), methods=["POST"])
+    for path, (body, work) in TOKEN_APIS.items():
+        app.add_route(path, partial(answer, body, work), methods=["POST"])

@@ -8,11 +8,11 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from diptych.generation.finish import Finish
-from diptych.router.http.fields.logprobs import chat_logprobs
+from diptych.router.http.exchange.layout import Json
+from diptych.router.http.fields.logprobs import chat_entries
 from diptych.router.http.openai.completion_layout import (
     ChoiceLayout,
     CompletionUsage,
-    Json,
     ShownPrompt,
     ShownTokens,
     Style,
@@ -20,7 +20,7 @@ from diptych.router.http.openai.completion_layout import (
     reports_of,
 )
 from diptych.router.output import End, Output, Piece, Usage
-from diptych.router.served_model import ServedModel
+from diptych.router.request import ServedModel
 from diptych.router.text.parsing.parts import (
     Content,
     Message,
@@ -154,7 +154,7 @@ class ChatLayout(ChoiceLayout):
     def _logprobs(self, part: Piece | Output) -> Json | None:
         if not self.style.logprobs or part.scores is None:
             return None
-        return chat_logprobs(part.scores, self._token_bytes, self._name)
+        return {"content": chat_entries(part.scores, self._token_bytes, self._name), "refusal": None}
 
 
 def _choice(index: int, delta: Json) -> Json:

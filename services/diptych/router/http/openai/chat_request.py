@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field
-from pydantic_core import from_json
 
 from diptych.common.errors import InvalidRequest
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS
@@ -90,22 +89,8 @@ class Message(Said):
         optional = {"name": self.name, "tool_call_id": self.tool_call_id, "reasoning_content": thoughts}
         turn |= {key: value for key, value in optional.items() if value is not None}
         if self.tool_calls:
-            turn["tool_calls"] = [call_for_template(call) for call in self.tool_calls]
+            turn["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return turn
-
-
-def call_for_template(call: CallFields) -> Mapping[str, Any]:
-    """Return a call as chat templates know it."""
-    function = {"name": call.function.name, "arguments": _parsed(call.function.arguments)}
-    return {"id": call.id, "type": call.type, "function": function}
-
-
-def _parsed(arguments: str) -> object:
-    """A model's arguments may be broken, and still be part of the conversation."""
-    try:
-        return from_json(arguments or "{}")  # takes no nesting that anybody after it could not take
-    except ValueError:
-        return arguments
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

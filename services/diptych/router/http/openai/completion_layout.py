@@ -1,32 +1,21 @@
-"""How answers look on the wire, one class an API: text and counts in, JSON-ready values out.
-
-Only the ids and times of new answers come from elsewhere: they are made where a layout is.
-
-`Layout` is what an answer needs of any API; `ChoiceLayout` is what OpenAI's chat and completions have in common.
-"""
+"""How an answer of /v1/completions looks, and what it has in common with a chat's (`ChoiceLayout`)."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, NotRequired, Protocol
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from diptych.common.errors import DiptychError
-from diptych.generation.finish import Finish
-from diptych.router.http.exchange.errors import Error, error_body
-from diptych.router.http.exchange.framing import DATA_ONLY, Event, Framing
+from diptych.router.http.exchange.layout import DATA_ONLY, Json, Layout
 from diptych.router.http.exchange.timings import timings
 from diptych.router.http.fields.logprobs import Name, completion_logprobs, id_of, prompt_logprobs, text_of
 from diptych.router.output import End, Output, Piece, Usage
-from diptych.router.request_id import new_answer_id
-from diptych.router.served_model import ServedModel
-
-Json = dict[str, Any]
+from diptych.router.request import ServedModel, new_answer_id
 
 
 class CachedTokens(TypedDict):
@@ -42,15 +31,6 @@ class CompletionUsage(TypedDict):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-
-
-class Head(TypedDict):
-    """What an answer and each chunk of it begin with."""
-
-    id: str
-    object: str
-    created: int
-    model: str
 
 
 class ShownTokens(TypedDict, total=False):
@@ -101,56 +81,20 @@ class Style:
     prompt_logprobs: bool = False  # of the prompt, by themselves
 
 
-class Layout(Protocol):
-    """The parts of one answer, whole or as a stream of chunks."""
-
-    prompts: Sequence[Sequence[int]]  # by output, as tokens; empty where the router does not know them
-
-    @property
-    def framing(self) -> Framing: ...
-
-    def error_body(self, error: DiptychError) -> Event:
-        """The body of an answer that is an error."""
-        ...
-
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> object:
-        """The answer in one piece."""
-        ...
-
-    def chunks(self, index: int, piece: Piece, *, is_first: bool) -> Sequence[Event]:
-        """The chunks for a piece of output `index`."""
-        ...
-
-    def closing(self, usage: Usage) -> Sequence[Event]:
-        """The last chunks, after all outputs have ended."""
-        ...
-
-    def failure(self, error: DiptychError) -> Event:
-        """The last chunk of a stream that fails."""
-        ...
-
-
-class ChoiceLayout(ABC):
+class ChoiceLayout(Layout):
     """Choices by index, each chunk of which carries the same head."""
 
-    framing: Final = DATA_ONLY
-    prompts: Sequence[Sequence[int]] = ()
+    framing = DATA_ONLY
 
     def __init__(self, prefix: str, kind: str, model: ServedModel, style: Style) -> None:
         created, model_id = int(time.time()), model.model_id
-        self._head: Head = {"id": new_answer_id(f"{prefix}-"), "object": kind, "created": created, "model": model_id}
+        self._head: Json = {"id": new_answer_id(f"{prefix}-"), "object": kind, "created": created, "model": model_id}
         self._token_bytes = model.tokenizer.token_bytes
         as_text = partial(text_of, token_bytes=self._token_bytes)
         self._name: Name = id_of if style.names_tokens_by_id else as_text
         self._eos_ids = model.tokenizer.eos_ids
         self._num_tokens: dict[int, int] = {}  # of a stream, by choice, so far
         self.style = style
-
-    def error_body(self, error: DiptychError) -> Error:
-        return error_body(error)
-
-    @abstractmethod
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> object: ...
 
     def chunks(self, index: int, piece: Piece, *, is_first: bool) -> list[Json]:
         choices = self._opening(index) if is_first else []
@@ -163,9 +107,6 @@ class ChoiceLayout(ABC):
 
     def closing(self, usage: Usage) -> list[Json]:
         return [{**self._head, "choices": [], "usage": completion_usage(usage)}] if self.style.include_usage else []
-
-    def failure(self, error: DiptychError) -> Error:
-        return error_body(error)
 
     def _chunk(self, choice: Json) -> Json:
         chunk = {**self._head, "choices": [choice]}
@@ -208,15 +149,13 @@ class ChoiceLayout(ABC):
         """Whether a piece without text has something to show."""
         return bool(piece.token_ids) and (self.style.return_token_ids or self.style.logprobs)
 
-    @abstractmethod
     def _opening(self, index: int) -> list[Json]:
         """The choices that come before the first piece."""
-        ...
+        return []
 
     @abstractmethod
     def _deltas(self, index: int, piece: Piece) -> list[Json]:
         """The choices of its chunks."""
-        ...
 
     @abstractmethod
     def _end(self, index: int, end: End) -> Json: ...
@@ -254,23 +193,17 @@ class CompletionLayout(ChoiceLayout):
         self._show_prompt_logprobs(choice, output)
         return choice
 
-    def _opening(self, index: int) -> list[Json]:
-        return []
-
     def _deltas(self, index: int, piece: Piece) -> list[Json]:
         if not piece.text and not self._shows_tokens(piece):
             return []
-        choice = _completion_choice(index, piece.text, self._logprobs(piece), None)
+        choice = _choice(index, piece.text, self._logprobs(piece))
         self._show_tokens(choice, piece.token_ids)
-        if self._is_first_delta(index, piece):
+        if self._num_tokens[index] == len(piece.token_ids):  # it is the first
             self._show_prompt_tokens(choice, index)
         return [choice]
 
-    def _is_first_delta(self, index: int, piece: Piece) -> bool:
-        return self._num_tokens[index] == len(piece.token_ids)
-
     def _end(self, index: int, end: End) -> Json:
-        return {**_completion_choice(index, "", None, end.finish), "stop_reason": self._stop_reason(end)}
+        return {**_choice(index, ""), "finish_reason": end.finish.value, "stop_reason": self._stop_reason(end)}
 
     def _logprobs(self, part: Piece | Output) -> Json | None:
         if not self.style.logprobs or part.scores is None:
@@ -296,5 +229,5 @@ def completion_usage(usage: Usage) -> CompletionUsage:
     }
 
 
-def _completion_choice(index: int, text: str, logprobs: Json | None, finish: Finish | None) -> Json:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish.value if finish else None}
+def _choice(index: int, text: str, logprobs: Json | None = None) -> Json:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}

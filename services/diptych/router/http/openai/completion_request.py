@@ -40,7 +40,7 @@ class CompletionRequest(GenerationFields):
 
     def check(self) -> None:
         super().check()
-        if self.max_tokens == 0 and not self.echoes and self.prompt_logprobs is None:
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             text = "max_tokens must be at least 1, or the prompt is wanted: give echo or prompt_logprobs"
             raise InvalidRequest(text, param="max_tokens")
         if self.stream and self.best_of is not None and self.best_of != (self.n or 1):
@@ -52,16 +52,12 @@ class CompletionRequest(GenerationFields):
         return self.logprobs
 
     @property
-    def echoes(self) -> bool:
-        return bool(self.echo)
-
-    @property
     def output_limit(self) -> int:
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     def sampling_params(self) -> SamplingParams:
         params = super().sampling_params()
-        if self.echoes and params.prompt_logprobs is None:
+        if self.echo and params.prompt_logprobs is None:
             return replace(params, prompt_logprobs=params.logprobs)
         return params
 

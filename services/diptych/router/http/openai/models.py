@@ -12,9 +12,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from diptych.router.errors import ModelNotFound
-from diptych.router.http.exchange.errors import error_response
-from diptych.router.http.exchange.json_response import json_response
-from diptych.router.http.exchange.request_id import HEADER, request_id_of
+from diptych.router.http.exchange.answers import json_response, refusal
 from diptych.router.serve.pipeline import Pipeline
 
 
@@ -56,8 +54,7 @@ async def _show(pipeline: Pipeline, created: int, request: Request) -> Response:
     if name in pipeline.model_ids:
         known.setdefault(name, _model(name, pipeline, created))  # requests may call it so, too
     if name not in known:
-        error = ModelNotFound(f"the model {name!r} does not exist")
-        return error_response(error, {HEADER: request_id_of(request)})
+        return refusal(ModelNotFound(f"the model {name!r} does not exist"), request)
     return json_response(known[name], request)
 
 

@@ -12,17 +12,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from diptych.router.http.fields.strict_model import Said
-from diptych.router.http.fields.tool_fields import CalledFunction, CallFields
-from diptych.router.http.openai.chat_request import ROLES, call_for_template
-from diptych.router.serve.validation import MAX_MESSAGES, MAX_PARTS
+from diptych.router.http.fields.tool_fields import (
+    MAX_COUNT,
+    Turn,
+    as_parts,
+    call_for_template,
+    parsed_arguments,
+    turn_of_assistant,
+    turn_of_tool,
+)
+from diptych.router.http.openai.chat_request import ROLES
+from diptych.router.serve.validation import MAX_MESSAGES
 
-Turn = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]
-
-
-def _parts(content: object) -> object:
-    """Text is short for one part."""
-    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
 
 
 class TextPart(Said):
@@ -34,43 +36,40 @@ class TextPart(Said):
     logprobs: Any = None  # likewise
 
 
-_Count = Field(max_length=MAX_PARTS, fail_fast=True)
-Parts = Annotated[list[TextPart], _Count, BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])]
+Parts = Annotated[list[TextPart], MAX_COUNT, BeforeValidator(as_parts, json_schema_input_type=str | list[TextPart])]
 
 
-class InputMessage(Said):
+class SentItem(Said):
+    """What every item may have, without effect."""
+
+    id: str | None = None
+    status: Status | None = None
+
+
+class InputMessage(SentItem):
     """One turn."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Parts
-    # without effect
-    id: str | None = None
-    status: Status | None = None
-    phase: str | None = None
+    phase: str | None = None  # without effect
 
 
-class FunctionCall(Said):
+class FunctionCall(SentItem):
     """A call of a function, as this API said it."""
 
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
-    # without effect
-    id: str | None = None
-    status: Status | None = None
 
 
-class FunctionCallOutput(Said):
+class FunctionCallOutput(SentItem):
     """What a function has answered."""
 
     type: Literal["function_call_output"]
     call_id: str
     output: Parts
-    # without effect
-    id: str | None = None
-    status: Status | None = None
 
 
 class ReasoningText(Said):
@@ -80,15 +79,13 @@ class ReasoningText(Said):
     text: str
 
 
-class ReasoningItem(Said):
+class ReasoningItem(SentItem):
     """What the model thought, as this API said it."""
 
     type: Literal["reasoning"]
-    content: Annotated[list[ReasoningText], _Count] | None = None
+    content: Annotated[list[ReasoningText], MAX_COUNT] | None = None
     # without effect
-    id: str | None = None
-    status: Status | None = None
-    summary: Annotated[list[ReasoningText], _Count] | None = None
+    summary: Annotated[list[ReasoningText], MAX_COUNT] | None = None
     encrypted_content: str | None = None
 
 
@@ -137,13 +134,10 @@ def _is_assistants(item: Item) -> bool:
 
 
 def _turn_of_assistant(items: Sequence[Item]) -> Turn:
-    turn: Turn = {"role": "assistant"}
-    turn["content"] = "".join([_joined(item.content) for item in items if isinstance(item, InputMessage)])
+    text = "".join([_joined(item.content) for item in items if isinstance(item, InputMessage)])
     thoughts = "".join([_joined(item.content or ()) for item in items if isinstance(item, ReasoningItem)])
-    if thoughts:
-        turn["reasoning_content"] = thoughts
     calls = [_call(item) for item in items if isinstance(item, FunctionCall)]
-    return {**turn, "tool_calls": calls} if calls else turn
+    return turn_of_assistant(text, thoughts, calls)
 
 
 def _turns_of_others(items: Iterable[Item], names: Mapping[str, str]) -> Iterator[Turn]:
@@ -152,13 +146,11 @@ def _turns_of_others(items: Iterable[Item], names: Mapping[str, str]) -> Iterato
             case InputMessage():
                 yield {"role": ROLES.get(item.role, item.role), "content": _joined(item.content)}
             case FunctionCallOutput():
-                turn = {"role": "tool", "tool_call_id": item.call_id, "content": _joined(item.output)}
-                yield {**turn, "name": names[item.call_id]} if item.call_id in names else turn
+                yield turn_of_tool(item.call_id, _joined(item.output), names)
 
 
-def _call(item: FunctionCall) -> Mapping[str, Any]:
-    function = CalledFunction(name=item.name, arguments=item.arguments)
-    return call_for_template(CallFields(id=item.call_id, function=function))
+def _call(item: FunctionCall) -> Turn:
+    return call_for_template(item.call_id, item.name, parsed_arguments(item.arguments))
 
 
 def _joined(parts: Iterable[TextPart | ReasoningText]) -> str:

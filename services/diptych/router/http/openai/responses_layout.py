@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from diptych.common.errors import DiptychError
 from diptych.generation.finish import Finish
-from diptych.router.http.exchange.errors import Error, error_body
-from diptych.router.http.exchange.framing import NAMED
+from diptych.router.http.exchange.layout import NAMED, Event, Json, Layout
 from diptych.router.http.exchange.timings import timings
-from diptych.router.http.fields.blocks import Block, Blocks, Change, Closed, Grown, Opened
-from diptych.router.http.openai.responses_items import OutputItem, Status, content_part, item_id, output_item
+from diptych.router.http.fields.blocks import Block, Blocks, Change, Closed, Grown, Kind, Opened
+from diptych.router.http.fields.logprobs import chat_entries, text_of
+from diptych.router.http.openai.responses_input import Status
 from diptych.router.http.openai.responses_request import Echoed
-from diptych.router.http.openai.text_scores import TextScores
-from diptych.router.output import End, Output, Piece, Usage
-from diptych.router.request_id import new_answer_id
+from diptych.router.output import End, Output, Piece, Scores, Usage
+from diptych.router.request import new_answer_id
 from diptych.tokens.token_bytes import TokenBytes
 
-Json = dict[str, Any]
+ItemType = Literal["message", "reasoning", "function_call"]
+ResponseStatus = Literal["completed", "incomplete", "in_progress", "failed"]
 
+_PREFIXES: Final = {"text": "msg", "reasoning": "rs", "call": "fc"}
+_TYPES: Final[Mapping[Kind, ItemType]] = {"text": "message", "reasoning": "reasoning", "call": "function_call"}
 _WORDS: Final = {"text": "output_text", "reasoning": "reasoning_text"}  # of a block's content, in events
 
 
-ResponseStatus = Literal["completed", "incomplete", "in_progress", "failed"]
+class OutputItem(TypedDict):
+    """A message, reasoning, or the call of a function; which, says its type."""
+
+    id: str
+    status: Status
+    type: ItemType
+    role: NotRequired[Literal["assistant"]]  # of a message
+    content: NotRequired[list[dict[str, Any]]]  # of a message or reasoning
+    summary: NotRequired[list[dict[str, Any]]]  # of reasoning: there is none
+    call_id: NotRequired[str]  # of a call, as the next two
+    name: NotRequired[str]
+    arguments: NotRequired[str]
 
 
 class InputDetails(TypedDict):
@@ -64,11 +77,37 @@ class Response(Echoed):
     usage: ResponseUsage | None
 
 
-class ResponseLayout:
+class TextScores:
+    """Log-probabilities of an answer's text as it grows.
+
+    Rule: a token's stands beside the text that it begins. It waits while that text is held back, and is never told
+    where there is none, as at the end of sequence.
+    """
+
+    def __init__(self, token_bytes: TokenBytes | None) -> None:
+        self._token_bytes = token_bytes  # None: none are wanted
+        self._num_chars = 0
+        self._waiting: list[tuple[int, Json]] = []  # with the place where the token begins
+        self.told: list[Json] = []
+
+    def push(self, text: str, scores: Scores | None) -> list[Json]:
+        """Take new text and the tokens that came with it; return what stands beside the text."""
+        if self._token_bytes is None:
+            return []
+        if scores is not None:
+            entries = chat_entries(scores, self._token_bytes, partial(text_of, token_bytes=self._token_bytes))
+            self._waiting += zip(scores.offsets, entries, strict=True)
+        self._num_chars += len(text)
+        told = [entry for place, entry in self._waiting if place < self._num_chars]
+        del self._waiting[: len(told)]
+        self.told += told
+        return told
+
+
+class ResponseLayout(Layout):
     """One response."""
 
-    framing: Final = NAMED
-    prompts: Sequence[Sequence[int]] = ()
+    framing = NAMED
 
     def __init__(self, model_id: str, echoed: Echoed, token_bytes: TokenBytes | None) -> None:
         self._id = new_answer_id("resp_")
@@ -80,11 +119,8 @@ class ResponseLayout:
         self._end: End | None = None
         self._num_events = 0
 
-    def error_body(self, error: DiptychError) -> Error:
-        return error_body(error)
-
-    def failure(self, error: DiptychError) -> Json:
-        words = error_body(error)["error"]
+    def failure(self, body: Event) -> Json:
+        words: Any = body["error"]
         failed = {"code": words["code"] or words["type"], "message": words["message"]}
         return self._event("response.failed", response=self._response("failed", None) | {"error": failed})
 
@@ -112,10 +148,7 @@ class ResponseLayout:
 
     def _opening(self) -> list[Json]:
         response = self._response("in_progress", None)
-        return [
-            self._event("response.created", response=response),
-            self._event("response.in_progress", response=response),
-        ]
+        return [self._event(f"response.{news}", response=response) for news in ("created", "in_progress")]
 
     def _ended(self, end: End, usage: Usage) -> Response:
         is_cut = end.finish is Finish.LENGTH
@@ -141,7 +174,21 @@ class ResponseLayout:
         }
 
     def _item(self, block: Block, status: Status) -> OutputItem:
-        return output_item(self._id, block, status, self._scores.told)
+        """Return the item as it is now: one in progress shows nothing yet."""
+        item: OutputItem = {"id": self._item_id(block), "status": status, "type": _TYPES[block.kind]}
+        is_begun, text = status != "in_progress", block.text
+        parts = [_content_part(block, text, self._scores.told)] if is_begun else []
+        match block.kind:
+            case "call":
+                item |= {"call_id": block.call_id, "name": block.name, "arguments": text if is_begun else ""}
+            case "reasoning":
+                item |= {"summary": [], "content": parts}
+            case "text":
+                item |= {"role": "assistant", "content": parts}
+        return item
+
+    def _item_id(self, block: Block) -> str:
+        return f"{_PREFIXES[block.kind]}_{self._id.removeprefix('resp_')}{block.index:04x}"
 
     def _ended_item(self, block: Block, *, is_cut: bool) -> OutputItem:
         """What cuts a response off cuts its last block."""
@@ -149,7 +196,7 @@ class ResponseLayout:
 
     def _events(self, change: Change, logprobs: Sequence[Json]) -> list[Json]:
         block = change.block
-        place = {"item_id": item_id(self._id, block), "output_index": block.index}
+        place = {"item_id": self._item_id(block), "output_index": block.index}
         if block.kind == "call":
             return self._call_events(change, place)
         place["content_index"] = 0
@@ -157,12 +204,12 @@ class ResponseLayout:
         scores = {"logprobs": list(logprobs)} if block.kind == "text" else {}
         match change:
             case Opened():
-                part = content_part(block, "", [])
+                part = _content_part(block, "", [])
                 return [self._added(block), self._event("response.content_part.added", **place, part=part)]
             case Grown(_, text):
                 return [self._event(f"{word}.delta", **place, delta=text, **scores)]
             case Closed():
-                part = content_part(block, block.text, self._scores.told)
+                part = _content_part(block, block.text, self._scores.told)
                 scores = {"logprobs": self._scores.told} if scores else {}
                 return [
                     self._event(f"{word}.done", **place, text=block.text, **scores),
@@ -193,6 +240,12 @@ class ResponseLayout:
     def _event(self, kind: str, **fields: Any) -> Json:
         self._num_events += 1
         return {"type": kind, "sequence_number": self._num_events - 1, **fields}
+
+
+def _content_part(block: Block, text: str, logprobs: Sequence[Json]) -> Json:
+    if block.kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
 def _usage(usage: Usage) -> ResponseUsage:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, NotRequired
+from typing import Annotated, Any, Final, Literal, NotRequired
 
 import orjson
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from diptych.common.errors import InvalidRequest
+from diptych.generation.grammar import Grammar
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from diptych.router.http.fields import tool_fields
-from diptych.router.http.fields.choice_fields import Seed, StopStrings, TopK
-from diptych.router.http.fields.request_fields import RequestFields
-from diptych.router.http.fields.strict_model import Unsupported
-from diptych.router.http.fields.tool_fields import shown_tools, tool_use
-from diptych.router.http.openai.responses_fields import Reasoning, StreamOptions, TextConfig
+from diptych.router.http.fields.fields import OpenAIFields
+from diptych.router.http.fields.grammar_fields import FormatKind, grammar_of_format
+from diptych.router.http.fields.request_fields import StopStrings, TopK, params_of
+from diptych.router.http.fields.strict_model import StrictModel, Unsupported
+from diptych.router.http.fields.tool_fields import FunctionName, function_tool, named_tool, shown_tools, tool_use
 from diptych.router.http.openai.responses_input import Input, turns_of
-from diptych.router.http.openai.responses_tools import FunctionTool, NamedFunction, ToolChoice, choice_in_chat
 from diptych.router.request import ChatPrompt
 from diptych.router.serve.validation import MAX_TOOLS
 from diptych.router.text.parsing.tool_use import ToolUse
@@ -25,21 +25,19 @@ from diptych.router.text.parsing.tool_use import ToolUse
 LOGPROBS: Final = "message.output_text.logprobs"
 
 
-class SameInAll(TypedDict):
-    """What every response says until it fails, is cut off, or has ended."""
+class Echoed(TypedDict):
+    """What a response says from its beginning on: what it repeats of its request, and what is the same in all."""
 
+    # until it fails, is cut off, or has ended
     error: dict[str, Any] | None
     incomplete_details: dict[str, Any] | None
+    diptych: NotRequired[dict[str, Any]]
+    # always
     previous_response_id: None
     store: bool
     truncation: str
     background: bool
-    diptych: NotRequired[dict[str, Any]]
-
-
-class Echoed(SameInAll):
-    """What a response repeats of its request."""
-
+    # of the request
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str]
@@ -54,7 +52,72 @@ class Echoed(SameInAll):
     user: str | None
 
 
-class ResponsesRequest(RequestFields):
+class TextFormat(StrictModel):
+    """What the output must match."""
+
+    type: FormatKind
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    # without effect
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+    def grammar(self) -> Grammar | None:
+        return grammar_of_format(self.type, self.json_schema, "text.format.schema")
+
+
+class TextConfig(StrictModel):
+    """How the text is to be."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None  # without effect
+
+
+class Reasoning(StrictModel):
+    """How the model is to think."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    # without effect
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class StreamOptions(StrictModel):
+    """How a stream is framed."""
+
+    include_obfuscation: bool | None = None  # without effect: no padding is sent
+
+
+class FunctionTool(StrictModel):
+    """A function that the client runs."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # without effect
+
+    def in_chat(self) -> tool_fields.Tool:
+        return function_tool(self.name, self.description, self.parameters)
+
+
+class NamedFunction(StrictModel):
+    """The one function to call."""
+
+    type: Literal["function"]
+    name: FunctionName
+
+
+ToolChoice = tool_fields.Mode | NamedFunction
+
+
+def choice_in_chat(choice: ToolChoice | None) -> tool_fields.ToolChoice | None:
+    if isinstance(choice, NamedFunction):
+        return named_tool(choice.name)
+    return choice
+
+
+class ResponsesRequest(OpenAIFields):
     """The body."""
 
     input: Input
@@ -63,7 +126,6 @@ class ResponsesRequest(RequestFields):
     temperature: float | None = None
     top_p: float | None = None
     top_k: TopK | None = None
-    seed: Seed | None = None
     stop: StopStrings | None = None
     ignore_eos: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -75,15 +137,7 @@ class ResponsesRequest(RequestFields):
     reasoning: Reasoning | None = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
-    # without effect
-    store: bool | None = None
-    max_tool_calls: int | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    max_tool_calls: int | None = None  # without effect
     # not supported
     conversation: Unsupported = None
     previous_response_id: Unsupported = None
@@ -116,25 +170,25 @@ class ResponsesRequest(RequestFields):
 
     def sampling_params(self) -> SamplingParams:
         """Return all but `max_tokens` and `seed`."""
-        given = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "ignore_eos")}
         wanted = self.text.format if self.text else None
-        return SamplingParams(
-            **{name: value for name, value in given.items() if value is not None},
-            stop=tuple(self.stop or ()),
-            logprobs=self.top_logprobs or 0 if self.wants_logprobs else None,
-            grammar=wanted.grammar() if wanted else None,
-        )
+        num_logprobs = self.top_logprobs or 0 if self.wants_logprobs else None
+        return params_of(self, logprobs=num_logprobs, grammar=wanted.grammar() if wanted else None)
 
     def tool_use(self) -> ToolUse:
         choice = choice_in_chat(self.tool_choice)
         return tool_use(self._tools(), choice, parallel=self.parallel_tool_calls is not False)
 
     def echoed(self) -> Echoed:
-        """What the response says of its request."""
+        """What the response says from its beginning on."""
         text = self.text.model_dump(by_alias=True, exclude_none=True) if self.text else {}
         choice = self.tool_choice.model_dump() if isinstance(self.tool_choice, NamedFunction) else self.tool_choice
         return {
-            **_SAME,
+            "error": None,
+            "incomplete_details": None,
+            "previous_response_id": None,
+            "store": False,
+            "truncation": "disabled",
+            "background": False,
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},
@@ -153,12 +207,4 @@ class ResponsesRequest(RequestFields):
         return [tool.in_chat() for tool in self.tools or ()]
 
 
-_SAME: Final[SameInAll] = {
-    "error": None,
-    "incomplete_details": None,
-    "previous_response_id": None,
-    "store": False,
-    "truncation": "disabled",
-    "background": False,
-}
 _INCLUDABLE: Final = (LOGPROBS, "reasoning.encrypted_content")  # of the second there is never any

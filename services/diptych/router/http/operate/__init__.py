@@ -1,1 +1,1 @@
-"""Routes for operators: adapters, members, metrics."""
+"""Routes for operators: adapters, members, metrics; and the OpenAPI document of all routes."""

@@ -1,19 +1,32 @@
-"""What a router says of itself to whoever asks: that it is alive, whether it is ready, its version and its APIs."""
+"""What a router says of itself to whoever asks: that it is alive, whether it is ready, its version, APIs and metrics.
+
+Metrics name keys and what each uses, and nobody is asked for a key here: so they belong where no client comes, and
+`/metrics` says where they are. With `--open-metrics` it shows them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
+from typing import Final
 
 import orjson
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from diptych.common.health.probes import Probes
-from diptych.router.http.exchange.json_response import json_response
+from diptych.router.http.exchange.answers import NotServed, json_response, refusal
+from diptych.router.metrics import RouterMetrics
+from diptych.router.process.health import PATH, TEXT, ProcessMetrics
+from diptych.router.process.share import Share
+
+ELSEWHERE: Final = "metrics are at the health port (--health-port) of this router; --open-metrics shows them here, too"
 
 
 class Status(TypedDict):
@@ -82,3 +95,29 @@ async def _welcome(apis: Sequence[str], request: Request) -> Response:
         "health": "/health",
     }
     return json_response(welcome, request)
+
+
+def metrics_route(metrics: RouterMetrics | None) -> Route:
+    """Return the path; without `metrics` it says where they are."""
+
+    async def show(request: Request) -> Response:
+        if metrics is None:
+            return refusal(NotServed(404, ELSEWHERE), request)
+        return Response(metrics.exposition(), headers={"content-type": TEXT})
+
+    return Route(PATH, show)
+
+
+def with_all_metrics(app: ASGIApp, metrics: RouterMetrics, of_all: ProcessMetrics, share: Share) -> ASGIApp:
+    """Return the application of one of several processes, with the metrics of all of them at their shared port.
+
+    At its own port it shows those of the one process.
+    """
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != PATH or scope["server"][1] == share.own_port:
+            return await app(scope, receive, send)
+        page = await asyncio.to_thread(of_all.exposition, {share.index: metrics.exposition()})
+        return await Response(page, headers={"content-type": TEXT})(scope, receive, send)
+
+    return serve

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, cast
 
 import orjson
@@ -10,15 +10,17 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from typing_extensions import TypedDict
 
+from diptych.common.drain.draining import Drainable, drain_route
 from diptych.common.errors import NotFound
 from diptych.common.members.roles import WorkerRole
 from diptych.common.refusals import Refusals
 from diptych.common.trust.operator_route import Answer, OperatorError, operator_route
 from diptych.common.trust.trust import Trust
 from diptych.router.choose.explain import Explanation
+from diptych.router.http.exchange.timings import hex_id
+from diptych.router.workers.drain import DRAIN_PATH
 from diptych.router.workers.fleet import Fleet
 from diptych.router.workers.session import Session
 from diptych.router.workers.worker_view import WorkerLoad
@@ -70,12 +72,12 @@ class WorkerList(TypedDict):
     workers: list[Worker]
 
 
-def admin_routes(fleet: Fleet, explain: Explain, trust: Trust, refusals: Refusals) -> list[Route]:
-    """Return the paths; both want the token."""
+def admin_app(fleet: Fleet, explain: Explain, drain: Drainable, trust: Trust, refusals: Refusals) -> Starlette:
+    """Return the application of operators: all paths want the token, and all that they say is JSON."""
 
     async def workers(request: Request) -> Answer:
         listed = [_worker(session, fleet) for session in fleet.sessions()]
-        return 200, WorkerList(router=_hex(fleet.router_id), problem=fleet.problem(), workers=listed)
+        return 200, WorkerList(router=hex_id(fleet.router_id), problem=fleet.problem(), workers=listed)
 
     async def story(request: Request) -> Answer:
         request_id = request.path_params["request_id"]
@@ -84,14 +86,11 @@ def admin_routes(fleet: Fleet, explain: Explain, trust: Trust, refusals: Refusal
             raise NotFound(f"nothing is known of {request_id!r}: it is too long ago, or another process served it")
         return 200, found
 
-    return [
+    routes = [
+        drain_route(DRAIN_PATH, drain, trust, refusals),
         operator_route(WORKERS_PATH, ("GET",), workers, trust, refusals),
         operator_route(EXPLAIN_PATH, ("GET",), story, trust, refusals),
     ]
-
-
-def operators_app(routes: Sequence[Route]) -> Starlette:
-    """Return the application of operators: all that it says is JSON."""
     return Starlette(routes=routes, exception_handlers={HTTPException: _framework_error})
 
 
@@ -104,7 +103,7 @@ async def _framework_error(request: Request, error: Exception) -> Response:
 def _worker(session: Session, fleet: Fleet) -> Worker:
     view, record, index = session.view(), session.worker.record, fleet.prefixes.told
     return {
-        "instance": _hex(session.instance_id),
+        "instance": hex_id(session.instance_id),
         "role": cast(WorkerRole, view.role.value),
         "address": record.address,
         "model": record.model_id,
@@ -117,7 +116,7 @@ def _worker(session: Session, fleet: Fleet) -> Worker:
         "is_paused": view.paused,
         "context_len": record.context_len,
         "adapters": sorted(view.adapters),
-        "linked": [_hex(peer) for peer in sorted(view.linked)],
+        "linked": [hex_id(peer) for peer in sorted(view.linked)],
         "open_legs": session.num_open_legs,
         **_load(session.load()),
         "cached_pages": index.num_pages(session.instance_id),
@@ -127,15 +126,10 @@ def _worker(session: Session, fleet: Fleet) -> Worker:
 
 def _load(load: WorkerLoad) -> Load:
     return {
-        "link_bytes_per_s": {_hex(peer): speed for peer, speed in load.link_speeds.items()},
+        "link_bytes_per_s": {hex_id(peer): speed for peer, speed in load.link_speeds.items()},
         "num_requests": load.num_requests,
         "queued_tokens": load.queued_tokens,
         "free_tokens": load.free_tokens,
         "has_credit": load.has_credit,
         "queued_transfer_bytes": load.queued_transfer_bytes,
     }
-
-
-def _hex(number: int) -> str:
-    """64 bits do not fit into a JSON number."""
-    return f"{number:016x}"

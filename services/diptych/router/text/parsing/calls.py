@@ -7,13 +7,13 @@ what breaks after it leaves the arguments as the model wrote them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from diptych.router.text.parsing.nesting import Nesting
-from diptych.router.text.parsing.reader import Reader, Reading, Take
+from diptych.router.text.parsing.reader import Nesting, Reader, Reading, Take
 from diptych.router.text.parsing.tool_use import Function
-from diptych.router.text.parsing.writer import Writer
+from diptych.router.text.parsing.writer import Read, Writer
 
 ReadCall = Callable[[Reader, Writer], Reading[None]]
 
@@ -21,6 +21,16 @@ NONE: Final = "{}"  # no arguments
 
 _ARGUMENTS: Final = ("arguments", "parameters")
 _OTHERS: Final = ("id", "type")  # that some models write beside them
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a family of models writes calls of tools. Each is a file in `formats` and a line in its registry."""
+
+    read: Read  # a message, but for the reasoning in front
+    in_template: Sequence[str]  # any of these in a chat template gives the format away
+    tokens: Sequence[str] = ()  # those of its marks that may be special tokens, which texts do not show otherwise
+    is_for_all_messages: bool = False  # also for those without calls, and for reasoning
 
 
 class NoCall(Exception):
@@ -65,6 +75,29 @@ def then(read: ReadCall, closing: str) -> ReadCall:
         yield from reader.take(closing)
 
     return read_all
+
+
+def read_from_first(
+    reader: Reader, writer: Writer, opening: str, read: ReadCall, calls: Mapping[str, ReadCall]
+) -> Reading[None]:
+    """Read a message that is calls from its first character, `opening`, on; or content, with marked calls in it."""
+    reader.hold()
+    yield from reader.skip_blanks()
+    blanks = reader.release()
+    if (yield from reader.peek()) == opening:
+        yield from read_or_restore(reader, writer, blanks, read)
+    else:
+        writer.content(blanks)
+    yield from read_marked(reader, writer, calls)
+
+
+def named_call(reader: Reader, writer: Writer, name: str) -> Reading[None]:
+    """Read the arguments of a call, whose name was read before them. Raises `NoCall`."""
+    yield from reader.skip_blanks()
+    if (yield from reader.peek()) != "{":
+        raise NoCall
+    begin_call(reader, writer, name)
+    yield from json_arguments(reader, writer.arguments)
 
 
 def begin_call(reader: Reader, writer: Writer, name: str) -> Function:

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from diptych.generation.grammar import Preamble
-from diptych.router.text.parsing.calls import json_calls, read_or_restore
-from diptych.router.text.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from diptych.router.text.parsing.calls import ToolFormat, json_calls, read_or_restore
+from diptych.router.text.parsing.formats import TOOL_FORMATS
 from diptych.router.text.parsing.parts import MessageParser
 from diptych.router.text.parsing.reader import Reader, Reading
-from diptych.router.text.parsing.reasoning import ReasoningFormat, read_content
-from diptych.router.text.parsing.stream_parser import Read, StreamParser
-from diptych.router.text.parsing.tool_format import ToolFormat
 from diptych.router.text.parsing.tool_use import ToolUse
-from diptych.router.text.parsing.writer import Writer
+from diptych.router.text.parsing.writer import Read, StreamParser, Writer
 
 AUTO: Final = "auto"
 NONE: Final = "none"
@@ -27,6 +24,54 @@ _ID_CHARS: Final = string.ascii_letters + string.digits
 _ID_LEN: Final = 9  # as Mistral's templates demand
 
 NewParser = Callable[[], MessageParser]
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How a family of models writes what it thinks before it answers: between two marks, which may be special tokens.
+
+    Where the prompt ends with the opening mark, as many templates have it, the output begins inside.
+    """
+
+    opening: str
+    closing: str
+
+    def begins_in(self, prompt: str) -> bool:
+        """Tell whether the output of this prompt begins with reasoning, without a mark."""
+        return prompt.rstrip().endswith(self.opening)
+
+    def preamble(self, prompt: str) -> Preamble | None:
+        """Return what may come before an answer of a given shape."""
+        if self.begins_in(prompt):
+            return Preamble("", self.closing)
+        return None if prompt.rstrip().endswith(self.closing) else Preamble(self.opening, self.closing)
+
+    def before(self, read: Read, *, is_open: bool) -> Read:
+        """Return a reading of messages that may begin with reasoning; `read` reads what follows."""
+
+        def read_message(reader: Reader, writer: Writer) -> Reading[None]:
+            reader.hold()
+            yield from reader.skip_blanks()
+            has_mark = yield from reader.take(self.opening)
+            blanks = reader.release()
+            if has_mark or is_open:
+                yield from reader.until((self.closing,), writer.reasoning)
+            else:
+                writer.content(blanks)
+            yield from read(reader, writer)
+
+        return read_message
+
+
+def read_content(reader: Reader, writer: Writer) -> Reading[None]:
+    """Read a message, or what is left of it, that is content and nothing else."""
+    yield from reader.while_open(lambda _: None, writer.content)
+
+
+REASONING_FORMATS: Final[Mapping[str, ReasoningFormat]] = {
+    "think": ReasoningFormat("<think>", "</think>"),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+}
 
 
 @dataclass(frozen=True, slots=True)

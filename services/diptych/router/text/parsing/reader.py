@@ -113,3 +113,32 @@ def _num_open(text: str, start: int, marks: Sequence[str]) -> int:
     """Return how many characters at the end may be the beginning of a mark."""
     longest = min(max(map(len, marks)) - 1, len(text) - start)
     return next((n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks)), 0)
+
+
+class Nesting:
+    """Finds where a value in quotes or brackets ends, piece by piece, valid or not. Any bracket closes any other."""
+
+    def __init__(self, quotes: str = '"') -> None:
+        self._quotes = quotes
+        self._quote = ""  # the one that is open
+        self._depth = 0
+        self._is_escaped = False
+
+    def find_end(self, text: str) -> int | None:
+        """Return the place after the value's last character, if that is in this piece."""
+        for at, char in enumerate(text):
+            self._pass(char)
+            if not self._depth and not self._quote:
+                return at + 1
+        return None
+
+    def _pass(self, char: str) -> None:
+        if self._is_escaped:
+            self._is_escaped = False
+        elif self._quote:
+            self._is_escaped = char == "\\"
+            self._quote = "" if char == self._quote else self._quote
+        elif char in self._quotes:
+            self._quote = char
+        else:
+            self._depth += (char in "{[(") - (char in "}])")

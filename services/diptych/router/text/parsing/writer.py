@@ -6,9 +6,13 @@ Blanks around reasoning and calls separate them, and are no part of the message.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 from diptych.router.text.parsing.parts import Content, Part, Reasoning, ToolArguments, ToolCallStart
+from diptych.router.text.parsing.reader import Reader, Reading
 from diptych.router.text.parsing.tool_use import Function, ToolUse
+
+Read: TypeAlias = "Callable[[Reader, Writer], Reading[None]]"  # reads a whole message
 
 
 class Writer:
@@ -73,3 +77,24 @@ class Writer:
 def _sendable(text: str) -> str:
     """Escapes that a model wrote may name half a character, which no message can carry."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+class StreamParser:
+    """Reads one message: a `MessageParser` of a reading that is written as a generator over the whole text."""
+
+    def __init__(self, read: Read, writer: Writer) -> None:
+        self._reader = Reader()
+        self._writer = writer
+        self._reading = read(self._reader, writer)
+
+    def push(self, text: str) -> list[Part]:
+        self._reader.feed(text)
+        next(self._reading)
+        return self._writer.take_parts()
+
+    def finish(self) -> list[Part]:
+        self._reader.end()
+        for _ in self._reading:
+            raise AssertionError("at the end of the text a reading waits for more")
+        self._writer.end()
+        return self._writer.take_parts()

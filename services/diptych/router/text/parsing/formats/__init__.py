@@ -1,10 +1,11 @@
-"""The formats by name. Those whose marks occur in others' templates come last."""
+"""The formats of calls by name. Those whose marks occur in others' templates come last."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
+from diptych.router.text.parsing.calls import ToolFormat
 from diptych.router.text.parsing.formats.deepseek import DEEPSEEK
 from diptych.router.text.parsing.formats.glm import GLM
 from diptych.router.text.parsing.formats.harmony import HARMONY
@@ -15,9 +16,6 @@ from diptych.router.text.parsing.formats.mistral import MISTRAL
 from diptych.router.text.parsing.formats.phi4 import PHI4
 from diptych.router.text.parsing.formats.pythonic import PYTHONIC
 from diptych.router.text.parsing.formats.qwen3_coder import QWEN3_CODER
-from diptych.router.text.parsing.reasoning import MISTRAL as MISTRAL_REASONING
-from diptych.router.text.parsing.reasoning import THINK, ReasoningFormat
-from diptych.router.text.parsing.tool_format import ToolFormat
 
 TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
     "harmony": HARMONY,
@@ -30,9 +28,4 @@ TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
     "llama3": LLAMA3,
     "phi4": PHI4,
     "hermes": HERMES,
-}
-
-REASONING_FORMATS: Final[Mapping[str, ReasoningFormat]] = {
-    "think": THINK,
-    "mistral": MISTRAL_REASONING,
 }

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from diptych.router.text.parsing.calls import NoCall, after, begin_call, collected, json_arguments, read_marked, then
+from diptych.router.text.parsing.calls import ToolFormat, after, collected, named_call, read_marked, then
 from diptych.router.text.parsing.reader import Reader, Reading
-from diptych.router.text.parsing.tool_format import ToolFormat
 from diptych.router.text.parsing.writer import Writer
 
 
@@ -39,11 +38,7 @@ def _call(reader: Reader, writer: Writer) -> Reading[None]:
     if name == "function" and (yield from reader.peek()) != "{":
         name = yield from collected(reader, lambda source, take: source.until(("\n",), take))
         yield from reader.take(_FENCE + "json")
-    yield from reader.skip_blanks()
-    if (yield from reader.peek()) != "{":
-        raise NoCall
-    begin_call(reader, writer, name.strip())
-    yield from json_arguments(reader, writer.arguments)
+    yield from named_call(reader, writer, name.strip())
     yield from reader.skip_blanks()
     yield from reader.take(_FENCE)
     yield from reader.skip_blanks()

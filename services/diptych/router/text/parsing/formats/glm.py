@@ -8,10 +8,9 @@
 
 from __future__ import annotations
 
-from diptych.router.text.parsing.calls import begin_call, collected, read_marked
+from diptych.router.text.parsing.calls import ToolFormat, begin_call, collected, read_marked
 from diptych.router.text.parsing.formats.tagged import TaggedArguments
 from diptych.router.text.parsing.reader import Reader, Reading
-from diptych.router.text.parsing.tool_format import ToolFormat
 from diptych.router.text.parsing.writer import Writer
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"

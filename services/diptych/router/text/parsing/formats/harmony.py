@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from diptych.router.text.parsing.calls import ToolFormat
 from diptych.router.text.parsing.reader import Reader, Reading, Take
-from diptych.router.text.parsing.tool_format import ToolFormat
 from diptych.router.text.parsing.writer import Writer
 
 CHANNEL, MESSAGE, START, CONSTRAIN = "<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"

@@ -7,9 +7,8 @@
 
 from __future__ import annotations
 
-from diptych.router.text.parsing.calls import json_calls, read_marked, then
+from diptych.router.text.parsing.calls import ToolFormat, json_calls, read_marked, then
 from diptych.router.text.parsing.reader import Reader, Reading
-from diptych.router.text.parsing.tool_format import ToolFormat
 from diptych.router.text.parsing.writer import Writer
 
 

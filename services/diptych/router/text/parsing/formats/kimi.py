@@ -6,9 +6,8 @@
 
 from __future__ import annotations
 
-from diptych.router.text.parsing.calls import NoCall, after, begin_call, collected, json_arguments, read_marked, then
+from diptych.router.text.parsing.calls import ToolFormat, after, collected, named_call, read_marked, then
 from diptych.router.text.parsing.reader import Reader, Reading
-from diptych.router.text.parsing.tool_format import ToolFormat
 from diptych.router.text.parsing.writer import Writer
 
 BEGIN, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -22,11 +21,7 @@ def read(reader: Reader, writer: Writer) -> Reading[None]:
 
 def _call(reader: Reader, writer: Writer) -> Reading[None]:
     label = yield from collected(reader, lambda source, take: source.until((ARGUMENTS,), take))
-    yield from reader.skip_blanks()
-    if (yield from reader.peek()) != "{":
-        raise NoCall
-    begin_call(reader, writer, label.strip().removeprefix("functions.").partition(":")[0])
-    yield from json_arguments(reader, writer.arguments)
+    yield from named_call(reader, writer, label.strip().removeprefix("functions.").partition(":")[0])
     yield from reader.skip_blanks()
     yield from reader.take(CALL_END)
 

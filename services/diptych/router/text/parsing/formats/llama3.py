@@ -7,23 +7,15 @@ The special token <|python_tag|> may stand in front, also after some text.
 
 from __future__ import annotations
 
-from diptych.router.text.parsing.calls import json_calls, read_marked, read_or_restore
+from diptych.router.text.parsing.calls import ToolFormat, json_calls, read_from_first
 from diptych.router.text.parsing.reader import Reader, Reading
-from diptych.router.text.parsing.tool_format import ToolFormat
 from diptych.router.text.parsing.writer import Writer
 
 MARK = "<|python_tag|>"
 
 
 def read(reader: Reader, writer: Writer) -> Reading[None]:
-    reader.hold()
-    yield from reader.skip_blanks()
-    blanks = reader.release()
-    if (yield from reader.peek()) == "{":
-        yield from read_or_restore(reader, writer, blanks, _calls)
-    else:
-        writer.content(blanks)
-    yield from read_marked(reader, writer, {MARK: _calls})
+    yield from read_from_first(reader, writer, "{", _calls, {MARK: _calls})
 
 
 def _calls(reader: Reader, writer: Writer) -> Reading[None]:

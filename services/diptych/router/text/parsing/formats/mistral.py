@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from diptych.router.text.parsing.calls import NoCall, begin_call, collected, json_arguments, json_calls, read_marked
+from diptych.router.text.parsing.calls import ToolFormat, collected, json_calls, named_call, read_marked
 from diptych.router.text.parsing.reader import Reader, Reading, Take
-from diptych.router.text.parsing.tool_format import ToolFormat
 from diptych.router.text.parsing.writer import Writer
 
 CALL, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -27,19 +26,15 @@ def _calls(reader: Reader, writer: Writer) -> Reading[None]:
     if first and first in "[{":
         yield from json_calls(reader, writer)
     else:
-        yield from _named_call(reader, writer)
+        yield from _with_name(reader, writer)
 
 
-def _named_call(reader: Reader, writer: Writer) -> Reading[None]:
+def _with_name(reader: Reader, writer: Writer) -> Reading[None]:
     name = yield from collected(reader, _name)
     if (yield from reader.take(CALL_ID)):
         yield from collected(reader, _name)
     yield from reader.take(ARGUMENTS)
-    yield from reader.skip_blanks()
-    if (yield from reader.peek()) != "{":
-        raise NoCall
-    begin_call(reader, writer, name)
-    yield from json_arguments(reader, writer.arguments)
+    yield from named_call(reader, writer, name)
 
 
 def _name(reader: Reader, take: Take) -> Reading[bool]:

@@ -11,10 +11,8 @@ import json
 import re
 from typing import Any, Final
 
-from diptych.router.text.parsing.calls import NoCall, begin_call, collected, read_marked, read_or_restore
-from diptych.router.text.parsing.nesting import Nesting
-from diptych.router.text.parsing.reader import Reader, Reading, Take
-from diptych.router.text.parsing.tool_format import ToolFormat
+from diptych.router.text.parsing.calls import NoCall, ToolFormat, begin_call, collected, read_from_first
+from diptych.router.text.parsing.reader import Nesting, Reader, Reading, Take
 from diptych.router.text.parsing.writer import Writer
 
 MARK, MARK_END = "<|python_start|>", "<|python_end|>"
@@ -36,14 +34,7 @@ _WORDS: Final = {"True": True, "False": False, "None": None, "true": True, "fals
 
 
 def read(reader: Reader, writer: Writer) -> Reading[None]:
-    reader.hold()
-    yield from reader.skip_blanks()
-    blanks = reader.release()
-    if (yield from reader.peek()) == "[":
-        yield from read_or_restore(reader, writer, blanks, _calls)
-    else:
-        writer.content(blanks)
-    yield from read_marked(reader, writer, {MARK: _calls})
+    yield from read_from_first(reader, writer, "[", _calls, {MARK: _calls})
 
 
 def _calls(reader: Reader, writer: Writer) -> Reading[None]:

@@ -11,10 +11,9 @@ Paris
 
 from __future__ import annotations
 
-from diptych.router.text.parsing.calls import after, begin_call, collected, read_marked, then
+from diptych.router.text.parsing.calls import ToolFormat, after, begin_call, collected, read_marked, then
 from diptych.router.text.parsing.formats.tagged import TaggedArguments
 from diptych.router.text.parsing.reader import Reader, Reading
-from diptych.router.text.parsing.tool_format import ToolFormat
 from diptych.router.text.parsing.writer import Writer
 
 BEGIN, END = "<tool_call>", "</tool_call>"

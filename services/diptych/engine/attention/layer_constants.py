@@ -1,0 +1,38 @@
+"""What attention knows of a model's layers: tables of angles, and scales of the keys and values that a pool stores."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diptych.architectures.config import ModelConfig, Rope
+
+
+def kv_scales(config: ModelConfig, kv_dtype: torch.dtype) -> list[tuple[float, float]]:
+    """Return what stored keys and values are divided by, and multiplied by when they are read: a pair a layer.
+
+    Only FP8 has any: wider types hold all magnitudes.
+    """
+    if kv_dtype != torch.float8_e4m3fn:
+        return [(1.0, 1.0)] * config.num_layers
+    return [config.kv_scale(layer) for layer in range(config.num_layers)]
+
+
+def rope_tables(config: ModelConfig, kv: Tensor) -> dict[Rope, Tensor]:
+    """Return a table for each kind of layer, as long as a request that the pool `kv` can hold, and beside it.
+
+    The two halves of a head are rotated against each other.
+    """
+    num_slots = kv.shape[0] * kv.shape[3]
+    ropes = {config.rope_of(layer) for layer in range(config.num_layers)}
+    return {rope: _table(rope, min(config.context_len, num_slots)).to(kv.device) for rope in ropes}
+
+
+def _table(rope: Rope, num_positions: int) -> Tensor:
+    """Return `[num_positions, 2, dim / 2]`, float32: cosines and sines, rounded as transformers does."""
+    exponents = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
+    frequencies = 1.0 / (rope.theta**exponents)
+    if rope.divisors:
+        frequencies = frequencies / torch.tensor(rope.divisors)
+    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
+    return torch.stack((angles.cos(), angles.sin()), dim=1) * rope.scale

@@ -1,0 +1,82 @@
+"""The schedule policies, by the name that selects them: in which order one tenant's waiting requests are admitted.
+
+Rule: no starvation. A policy ranks a request by instants that stay fixed, so that whoever arrives much later ranks
+behind it, whatever else it is; what `choose` prefers over the first in line must be bounded in time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from diptych.engine.values.request import Request
+
+AGING_S: Final = 10.0  # of waiting that are worth one level of priority
+NO_DEADLINE_S: Final = 600.0  # after which a request without a deadline counts as due, and so never starves
+PATIENCE_S: Final = 5.0  # after which the first in line goes, whatever is cached
+
+
+class Policy(Protocol):
+    """Orders waiting requests."""
+
+    def rank(self, request: Request) -> float:
+        """Return the request's place in line, smaller first. Asked once, when it arrives."""
+        ...
+
+    def choose(self, line: Sequence[Request], now_s: float) -> Request:
+        """Return whom to admit next of the first in line, at least one, which are in order of rank."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ByRank:
+    """Implements `Policy` by a rank alone: the first in line is next."""
+
+    rank: Callable[[Request], float]
+
+    def choose(self, line: Sequence[Request], now_s: float) -> Request:
+        return line[0]
+
+
+def arrival(request: Request) -> float:
+    """First come, first served."""
+    return request.life.arrival_s
+
+
+def aged_priority(request: Request) -> float:
+    """Highest priority first, with aging: "priority plus time waited" orders two requests the same way at any time."""
+    return request.life.arrival_s - AGING_S * request.account.priority
+
+
+def deadline(request: Request) -> float:
+    """Earliest deadline first."""
+    life = request.life
+    return life.arrival_s + NO_DEADLINE_S if life.deadline_s == math.inf else life.deadline_s
+
+
+class LongestPrefixMatch:
+    """Implements `Policy`. Of the first in line it takes whose prefix is cached now, before that is evicted.
+
+    `cached_len` tells how many tokens of a request the prefix cache has now.
+    """
+
+    def __init__(self, cached_len: Callable[[Request], int]) -> None:
+        self._cached_len = cached_len
+
+    def rank(self, request: Request) -> float:
+        return arrival(request)
+
+    def choose(self, line: Sequence[Request], now_s: float) -> Request:
+        if len(line) == 1 or line[0].life.arrival_s + PATIENCE_S <= now_s:
+            return line[0]
+        return max(line, key=self._cached_len)  # of equal ones the first
+
+
+POLICIES: Final[Mapping[str, Callable[[Callable[[Request], int]], Policy]]] = {
+    "fcfs": lambda cached_len: ByRank(arrival),
+    "lpm": LongestPrefixMatch,
+    "priority": lambda cached_len: ByRank(aged_priority),
+    "deadline": lambda cached_len: ByRank(deadline),
+}

@@ -1,0 +1,220 @@
+"""The OpenAPI document of the HTTP API: what it can do, path by path.
+
+It is made from the models that requests are read with and the types of answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
+
+from diptych.common.drain.draining import DrainAnswer
+from diptych.common.health.health import ProbeAnswer
+from diptych.common.trust.operator_route import OperatorError
+from diptych.router.choose.explain import Explanation
+from diptych.router.http.anthropic.messages_layout import Message
+from diptych.router.http.anthropic.messages_request import MessagesRequest, PromptFields
+from diptych.router.http.exchange.answers import AnthropicError, Error
+from diptych.router.http.native.generate_layout import Generated
+from diptych.router.http.native.generate_request import GenerateRequest
+from diptych.router.http.native.tokens import DetokenizeRequest, Text, TokenCount, TokenizeRequest, Tokens
+from diptych.router.http.openai.chat_layout import ChatCompletion
+from diptych.router.http.openai.chat_request import ChatRequest
+from diptych.router.http.openai.completion_layout import Completion
+from diptych.router.http.openai.completion_request import CompletionRequest
+from diptych.router.http.openai.models import Model, ModelList
+from diptych.router.http.openai.responses_layout import Response
+from diptych.router.http.openai.responses_request import ResponsesRequest
+from diptych.router.http.operate.about import Readiness, Status, Version, Welcome
+from diptych.router.http.operate.admin import WorkerList
+
+Json = dict[str, Any]
+
+EVENT: Final[Json] = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+REFERENCE: Final = "#/components/schemas/{model}"
+SCHEMES: Final[Json] = {
+    "key": {"type": "http", "scheme": "bearer", "description": "An API key, where keys are configured"},
+    "token": {"type": "http", "scheme": "bearer", "description": "The platform's token, for operators"},
+}
+_REASONS: Final[Mapping[int, str]] = {
+    200: "As asked for",
+    202: "Begun",
+    400: "The request is wrong: the message says what to change",
+    401: "No key, or one that is not known",
+    403: "The key is not for this",
+    404: "There is no such thing",
+    408: "The body did not come, or too slowly",
+    413: "The body is too long",
+    415: "The body is compressed",
+    429: "Too much at once: try again after `Retry-After` seconds",
+    500: "A bug of the server",
+    503: "Nobody can serve this now: try again after `Retry-After` seconds",
+    504: "It took too long",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What can be done at a path."""
+
+    method: str  # in small letters
+    path: str
+    summary: str
+    answers: Mapping[int, object]  # by status: JSON of this type, or, as a text, this content type
+    body: type | None = None
+    streams: bool = False  # server-sent events, if the body asks for them
+    parameters: Sequence[Json] = ()
+    scheme: str = "key"  # of `SCHEMES`; empty: open to everybody
+
+
+_WORK: Final = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)  # what can become of a request that costs something
+_LOOK: Final = (401, 404)
+_PROBE: Final = {200: ProbeAnswer, 503: ProbeAnswer}
+
+
+def _answers(good: object, error: type, statuses: tuple[int, ...]) -> Mapping[int, object]:
+    return {200: good, **dict.fromkeys(statuses, error)}
+
+
+def _path(name: str, words: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "description": words, "schema": {"type": "string"}}
+
+
+_DRAIN_PARAMETERS: Final = (
+    {"name": "instance", "in": "query", "description": "Only this instance", "schema": {"type": "string"}},
+    {"name": "deadline_s", "in": "query", "description": "Seconds", "schema": {"type": "number", "minimum": 0}},
+)
+
+OPERATIONS: Final = (
+    *(
+        Operation("post", path, summary, _answers(answer, error, _WORK), body, streams=True)
+        for path, summary, answer, error, body in (
+            ("/v1/chat/completions", "OpenAI's chat", ChatCompletion, Error, ChatRequest),
+            ("/v1/completions", "OpenAI's completions", Completion, Error, CompletionRequest),
+            ("/v1/responses", "OpenAI's responses, stateless", Response, Error, ResponsesRequest),
+            ("/v1/messages", "Anthropic's messages", Message, AnthropicError, MessagesRequest),
+            ("/generate", "Text or tokens in, text and tokens out", Generated, Error, GenerateRequest),
+        )
+    ),
+    *(
+        Operation("post", path, summary, _answers(answer, error, _WORK), body)
+        for path, summary, answer, error, body in (
+            ("/v1/messages/count_tokens", "How long a prompt is", TokenCount, AnthropicError, PromptFields),
+            ("/tokenize", "Text or messages to tokens", Tokens, Error, TokenizeRequest),
+            ("/detokenize", "Tokens to text", Text, Error, DetokenizeRequest),
+        )
+    ),
+    Operation("get", "/v1/models", "What is served", _answers(ModelList, Error, (401,))),
+    Operation(
+        "get",
+        "/v1/models/{model_id}",
+        "One of these",
+        _answers(Model, Error, _LOOK),
+        parameters=(_path("model_id", "Of the model or adapter"),),
+    ),
+    *(
+        Operation("get", path, summary, answers, scheme="")
+        for path, summary, answers in (
+            ("/health", "The process is alive", {200: Status}),
+            ("/health/live", "The event loop comes round", _PROBE),
+            ("/health/ready", "A request could be served", _PROBE),
+            ("/health/startup", "It has started", _PROBE),
+            ("/ping", "The process is alive, in SageMaker's words", {200: Status}),
+            ("/version", "Of this server", {200: Version}),
+            ("/", "What there is", {200: Welcome}),
+            ("/ready", "A request could be served", {200: Readiness, 503: Readiness}),
+            ("/metrics", "With --open-metrics: for Prometheus", {200: "text/plain", 404: Error}),
+        )
+    ),
+    Operation("get", "/admin/workers", "The workers", _answers(WorkerList, OperatorError, (401,)), scheme="token"),
+    Operation(
+        "get",
+        "/admin/explain/{request_id}",
+        "Why a request went where it went",
+        _answers(Explanation, OperatorError, _LOOK),
+        parameters=(_path("request_id", "As in the header x-request-id"),),
+        scheme="token",
+    ),
+    *(
+        Operation(
+            method,
+            "/admin/drain",
+            summary,
+            {status: DrainAnswer, **dict.fromkeys((400, 401, 404), OperatorError)},
+            parameters=parameters,
+            scheme="token",
+        )
+        for method, status, summary, parameters in (
+            ("get", 200, "How far the drain is", ()),
+            ("post", 202, "Begin to leave, or leave less time", _DRAIN_PARAMETERS),
+        )
+    ),
+)
+
+
+@cache
+def openapi_json() -> bytes:
+    """Made for the first who asks: most routers are never asked. Its limits of numbers are too large for orjson."""
+    references, schemas = _schemas(OPERATIONS)
+    paths: dict[str, Json] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, references)
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "Diptych", "version": version("diptych"), "license": {"name": "Apache-2.0"}},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": SCHEMES},
+    }
+    return json.dumps(document).encode()
+
+
+References = Mapping[tuple[Any, JsonSchemaMode], Json]  # by type and mode
+
+
+def _schemas(operations: Sequence[Operation]) -> tuple[References, Json]:
+    wanted: dict[tuple[Any, JsonSchemaMode], None] = {}  # a set that keeps its order
+    for operation in operations:
+        if operation.body is not None:
+            wanted[operation.body, "validation"] = None
+        types = [answer for answer in operation.answers.values() if not isinstance(answer, str)]
+        wanted |= {(answer, "serialization"): None for answer in types}
+    inputs = [(type_, mode, TypeAdapter[Any](type_)) for type_, mode in wanted]
+    references, definitions = TypeAdapter.json_schemas(inputs, ref_template=REFERENCE)
+    return references, definitions["$defs"]
+
+
+def _operation(operation: Operation, references: References) -> Json:
+    described: Json = {
+        "summary": operation.summary,
+        "operationId": f"{operation.method}{operation.path.replace('/', '_').replace('{', '').replace('}', '')}",
+        "responses": {str(status): _answer(operation, status, references) for status in operation.answers},
+        "security": [{operation.scheme: []}, {}] if operation.scheme else [],
+    }
+    if operation.parameters:
+        described["parameters"] = list(operation.parameters)
+    if operation.body is not None:
+        schema = references[operation.body, "validation"]
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return described
+
+
+def _answer(operation: Operation, status: int, references: References) -> Json:
+    answer = operation.answers[status]
+    if isinstance(answer, str):
+        content: Json = {answer: {"schema": {"type": "string"}}}
+    else:
+        content = {"application/json": {"schema": references[answer, "serialization"]}}
+    if operation.streams and status == 200:
+        content["text/event-stream"] = {"schema": EVENT}
+    return {"description": _REASONS[status], "content": content}

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flat_request import flat_request
+
+from diptych.engine.schedule.policies import AGING_S, PATIENCE_S, POLICIES, LongestPrefixMatch
+from diptych.engine.values.request import Request
+from diptych.generation.sampling_params import SamplingParams
+
+
+def request(
+    room: int, arrival_s: float = 0.0, priority: int = 0, deadline_s: float | None = None, length: int = 4
+) -> Request:
+    params = SamplingParams(max_tokens=4)
+    return flat_request(room, np.arange(length), params, arrival_s=arrival_s, priority=priority, deadline_s=deadline_s)
+
+
+def order(name: str, requests: list[Request]) -> list[int]:
+    """Rooms as the policy ranks them."""
+    policy = POLICIES[name](lambda request: 0)
+    return [made.room for made in sorted(requests, key=policy.rank)]
+
+
+def test_first_come_is_first_served() -> None:
+    assert order("fcfs", [request(1, 2.0, priority=9), request(2, 1.0, deadline_s=99.0)]) == [2, 1]
+
+
+def test_higher_priority_goes_first() -> None:
+    assert order("priority", [request(1, 0.0), request(2, 1.0, priority=1), request(3, 1.0, priority=-1)]) == [2, 1, 3]
+
+
+def test_waiting_makes_up_for_priority() -> None:
+    late = AGING_S * 3
+    assert order("priority", [request(1, late + 1, priority=3), request(2, 0.0)]) == [2, 1]
+    assert order("priority", [request(1, late - 1, priority=3), request(2, 0.0)]) == [1, 2]
+
+
+def test_the_earliest_deadline_goes_first_and_none_is_a_late_one() -> None:
+    requests = [request(1, 0.0), request(2, 5.0, deadline_s=30.0), request(3, 6.0, deadline_s=20.0)]
+    assert order("deadline", requests) == [3, 2, 1]
+    assert order("deadline", [request(1, 0.0), request(2, 5.0, deadline_s=5000.0)]) == [1, 2]
+
+
+def test_the_longest_cached_prefix_goes_first_while_nobody_has_waited_long() -> None:
+    policy = LongestPrefixMatch(lambda request: {1: 0, 2: 32, 3: 16, 4: 32}[request.room])
+    line = [request(room, arrival_s=float(room) / 10) for room in (1, 2, 3, 4)]
+    assert policy.choose(line, now_s=1.0).room == 2
+    assert policy.choose(line, now_s=0.1 + PATIENCE_S).room == 1
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_chooses_one_of_the_line(name: str) -> None:
+    line = [request(1), request(2)]
+    assert POLICIES[name](lambda request: 0).choose(line, 0.0) in line
