@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from ahead_of_time import Kernel
 
-from diptych.kernels.gpu.latent_attention import FP8, LatentShape
+from diptych.kernels.gpu.decode_attention import FP8
+from diptych.kernels.gpu.latent_attention import LatentShape
 from diptych.kernels.gpu.latent_attention_kernels import latent_decode_kernel, latent_extend_kernel, latent_merge_kernel
 
 PARTS = {"part_values": "*fp32", "part_maxima": "*fp32", "part_sums": "*fp32"}
@@ -29,7 +30,7 @@ def attend(name: str, kv_dtype: torch.dtype, kv_pointer: str, *, decode: bool) -
         ANY_NUMBER,
         loads=frozenset({"async 16"}),
         never=frozenset({"ld.shared.b8"}),
-        **shape.launch,
+        num_warps=shape.num_warps,
     )
 
 

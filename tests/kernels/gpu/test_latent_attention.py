@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pytest
@@ -9,8 +9,8 @@ import torch
 from rounding import assert_rows_are_rounded
 from torch import Tensor
 
+from diptych.kernels.gpu.decode_attention import FP8
 from diptych.kernels.gpu.latent_attention import (
-    FP8,
     LatentShape,
     LatentWorkspace,
     latent_decode,
@@ -70,12 +70,12 @@ class Step:
 def attend(case: Case, step: Step) -> Tensor:
     out = step.q.new_full((len(step.q), case.num_heads, case.rank), float("nan"))
     arguments = step.q, step.kv_layer, step.page_table, step.seq_lens
+    options: Any = {"scale": SCALE, **case.options}
     if case.new_lens is not None:
-        latent_extend(*arguments, step.starts, out, case.shape, scale=SCALE, **case.options)
+        latent_extend(*arguments, step.starts, out, case.shape, **options)
         return out
     workspace = LatentWorkspace.allocate(case.shape, case.num_splits, step.q.device)
-    options: Any = {"scale": SCALE, "num_splits": case.num_splits, **case.options}
-    latent_decode(*arguments, out, workspace, case.shape, **options)
+    latent_decode(*arguments, out, workspace, case.shape, num_splits=case.num_splits, **options)
     return out
 
 
@@ -133,9 +133,9 @@ def test_a_batch_is_cut_into_as_many_shares_as_run_at_once_but_not_into_more_tha
 
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 LARGE: Final = {
-    "DeepSeek V3, a batch": Case((4096, 1, 1000, 0, 2047, 65), num_heads=128, num_splits=66),
-    "DeepSeek V3, one request": Case((30_001,), num_heads=128, num_splits=66),
-    "DeepSeek V3, prompts": Case((1500, 300, 4096), new_lens=(1500, 40, 100), num_heads=128),
+    "DeepSeek V3, a batch": Case((4096, 1, 1000, 2047, 65), num_splits=66),
+    "DeepSeek V3, one request": Case((30_001,), num_splits=66),
+    "DeepSeek V3, prompts": Case((1500, 300, 4096), new_lens=(1500, 40, 100)),
 }
 
 
@@ -146,9 +146,7 @@ class TestOnGpus:
     pytestmark = on_gpu
 
     def test_large_shapes_are_what_the_reference_computes(self, name: str, kv_dtype: torch.dtype) -> None:
-        small = LARGE[name]
-        heads = {"num_heads": small.num_heads, "num_splits": small.num_splits, "new_lens": small.new_lens}
-        lens = tuple(each for each in small.seq_lens if each)
-        case = Case(lens, rank=512, rope_dim=64, page_size=64, dtype=torch.bfloat16, kv_dtype=kv_dtype, **heads)
+        shape: Any = {"num_heads": 128, "rank": 512, "rope_dim": 64, "page_size": 64}
+        case = replace(LARGE[name], **shape, dtype=torch.bfloat16, kv_dtype=kv_dtype)
         step = Step(case, torch.device("cuda"))
         assert_right(case, step, attend(case, step))

@@ -61,9 +61,8 @@ class LatentShape:
         return 16 if torch.float32 in (self.dtype, self.kv_dtype) else 32
 
     @property
-    def launch(self) -> dict[str, int]:
-        """The options of a launch."""
-        return {"num_warps": 8 if self.max_rows > MIN_HEADS else 4}
+    def num_warps(self) -> int:
+        return 8 if self.max_rows > MIN_HEADS else 4
 
     def constants(self) -> dict[str, Any]:
         """Return what all kernels are compiled for."""
@@ -156,7 +155,7 @@ def latent_decode(
             kv_scale,
             **constants,
             COMPILED=not triton.knobs.runtime.interpret,
-            **shape.launch,
+            num_warps=shape.num_warps,
         )
         latent_merge_kernel[(batch, shape.num_heads)](
             *parts,
@@ -212,7 +211,7 @@ def latent_extend(
             kv_scale,
             **constants,
             COMPILED=not triton.knobs.runtime.interpret,
-            **shape.launch,
+            num_warps=shape.num_warps,
         )
 
 
