@@ -46,5 +46,5 @@ def kernels() -> Iterator[Kernel]:
         | {"value_scale": "fp32"},
         {"NUM_HEADS": 128, "DIM": 512, "DIM_BLOCK": 512, "BLOCK": 32, "BATCH": 256},
         ANY_NUMBER,
-        loads=frozenset({"v4.b32"}),
+        loads=frozenset({"v4.b32"}),  # of the parts
     )

@@ -8,7 +8,7 @@
 
 enum {
     QUERY_FLOATS = 16 * 1024, /* of a block of queries, and of their results */
-    MAX_TILED_DIM = 256,
+    MAX_TILED_DIM = 576,
 };
 
 /* Row = token * group size + head of the group. */

@@ -137,12 +137,12 @@ def _triton(setting: Setting) -> Made:
 
 def _flashinfer(setting: Setting) -> Made:
     _check_gpu("flashinfer", setting)
+    if setting.config.num_planes == 1:
+        raise ConfigError("attention backend 'flashinfer' attends to keys and values, not to latents; use 'triton'")
     if find_spec("flashinfer") is None:
         raise ConfigError(
             "attention backend 'flashinfer' is not installed: install diptych[flashinfer], or use 'triton'"
         )
-    if setting.config.num_planes == 1:
-        raise ConfigError("attention backend 'flashinfer' attends to keys and values, not to latents; use 'triton'")
     if setting.dtype == torch.float32 or setting.config.head_dim not in FLASHINFER_HEAD_DIMS:
         head_dims = ", ".join(map(str, FLASHINFER_HEAD_DIMS))
         raise ConfigError(
