@@ -28,6 +28,7 @@ hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any machine")  # how long an example takes says how busy the machine is
+os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it once; two that spin on the same cores cost ten times as much
 os.environ[TOKEN_VARIABLE] = "the-token-of-all-tests"  # for every process that a test starts, and for its own clients
 
 ALONE: Final = (
@@ -37,14 +38,16 @@ ALONE: Final = (
         for what in ("disturbances", "drain", "frozen", "health", "kv_require", "links", "roles")
     ),
 )
-FAMILIES: Final = ("engine/runner/test_families", "pd/test_families")  # one worker makes their models
+FAMILIES: Final = (  # one worker makes their models, each once
+    *("engine/runner/test_families", "engine/runner/test_families_on_gpus", "engine/runner/gpu/test_piece_graphs"),
+    "pd/test_families",
+)
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """With `-n 2`: what measures time or counts shared memory runs one test at a time, beside all others.
 
-    Other files are each a group, the smallest last. (Not by pytest-xdist's marks for groups, which pytest 9.2 does not
-    show it.)
+    Other files are each a group. (Not by pytest-xdist's marks for groups, which pytest 9.2 does not show it.)
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -62,6 +65,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)  # not without pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
+    config.option.loadscopereorder = False  # in the order of files, whose last ones are short: few tests may take long
     return Groups(config, log)
 
 

@@ -626,9 +626,9 @@ def nixl(transports: str) -> Any:
     return pytest.param(f"nixl-{transports}", marks=pytest.mark.skipif(not HAS_NIXL, reason="no NIXL: `make nixl`"))
 
 
-@pytest.fixture(params=["inproc", "ranked", "shm", "tcp", *device_kinds(), nixl("shm"), nixl("tcp")])
+@pytest.fixture(params=["inproc", "ranked", "shm", "tcp", *device_kinds(), nixl("shm")])
 def make_end(request: pytest.FixtureRequest, make_child_end: Make, make_ranked_end: Make) -> Iterator[Make]:
-    """Makes ends of one kind of transport."""
+    """Makes ends of one kind of transport. NIXL over TCP is tried where processes matter (`make_process_end`)."""
     network = InprocNetwork()
     made: list[InprocEnd] = []
 

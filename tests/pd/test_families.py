@@ -39,16 +39,21 @@ def runner(source: ModelSource, num_pages: int) -> tuple[Any, ModelRunner]:
     return kv, ModelRunner(source, torch.from_numpy(kv), dtype="float32")
 
 
-def test_a_pair_generates_the_tokens_of_transformers_also_from_cached_prefixes(
+def test_a_pair_generates_the_tokens_and_scores_of_transformers_also_from_cached_prefixes(
     family_model: Any, new_model: Any, make_pair: Any
 ) -> None:
-    """Requests overlap, prompts are cut; in the second round both sides have the prompts cached."""
+    """Requests overlap, prompts are cut; in the second round both sides have the prompts cached, and tell scores."""
     pair = make_pair(prefill_pages=NUM_PAGES, decode_pages=NUM_PAGES, max_step_tokens=STEP_TOKENS, model=new_model)
-    for first_room in (1, 100):
+    num_outputs = len(family_model.outputs[0])
+    for first_room, logprobs in ((1, None), (100, 0)):
+        params = SamplingParams(max_tokens=num_outputs, temperature=0.0, ignore_eos=True, logprobs=logprobs)
         for room, prompt in enumerate(family_model.prompts, first_room):
-            pair.start(room, prompt, max_tokens=len(family_model.outputs[0]))
+            pair.start_with(params, room, prompt)
         pair.run()
         assert [pair.tokens(first_room + i) for i in range(len(family_model.prompts))] == family_model.outputs
+    for room, (tokens, logits) in enumerate(zip(family_model.outputs, family_model.logits, strict=True), 100):
+        expected = logits[-num_outputs - 1 : -1].log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(pair.logprobs(room)), expected, atol=1e-3, rtol=0.0)
     pair.assert_clean()
 
 
@@ -67,20 +72,6 @@ def test_a_pair_whose_requests_are_retracted_at_random_generates_the_same_tokens
     assert [pair.tokens(room) for room in range(1, len(family_model.prompts) + 1)] == family_model.outputs
     assert pair.decode.core.report().counts.retractions > 0
     pair.assert_clean()
-
-
-def test_a_pair_reports_the_log_probabilities_of_transformers(
-    family_model: Any, new_model: Any, make_pair: Any
-) -> None:
-    pair = make_pair(prefill_pages=NUM_PAGES, decode_pages=NUM_PAGES, max_step_tokens=STEP_TOKENS, model=new_model)
-    num_outputs = len(family_model.outputs[0])
-    params = SamplingParams(max_tokens=num_outputs, temperature=0.0, ignore_eos=True, logprobs=0)
-    for room, prompt in enumerate(family_model.prompts, 1):
-        pair.start_with(params, room, prompt)
-    pair.run()
-    for room, (tokens, logits) in enumerate(zip(family_model.outputs, family_model.logits, strict=True), 1):
-        expected = logits[-num_outputs - 1 : -1].log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(pair.logprobs(room)), expected, atol=1e-3, rtol=0.0)
 
 
 def move(pair: Any) -> bool:

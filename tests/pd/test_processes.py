@@ -32,19 +32,6 @@ def expected(tiny_folder: Path) -> list[list[int]]:
     return [output[0, len(PROMPTS[0]) :].tolist() for output in outputs]
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_pages_that_follow_the_step_by_layers_give_the_right_tokens(
-    tiny_folder: Path, expected: list[list[int]], tp: int
-) -> None:
-    async def run() -> list[list[int]]:
-        rules = TransferRules("always", num_windows=NUM_LAYERS)
-        async with SchedulerPair(options(tiny_folder, tp=tp), rules) as pair:
-            legs = [await pair.request(room, prompt, 4) for room, prompt in enumerate(PROMPTS, 1)]
-            return [prefill.token_ids + decode.token_ids for prefill, decode in legs]
-
-    assert asyncio.run(run()) == expected
-
-
 def test_a_bit_that_flips_in_any_layer_is_caught_and_the_next_request_is_served(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +52,7 @@ def test_a_bit_that_flips_in_any_layer_is_caught_and_the_next_request_is_served(
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_two_unified_workers_serve_each_other_and_themselves_over_one_link(
+def test_two_unified_workers_serve_each_other_with_pages_that_follow_by_layers_and_themselves_over_one_link(
     tiny_folder: Path, expected: list[list[int]], tp: int
 ) -> None:
     async def run() -> None:
@@ -98,7 +85,8 @@ def test_a_role_changes_without_a_reload_and_the_link_serves_the_new_one(
     tiny_folder: Path, expected: list[list[int]]
 ) -> None:
     async def run() -> None:
-        async with SchedulerPair(options(tiny_folder), TransferRules("always"), roles=("prefill", "decode")) as pair:
+        rules = TransferRules("always", num_windows=NUM_LAYERS)
+        async with SchedulerPair(options(tiny_folder), rules, roles=("prefill", "decode")) as pair:
             one, two = pair.prefill, pair.decode
             legs = [await pair.exchange(1, PROMPTS[0], one, two, 4)]
             refused = await two.local(9, PROMPTS[0])

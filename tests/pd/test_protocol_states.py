@@ -31,8 +31,8 @@ def test_a_chunked_room_is_right_in_every_state(budget: Budget) -> None:
 @pytest.mark.parametrize(
     "budget",
     [
-        Budget(aborts=1, doubled=1),
         Budget(doubled=1, hurries=1),
+        pytest.param(Budget(aborts=1, doubled=1), marks=DEEP),
         pytest.param(Budget(aborts=1, losses=1), marks=DEEP),
         pytest.param(Budget(aborts=1, crashes=1), marks=DEEP),
         pytest.param(Budget(aborts=1, doubled=1, hurries=1), marks=DEEP),

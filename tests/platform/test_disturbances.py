@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 Platform = Any
 PROMPTS = ["The capital of France is", "Once upon a time", "1, 2, 3, 4,", "La vie est belle, mais"]
 WORDS = ["w1 w2", "w3", "w4 w5 w6 w7 w8", "w9 " * 40]  # of the tiny model
-NUM_TOKENS = 200  # so many that somebody's are under way whenever a process dies
+NUM_TOKENS = 30
+TIMING = "step=10000"  # microseconds: each client has a request under way whenever a process dies
 
 
 def post_and_leave(platform: Platform, rng: random.Random, model: str) -> None:
@@ -117,15 +118,16 @@ class Load:
 
 @pytest.fixture(scope="module")
 def pair(start_shared: Callable[..., Platform], tiny_folder: Path) -> Platform:
-    """One worker of each role, of the tiny model: what is killed comes back."""
-    return start_shared(options=("--model", str(tiny_folder), "--threads", "1"))
+    """One worker of each role, simulated: what is killed comes back."""
+    return start_shared(options=("--model", str(tiny_folder), "--device", "sim"), DIPTYCH_SIM_TIMING=TIMING)
 
 
 @pytest.fixture(scope="module")
 def two_pairs(start_shared: Callable[..., Platform], tiny_folder: Path) -> Platform:
     """Whoever is killed has some of the requests."""
-    options = ("--model", str(tiny_folder), "--threads", "1")
-    return start_shared(prefill=2, decode=2, options=options, DIPTYCH_POLICY="least_load")
+    options = ("--model", str(tiny_folder), "--device", "sim")
+    variables = {"DIPTYCH_POLICY": "least_load", "DIPTYCH_SIM_TIMING": TIMING}
+    return start_shared(prefill=2, decode=2, options=options, **variables)
 
 
 @pytest.mark.parametrize("victim", ["prefill", "decode"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 Platform = Any  # the fixture's class: test helpers can't be imported
 
 PROMPTS = [[number, *range(5, 40)] for number in range(8)]
-NUM_TOKENS = 2_000  # so many that a stream which has begun runs for a second and more
+NUM_TOKENS = 300  # of 4 ms each: a stream which has begun runs for a second and more
 NUM_CLIENTS = 8
 
 
@@ -37,13 +37,10 @@ def platform(
     tiny_folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Platform]:
-    folder = shutil.copytree(tiny_folder, tmp_path_factory.mktemp("long") / "tiny")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2 * NUM_TOKENS}))
     log = tmp_path_factory.mktemp("platform") / "log"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DIPTYCH_POLICY", "least_load")  # each worker has streams when it leaves
-        running = platform_class(log, prefill=2, decode=2, options=("--model", str(folder)))
+        running = platform_class(log, prefill=2, decode=2, options=("--model", str(tiny_folder), "--device", "sim"))
     yield running
     running.stop()
 
@@ -61,6 +58,11 @@ def stream(platform: Platform, prompt: list[int], on_first: Callable[[], object]
     assert lines[-2:] == ["data: [DONE]", ""], lines[-3:]
     choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
     return [token for choice in choices for token in choice.get("token_ids") or ()]
+
+
+def answers_of(platform: Platform) -> list[list[int]]:
+    with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        return list(pool.map(partial(stream, platform), PROMPTS))
 
 
 @contextmanager
@@ -119,7 +121,7 @@ def http_drain(address: str, method: str, headers: dict[str, str], query: str = 
 
 
 def test_members_leave_under_streams_and_nobody_notices(platform: Platform, wait_until: Callable[..., Any]) -> None:
-    expected = [stream(platform, prompt) for prompt in PROMPTS]
+    expected = answers_of(platform)
 
     def log() -> str:
         return str(platform.log.read_text())
@@ -139,17 +141,14 @@ def test_members_leave_under_streams_and_nobody_notices(platform: Platform, wait
 
     prefill = of_role(platform, "ROLE_PREFILL")[0].instance
     with ThreadPoolExecutor(1) as pool:
-        outputs = pool.submit(lambda: [stream(platform, prompt) for prompt in PROMPTS])
+        outputs = pool.submit(lambda: [stream(platform, prompt) for prompt in PROMPTS[:3]])
         done = diptych(platform, "drain", f"{prefill.instance_id:016x}", "--deadline-s", "0.2")
         assert (done.returncode, done.stdout.splitlines()[-1].endswith(": empty")) == (0, True), done
-        assert outputs.result() == expected
+        assert outputs.result() == expected[:3]
     report = json.loads(diptych(platform, "status", "--json").stdout)
     state = {member["instance_id"]: member["state"] for member in report["members"]}
     assert state.pop(f"{prefill.instance_id:016x}") == "empty"
     assert set(state.values()) == {"ready"}
-    sizes = [(member["max_requests"], member["max_step_tokens"]) for member in report["members"] if "load" in member]
-    assert (64, 512) in sizes, "a CPU's, which nobody gave"
-    assert "serving up to 64 requests at once, 512 prompt tokens a step (usual on CPUs); --max-requests" in log()
 
     decode = of_role(platform, "ROLE_DECODE")[0].instance
     assert http_drain(decode.metrics_address, "POST", {})[0] == 401

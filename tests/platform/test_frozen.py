@@ -25,21 +25,22 @@ from diptych.v1 import bootstrap_pb2
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
 Platform = Any
-NUM_TOKENS = 200
+NUM_TOKENS = 30
+STEPS = {"DIPTYCH_SIM_TIMING": "step=10000", "DIPTYCH_MAX_STEP_TOKENS": "16"}  # a prompt takes several
 PROMPTS = [[first, *range(100)] for first in range(4)]
 
 
 @pytest.fixture(scope="module")
 def expected(tiny_folder: Path) -> list[tuple[int, ...]]:
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
-    with Engine(str(tiny_folder), EngineOptions(kv_cache_mib=8)) as engine:
+    with Engine(str(tiny_folder), EngineOptions(kv_cache_mib=8, device="sim", sim_timing=("none",))) as engine:
         return [each.token_ids for each in engine.generate_batch(PROMPTS, params)]
 
 
 @pytest.fixture(scope="module")
 def platform(start_shared: Callable[..., Platform], tiny_folder: Path) -> Platform:
-    small_steps = {"DIPTYCH_MAX_STEP_TOKENS": "16"}  # a prompt takes several: it is caught half written
-    return start_shared(prefill=2, decode=2, options=("--model", str(tiny_folder), "--threads", "1"), **small_steps)
+    """What freezes has a prompt half written, or an answer half said: nearly all the time goes by in steps."""
+    return start_shared(prefill=2, decode=2, options=("--model", str(tiny_folder), "--device", "sim"), **STEPS)
 
 
 class Clients:

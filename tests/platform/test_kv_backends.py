@@ -30,7 +30,7 @@ def start(start_platform: Callable[..., Any], tiny_folder: Path) -> Iterator[Cal
 
         def start(backend: str) -> Any:
             patch.setenv("DIPTYCH_KV_BACKEND", backend)
-            return start_platform(options=("--model", str(tiny_folder), "--threads", "1"))
+            return start_platform(options=("--model", str(tiny_folder), "--device", "sim"))
 
         yield start
 

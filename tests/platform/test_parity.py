@@ -124,6 +124,12 @@ def test_the_workers_own_counters_agree_and_everything_is_given_back(
     assert (sent - counted_before[0], received - counted_before[1]) == (moved, moved)
 
 
+def test_workers_have_the_sizes_of_a_cpu_where_nobody_gives_any_and_say_so(platform: Platform) -> None:
+    assert {(status.max_requests, status.max_step_tokens) for status in platform.statuses()} == {(64, 512)}
+    words = "serving up to 64 requests at once, 512 prompt tokens a step (usual on CPUs); --max-requests"
+    assert words in platform.log.read_text()
+
+
 def test_prefix_hits_are_used_and_reported(platform: Platform, prompts: list[list[int]]) -> None:
     prompt = prompts[20]
     first = platform.complete(prompt, 4, return_token_ids=True)

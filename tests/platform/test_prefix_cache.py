@@ -40,12 +40,28 @@ def router_knows(platform: Platform, role: bootstrap_pb2.Role, name: str) -> boo
     return metric(platform, "diptych_router_cached_pages", name) == cached_pages(platform, role)
 
 
-@pytest.fixture
-def small(start_platform: Callable[..., Platform], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Platform:
+@pytest.fixture(scope="module")
+def small(start_shared: Callable[..., Platform], tiny_folder: Path) -> Platform:
     """Pools of 127 pages, and as many in host memory."""
-    monkeypatch.setenv("DIPTYCH_KV_CACHE_MIB", "1")
-    monkeypatch.setenv("DIPTYCH_HOST_CACHE_MIB", "1")
-    return start_platform(options=("--model", str(tiny_folder)))
+    sizes = {"DIPTYCH_KV_CACHE_MIB": "1", "DIPTYCH_HOST_CACHE_MIB": "1"}
+    return start_shared(options=("--model", str(tiny_folder)), **sizes)
+
+
+def test_a_session_that_missed_something_is_told_all_pages_again(small: Platform) -> None:
+    small.complete(prompt(1))
+    small.assert_clean()  # prefill has cached the prompt
+    prefill = next(i for i in small.instances() if i.role == bootstrap_pb2.ROLE_PREFILL)
+    to_send: queue.SimpleQueue[worker_pb2.RouterBatch | None] = queue.SimpleQueue()
+    with open_sync_channel(prefill.address, TrustConfig().trust()) as channel:
+        batches = worker_pb2_grpc.WorkerStub(channel).Session(iter(to_send.get, None), timeout=200)
+        events = (batch.kv_events for batch in batches if batch.HasField("kv_events"))
+        first = next(events)
+        assert (first.sequence, first.cleared, first.more, len(first.stored)) == (1, True, False, 25)
+        to_send.put(worker_pb2.RouterBatch(resync_kv=True))
+        again = next(events)
+        assert (again.sequence, again.cleared, list(again.stored)) == (2, True, list(first.stored))
+        to_send.put(None)
+        assert list(batches) == []
 
 
 def test_evicted_prefixes_come_back_from_host_memory_and_the_router_follows(
@@ -67,20 +83,3 @@ def test_evicted_prefixes_come_back_from_host_memory_and_the_router_follows(
     assert [choice["text"] for choice in choices] == [choices[0]["text"]] * 8
     small.assert_clean()
     assert sum(status.pages_sent for status in small.statuses()) <= pages_sent + 26 + 8  # the prompt's, once
-
-
-def test_a_session_that_missed_something_is_told_all_pages_again(small: Platform) -> None:
-    small.complete(prompt(1))
-    small.assert_clean()  # prefill has cached the prompt
-    prefill = next(i for i in small.instances() if i.role == bootstrap_pb2.ROLE_PREFILL)
-    to_send: queue.SimpleQueue[worker_pb2.RouterBatch | None] = queue.SimpleQueue()
-    with open_sync_channel(prefill.address, TrustConfig().trust()) as channel:
-        batches = worker_pb2_grpc.WorkerStub(channel).Session(iter(to_send.get, None), timeout=200)
-        events = (batch.kv_events for batch in batches if batch.HasField("kv_events"))
-        first = next(events)
-        assert (first.sequence, first.cleared, first.more, len(first.stored)) == (1, True, False, 25)
-        to_send.put(worker_pb2.RouterBatch(resync_kv=True))
-        again = next(events)
-        assert (again.sequence, again.cleared, list(again.stored)) == (2, True, list(first.stored))
-        to_send.put(None)
-        assert list(batches) == []

@@ -41,7 +41,7 @@ def prompt(number: int) -> list[int]:
 def answers(tiny_folder: Path) -> dict[int, list[int]]:
     """What one process without any hand-off makes of each prompt."""
     greedy = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
-    with Engine(str(tiny_folder), EngineOptions(kv_cache_mib=4)) as engine:
+    with Engine(str(tiny_folder), EngineOptions(kv_cache_mib=4, device="sim", sim_timing=("none",))) as engine:
         return {number: list(engine.generate(prompt(number), greedy).token_ids) for number in range(NUM_PROMPTS)}
 
 
@@ -55,7 +55,7 @@ def start(
     def start(*counts: int) -> Platform:
         if counts not in started:
             prefill, decode, unified = counts
-            options = ("--model", str(tiny_folder), "--unified", str(unified), "--threads", "1")
+            options = ("--model", str(tiny_folder), "--unified", str(unified), "--device", "sim")
             log = tmp_path_factory.mktemp("roles") / "log"
             started[counts] = platform_class(log, prefill=prefill, decode=decode, options=options)
         return started[counts]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
@@ -38,12 +38,18 @@ LONG = r"([A-Z]{3} ){40}"
 Platform = Any  # the fixture's class: test helpers can't be imported
 
 
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine("smollm2") as engine:
+        yield engine
+
+
 def validate(text: str, schema: Schema) -> None:
     validator = jsonschema.Draft202012Validator
     validator(schema, format_checker=validator.FORMAT_CHECKER).validate(json.loads(text))
 
 
-def test_random_schemas_are_kept_disaggregated_and_aggregated(platform: Platform) -> None:
+def test_random_schemas_are_kept_disaggregated_and_aggregated(platform: Platform, engine: Engine) -> None:
     schemas = {seed: random_schema(Random(seed), depth=1) for seed in SEEDS}
 
     def ask(seed: int) -> Any:
@@ -54,10 +60,9 @@ def test_random_schemas_are_kept_disaggregated_and_aggregated(platform: Platform
     for seed in SEEDS:
         assert choices[seed]["finish_reason"] == "stop"
         validate(choices[seed]["text"], schemas[seed])
-    with Engine("smollm2") as engine:
-        for seed in SEEDS:
-            params = SamplingParams(max_tokens=300, seed=seed, grammar=Grammar.from_schema(schemas[seed]))
-            assert engine.generate(PROMPT, params).text == choices[seed]["text"]
+    for seed in SEEDS:
+        params = SamplingParams(max_tokens=300, seed=seed, grammar=Grammar.from_schema(schemas[seed]))
+        assert engine.generate(PROMPT, params).text == choices[seed]["text"]
     platform.assert_clean()
 
 
@@ -76,7 +81,7 @@ def test_a_chat_answers_in_the_shape_asked_for(platform: Platform) -> None:
         validate(choice["message"]["content"], PERSON)
 
 
-def test_an_answer_of_a_given_shape_comes_after_free_text(platform: Platform) -> None:
+def test_an_answer_of_a_given_shape_comes_after_free_text(platform: Platform, engine: Engine) -> None:
     """As of a model that reasons; this one ends a sentence of its own accord."""
     grammar = Grammar(GrammarKind.REGEX, "yes|no", Preamble("", "."))
     body = {"text": "Is water wet? I think that", "sampling": {"grammar": grammar_to_wire(grammar), "temperature": 0}}
@@ -86,8 +91,7 @@ def test_an_answer_of_a_given_shape_comes_after_free_text(platform: Platform) ->
     thought, _, answer = text.partition(".")
     assert len(thought.split()) > 2
     assert answer.strip() in ("yes", "no")
-    with Engine("smollm2") as engine:
-        assert engine.generate(body["text"], SamplingParams(temperature=0, grammar=grammar)).text == text  # type: ignore[arg-type]
+    assert engine.generate(body["text"], SamplingParams(temperature=0, grammar=grammar)).text == text  # type: ignore[arg-type]
 
 
 def test_a_bad_grammar_is_the_callers_mistake(platform: Platform) -> None:
@@ -123,8 +127,7 @@ def test_outputs_go_on_in_their_grammar_when_a_decode_worker_is_killed(
     assert float(count) >= 1
 
 
-def test_the_engine_says_what_it_can_not_compile() -> None:
-    with Engine("smollm2") as engine:
-        with pytest.raises(Exception, match="unclosed group"):
-            engine.generate("a", SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(a")))
-        assert engine.generate("a", SamplingParams(grammar=Grammar.from_choices(["yes", "no"]))).text in ("yes", "no")
+def test_the_engine_says_what_it_can_not_compile(engine: Engine) -> None:
+    with pytest.raises(Exception, match="unclosed group"):
+        engine.generate("a", SamplingParams(grammar=Grammar(GrammarKind.REGEX, "(a")))
+    assert engine.generate("a", SamplingParams(grammar=Grammar.from_choices(["yes", "no"]))).text in ("yes", "no")

@@ -48,6 +48,16 @@ def expected(folder: Path) -> list[int]:
         return list(engine.generate(PROMPT, GREEDY).token_ids)
 
 
+@pytest.fixture(scope="module")
+def before(tiny_folder: Path) -> list[int]:
+    return expected(tiny_folder)
+
+
+@pytest.fixture(scope="module")
+def after(other: Path) -> list[int]:
+    return expected(other)
+
+
 def output(platform: Platform) -> list[int]:
     answer = platform.complete(PROMPT, 12, ignore_eos=True, return_token_ids=True)
     return list(answer["choices"][0]["token_ids"])
@@ -75,9 +85,10 @@ def two_pairs(start_shared: Callable[..., Platform], tiny_folder: Path) -> Platf
     return start_shared(prefill=2, decode=2, options=("--model", str(tiny_folder), "--threads", "1"))
 
 
-def test_a_running_platform_gets_other_weights_and_back(pair: Platform, tiny_folder: Path, other: Path) -> None:
+def test_a_running_platform_gets_other_weights_and_back(
+    pair: Platform, tiny_folder: Path, other: Path, before: list[int], after: list[int]
+) -> None:
     platform = pair
-    before, after = expected(tiny_folder), expected(other)
     assert before != after
     assert output(platform) == before
     instances = compats(platform)
@@ -99,10 +110,9 @@ def test_a_running_platform_gets_other_weights_and_back(pair: Platform, tiny_fol
 
 
 def test_what_does_not_fit_is_refused_and_the_old_weights_stay(
-    pair: Platform, tiny_folder: Path, variant: Callable[..., Path]
+    pair: Platform, tiny_folder: Path, variant: Callable[..., Path], before: list[int]
 ) -> None:
     platform = pair
-    before = expected(tiny_folder)
     broken = variant("broken", lambda tensor: tensor * float("nan"))
     differing = variant("differing", lambda tensor: tensor)
     config = json.loads((differing / "config.json").read_text())
@@ -119,10 +129,11 @@ def test_what_does_not_fit_is_refused_and_the_old_weights_stay(
     platform.assert_clean()
 
 
-def test_what_runs_finishes_on_the_old_weights(two_pairs: Platform, tiny_folder: Path, other: Path) -> None:
+def test_what_runs_finishes_on_the_old_weights(
+    two_pairs: Platform, other: Path, before: list[int], after: list[int]
+) -> None:
     """Two pairs: one serves while the other changes, and no request fails or mixes."""
     platform = two_pairs
-    before, after = expected(tiny_folder), expected(other)
     outputs: list[list[int]] = []
     stop = threading.Event()
 

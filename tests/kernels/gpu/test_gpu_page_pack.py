@@ -12,6 +12,7 @@ from diptych.kernels.gpu_page_pack import pack_pages
 from diptych.kernels.page_pack import CELLS, PagePack
 
 NUM_PAGES = 7
+LOWER_HALVES = np.array([0, 0x8000, 0x7FFF, 0x8001, 0x1234], np.uint32)  # of float32: ties, and what is beside them
 PACK = PagePack(
     num_layers=3,
     head_dim=16,
@@ -80,12 +81,13 @@ def test_images_are_those_of_the_reference(changed: dict[str, int], dtype: str, 
 def test_every_dtype_is_cast_to_every_other_as_the_reference_does(
     src_dtype: str, dst_dtype: str, device: torch.device
 ) -> None:
-    """Two-byte numbers: all of them; as many of float32."""
-    pack = replace(PACK, head_dim=128, src_page_size=32, dst_page_size=32, src_dtype=src_dtype, dst_dtype=dst_dtype)
-    numbers = np.arange(NUM_PAGES * 3 * 2 * 32 * 4 * 128, dtype=np.uint32)
+    """Two-byte numbers: all of them; of float32 each of these as the upper half, over lower halves about the middle."""
+    pack = replace(PACK, head_dim=32, src_page_size=16, dst_page_size=16, src_dtype=src_dtype, dst_dtype=dst_dtype)
+    numbers = np.arange(NUM_PAGES * 3 * 2 * 16 * 4 * 32, dtype=np.uint32)
     bits = {1: np.uint8, 2: np.uint16, 4: np.uint32}[np.dtype(CELLS[src_dtype]).itemsize]
-    pool = (numbers * 40_503 if bits is np.uint32 else numbers).astype(bits).view(np.uint8).reshape(NUM_PAGES, -1)
-    pages, first_tokens = list(range(NUM_PAGES)), [32 * page for page in range(NUM_PAGES)]
+    wide = numbers * np.uint32(1 << 16) + LOWER_HALVES[numbers % len(LOWER_HALVES)]
+    pool = (wide if bits is np.uint32 else numbers).astype(bits).view(np.uint8).reshape(NUM_PAGES, -1)
+    pages, first_tokens = list(range(NUM_PAGES)), [16 * page for page in range(NUM_PAGES)]
     expected = [page_pack.pack_page(pack, pool, np.array(pages), first) for first in first_tokens]
     assert_equal_but_for_nans(packed(pack, pool, pages, first_tokens, device), np.stack(expected), dst_dtype)
 
