@@ -62,6 +62,8 @@ def test_experts_that_a_token_passes_count_and_layers_with_a_window_do_not_grow(
     assert prompt_cost(replace(LLAMA_8B, windows=(512,) * 32)).even_len == math.inf
     moe = Moe(num_experts=64, experts_per_token=2, ffn_size=7168, normalize=True)
     assert prompt_cost(replace(LLAMA_8B, moe=moe)).even_len == pytest.approx(26624)
+    shared = replace(moe, experts_per_token=1, shared_ffn_size=7168)
+    assert prompt_cost(replace(LLAMA_8B, moe=shared)).even_len == pytest.approx(26624)
 
 
 def test_a_latent_is_as_wide_as_attention_computes_with_it_and_its_projections_are_those_of_the_checkpoint() -> None:

@@ -86,4 +86,6 @@ def _attention_size(config: ModelConfig) -> int:
 def _ffn_size(config: ModelConfig, layer: int) -> int:
     """The size of all feed-forward networks that a token passes."""
     moe = config.moe
-    return moe.experts_per_token * moe.ffn_size if moe is not None and config.is_moe(layer) else config.ffn_size
+    if moe is None or not config.is_moe(layer):
+        return config.ffn_size
+    return moe.experts_per_token * moe.ffn_size + moe.shared_ffn_size
