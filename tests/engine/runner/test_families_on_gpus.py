@@ -12,7 +12,8 @@ from torch import Tensor
 from diptych.checkpoints.source import open_model
 
 NewDriver = Callable[..., Any]
-INTERPRETED = ("gemma3",)  # norms before, after and of heads, windows, two embeddings of positions
+# norms before, after and of heads, windows, two embeddings of positions; latents
+INTERPRETED = ("gemma3", "deepseek v3")
 
 
 @pytest.fixture

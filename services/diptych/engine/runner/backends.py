@@ -43,7 +43,7 @@ class Setting:
     """What is to be computed, and where: on the device of the pool."""
 
     config: ModelConfig
-    kv: Tensor  # [num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]
+    kv: Tensor  # [num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]
     dtype: torch.dtype  # of states; the pool's may be narrower
     num_threads: int
 
@@ -137,6 +137,8 @@ def _triton(setting: Setting) -> Made:
 
 def _flashinfer(setting: Setting) -> Made:
     _check_gpu("flashinfer", setting)
+    if setting.config.num_planes == 1:
+        raise ConfigError("attention backend 'flashinfer' attends to keys and values, not to latents; use 'triton'")
     if find_spec("flashinfer") is None:
         raise ConfigError(
             "attention backend 'flashinfer' is not installed: install diptych[flashinfer], or use 'triton'"
