@@ -124,11 +124,34 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    words = tokenizers.models.WordLevel({f"w{i}": i for i in range(config.vocab_size)}, unk_token="w0")
+    _save_words(folder, config.vocab_size)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_latent_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random DeepSeek V3 without experts, with the same words."""
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("models") / "latent"
+    config = transformers.DeepseekV3Config(
+        **SHAPE | LATENT | {"num_hidden_layers": 2, "vocab_size": 321, "max_position_embeddings": 512},
+        first_k_dense_replace=2,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    transformers.DeepseekV3ForCausalLM(config).save_pretrained(folder)
+    _save_words(folder, config.vocab_size)
+    return folder
+
+
+def _save_words(folder: Path, vocab_size: int) -> None:
+    words = tokenizers.models.WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0")
     tokenizer = tokenizers.Tokenizer(words)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -223,6 +246,8 @@ GPT_OSS = MOE | {
     "rope_parameters": YARN | {"truncate": False},
     "swiglu_limit": 1.5,  # small, so that it is reached
 }
+LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 20, "q_lora_rank": 28}
+DEEPSEEK = MOE | LATENT | {"n_routed_experts": 8, "moe_intermediate_size": 24, "num_key_value_heads": 4}
 CASES: Final = {
     "gpt oss": Case("GptOss", GPT_OSS),
     "llama": Case("Llama", {"head_dim": 64}),
@@ -258,6 +283,19 @@ CASES: Final = {
     "phi3": Case("Phi3", {"rope_parameters": PLAIN | {"partial_rotary_factor": 1.0}, "sliding_window": 40}),
     "phi3, rope for short texts": Case("Phi3", PHI4 | {"original_max_position_embeddings": 256}),
     "phi3, rope for long texts": Case("Phi3", PHI4 | {"original_max_position_embeddings": 32}, min_prompt_len=33),
+    "deepseek v3": Case(
+        "DeepseekV3", DEEPSEEK | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 2, "n_shared_experts": 2}
+    ),
+    "deepseek v3, one query projection, halves, no groups": Case(
+        "DeepseekV3",
+        DEEPSEEK
+        | {"q_lora_rank": None, "rope_interleave": False, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+        | {"kv_lora_rank": 30, "qk_rope_head_dim": 14},
+    ),
+    "deepseek v3, yarn with mscale": Case(
+        "DeepseekV3",
+        DEEPSEEK | {"n_group": 2, "topk_group": 1, "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.0}},
+    ),
     "glm4 moe": Case("Glm4Moe", GLM | {"attention_bias": True}),
     "glm4 moe, groups, normed heads": Case(
         "Glm4Moe",
@@ -265,6 +303,7 @@ CASES: Final = {
         | {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 2}
         | {"use_qk_norm": True, "norm_topk_prob": False, "routed_scaling_factor": 1.8},
     ),
+    "glm4 moe lite": Case("Glm4MoeLite", DEEPSEEK | {"mlp_layer_types": ["dense", "sparse", "dense", "sparse"]}),
     "minimax m2": Case("MiniMaxM2", {"num_local_experts": 6, "head_dim": 32, "rotary_dim": 16} | MOE),
     "mixtral": Case("Mixtral", {"num_local_experts": 4} | MOE),
     "qwen2 moe": Case(

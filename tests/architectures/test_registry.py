@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny_config import tiny_config
 
-from diptych.architectures.config import ClampedSwiglu, Moe, Rope
+from diptych.architectures.config import ClampedSwiglu, Latent, Moe, Rope
 from diptych.architectures.registry import FAMILIES, from_hf
 from diptych.common.errors import ConfigError
 
@@ -75,8 +75,50 @@ def test_a_model_type_names_a_family_where_there_is_no_architecture(family: str)
 
 
 COMMON: dict[str, Any] = LLAMA | {"torch_dtype": "bfloat16", "transformers_version": "4.40.0", "use_cache": True}
+SIGMOIDS: dict[str, Any] = {
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 48,
+    "n_group": 4,
+    "n_routed_experts": 16,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 4,
+    "num_nextn_predict_layers": 1,
+    "routed_scaling_factor": 2.5,
+    "topk_group": 2,
+}
+LATENTS: dict[str, Any] = {
+    "attention_bias": False,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "topk_method": "noaux_tc",
+    "v_head_dim": 20,
+}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "llama": COMMON,
+    "deepseek_v3": COMMON
+    | {"architectures": ["DeepseekV3ForCausalLM"], "ep_size": 1, "moe_layer_freq": 1, "scoring_func": "sigmoid"}
+    | SIGMOIDS
+    | LATENTS,
+    "glm4_moe": COMMON
+    | {"architectures": ["Glm4MoeForCausalLM"], "attention_bias": True, "head_dim": 32, "partial_rotary_factor": 0.5}
+    | {"use_qk_norm": True, "rope_theta": 1e6}
+    | SIGMOIDS,
+    "glm4_moe_lite": COMMON
+    | {"architectures": ["Glm4MoeLiteForCausalLM"], "mlp_layer_types": ["sparse", "dense"], "rope_interleave": True}
+    | SIGMOIDS
+    | LATENTS,
+    "minimax_m2": COMMON
+    | {"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 32, "rotary_dim": 16, "num_local_experts": 16}
+    | {"num_experts_per_tok": 4, "scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True}
+    | {"qk_norm_type": "per_layer", "shared_intermediate_size": 0, "use_mtp": True, "num_mtp_modules": 3}
+    | {"mtp_transformer_layers": 1, "attn_type_list": [1, 1], "rope_theta": 5e6},
+    "qwen2_moe": COMMON
+    | {"architectures": ["Qwen2MoeForCausalLM"], "num_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": False}
+    | {"moe_intermediate_size": 48, "shared_expert_intermediate_size": 192, "decoder_sparse_step": 1}
+    | {"use_sliding_window": False, "sliding_window": 2048, "max_window_layers": 2, "rope_theta": 1e6},
     "mistral": COMMON | {"architectures": ["MistralForCausalLM"], "sliding_window": 4096},
     "mixtral": COMMON
     | {"architectures": ["MixtralForCausalLM"], "sliding_window": None, "num_local_experts": 8}
@@ -109,8 +151,42 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": 128, "sliding_window": 2047}
     | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}, "embd_pdrop": 0.0},
 }
+SIGMOID_MOE = Moe(
+    num_experts=16,
+    experts_per_token=4,
+    ffn_size=48,
+    normalize=True,
+    dense_layers=frozenset({0}),
+    scoring="sigmoid",
+    choice_bias=True,
+    num_groups=4,
+    num_groups_kept=2,
+    scale=2.5,
+    shared_ffn_size=48,
+)
+LATENT_ATTENTION: dict[str, Any] = {
+    "num_kv_heads": 1,
+    "head_dim": 48,
+    "rope": Rope(1e4, 16, start=32),
+    "query_scale": 40**-0.5,
+    "latent": Latent(48, 32, 24, 16, 20, interleaved=True, norm_eps=1e-6),
+}
 DIFFERENT: dict[str, dict[str, Any]] = {
     "llama": {},
+    "deepseek_v3": LATENT_ATTENTION | {"moe": SIGMOID_MOE},
+    "glm4_moe": {"head_dim": 32, "rope": Rope(1e6, 16), "qkv_bias": True, "qk_norm": "heads", "moe": SIGMOID_MOE},
+    "glm4_moe_lite": LATENT_ATTENTION | {"moe": replace(SIGMOID_MOE, dense_layers=frozenset({1}))},
+    "minimax_m2": {
+        "head_dim": 32,
+        "rope": Rope(5e6, 16),
+        "qk_norm": "all",
+        "moe": Moe(16, 4, 96, normalize=True, scoring="sigmoid", choice_bias=True),
+    },
+    "qwen2_moe": {
+        "rope": Rope(1e6, 16),
+        "qkv_bias": True,
+        "moe": Moe(16, 4, 48, normalize=False, shared_ffn_size=192, shared_gate=True),
+    },
     "mistral": {"windows": (4096, 4096)},
     "mixtral": {"rope": Rope(1e6, 16), "moe": Moe(8, 2, 96, normalize=True)},
     "qwen2": {"rope": Rope(1e6, 16), "qkv_bias": True},
@@ -202,6 +278,19 @@ def test_a_gemma_that_knows_images_is_read_for_text_with_the_defaults_of_its_for
     assert (config.eos_ids, config.tie_embeddings, config.context_len) == ((1, 106), True, 131_072)
 
 
+def test_yarn_makes_all_dimensions_of_latent_attention_grow() -> None:
+    """Its `mscale_all_dim` grows scores; what it does to rotated dimensions, `mscale` alone says beside it."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0}
+    config = from_hf(PUBLISHED["deepseek_v3"] | {"rope_scaling": yarn}, {}, "tiny")
+    assert config.score_scale == pytest.approx(40**-0.5 * (0.1 * math.log(4) + 1) ** 2)
+    assert (config.rope.scale, config.rope.start, len(config.rope.divisors)) == (1.0, 32, 8)
+
+
+def test_kimi_k2_is_read_as_what_it_says_it_is() -> None:
+    published = PUBLISHED["deepseek_v3"]
+    assert from_hf(published | {"model_type": "kimi_k2"}, {}, "tiny") == from_hf(published, {}, "tiny")
+
+
 @pytest.mark.parametrize(
     ("family", "change", "named"),
     [
@@ -218,6 +307,13 @@ def test_a_gemma_that_knows_images_is_read_for_text_with_the_defaults_of_its_for
         ("mixtral", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ("gpt_oss", {"rope_scaling": None}, "no rope_parameters"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method='greedy'"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func='softmax'"),
+        ("deepseek_v3", {"attention_bias": True}, "attention_bias=True"),
+        ("deepseek_v3", {"kv_lora_rank": 0}, "every size of latent attention"),
+        ("deepseek_v3", {"qk_rope_head_dim": 15}, "does not fit its rotary embedding"),
+        ("deepseek_v3", {"v_head_dim": 1 << 20}, "v_head_dim must be a whole number"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types of 2 layers"),
     ],
 )
 def test_what_a_family_does_not_compute_is_refused_by_name(family: str, change: dict[str, Any], named: str) -> None:

@@ -15,8 +15,19 @@ from diptych.common.errors import ConfigError
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 8192}
 LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 4096, "mscale": 1.0}
+YARN |= {"factor": 40.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
 # by the name that its publisher gave it: the class, and what differs from the class's defaults
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "DeepSeek-V3": ("DeepseekV3", {"rope_parameters": YARN, "max_position_embeddings": 163840}),
+    "Kimi-K2": (
+        "DeepseekV3",
+        {"num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 384, "n_group": 1, "topk_group": 1}
+        | {"first_k_dense_replace": 1, "routed_scaling_factor": 2.827, "vocab_size": 163840}
+        | {"rope_parameters": YARN | {"rope_theta": 5e4, "factor": 32.0}}
+        | {"max_position_embeddings": 131072},
+    ),
+    "GLM-4.7-Flash": ("Glm4MoeLite", {}),
     "GLM-4.5": (
         "Glm4Moe",
         {"hidden_size": 5120, "intermediate_size": 12288, "num_hidden_layers": 92, "n_routed_experts": 160}
@@ -57,6 +68,9 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # billions that a token meets, embeddings included, and KiB of keys and values a token
 KNOWN = {
+    "DeepSeek-V3": (37.6, 68.625),
+    "Kimi-K2": (32.9, 68.625),
+    "GLM-4.7-Flash": (3.9, 52.875),
     "GLM-4.5": (33.6, 368),
     "GLM-4.5-Air": (13.4, 184),
     "MiniMax-M2": (11.0, 248),

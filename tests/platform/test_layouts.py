@@ -40,9 +40,9 @@ def start(start_platform: Callable[..., Platform], tiny_folder: Path, monkeypatc
     monkeypatch.setenv("DIPTYCH_KV_CACHE_MIB", "4")
     monkeypatch.setenv("DIPTYCH_MAX_STEP_TOKENS", "64")
 
-    def start(prefill: str, decode: str) -> Platform:
+    def start(prefill: str, decode: str, folder: Path = tiny_folder) -> Platform:
         worker_options = ("--prefill-options", prefill, "--decode-options", decode)
-        return start_platform(options=("--model", str(tiny_folder), "--threads", "1", *worker_options))
+        return start_platform(options=("--model", str(folder), "--threads", "1", *worker_options))
 
     return start
 
@@ -85,6 +85,22 @@ def test_tokens_are_those_of_one_engine_and_every_page_was_moved_and_verified(
     platform.assert_clean()
     statuses = platform.statuses()
     assert (sum(s.pages_sent for s in statuses), sum(s.pages_received for s in statuses)) == (moved, moved)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [("--tp 2", "--tp 1"), ("--tp 1", "--tp 2 --page-size 8")])
+def test_latents_which_all_ranks_hold_are_handed_over_between_other_numbers_of_ranks(
+    start: Any, tiny_latent_folder: Path, prefill: str, decode: str
+) -> None:
+    with Engine(str(tiny_latent_folder), EngineOptions(kv_cache_mib=8)) as engine:
+        alone = [each.token_ids for each in engine.generate_batch(PROMPTS, GREEDY)]
+    platform = start(prefill, decode, tiny_latent_folder)
+    answers = complete_all(platform)
+    assert [output_ids(answer) for answer in answers] == alone
+    for answer in answers:
+        seen = answer["diptych"]
+        assert seen["whole"], seen
+        assert seen["prefill_kv_digest"] == seen["decode_kv_digest"]
+    platform.assert_clean()
 
 
 class Converted:

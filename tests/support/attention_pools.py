@@ -31,7 +31,7 @@ class Pools:
         dtype: torch.dtype = torch.float32,
         tolerance: float = 2e-5,
     ) -> None:
-        shape = (NUM_PAGES, config.num_layers, 2, PAGE_SIZE, config.num_kv_heads, config.head_dim)
+        shape = (NUM_PAGES, config.num_layers, config.num_planes, PAGE_SIZE, config.num_kv_heads, config.head_dim)
         self._config = config
         self._device = device
         self.kv = [torch.zeros(shape, device=device).to(kv_dtype) for _ in range(2)]
@@ -67,10 +67,9 @@ class Pools:
 
     def states(self, num_tokens: int) -> list[tuple[Tensor, Tensor]]:
         """Twice the same random queries, keys and values, and a place for results."""
-        heads, dim = self._config.num_heads, self._config.head_dim
-        width = (heads + 2 * self._config.num_kv_heads) * dim
-        qkv = torch.randn(num_tokens, width, device=self._device).to(self._dtype)
-        return [(qkv.clone(), qkv.new_full((num_tokens, heads * dim), torch.nan)) for _ in range(2)]
+        out_size = self._config.num_heads * self._config.value_dim
+        qkv = torch.randn(num_tokens, self._config.qkv_size, device=self._device).to(self._dtype)
+        return [(qkv.clone(), qkv.new_full((num_tokens, out_size), torch.nan)) for _ in range(2)]
 
     def batch(self, new_tokens: Mapping[str, int], mode: ForwardMode) -> ForwardBatch:
         spans = [self._grow(request, count) for request, count in new_tokens.items()]

@@ -31,9 +31,10 @@ class Rope:
     """The rotary position embedding of a layer. The two halves of the rotated dimensions turn against each other."""
 
     theta: float
-    dim: int  # so many dimensions of a head rotate, the first ones
+    dim: int  # so many dimensions of a head rotate, from `start` on
     divisors: tuple[float, ...] = ()  # [dim / 2]: each frequency is divided by its own; empty: by 1
     scale: float = 1.0  # of cosines and sines
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,39 @@ class Moe:
     shared_gate: bool = False  # a sigmoid weighs what that network returns
     router_bias: bool = False  # added to what the router returns
     expert_bias: bool = False  # each expert has biases of gates, ups and results
+
+    @property
+    def is_routed_wide(self) -> bool:
+        """Whether the router multiplies in float32: sigmoids are closer to each other than a narrow type can tell."""
+        return self.scoring == "sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention (arXiv 2405.04434): a token keeps one vector for all heads, and one rotated key.
+
+    Attention computes with latents as they are kept. A head's projection of keys is applied to its queries, and that of
+    values to what attention returns; so to attention all heads share one KV head, the latent and behind it the rotated
+    key, and values are its first `rank` dimensions.
+    """
+
+    query_rank: int  # queries are made of a latent of their own; 0: of hidden states
+    rank: int  # of the latent
+    nope_dim: int  # of a head's queries and keys, beside the `rope_dim` that rotate
+    rope_dim: int
+    value_dim: int  # of a head's values
+    interleaved: bool  # neighbours rotate against each other where weights are not laid out in halves
+    norm_eps: float
+
+    @property
+    def query_dim(self) -> int:
+        """Of a head, as the weights have it."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def key_dim(self) -> int:
+        """Of what a token keeps."""
+        return self.rank + self.rope_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +123,27 @@ class ModelConfig:
     norm_offset: float = 0.0  # added to every norm's weights
     embedding_scale: float = 1.0
     moe: Moe | None = None
+    latent: Latent | None = None  # with it `num_kv_heads` is 1, and `head_dim` that of what a token keeps
     kv_scales: tuple[tuple[float, float], ...] = ()  # [num_layers]: of FP8 keys, of FP8 values. Empty: 1 everywhere
 
     @property
     def score_scale(self) -> float:
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
+
+    @property
+    def num_planes(self) -> int:
+        """What a token keeps for a KV head: keys and values, or one vector that is both."""
+        return 2 if self.latent is None else 1
+
+    @property
+    def value_dim(self) -> int:
+        """The dimensions of a head that attention returns."""
+        return self.head_dim if self.latent is None else self.latent.rank
+
+    @property
+    def qkv_size(self) -> int:
+        """The numbers of a token that attention is given: queries, and what is kept."""
+        return (self.num_heads + self.num_planes * self.num_kv_heads) * self.head_dim
 
     def window(self, layer: int) -> int:
         """Return how many tokens `layer` sees; 0: all."""
@@ -124,6 +174,8 @@ class ModelConfig:
             self._validate_choice(self.moe)
         if not isinstance(self.rms_norm_eps, float | int):
             raise ConfigError(f"{self.model_id}: rms_norm_eps must be a number, not {self.rms_norm_eps!r:.40}")
+        if self.latent is not None:
+            self._validate_latent(self.latent)
         for rope in (self.rope, self.local_rope):
             if rope is not None:
                 self._validate_rope(rope)
@@ -139,6 +191,11 @@ class ModelConfig:
                 f"{self.model_id}: {moe.experts_per_token} experts a token are none, or more than there are"
             )
 
+    def _validate_latent(self, latent: Latent) -> None:
+        if min(latent.rank, latent.nope_dim, latent.rope_dim, latent.value_dim) < 1:
+            raise ConfigError(f"{self.model_id}: every size of latent attention must be at least 1: {latent}")
+
     def _validate_rope(self, rope: Rope) -> None:
-        if rope.dim % 2 or not 0 < rope.dim <= self.head_dim or len(rope.divisors) not in (0, rope.dim // 2):
+        fits = rope.dim % 2 == 0 and 0 < rope.dim <= self.head_dim - rope.start
+        if not fits or len(rope.divisors) not in (0, rope.dim // 2):
             raise ConfigError(f"{self.model_id}: head_dim {self.head_dim} does not fit its rotary embedding")

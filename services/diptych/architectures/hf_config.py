@@ -34,6 +34,7 @@ MAX_SIZES: Final[Mapping[str, int]] = {
     "head_dim": 1 << 14,
     "hidden_size": 1 << 18,
     "intermediate_size": 1 << 20,
+    "kv_lora_rank": 1 << 14,
     "max_position_embeddings": 1 << 31,
     "max_window_layers": 1 << 31,
     "moe_intermediate_size": 1 << 20,
@@ -47,9 +48,13 @@ MAX_SIZES: Final[Mapping[str, int]] = {
     "num_key_value_heads": 1 << 14,
     "num_local_experts": 1 << 12,
     "original_max_position_embeddings": 1 << 31,
+    "q_lora_rank": 1 << 14,
+    "qk_nope_head_dim": 1 << 14,
+    "qk_rope_head_dim": 1 << 14,
     "shared_expert_intermediate_size": 1 << 20,
     "sliding_window": 1 << 31,
     "topk_group": 1 << 12,
+    "v_head_dim": 1 << 14,
     "vocab_size": 1 << 22,
 }
 LAYER_TYPES: Final = ("full_attention", "sliding_attention")
@@ -244,12 +249,20 @@ def _yarn(parameters: Parameters, theta: float, dim: int, context_len: int) -> R
 def _yarn_scale(parameters: Parameters, factor: float) -> float:
     if "attention_factor" in parameters:
         return float(parameters["attention_factor"])
-
-    def growth(mscale: float) -> float:
-        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     mscale, all_dims = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    return growth(mscale) / growth(all_dims) if mscale and all_dims else growth(1.0)
+    if mscale and all_dims:
+        return _yarn_growth(factor, mscale) / _yarn_growth(factor, all_dims)
+    return _yarn_growth(factor, 1.0)
+
+
+def growth_of_all_dims(parameters: Parameters) -> float:
+    """Return what queries and keys each grow by in models that scale those dimensions, too, that don't rotate."""
+    all_dims = parameters.get("mscale_all_dim")
+    return _yarn_growth(float(parameters["factor"]), all_dims) if all_dims else 1.0
+
+
+def _yarn_growth(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _longrope(parameters: Parameters, theta: float, dim: int, context_len: int) -> Rope:

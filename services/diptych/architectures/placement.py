@@ -96,6 +96,25 @@ def attention(config: ModelConfig, layer: int) -> Iterator[Placed]:
             yield whole(f"{prefix}{name}.weight", f"{layer}.{name}", (rows,), Split.ROWS)
 
 
+def latent_attention(config: ModelConfig, layer: int) -> Iterator[Placed]:
+    """Yield a layer's attention by latents, named as in DeepSeek V3. All ranks have what makes the latents."""
+    assert config.latent is not None
+    latent, prefix, hidden = config.latent, f"model.layers.{layer}.self_attn.", config.hidden_size
+    query_rows = config.num_heads * latent.query_dim
+    if latent.query_rank:
+        yield whole(f"{prefix}q_a_proj.weight", f"{layer}.q_a", (latent.query_rank, hidden))
+        yield whole(f"{prefix}q_a_layernorm.weight", f"{layer}.q_a_norm", (latent.query_rank,))
+        yield whole(f"{prefix}q_b_proj.weight", f"{layer}.q_b", (query_rows, latent.query_rank), Split.ROWS)
+    else:
+        yield whole(f"{prefix}q_proj.weight", f"{layer}.q", (query_rows, hidden), Split.ROWS)
+    yield whole(f"{prefix}kv_a_proj_with_mqa.weight", f"{layer}.kv_a", (latent.key_dim, hidden))
+    yield whole(f"{prefix}kv_a_layernorm.weight", f"{layer}.kv_a_norm", (latent.rank,))
+    head_rows = latent.nope_dim + latent.value_dim
+    yield whole(f"{prefix}kv_b_proj.weight", f"{layer}.kv_b", (config.num_heads * head_rows, latent.rank), Split.ROWS)
+    value_columns = config.num_heads * latent.value_dim
+    yield whole(f"{prefix}o_proj.weight", f"{layer}.o", (hidden, value_columns), Split.COLUMNS)
+
+
 def feed_forward(
     prefix: str, target: str, hidden_size: int, ffn_size: int, names: tuple[str, str, str] = DENSE_NAMES
 ) -> Iterator[Placed]:
@@ -116,7 +135,8 @@ def experts(config: ModelConfig, layer: int, block: str, names: tuple[str, str, 
     """Yield a layer's router and experts; `names` are those of an expert's gate, up and down."""
     assert config.moe is not None
     prefix, num_experts = f"model.layers.{layer}.{block}.", config.moe.num_experts
-    yield whole(f"{prefix}gate.weight", f"{layer}.router", (num_experts, config.hidden_size))
+    router = Piece(f"{layer}.router", 0, (num_experts, config.hidden_size), wide=config.moe.is_routed_wide)
+    yield f"{prefix}gate.weight", (router,)
     for i in range(num_experts):
         place = f"{layer}.experts.{i}."
         yield from feed_forward(f"{prefix}experts.{i}.", place, config.hidden_size, config.moe.ffn_size, names)

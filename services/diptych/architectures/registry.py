@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
+from diptych.architectures.families.deepseek_v3 import DEEPSEEK_V3
 from diptych.architectures.families.gemma2 import GEMMA2
 from diptych.architectures.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from diptych.architectures.families.glm4_moe import GLM4_MOE
+from diptych.architectures.families.glm4_moe_lite import GLM4_MOE_LITE
 from diptych.architectures.families.gpt_oss import GPT_OSS
 from diptych.architectures.families.llama import LLAMA
 from diptych.architectures.families.minimax_m2 import MINIMAX_M2
@@ -24,10 +26,12 @@ from diptych.architectures.placement import Family
 from diptych.common.errors import ConfigError
 
 FAMILIES: Final[dict[str, Family]] = {
+    "deepseek_v3": DEEPSEEK_V3,
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,
     "gemma3_text": GEMMA3_TEXT,
     "glm4_moe": GLM4_MOE,
+    "glm4_moe_lite": GLM4_MOE_LITE,
     "gpt_oss": GPT_OSS,
     "llama": LLAMA,
     "minimax_m2": MINIMAX_M2,

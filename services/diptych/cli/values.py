@@ -22,7 +22,7 @@ from diptych.cli.chart_values import (
 )
 from diptych.common.config import option
 from diptych.common.errors import ConfigError
-from diptych.kvtransfer.layout import DTYPE_NBYTES
+from diptych.engine.values.kv_regions import kv_token_bytes
 
 BUILT_IN: Final = (SMALL, SIMULATION)
 WEIGHT_FILES: Final = ("*.safetensors", "*.gguf")
@@ -89,7 +89,7 @@ def model_facts(path: Path, *, on_gpu: bool) -> ModelFacts:
     files = [path] if path.is_file() else [each for kind in WEIGHT_FILES for each in path.glob(kind)]
     dtype = "bfloat16" if on_gpu else "float32"
     is_widened = not on_gpu and path.is_dir()  # two bytes a weight in the file, four in memory
-    token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_NBYTES[dtype]
+    token_bytes = kv_token_bytes(model, dtype)
     return ModelFacts(sum(each.stat().st_size for each in files) * (2 if is_widened else 1), token_bytes)
 
 

@@ -9,7 +9,7 @@ import torch
 from attention_pools import Pools
 from tiny_config import tiny_config
 
-from diptych.architectures.config import ModelConfig, Rope
+from diptych.architectures.config import Latent, ModelConfig, Rope
 from diptych.engine.attention.staged_batch import stage
 from diptych.engine.runner.gpu.ladder import pad
 from diptych.engine.values.batch import ForwardMode
@@ -18,10 +18,13 @@ LLAMA = tiny_config(context_len=128)
 GEMMA = replace(LLAMA, windows=(7, 0), local_rope=Rope(1e3, 16), attention_softcap=5.0, query_scale=0.2)
 SCALED = replace(LLAMA, kv_scales=((0.5, 0.03), (0.02, 2.0)))
 PARTLY_ROTATED = replace(LLAMA, rope=Rope(1e4, 8), num_heads=3, num_kv_heads=1)
-GPT_OSS = replace(LLAMA, windows=(7, 0), sinks=True)
-SHAPES = pytest.mark.parametrize(
-    "config", [LLAMA, GEMMA, GPT_OSS, PARTLY_ROTATED], ids=["llama", "gemma", "gpt oss", "partly rotated"]
+LATENT = replace(
+    tiny_config(num_heads=5, num_kv_heads=1, head_dim=48, rope=Rope(1e4, 16, start=32), query_scale=0.2),
+    latent=Latent(0, 32, 24, 16, 20, interleaved=True, norm_eps=1e-6),
 )
+GPT_OSS = replace(LLAMA, windows=(7, 0), sinks=True)
+CONFIGS = {"llama": LLAMA, "gemma": GEMMA, "gpt oss": GPT_OSS, "partly rotated": PARTLY_ROTATED, "latent": LATENT}
+SHAPES = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
 def new_pools(config: ModelConfig, kv_dtype: torch.dtype, device: torch.device) -> Pools:
@@ -41,7 +44,7 @@ def test_prompts_in_parts_mixed_steps_and_single_tokens_are_as_in_the_reference(
     pools.decode(["c"])
 
 
-@pytest.mark.parametrize("config", [LLAMA, SCALED], ids=["unscaled", "scaled"])
+@pytest.mark.parametrize("config", [LLAMA, SCALED, LATENT], ids=["unscaled", "scaled", "latent"])
 def test_narrow_pools_hold_the_same_bytes(config: ModelConfig, device: torch.device) -> None:
     pools = new_pools(config, torch.float8_e4m3fn, device)
     pools.extend({"a": 9, "b": 3})

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny_config import tiny_config
 
+from diptych.architectures.config import Latent
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.cpu_backend import CpuAttention
 from diptych.engine.attention.torch_backend import TorchAttention
@@ -24,6 +25,13 @@ def test_backends_of_gpus_are_refused_on_cpus(name: str, monkeypatch: pytest.Mon
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # of tests in the same process
     with pytest.raises(ConfigError, match=f"'{name}' computes on GPUs"):
         choose(name, "auto", SETTING)
+
+
+def test_flashinfer_is_refused_for_latents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    latent = Latent(0, 10, 8, 6, 8, interleaved=True, norm_eps=1e-6)
+    with pytest.raises(ConfigError, match=r"not to latents; use 'triton'"):
+        choose("flashinfer", "auto", replace(SETTING, config=replace(CONFIG, num_kv_heads=1, latent=latent)))
 
 
 def test_heads_that_no_kernel_norms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

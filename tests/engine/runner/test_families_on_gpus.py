@@ -15,6 +15,7 @@ NewDriver = Callable[..., Any]
 INTERPRETED = (
     "gemma3",  # norms before, after and of heads, windows, two embeddings of positions
     "gpt oss",  # sinks, experts with biases
+    "deepseek v3",  # latents
 )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.lora.peft_folder import read_adapter
+from diptych.engine.lora.registry import InvalidAdapter
 
 NewDriver = Callable[..., Any]
 WriteAdapter = Callable[..., dict[str, Tensor]]
@@ -30,6 +31,27 @@ FAMILY_CASES = {
     "Gemma2": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     "Phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),  # fused in the checkpoint
     "Qwen3Moe": ("q_proj", "k_proj", "v_proj", "o_proj"),  # beside experts
+    "DeepseekV3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),  # around latents
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+LATENTS = {"q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "Qwen3Moe": EXPERTS,
+    "DeepseekV3": EXPERTS | LATENTS | {"num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
+}
+
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 200,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
 }
 
 
@@ -39,18 +61,7 @@ class Case:
     def __init__(self, folder: Path, family: str, write_adapter: WriteAdapter) -> None:
         torch.manual_seed(0)
         config = getattr(transformers, f"{family}Config")(
-            vocab_size=200,
-            hidden_size=64,
-            intermediate_size=112,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-            max_position_embeddings=256,
-            initializer_range=0.2,
-            pad_token_id=0,
-            attn_implementation="eager",
-            **({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48} if "Moe" in family else {}),
+            **SHAPE | SETTINGS.get(family, {}), attn_implementation="eager"
         )
         model: Any = getattr(transformers, f"{family}ForCausalLM")(config)
         model.save_pretrained(folder / "base")
@@ -125,6 +136,14 @@ def test_a_batch_of_two_adapters_and_the_base_model_has_the_tokens_of_merged_wei
     for start, end in ((0, 7), (7, 8), (8, 15), (15, None)):
         logits = chunked.extend({i: expected[i][0][start:end] for i in long})
     torch.testing.assert_close(logits, torch.stack([expected[i][1][-1] for i in long]), atol=1e-3, rtol=1e-4)
+
+
+def test_what_latents_are_multiplied_by_is_refused_by_name(write_adapter: WriteAdapter, tmp_path: Path) -> None:
+    """Attention multiplies queries by it, where the product of an adapter has no place."""
+    case, name = Case(tmp_path, "DeepseekV3", write_adapter), "model.layers.0.self_attn.kv_b_proj"
+    write_adapter(tmp_path / "other", {name: (4 * (24 + 20), 32)})
+    with pytest.raises(InvalidAdapter, match="kv_b_proj' can't have an adapter"):
+        read_adapter(tmp_path / "other", FAMILIES["deepseek_v3"].placement(case.source.config))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -6,7 +6,7 @@ import numpy as np
 
 from diptych.engine.sim.answers import marks
 from diptych.engine.sim.marked_pages import MarkedPages
-from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.layout import PoolLayout, Region
 
 PAGE = 16
 
@@ -25,3 +25,12 @@ def test_reading_a_request_copies_its_own_pages_only() -> None:
         tracemalloc.stop()
     assert np.array_equal(seen, marks(tokens, tokens))
     assert peak < layout.nbytes // 64
+
+
+def test_pages_of_latents_have_a_mark_a_layer() -> None:
+    layout = PoolLayout(4, PAGE, (Region((0, 1), 1, 1, 8, "bfloat16", 1),))
+    pages, tokens = MarkedPages(memoryview(bytearray(layout.nbytes)), layout), np.arange(PAGE)
+    pages.write(0, tokens, marks(tokens, tokens))
+    assert (pages.read(np.array([0], np.int32), PAGE) >> np.uint64(32) == 1).all(), "one layer says otherwise"
+    pages.write(1, tokens, marks(tokens, tokens))
+    assert np.array_equal(pages.read(np.array([0], np.int32), PAGE), marks(tokens, tokens))

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tiny_config import tiny_config
 
-from diptych.architectures.config import Moe, Rope
+from diptych.architectures.config import Latent, Moe, Rope
 from diptych.engine.values.prompt_cost import MIN_CHUNK, PromptCost, prompt_cost
 
 LLAMA_8B = tiny_config(
@@ -61,3 +62,14 @@ def test_experts_that_a_token_passes_count_and_layers_with_a_window_do_not_grow(
     assert prompt_cost(replace(LLAMA_8B, windows=(512,) * 32)).even_len == math.inf
     moe = Moe(num_experts=64, experts_per_token=2, ffn_size=7168, normalize=True)
     assert prompt_cost(replace(LLAMA_8B, moe=moe)).even_len == pytest.approx(26624)
+    shared = replace(moe, experts_per_token=1, shared_ffn_size=7168)
+    assert prompt_cost(replace(LLAMA_8B, moe=shared)).even_len == pytest.approx(26624)
+
+
+def test_a_latent_is_as_wide_as_attention_computes_with_it_and_its_projections_are_those_of_the_checkpoint() -> None:
+    """DeepSeek V3 without experts: 128 heads look at 576 dimensions of a key, and add 512 of a value."""
+    latent = Latent(1536, 512, 128, 64, 128, interleaved=True, norm_eps=1e-6)
+    shape: Any = {"hidden_size": 7168, "num_layers": 61, "num_heads": 128, "num_kv_heads": 1, "head_dim": 576}
+    config = replace(LLAMA_8B, **shape, ffn_size=18432, rope=Rope(1e4, 64, start=512), latent=latent)
+    projections = 7168 * 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168
+    assert prompt_cost(config).even_len == pytest.approx((projections + 3 * 7168 * 18432) / (128 * (576 + 512)))

@@ -10,7 +10,7 @@ from torch import Tensor
 from diptych.kernels.cpu.paged_attention import AttentionLayer, Heads, PagedAttention, Tokens
 
 DTYPES = [torch.bfloat16, torch.float8_e4m3fn]
-HEADS = [Heads(9, 3, 64), Heads(4, 1, 128), Heads(2, 2, 80), Heads(4, 2, 20)]
+HEADS = [Heads(9, 3, 64), Heads(4, 1, 128), Heads(2, 2, 80), Heads(4, 2, 20), Heads(4, 1, 48, 32), Heads(5, 1, 44, 30)]
 NUM_PAGES, PAGE_SIZE, NUM_LAYERS, LAYER = 40, 8, 2, 1
 CHUNKS = [200, 1, 1, 67, 1]  # of one request
 
@@ -20,8 +20,7 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def states(heads: Heads, num_tokens: int, seed: int = 0) -> Tensor:
-    width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
-    return torch.randn(num_tokens, width, generator=torch.Generator().manual_seed(seed)) * 3
+    return torch.randn(num_tokens, heads.num_states * heads.head_dim, generator=torch.Generator().manual_seed(seed)) * 3
 
 
 def still(heads: Heads) -> AttentionLayer:
@@ -32,14 +31,14 @@ def still(heads: Heads) -> AttentionLayer:
 
 
 def empty_pool(heads: Heads, dtype: torch.dtype) -> Tensor:
-    shape = (NUM_PAGES, NUM_LAYERS, 2, PAGE_SIZE, heads.num_kv_heads, heads.head_dim)
+    shape = (NUM_PAGES, NUM_LAYERS, heads.num_planes, PAGE_SIZE, heads.num_kv_heads, heads.head_dim)
     return torch.full(shape, torch.nan).to(dtype)
 
 
 def attend(heads: Heads, kv: Tensor, qkv: Tensor, chunks: list[int]) -> Tensor:
     """Compute one request chunk by chunk."""
     pages = np.random.default_rng(0).permutation(NUM_PAGES).astype(np.int32)
-    out, start, layer = torch.empty(len(qkv), heads.num_heads * heads.head_dim), 0, still(heads)
+    out, start, layer = torch.empty(len(qkv), heads.num_heads * heads.value_dim), 0, still(heads)
     for chunk in chunks:
         positions = np.arange(start, start + chunk)
         slots = pages[positions // PAGE_SIZE].astype(np.int64) * PAGE_SIZE + positions % PAGE_SIZE
@@ -58,7 +57,7 @@ def test_keys_and_values_are_stored_as_torch_rounds_them(heads: Heads, dtype: to
     for kv in (wide, narrow):
         attend(heads, kv, qkv, [90, 1, 9])
     written = wide[:, LAYER].isfinite()
-    assert int(written.sum()) == 100 * 2 * heads.num_kv_heads * heads.head_dim
+    assert int(written.sum()) == 100 * heads.num_planes * heads.num_kv_heads * heads.head_dim
     assert torch.equal(narrow[:, LAYER].float()[written], rounded(wide[:, LAYER], dtype).float()[written])
     assert narrow[:, 0].isnan().all()
 

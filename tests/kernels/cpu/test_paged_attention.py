@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,9 @@ HEADS = [
     Heads(2, 1, 80),
     Heads(3, 1, 96),
     Heads(2, 2, 6),
+    Heads(4, 1, 48, 32),
+    Heads(9, 1, 576, 512),
+    Heads(5, 1, 44, 30),
 ]
 PAGE_SIZES = [1, 3, 16, 64, 100]
 
@@ -47,7 +51,7 @@ KINDS = [
     *(Kind(window=1), Kind(window=7), Kind(window=64), Kind(window=70, softcap=5.0), Kind(rotated=0.5, scale=0.2)),
     *(Kind(sinks=True), Kind(window=7, sinks=True)),
 ]
-KIND_HEADS = [Heads(9, 3, 64), Heads(4, 2, 256), Heads(2, 1, 80), Heads(2, 2, 12)]
+KIND_HEADS = [Heads(9, 3, 64), Heads(4, 2, 256), Heads(2, 1, 80), Heads(2, 2, 12), Heads(4, 1, 48, 32)]
 
 
 class Pool:
@@ -61,21 +65,21 @@ class Pool:
         self.page_table = np.zeros((len(seq_lens), max(num_pages) + 1), np.int32)
         for row, count in enumerate(num_pages):
             self.page_table[row, :count], scattered = scattered[:count], scattered[count:]
-        shape = (sum(num_pages) + 3, NUM_LAYERS, 2, page_size, heads.num_kv_heads, heads.head_dim)
+        shape = (sum(num_pages) + 3, NUM_LAYERS, heads.num_planes, page_size, heads.num_kv_heads, heads.head_dim)
         self.kv = torch.full(shape, torch.nan)
-        half = int(heads.head_dim * kind.rotated) // 2
+        self.start = heads.latent_dim or 0  # what is behind a latent rotates
+        half = int((heads.head_dim - self.start) * kind.rotated) // 2
         self.rope = torch.randn(max(seq_lens), 2, half, generator=self.generator)
         self.sinks = torch.linspace(-3.0, 5.0, heads.num_heads) if kind.sinks else None
-        self.layer = AttentionLayer(
-            LAYER, self.rope, scale=kind.scale, window=kind.window, softcap=kind.softcap, sinks=self.sinks
-        )
+        options: Any = {"rope_start": self.start, "window": kind.window, "softcap": kind.softcap, "sinks": self.sinks}
+        self.layer = AttentionLayer(LAYER, self.rope, scale=kind.scale, **options)
 
     def run(self, new_lens: list[int]) -> tuple[Tensor, Tensor]:
         """Compute the last `new_lens` tokens of each request on random earlier KV; return results and expected ones."""
         heads, dim = self.heads, self.heads.head_dim
-        qkv = torch.randn(sum(new_lens), (heads.num_heads + 2 * heads.num_kv_heads) * dim, generator=self.generator)
+        qkv = torch.randn(sum(new_lens), heads.num_states * dim, generator=self.generator)
         expected = self._expected(qkv.double().view(sum(new_lens), -1, dim), new_lens)
-        out = torch.full((sum(new_lens), heads.num_heads * dim), torch.nan)
+        out = torch.full((sum(new_lens), heads.num_heads * heads.value_dim), torch.nan)
         step = PagedAttention(heads, self.kv, self._tokens(new_lens))
         (step.decode if set(new_lens) == {1} else step.extend)(qkv, self.layer, out)
         return out, expected.flatten(1)
@@ -101,12 +105,15 @@ class Pool:
         for row, (seq_len, new) in enumerate(zip(self.seq_lens, new_lens, strict=True)):
             mine, states = states[:new], states[new:]
             cos, sin = self.rope[seq_len - new : seq_len].double().unsqueeze(2).unbind(1)
-            turning, rest = mine[:, : num_heads + num_kv_heads].tensor_split([2 * cos.shape[-1]], dim=-1)
+            edges = [self.start, self.start + 2 * cos.shape[-1]]
+            before, turning, rest = mine[:, : num_heads + num_kv_heads].tensor_split(edges, dim=-1)
             first, second = turning.chunk(2, dim=-1)
-            rotated = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
-            new_kv = torch.stack((rotated[:, num_heads:], mine[:, num_heads + num_kv_heads :]), dim=1)
+            rotated = torch.cat((before, first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+            new_kv = torch.cat((rotated[:, num_heads:], mine[:, num_heads + num_kv_heads :]), dim=1)
+            new_kv = new_kv.view(new, -1, num_kv_heads, self.heads.head_dim)
             kv = torch.cat((self._write_earlier(row, seq_len - new), new_kv))
-            keys, values = kv.repeat_interleave(num_heads // num_kv_heads, dim=2).unbind(1)
+            kept = kv.repeat_interleave(num_heads // num_kv_heads, dim=2)
+            keys, values = kept[:, 0], kept[:, -1, :, : self.heads.value_dim]
             scores = torch.einsum("qhd,khd->hqk", rotated[:, :num_heads], keys) * self.kind.scale
             if self.kind.softcap:
                 scores = self.kind.softcap * torch.tanh(scores / self.kind.softcap)
@@ -121,8 +128,9 @@ class Pool:
         return torch.cat(results)
 
     def _write_earlier(self, row: int, count: int) -> Tensor:
-        """Fill the pool with `count` tokens of a request, `[count, 2, num_kv_heads, head_dim]`."""
-        kv = torch.randn(count, 2, self.heads.num_kv_heads, self.heads.head_dim, generator=self.generator)
+        """Fill the pool with `count` tokens of a request, `[count, num_planes, num_kv_heads, head_dim]`."""
+        kept = (self.heads.num_planes, self.heads.num_kv_heads, self.heads.head_dim)
+        kv = torch.randn(count, *kept, generator=self.generator)
         slots = torch.from_numpy(self.slots(row, 0)[:count])
         self.kv[slots // self.page_size, LAYER, :, slots % self.page_size] = kv
         return kv.double()
@@ -184,11 +192,11 @@ def test_a_row_of_several_tokens_gives_each_the_bits_that_it_has_alone(heads: He
     outs = []
     for rows in ([1, 4, 3], [1, 1, 1]):
         pool = Pool(heads, 16, [40, 34, 3])
-        width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+        width = heads.num_states * heads.head_dim
         qkv = torch.randn(8, width, generator=torch.Generator().manual_seed(1))
         owner, positions = np.repeat([0, 1, 2], [1, 4, 3]), np.array([39, 30, 31, 32, 33, 0, 1, 2])
         pool.kv[pool.page_table[:2].ravel()] = 0.25  # what is cached
-        out = torch.full((8, heads.num_heads * heads.head_dim), torch.nan)
+        out = torch.full((8, heads.num_heads * heads.value_dim), torch.nan)
         for tokens in _steps(owner, rows):
             pages = pool.page_table[owner[tokens], positions[tokens] // 16].astype(np.int64)
             slots, lens = pages * 16 + positions[tokens] % 16, np.bincount(owner[tokens], minlength=3)
@@ -210,7 +218,7 @@ def _steps(owner: I64, rows: list[int]) -> list[I64]:
 
 def run_in_chunks(heads: Heads, chunks: list[int], kind: Kind = PLAIN) -> Tensor:
     pool = Pool(heads, 16, [sum(chunks)], kind)
-    width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+    width = heads.num_states * heads.head_dim
     qkv = torch.randn(sum(chunks), width, generator=torch.Generator().manual_seed(1))
     outs, start = [], 0
     for chunk in chunks:
@@ -221,7 +229,7 @@ def run_in_chunks(heads: Heads, chunks: list[int], kind: Kind = PLAIN) -> Tensor
             extend_lens=np.array([chunk]),
             page_table=pool.page_table,
         )
-        out = torch.empty(chunk, heads.num_heads * heads.head_dim)
+        out = torch.empty(chunk, heads.num_heads * heads.value_dim)
         step = PagedAttention(heads, pool.kv, tokens)
         (step.decode if chunk == 1 else step.extend)(qkv[start:end].clone(), pool.layer, out)
         outs.append(out)

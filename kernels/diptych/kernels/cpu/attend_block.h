@@ -8,33 +8,33 @@
 
 enum {
     QUERY_FLOATS = 16 * 1024, /* of a block of queries, and of their results */
-    MAX_TILED_DIM = 256,
+    MAX_TILED_DIM = 576,
 };
 
 /* Row = token * group size + head of the group. */
 struct block {
-    float queries[QUERY_FLOATS], out[QUERY_FLOATS]; /* [num_rows][dim] */
+    float queries[QUERY_FLOATS], out[QUERY_FLOATS]; /* [num_rows][dim], [num_rows][value_dim] */
     float running_max[QUERY_FLOATS / LANES], total[QUERY_FLOATS / LANES];
     float keys[KEY_BLOCK * MAX_TILED_DIM];   /* [panel][dim][PANEL] */
-    float values[KEY_BLOCK * MAX_TILED_DIM]; /* [KEY_BLOCK][dim] */
+    float values[KEY_BLOCK * MAX_TILED_DIM]; /* [KEY_BLOCK][value_dim] */
     float widened[KEY_BLOCK * 2 * MAX_TILED_DIM];
 };
 
 /* Lays out a block of keys as panels for `tile`, and its values in order. */
 static void gather(const struct head *head, int64_t start, int64_t num_keys, struct block *block) {
-    const int64_t dim = head->step->head_dim;
+    const int64_t dim = head->step->head_dim, value_dim = head->step->value_dim;
     struct keys located;
     struct wide_keys keys;
     locate(head, start, num_keys, &located);
     as_floats(head->step, &located, block->widened, &keys);
     for (int64_t i = 0; i < KEY_BLOCK; i++) {
-        float *key = block->keys + i / PANEL * PANEL * dim + i % PANEL, *value = block->values + i * dim;
+        float *key = block->keys + i / PANEL * PANEL * dim + i % PANEL, *value = block->values + i * value_dim;
         if (i < keys.count) {
             for (int64_t d = 0; d < dim; d++) key[d * PANEL] = keys.rows[i][d];
-            memcpy(value, keys.rows[i] + keys.values, dim * sizeof *value);
+            memcpy(value, keys.rows[i] + keys.values, value_dim * sizeof *value);
         } else { /* masked, but 0 * garbage might be NaN */
             for (int64_t d = 0; d < dim; d++) key[d * PANEL] = 0.0f;
-            memset(value, 0, dim * sizeof *value);
+            memset(value, 0, value_dim * sizeof *value);
         }
     }
 }
@@ -42,36 +42,37 @@ static void gather(const struct head *head, int64_t start, int64_t num_keys, str
 /* Up to TILE_ROWS rows against the block of keys from position `start` on. Each row sees one of them at least. */
 static void attend_rows(const struct head *head, struct block *block, int64_t row, int rows, int64_t first_position,
                         int64_t start) {
-    const int64_t group = group_size(head->step), dim = head->step->head_dim;
+    const int64_t group = group_size(head->step), dim = head->step->head_dim, value_dim = head->step->value_dim;
     float scores[TILE_ROWS * KEY_BLOCK];
     const float *queries = block->queries + row * dim;
-    float *out = block->out + row * dim;
+    float *out = block->out + row * value_dim;
     for (int64_t key = 0; key < KEY_BLOCK; key += PANEL)
         tile_rows(rows, queries, dim, block->keys + key * dim, PANEL, dim, scores + key, KEY_BLOCK, 0);
     for (int r = 0; r < rows; r++) {
-        float *row_scores = scores + r * KEY_BLOCK, *row_out = out + r * dim;
+        float *row_scores = scores + r * KEY_BLOCK, *row_out = out + r * value_dim;
         const int64_t position = first_position + (row + r) / group;
         cap_scores(row_scores, head->layer->softcap);
         for (int64_t i = 0; i < first_key(head->layer, position) - start; i++) row_scores[i] = -INFINITY;
         for (int64_t i = position + 1 - start; i < KEY_BLOCK; i++) row_scores[i] = -INFINITY;
         const vec shrink = weigh(row_scores, block->running_max + row + r, block->total + row + r);
-        for (int64_t d = 0; d < dim; d += LANES) store(row_out + d, load(row_out + d) * shrink);
+        for (int64_t d = 0; d < value_dim; d += LANES) store(row_out + d, load(row_out + d) * shrink);
     }
-    for (int64_t d = 0; d < dim; d += PANEL)
-        tile_rows(rows, scores, KEY_BLOCK, block->values + d, dim, KEY_BLOCK, out + d, dim, 1);
+    for (int64_t d = 0; d < value_dim; d += PANEL)
+        tile_rows(rows, scores, KEY_BLOCK, block->values + d, value_dim, KEY_BLOCK, out + d, value_dim, 1);
 }
 
 /* The tokens [first_token, last_token) of a request, all query heads of one KV head. */
 static void attend_block(const struct attention *job, const struct head *head, int64_t first_token,
                          int64_t last_token) {
     const struct attention_step *step = job->step;
-    const int64_t group = group_size(step), dim = step->head_dim, num_rows = (last_token - first_token) * group;
+    const int64_t group = group_size(step), dim = step->head_dim, value_dim = step->value_dim;
+    const int64_t num_rows = (last_token - first_token) * group;
     const int64_t first_position = step->positions[first_token], num_keys = step->positions[last_token - 1] + 1;
     struct block block;
     for (int64_t row = 0; row < num_rows; row++) {
         const int64_t query_head = head->kv_head * group + row % group;
         prepare_query(job, first_token + row / group, query_head, block.queries + row * dim);
-        memset(block.out + row * dim, 0, dim * sizeof(float));
+        memset(block.out + row * value_dim, 0, value_dim * sizeof(float));
         begin_softmax(job->layer, query_head, block.running_max + row, block.total + row);
     }
     for (int64_t start = block_of(first_key(job->layer, first_position)); start < num_keys; start += KEY_BLOCK) {
@@ -84,8 +85,8 @@ static void attend_block(const struct attention *job, const struct head *head, i
     }
     for (int64_t row = 0; row < num_rows; row++) {
         const int64_t token = first_token + row / group, query_head = head->kv_head * group + row % group;
-        float *out = job->out + (token * step->num_heads + query_head) * dim;
-        for (int64_t d = 0; d < dim; d++) out[d] = block.out[row * dim + d] / block.total[row];
+        float *out = job->out + (token * step->num_heads + query_head) * value_dim;
+        for (int64_t d = 0; d < value_dim; d++) out[d] = block.out[row * value_dim + d] / block.total[row];
     }
 }
 
@@ -94,5 +95,6 @@ static int64_t tokens_a_block(const struct attention_step *step) {
 }
 
 static int can_tile(const struct attention_step *step) {
-    return step->head_dim % PANEL == 0 && step->head_dim <= MAX_TILED_DIM && tokens_a_block(step) > 0;
+    const int has_panels = step->head_dim % PANEL == 0 && step->value_dim % PANEL == 0;
+    return has_panels && step->head_dim <= MAX_TILED_DIM && tokens_a_block(step) > 0;
 }

@@ -53,11 +53,11 @@ INLINE void prefetch_next(const struct attention_step *step, const int64_t dim, 
     }
 }
 
-INLINE void add_values(struct few *few, const int group, const int64_t dim, const struct wide_keys *keys,
-                       const struct attention_step *step, const struct keys *next) {
+INLINE void add_values(struct few *few, const int group, const int64_t dim, const int64_t value_dim,
+                       const struct wide_keys *keys, const struct attention_step *step, const struct keys *next) {
     for (int i = 0; i < keys->count; i++) {
         if (i < next->count) prefetch_next(step, dim, next->rows[i]);
-        for (int64_t v = 0; v < dim / LANES; v++) {
+        for (int64_t v = 0; v < value_dim / LANES; v++) {
             const vec value = load(keys->rows[i] + keys->values + v * LANES);
             for (int g = 0; g < group; g++)
                 few->out[g][v] = multiply_add(splat(few->scores[g][i]), value, few->out[g][v]);
@@ -67,15 +67,15 @@ INLINE void add_values(struct few *few, const int group, const int64_t dim, cons
 
 /* Attends with `group` queries [group][dim], rotated and scaled, to the keys [first, num_keys) of their KV head. They
  * are of the heads from `query_head` on. */
-INLINE void attend_few(const int group, const int64_t dim, const struct head *head, int64_t query_head, int64_t first,
-                       int64_t num_keys, const float *queries, float *out) {
+INLINE void attend_few(const int group, const int64_t dim, const int64_t value_dim, const struct head *head,
+                       int64_t query_head, int64_t first, int64_t num_keys, const float *queries, float *out) {
     struct keys blocks[2];
     struct wide_keys keys;
     float buffer[head->step->kv_type == KV_FLOAT32 ? 1 : KEY_BLOCK * 2 * dim];
     struct few few;
     for (int g = 0; g < group; g++) {
         begin_softmax(head->layer, query_head + g, &few.running_max[g], &few.total[g]);
-        for (int64_t v = 0; v < dim / LANES; v++) few.out[g][v] = splat(0.0f);
+        for (int64_t v = 0; v < value_dim / LANES; v++) few.out[g][v] = splat(0.0f);
     }
     locate(head, block_of(first), num_keys, &blocks[0]);
     for (int64_t start = block_of(first), now = 0; start < num_keys; start += KEY_BLOCK, now = !now) {
@@ -86,22 +86,23 @@ INLINE void attend_few(const int group, const int64_t dim, const struct head *he
             cap_scores(few.scores[g], head->layer->softcap);
             mask_scores(few.scores[g], first - start, keys.count);
             const vec shrink = weigh(few.scores[g], &few.running_max[g], &few.total[g]);
-            for (int64_t v = 0; v < dim / LANES; v++) few.out[g][v] *= shrink;
+            for (int64_t v = 0; v < value_dim / LANES; v++) few.out[g][v] *= shrink;
         }
-        add_values(&few, group, dim, &keys, head->step, &blocks[!now]);
+        add_values(&few, group, dim, value_dim, &keys, head->step, &blocks[!now]);
     }
     for (int g = 0; g < group; g++)
-        for (int64_t v = 0; v < dim / LANES; v++) store(out + g * dim + v * LANES, few.out[g][v] / few.total[g]);
+        for (int64_t v = 0; v < value_dim / LANES; v++)
+            store(out + g * value_dim + v * LANES, few.out[g][v] / few.total[g]);
 }
 
 /* Any head_dim, one query, one key at a time. */
 static void attend_plain(const struct head *head, int64_t query_head, int64_t first, int64_t num_keys,
                          const float *query, float *out) {
-    const int64_t dim = head->step->head_dim;
+    const int64_t dim = head->step->head_dim, value_dim = head->step->value_dim;
     float buffer[2 * MAX_HEAD_DIM];
     float running_max, total;
     begin_softmax(head->layer, query_head, &running_max, &total);
-    memset(out, 0, dim * sizeof *out);
+    memset(out, 0, value_dim * sizeof *out);
     const float softcap = head->layer->softcap;
     for (int64_t i = first; i < num_keys; i++) {
         struct keys located;
@@ -114,32 +115,35 @@ static void attend_plain(const struct head *head, int64_t query_head, int64_t fi
         if (softcap != 0.0f) score = softcap * tanhf(score / softcap);
         const float new_max = max_of(running_max, score);
         const float shrink = expf(running_max - new_max), weight = expf(score - new_max);
-        for (int64_t d = 0; d < dim; d++) out[d] = out[d] * shrink + weight * key[keys.values + d];
+        for (int64_t d = 0; d < value_dim; d++) out[d] = out[d] * shrink + weight * key[keys.values + d];
         total = total * shrink + weight;
         running_max = new_max;
     }
-    for (int64_t d = 0; d < dim; d++) out[d] /= total;
+    for (int64_t d = 0; d < value_dim; d++) out[d] /= total;
 }
 
-#define FEW(dim) \
+#define FEW(dim, value_dim) \
     switch (group) { \
-        case 1: attend_few(1, dim, head, query_head, first, num_keys, queries, out); return; \
-        case 2: attend_few(2, dim, head, query_head, first, num_keys, queries, out); return; \
-        case 3: attend_few(3, dim, head, query_head, first, num_keys, queries, out); return; \
-        default: attend_few(4, dim, head, query_head, first, num_keys, queries, out); return; \
+        case 1: attend_few(1, dim, value_dim, head, query_head, first, num_keys, queries, out); return; \
+        case 2: attend_few(2, dim, value_dim, head, query_head, first, num_keys, queries, out); return; \
+        case 3: attend_few(3, dim, value_dim, head, query_head, first, num_keys, queries, out); return; \
+        default: attend_few(4, dim, value_dim, head, query_head, first, num_keys, queries, out); return; \
     }
 
 /* Up to four queries of one group, so that a key is read once for them. */
 static void attend_group(int64_t group, const struct head *head, int64_t query_head, int64_t first, int64_t num_keys,
                          const float *queries, float *out) {
-    const int64_t dim = head->step->head_dim;
-    if (dim == 64) FEW(64)
-    if (dim == 96) FEW(96)
-    if (dim == 128) FEW(128)
-    if (dim == 256) FEW(256)
-    if (dim % LANES == 0) FEW(dim)
+    const int64_t dim = head->step->head_dim, value_dim = head->step->value_dim;
+    if (dim == value_dim) {
+        if (dim == 64) FEW(64, 64)
+        if (dim == 96) FEW(96, 96)
+        if (dim == 128) FEW(128, 128)
+        if (dim == 256) FEW(256, 256)
+    }
+    if (dim == 576 && value_dim == 512) FEW(576, 512)
+    if (dim % LANES == 0 && value_dim % LANES == 0) FEW(dim, value_dim)
     for (int64_t g = 0; g < group; g++)
-        attend_plain(head, query_head + g, first, num_keys, queries + g * dim, out + g * dim);
+        attend_plain(head, query_head + g, first, num_keys, queries + g * dim, out + g * value_dim);
 }
 
 /* All query heads of one KV head and one token, which attends to itself and to what its window holds before it. */
@@ -150,7 +154,7 @@ static void attend_token(const struct attention *job, const struct head *head, i
     for (int64_t g = 0; g < group; g += MAX_GROUP) {
         const int64_t count = min_of(MAX_GROUP, group - g), query_head = head->kv_head * group + g;
         for (int64_t i = 0; i < count; i++) prepare_query(job, token, query_head + i, queries + i * dim);
-        float *out = job->out + (token * step->num_heads + query_head) * dim;
+        float *out = job->out + (token * step->num_heads + query_head) * step->value_dim;
         attend_group(count, head, query_head, first_key(job->layer, position), position + 1, queries, out);
     }
 }

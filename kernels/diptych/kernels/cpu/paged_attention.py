@@ -26,6 +26,20 @@ class Heads:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    latent_dim: int | None = None  # values are so many first dimensions of the keys; None: they are kept beside them
+
+    @property
+    def num_planes(self) -> int:
+        return 2 if self.latent_dim is None else 1
+
+    @property
+    def value_dim(self) -> int:
+        return self.latent_dim or self.head_dim
+
+    @property
+    def num_states(self) -> int:
+        """Of a token: queries, keys, values."""
+        return self.num_heads + self.num_planes * self.num_kv_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +58,7 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         ("rope", c_void_p),
         ("index", c_int64),
+        ("rope_start", c_int64),
         ("rope_dim", c_int64),
         ("window", c_int64),
         ("scale", c_float),
@@ -55,7 +70,7 @@ class _Layer(ctypes.Structure):
 class AttentionLayer:
     """How the layer `index` attends, in every step.
 
-    `rope`: `[context_len, 2, rope_dim / 2]`, cosines and sines of the first `rope_dim` dimensions of a head.
+    `rope`: `[context_len, 2, rope_dim / 2]`, cosines and sines of `rope_dim` dimensions of a head from `rope_start` on.
     `window`: tokens that a token sees, the newest, itself included; 0: all. `softcap` 0: none.
     `sinks`, `[num_heads]`: a score of each head that takes part in its softmax and has no value; may be filled later.
     """
@@ -66,13 +81,16 @@ class AttentionLayer:
         rope: Tensor,
         *,
         scale: float,
+        rope_start: int = 0,
         window: int = 0,
         softcap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> None:
-        self.index, self.rope, self.sinks = index, rope, sinks
+        self.index, self.rope, self.rope_end = index, rope, rope_start + 2 * rope.shape[2]
+        self.sinks = sinks
+        rotation = address(rope), index, rope_start, 2 * rope.shape[2]
         place = None if sinks is None else address(sinks)
-        self._layer = _Layer(address(rope), index, 2 * rope.shape[2], window or UNBOUNDED, scale, softcap, place)
+        self._layer = _Layer(*rotation, window or UNBOUNDED, scale, softcap, place)
         self.pointer = ctypes.byref(self._layer)
 
 
@@ -88,18 +106,20 @@ class _Step(ctypes.Structure):
         ("table_width", c_int64),
         ("batch_size", c_int64),
         ("num_layers", c_int64),
+        ("num_planes", c_int64),
         ("page_size", c_int64),
         ("num_heads", c_int64),
         ("num_kv_heads", c_int64),
         ("head_dim", c_int64),
+        ("value_dim", c_int64),
         ("kv_type", c_int64),
     )
 
 
 class PagedAttention:
-    """One step over all layers: `kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`, of any of KV_TYPES.
+    """One step over all layers of `kv[num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]`.
 
-    Positions and pages are trusted, not checked.
+    The pool is of any of KV_TYPES. Positions and pages are trusted, not checked.
     """
 
     def __init__(self, heads: Heads, kv: Tensor, tokens: Tokens) -> None:
@@ -108,25 +128,25 @@ class PagedAttention:
         first_tokens = np.concatenate(([0], np.cumsum(tokens.extend_lens)))
         arrays = (tokens.positions, tokens.out_slots, first_tokens, tokens.page_table)
         self._arrays = tuple(np.ascontiguousarray(array) for array in arrays)
-        self._out_shape = len(tokens.positions), heads.num_heads * heads.head_dim
-        self._qkv_width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+        self._out_shape = len(tokens.positions), heads.num_heads * heads.value_dim
+        self._qkv_width = heads.num_states * heads.head_dim
         self._step = _Step(
             kv.data_ptr(),
             *(array.ctypes.data for array in self._arrays),
             tokens.page_table.shape[1],
             len(tokens.extend_lens),
-            kv.shape[1],
-            kv.shape[3],
+            *kv.shape[1:4],
             heads.num_heads,
             heads.num_kv_heads,
             heads.head_dim,
+            heads.value_dim,
             KV_TYPES[kv.dtype],
         )
 
     def decode(self, qkv: Tensor, layer: AttentionLayer, out: Tensor) -> None:
         """One token a request, or a few: each is computed as it would be alone, to the bit.
 
-        `qkv`: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`; `out`: `[num_tokens, num_heads * head_dim]`.
+        `qkv`: `[num_tokens, num_states * head_dim]`; `out`: `[num_tokens, num_heads * value_dim]`.
         """
         self._check_shapes(qkv, layer, out)
         self._library.diptych_decode_attention(ctypes.byref(self._step), layer.pointer, address(qkv), address(out))
@@ -139,14 +159,15 @@ class PagedAttention:
             raise MemoryError("extend attention")
 
     def _check_shapes(self, qkv: Tensor, layer: AttentionLayer, out: Tensor) -> None:
-        assert 2 * layer.rope.shape[2] <= self._step.head_dim, layer.rope.shape
+        assert layer.rope_end <= self._step.head_dim, layer.rope.shape
         assert layer.sinks is None or layer.sinks.shape == (self._step.num_heads,), layer.sinks
         assert qkv.shape == (self._out_shape[0], self._qkv_width), qkv.shape
         assert out.shape == self._out_shape, out.shape
 
 
 def _check(heads: Heads, kv: Tensor, tokens: Tokens) -> None:
-    assert kv.shape[2] == 2, kv.shape
+    assert kv.shape[2] == heads.num_planes, kv.shape
+    assert heads.value_dim <= heads.head_dim, heads
     assert kv.shape[4:] == (heads.num_kv_heads, heads.head_dim), kv.shape
     assert kv.dtype in KV_TYPES, kv.dtype
     assert kv.is_contiguous(), kv.stride()

@@ -1,7 +1,7 @@
 /* The paged KV pool as one step and one layer see it: where keys and values lie, rotation, storing, softmax weights.
  *
- * kv[page][layer][2][page_size][kv_head][head_dim]: index 2 is keys, then values. Narrow types are widened when they
- * are read; a token reads its own chunk's keys from the pool, too, so that its result does not depend on the chunk. */
+ * kv[page][layer][num_planes][page_size][kv_head][head_dim]: planes are keys, then values; of one plane, values are the
+ * first value_dim dimensions of the keys. Narrow types are widened when they are read; a token reads its own chunk's keys from the pool, too, so that its result does not depend on the chunk. */
 #pragma once
 
 #include <math.h>
@@ -20,14 +20,14 @@ struct attention_step {
     const int64_t *first_tokens; /* [batch_size + 1]: of each request, and the end */
     const int32_t *page_table; /* [batch_size][table_width] */
     int64_t table_width, batch_size;
-    int64_t num_layers, page_size, num_heads, num_kv_heads, head_dim;
+    int64_t num_layers, num_planes, page_size, num_heads, num_kv_heads, head_dim, value_dim;
     int64_t kv_type;
 };
 
 /* How one layer attends, in every step. Mirrored in paged_attention.py. */
 struct attention_layer {
     const float *rope;        /* [context_len][2][rope_dim / 2]: cosines, sines */
-    int64_t index, rope_dim;  /* the first dimensions of a head rotate */
+    int64_t index, rope_start, rope_dim; /* so many dimensions of a head rotate, from rope_start on */
     int64_t window;           /* a token sees itself and the newest before it, so many in all */
     float scale, softcap;     /* of scores; softcap 0: none */
     const float *sinks;       /* [num_heads]: a score of each head that has no value; NULL: there are none */
@@ -36,8 +36,8 @@ struct attention_layer {
 struct attention {
     const struct attention_step *step;
     const struct attention_layer *layer;
-    float *qkv; /* [num_tokens][num_heads + 2 * num_kv_heads][head_dim] */
-    float *out; /* [num_tokens][num_heads][head_dim] */
+    float *qkv; /* [num_tokens][num_heads + num_planes * num_kv_heads][head_dim] */
+    float *out; /* [num_tokens][num_heads][value_dim] */
 };
 
 struct head { /* one KV head of one request */
@@ -54,14 +54,14 @@ static inline int64_t element_bytes(const struct attention_step *step) {
 }
 static inline int64_t row_bytes(const struct attention_step *step) { return step->head_dim * element_bytes(step); }
 
-static inline char *kv_at(const struct attention_step *step, int64_t page, int64_t layer, int value, int64_t offset,
-                          int64_t kv_head) {
-    const int64_t token = ((page * step->num_layers + layer) * 2 + value) * step->page_size + offset;
+static inline char *key_at(const struct attention_step *step, int64_t page, int64_t layer, int64_t offset,
+                           int64_t kv_head) {
+    const int64_t token = (page * step->num_layers + layer) * step->num_planes * step->page_size + offset;
     return step->kv + (token * step->num_kv_heads + kv_head) * row_bytes(step);
 }
 
 static inline int64_t value_bytes(const struct attention_step *step) { /* from a key to its value */
-    return step->page_size * step->num_kv_heads * row_bytes(step);
+    return step->num_planes == 1 ? 0 : step->page_size * step->num_kv_heads * row_bytes(step);
 }
 
 struct keys { /* up to KEY_BLOCK keys of a head, the last one repeated to fill; a value lies value_bytes() further */
@@ -82,7 +82,7 @@ static void locate(const struct head *head, int64_t start, int64_t num_keys, str
     int64_t page = start / step->page_size, offset = start % step->page_size;
     keys->count = (int)min_of(KEY_BLOCK, num_keys - start > 0 ? num_keys - start : 0);
     for (int i = 0; i < keys->count; page++, offset = 0) {
-        const char *row = kv_at(step, head->pages[page], head->layer->index, 0, offset, head->kv_head);
+        const char *row = key_at(step, head->pages[page], head->layer->index, offset, head->kv_head);
         for (; offset < step->page_size && i < keys->count; i++, offset++, row += token_bytes) keys->rows[i] = row;
     }
     for (int i = keys->count; keys->count && i < KEY_BLOCK; i++) keys->rows[i] = keys->rows[keys->count - 1];
@@ -124,11 +124,11 @@ INLINE void as_floats(const struct attention_step *step, const struct keys *keys
         wide->values = value_bytes(step) / (int64_t)sizeof(float);
         return;
     }
-    wide->values = step->head_dim;
+    wide->values = step->num_planes == 1 ? 0 : step->head_dim;
     for (int i = 0; i < keys->count; i++) {
         float *row = buffer + i * 2 * step->head_dim;
         widen_row(step, keys->rows[i], row);
-        widen_row(step, keys->rows[i] + value_bytes(step), row + step->head_dim);
+        if (step->num_planes > 1) widen_row(step, keys->rows[i] + value_bytes(step), row + step->head_dim);
         wide->rows[i] = row;
     }
     for (int i = keys->count; keys->count && i < KEY_BLOCK; i++) wide->rows[i] = wide->rows[keys->count - 1];
@@ -142,35 +142,36 @@ static inline int64_t block_of(int64_t key) { return key / KEY_BLOCK * KEY_BLOCK
 
 static inline float *state_at(const struct attention *job, int64_t token, int64_t head) {
     const struct attention_step *step = job->step;
-    return job->qkv + (token * (step->num_heads + 2 * step->num_kv_heads) + head) * step->head_dim;
+    return job->qkv + (token * (step->num_heads + step->num_planes * step->num_kv_heads) + head) * step->head_dim;
 }
 
 INLINE void rotate(const float *from, float *to, const struct attention *job, int64_t position) {
-    const int64_t dim = job->layer->rope_dim, half = dim / 2;
+    const int64_t start = job->layer->rope_start, dim = job->layer->rope_dim, half = dim / 2, end = start + dim;
     const float *cosines = job->layer->rope + position * dim, *sines = cosines + half;
+    memcpy(to, from, start * sizeof *to);
     for (int64_t i = 0; i < half; i++) {
-        const float first = from[i], second = from[half + i];
-        to[i] = first * cosines[i] - second * sines[i];
-        to[half + i] = second * cosines[i] + first * sines[i];
+        const float first = from[start + i], second = from[start + half + i];
+        to[start + i] = first * cosines[i] - second * sines[i];
+        to[start + half + i] = second * cosines[i] + first * sines[i];
     }
-    memcpy(to + dim, from + dim, (job->step->head_dim - dim) * sizeof *to);
+    memcpy(to + end, from + end, (job->step->head_dim - end) * sizeof *to);
 }
 
 static void store_kv(const struct attention *job, int64_t token, int64_t kv_head) {
     const struct attention_step *step = job->step;
     const int64_t slot = step->out_slots[token], page = slot / step->page_size, offset = slot % step->page_size;
-    char *key = kv_at(step, page, job->layer->index, 0, offset, kv_head), *value = key + value_bytes(step);
+    char *key = key_at(step, page, job->layer->index, offset, kv_head), *value = key + value_bytes(step);
     const float *new_key = state_at(job, token, step->num_heads + kv_head);
     const float *new_value = state_at(job, token, step->num_heads + step->num_kv_heads + kv_head);
     if (step->kv_type == KV_FLOAT32) {
         rotate(new_key, (float *)key, job, step->positions[token]);
-        memcpy(value, new_value, row_bytes(step));
+        if (step->num_planes > 1) memcpy(value, new_value, row_bytes(step));
         return;
     }
     float rotated[MAX_HEAD_DIM];
     rotate(new_key, rotated, job, step->positions[token]);
     narrow_row(step, rotated, key);
-    narrow_row(step, new_value, value);
+    if (step->num_planes > 1) narrow_row(step, new_value, value);
 }
 
 /* Rotates and scales one query head. */

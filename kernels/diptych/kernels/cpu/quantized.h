@@ -8,7 +8,7 @@
 #include "linear.h"
 #include "narrow.h"
 
-enum code { INT4, FP4, INT8, FP8, FP16, BF16 }; /* mirrored in quantized.py */
+enum code { INT4, FP4, INT8, FP8, FP16, BF16 }; /* mirrored in linear.py */
 enum { NIBBLES = 8 };                      /* codes of a word */
 
 struct quantized {

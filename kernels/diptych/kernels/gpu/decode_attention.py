@@ -188,7 +188,7 @@ def constants(
         "BATCH": FEW_REQUESTS if batch <= FEW_REQUESTS else max(BATCH_BLOCK, power_of_two(batch)),
         "PAIRED": kv_dtype == FP8,
         "CAPPED": capped,
-        "DTYPE": _product_dtype(dtype, kv_dtype),
+        "DTYPE": product_dtype(dtype, kv_dtype),
         "STAGES": launch.num_stages,
     }
 
@@ -211,7 +211,7 @@ def _half_block(head_dim: int) -> int:
     return max(MIN_HALF, power_of_two(head_dim // 2))
 
 
-def _product_dtype(q: torch.dtype, kv: torch.dtype) -> tl.dtype:
+def product_dtype(q: torch.dtype, kv: torch.dtype) -> tl.dtype:
     """What tensor cores multiply. FP8 is exact in float16, an instruction for two; to bfloat16 it takes three more."""
     if torch.float32 in (q, kv):
         return PRODUCTS[torch.float32]

@@ -31,30 +31,35 @@ def rope_store(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    rope_start: int = 0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
     """Rotate the queries of `qkv` in place; store its keys, rotated, and values at `out_slots` of `kv_layer`.
 
-    `qkv` `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, contiguous; its keys stay as they are.
+    `qkv` `[num_tokens, (num_heads + num_planes * num_kv_heads) * head_dim]`, contiguous; its keys stay as they are.
     `positions` and `out_slots` `[num_tokens]`, int32 or int64: a slot is page * page_size + offset; a token of slot -1
     is padding, of which nothing is read or written. `rope_table` float32 `[num_positions, 2, rope_dim / 2]`, cosines
-    and sines of the first `rope_dim` <= `head_dim` dimensions; the others are not rotated. `kv_layer`
-    `[num_pages, 2, page_size, num_kv_heads, head_dim]` is a view of the pool; float8 (e4m3fn) holds the number divided
-    by `k_scale`, `v_scale`, at most 448. Runs on the current stream and can be part of a CUDA graph.
+    and sines of `rope_dim` dimensions, the first ones or, from `rope_start` on, the last ones; the others are not
+    rotated. `kv_layer` `[num_pages, num_planes, page_size, num_kv_heads, head_dim]` is a view of the pool, of keys and
+    values or of keys alone; float8 (e4m3fn) holds the number divided by `k_scale`, `v_scale`, at most 448. Runs on the
+    current stream and can be part of a CUDA graph.
     """
-    num_states = num_heads + 2 * num_kv_heads
+    num_planes = kv_layer.shape[1]
+    num_states = num_heads + num_planes * num_kv_heads
     assert qkv.is_contiguous(), qkv.stride()
     assert qkv.shape == (len(positions), num_states * head_dim), qkv.shape
     assert len(out_slots) == len(positions), (out_slots.shape, positions.shape)
     assert rope_table.dtype == torch.float32, rope_table.dtype
     assert rope_table.is_contiguous(), rope_table.stride()
-    assert kv_layer.shape[1] == 2, kv_layer.shape
+    assert num_planes in (1, 2), kv_layer.shape
     assert kv_layer.shape[3:] == (num_kv_heads, head_dim), kv_layer.shape
     assert kv_layer.stride(4) == 1, kv_layer.stride()
     rope_half = rope_table.shape[2]
+    assert rope_start in (0, head_dim - 2 * rope_half), (rope_start, head_dim, rope_half)
     columns = power_of_two(rope_half)
-    rows = min(power_of_two(num_states), max(1, TILE // (2 * columns)))
+    rest = power_of_two(head_dim - 2 * rope_half) if head_dim > 2 * rope_half else 0
+    rows = min(power_of_two(num_states), max(1, TILE // max(2 * columns, rest)))
     is_fp8 = kv_layer.dtype == torch.float8_e4m3fn
     with torch.cuda.device_of(qkv):
         rope_store_kernel[(len(positions), cdiv(num_states, rows))](
@@ -68,7 +73,9 @@ def rope_store(
             v_scale,
             NUM_HEADS=num_heads,
             NUM_KV_HEADS=num_kv_heads,
+            NUM_STATES=num_states,
             HEAD_DIM=head_dim,
+            ROPE_START=rope_start,
             ROPE_HALF=rope_half,
             PAGE_SIZE=kv_layer.shape[2],
             FP8=is_fp8,
@@ -76,7 +83,7 @@ def rope_store(
             BY_INSTRUCTION=is_fp8 and _casts_to_fp8(qkv),
             ROWS=rows,
             COLUMNS=columns,
-            REST=power_of_two(head_dim - 2 * rope_half) if head_dim > 2 * rope_half else 0,
+            REST=rest,
             num_warps=4,
             enable_fp_fusion=False,
         )
@@ -101,7 +108,9 @@ def rope_store_kernel(
     v_scale,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
+    NUM_STATES: tl.constexpr,  # queries, keys, and values if they are stored
     HEAD_DIM: tl.constexpr,
+    ROPE_START: tl.constexpr,
     ROPE_HALF: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     FP8: tl.constexpr,
@@ -111,7 +120,6 @@ def rope_store_kernel(
     COLUMNS: tl.constexpr,  # ROPE_HALF as a power of two
     REST: tl.constexpr,  # dimensions that are not rotated, as a power of two
 ):
-    NUM_STATES: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     DTYPE: tl.constexpr = qkv.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(out_slots + token).to(tl.int64)
@@ -133,22 +141,25 @@ def rope_store_kernel(
     scales = tl.where(is_value, v_scale, k_scale)
 
     inside = in_half & (heads < NUM_STATES)[:, None]
-    first = tl.load(states + columns, mask=inside, other=0.0)
-    second = tl.load(states + columns + ROPE_HALF, mask=inside, other=0.0)
+    turning, turned_cells = states + ROPE_START, cells + ROPE_START
+    first = tl.load(turning + columns, mask=inside, other=0.0)
+    second = tl.load(turning + columns + ROPE_HALF, mask=inside, other=0.0)
     turned_first = turned(first, cos, second, -sin, DTYPE)
     turned_second = turned(second, cos, first, sin, DTYPE)
     tl.debug_barrier()  # in a small tile several threads load the same numbers: all of them before one stores
-    tl.store(states + columns, turned_first, mask=inside & is_query)
-    tl.store(states + columns + ROPE_HALF, turned_second, mask=inside & is_query)
+    tl.store(turning + columns, turned_first, mask=inside & is_query)
+    tl.store(turning + columns + ROPE_HALF, turned_second, mask=inside & is_query)
     first, second = tl.where(is_value, first, turned_first), tl.where(is_value, second, turned_second)
     if FP8:
         first = narrowed(first, scales, SCALED, BY_INSTRUCTION)
         second = narrowed(second, scales, SCALED, BY_INSTRUCTION)
-    tl.store(cells + columns, first.to(cells.dtype.element_ty), mask=inside & is_stored)
-    tl.store(cells + columns + ROPE_HALF, second.to(cells.dtype.element_ty), mask=inside & is_stored)
+    tl.store(turned_cells + columns, first.to(cells.dtype.element_ty), mask=inside & is_stored)
+    tl.store(turned_cells + columns + ROPE_HALF, second.to(cells.dtype.element_ty), mask=inside & is_stored)
     if REST:
-        columns = 2 * ROPE_HALF + tl.arange(0, REST)[None, :]
-        inside = is_stored & (columns < HEAD_DIM)
+        columns = tl.arange(0, REST)[None, :]
+        inside = is_stored & (columns < HEAD_DIM - 2 * ROPE_HALF)
+        if ROPE_START == 0:
+            columns += 2 * ROPE_HALF
         rest = tl.load(states + columns, mask=inside, other=0.0)
         if FP8:
             rest = narrowed(rest, scales, SCALED, BY_INSTRUCTION)
@@ -185,6 +196,7 @@ def reference_rope_store(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    rope_start: int = 0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
@@ -193,14 +205,14 @@ def reference_rope_store(
     slots, page_size, rope_half = out_slots[tokens].long(), kv_layer.shape[2], rope_table.shape[2]
     states = qkv.view(len(qkv), -1, head_dim)[tokens]
     cos, sin = rope_table[positions[tokens].long()].to(qkv.dtype)[:, :, None].unbind(1)
-    first, second = states[:, : num_heads + num_kv_heads, : 2 * rope_half].chunk(2, dim=2)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=2)
-    states[:, : num_heads + num_kv_heads, : 2 * rope_half] = turned
+    turning = states[:, : num_heads + num_kv_heads, rope_start : rope_start + 2 * rope_half]
+    first, second = turning.chunk(2, dim=2)
+    turning.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=2))
     qkv.view(len(qkv), -1, head_dim)[tokens] = states
-    new_kv = states[:, num_heads:].reshape(-1, 2, num_kv_heads, head_dim)
+    new_kv = states[:, num_heads:].reshape(len(tokens), -1, num_kv_heads, head_dim)
     pool = kv_layer
     if kv_layer.dtype == torch.float8_e4m3fn:  # torch indexes no FP8
-        scales = torch.tensor([k_scale, v_scale], device=qkv.device)[:, None, None]
+        scales = torch.tensor([k_scale, v_scale], device=qkv.device)[: kv_layer.shape[1], None, None]
         new_kv = (new_kv.float() / scales).clamp(-448, 448).to(kv_layer.dtype).view(torch.uint8)
         pool = kv_layer.view(torch.uint8)
     pool[slots // page_size, :, slots % page_size] = new_kv.to(pool.dtype)

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from threading import Event, Lock, Thread
 from typing import Final
 
@@ -34,6 +35,7 @@ GREETING_S: Final = 0.02  # between heartbeats until a link is up
 GOODBYE_S: Final = 0.02  # for the goodbye to leave before the connection is closed
 
 
+@dataclass(frozen=True, slots=True)
 class NixlOptions(LinkOptions):
     """Options of `NixlTransport`."""
 

@@ -37,7 +37,7 @@ def float8(config: Mapping[str, Any]) -> Scheme:
 def _with_scales(codes: Array, scales: Array, block_rows: int, block_columns: int) -> QuantizedArray:
     if (codes & NAN == NAN).any():
         raise ConfigError("an FP8 weight holds NaN")
-    if scales.ndim == 2 and scales.shape[1] > 1:
+    if scales.ndim == 2 and block_rows:
         rows = np.repeat(scales, block_rows, axis=0)[: len(codes)]
         return QuantizedArray("fp8", codes, rows, None, block_columns)
     return QuantizedArray("fp8", codes, np.ascontiguousarray(np.broadcast_to(scales.reshape(-1, 1), (len(codes), 1))))

@@ -17,8 +17,9 @@ class AttentionBackend(Protocol):
     """Owns no memory but its tables and workspaces; reads and writes the KV pool it was built on.
 
     Both passes rotate queries and keys, write keys and values to their slots, and attend to what the layer sees of the
-    past. `qkv`: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, queries, keys, values; it may be
-    overwritten. `out`: `[num_tokens, num_heads * head_dim]`. On a GPU they only queue work on the current stream.
+    past. `qkv`: `[num_tokens, (num_heads + num_planes * num_kv_heads) * head_dim]`, queries, keys, values; it may be
+    overwritten. `out`: `[num_tokens, num_heads * value_dim]`. On a GPU they only queue work on the current stream.
+    With one plane there are no values: they are the first `value_dim` dimensions of the keys, before those that rotate.
     """
 
     def init_forward_metadata(self, batch: StagedBatch) -> None:

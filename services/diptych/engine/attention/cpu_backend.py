@@ -11,11 +11,12 @@ from diptych.kernels.cpu.paged_attention import AttentionLayer, Heads, PagedAtte
 
 
 class CpuAttention:
-    """`AttentionBackend` on `kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`."""
+    """`AttentionBackend` on `kv[num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]`."""
 
     def __init__(self, config: ModelConfig, kv: Tensor, sinks: Tensor | None = None) -> None:
         """`sinks`: see `new_sinks`."""
-        self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+        latent_dim = config.value_dim if config.num_planes == 1 else None
+        self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, latent_dim)
         self._kv = kv
         self._layers = _layers(config, kv, sinks)
         self._step: PagedAttention | None = None
@@ -40,6 +41,7 @@ def _layers(config: ModelConfig, kv: Tensor, sinks: Tensor | None) -> list[Atten
         AttentionLayer(
             index,
             ropes[config.rope_of(index)],
+            rope_start=config.rope_of(index).start,
             scale=config.score_scale,
             window=config.window(index),
             softcap=config.attention_softcap,

@@ -17,8 +17,9 @@ class GpuLayer:
     """One layer's part of the pool, and its constants."""
 
     config: ModelConfig
-    kv: Tensor  # [num_pages, 2, page_size, num_kv_heads, head_dim], a view
+    kv: Tensor  # [num_pages, num_planes, page_size, num_kv_heads, head_dim], a view
     rope: Tensor  # [num_positions, 2, rope_dim / 2]
+    rope_start: int
     window: int  # tokens that it sees; 0: all
     k_scale: float = 1.0  # of FP8: a key is what is stored times this
     v_scale: float = 1.0
@@ -36,6 +37,7 @@ class GpuLayer:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
+            rope_start=self.rope_start,
             k_scale=self.k_scale,
             v_scale=self.v_scale,
         )
@@ -43,19 +45,21 @@ class GpuLayer:
 
 
 def gpu_layers(config: ModelConfig, kv: Tensor, sinks: Tensor | None = None) -> list[GpuLayer]:
-    """Return the layers of `kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`.
+    """Return the layers of `kv[num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]`.
 
     `sinks`: see `new_sinks`.
     """
     ropes = rope_tables(config, kv)
+    layers = zip(map(config.rope_of, range(config.num_layers)), kv_scales(config, kv.dtype), strict=True)
     return [
         GpuLayer(
             config,
             kv[:, index],
-            ropes[config.rope_of(index)],
+            ropes[rope],
+            rope.start,
             config.window(index),
             *scales,
             sinks=None if sinks is None else sinks[index],
         )
-        for index, scales in enumerate(kv_scales(config, kv.dtype))
+        for index, (rope, scales) in enumerate(layers)
     ]

@@ -42,7 +42,7 @@ class Metadata:
 
 
 class TorchAttention:
-    """`AttentionBackend` on `kv[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`."""
+    """`AttentionBackend` on `kv[num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]`."""
 
     def __init__(self, config: ModelConfig, kv: Tensor, dtype: torch.dtype, sinks: Tensor | None = None) -> None:
         """`sinks`: see `new_sinks`."""
@@ -53,7 +53,8 @@ class TorchAttention:
         self._kv = kv
         self._bytes = kv.view(torch.uint8) if kv.dtype == torch.float8_e4m3fn else kv  # torch does not index FP8
         self._page_size = kv.shape[3]
-        self._scales = torch.tensor(kv_scales(config, kv.dtype), device=kv.device)[:, :, None, None]  # of FP8
+        scales = torch.tensor(kv_scales(config, kv.dtype), device=kv.device)[:, : config.num_planes]
+        self._scales = scales[:, :, None, None]  # of FP8
         self._ropes = rope_tables(config, kv)
         self._windows = {config.window(layer) for layer in range(config.num_layers)}
         self._metadata: Metadata | None = None
@@ -87,9 +88,9 @@ class TorchAttention:
         """Return the rotated queries, `[num_tokens, num_heads, head_dim]`."""
         assert self._metadata is not None
         num_tokens, heads, kv_heads = qkv.shape[0], self._num_heads, self._num_kv_heads
-        states = qkv.view(num_tokens, heads + 2 * kv_heads, self._head_dim)
-        self._rotate(states[:, : heads + kv_heads], *self._metadata.ropes[self._config.rope_of(layer)])
-        new_kv = states[:, heads:].view(num_tokens, 2, kv_heads, self._head_dim)
+        states, rope = qkv.view(num_tokens, -1, self._head_dim), self._config.rope_of(layer)
+        self._rotate(states[:, : heads + kv_heads, rope.start :], *self._metadata.ropes[rope])
+        new_kv = states[:, heads:].view(num_tokens, -1, kv_heads, self._head_dim)
         self._store(new_kv, layer, self._metadata)
         return states[:, :heads], self._metadata
 
@@ -101,7 +102,7 @@ class TorchAttention:
         self._bytes[metadata.out_pages, layer, :, metadata.out_offsets] = stored
 
     def _load(self, pages: Tensor, layer: int) -> Tensor:
-        """Return `[..., 2, page_size, num_kv_heads, head_dim]` for page numbers of any shape."""
+        """Return `[..., num_planes, page_size, num_kv_heads, head_dim]` for page numbers of any shape."""
         stored = self._bytes[pages, layer].view(self._kv.dtype)
         if not self._config.kv_scales:
             return stored.to(self._dtype)
@@ -133,21 +134,25 @@ class TorchAttention:
         second.copy_(rotated)
 
     def _extend(self, queries: Tensor, span: Span, layer: int) -> Tensor:
-        """Return `[num_new_tokens, num_heads, head_dim]` of one request."""
-        pages = self._load(span.pages, layer)  # [num_pages, 2, page_size, num_kv_heads, head_dim]
-        keys, values = pages.permute(1, 3, 0, 2, 4).flatten(2, 3)[:, None, :, : span.seq_len]
+        """Return `[num_new_tokens, num_heads, value_dim]` of one request."""
+        pages = self._load(span.pages, layer)  # [num_pages, num_planes, page_size, num_kv_heads, head_dim]
+        keys, values = self._planes(pages.permute(1, 3, 0, 2, 4).flatten(2, 3)[:, None, :, : span.seq_len])
         mine = queries[span.start : span.end].transpose(0, 1)[None]
         mask = span.masks[self._config.window(layer)]
         return self._weigh(mine, keys, values, mask, layer)[0].transpose(0, 1)
 
     def _decode(self, queries: Tensor, metadata: Metadata, layer: int) -> Tensor:
-        """Return `[batch_size, num_heads, 1, head_dim]`. Shorter requests are padded to the longest."""
-        pages = self._load(metadata.page_table, layer)  # [batch_size, max_pages, 2, page_size, num_kv_heads, head_dim]
-        keys, values = pages.permute(2, 0, 4, 1, 3, 5).flatten(3, 4)
+        """Return `[batch_size, num_heads, 1, value_dim]`. Shorter requests are padded to the longest."""
+        pages = self._load(metadata.page_table, layer)  # [batch_size, max_pages, num_planes, page_size, ...]
+        keys, values = self._planes(pages.permute(2, 0, 4, 1, 3, 5).flatten(3, 4))
         unused = ~metadata.in_use[:, None, :, None]  # their weight is 0, but 0 * garbage may be NaN
         keys, values = keys.masked_fill(unused, 0), values.masked_fill(unused, 0)
         mask = metadata.masks[self._config.window(layer)]
         return self._weigh(queries[:, :, None], keys, values, mask[:, None, None], layer)
+
+    def _planes(self, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values of `[num_planes, ..., head_dim]`: of one plane both."""
+        return kept[0], kept[-1][..., : self._config.value_dim]
 
     def _weigh(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, layer: int) -> Tensor:
         """Attend `[batch_size, num_heads, num_queries, head_dim]` to `[batch_size, num_kv_heads, num_keys, ...]`."""

@@ -198,12 +198,7 @@ def load_families(statuses: Answered) -> Iterator[Metric]:
 
     gauge, counter = GaugeMetricFamily, CounterMetricFamily
     yield family(gauge, "prompt_tokens_waiting", "Prompt tokens that wait to be computed", _computable)
-    yield family(
-        gauge,
-        "prefill_tokens_per_second",
-        "Speed of computing prompts, of late",
-        lambda s: s.prefill_tokens_per_s or None,
-    )
+    yield family(gauge, "prefill_tokens_per_second", "Speed of computing prompts, of late", _speed)
     yield family(gauge, "prefill_backlog_seconds", "Time that the waiting prompt tokens take", prefill_backlog_s)
     yield family(counter, "prefill_seconds", "Time in steps that computed prompts", lambda s: s.prefill_s)
     yield family(gauge, "prefill_busy_ratio", "Share of such time, of late", lambda s: s.prefill_busy)

@@ -15,7 +15,8 @@ from typing import Final
 from diptych.common.arrays import F32
 from diptych.common.errors import InvalidRequest, NotFound, Overloaded
 
-TARGETS: Final = re.compile(r"\d+\.(qkv|o|gate_up|down)")  # matrices that see every token: not experts, not embeddings
+# matrices that see every token and are multiplied as they are: not experts, not embeddings, not "kv_b" of latents
+TARGETS: Final = re.compile(r"\d+\.(qkv|q|q_a|q_b|kv_a|o|gate_up|down)")
 NO_ADAPTER: Final = -1  # in place of a slot
 
 _NAME: Final = re.compile(r"[\w.:/@+-]{1,128}", re.ASCII)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
-from diptych.engine.models.matrix import Activate, Matrix, Weight
+from diptych.engine.models.matrix import Activate, HeadMatrices, HeadMatricesInTurn, Matrix, Weight
 from diptych.engine.models.ops import Experts, ExpertsInTurn, Gated, GatedInTurn, activate_of
 from diptych.kernels.cpu import elementwise
 from diptych.kernels.cpu.linear import PackedMatrix, QuantizedMatrix, StackedMatrix
@@ -25,6 +25,9 @@ class CpuOps:
             return PackedMatrix(weight)
         parts = [QuantizedMatrix(part) for part in weight.parts]
         return parts[0] if len(parts) == 1 else StackedMatrix(parts)
+
+    def head_matrices(self, weights: Tensor) -> HeadMatrices:
+        return HeadMatricesInTurn([PackedMatrix(each.contiguous()) for each in weights])
 
     def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
         return GatedInTurn(gate_up, activate_of(self, activation))

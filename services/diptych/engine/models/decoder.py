@@ -11,8 +11,9 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch
-from diptych.engine.models.layers.attention import AttentionBlock
+from diptych.engine.models.layers.attention import AttentionBlock, Projections
 from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers.latent_attention import LatentAttentionBlock
 from diptych.engine.models.layers.mlp import FeedForward, Mlp
 from diptych.engine.models.layers.moe import MoeBlock
 from diptych.engine.models.ops import Ops
@@ -25,7 +26,7 @@ from diptych.engine.values.batch import OnLayer
 class Layer:
     """One layer and the norms around its two blocks."""
 
-    attention: AttentionBlock
+    attention: Projections
     attention_post_norm: Tensor | None  # of what attention adds
     ffn_norm: Tensor
     ffn: FeedForward
@@ -123,7 +124,7 @@ class Decoder:
 def _layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Layer:
     is_last = index == config.num_layers - 1
     return Layer(
-        attention=AttentionBlock.build(config, weights, ops, index),
+        attention=(LatentAttentionBlock if config.latent else AttentionBlock).build(config, weights, ops, index),
         attention_post_norm=weights.norm(f"{index}.attention_post_norm") if config.post_norms else None,
         ffn_norm=weights.norm(f"{index}.ffn_norm"),
         ffn=(MoeBlock if config.is_moe(index) else Mlp).build(config, weights, ops, index),

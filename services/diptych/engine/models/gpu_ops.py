@@ -17,7 +17,7 @@ from diptych.architectures.placement import Split
 from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.dense import dense
 from diptych.engine.models.lora import LoraMatrix
-from diptych.engine.models.matrix import Activate, Matrix, Weight
+from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, Weight
 from diptych.engine.models.ops import Experts, Gated, GatedInTurn, activate_of
 from diptych.kernels.gpu import activations, norms, skinny_gated_gemm
 from diptych.kernels.gpu.moe import ExpertWeights, align_experts, choose_block, combine_experts, grouped_gemm
@@ -75,6 +75,9 @@ class GpuOps:
         if isinstance(weight, QuantizedWeight):
             weight = dense(weight.parts, self._dtype, self._device)
         return GpuMatrix(weight)
+
+    def head_matrices(self, weights: Tensor) -> HeadMatrices:
+        return TorchHeadMatrices(weights)
 
     def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
         assert isinstance(gate_up, GpuMatrix | LoraMatrix), gate_up

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -26,6 +26,14 @@ class Matrix(Protocol):
         ...
 
 
+class HeadMatrices(Protocol):
+    """A weight `[num_rows, num_columns]` for each head."""
+
+    def multiply(self, x: Tensor, out: Tensor) -> None:
+        """`[num_tokens, num_heads, num_columns]` -> `[num_tokens, num_heads, num_rows]`, of any strides."""
+        ...
+
+
 class TorchMatrix:
     """A weight as torch keeps it."""
 
@@ -37,3 +45,26 @@ class TorchMatrix:
 
     def rows(self, ids: Tensor) -> Tensor:
         return self._weight[ids]
+
+
+class TorchHeadMatrices:
+    """`HeadMatrices` as torch keeps them, all multiplied at once."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self._transposed = weights.transpose(1, 2)
+
+    def multiply(self, x: Tensor, out: Tensor) -> None:
+        out.copy_(torch.bmm(x.transpose(0, 1), self._transposed).transpose(0, 1))
+
+
+class HeadMatricesInTurn:
+    """`HeadMatrices` of any matrices, one after the other."""
+
+    def __init__(self, matrices: Sequence[Matrix]) -> None:
+        self._matrices = matrices
+
+    def multiply(self, x: Tensor, out: Tensor) -> None:
+        result = out.new_empty(len(out), out.shape[2])
+        for head, matrix in enumerate(self._matrices):
+            matrix.multiply(x[:, head].contiguous(), result)
+            out[:, head] = result

@@ -19,7 +19,7 @@ from diptych.architectures.config import Activation, ClampedSwiglu
 from diptych.architectures.placement import Split
 from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.dense import CPU, dense
-from diptych.engine.models.matrix import Activate, Matrix, TorchMatrix, Weight
+from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, TorchMatrix, Weight
 
 
 class Gated(Protocol):
@@ -55,6 +55,10 @@ class Ops(Protocol):
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         """Take over the weight `[num_rows, num_columns]` called `name`: "embed", "lm_head", "0.qkv", ..."""
+        ...
+
+    def head_matrices(self, weights: Tensor) -> HeadMatrices:
+        """Take over `[num_heads, num_rows, num_columns]`, in the dtype that a matrix gives its rows in."""
         ...
 
     def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
@@ -170,6 +174,9 @@ class TorchOps:
         if isinstance(weight, QuantizedWeight):  # torch's products want one dtype
             weight = dense(weight.parts, self._dtype, self._device)
         return TorchMatrix(weight)
+
+    def head_matrices(self, weights: Tensor) -> HeadMatrices:
+        return TorchHeadMatrices(weights)
 
     def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
         return GatedInTurn(gate_up, activate_of(self, activation))

@@ -85,11 +85,12 @@ def load(
             if complete is None:
                 continue
             del targets[piece.target]
+            its_dtype = torch.float32 if piece.wide else dtype
             if len(piece.shape) == 1:
-                vectors[piece.target] = dense(complete, torch.float32 if piece.wide else dtype, device)
+                vectors[piece.target] = dense(complete, its_dtype, device)
             else:
-                weight = merge(complete)
-                full = dense(complete, dtype, device) if weight is None else weight
+                weight = None if piece.wide else merge(complete)
+                full = dense(complete, its_dtype, device) if weight is None else weight
                 matrices[piece.target] = ops.matrix(piece.target, full, piece.split)
     if places:
         raise ConfigError(f"{config.model_id}: the checkpoint lacks {', '.join(sorted(places)[:5])}")

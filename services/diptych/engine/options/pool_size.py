@@ -13,6 +13,7 @@ from diptych.common.members.roles import Role
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.device_kind import DeviceKind
 from diptych.engine.tensor_parallel.shard import check_divides
+from diptych.engine.values.kv_regions import kv_layout
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 
 MIN_PAGES: Final = 2
@@ -34,13 +35,14 @@ def pool_layout(model: ModelConfig, options: EngineOptions, share: HeadShare | N
 
 def whole_layout(model: ModelConfig, page_size: int, dtype: str, share: HeadShare | None = None) -> PoolLayout:
     """Return a pool of one page."""
-    return PoolLayout.kv(1, model.num_layers, page_size, model.num_kv_heads, model.head_dim, dtype, share)
+    return kv_layout(model, 1, page_size, dtype, share)
 
 
 def region_words(region: Region) -> str:
     """Say what a token has in a region."""
     planes = {2: "keys and values", 1: "latents"}[region.num_planes]
-    return f"{planes} of {len(region.layers)} layers, {region.total_heads} heads of {region.head_dim}"
+    heads = f"{region.total_heads} heads" if region.total_heads > 1 else "one head"
+    return f"{planes} of {len(region.layers)} layers, {heads} of {region.head_dim}"
 
 
 def check_pool(model: ModelConfig, options: EngineOptions, role: Role, device: DeviceKind) -> None:

@@ -43,7 +43,7 @@ class Setting:
     """What is to be computed, and where: on the device of the pool."""
 
     config: ModelConfig
-    kv: Tensor  # [num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]
+    kv: Tensor  # [num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]
     dtype: torch.dtype  # of states; the pool's may be narrower
     num_threads: int
     sinks: Tensor | None = None  # of the model's layers, see `new_sinks`
@@ -140,6 +140,8 @@ def _flashinfer(setting: Setting) -> Made:
     _check_gpu("flashinfer", setting)
     if setting.config.sinks:
         raise ConfigError("attention backend 'flashinfer' knows no attention sinks, which this model has; use 'triton'")
+    if setting.config.num_planes == 1:
+        raise ConfigError("attention backend 'flashinfer' attends to keys and values, not to latents; use 'triton'")
     if find_spec("flashinfer") is None:
         raise ConfigError(
             "attention backend 'flashinfer' is not installed: install diptych[flashinfer], or use 'triton'"

@@ -20,7 +20,7 @@ KV_DTYPES: Final = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn}
 
 
 def kv_view(buffer: memoryview, layout: PoolLayout) -> Tensor:
-    """Return `buffer` as `[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]`, without a copy.
+    """Return `buffer` as `[num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]`, without a copy.
 
     The tensor keeps the Python buffer alive, not the memory behind it: whoever allocated that must outlive the tensor.
     """

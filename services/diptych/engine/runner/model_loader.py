@@ -22,7 +22,7 @@ from diptych.engine.options.config import EngineOptions
 from diptych.engine.runner.gpu.gpu_runner import GpuRunner
 from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.measuring import longest_extend, measure, measure_speed
-from diptych.engine.runner.gpu.memory import GIB, KvWish, check_room_beside, found_on, graphs_nbytes, pool_nbytes
+from diptych.engine.runner.gpu.memory import GIB, KvMemory, check_room_beside, found_on, graphs_nbytes, pool_nbytes
 from diptych.engine.runner.gpu.warm_up import tell_of_late_kernels, warm_up
 from diptych.engine.runner.kv_pool import new_kv
 from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_model
@@ -73,7 +73,7 @@ class ModelLoader:
         page = ModelRunner.pool_layout(
             model.config, num_pages=1, page_size=options.page_size, dtype=options.kv_dtype
         ).page_nbytes
-        kv = KvWish(page // options.page_size, options.kv_cache_mib * MIB)
+        kv = KvMemory(page // options.page_size, options.kv_cache_mib * MIB)
         return found_on(memory, options.gpu_memory_share, limits.max_step_tokens, speed, kv)
 
     def _agreed(self, number: int) -> int:

@@ -15,6 +15,7 @@ from diptych.engine.runner.loaded_model import ModelOptions, load_model
 from diptych.engine.runner.sampling.sampler import sample_step
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import NO_GRAPHS, ForwardBatch, OnLayer, SamplingBatch, StepResult, WaitForResult
+from diptych.engine.values.kv_regions import kv_layout
 from diptych.kvtransfer.layout import PoolLayout
 
 
@@ -55,14 +56,7 @@ class ModelRunner:
     @staticmethod
     def pool_layout(config: ModelConfig, *, num_pages: int, page_size: int, dtype: str) -> PoolLayout:
         """Return the layout of a pool for this model."""
-        return PoolLayout.kv(
-            num_pages=num_pages,
-            num_layers=config.num_layers,
-            page_size=page_size,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=dtype,
-        )
+        return kv_layout(config, num_pages, page_size, dtype)
 
     def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
         """Write the batch's KV and sample."""

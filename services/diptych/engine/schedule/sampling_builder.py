@@ -25,30 +25,30 @@ class SamplingBuilder:
     def __init__(self, eos_ids: frozenset[int], vocab_size: int) -> None:
         self._eos_ids = eos_ids
         self._vocab_size = vocab_size
-        self._requests: Sequence[Request] = ()
-        self._wishes = _wishes(())  # of `_requests`
+        self._params: list[SamplingParams] = []  # of the step before
+        self._draws = _draws([])  # of `_params`
 
     def build(self, requests: Sequence[Request], drafts: Drafts | None = None) -> SamplingBatch:
         """Return how to choose the next token of each request, and one more behind each of its drafts."""
-        if requests != self._requests:
-            self._requests, self._wishes = requests, _wishes(requests)
+        params = [request.params for request in requests]
+        if params != self._params:
+            self._params, self._draws = params, _draws(params)
         positions = np.array([request.num_tokens for request in requests], dtype=np.int64)
         if all([request.samples_plainly for request in requests]):
-            sampling = SamplingBatch(*self._wishes, positions)
+            sampling = SamplingBatch(*self._draws, positions)
         else:
             sampling = self._with_parts(requests, positions)
         return _behind_drafts(sampling, requests, drafts) if drafts else sampling
 
     def _with_parts(self, requests: Sequence[Request], positions: I64) -> SamplingBatch:
-        params = [request.params for request in requests]
         return SamplingBatch(
-            *self._wishes,
+            *self._draws,
             positions,
-            min_p=_min_p(params),
+            min_p=_min_p(self._params),
             bias=_bias(requests, self._eos_ids),
             penalties=_penalties(requests),
             token_mask=_token_mask(requests, self._vocab_size),
-            num_top=_num_top(params),
+            num_top=_num_top(self._params),
         )
 
 
@@ -57,9 +57,8 @@ def build_sampling(requests: Sequence[Request], eos_ids: frozenset[int], vocab_s
     return SamplingBuilder(eos_ids, vocab_size).build(requests)
 
 
-def _wishes(requests: Sequence[Request]) -> tuple[F32, F32, I64, U64]:
-    """Return the temperature, top_p, top_k and seed of each request, which stay what they are."""
-    params = [request.params for request in requests]
+def _draws(params: Sequence[SamplingParams]) -> tuple[F32, F32, I64, U64]:
+    """Return the temperature, top_p, top_k and seed of each request."""
     return (
         np.array([p.temperature for p in params], dtype=np.float32),
         np.array([p.top_p for p in params], dtype=np.float32),

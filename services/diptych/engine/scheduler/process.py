@@ -49,6 +49,7 @@ from diptych.engine.scheduler.weights import Host, Weights
 from diptych.engine.tensor_parallel.shard import check_divides
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.values.batch import OverlapRunner
+from diptych.engine.values.kv_regions import kv_shape
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
@@ -76,7 +77,7 @@ def worker_terms(source: ModelSource, kv_backend: str, kv_dtype: str, rules: Tra
     return Terms(
         weights=source.weights_id,
         vocab_size=model.vocab_size,
-        kv_shape=f"{model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}{scaled}",
+        kv_shape=kv_shape(model) + scaled,
         kv_backend=kv_backend,
         oldest_protocol=PROTOCOL_VERSION,
         newest_protocol=PROTOCOL_VERSION,

@@ -36,23 +36,23 @@ class MarkedPages:
         self._codes = _codes()[layout.dtype]
         self._numbers = _numbers(self._codes)
         pool = np.frombuffer(memory, self._codes.dtype)[: layout.nbytes // self._codes.itemsize]
-        shape = (layout.num_pages, layout.num_layers, 2, layout.page_size)
+        shape = (layout.num_pages, layout.num_layers, region.num_planes, layout.page_size)
         self._rows = pool.reshape(*shape, -1)[..., :MARK_LEN]
-        rows = np.arange(layout.num_layers * 2, dtype=np.uint64) * np.uint64(_MASK_STEP)
-        self._masks: U32 = (rows.astype(np.uint32) & MARK).reshape(layout.num_layers, 2)
+        rows = np.arange(layout.num_layers * region.num_planes, dtype=np.uint64) * np.uint64(_MASK_STEP)
+        self._masks: U32 = (rows.astype(np.uint32) & MARK).reshape(layout.num_layers, region.num_planes)
         self.num_layers = layout.num_layers
 
     def write(self, layer: int, slots: I64, marks: U32) -> None:
         """Leave marks in one layer of slots."""
         pages, offsets = np.divmod(slots, self._rows.shape[3])
-        numbers = (marks[:, None] ^ self._masks[layer]).view(np.uint8).reshape(-1, 2, MARK_LEN)
+        numbers = (marks[:, None] ^ self._masks[layer]).view(np.uint8).reshape(-1, self._masks.shape[1], MARK_LEN)
         self._rows[pages, layer, :, offsets] = self._codes[numbers]
 
     def read(self, pages: I32, seq_len: int) -> U64:
         """Return what is seen of a request's tokens: their marks, and above them how many layers say otherwise."""
         num_pages = -(-seq_len // self._rows.shape[3])
         raw = self._rows[pages[:num_pages]]  # `take` would copy the whole pool first
-        numbers = self._numbers.take(_keys(raw)).view(np.uint32)[..., 0]  # [num_pages, num_layers, 2, page_size]
+        numbers = self._numbers.take(_keys(raw)).view(np.uint32)[..., 0]  # [num_pages, num_layers, planes, page_size]
         found = (numbers ^ self._masks[..., None]).transpose(0, 3, 1, 2).reshape(-1, self._masks.size)[:seq_len]
         wrong: U64 = (found != found[:, :1]).sum(axis=1, dtype=np.uint64)
         return wrong << np.uint64(32) | found[:, 0]

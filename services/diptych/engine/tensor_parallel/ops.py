@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
-from diptych.engine.models.matrix import Activate, Matrix, Weight
+from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, Weight
 from diptych.engine.models.ops import Experts, Gated, Ops
 from diptych.engine.tensor_parallel.communicator import Communicator
 
@@ -30,6 +30,9 @@ class TensorParallelOps:
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         matrix = self._ops.matrix(name, weight, split)
         return VocabularyMatrix(matrix, weight.shape[0], self._communicator) if name in _VOCABULARY else matrix
+
+    def head_matrices(self, weights: Tensor) -> HeadMatrices:
+        return self._ops.head_matrices(weights)
 
     def gated(self, gate_up: Matrix, activation: Activation) -> Gated:
         return self._ops.gated(gate_up, activation)

@@ -63,14 +63,29 @@ SAME_EVERYWHERE: Final = PromptCost()
 
 def prompt_cost(config: ModelConfig) -> PromptCost:
     """Count multiplications. A layer with a window looks at no more than that, and so is left out."""
-    head_sizes = config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
-    weights = sum(config.hidden_size * (head_sizes + 3 * _ffn_size(config, i)) for i in range(config.num_layers))
+    attention = _attention_size(config)
+    weights = sum(attention + 3 * config.hidden_size * _ffn_size(config, i) for i in range(config.num_layers))
     num_wide = sum(not config.window(layer) for layer in range(config.num_layers))
-    per_position = 2 * config.num_heads * config.head_dim * num_wide
+    per_position = config.num_heads * (config.head_dim + config.value_dim) * num_wide
     return PromptCost(weights / per_position if per_position else math.inf)
+
+
+def _attention_size(config: ModelConfig) -> int:
+    """The weights of a layer's projections."""
+    latent, heads = config.latent, config.num_heads
+    if latent is None:
+        return config.hidden_size * config.head_dim * (2 * heads + 2 * config.num_kv_heads)
+    queries = heads * latent.query_dim
+    of_queries = (
+        latent.query_rank * (config.hidden_size + queries) if latent.query_rank else config.hidden_size * queries
+    )
+    of_heads = heads * (latent.rank * (latent.nope_dim + latent.value_dim) + config.hidden_size * latent.value_dim)
+    return of_queries + config.hidden_size * latent.key_dim + of_heads
 
 
 def _ffn_size(config: ModelConfig, layer: int) -> int:
     """The size of all feed-forward networks that a token passes."""
     moe = config.moe
-    return moe.experts_per_token * moe.ffn_size if moe is not None and config.is_moe(layer) else config.ffn_size
+    if moe is None or not config.is_moe(layer):
+        return config.ffn_size
+    return moe.experts_per_token * moe.ffn_size + moe.shared_ffn_size

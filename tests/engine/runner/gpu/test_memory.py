@@ -14,7 +14,7 @@ from diptych.engine.runner.gpu.memory import (
     GRAPH_NBYTES,
     PIECE_NBYTES,
     SPARE_NBYTES,
-    KvWish,
+    KvMemory,
     check_room_beside,
     found_on,
     graphs_nbytes,
@@ -40,13 +40,13 @@ def test_graphs_share_tensors_of_as_many_rows_as_requests_and_pieces_those_of_th
 
 def test_a_step_may_take_an_eighth_of_what_weights_leave_and_kv_gets_the_rest() -> None:
     memory, speed = replace(ALONE, step_peak=GIB // 2), StepSpeed(40_000, 0.008)
-    found = found_on(memory, 0.95, 512, speed, KvWish(token_nbytes=1 << 17, nbytes=0))
+    found = found_on(memory, 0.95, 512, speed, KvMemory(token_nbytes=1 << 17, nbytes=0))
     assert found == Found(40_000, 0.008, step_tokens_in_memory=512 * 20.0, kv_tokens=70 * GIB >> 17)
-    given = found_on(memory, 0.95, 512, speed, KvWish(token_nbytes=1 << 17, nbytes=GIB))
+    given = found_on(memory, 0.95, 512, speed, KvMemory(token_nbytes=1 << 17, nbytes=GIB))
     assert given == replace(found, kv_tokens=GIB >> 17, step_tokens_in_memory=512 * 79.0)
-    large = found_on(memory, 0.95, 512, speed, KvWish(token_nbytes=1 << 17, nbytes=79 * GIB))
+    large = found_on(memory, 0.95, 512, speed, KvMemory(token_nbytes=1 << 17, nbytes=79 * GIB))
     assert large.step_tokens_in_memory == 512, "a pool of a given size leaves steps what is left"
-    assert found_on(replace(memory, own=99 * GIB), 0.95, 512, speed, KvWish(1 << 17, 0)).kv_tokens == 0
+    assert found_on(replace(memory, own=99 * GIB), 0.95, 512, speed, KvMemory(1 << 17, 0)).kv_tokens == 0
 
 
 def test_what_others_have_taken_is_not_there() -> None:

@@ -15,6 +15,18 @@ from diptych.engine.models.ops import Ops
 from diptych.engine.models.weights import Weights
 
 
+class Projections(Protocol):
+    """`project_in`, then attention, then `project_out`: in the last layer of the tokens alone that are asked about."""
+
+    def project_in(self, buffers: Buffers) -> None:
+        """`normed` -> `qkv`."""
+        ...
+
+    def project_out(self, buffers: Buffers) -> None:
+        """`attended` -> `delta`."""
+        ...
+
+
 class QkNorms(Protocol):
     """Norms of queries and keys."""
 
@@ -67,7 +79,7 @@ def _norms(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> QkNor
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
-    """`project_in`, then attention, then `project_out`: in the last layer of the tokens alone that are asked about."""
+    """`Projections` of queries, keys and values as they are."""
 
     ops: Ops
     qkv: Matrix
@@ -88,7 +100,6 @@ class AttentionBlock:
         )
 
     def project_in(self, buffers: Buffers) -> None:
-        """`normed` -> `qkv`."""
         self.qkv.multiply(buffers.normed, buffers.qkv)
         if self.qkv_bias is not None:
             buffers.qkv.add_(self.qkv_bias)
@@ -96,7 +107,6 @@ class AttentionBlock:
             self.norm_in.apply(buffers.qkv)
 
     def project_out(self, buffers: Buffers) -> None:
-        """`attended` -> `delta`."""
         self.o.multiply(buffers.attended, buffers.delta)
         self.ops.all_reduce(buffers.delta)
         if self.o_bias is not None:

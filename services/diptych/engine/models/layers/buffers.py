@@ -23,9 +23,8 @@ class Buffers:
 
     @staticmethod
     def allocate(config: ModelConfig, num_tokens: int, dtype: torch.dtype, device: torch.device) -> Buffers:
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         hidden, ffn = config.hidden_size, config.ffn_size
-        sizes = (hidden, q_size + 2 * kv_size, q_size, hidden, 2 * ffn, ffn)
+        sizes = (hidden, config.qkv_size, config.num_heads * config.value_dim, hidden, 2 * ffn, ffn)
         return Buffers(*(torch.empty(num_tokens, size, dtype=dtype, device=device) for size in sizes))
 
     def first(self, num_tokens: int) -> Buffers:

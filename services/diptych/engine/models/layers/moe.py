@@ -43,7 +43,7 @@ class SharedExpert:
         if self.gate is not None:
             weight = x.new_empty(len(x), 1)
             self.gate.multiply(x, weight)
-            result.mul_(logistic(weight))
+            result.mul_(logistic(weight.float()).to(result.dtype))
         out.add_(result)
 
 
@@ -79,12 +79,13 @@ class MoeBlock:
 
     def forward(self, buffers: Buffers) -> None:
         x = buffers.normed
-        logits = x.new_empty(len(x), self.moe.num_experts)
-        self.router.multiply(x, logits)
+        wide = x.float() if self.moe.is_routed_wide else x
+        logits = wide.new_empty(len(x), self.moe.num_experts)
+        self.router.multiply(wide, logits)
         if self.router_bias is not None:
             logits.add_(self.router_bias)
         chosen, shares = route(logits, self.moe, self.choice_bias)
-        self.experts.forward(x, chosen, shares, buffers.delta)
+        self.experts.forward(x, chosen, shares.to(x.dtype), buffers.delta)
         if self.shared is not None:
             self.shared.add(x, buffers.delta)
         self.ops.all_reduce(buffers.delta)

@@ -15,7 +15,7 @@ SMALLEST_SUM = 1e-20  # of shares: sigmoids may all be zero
 
 
 def route(logits: Tensor, moe: Moe, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return experts and their shares, `[num_tokens, experts_per_token]`, from `[num_tokens, num_experts]`.
+    """Return experts and their shares, float32 `[num_tokens, experts_per_token]`, from `[num_tokens, num_experts]`.
 
     `bias`, float32 `[num_experts]`, is added to the scores by which experts are chosen.
     """
@@ -28,7 +28,7 @@ def route(logits: Tensor, moe: Moe, bias: Tensor | None) -> tuple[Tensor, Tensor
         shares = scores.gather(-1, chosen)
     if moe.normalize:
         shares = shares / (shares.sum(dim=-1, keepdim=True) + SMALLEST_SUM)
-    return chosen, (shares * moe.scale if moe.scale != 1 else shares).to(logits.dtype)
+    return chosen, shares * moe.scale if moe.scale != 1 else shares
 
 
 def logistic(x: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def _of_best_groups(merits: Tensor, moe: Moe) -> Tensor:
     """Return `merits` with minus infinity for the experts of all other groups."""
     if moe.num_groups == moe.num_groups_kept:
         return merits
-    grouped = merits.view(*merits.shape[:-1], moe.num_groups, -1)
+    grouped = merits.view(*merits.shape[:-1], moe.num_groups, moe.num_experts // moe.num_groups)
     best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(moe.num_groups_kept, dim=-1).indices
     others = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
     return grouped.masked_fill(others[..., None], -torch.inf).flatten(-2)

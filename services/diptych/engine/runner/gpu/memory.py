@@ -23,7 +23,7 @@ SPARE_NBYTES: Final = GIB  # for steps that run while other weights are loaded, 
 
 
 @dataclass(frozen=True, slots=True)
-class KvWish:
+class KvMemory:
     """What is known of a pool before it is measured."""
 
     token_nbytes: int
@@ -41,7 +41,7 @@ def graphs_nbytes(limits: StepLimits, num_layers: int, step_peak: int) -> int:
     return own + step_peak * (min(rungs[-1], most) + limits.most_graph_tokens) // most
 
 
-def found_on(memory: DeviceMemory, share: float, num_tokens: int, speed: StepSpeed, kv: KvWish) -> Found:
+def found_on(memory: DeviceMemory, share: float, num_tokens: int, speed: StepSpeed, kv: KvMemory) -> Found:
     """Return what there is for steps and for KV; `memory` was measured with a largest step of `num_tokens`."""
     left = max(0, min(int(memory.total * share) - memory.own, memory.free))
     step_nbytes = max(0, left - kv.nbytes) // 2 if kv.nbytes else left // STEP_SHARE  # graphs need some, too

@@ -1,0 +1,171 @@
+"""The Triton kernels of attention as a layer calls them: over keys and values, or over latents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from diptych.architectures.config import ModelConfig
+from diptych.engine.attention.gpu_layers import GpuLayer
+from diptych.kernels.gpu.decode_attention import (
+    FEW_REQUESTS,
+    Launch,
+    decode_attention,
+    decode_workspace,
+    launch_for,
+    num_splits,
+)
+from diptych.kernels.gpu.extend_attention import extend_attention
+from diptych.kernels.gpu.latent_attention import (
+    LatentShape,
+    LatentWorkspace,
+    latent_decode,
+    latent_extend,
+    latent_splits,
+)
+
+LARGEST_BATCH: Final = 4096  # requests of a decode step, unless the pool has more pages
+INTERPRETER_SMS: Final = 2
+DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)  # of states
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Requests:
+    """Some requests of a step that follow each other."""
+
+    page_table: Tensor  # int32 [num_requests, max_pages]
+    seq_lens: Tensor  # int32 [num_requests]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunks:
+    """Requests with new tokens."""
+
+    requests: Requests
+    starts: Tensor  # int32 [num_requests + 1], from the first of their tokens on
+    max_len: int
+
+
+class AttentionKernels(Protocol):
+    """`queries` `[num_tokens, num_heads, head_dim]`, rotated; `out` `[num_tokens, num_heads, value_dim]`."""
+
+    def decode(self, at: GpuLayer, queries: Tensor, out: Tensor, requests: Requests) -> None:
+        """Each request has one new token."""
+        ...
+
+    def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
+        """Each has any number of them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Sharing:
+    """How decode steps are launched, and into how many shares they are cut: as many as run at once."""
+
+    launch: Launch
+    num_splits: int
+
+    @staticmethod
+    def of(batch: int, config: ModelConfig, kv: Tensor) -> _Sharing:
+        launch = launch_for(config.head_dim, kv.dtype, config.num_heads // config.num_kv_heads, batch)
+        longest, num_sms = _longest(config, kv), _num_sms(kv)
+        shares = num_splits(batch, config.num_kv_heads, longest, num_sms, launch.programs_per_sm, launch.block)
+        return _Sharing(launch, shares)
+
+
+def _num_sms(kv: Tensor) -> int:
+    return torch.cuda.get_device_properties(kv.device).multi_processor_count if kv.is_cuda else INTERPRETER_SMS
+
+
+def _longest(config: ModelConfig, kv: Tensor) -> int:
+    """The tokens of a request at most."""
+    return min(config.context_len, kv.shape[0] * kv.shape[3])
+
+
+class PairKernels:
+    """`AttentionKernels` for keys and values."""
+
+    def __init__(self, config: ModelConfig, kv: Tensor) -> None:
+        self._config = config
+        self._few, self._many = (_Sharing.of(batch, config, kv) for batch in (FEW_REQUESTS, LARGEST_BATCH))
+        heads, batch = (config.num_heads, config.num_kv_heads, config.head_dim), max(LARGEST_BATCH, len(kv))
+        most = max(self._few.num_splits, self._many.num_splits)
+        self._workspace = decode_workspace(batch, *heads, most, kv.device)
+
+    def decode(self, at: GpuLayer, queries: Tensor, out: Tensor, requests: Requests) -> None:
+        sharing = self._few if len(queries) <= FEW_REQUESTS else self._many
+        decode_attention(
+            queries,
+            at.kv,
+            requests.page_table,
+            requests.seq_lens,
+            out,
+            self._workspace,
+            scale=self._config.score_scale,
+            window=at.window,
+            softcap=self._config.attention_softcap,
+            k_scale=at.k_scale,
+            v_scale=at.v_scale,
+            sinks=at.sinks,
+            num_splits=sharing.num_splits,
+            launch=sharing.launch,
+        )
+
+    def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
+        extend_attention(
+            queries,
+            at.kv,
+            chunks.requests.page_table,
+            chunks.requests.seq_lens,
+            chunks.starts,
+            out,
+            max_extend_len=chunks.max_len,
+            scale=self._config.score_scale,
+            window=at.window,
+            softcap=self._config.attention_softcap,
+            k_scale=at.k_scale,
+            v_scale=at.v_scale,
+            sinks=at.sinks,
+        )
+
+
+class LatentKernels:
+    """`AttentionKernels` for latents, which have neither windows nor soft caps nor sinks."""
+
+    def __init__(self, config: ModelConfig, kv: Tensor) -> None:
+        self._config = config
+        dims = config.value_dim, config.head_dim - config.value_dim
+        self._shapes = {dtype: LatentShape(config.num_heads, *dims, kv.shape[3], dtype, kv.dtype) for dtype in DTYPES}
+        self._longest, self._num_sms = _longest(config, kv), _num_sms(kv)
+        self._workspace = LatentWorkspace.allocate(self._shapes[torch.float32], self._num_sms, kv.device)
+
+    def decode(self, at: GpuLayer, queries: Tensor, out: Tensor, requests: Requests) -> None:
+        shape = self._shapes[queries.dtype]
+        latent_decode(
+            queries,
+            at.kv,
+            requests.page_table,
+            requests.seq_lens,
+            out,
+            self._workspace,
+            shape,
+            scale=self._config.score_scale,
+            kv_scale=at.k_scale,
+            num_splits=latent_splits(shape, len(queries), self._longest, self._num_sms),
+        )
+
+    def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
+        latent_extend(
+            queries,
+            at.kv,
+            chunks.requests.page_table,
+            chunks.requests.seq_lens,
+            chunks.starts,
+            out,
+            self._shapes[queries.dtype],
+            scale=self._config.score_scale,
+            kv_scale=at.k_scale,
+        )

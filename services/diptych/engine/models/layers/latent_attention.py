@@ -1,0 +1,124 @@
+"""What is before and after attention in a layer that keeps latents (DeepSeek V2, arXiv 2405.04434).
+
+Keys and values of a head are products of a token's latent, which is all that is kept. They are never made: a query is
+multiplied by its head's projection of keys instead, and what attention returns, a mean of latents, by that of values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from diptych.architectures.config import Latent, ModelConfig
+from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.matrix import HeadMatrices, Matrix
+from diptych.engine.models.ops import Ops
+from diptych.engine.models.weights import Weights
+
+
+class Queries(Protocol):
+    """Makes the queries of all heads."""
+
+    def of(self, x: Tensor) -> Tensor:
+        """`[num_tokens, hidden_size]` -> `[num_tokens, num_heads * query_dim]`, new."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DirectQueries:
+    """By one matrix."""
+
+    matrix: Matrix
+    size: int  # num_heads * query_dim
+
+    def of(self, x: Tensor) -> Tensor:
+        queries = x.new_empty(len(x), self.size)
+        self.matrix.multiply(x, queries)
+        return queries
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankQueries:
+    """By two matrices, and a norm between them."""
+
+    ops: Ops
+    down: Matrix
+    norm: Tensor
+    eps: float
+    up: DirectQueries
+
+    def of(self, x: Tensor) -> Tensor:
+        narrow = x.new_empty(len(x), len(self.norm))
+        self.down.multiply(x, narrow)
+        self.ops.rms_norm(narrow, self.norm, self.eps, narrow)
+        return self.up.of(narrow)
+
+
+def _queries(config: ModelConfig, latent: Latent, weights: Weights, ops: Ops, layer: int) -> Queries:
+    size = config.num_heads * latent.query_dim
+    if not latent.query_rank:
+        return DirectQueries(weights.matrix(f"{layer}.q"), size)
+    up, norm = DirectQueries(weights.matrix(f"{layer}.q_b"), size), weights.norm(f"{layer}.q_a_norm")
+    return LowRankQueries(ops, weights.matrix(f"{layer}.q_a"), norm, latent.norm_eps, up)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttentionBlock:
+    """`Projections` around attention to latents."""
+
+    ops: Ops
+    latent: Latent
+    queries: Queries
+    kv: Matrix  # [rank + rope_dim, hidden_size]
+    kv_norm: Tensor  # [rank]
+    keys: HeadMatrices  # [num_heads, rank, nope_dim]
+    values: HeadMatrices  # [num_heads, value_dim, rank]
+    o: Matrix
+
+    @staticmethod
+    def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> LatentAttentionBlock:
+        assert config.latent is not None
+        latent = config.latent
+        num_rows = config.num_heads * (latent.nope_dim + latent.value_dim)
+        heads = weights.matrix(f"{layer}.kv_b").rows(torch.arange(num_rows)).view(config.num_heads, -1, latent.rank)
+        keys, values = heads[:, : latent.nope_dim], heads[:, latent.nope_dim :]
+        return LatentAttentionBlock(
+            ops=ops,
+            latent=latent,
+            queries=_queries(config, latent, weights, ops, layer),
+            kv=weights.matrix(f"{layer}.kv_a"),
+            kv_norm=weights.norm(f"{layer}.kv_a_norm"),
+            keys=ops.head_matrices(keys.transpose(1, 2).contiguous()),
+            values=ops.head_matrices(values.contiguous()),
+            o=weights.matrix(f"{layer}.o"),
+        )
+
+    def project_in(self, buffers: Buffers) -> None:
+        """Queries become `[made for latents | to be rotated]`; what is kept, `[latent | to be rotated]`."""
+        x, rank, nope_dim = buffers.normed, self.latent.rank, self.latent.nope_dim
+        states = buffers.qkv.view(len(x), -1, self.latent.key_dim)  # of the heads, then what is kept
+        queries = self.queries.of(x).view(len(x), -1, self.latent.query_dim)
+        kept = x.new_empty(len(x), self.latent.key_dim)
+        self.kv.multiply(x, kept)
+        latents = kept[:, :rank].contiguous()
+        self.ops.rms_norm(latents, self.kv_norm, self.latent.norm_eps, latents)
+        self.keys.multiply(queries[..., :nope_dim], states[:, :-1, :rank])
+        states[:, -1, :rank] = latents
+        self._place(queries[..., nope_dim:], states[:, :-1, rank:])
+        self._place(kept[:, None, rank:], states[:, -1:, rank:])
+
+    def _place(self, turning: Tensor, states: Tensor) -> None:
+        """Copy dimensions that rotate to where backends have them: the first of all pairs, then the second ones."""
+        heads, half = turning.shape[:2], self.latent.rope_dim // 2
+        pairs = turning.view(*heads, half, 2).mT if self.latent.interleaved else turning.view(*heads, 2, half)
+        states.view(*heads, 2, half).copy_(pairs)
+
+    def project_out(self, buffers: Buffers) -> None:
+        attended = buffers.attended.view(len(buffers.attended), -1, self.latent.rank)
+        values = attended.new_empty(*attended.shape[:2], self.latent.value_dim)
+        self.values.multiply(attended, values)
+        self.o.multiply(values.flatten(1), buffers.delta)
+        self.ops.all_reduce(buffers.delta)

@@ -1,0 +1,36 @@
+"""Which regions the pages of a model have: the one place that says so. Pure."""
+
+from __future__ import annotations
+
+from diptych.architectures.config import ModelConfig
+from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
+
+
+def kv_regions(model: ModelConfig, dtype: str, share: HeadShare | None = None) -> tuple[Region, ...]:
+    """Return those of `model` as a process computes it; `share` None: it has all heads.
+
+    Keys and values are two planes. A latent is one, of one head that every rank computes and holds.
+    """
+    total = model.num_kv_heads if share is None else share.total_kv_heads
+    layers = tuple(range(model.num_layers))
+    return (Region(layers, model.num_planes, model.num_kv_heads, model.head_dim, dtype, total),)
+
+
+def kv_layout(
+    model: ModelConfig, num_pages: int, page_size: int, dtype: str, share: HeadShare | None = None
+) -> PoolLayout:
+    """Return a pool of such pages."""
+    whole = share or HeadShare(0, 1, model.num_kv_heads)
+    return PoolLayout(num_pages, page_size, kv_regions(model, dtype, share), whole.rank, whole.num_ranks)
+
+
+def kv_shape(model: ModelConfig) -> str:
+    """Return in words what must be equal between workers of a pair."""
+    if model.num_planes == 1:
+        return f"{model.num_layers} layers, latents of {model.head_dim}"
+    return f"{model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}"
+
+
+def kv_token_bytes(model: ModelConfig, dtype: str) -> int:
+    """Return what a token of a whole model takes."""
+    return sum(region.nbytes(1) for region in kv_regions(model, dtype))
