@@ -304,7 +304,10 @@ CASES: Final = {
         | {"use_qk_norm": True, "norm_topk_prob": False, "routed_scaling_factor": 1.8},
     ),
     "glm4 moe lite": Case("Glm4MoeLite", DEEPSEEK | {"mlp_layer_types": ["dense", "sparse", "dense", "sparse"]}),
-    "minimax m2": Case("MiniMaxM2", {"num_local_experts": 6, "head_dim": 32, "rotary_dim": 16} | MOE),
+    "minimax m2": Case(
+        "MiniMaxM2",
+        {"num_local_experts": 6, "head_dim": 32, "rope_parameters": PLAIN | {"partial_rotary_factor": 0.5}} | MOE,
+    ),
     "mixtral": Case("Mixtral", {"num_local_experts": 4} | MOE),
     "qwen2 moe": Case(
         "Qwen2Moe",

@@ -314,6 +314,13 @@ def test_kimi_k2_is_read_as_what_it_says_it_is() -> None:
         ("deepseek_v3", {"qk_rope_head_dim": 15}, "does not fit its rotary embedding"),
         ("deepseek_v3", {"v_head_dim": 1 << 20}, "v_head_dim must be a whole number"),
         ("glm4_moe_lite", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types of 2 layers"),
+        ("glm4_moe_lite", {"topk_method": "greedy"}, "topk_method='greedy'"),
+        ("glm4_moe", {"scoring_func": "softmax"}, "scoring_func='softmax'"),
+        ("glm4_moe", {"routed_scaling_factor": "large"}, "routed_scaling_factor must be above 0"),
+        ("glm4_moe", {"n_group": 3}, "do not make 3 groups"),
+        ("glm4_moe", {"num_experts_per_tok": 99}, "99 experts a token"),
+        ("minimax_m2", {"attn_type_list": [0, 1]}, "attn_type_list other than 1"),
+        ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias=False"),
     ],
 )
 def test_what_a_family_does_not_compute_is_refused_by_name(family: str, change: dict[str, Any], named: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,9 @@ def test_published_shapes_are_read_and_counted(name: str, tmp_path: Path, capsys
     assert found["active_parameters"] / 1e9 == pytest.approx(active, abs=0.05)
     assert found["kv_token_bytes"] == kv_kib * 1024
     assert found["handed_over_bytes"]["1024"] == kv_kib * 2**20
+    assert (
+        0 <= found["gpu"]["weights_bytes"] * 4 / 2 / found["parameters"] - 1 < 0.02
+    )  # norms and latents are on all ranks
 
 
 def test_people_are_told_what_fits_and_what_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +124,12 @@ def test_people_are_told_what_fits_and_what_does_not(tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [({"kv_dtype": "int3"}, "--kv-dtype must be one of"), ({"gpu_gib": 0}, "--gpu-gib"), ({"tp": 0}, "--tp")],
+    [
+        ({"kv_cache_dtype": "int3"}, "--kv-cache-dtype must be one of"),
+        ({"gpu_gib": 0}, "--gpu-gib"),
+        ({"gpu_gib": math.inf}, "--gpu-gib"),
+        ({"tp": 0}, "--tp"),
+    ],
 )
 def test_nonsense_is_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -184,6 +184,8 @@ class ModelConfig:
         groups, size = moe.num_groups, moe.num_experts // max(1, moe.num_groups)
         if groups < 1 or moe.num_experts % groups or not 1 <= moe.num_groups_kept <= groups:
             raise ConfigError(f"{self.model_id}: {moe.num_experts} experts do not make {groups} groups")
+        if type(moe.scale) not in (int, float) or not moe.scale > 0:
+            raise ConfigError(f"{self.model_id}: routed_scaling_factor must be above 0, not {moe.scale!r:.40}")
         if groups > 1 and size < 2:
             raise ConfigError(f"{self.model_id}: groups of {size} expert have no two best ones")
         if not 1 <= moe.experts_per_token <= moe.num_groups_kept * size:

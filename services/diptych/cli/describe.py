@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,14 +30,14 @@ class DescribeConfig:
     gpu_memory_share: float = option(0.9, help="of it, as workers are given it")
     tp: int = option(1, help="GPUs of a worker")
     page_size: int = option(16, help="tokens a KV page")
-    kv_dtype: str = option("bfloat16", help="of keys and values: bfloat16 or fp8_e4m3, for example")
+    kv_cache_dtype: str = option("bfloat16", help="of keys and values: bfloat16 or fp8_e4m3, for example")
     json: bool = option(False, help="print JSON, for programs")
 
     def validate(self) -> None:
         """Raise `ConfigError` for values that cannot be."""
-        if self.kv_dtype not in DTYPE_NBYTES:
-            raise ConfigError(f"--kv-dtype must be one of {', '.join(DTYPE_NBYTES)}, not {self.kv_dtype!r}")
-        if self.gpu_gib <= 0 or not 0 < self.gpu_memory_share <= 1:
+        if self.kv_cache_dtype not in DTYPE_NBYTES:
+            raise ConfigError(f"--kv-cache-dtype must be one of {', '.join(DTYPE_NBYTES)}, not {self.kv_cache_dtype!r}")
+        if not 0 < self.gpu_gib < math.inf or not 0 < self.gpu_memory_share <= 1:
             raise ConfigError("--gpu-gib must be above 0, --gpu-memory-share above 0 and at most 1")
         if min(self.tp, self.page_size) < 1:
             raise ConfigError("--tp and --page-size must be at least 1")
@@ -46,7 +47,7 @@ def main(config: DescribeConfig) -> int:
     """Print the description; return the exit code."""
     model = read(Path(config.model).expanduser())
     check_divides(model, config.tp)
-    plan = Plan(config.gpu_gib, config.gpu_memory_share, config.tp, config.page_size, config.kv_dtype)
+    plan = Plan(config.gpu_gib, config.gpu_memory_share, config.tp, config.page_size, config.kv_cache_dtype)
     print(json.dumps(as_json(model, plan), indent=2) if config.json else as_text(model, plan))
     return 0
 

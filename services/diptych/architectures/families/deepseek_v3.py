@@ -18,6 +18,7 @@ NORM_EPS: Final = 1e-6  # of latents, whatever that of the other norms
 
 def read_moe(hf: HfConfig, num_layers: int) -> Moe:
     """Read experts as DeepSeek V3 and its successors have them."""
+    hf.refuse_unless({"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)})
     ffn_size, dense = hf["moe_intermediate_size"], hf.get("first_k_dense_replace") or 0
     return Moe(
         num_experts=hf["n_routed_experts"],
@@ -84,8 +85,7 @@ def latent_placement(config: ModelConfig) -> Iterator[placement.Placed]:
 
 
 def _read(hf: HfConfig) -> ModelConfig:
-    hf.refuse_unless({"hidden_act": ("silu",), "attention_bias": (False,), "scoring_func": ("sigmoid",)})
-    hf.refuse_unless({"topk_method": ("noaux_tc",), "moe_layer_freq": (1,)})
+    hf.refuse_unless({"hidden_act": ("silu",), "attention_bias": (False,), "moe_layer_freq": (1,)})
     hf.ignore("num_nextn_predict_layers", "num_mtp_layers", "qk_head_dim", "ep_size", "seq_aux", "aux_loss_alpha")
     config = hf.shared("deepseek_v3")
     return replace(with_latents(config, hf), moe=read_moe(hf, config.num_layers))

@@ -11,7 +11,7 @@ from diptych.architectures.hf_config import HfConfig
 
 
 def _read(hf: HfConfig) -> ModelConfig:
-    hf.refuse_unless({"hidden_act": ("silu",), "attention_bias": (False,), "topk_method": ("noaux_tc",)})
+    hf.refuse_unless({"hidden_act": ("silu",), "attention_bias": (False,)})
     hf.ignore("num_nextn_predict_layers", "qk_head_dim")
     config = hf.shared("glm4_moe_lite")
     moe = replace(read_moe(hf, config.num_layers), dense_layers=_dense_layers(hf, config.num_layers))

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 from diptych.architectures import placement
 from diptych.architectures.config import ModelConfig, Moe
 from diptych.architectures.hf_config import HfConfig
+from diptych.common.errors import ConfigError
 
-BLOCK = "block_sparse_moe"
+BLOCK: Final = "block_sparse_moe"
+FULL: Final = 1  # in `attn_type_list`
 
 
 def _read(hf: HfConfig) -> ModelConfig:
     hf.refuse_unless({"hidden_act": ("silu",), "scoring_func": ("sigmoid",), "use_routing_bias": (True,)})
     hf.refuse_unless({"use_qk_norm": (True,), "qk_norm_type": ("per_layer",), "shared_intermediate_size": (0,)})
-    hf.ignore("use_mtp", "num_mtp_modules", "mtp_transformer_layers", "attn_type_list", "rotary_dim")
+    if set(hf.get("attn_type_list") or (FULL,)) != {FULL}:
+        raise ConfigError(f"{hf.model_id}: attn_type_list other than {FULL} (full attention) is not supported")
+    hf.ignore("use_mtp", "num_mtp_modules", "mtp_transformer_layers")
     rotary = hf.get("rotary_dim")
     part = rotary / hf["head_dim"] if rotary else 1.0
     config = hf.shared("minimax_m2", theta=5_000_000.0, partial_rotary_factor=part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
@@ -39,7 +39,8 @@ class Fit:
 
 def fit(model: ModelConfig, plan: Plan) -> Fit:
     """Return what one of the worker's GPUs holds."""
-    part = Shard(0, plan.tp).config(model) if plan.tp > 1 else model
+    shard = Shard(0, plan.tp)
+    part = replace(shard.config(model), vocab_size=shard.vocab_rows(model.vocab_size))
     weights = num_parameters(part) * WEIGHT_NBYTES
     page = whole_layout(part, plan.page_size, plan.kv_dtype).page_nbytes
     room = int(plan.gpu_gib * plan.memory_share * GIB) - weights

@@ -89,7 +89,7 @@ class Message(Said):
     content: Blocks
 
 
-class Tool(StrictModel):
+class MessagesTool(StrictModel):
     """A tool that the client runs."""
 
     type: Literal["custom"] | None = None
@@ -159,7 +159,7 @@ class PromptFields(GenerationBody):
     model: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     system: TextBlocks | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

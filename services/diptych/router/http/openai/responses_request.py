@@ -82,7 +82,7 @@ class Reasoning(StrictModel):
     generate_summary: str | None = None
 
 
-class StreamOptions(StrictModel):
+class ResponsesStreamOptions(StrictModel):
     """How a stream is framed."""
 
     include_obfuscation: bool | None = None  # without effect: no padding is sent
@@ -135,7 +135,7 @@ class ResponsesRequest(OpenAIFields):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     max_tool_calls: int | None = None  # without effect
     # not supported

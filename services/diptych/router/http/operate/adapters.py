@@ -58,11 +58,17 @@ def add_adapters(app: FastAPI, admin: AdapterAdmin, bodies: BodyReader) -> None:
 
 
 async def _answer(bodies: BodyReader, fields: type[B], work: Work[B], request: Request) -> Response:
-    held = bodies.hold(caller_of(request).name)
     try:
-        body = await bodies.read(request, held, partial(read_fields, fields))
+        body = await _read(bodies, fields, request)
         return json_response({"lora_name": body.lora_name, "num_workers": await work(body)}, request)
     except DiptychError as error:
         return refusal(error, request)
+
+
+async def _read(bodies: BodyReader, fields: type[B], request: Request) -> B:
+    """Read a body; it counts against what bodies may hold until then: an adapter may take minutes to load."""
+    held = bodies.hold(caller_of(request).name)
+    try:
+        return await bodies.read(request, held, partial(read_fields, fields))
     finally:
         held.release()
