@@ -13,7 +13,6 @@ import safetensors.torch
 import torch
 import transformers
 from torch import Tensor
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.quantization.weight import Stored, as_floats
@@ -49,6 +48,8 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 def write(folder: Path, settings: Mapping[str, Any]) -> tuple[Path, Path]:
     """Write a model in MXFP4, and the same numbers in floats, as transformers lays them out."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # imports Triton: not while tests are found
+
     torch.manual_seed(0)
     model: Any = transformers.GptOssForCausalLM(transformers.GptOssConfig(**settings))
     plain = {name: tensor.clone() for name, tensor in model.state_dict().items()}
