@@ -30,7 +30,7 @@ def attend(name: str, kv_dtype: torch.dtype, kv_pointer: str, *, decode: bool) -
         ANY_NUMBER,
         loads=frozenset({"async 16"}),
         never=frozenset({"ld.shared.b8"}),
-        num_warps=shape.num_warps,
+        num_warps=(shape.decode_tile if decode else shape.extend_tile).num_warps,
     )
 
 
@@ -44,7 +44,7 @@ def kernels() -> Iterator[Kernel]:
         latent_merge_kernel,
         {**PARTS, "seq_lens": "*i32", "out": "*bf16", "batch_size": "i32", "out_stride": "i32", "num_workers": "i32"}
         | {"value_scale": "fp32"},
-        {"NUM_HEADS": 128, "DIM": 512, "DIM_BLOCK": 512, "BLOCK": 32, "BATCH": 256},
+        {"NUM_HEADS": 128, "DIM": 512, "DIM_BLOCK": 512, "BLOCK": 64, "BATCH": 256},
         ANY_NUMBER,
         loads=frozenset({"v4.b32"}),  # of the parts
     )

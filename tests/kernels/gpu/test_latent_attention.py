@@ -128,7 +128,7 @@ def test_heads_are_cut_into_equal_tiles(num_heads: int, tiles: int) -> None:
 def test_a_batch_is_cut_into_as_many_shares_as_run_at_once_but_not_into_more_than_it_has_tiles() -> None:
     shape = LatentShape(128, 512, 64, 64, torch.bfloat16, torch.bfloat16)
     assert latent_splits(shape, 64, 4096, 132) == 66
-    assert latent_splits(shape, 1, 64, 132) == 2
+    assert latent_splits(shape, 1, 128, 132) == 2
 
 
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

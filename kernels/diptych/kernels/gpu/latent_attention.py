@@ -32,6 +32,16 @@ from diptych.kernels.gpu.latent_attention_kernels import (
 
 
 @dataclass(frozen=True, slots=True)
+class Tile:
+    """How a program goes through tokens; the numbers below were the fastest on an H200 (bench/results/gpu.md)."""
+
+    block: int  # tokens at a time
+    num_warps: int
+    stages: int  # blocks on their way from memory
+    programs_per_sm: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class LatentShape:
     """What kernels are compiled for."""
 
@@ -56,15 +66,23 @@ class LatentShape:
         return tiles
 
     @property
-    def block(self) -> int:
-        """Tokens of a tile: with its queries, several of them fit into shared memory."""
-        return 16 if torch.float32 in (self.dtype, self.kv_dtype) else 32
+    def decode_rows(self) -> int:
+        """Rows of a decode step's tile: heads, and padding."""
+        return max(MIN_HEADS, power_of_two(self.num_heads // self.head_tiles))
 
     @property
-    def num_warps(self) -> int:
-        return 8 if self.max_rows > MIN_HEADS else 4
+    def decode_tile(self) -> Tile:
+        if self.max_rows == MIN_HEADS:
+            return Tile(16, 4, 3)
+        if self.decode_rows > MIN_HEADS:
+            return Tile(64, 8, 3 if self.kv_dtype == FP8 else 2)
+        return Tile(64, 4, 3, programs_per_sm=2 if self.kv_dtype == FP8 else 1)
 
-    def constants(self) -> dict[str, Any]:
+    @property
+    def extend_tile(self) -> Tile:
+        return Tile(16, 4, 3) if self.max_rows == MIN_HEADS else Tile(32, 8, 3)
+
+    def _constants(self, tile: Tile) -> dict[str, Any]:
         """Return what all kernels are compiled for."""
         half, rope_half = self.rank // 2, self.rope_dim // 2
         return {
@@ -73,20 +91,18 @@ class LatentShape:
             "ROPE_HALF": rope_half,
             "ROPE_BLOCK": max(MIN_HALF, power_of_two(rope_half)),
             "PAGE_SIZE": self.page_size,
-            "BLOCK": self.block,
+            "BLOCK": tile.block,
             "PAIRED": self.kv_dtype == FP8,
             "DTYPE": product_dtype(self.dtype, self.kv_dtype),
-            "STAGES": 3,
+            "STAGES": tile.stages,
         }
 
     def decode_constants(self, batch: int) -> dict[str, Any]:
-        group = self.num_heads // self.head_tiles
-        rows = max(MIN_HEADS, power_of_two(group))
-        tiles = {"HEAD_TILES": self.head_tiles, "GROUP": group, "ROWS": rows}
-        return {**tiles, **self.constants(), "BATCH": _batch_block(batch)}
+        tiles = {"HEAD_TILES": self.head_tiles, "GROUP": self.num_heads // self.head_tiles, "ROWS": self.decode_rows}
+        return {**tiles, **self._constants(self.decode_tile), "BATCH": _batch_block(batch)}
 
     def extend_constants(self) -> dict[str, Any]:
-        return {"NUM_HEADS": self.num_heads, "ROWS": self.max_rows, **self.constants()}
+        return {"NUM_HEADS": self.num_heads, "ROWS": self.max_rows, **self._constants(self.extend_tile)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +123,9 @@ class LatentWorkspace:
 
 def latent_splits(shape: LatentShape, batch: int, max_seq_len: int, num_sms: int) -> int:
     """Return into how many shares the tokens of a batch are cut for each tile of heads: as many as run at once."""
-    at_once = max(1, num_sms // shape.head_tiles)
-    return max(1, min(at_once, batch * cdiv(max_seq_len, shape.block)))
+    tile = shape.decode_tile
+    at_once = max(1, num_sms * tile.programs_per_sm // shape.head_tiles)
+    return max(1, min(at_once, batch * cdiv(max_seq_len, tile.block)))
 
 
 def latent_decode(
@@ -155,7 +172,7 @@ def latent_decode(
             kv_scale,
             **constants,
             COMPILED=not triton.knobs.runtime.interpret,
-            num_warps=shape.num_warps,
+            num_warps=shape.decode_tile.num_warps,
         )
         latent_merge_kernel[(batch, shape.num_heads)](
             *parts,
@@ -168,7 +185,7 @@ def latent_decode(
             NUM_HEADS=shape.num_heads,
             DIM=shape.rank,
             DIM_BLOCK=power_of_two(shape.rank),
-            BLOCK=shape.block,
+            BLOCK=shape.decode_tile.block,
             BATCH=_batch_block(batch),
             num_warps=4,
         )
@@ -211,7 +228,7 @@ def latent_extend(
             kv_scale,
             **constants,
             COMPILED=not triton.knobs.runtime.interpret,
-            num_warps=shape.num_warps,
+            num_warps=shape.extend_tile.num_warps,
         )
 
 
