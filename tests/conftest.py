@@ -248,6 +248,7 @@ GPT_OSS = MOE | {
 }
 LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 20, "q_lora_rank": 28}
 DEEPSEEK = MOE | LATENT | {"n_routed_experts": 8, "moe_intermediate_size": 24, "num_key_value_heads": 4}
+INDEX = {"index_n_heads": 16, "index_head_dim": 24, "index_topk": 12}  # heads enough that no two scores are equal
 CASES: Final = {
     "gpt oss": Case("GptOss", GPT_OSS),
     "llama": Case("Llama", {"head_dim": 64}),
@@ -295,6 +296,20 @@ CASES: Final = {
     "deepseek v3, yarn with mscale": Case(
         "DeepseekV3",
         DEEPSEEK | {"n_group": 2, "topk_group": 1, "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.0}},
+    ),
+    "deepseek v3.2": Case(
+        "DeepseekV32",
+        DEEPSEEK | INDEX | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 2, "num_hidden_layers": 3},
+    ),
+    "deepseek v3.2, yarn, every layer has experts": Case(
+        "DeepseekV32",
+        DEEPSEEK
+        | INDEX
+        | {"n_group": 1, "topk_group": 1, "mlp_layer_types": ["sparse"] * 2, "num_hidden_layers": 2}
+        | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.0}},
+    ),
+    "glm moe dsa, layers that share a choice": Case(
+        "GlmMoeDsa", DEEPSEEK | INDEX | {"indexer_types": ["full", "shared", "shared", "full"]}
     ),
     "glm4 moe": Case("Glm4Moe", GLM | {"attention_bias": True}),
     "glm4 moe, groups, normed heads": Case(

@@ -96,10 +96,22 @@ LATENTS: dict[str, Any] = {
     "topk_method": "noaux_tc",
     "v_head_dim": 20,
 }
+INDEXERS: dict[str, Any] = {"index_head_dim": 32, "index_n_heads": 4, "index_topk": 64}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "llama": COMMON,
     "deepseek_v3": COMMON
     | {"architectures": ["DeepseekV3ForCausalLM"], "ep_size": 1, "moe_layer_freq": 1, "scoring_func": "sigmoid"}
+    | SIGMOIDS
+    | LATENTS,
+    "deepseek_v32": COMMON
+    | {"architectures": ["DeepseekV32ForCausalLM"], "ep_size": 1, "moe_layer_freq": 1, "scoring_func": "sigmoid"}
+    | INDEXERS
+    | SIGMOIDS
+    | LATENTS,
+    "glm_moe_dsa": COMMON
+    | {"architectures": ["GlmMoeDsaForCausalLM"], "ep_size": 1, "moe_layer_freq": 1, "scoring_func": "sigmoid"}
+    | {"head_dim": 16, "qk_head_dim": 40, "rope_interleave": True, "indexer_rope_interleave": True}
+    | INDEXERS
     | SIGMOIDS
     | LATENTS,
     "glm4_moe": COMMON

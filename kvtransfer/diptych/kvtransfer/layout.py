@@ -121,19 +121,22 @@ class PoolLayout:
 
     @property
     def sole_region(self) -> Region:
-        """The region of a pool that has keys and values alone, which is what models compute with."""
+        """The region of a pool that has no other."""
         (region,) = self.regions
         return region
 
     @property
-    def shape(self) -> tuple[int, int, int, int, int, int]:
-        """The shape of the pool as a tensor of its sole region."""
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the pool as a tensor: of its sole region; of several `[num_pages, num_cells]`, side by side."""
+        if len(self.regions) > 1:
+            return (self.num_pages, self.page_nbytes // DTYPE_NBYTES[self.dtype])
         return (self.num_pages, *self.sole_region.shape(self.page_size))
 
     @property
     def dtype(self) -> str:
-        """The dtype of the sole region."""
-        return self.sole_region.dtype
+        """The dtype of all regions, which models compute with only if it is the same."""
+        (dtype,) = {region.dtype for region in self.regions}
+        return dtype
 
     def validate(self) -> None:
         """Raise `ConfigError` for a layout that can't hold anything."""

@@ -91,6 +91,27 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class Indexer:
+    """Chooses the tokens that a query attends to, in sparse attention (DeepSeek V3.2).
+
+    A token is scored by the heads' weights times the products of their queries with its index key, where negative
+    products count as 0. The first dimensions of queries and keys rotate as those of attention do. Ranks do not share
+    the heads: every one of them chooses the same tokens.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_kept: int  # tokens that a query attends to, at most
+    interleaved: bool  # neighbours rotate against each other where weights are not laid out in halves
+    layers: tuple[int, ...]  # that choose, ascending; others attend to what the last of these before them has chosen
+
+    @property
+    def size(self) -> int:
+        """The numbers of a token that attention is given: queries, the key, and weights."""
+        return (self.num_heads + 1) * self.head_dim + self.num_heads
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Shape and constants of one model. The defaults are Llama's."""
 
@@ -124,6 +145,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     moe: Moe | None = None
     latent: Latent | None = None  # with it `num_kv_heads` is 1, and `head_dim` that of what a token keeps
+    indexer: Indexer | None = None  # with it there are latents, and queries are made of a latent of their own
     kv_scales: tuple[tuple[float, float], ...] = ()  # [num_layers]: of FP8 keys, of FP8 values. Empty: 1 everywhere
 
     @property
@@ -141,9 +163,14 @@ class ModelConfig:
         return self.head_dim if self.latent is None else self.latent.rank
 
     @property
-    def qkv_size(self) -> int:
-        """The numbers of a token that attention is given: queries, and what is kept."""
+    def states_size(self) -> int:
+        """The numbers of a token's queries, and of what is kept."""
         return (self.num_heads + self.num_planes * self.num_kv_heads) * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        """The numbers of a token that attention is given: these, and behind them the indexer's."""
+        return self.states_size + (0 if self.indexer is None else self.indexer.size)
 
     def window(self, layer: int) -> int:
         """Return how many tokens `layer` sees; 0: all."""
@@ -155,6 +182,10 @@ class ModelConfig:
 
     def rope_of(self, layer: int) -> Rope:
         return self.local_rope if self.local_rope is not None and self.window(layer) else self.rope
+
+    def chooses(self, layer: int) -> bool:
+        """Return whether an indexer chooses the tokens that `layer`, and maybe others behind it, attend to."""
+        return self.indexer is not None and layer in self.indexer.layers
 
     def is_moe(self, layer: int) -> bool:
         return self.moe is not None and layer not in self.moe.dense_layers
@@ -176,6 +207,8 @@ class ModelConfig:
             raise ConfigError(f"{self.model_id}: rms_norm_eps must be a number, not {self.rms_norm_eps!r:.40}")
         if self.latent is not None:
             self._validate_latent(self.latent)
+        if self.indexer is not None:
+            self._validate_indexer(self.indexer)
         for rope in (self.rope, self.local_rope):
             if rope is not None:
                 self._validate_rope(rope)
@@ -196,6 +229,16 @@ class ModelConfig:
     def _validate_latent(self, latent: Latent) -> None:
         if min(latent.rank, latent.nope_dim, latent.rope_dim, latent.value_dim) < 1:
             raise ConfigError(f"{self.model_id}: every size of latent attention must be at least 1: {latent}")
+
+    def _validate_indexer(self, indexer: Indexer) -> None:
+        if min(indexer.num_heads, indexer.num_kept, indexer.head_dim) < 1:
+            raise ConfigError(f"{self.model_id}: every size of an indexer must be at least 1: {indexer}")
+        if self.latent is None or not self.latent.query_rank:
+            raise ConfigError(f"{self.model_id}: an indexer's queries are made of latents, but q_lora_rank is 0")
+        if indexer.head_dim < self.latent.rope_dim:
+            raise ConfigError(f"{self.model_id}: index_head_dim {indexer.head_dim} is less than what of it rotates")
+        if indexer.layers[:1] != (0,):
+            raise ConfigError(f"{self.model_id}: the first layer must choose the tokens that it attends to")
 
     def _validate_rope(self, rope: Rope) -> None:
         fits = rope.dim % 2 == 0 and 0 < rope.dim <= self.head_dim - rope.start

@@ -33,6 +33,9 @@ HARMLESS: Final = frozenset(
 MAX_SIZES: Final[Mapping[str, int]] = {
     "head_dim": 1 << 14,
     "hidden_size": 1 << 18,
+    "index_head_dim": 1 << 14,
+    "index_n_heads": 1 << 14,
+    "index_topk": 1 << 31,
     "intermediate_size": 1 << 20,
     "kv_lora_rank": 1 << 14,
     "max_position_embeddings": 1 << 31,

@@ -115,6 +115,18 @@ def latent_attention(config: ModelConfig, layer: int) -> Iterator[Placed]:
     yield whole(f"{prefix}o_proj.weight", f"{layer}.o", (hidden, value_columns), Split.COLUMNS)
 
 
+def indexer(config: ModelConfig, layer: int) -> Iterator[Placed]:
+    """Yield what chooses the tokens that a layer attends to, of which every rank has all."""
+    assert config.indexer is not None
+    assert config.latent is not None
+    prefix, heads, dim = f"model.layers.{layer}.self_attn.indexer.", config.indexer.num_heads, config.indexer.head_dim
+    yield whole(f"{prefix}wq_b.weight", f"{layer}.index_q", (heads * dim, config.latent.query_rank))
+    yield whole(f"{prefix}wk.weight", f"{layer}.index_k", (dim, config.hidden_size))
+    yield whole(f"{prefix}k_norm.weight", f"{layer}.index_k_norm", (dim,))
+    yield whole(f"{prefix}k_norm.bias", f"{layer}.index_k_norm_bias", (dim,))
+    yield whole(f"{prefix}weights_proj.weight", f"{layer}.index_weights", (heads, config.hidden_size))
+
+
 def feed_forward(
     prefix: str, target: str, hidden_size: int, ffn_size: int, names: tuple[str, str, str] = DENSE_NAMES
 ) -> Iterator[Placed]:

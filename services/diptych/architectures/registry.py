@@ -7,10 +7,12 @@ from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.families.deepseek_v3 import DEEPSEEK_V3
+from diptych.architectures.families.deepseek_v32 import DEEPSEEK_V32
 from diptych.architectures.families.gemma2 import GEMMA2
 from diptych.architectures.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from diptych.architectures.families.glm4_moe import GLM4_MOE
 from diptych.architectures.families.glm4_moe_lite import GLM4_MOE_LITE
+from diptych.architectures.families.glm_moe_dsa import GLM_MOE_DSA
 from diptych.architectures.families.gpt_oss import GPT_OSS
 from diptych.architectures.families.llama import LLAMA
 from diptych.architectures.families.minimax_m2 import MINIMAX_M2
@@ -27,11 +29,13 @@ from diptych.common.errors import ConfigError
 
 FAMILIES: Final[dict[str, Family]] = {
     "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v32": DEEPSEEK_V32,
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,
     "gemma3_text": GEMMA3_TEXT,
     "glm4_moe": GLM4_MOE,
     "glm4_moe_lite": GLM4_MOE_LITE,
+    "glm_moe_dsa": GLM_MOE_DSA,
     "gpt_oss": GPT_OSS,
     "llama": LLAMA,
     "minimax_m2": MINIMAX_M2,

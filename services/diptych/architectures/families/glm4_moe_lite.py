@@ -14,12 +14,12 @@ def _read(hf: HfConfig) -> ModelConfig:
     hf.refuse_unless({"hidden_act": ("silu",), "attention_bias": (False,)})
     hf.ignore("num_nextn_predict_layers", "qk_head_dim")
     config = hf.shared("glm4_moe_lite")
-    moe = replace(read_moe(hf, config.num_layers), dense_layers=_dense_layers(hf, config.num_layers))
+    moe = replace(read_moe(hf, config.num_layers), dense_layers=listed_dense_layers(hf, config.num_layers))
     return replace(with_latents(config, hf), moe=moe)
 
 
-def _dense_layers(hf: HfConfig, num_layers: int) -> frozenset[int]:
-    """Without a list it is the first layer alone."""
+def listed_dense_layers(hf: HfConfig, num_layers: int) -> frozenset[int]:
+    """Return the layers without experts. Without a list it is the first layer alone."""
     types = hf.get("mlp_layer_types") or ["dense", *["sparse"] * (num_layers - 1)]
     if len(types) != num_layers or not {*types} <= {"dense", "sparse"}:
         raise ValueError(f"mlp_layer_types of {num_layers} layers: {types}")

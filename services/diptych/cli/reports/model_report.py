@@ -10,6 +10,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.size import num_active_parameters, num_parameters
 from diptych.engine.options.pool_size import region_words, whole_layout
 from diptych.engine.tensor_parallel.shard import Shard
+from diptych.engine.values.kv_regions import region_names
 
 WEIGHT_NBYTES: Final = 2  # GPUs compute with bfloat16, whatever a file holds
 GIB: Final = 2**30
@@ -81,8 +82,8 @@ def _facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     yield "parameters", _billions(total) + (f", of which a token meets {_billions(active)}" if active < total else "")
     layout = whole_layout(model, plan.page_size, plan.kv_dtype)
     token = layout.page_nbytes / plan.page_size
-    for region in layout.regions:
-        yield "KV", region_words(region)
+    for name, region in zip(region_names(model), layout.regions, strict=True):
+        yield "KV", region_words(name, region)
     yield "KV a token", f"{_size(token)} in {plan.kv_dtype}"
     yield f"{plan.tp} GPU{'s' if plan.tp > 1 else ''}", _on_gpus(fit(model, plan), plan)
     yield "handed over", ", ".join(f"{each:,} tokens: {_size(handed_over(model, plan, each))}" for each in _lens(model))

@@ -66,7 +66,7 @@ class TorchAttention:
         places = torch.arange(table.shape[1] * self._page_size, device=table.device)
         in_use = places < seq_lens
         self._metadata = Metadata(
-            ropes={rope: self._turns(angles[batch.positions]) for rope, angles in self._ropes.items()},
+            ropes={rope: turns(angles[batch.positions], self._dtype) for rope, angles in self._ropes.items()},
             out_pages=batch.out_slots // self._page_size,
             out_offsets=batch.out_slots % self._page_size,
             spans=self._spans(batch.host, table) if batch.host.mode is not ForwardMode.DECODE else (),
@@ -89,7 +89,7 @@ class TorchAttention:
         assert self._metadata is not None
         num_tokens, heads, kv_heads = qkv.shape[0], self._num_heads, self._num_kv_heads
         states, rope = qkv.view(num_tokens, -1, self._head_dim), self._config.rope_of(layer)
-        self._rotate(states[:, : heads + kv_heads, rope.start :], *self._metadata.ropes[rope])
+        rotate(states[:, : heads + kv_heads, rope.start :], *self._metadata.ropes[rope])
         new_kv = states[:, heads:].view(num_tokens, -1, kv_heads, self._head_dim)
         self._store(new_kv, layer, self._metadata)
         return states[:, :heads], self._metadata
@@ -121,17 +121,6 @@ class TorchAttention:
             )
             for row, (end, (extend_len, seq_len)) in enumerate(zip(ends, lens, strict=True))
         )
-
-    def _turns(self, angles: Tensor) -> Tensor:
-        return angles.to(self._dtype).transpose(0, 1)[:, :, None]
-
-    @staticmethod
-    def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Rotate the first dimensions of `[num_tokens, num_heads, head_dim]` in place."""
-        first, second = states[..., : 2 * cos.shape[-1]].chunk(2, dim=-1)
-        rotated = second * cos + first * sin
-        first.copy_(first * cos - second * sin)
-        second.copy_(rotated)
 
     def _extend(self, queries: Tensor, span: Span, layer: int) -> Tensor:
         """Return `[num_new_tokens, num_heads, value_dim]` of one request."""
@@ -181,3 +170,16 @@ def _mask(extend_len: int, seq_len: int, window: int, device: torch.device) -> T
         return None
     seen = torch.ones(extend_len, seq_len, dtype=torch.bool, device=device).tril(diagonal=seq_len - extend_len)
     return seen.triu(diagonal=seq_len - extend_len + 1 - window) if window else seen
+
+
+def turns(angles: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return rows of a table of `rope_tables` as `[2, num_tokens, 1, rope_dim / 2]`: cosines and sines."""
+    return angles.to(dtype).transpose(0, 1)[:, :, None]
+
+
+def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate the first dimensions of `[num_tokens, num_heads, head_dim]` in place."""
+    first, second = states[..., : 2 * cos.shape[-1]].chunk(2, dim=-1)
+    rotated = second * cos + first * sin
+    first.copy_(first * cos - second * sin)
+    second.copy_(rotated)

@@ -38,11 +38,10 @@ def whole_layout(model: ModelConfig, page_size: int, dtype: str, share: HeadShar
     return kv_layout(model, 1, page_size, dtype, share)
 
 
-def region_words(region: Region) -> str:
-    """Say what a token has in a region."""
-    planes = {2: "keys and values", 1: "latents"}[region.num_planes]
+def region_words(name: str, region: Region) -> str:
+    """Say what a token has in a region, which holds what `region_names` says."""
     heads = f"{region.total_heads} heads" if region.total_heads > 1 else "one head"
-    return f"{planes} of {len(region.layers)} layers, {heads} of {region.head_dim}"
+    return f"{name} of {len(region.layers)} layers, {heads} of {region.head_dim}"
 
 
 def check_pool(model: ModelConfig, options: EngineOptions, role: Role, device: DeviceKind) -> None:

@@ -23,6 +23,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.backend import AttentionBackend, GraphAttention, PhasedAttention
 from diptych.engine.attention.cpu_backend import CpuAttention
+from diptych.engine.attention.sparse_attention import SparseAttention
 from diptych.engine.attention.torch_backend import TorchAttention
 from diptych.engine.models.cpu_ops import CpuOps
 from diptych.engine.models.lora import TORCH, LowRankKernels
@@ -47,6 +48,7 @@ class Setting:
     dtype: torch.dtype  # of states; the pool's may be narrower
     num_threads: int
     sinks: Tensor | None = None  # of the model's layers, see `new_sinks`
+    index_keys: Tensor | None = None  # [num_pages, num_layers, 1, page_size, 1, index_head_dim], of an indexer's layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,9 @@ def _gpu_ops(dtype: torch.dtype, device: torch.device) -> Ops:
 
 def _cpu(setting: Setting) -> Made:
     _check_cpu(setting)
+    if setting.index_keys is not None:
+        logger.warning("sparse attention has no C kernel yet: torch computes it, token by token, several times slower")
+        return _sparse(setting, setting.index_keys)
     return CpuAttention(setting.config, setting.kv, setting.sinks), None
 
 
@@ -125,7 +130,15 @@ def _check_cpu(setting: Setting) -> None:
 
 
 def _torch(setting: Setting) -> Made:
+    if setting.index_keys is not None:
+        return _sparse(setting, setting.index_keys)
     return TorchAttention(setting.config, setting.kv, setting.dtype, setting.sinks), None
+
+
+def _sparse(setting: Setting, index_keys: Tensor) -> Made:
+    if setting.kv.dtype == torch.float8_e4m3fn:
+        raise ConfigError("sparse attention reads no FP8 KV yet: give --kv-cache-dtype auto, bfloat16 or float32")
+    return SparseAttention(setting.config, setting.kv, index_keys, setting.dtype), None
 
 
 def _triton(setting: Setting) -> Made:
@@ -160,6 +173,8 @@ def _flashinfer(setting: Setting) -> Made:
 def _check_gpu(name: str, setting: Setting) -> None:
     if not setting.kv.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise ConfigError(f"attention backend {name!r} computes on GPUs; use 'auto' where there is none")
+    if setting.config.indexer is not None:
+        raise ConfigError(f"attention backend {name!r} knows no sparse attention, which this model has; use 'torch'")
     head_dim = setting.config.head_dim
     if setting.config.qk_norm == "heads" and head_dim & (head_dim - 1):
         raise ConfigError(f"attention backend {name!r} norms no heads of {head_dim}, only powers of 2; use 'torch'")

@@ -6,13 +6,15 @@ where nothing moves the tensor's own.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from diptych.kvtransfer.device import Device
-from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.layout import PoolLayout, Region
 from diptych.kvtransfer.transport import DevicePages, Pool, TransportMemory
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}  # of states
@@ -20,12 +22,25 @@ KV_DTYPES: Final = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn}
 
 
 def kv_view(buffer: memoryview, layout: PoolLayout) -> Tensor:
-    """Return `buffer` as `[num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]`, without a copy.
+    """Return `buffer` as a tensor of `layout.shape`, without a copy.
 
     The tensor keeps the Python buffer alive, not the memory behind it: whoever allocated that must outlive the tensor.
     """
     dtype = KV_DTYPES[layout.dtype]
     return torch.frombuffer(buffer, dtype=dtype, count=layout.nbytes // dtype.itemsize).view(layout.shape)
+
+
+def region_views(kv: Tensor, regions: Sequence[Region]) -> tuple[Tensor, ...]:
+    """Return a pool as `[num_pages, num_layers, num_planes, page_size, num_heads, head_dim]` of each of its regions.
+
+    Nothing is copied. `kv` is of `PoolLayout.shape`; of several regions each view has gaps between its pages.
+    """
+    if len(regions) == 1:
+        return (kv,)
+    page_size = kv.shape[1] // sum(math.prod(region.shape(1)) for region in regions)
+    shapes = [region.shape(page_size) for region in regions]
+    parts = kv.split([math.prod(shape) for shape in shapes], dim=1)
+    return tuple(part.view(len(kv), *shape) for part, shape in zip(parts, shapes, strict=True))
 
 
 def device_view(pages: DevicePages, device: torch.device) -> Tensor:

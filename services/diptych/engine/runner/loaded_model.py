@@ -23,11 +23,12 @@ from diptych.engine.models.lora import Loras
 from diptych.engine.models.pieces import Pieces
 from diptych.engine.models.weights import Weights, load
 from diptych.engine.runner.backends import Backend, Setting, choose
-from diptych.engine.runner.kv_pool import DTYPES
+from diptych.engine.runner.kv_pool import DTYPES, KV_DTYPES, region_views
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.sampling.sampler import Sampler
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import OnLayer
+from diptych.engine.values.kv_regions import kv_regions
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,5 +107,7 @@ def _fill(sinks: Tensor | None, weights: Weights) -> None:
 
 def _choose(config: ModelConfig, kv: Tensor, options: ModelOptions, sinks: Tensor | None) -> Backend:
     extend = options.attention_backend
-    setting = Setting(config, kv, DTYPES[options.dtype], options.num_threads, sinks)
+    kv_dtype = next(name for name, dtype in KV_DTYPES.items() if dtype == kv.dtype)
+    kept, *index_keys = region_views(kv, kv_regions(config, kv_dtype))
+    setting = Setting(config, kept, DTYPES[options.dtype], options.num_threads, sinks, *index_keys)
     return choose(extend, options.decode_attention_backend or extend, setting)

@@ -24,13 +24,14 @@ from diptych.engine.runner.gpu.inputs import StepLimits
 from diptych.engine.runner.gpu.measuring import longest_extend, measure, measure_speed
 from diptych.engine.runner.gpu.memory import GIB, KvMemory, check_room_beside, found_on, graphs_nbytes, pool_nbytes
 from diptych.engine.runner.gpu.warm_up import tell_of_late_kernels, warm_up
-from diptych.engine.runner.kv_pool import new_kv
+from diptych.engine.runner.kv_pool import new_kv, region_views
 from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_model
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.schedule.step_sizes import Found, choose, usual
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import OnLayer
+from diptych.engine.values.kv_regions import kv_regions
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,9 @@ class ModelLoader:
         return self._agreed(nbytes // MIB)
 
     def _warm_up(self, model: LoadedModel, runner: GpuRunner, kv: Tensor) -> None:
-        options, longest = self._options, min(model.config.context_len, kv.shape[0] * kv.shape[3])
+        options = self._options
+        pages = region_views(kv, kv_regions(model.config, options.kv_dtype))[0]
+        longest = min(model.config.context_len, pages.shape[0] * pages.shape[3])
         limits, recorded_tokens = self._limits(model.config), runner.pieces.rungs
         try:
             warm_up(self._new_runner(model), runner, limits, options.page_size, longest, recorded_tokens)

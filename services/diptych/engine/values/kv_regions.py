@@ -9,11 +9,22 @@ from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 def kv_regions(model: ModelConfig, dtype: str, share: HeadShare | None = None) -> tuple[Region, ...]:
     """Return those of `model` as a process computes it; `share` None: it has all heads.
 
-    Keys and values are two planes. A latent is one, of one head that every rank computes and holds.
+    Keys and values are two planes. A latent is one, of one head that every rank computes and holds; so are the keys of
+    an indexer, which lie behind the latents.
     """
     total = model.num_kv_heads if share is None else share.total_kv_heads
     layers = tuple(range(model.num_layers))
-    return (Region(layers, model.num_planes, model.num_kv_heads, model.head_dim, dtype, total),)
+    kept = Region(layers, model.num_planes, model.num_kv_heads, model.head_dim, dtype, total)
+    if model.indexer is None:
+        return (kept,)
+    return kept, Region(model.indexer.layers, 1, 1, model.indexer.head_dim, dtype, 1)
+
+
+def region_names(model: ModelConfig) -> tuple[str, ...]:
+    """Return in words what each of them holds."""
+    if model.num_planes > 1:
+        return ("keys and values",)
+    return ("latents",) if model.indexer is None else ("latents", "index keys")
 
 
 def kv_layout(
@@ -26,6 +37,9 @@ def kv_layout(
 
 def kv_shape(model: ModelConfig) -> str:
     """Return in words what must be equal between workers of a pair."""
+    if model.indexer is not None:
+        index = f"index keys of {model.indexer.head_dim} in {len(model.indexer.layers)} of them"
+        return f"{model.num_layers} layers, latents of {model.head_dim}, {index}"
     if model.num_planes == 1:
         return f"{model.num_layers} layers, latents of {model.head_dim}"
     return f"{model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diptych.architectures.config import Latent, ModelConfig
 from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers.index_block import IndexBlock
 from diptych.engine.models.matrix import HeadMatrices, Matrix
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.weights import Weights
@@ -22,8 +23,8 @@ from diptych.engine.models.weights import Weights
 class Queries(Protocol):
     """Makes the queries of all heads."""
 
-    def of(self, x: Tensor) -> Tensor:
-        """`[num_tokens, hidden_size]` -> `[num_tokens, num_heads * query_dim]`, new."""
+    def of(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`[num_tokens, hidden_size]` -> `[num_tokens, num_heads * query_dim]`, new, and what they are products of."""
         ...
 
 
@@ -34,10 +35,10 @@ class DirectQueries:
     matrix: Matrix
     size: int  # num_heads * query_dim
 
-    def of(self, x: Tensor) -> Tensor:
+    def of(self, x: Tensor) -> tuple[Tensor, Tensor]:
         queries = x.new_empty(len(x), self.size)
         self.matrix.multiply(x, queries)
-        return queries
+        return queries, x
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class LowRankQueries:
     eps: float
     up: DirectQueries
 
-    def of(self, x: Tensor) -> Tensor:
+    def of(self, x: Tensor) -> tuple[Tensor, Tensor]:
         narrow = x.new_empty(len(x), len(self.norm))
         self.down.multiply(x, narrow)
         self.ops.rms_norm(narrow, self.norm, self.eps, narrow)
@@ -77,6 +78,8 @@ class LatentAttentionBlock:
     keys: HeadMatrices  # [num_heads, rank, nope_dim]
     values: HeadMatrices  # [num_heads, value_dim, rank]
     o: Matrix
+    states_size: int  # of queries and what is kept, in `Buffers.qkv`; the indexer's numbers are behind them
+    index: IndexBlock | None  # of a layer that chooses the tokens that it attends to
 
     @staticmethod
     def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> LatentAttentionBlock:
@@ -94,13 +97,18 @@ class LatentAttentionBlock:
             keys=ops.head_matrices(keys.transpose(1, 2).contiguous()),
             values=ops.head_matrices(values.contiguous()),
             o=weights.matrix(f"{layer}.o"),
+            states_size=config.states_size,
+            index=IndexBlock.build(config, weights, layer) if config.chooses(layer) else None,
         )
 
     def project_in(self, buffers: Buffers) -> None:
         """Queries become `[made for latents | to be rotated]`; what is kept, `[latent | to be rotated]`."""
         x, rank, nope_dim = buffers.normed, self.latent.rank, self.latent.nope_dim
-        states = buffers.qkv.view(len(x), -1, self.latent.key_dim)  # of the heads, then what is kept
-        queries = self.queries.of(x).view(len(x), -1, self.latent.query_dim)
+        states = buffers.qkv[:, : self.states_size].view(len(x), -1, self.latent.key_dim)  # of heads, then what is kept
+        queries, narrow = self.queries.of(x)
+        queries = queries.view(len(x), -1, self.latent.query_dim)
+        if self.index is not None:
+            self.index.project_in(x, narrow, buffers.qkv[:, self.states_size :])
         kept = x.new_empty(len(x), self.latent.key_dim)
         self.kv.multiply(x, kept)
         latents = kept[:, :rank].contiguous()

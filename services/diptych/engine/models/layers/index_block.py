@@ -1,0 +1,65 @@
+"""What a layer gives an indexer: queries, a key and weights of each token, in sparse attention (DeepSeek V3.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from diptych.architectures.config import Indexer, ModelConfig
+from diptych.engine.models.matrix import Matrix
+from diptych.engine.models.weights import Weights
+
+NORM_EPS: Final = 1e-6  # of keys, in every model
+
+
+@dataclass(frozen=True, slots=True)
+class IndexBlock:
+    """All ranks compute all of it."""
+
+    indexer: Indexer
+    rope_dim: int
+    queries: Matrix  # [num_heads * head_dim, query_rank]
+    keys: Matrix  # [head_dim, hidden_size]
+    key_norm: tuple[Tensor, Tensor | None]  # weights and biases, [head_dim]
+    weights: Matrix  # [num_heads, hidden_size]
+
+    @staticmethod
+    def build(config: ModelConfig, weights: Weights, layer: int) -> IndexBlock:
+        assert config.indexer is not None
+        assert config.latent is not None
+        return IndexBlock(
+            indexer=config.indexer,
+            rope_dim=config.latent.rope_dim,
+            queries=weights.matrix(f"{layer}.index_q"),
+            keys=weights.matrix(f"{layer}.index_k"),
+            key_norm=(weights.norm(f"{layer}.index_k_norm"), weights.vector(f"{layer}.index_k_norm_bias")),
+            weights=weights.matrix(f"{layer}.index_weights"),
+        )
+
+    def project_in(self, x: Tensor, narrow: Tensor, out: Tensor) -> None:
+        """`out`, `[num_tokens, Indexer.size]`, becomes queries, the key, and weights.
+
+        `x` is `[num_tokens, hidden_size]`, `narrow` what attention's queries are made of, `[num_tokens, query_rank]`.
+        """
+        num_heads, dim = self.indexer.num_heads, self.indexer.head_dim
+        queries, keys = x.new_empty(len(x), num_heads * dim), x.new_empty(len(x), dim)
+        weights = x.new_empty(len(x), num_heads)
+        self.queries.multiply(narrow, queries)
+        self.keys.multiply(x, keys)
+        self.weights.multiply(x, weights)
+        keys = F.layer_norm(keys, (dim,), *self.key_norm, eps=NORM_EPS)
+        heads = out[:, : (num_heads + 1) * dim].view(len(x), -1, dim)
+        self._place(queries.view(len(x), -1, dim), heads[:, :-1])
+        self._place(keys[:, None], heads[:, -1:])
+        out[:, (num_heads + 1) * dim :] = weights
+
+    def _place(self, states: Tensor, heads: Tensor) -> None:
+        """Copy with the dimensions that rotate in halves, the first of all pairs, then the second ones."""
+        heads.copy_(states)
+        if self.indexer.interleaved:
+            turning = states[..., : self.rope_dim]
+            halves = heads[..., : self.rope_dim].unflatten(-1, (2, -1))
+            halves.copy_(turning.unflatten(-1, (-1, 2)).mT)
