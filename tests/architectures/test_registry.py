@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny_config import tiny_config
 
-from diptych.architectures.config import ClampedSwiglu, Latent, Moe, Rope
+from diptych.architectures.config import ClampedSwiglu, Indexer, Latent, Moe, Rope
 from diptych.architectures.registry import FAMILIES, from_hf
 from diptych.common.errors import ConfigError
 
@@ -186,6 +186,8 @@ LATENT_ATTENTION: dict[str, Any] = {
 DIFFERENT: dict[str, dict[str, Any]] = {
     "llama": {},
     "deepseek_v3": LATENT_ATTENTION | {"moe": SIGMOID_MOE},
+    "deepseek_v32": LATENT_ATTENTION | {"moe": SIGMOID_MOE, "indexer": Indexer(4, 32, 64, False, (0, 1))},
+    "glm_moe_dsa": LATENT_ATTENTION | {"moe": SIGMOID_MOE, "indexer": Indexer(4, 32, 64, True, (0, 1))},
     "glm4_moe": {"head_dim": 32, "rope": Rope(1e6, 16), "qkv_bias": True, "qk_norm": "heads", "moe": SIGMOID_MOE},
     "glm4_moe_lite": LATENT_ATTENTION | {"moe": replace(SIGMOID_MOE, dense_layers=frozenset({1}))},
     "minimax_m2": {
@@ -298,6 +300,23 @@ def test_yarn_makes_all_dimensions_of_latent_attention_grow() -> None:
     assert (config.rope.scale, config.rope.start, len(config.rope.divisors)) == (1.0, 32, 8)
 
 
+@pytest.mark.parametrize(
+    ("change", "layers"),
+    [
+        ({"indexer_types": ["full", "shared"]}, (0,)),
+        ({"index_topk_pattern": "FS"}, (0,)),
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 1}, (0,)),
+        ({"index_topk_freq": 2}, (0, 1)),
+    ],
+)
+def test_which_layers_choose_tokens_is_listed_or_follows_a_pattern(
+    change: dict[str, Any], layers: tuple[int, ...]
+) -> None:
+    config = from_hf(PUBLISHED["glm_moe_dsa"] | change, {}, "tiny")
+    assert config.indexer is not None
+    assert config.indexer.layers == layers
+
+
 def test_kimi_k2_is_read_as_what_it_says_it_is() -> None:
     published = PUBLISHED["deepseek_v3"]
     assert from_hf(published | {"model_type": "kimi_k2"}, {}, "tiny") == from_hf(published, {}, "tiny")
@@ -325,6 +344,17 @@ def test_kimi_k2_is_read_as_what_it_says_it_is() -> None:
         ("deepseek_v3", {"kv_lora_rank": 0}, "every size of latent attention"),
         ("deepseek_v3", {"qk_rope_head_dim": 15}, "does not fit its rotary embedding"),
         ("deepseek_v3", {"v_head_dim": 1 << 20}, "v_head_dim must be a whole number"),
+        ("deepseek_v32", {"index_topk": 0}, "every size of an indexer"),
+        ("deepseek_v32", {"index_topk": "all"}, "index_topk must be a whole number"),
+        ("deepseek_v32", {"index_head_dim": 8}, "index_head_dim 8 is less than what of it rotates"),
+        ("deepseek_v32", {"q_lora_rank": None}, "q_lora_rank is 0"),
+        ("deepseek_v32", {"rope_interleave": False}, "rope_interleave=False"),
+        ("deepseek_v32", {"indexer_rope_interleave": True}, "indexer_rope_interleave=True"),
+        ("deepseek_v32", {"mlp_bias": True}, "mlp_bias=True"),
+        ("deepseek_v32", {"layer_types": ["full_attention"] * 2}, "layer_types other than indexed_attention"),
+        ("glm_moe_dsa", {"indexer_types": ["shared", "full"]}, "the first layer must choose"),
+        ("glm_moe_dsa", {"indexer_types": ["full"]}, "indexer_types of 2 layers"),
+        ("glm_moe_dsa", {"index_topk_pattern": "FX"}, "configuration has no 'X'"),
         ("glm4_moe_lite", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types of 2 layers"),
         ("glm4_moe_lite", {"topk_method": "greedy"}, "topk_method='greedy'"),
         ("glm4_moe", {"scoring_func": "softmax"}, "scoring_func='softmax'"),

@@ -21,6 +21,8 @@ YARN |= {"factor": 40.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 
 # by the name that its publisher gave it: the class, and what differs from the class's defaults
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "DeepSeek-V3": ("DeepseekV3", {"rope_parameters": YARN, "max_position_embeddings": 163840}),
+    "DeepSeek-V3.2": ("DeepseekV32", {"rope_parameters": YARN}),
+    "GLM-5": ("GlmMoeDsa", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
     "Kimi-K2": (
         "DeepseekV3",
         {"num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 384, "n_group": 1, "topk_group": 1}
@@ -70,6 +72,8 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
 # billions that a token meets, embeddings included, and KiB of keys and values a token
 KNOWN = {
     "DeepSeek-V3": (37.6, 68.625),
+    "DeepSeek-V3.2": (38.4, 83.875),
+    "GLM-5": (40.0, 107.25),
     "Kimi-K2": (32.9, 68.625),
     "GLM-4.7-Flash": (3.9, 52.875),
     "GLM-4.5": (33.6, 368),
@@ -120,6 +124,17 @@ def test_people_are_told_what_fits_and_what_does_not(tmp_path: Path, capsys: pyt
     assert "1,024 tokens: 256 MiB, 32,768 tokens: 8 GiB" in told
     assert main(DescribeConfig(model=str(tmp_path), gpu_gib=48)) == 0
     assert "do not fit beside a KV pool: give a larger --tp or --gpu-gib" in capsys.readouterr().out
+
+
+def test_people_are_told_of_every_region_of_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    family, settings = PUBLISHED["DeepSeek-V3.2"]
+    getattr(transformers, f"{family}Config")(**settings, architectures=[f"{family}ForCausalLM"]).save_pretrained(
+        tmp_path
+    )
+    assert main(DescribeConfig(model=str(tmp_path), tp=8)) == 0
+    told = capsys.readouterr().out
+    assert "KV           latents of 61 layers, one head of 576\n" in told
+    assert "KV           index keys of 61 layers, one head of 128\n" in told
 
 
 @pytest.mark.parametrize(

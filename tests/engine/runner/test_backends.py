@@ -8,9 +8,10 @@ import pytest
 import torch
 from tiny_config import tiny_config
 
-from diptych.architectures.config import Latent
+from diptych.architectures.config import Indexer, Latent, Rope
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.cpu_backend import CpuAttention
+from diptych.engine.attention.sparse_attention import SparseAttention
 from diptych.engine.attention.torch_backend import TorchAttention
 from diptych.engine.models.cpu_ops import CpuOps
 from diptych.engine.runner.backends import Setting, choose
@@ -18,6 +19,19 @@ from diptych.engine.values.batch import ForwardMode
 
 CONFIG = tiny_config(num_layers=1, num_heads=2)
 SETTING = Setting(CONFIG, torch.zeros(8, 1, 2, 4, 2, 16), torch.float32, 1)
+SPARSE = Setting(
+    replace(
+        CONFIG,
+        num_kv_heads=1,
+        rope=Rope(1e4, 4, start=12),
+        latent=Latent(8, 12, 8, 4, 8, interleaved=True, norm_eps=1e-6),
+        indexer=Indexer(2, 8, 3, interleaved=False, layers=(0,)),
+    ),
+    torch.zeros(8, 1, 1, 4, 1, 16),
+    torch.float32,
+    1,
+    index_keys=torch.zeros(8, 1, 1, 4, 1, 8),
+)
 
 
 @pytest.mark.parametrize("name", ["triton", "flashinfer"])
@@ -32,6 +46,25 @@ def test_flashinfer_is_refused_for_latents(monkeypatch: pytest.MonkeyPatch) -> N
     latent = Latent(0, 10, 8, 6, 8, interleaved=True, norm_eps=1e-6)
     with pytest.raises(ConfigError, match=r"not to latents; use 'triton'"):
         choose("flashinfer", "auto", replace(SETTING, config=replace(CONFIG, num_kv_heads=1, latent=latent)))
+
+
+@pytest.mark.parametrize("name", ["triton", "flashinfer"])
+def test_backends_of_gpus_are_refused_for_sparse_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(ConfigError, match=f"'{name}' knows no sparse attention.*use 'torch'"):
+        choose("torch", name, SPARSE)
+
+
+def test_sparse_attention_reads_no_fp8() -> None:
+    with pytest.raises(ConfigError, match="sparse attention reads no FP8 KV yet"):
+        choose("cpu", "cpu", replace(SPARSE, kv=SPARSE.kv.to(torch.float8_e4m3fn)))
+
+
+def test_on_cpus_torch_attends_sparsely_and_the_c_kernels_do_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+    backend = choose("auto", "auto", SPARSE)
+    assert isinstance(backend.attention.of(ForwardMode.EXTEND), SparseAttention)
+    assert isinstance(backend.ops, CpuOps)
+    assert ["sparse attention has no C kernel yet" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_heads_that_no_kernel_norms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

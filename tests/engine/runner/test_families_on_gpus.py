@@ -12,6 +12,7 @@ from torch import Tensor
 from diptych.checkpoints.source import open_model
 
 NewDriver = Callable[..., Any]
+SPARSE = ("deepseek v3.2", "glm moe dsa")
 INTERPRETED = (
     "gemma3",  # norms before, after and of heads, windows, two embeddings of positions
     "gpt oss",  # sinks, experts with biases
@@ -22,9 +23,11 @@ INTERPRETED = (
 @pytest.fixture
 def extent(device: torch.device, family_model: Any, request: pytest.FixtureRequest) -> tuple[slice, int]:
     """Which prompts, and how many tokens are decoded after them."""
+    family = request.node.callspec.params["family_model"]
+    if family.startswith(SPARSE):
+        pytest.skip("no kernel of GPUs for sparse attention yet")
     if device.type == "cuda":
         return slice(None), len(family_model.outputs[0])
-    family = request.node.callspec.params["family_model"]
     if family not in INTERPRETED:
         pytest.skip("interpreted for some families only")
     return slice(0, 2), 1

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from diptych.engine.runner.kv_pool import device_view, kv_bytes, kv_view, new_kv, shared_kv
+from diptych.engine.runner.kv_pool import device_view, kv_bytes, kv_view, new_kv, region_views, shared_kv
 from diptych.kvtransfer.device import Device
 from diptych.kvtransfer.digest import digest_bytes
-from diptych.kvtransfer.layout import PoolLayout
+from diptych.kvtransfer.layout import PoolLayout, Region
 from diptych.kvtransfer.pool import DevicePool, num_pages_to_allocate
 from diptych.kvtransfer.transport import OpDone
 from diptych.kvtransfer.ucx import UcxOptions, open_transport
@@ -27,6 +27,21 @@ def test_writing_the_tensor_writes_the_buffer_page_by_page(dtype: str, expected:
     kv[2] = 1.0
     touched = [any(buffer[page * layout.page_nbytes : (page + 1) * layout.page_nbytes]) for page in range(4)]
     assert touched == [False, False, True, False]
+
+
+def test_each_region_of_a_page_is_seen_where_it_lies() -> None:
+    """Of three layers, whose latents lie in front, two have index keys."""
+    regions = Region((0, 1, 2), 1, 1, 8, "bfloat16", 1), Region((0, 2), 1, 1, 4, "bfloat16", 1)
+    layout = PoolLayout(num_pages=5, page_size=2, regions=regions)
+    kv = new_kv(layout, torch.device("cpu"))
+    latents, keys = region_views(kv, regions)
+    assert (latents.shape, keys.shape) == ((5, 3, 1, 2, 1, 8), (5, 2, 1, 2, 1, 4))
+    keys[3, 1] = 1.0
+    buffer = kv_bytes(kv)
+    touched = [place for place, byte in enumerate(buffer[::2]) if byte or buffer[2 * place + 1]]
+    end_of_page = 4 * layout.page_nbytes // 2
+    assert touched == list(range(end_of_page - 8, end_of_page)), "the last layer's two tokens of four numbers"
+    assert kv_view(buffer, layout).shape == layout.shape == (5, 48 + 16)
 
 
 def test_the_bytes_of_a_pool_are_its_memory() -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from tiny_config import tiny_config
 
-from diptych.architectures.config import Latent, ModelConfig, Rope
+from diptych.architectures.config import Indexer, Latent, ModelConfig, Rope
 from diptych.engine.tensor_parallel.shard import Shard
-from diptych.engine.values.kv_regions import kv_layout, kv_regions, kv_shape, kv_token_bytes
+from diptych.engine.values.kv_regions import kv_layout, kv_regions, kv_shape, kv_token_bytes, region_names
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 from diptych.kvtransfer.plan import linked_ranks
@@ -23,17 +24,30 @@ LATENT = tiny_config(
     rope=Rope(1e4, 16, start=32),
     latent=Latent(0, 32, 24, 16, 20, interleaved=True, norm_eps=1e-6),
 )
+SPARSE = replace(
+    LATENT,
+    latent=Latent(28, 32, 24, 16, 20, interleaved=True, norm_eps=1e-6),
+    indexer=Indexer(4, 24, 8, interleaved=False, layers=(0,)),
+)
 
 
 def test_keys_and_values_are_two_planes_and_a_latent_is_one() -> None:
     assert kv_regions(tiny_config(), "bfloat16") == (Region((0, 1), 2, 2, 16, "bfloat16", 2),)
     assert kv_regions(LATENT, "bfloat16") == (Region((0, 1), 1, 1, 48, "bfloat16", 1),)
+    assert kv_regions(SPARSE, "bfloat16") == (*kv_regions(LATENT, "bfloat16"), Region((0,), 1, 1, 24, "bfloat16", 1))
     assert kv_layout(tiny_config(), 5, 16, "float32") == PoolLayout.kv(5, 2, 16, 2, 16, "float32")
 
 
 def test_words_and_bytes_are_those_of_the_regions() -> None:
     assert (kv_shape(tiny_config()), kv_shape(LATENT)) == ("2 layers, 2 KV heads of 16", "2 layers, latents of 48")
-    assert (kv_token_bytes(tiny_config(), "bfloat16"), kv_token_bytes(LATENT, "bfloat16")) == (2 * 2 * 2 * 16 * 2, 192)
+    assert kv_shape(SPARSE) == "2 layers, latents of 48, index keys of 24 in 1 of them"
+    models = tiny_config(), LATENT, SPARSE
+    assert [kv_token_bytes(model, "bfloat16") for model in models] == [2 * 2 * 2 * 16 * 2, 192, 192 + 48]
+    assert [region_names(model) for model in models] == [
+        ("keys and values",),
+        ("latents",),
+        ("latents", "index keys"),
+    ]
 
 
 def layouts(model: ModelConfig, num_ranks: int, page_size: int) -> list[PoolLayout]:
@@ -47,12 +61,13 @@ def layouts(model: ModelConfig, num_ranks: int, page_size: int) -> list[PoolLayo
 
 @pytest.mark.parametrize(("num_sources", "num_targets"), [(1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (4, 1)])
 @pytest.mark.parametrize("page_sizes", [(8, 8), (4, 16)], ids=["equal pages", "larger pages"])
+@pytest.mark.parametrize("model", [LATENT, SPARSE], ids=["latents", "latents and index keys"])
 def test_a_latent_lands_once_in_every_target_however_many_ranks_hold_it(
-    num_sources: int, num_targets: int, page_sizes: tuple[int, int]
+    num_sources: int, num_targets: int, page_sizes: tuple[int, int], model: ModelConfig
 ) -> None:
     """Bytes sent are those of the targets' pages: nothing is sent once more for another source that has it, too."""
     network, num_tokens = InprocNetwork(), 32
-    src, dst = (layouts(LATENT, *each) for each in zip((num_sources, num_targets), page_sizes, strict=True))
+    src, dst = (layouts(model, *each) for each in zip((num_sources, num_targets), page_sizes, strict=True))
     sources = [network.transport(1 + rank) for rank in range(num_sources)]
     targets = [network.transport(101 + rank) for rank in range(num_targets)]
     kept = np.random.default_rng(0).integers(0, 256, src[0].nbytes, np.uint8)
@@ -73,13 +88,17 @@ def test_a_latent_lands_once_in_every_target_however_many_ranks_hold_it(
     done: list[Any] = [event for end in sources for event in end.poll() if isinstance(event, OpDone)]
     assert {event.error for event in done} == {None}
     sent = sum(one.describe(peer).bytes_sent for one, peer in links)
-    assert sent == num_targets * num_tokens * kv_token_bytes(LATENT, "float32")
+    assert sent == num_targets * num_tokens * kv_token_bytes(model, "float32")
     tokens = _tokens(kept, src[0], pages[0])
     for pool, layout in zip(pools, dst, strict=True):
         assert np.array_equal(_tokens(np.frombuffer(pool.buffer, np.uint8), layout, pages[1]), tokens)
 
 
 def _tokens(pool: Any, layout: PoolLayout, pages: Any) -> Any:
-    """Return `[num_tokens, num_layers, bytes]`."""
-    cells = pool[: layout.nbytes].reshape(layout.num_pages, layout.num_layers, layout.page_size, -1)
-    return cells[pages].transpose(0, 2, 1, 3).reshape(-1, layout.num_layers, cells.shape[-1])
+    """Return `[num_tokens, bytes]`, region by region."""
+    found, used = [], pool[: layout.nbytes].reshape(layout.num_pages, -1)[pages]
+    for region, start in zip(layout.regions, layout.offsets, strict=True):
+        bytes_of_region = used[:, start : start + region.nbytes(layout.page_size)]
+        cells = bytes_of_region.reshape(len(pages), len(region.layers), layout.page_size, -1)
+        found.append(cells.transpose(0, 2, 1, 3).reshape(len(pages) * layout.page_size, -1))
+    return np.concatenate(found, axis=1)

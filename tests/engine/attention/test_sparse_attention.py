@@ -1,0 +1,61 @@
+"""Which tokens are attended to where an indexer can't tell them apart. Models compare all else with transformers."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from tiny_config import tiny_config
+from torch import Tensor
+
+from diptych.architectures.config import Indexer, Latent, Rope
+from diptych.engine.attention.sparse_attention import SparseAttention
+from diptych.engine.attention.staged_batch import stage
+from diptych.engine.values.batch import ForwardBatch, ForwardMode
+
+NUM_KEPT, NUM_TOKENS = 3, 7
+CONFIG = tiny_config(
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    rope=Rope(1e4, 4, start=12),
+    latent=Latent(8, 12, 8, 4, 8, interleaved=True, norm_eps=1e-6),
+    indexer=Indexer(2, 8, NUM_KEPT, interleaved=False, layers=(0,)),
+)
+PAGES = [5, 2]  # of 4 tokens
+
+
+def attended(attention: SparseAttention, layer: int, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Run the tokens of one request; return their rotated queries, and what attention returns."""
+    states = torch.randn(NUM_TOKENS, CONFIG.states_size, generator=torch.Generator().manual_seed(layer))
+    qkv, out = torch.cat([states, index], dim=1), torch.zeros(NUM_TOKENS, CONFIG.num_heads * CONFIG.value_dim)
+    attention.forward_extend(qkv, layer, out)
+    return qkv[:, : CONFIG.num_heads * CONFIG.head_dim].view(NUM_TOKENS, 2, -1), out.view(NUM_TOKENS, 2, -1)
+
+
+def batch() -> ForwardBatch:
+    positions = np.arange(NUM_TOKENS)
+    return ForwardBatch(
+        mode=ForwardMode.EXTEND,
+        input_ids=positions,
+        positions=positions,
+        out_slots=np.array(PAGES)[positions // 4] * 4 + positions % 4,
+        page_table=np.array([PAGES], np.int32),
+        seq_lens=np.array([NUM_TOKENS]),
+        extend_lens=np.array([NUM_TOKENS]),
+        num_sampled=np.ones(1, np.int64),
+    )
+
+
+def test_of_tokens_with_equal_scores_the_first_are_attended_to_also_by_a_layer_that_does_not_choose() -> None:
+    assert CONFIG.indexer is not None
+    kv, index_keys = (torch.full((6, layers, 1, 4, 1, dim), torch.nan) for layers, dim in ((2, 16), (1, 8)))
+    attention = SparseAttention(CONFIG, kv, index_keys, torch.float32)
+    attention.init_forward_metadata(stage(batch(), torch.device("cpu")))
+    for layer in range(CONFIG.num_layers):
+        queries, out = attended(attention, layer, torch.zeros(NUM_TOKENS, CONFIG.indexer.size))
+        kept = kv[PAGES, layer, 0, :, 0].flatten(0, 1)
+        for token in range(NUM_TOKENS):
+            seen = kept[: min(token + 1, NUM_KEPT)]
+            expected = (queries[token] @ seen.T * CONFIG.score_scale).softmax(-1) @ seen[:, : CONFIG.value_dim]
+            torch.testing.assert_close(out[token], expected)
+    assert index_keys[PAGES, 0, 0, :, 0].flatten(0, 1)[:NUM_TOKENS].eq(0).all()
