@@ -147,6 +147,26 @@ def tiny_latent_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def tiny_sparse_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random DeepSeek V3.2 without experts, whose tokens attend to four others, with the same words."""
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("models") / "sparse"
+    config = transformers.DeepseekV32Config(
+        **SHAPE | LATENT | {"num_hidden_layers": 2, "vocab_size": 321, "max_position_embeddings": 512},
+        **INDEX | {"index_topk": 4},
+        first_k_dense_replace=2,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    transformers.DeepseekV32ForCausalLM(config).save_pretrained(folder)
+    _save_words(folder, config.vocab_size)
+    return folder
+
+
 def _save_words(folder: Path, vocab_size: int) -> None:
     words = tokenizers.models.WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0")
     tokenizer = tokenizers.Tokenizer(words)

@@ -91,9 +91,19 @@ def test_tokens_are_those_of_one_engine_and_every_page_was_moved_and_verified(
 def test_latents_which_all_ranks_hold_are_handed_over_between_other_numbers_of_ranks(
     start: Any, tiny_latent_folder: Path, prefill: str, decode: str
 ) -> None:
-    with Engine(str(tiny_latent_folder), EngineOptions(kv_cache_mib=8)) as engine:
+    assert_handed_over_whole(start, tiny_latent_folder, prefill, decode)
+
+
+def test_index_keys_are_handed_over_with_latents_to_other_pages_and_fewer_ranks(
+    start: Any, tiny_sparse_folder: Path
+) -> None:
+    assert_handed_over_whole(start, tiny_sparse_folder, "--tp 2", "--tp 1 --page-size 8")
+
+
+def assert_handed_over_whole(start: Any, folder: Path, prefill: str, decode: str) -> None:
+    with Engine(str(folder), EngineOptions(kv_cache_mib=8)) as engine:
         alone = [each.token_ids for each in engine.generate_batch(PROMPTS, GREEDY)]
-    platform = start(prefill, decode, tiny_latent_folder)
+    platform = start(prefill, decode, folder)
     answers = complete_all(platform)
     assert [output_ids(answer) for answer in answers] == alone
     for answer in answers:
