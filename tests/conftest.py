@@ -156,7 +156,9 @@ def tiny_sparse_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "sparse"
     config = transformers.DeepseekV32Config(
         **SHAPE | LATENT | {"num_hidden_layers": 2, "vocab_size": 321, "max_position_embeddings": 512},
-        **INDEX | {"index_topk": 4},
+        index_n_heads=8,
+        index_head_dim=24,
+        index_topk=4,
         first_k_dense_replace=2,
         eos_token_id=None,
         bos_token_id=None,
@@ -268,7 +270,12 @@ GPT_OSS = MOE | {
 }
 LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 20, "q_lora_rank": 28}
 DEEPSEEK = MOE | LATENT | {"n_routed_experts": 8, "moe_intermediate_size": 24, "num_key_value_heads": 4}
-INDEX = {"index_n_heads": 16, "index_head_dim": 24, "index_topk": 12}  # heads enough that no two scores are equal
+INDEX = {
+    "index_n_heads": 16,
+    "index_head_dim": 24,
+    "index_topk": 12,
+    "pad_token_id": None,  # its embedding is 0, and so are all scores of a query of it: any tokens would be the best
+}
 CASES: Final = {
     "gpt oss": Case("GptOss", GPT_OSS),
     "llama": Case("Llama", {"head_dim": 64}),

@@ -39,7 +39,7 @@ def region_views(kv: Tensor, regions: Sequence[Region]) -> tuple[Tensor, ...]:
         return (kv,)
     page_size = kv.shape[1] // sum(math.prod(region.shape(1)) for region in regions)
     shapes = [region.shape(page_size) for region in regions]
-    parts = kv.split([math.prod(shape) for shape in shapes], dim=1)
+    parts = torch.split(kv, [math.prod(shape) for shape in shapes], dim=1)
     return tuple(part.view(len(kv), *shape) for part, shape in zip(parts, shapes, strict=True))
 
 

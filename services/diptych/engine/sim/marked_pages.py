@@ -63,9 +63,10 @@ class MarkedPages:
     def read(self, pages: I32, seq_len: int) -> U64:
         """Return what is seen of a request's tokens: their marks, and above them how many layers say otherwise."""
         needed = pages[: -(-seq_len // self._page_size)]
-        found = np.concatenate([self._found(region, needed, seq_len) for region in self._regions], axis=1)
+        found: U32 = np.concatenate([self._found(region, needed, seq_len) for region in self._regions], axis=1)
         wrong: U64 = (found != found[:, :1]).sum(axis=1, dtype=np.uint64)
-        return wrong << np.uint64(32) | found[:, 0]
+        seen: U64 = wrong << np.uint64(32) | found[:, 0]
+        return seen
 
     def _found(self, region: _Rows, pages: I32, seq_len: int) -> U32:
         """Return the marks that a region has of each token, `[seq_len, num_layers * num_planes]`."""

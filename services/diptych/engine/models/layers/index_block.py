@@ -60,6 +60,6 @@ class IndexBlock:
         """Copy with the dimensions that rotate in halves, the first of all pairs, then the second ones."""
         heads.copy_(states)
         if self.indexer.interleaved:
-            turning = states[..., : self.rope_dim]
-            halves = heads[..., : self.rope_dim].unflatten(-1, (2, -1))
-            halves.copy_(turning.unflatten(-1, (-1, 2)).mT)
+            shape, half = states.shape[:2], self.rope_dim // 2
+            pairs = states[..., : self.rope_dim].view(*shape, half, 2)
+            heads[..., : self.rope_dim].view(*shape, 2, half).copy_(pairs.mT)
