@@ -73,7 +73,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
 KNOWN = {
     "DeepSeek-V3": (37.6, 68.625),
     "DeepSeek-V3.2": (38.4, 83.875),
-    "GLM-5": (40.0, 107.25),
+    "GLM-5": (41.8, 107.25),
     "Kimi-K2": (32.9, 68.625),
     "GLM-4.7-Flash": (3.9, 52.875),
     "GLM-4.5": (33.6, 368),
