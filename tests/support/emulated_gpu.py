@@ -114,8 +114,10 @@ def emulated_runner(
     layer_listener: Callable[[], OnLayer | None] = lambda: None,
 ) -> GpuRunner:
     """Return what runs `model`, which was loaded onto `kv`, with graphs of these sizes."""
-    attention = TensorAttention(model.config, kv, torch.float32)
-    phased = PhasedAttention(model.attention._extend, attention, attention) if rungs else model.attention
+    phased = model.attention
+    if rungs:
+        attention = TensorAttention(model.config, kv, torch.float32)
+        phased = PhasedAttention(model.attention._extend, attention, attention)
     recorder = recorder or Recorder()
 
     def launch_sampling(batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> Tokens:
