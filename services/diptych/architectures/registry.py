@@ -13,6 +13,7 @@ from diptych.architectures.families.glm4_moe import GLM4_MOE
 from diptych.architectures.families.glm4_moe_lite import GLM4_MOE_LITE
 from diptych.architectures.families.gpt_oss import GPT_OSS
 from diptych.architectures.families.llama import LLAMA
+from diptych.architectures.families.llama4 import LLAMA4, LLAMA4_TEXT
 from diptych.architectures.families.minimax_m2 import MINIMAX_M2
 from diptych.architectures.families.mistral import MISTRAL
 from diptych.architectures.families.mixtral import MIXTRAL
@@ -34,6 +35,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "glm4_moe_lite": GLM4_MOE_LITE,
     "gpt_oss": GPT_OSS,
     "llama": LLAMA,
+    "llama4": LLAMA4,
+    "llama4_text": LLAMA4_TEXT,
     "minimax_m2": MINIMAX_M2,
     "mistral": MISTRAL,
     "mixtral": MIXTRAL,
