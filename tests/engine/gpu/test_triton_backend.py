@@ -60,6 +60,19 @@ def test_narrow_pools_hold_the_same_bytes(config: ModelConfig, device: torch.dev
     pools.decode(["b", "a"])
 
 
+def test_shares_of_a_step_over_latents_have_room_whatever_its_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    from diptych.engine.attention.triton_kernels import DTYPES, INTERPRETER_SMS, LARGEST_BATCH, LatentKernels
+    from diptych.kernels.gpu.latent_attention import LatentShape, LatentWorkspace, latent_splits
+
+    room: list[int] = []
+    monkeypatch.setattr(LatentWorkspace, "allocate", lambda shape, num_splits, device: room.append(num_splits))
+    pool = torch.zeros(9, 1, 1, 16, 1, 48, dtype=torch.float8_e4m3fn)
+    LatentKernels(LATENT, pool)
+    shapes = [LatentShape(LATENT.num_heads, 32, 16, 16, dtype, pool.dtype) for dtype in DTYPES]
+    assert room == [max(latent_splits(shape, LARGEST_BATCH, 9 * 16, INTERPRETER_SMS) for shape in shapes)]
+    assert room > [INTERPRETER_SMS]  # two programs of an SM
+
+
 def test_scales_are_for_fp8_only(device: torch.device) -> None:
     scaled, plain = (new_pools(config, torch.float32, device) for config in (SCALED, LLAMA))
     for pools in (scaled, plain):

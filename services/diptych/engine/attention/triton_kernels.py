@@ -142,7 +142,8 @@ class LatentKernels:
         dims = config.value_dim, config.head_dim - config.value_dim
         self._shapes = {dtype: LatentShape(config.num_heads, *dims, kv.shape[3], dtype, kv.dtype) for dtype in DTYPES}
         self._longest, self._num_sms = _longest(config, kv), _num_sms(kv)
-        self._workspace = LatentWorkspace.allocate(self._shapes[torch.float32], self._num_sms, kv.device)
+        most = max(self._num_shares(dtype, max(LARGEST_BATCH, len(kv))) for dtype in DTYPES)
+        self._workspace = LatentWorkspace.allocate(self._shapes[torch.float32], most, kv.device)
 
     def decode(self, at: GpuLayer, queries: Tensor, out: Tensor, requests: Requests) -> None:
         shape = self._shapes[queries.dtype]
@@ -156,8 +157,11 @@ class LatentKernels:
             shape,
             scale=self._config.score_scale,
             kv_scale=at.k_scale,
-            num_splits=latent_splits(shape, len(queries), self._longest, self._num_sms),
+            num_splits=self._num_shares(queries.dtype, len(queries)),
         )
+
+    def _num_shares(self, dtype: torch.dtype, batch: int) -> int:
+        return latent_splits(self._shapes[dtype], batch, self._longest, self._num_sms)
 
     def extend(self, at: GpuLayer, queries: Tensor, out: Tensor, chunks: Chunks) -> None:
         latent_extend(
