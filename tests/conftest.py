@@ -268,6 +268,15 @@ GPT_OSS = MOE | {
     "rope_parameters": YARN | {"truncate": False},
     "swiglu_limit": 1.5,  # small, so that it is reached
 }
+LLAMA4 = {
+    "num_local_experts": 4,
+    "intermediate_size_mlp": 96,
+    "head_dim": 32,
+    "attention_chunk_size": 16,
+    "floor_scale": 8,  # small, so that queries grow
+    "attn_scale": 0.3,
+    "rope_parameters": LLAMA3,
+}
 LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 20, "q_lora_rank": 28}
 DEEPSEEK = MOE | LATENT | {"n_routed_experts": 8, "moe_intermediate_size": 24, "num_key_value_heads": 4}
 INDEX = {
@@ -287,6 +296,14 @@ CASES: Final = {
     "llama, yarn": Case("Llama", {"rope_parameters": YARN, "head_dim": 32}),
     "llama, yarn with mscale": Case("Llama", {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}}),
     "llama, yarn not truncated": Case("Llama", {"rope_parameters": YARN | {"truncate": False, "beta_fast": 16}}),
+    "llama 4": Case("Llama4", LLAMA4),
+    "llama 4, dense and still layers between, no norms of heads": Case(
+        "Llama4",
+        LLAMA4
+        | {"interleave_moe_layer_step": 2, "use_qk_norm": False, "attention_chunk_size": 33}
+        | {"no_rope_layers": [1, 0, 0, 1], "rope_parameters": PLAIN, "head_dim": 64},
+    ),
+    "llama 4 with images, no temperature": Case("Llama4", LLAMA4 | {"attn_temperature_tuning": False}, images=True),
     "mistral": Case("Mistral", {"sliding_window": 20, "head_dim": 64}),
     "mistral without a window": Case("Mistral", {"sliding_window": None}),
     "qwen2": Case("Qwen2", {}),
@@ -401,11 +418,11 @@ def _random_model(case: Case) -> Any:
     import torch
     import transformers
 
-    config_name = {"Gemma3": "Gemma3Text"}.get(case.name, case.name)
+    config_name = {"Gemma3": "Gemma3Text", "Llama4": "Llama4Text"}.get(case.name, case.name)
     config = getattr(transformers, f"{config_name}Config")(**SHAPE | case.settings)
     config._attn_implementation = "eager"  # the one that knows soft caps
     torch.manual_seed(0)
-    model = getattr(transformers, f"{case.name}ForCausalLM")(config) if not case.images else _with_images(config)
+    model = getattr(transformers, f"{case.name}ForCausalLM")(config) if not case.images else _with_images(case, config)
     saved = set(model.state_dict())
     buffers = [buffer for name, buffer in model.named_buffers() if name in saved]
     biases = [parameter for name, parameter in model.named_parameters() if name.endswith("_bias")]  # of experts
@@ -415,14 +432,17 @@ def _random_model(case: Case) -> Any:
     return model.eval()
 
 
-def _with_images(text_config: Any) -> Any:
+def _with_images(case: Case, text_config: Any) -> Any:
     import transformers
 
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 28, "patch_size": 14}
-    config = transformers.Gemma3Config(text_config=text_config, vision_config=vision, mm_tokens_per_image=4)
+    if case.name == "Llama4":
+        config: Any = transformers.Llama4Config(text_config=text_config, vision_config=vision)
+    else:
+        config = transformers.Gemma3Config(text_config=text_config, vision_config=vision, mm_tokens_per_image=4)
     config._attn_implementation = "eager"
-    return transformers.Gemma3ForConditionalGeneration(config)
+    return getattr(transformers, f"{case.name}ForConditionalGeneration")(config)
 
 
 def _continued(model: Any, prompt: list[int]) -> list[int]:

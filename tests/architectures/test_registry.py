@@ -6,12 +6,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_config import tiny_config
 
-from diptych.architectures.config import ClampedSwiglu, Indexer, Latent, Moe, Rope
+from diptych.architectures.config import ClampedSwiglu, Indexer, Latent, Moe, QueryGrowth, Rope
 from diptych.architectures.registry import FAMILIES, from_hf
 from diptych.common.errors import ConfigError
+from diptych.kernels.quantized import QuantizedArray
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -67,7 +69,7 @@ def test_keys_that_nobody_knows_are_named_in_the_log(caplog: pytest.LogCaptureFi
     assert record.getMessage().endswith("['attention_sinks']")
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gemma3"}))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gemma3", "llama4"}))
 def test_a_model_type_names_a_family_where_there_is_no_architecture(family: str) -> None:
     config = PUBLISHED[family]
     values = {key: value for key, value in config.items() if key != "architectures"} | {"model_type": family}
@@ -131,6 +133,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"architectures": ["Qwen2MoeForCausalLM"], "num_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": False}
     | {"moe_intermediate_size": 48, "shared_expert_intermediate_size": 192, "decoder_sparse_step": 1}
     | {"use_sliding_window": False, "sliding_window": 2048, "max_window_layers": 2, "rope_theta": 1e6},
+    "llama4_text": COMMON
+    | {"architectures": ["Llama4ForCausalLM"], "attention_bias": False, "attention_chunk_size": 32, "head_dim": 32}
+    | {"attn_scale": 0.1, "attn_temperature_tuning": True, "floor_scale": 8192, "for_llm_compressor": False}
+    | {"hidden_act": "silu", "interleave_moe_layer_step": 2, "intermediate_size_mlp": 192, "no_rope_layers": [1, 0]}
+    | {"num_experts_per_tok": 1, "num_local_experts": 16, "rope_theta": 5e5, "use_qk_norm": True},
     "mistral": COMMON | {"architectures": ["MistralForCausalLM"], "sliding_window": 4096},
     "mixtral": COMMON
     | {"architectures": ["MixtralForCausalLM"], "sliding_window": None, "num_local_experts": 8}
@@ -201,6 +208,24 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "qkv_bias": True,
         "moe": Moe(16, 4, 48, normalize=False, shared_ffn_size=192, shared_gate=True),
     },
+    "llama4_text": {
+        "head_dim": 32,
+        "ffn_size": 192,
+        "rope": Rope.still(32),
+        "local_rope": Rope(5e5, 32, interleaved=True),
+        "windows": (32, 0),
+        "chunked": True,
+        "qk_norm": "unweighted",
+        "query_growth": QueryGrowth(8192, 0.1),
+        "moe": Moe(
+            *(16, 1, 96),
+            normalize=False,
+            dense_layers=frozenset({0}),
+            scoring="sigmoid",
+            shared_ffn_size=96,
+            scales_inputs=True,
+        ),
+    },
     "mistral": {"windows": (4096, 4096)},
     "mixtral": {"rope": Rope(1e6, 16), "moe": Moe(8, 2, 96, normalize=True)},
     "qwen2": {"rope": Rope(1e6, 16), "qkv_bias": True},
@@ -251,7 +276,7 @@ GEMMA: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gemma3"}))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gemma3", "llama4"}))
 def test_configurations_as_they_are_published_are_read_whole(family: str, caplog: pytest.LogCaptureFixture) -> None:
     different = DIFFERENT[family] | (GEMMA if family.startswith("gemma") else {})
     expected = replace(from_hf(LLAMA, {}, "tiny"), architecture=family, **different)
@@ -290,6 +315,47 @@ def test_a_gemma_that_knows_images_is_read_for_text_with_the_defaults_of_its_for
     assert (config.rope, config.local_rope) == (Rope(1e6, 256, (8.0,) * 128), Rope(1e4, 256))
     assert config.windows == ((1024,) * 5 + (0,)) * 5 + (1024,) * 4
     assert (config.eos_ids, config.tie_embeddings, config.context_len) == ((1, 106), True, 131_072)
+
+
+def test_a_llama_4_that_knows_images_is_read_for_text(caplog: pytest.LogCaptureFixture) -> None:
+    text = {key: value for key, value in PUBLISHED["llama4_text"].items() if key != "architectures"}
+    values: dict[str, Any] = {
+        "architectures": ["Llama4ForConditionalGeneration"],
+        "boi_token_index": 200080,
+        "eoi_token_index": 200081,
+        "image_token_index": 200092,
+        "model_type": "llama4",
+        "text_config": text | {"no_rope_layers": [], "num_hidden_layers": 8, "attention_chunk_size": None},
+        "tie_word_embeddings": False,
+        "vision_config": {"hidden_size": 1408},
+    }
+    with pytest.raises(ConfigError, match="attention_chunk_size=None"):
+        from_hf(values, {}, "scout")
+    caplog.clear()
+    del values["text_config"]["attention_chunk_size"]
+    config = from_hf(values, {}, "scout")
+    assert [record.getMessage() for record in caplog.records] == [
+        "scout: images are not supported; the model is served for text"
+    ]
+    assert config.windows == (8192, 8192, 8192, 0) * 2
+    assert config.moe is not None
+    assert config.moe.dense_layers == {0, 2, 4, 6}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "named"),
+    [
+        (np.zeros((3, 96, 64), np.float32), r"not the tensors of 16 experts"),
+        (np.zeros((16, 96), np.float32), r"not the tensors of 16 experts"),
+        (QuantizedArray("float16", np.zeros((16, 96), np.float16)), "is quantised"),
+    ],
+    ids=["too few", "two dimensions", "quantised"],
+)
+def test_experts_in_one_tensor_that_are_not_a_llama_4s_are_refused(tensor: Any, named: str) -> None:
+    config = from_hf(PUBLISHED["llama4_text"], {}, "tiny")
+    name = "model.layers.1.feed_forward.experts.down_proj"
+    with pytest.raises(ConfigError, match=named):
+        list(FAMILIES["llama4_text"].unstack(config, (name, tensor)))
 
 
 def test_yarn_makes_all_dimensions_of_latent_attention_grow() -> None:
@@ -361,6 +427,15 @@ def test_kimi_k2_is_read_as_what_it_says_it_is() -> None:
         ("glm4_moe", {"routed_scaling_factor": "large"}, "routed_scaling_factor must be above 0"),
         ("glm4_moe", {"n_group": 3}, "do not make 3 groups"),
         ("glm4_moe", {"num_experts_per_tok": 99}, "99 experts a token"),
+        ("llama4_text", {"attention_bias": True}, "attention_bias=True"),
+        ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok=2"),
+        ("llama4_text", {"layer_types": ["full_attention"] * 2}, "layer_types other than chunked_attention"),
+        ("llama4_text", {"layer_types": ["chunked_attention", "other"]}, "layer_types other than"),
+        ("llama4_text", {"no_rope_layers": [1, 0, 1]}, "are not of 2 layers"),
+        ("llama4_text", {"attention_chunk_size": 0}, "attention_chunk_size=0"),
+        ("llama4_text", {"floor_scale": 0}, "floor_scale must be at least 1"),
+        ("llama4_text", {"partial_rotary_factor": 0.5}, "rotation of a part of a head"),
+        ("llama4_text", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "one that scales"),
         ("minimax_m2", {"attn_type_list": [0, 1]}, "attn_type_list other than 1"),
         ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias=False"),
     ],

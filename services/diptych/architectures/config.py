@@ -5,13 +5,15 @@ A family's file (`families`) fills it in; the engine's layers and attention read
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from diptych.common.errors import ConfigError
 
 Scoring = Literal["softmax", "sigmoid"]
-QkNorm = Literal["heads", "all"]  # each head by itself, or all heads as one vector
+# each head by itself; all heads as one vector; each head by itself and without weights, in layers that rotate
+QkNorm = Literal["heads", "all", "unweighted"]
 MAX_EXPERTS: Final = 1 << 17  # of all layers together
 
 
@@ -35,6 +37,27 @@ class Rope:
     divisors: tuple[float, ...] = ()  # [dim / 2]: each frequency is divided by its own; empty: by 1
     scale: float = 1.0  # of cosines and sines
     start: int = 0
+    interleaved: bool = False  # neighbours rotate against each other where weights are not laid out in halves
+
+    @staticmethod
+    def still(dim: int) -> Rope:
+        """Return that of a layer without one: every angle is 0."""
+        return Rope(1.0, dim, (math.inf,) * (dim // 2))
+
+    @property
+    def is_still(self) -> bool:
+        return self.divisors[:1] == (math.inf,)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries that grow with the text before them, in layers that do not rotate (arXiv 2501.19399).
+
+    By `1 + factor * ln(1 + n)`, where n whole `period`s end with the query's token or before it.
+    """
+
+    period: int  # tokens
+    factor: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +78,7 @@ class Moe:
     shared_gate: bool = False  # a sigmoid weighs what that network returns
     router_bias: bool = False  # added to what the router returns
     expert_bias: bool = False  # each expert has biases of gates, ups and results
+    scales_inputs: bool = False  # a token has one expert, whose share weighs what it is given, not what it returns
 
     @property
     def is_routed_wide(self) -> bool:
@@ -131,7 +155,9 @@ class ModelConfig:
     bos_id: int | None
     eos_ids: tuple[int, ...]
     windows: tuple[int, ...] = ()  # [num_layers]: tokens that a layer sees, the newest; 0: all. Empty: all everywhere
+    chunked: bool = False  # windows don't slide: they cut a text into chunks, and a token sees its own up to itself
     local_rope: Rope | None = None  # of the layers with a window; None: as the others
+    query_growth: QueryGrowth | None = None
     query_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     attention_softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they do not
     logits_softcap: float = 0.0

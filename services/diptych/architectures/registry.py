@@ -15,6 +15,7 @@ from diptych.architectures.families.glm4_moe_lite import GLM4_MOE_LITE
 from diptych.architectures.families.glm_moe_dsa import GLM_MOE_DSA
 from diptych.architectures.families.gpt_oss import GPT_OSS
 from diptych.architectures.families.llama import LLAMA
+from diptych.architectures.families.llama4 import LLAMA4, LLAMA4_TEXT
 from diptych.architectures.families.minimax_m2 import MINIMAX_M2
 from diptych.architectures.families.mistral import MISTRAL
 from diptych.architectures.families.mixtral import MIXTRAL
@@ -38,6 +39,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "glm_moe_dsa": GLM_MOE_DSA,
     "gpt_oss": GPT_OSS,
     "llama": LLAMA,
+    "llama4": LLAMA4,
+    "llama4_text": LLAMA4_TEXT,
     "minimax_m2": MINIMAX_M2,
     "mistral": MISTRAL,
     "mixtral": MIXTRAL,

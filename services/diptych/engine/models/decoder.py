@@ -16,6 +16,7 @@ from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.latent_attention import LatentAttentionBlock
 from diptych.engine.models.layers.mlp import FeedForward, Mlp
 from diptych.engine.models.layers.moe import MoeBlock
+from diptych.engine.models.layers.query_growth import GrowingQueries
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.models.weights import Weights
@@ -27,6 +28,7 @@ class Layer:
     """One layer and the norms around its two blocks."""
 
     attention: Projections
+    growth: GrowingQueries | None
     attention_post_norm: Tensor | None  # of what attention adds
     ffn_norm: Tensor
     ffn: FeedForward
@@ -68,6 +70,9 @@ class Decoder:
         for index in range(len(self._layers)):
             if index:
                 pieces.run(partial(self._between, index, x, buffers))
+            growth = self._layers[index].growth
+            if growth is not None:
+                growth.apply(qkv, batch.positions)
             attention.attend(qkv, index, attended)
             if on_layer is not None:
                 on_layer(index)
@@ -125,6 +130,7 @@ def _layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Layer
     is_last = index == config.num_layers - 1
     return Layer(
         attention=(LatentAttentionBlock if config.latent else AttentionBlock).build(config, weights, ops, index),
+        growth=GrowingQueries.build(config, index, weights.norm(f"{index}.input_norm").device),
         attention_post_norm=weights.norm(f"{index}.attention_post_norm") if config.post_norms else None,
         ffn_norm=weights.norm(f"{index}.ffn_norm"),
         ffn=(MoeBlock if config.is_moe(index) else Mlp).build(config, weights, ops, index),

@@ -71,10 +71,32 @@ class WholeNorms:
 def _norms(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> QkNorms | None:
     if config.qk_norm is None:
         return None
+    if config.qk_norm == "unweighted":
+        return _unweighted_norms(config, weights, ops, layer)
     queries, keys = weights.norm(f"{layer}.q_norm"), weights.norm(f"{layer}.k_norm")
     if config.qk_norm == "heads":
         return HeadNorms(ops, config.num_heads, queries, keys, config.rms_norm_eps)
     return WholeNorms(ops, queries, keys, config.rms_norm_eps)
+
+
+def _unweighted_norms(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> QkNorms | None:
+    """Return norms of the layers that rotate: before it, as rotation leaves a vector's length as it is."""
+    if config.rope_of(layer).is_still:
+        return None
+    ones = weights.norm(f"{layer}.input_norm").new_ones(config.head_dim)
+    return HeadNorms(ops, config.num_heads, ones, ones, config.rms_norm_eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """Lays out queries and keys whose neighbours rotate against each other as attention rotates them."""
+
+    num_heads: int  # of queries and keys
+    head_dim: int
+
+    def apply(self, qkv: Tensor) -> None:
+        turning = qkv[:, : self.num_heads * self.head_dim].view(len(qkv), self.num_heads, 2, -1)
+        turning.copy_(turning.reshape(len(qkv), self.num_heads, -1, 2).mT.contiguous())
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +109,11 @@ class AttentionBlock:
     o: Matrix
     o_bias: Tensor | None
     norm_in: QkNorms | None
+    halves: Halves | None
 
     @staticmethod
     def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> AttentionBlock:
+        halves = Halves(config.num_heads + config.num_kv_heads, config.head_dim)
         return AttentionBlock(
             ops=ops,
             qkv=weights.matrix(f"{layer}.qkv"),
@@ -97,6 +121,7 @@ class AttentionBlock:
             o=weights.matrix(f"{layer}.o"),
             o_bias=weights.vector(f"{layer}.o_bias"),
             norm_in=_norms(config, weights, ops, layer),
+            halves=halves if config.rope_of(layer).interleaved else None,
         )
 
     def project_in(self, buffers: Buffers) -> None:
@@ -105,6 +130,8 @@ class AttentionBlock:
             buffers.qkv.add_(self.qkv_bias)
         if self.norm_in is not None:
             self.norm_in.apply(buffers.qkv)
+        if self.halves is not None:
+            self.halves.apply(buffers.qkv)
 
     def project_out(self, buffers: Buffers) -> None:
         self.o.multiply(buffers.attended, buffers.delta)
