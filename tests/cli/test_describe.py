@@ -61,6 +61,9 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         | {"rope_parameters": LLAMA3},
     ),
     "gpt-oss-120b": ("GptOss", {}),
+    "Mistral-Small-4": ("Mistral4", {}),
+    "Ministral-3-8B": ("Ministral3", {}),
+    "Seed-OSS-36B": ("SeedOss", {"hidden_size": 5120}),
     "Qwen3-32B": (
         "Qwen3",
         {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64}
@@ -80,6 +83,9 @@ KNOWN = {
     "Mixtral-8x22B": (39.2, 224),
     "Llama-3.1-405B": (405.9, 504),
     "gpt-oss-120b": (5.7, 72),
+    "Mistral-Small-4": (6.63, 22.5),
+    "Ministral-3-8B": (8.49, 136),
+    "Seed-OSS-36B": (36.15, 256),
     "Qwen3-32B": (32.8, 256),
 }
 

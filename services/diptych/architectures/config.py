@@ -13,6 +13,7 @@ from diptych.common.errors import ConfigError
 Scoring = Literal["softmax", "sigmoid"]
 QkNorm = Literal["heads", "all"]  # each head by itself, or all heads as one vector
 MAX_EXPERTS: Final = 1 << 17  # of all layers together
+MAX_GROWTHS: Final = 1 << 20  # of queries: how often they may grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,18 @@ class Rope:
     divisors: tuple[float, ...] = ()  # [dim / 2]: each frequency is divided by its own; empty: by 1
     scale: float = 1.0  # of cosines and sines
     start: int = 0
+    interleaved: bool = False  # neighbours rotate against each other where weights are not laid out in halves
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries that grow with the text before them (arXiv 2501.19399).
+
+    By `1 + factor * ln(1 + n)`, where n whole `period`s end before the query's token.
+    """
+
+    period: int  # tokens
+    factor: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +71,11 @@ class Moe:
 
     @property
     def is_routed_wide(self) -> bool:
-        """Whether the router multiplies in float32: sigmoids are closer to each other than a narrow type can tell."""
-        return self.scoring == "sigmoid"
+        """Whether the router multiplies in float32: sigmoids are closer to each other than a narrow type can tell.
+
+        So it does where a bias corrects the choice, as models that have one were trained.
+        """
+        return self.scoring == "sigmoid" or self.choice_bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +127,21 @@ class ModelConfig:
     eos_ids: tuple[int, ...]
     windows: tuple[int, ...] = ()  # [num_layers]: tokens that a layer sees, the newest; 0: all. Empty: all everywhere
     local_rope: Rope | None = None  # of the layers with a window; None: as the others
+    query_growth: QueryGrowth | None = None
     query_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     attention_softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they do not
     logits_softcap: float = 0.0
+    logits_divisor: float = 1.0  # of logits, before they are capped
     activation: Activation = "silu"
     qkv_bias: bool = False
     o_bias: bool = False  # of attention's output projection
     sinks: bool = False  # each head has a learned score that takes part in its softmax and has no value
     qk_norm: QkNorm | None = None  # queries and keys are normed before they are rotated
+    pre_norms: bool = True  # what goes into attention and feed-forward network is normed
     post_norms: bool = False  # what attention and feed-forward network add is normed, too
     norm_offset: float = 0.0  # added to every norm's weights
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and feed-forward network add
     moe: Moe | None = None
     latent: Latent | None = None  # with it `num_kv_heads` is 1, and `head_dim` that of what a token keeps
     kv_scales: tuple[tuple[float, float], ...] = ()  # [num_layers]: of FP8 keys, of FP8 values. Empty: 1 everywhere
@@ -176,6 +196,8 @@ class ModelConfig:
             raise ConfigError(f"{self.model_id}: rms_norm_eps must be a number, not {self.rms_norm_eps!r:.40}")
         if self.latent is not None:
             self._validate_latent(self.latent)
+        if self.query_growth is not None:
+            self._validate_growth(self.query_growth)
         for rope in (self.rope, self.local_rope):
             if rope is not None:
                 self._validate_rope(rope)
@@ -196,6 +218,12 @@ class ModelConfig:
     def _validate_latent(self, latent: Latent) -> None:
         if min(latent.rank, latent.nope_dim, latent.rope_dim, latent.value_dim) < 1:
             raise ConfigError(f"{self.model_id}: every size of latent attention must be at least 1: {latent}")
+
+    def _validate_growth(self, growth: QueryGrowth) -> None:
+        if type(growth.factor) not in (int, float) or type(growth.period) is not int or growth.period < 1:
+            raise ConfigError(f"{self.model_id}: queries cannot grow with their position as {growth} says")
+        if self.context_len // growth.period > MAX_GROWTHS:
+            raise ConfigError(f"{self.model_id}: queries would grow every {growth.period} tokens, which is too often")
 
     def _validate_rope(self, rope: Rope) -> None:
         fits = rope.dim % 2 == 0 and 0 < rope.dim <= self.head_dim - rope.start

@@ -78,6 +78,19 @@ def _norms(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> QkNor
 
 
 @dataclass(frozen=True, slots=True)
+class Halves:
+    """Lays out queries and keys whose neighbours rotate against each other as attention rotates them."""
+
+    num_heads: int  # of queries and keys
+    head_dim: int
+    dim: int  # so many of a head, the first, rotate
+
+    def apply(self, qkv: Tensor) -> None:
+        turning = qkv.view(len(qkv), -1, self.head_dim)[:, : self.num_heads, : self.dim]
+        turning.copy_(turning.unflatten(-1, (self.dim // 2, 2)).mT.flatten(-2).contiguous())
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionBlock:
     """`Projections` of queries, keys and values as they are."""
 
@@ -87,9 +100,12 @@ class AttentionBlock:
     o: Matrix
     o_bias: Tensor | None
     norm_in: QkNorms | None
+    halves: Halves | None
 
     @staticmethod
     def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> AttentionBlock:
+        rope = config.rope_of(layer)
+        halves = Halves(config.num_heads + config.num_kv_heads, config.head_dim, rope.dim)
         return AttentionBlock(
             ops=ops,
             qkv=weights.matrix(f"{layer}.qkv"),
@@ -97,6 +113,7 @@ class AttentionBlock:
             o=weights.matrix(f"{layer}.o"),
             o_bias=weights.vector(f"{layer}.o_bias"),
             norm_in=_norms(config, weights, ops, layer),
+            halves=halves if rope.interleaved else None,
         )
 
     def project_in(self, buffers: Buffers) -> None:
@@ -105,6 +122,8 @@ class AttentionBlock:
             buffers.qkv.add_(self.qkv_bias)
         if self.norm_in is not None:
             self.norm_in.apply(buffers.qkv)
+        if self.halves is not None:
+            self.halves.apply(buffers.qkv)
 
     def project_out(self, buffers: Buffers) -> None:
         self.o.multiply(buffers.attended, buffers.delta)
