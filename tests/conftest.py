@@ -246,6 +246,15 @@ GPT_OSS = MOE | {
     "rope_parameters": YARN | {"truncate": False},
     "swiglu_limit": 1.5,  # small, so that it is reached
 }
+LLAMA4 = {
+    "num_local_experts": 4,
+    "intermediate_size_mlp": 96,
+    "head_dim": 32,
+    "attention_chunk_size": 16,
+    "floor_scale": 8,  # small, so that queries grow
+    "attn_scale": 0.3,
+    "rope_parameters": LLAMA3,
+}
 LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 20, "q_lora_rank": 28}
 DEEPSEEK = MOE | LATENT | {"n_routed_experts": 8, "moe_intermediate_size": 24, "num_key_value_heads": 4}
 GROWING = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 32}
@@ -261,6 +270,14 @@ CASES: Final = {
     "llama, yarn": Case("Llama", {"rope_parameters": YARN, "head_dim": 32}),
     "llama, yarn with mscale": Case("Llama", {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}}),
     "llama, yarn not truncated": Case("Llama", {"rope_parameters": YARN | {"truncate": False, "beta_fast": 16}}),
+    "llama 4": Case("Llama4", LLAMA4),
+    "llama 4, dense and still layers between, no norms of heads": Case(
+        "Llama4",
+        LLAMA4
+        | {"interleave_moe_layer_step": 2, "use_qk_norm": False, "attention_chunk_size": 33}
+        | {"no_rope_layers": [1, 0, 0, 1], "rope_parameters": PLAIN, "head_dim": 64},
+    ),
+    "llama 4 with images, no temperature": Case("Llama4", LLAMA4 | {"attn_temperature_tuning": False}, images=True),
     "mistral": Case("Mistral", {"sliding_window": 20, "head_dim": 64}),
     "mistral without a window": Case("Mistral", {"sliding_window": None}),
     "qwen2": Case("Qwen2", {}),
@@ -399,7 +416,8 @@ def _random_model(case: Case) -> Any:
     import torch
     import transformers
 
-    config_name = {"Gemma3": "Gemma3Text", "Mistral3": "Ministral3"}.get(case.name, case.name)
+    texts = {"Gemma3": "Gemma3Text", "Llama4": "Llama4Text", "Mistral3": "Ministral3"}
+    config_name = texts.get(case.name, case.name)
     config = getattr(transformers, f"{config_name}Config")(**SHAPE | case.settings)
     config._attn_implementation = "eager"  # the one that knows soft caps
     torch.manual_seed(0)
@@ -418,8 +436,9 @@ def _with_images(case: Case, text_config: Any) -> Any:
 
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 28, "patch_size": 14}
-    own = {
+    own: dict[str, Any] = {
         "Gemma3": {"mm_tokens_per_image": 4},
+        "Llama4": {},
         "Mistral3": {"tie_word_embeddings": text_config.tie_word_embeddings},
     }[case.name]
     config = getattr(transformers, f"{case.name}Config")(text_config=text_config, vision_config=vision, **own)

@@ -29,7 +29,7 @@ LLAMA: dict[str, Any] = {
 }
 
 
-WITH_IMAGES = {"gemma3", "mistral3"}
+WITH_IMAGES = {"gemma3", "llama4", "mistral3"}
 
 
 def test_a_plain_llama_config_is_read_with_the_defaults_of_its_format() -> None:
@@ -156,6 +156,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "granite": COMMON
     | {"architectures": ["GraniteForCausalLM"], "attention_bias": False, "mlp_bias": False, "logits_scaling": 8.0}
     | {"attention_multiplier": 0.015, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+    "llama4_text": COMMON
+    | {"architectures": ["Llama4ForCausalLM"], "attention_bias": False, "attention_chunk_size": 32, "head_dim": 32}
+    | {"attn_scale": 0.1, "attn_temperature_tuning": True, "floor_scale": 8192, "for_llm_compressor": False}
+    | {"hidden_act": "silu", "interleave_moe_layer_step": 2, "intermediate_size_mlp": 192, "no_rope_layers": [1, 0]}
+    | {"num_experts_per_tok": 1, "num_local_experts": 16, "rope_theta": 5e5, "use_qk_norm": True},
     "mistral": COMMON | {"architectures": ["MistralForCausalLM"], "sliding_window": 4096},
     "mixtral": COMMON
     | {"architectures": ["MixtralForCausalLM"], "sliding_window": None, "num_local_experts": 8}
@@ -260,6 +265,24 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "post_norms": True,
     },
     "granite": {"embedding_scale": 12.0, "query_scale": 0.015, "residual_scale": 0.22, "logits_divisor": 8.0},
+    "llama4_text": {
+        "head_dim": 32,
+        "ffn_size": 192,
+        "rope": Rope.still(32),
+        "local_rope": Rope(5e5, 32, interleaved=True),
+        "windows": (32, 0),
+        "chunked": True,
+        "qk_norm": "unweighted",
+        "query_growth": QueryGrowth(8192, 0.1, still_only=True, counts_itself=True),
+        "moe": Moe(
+            *(16, 1, 96),
+            normalize=False,
+            dense_layers=frozenset({0}),
+            scoring="sigmoid",
+            shared_ffn_size=96,
+            scales_inputs=True,
+        ),
+    },
     "mistral": {"windows": (4096, 4096)},
     "mixtral": {"rope": Rope(1e6, 16), "moe": Moe(8, 2, 96, normalize=True)},
     "qwen2": {"rope": Rope(1e6, 16), "qkv_bias": True},
@@ -385,6 +408,31 @@ def test_a_mistral_with_images_and_a_text_of_another_family_is_refused() -> None
         from_hf(with_images(PUBLISHED["qwen3"] | {"model_type": "qwen3"}), {}, "tiny")
 
 
+def test_a_llama_4_that_knows_images_is_read_for_text(caplog: pytest.LogCaptureFixture) -> None:
+    text = {key: value for key, value in PUBLISHED["llama4_text"].items() if key != "architectures"}
+    values: dict[str, Any] = {
+        "architectures": ["Llama4ForConditionalGeneration"],
+        "boi_token_index": 200080,
+        "eoi_token_index": 200081,
+        "image_token_index": 200092,
+        "model_type": "llama4",
+        "text_config": text | {"no_rope_layers": [], "num_hidden_layers": 8, "attention_chunk_size": None},
+        "tie_word_embeddings": False,
+        "vision_config": {"hidden_size": 1408},
+    }
+    with pytest.raises(ConfigError, match="attention_chunk_size=None"):
+        from_hf(values, {}, "scout")
+    caplog.clear()
+    del values["text_config"]["attention_chunk_size"]
+    config = from_hf(values, {}, "scout")
+    assert [record.getMessage() for record in caplog.records] == [
+        "scout: images are not supported; the model is served for text"
+    ]
+    assert config.windows == (8192, 8192, 8192, 0) * 2
+    assert config.moe is not None
+    assert config.moe.dense_layers == {0, 2, 4, 6}
+
+
 def test_yarn_makes_all_dimensions_of_latent_attention_grow() -> None:
     """Its `mscale_all_dim` grows scores; what it does to rotated dimensions, `mscale` alone says beside it."""
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0}
@@ -444,6 +492,15 @@ def test_kimi_k2_is_read_as_what_it_says_it_is() -> None:
         ("olmo3", {"attention_bias": True}, "attention_bias=True"),
         ("granite", {"mlp_bias": True}, "mlp_bias=True"),
         ("granite", {"attention_bias": True}, "attention_bias=True"),
+        ("llama4_text", {"attention_bias": True}, "attention_bias=True"),
+        ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok=2"),
+        ("llama4_text", {"layer_types": ["full_attention"] * 2}, "layer_types other than chunked_attention"),
+        ("llama4_text", {"layer_types": ["chunked_attention", "other"]}, "layer_types other than"),
+        ("llama4_text", {"no_rope_layers": [1, 0, 1]}, "are not of 2 layers"),
+        ("llama4_text", {"attention_chunk_size": 0}, "attention_chunk_size=0"),
+        ("llama4_text", {"floor_scale": 0}, "floor_scale must be at least 1"),
+        ("llama4_text", {"partial_rotary_factor": 0.5}, "rotation of a part of a head"),
+        ("llama4_text", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "one that scales"),
         ("minimax_m2", {"attn_type_list": [0, 1]}, "attn_type_list other than 1"),
         ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias=False"),
     ],

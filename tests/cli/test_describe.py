@@ -60,6 +60,11 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072}
         | {"rope_parameters": LLAMA3},
     ),
+    "Llama-4-Scout": ("Llama4Text", {}),
+    "Llama-4-Maverick": (
+        "Llama4Text",
+        {"num_local_experts": 128, "interleave_moe_layer_step": 2, "use_qk_norm": False},
+    ),
     "gpt-oss-120b": ("GptOss", {}),
     "Mistral-Small-4": ("Mistral4", {}),
     "Ministral-3-8B": ("Ministral3", {}),
@@ -82,6 +87,8 @@ KNOWN = {
     "Qwen3-235B-A22B": (22.2, 188),
     "Mixtral-8x22B": (39.2, 224),
     "Llama-3.1-405B": (405.9, 504),
+    "Llama-4-Scout": (17.2, 192),
+    "Llama-4-Maverick": (17.2, 192),
     "gpt-oss-120b": (5.7, 72),
     "Mistral-Small-4": (6.63, 22.5),
     "Ministral-3-8B": (8.49, 136),
@@ -99,10 +106,11 @@ def described(folder: Path, capsys: pytest.CaptureFixture[str], **options: Any) 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_shapes_are_read_and_counted(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     family, settings = PUBLISHED[name]
-    config = getattr(transformers, f"{family}Config")(**settings, architectures=[f"{family}ForCausalLM"])
+    architecture = f"{family.removesuffix('Text')}ForCausalLM"
+    config = getattr(transformers, f"{family}Config")(**settings, architectures=[architecture])
     config.save_pretrained(tmp_path / name)
     with torch.device("meta"):
-        model = getattr(transformers, f"{family}ForCausalLM")(config)
+        model = getattr(transformers, architecture)(config)
     state = model.state_dict()
     found = described(tmp_path / name, capsys, tp=4, page_size=64)
     assert found["parameters"] == sum(tensor.numel() for tensor in state.values())

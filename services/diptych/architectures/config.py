@@ -5,13 +5,15 @@ A family's file (`families`) fills it in; the engine's layers and attention read
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from diptych.common.errors import ConfigError
 
 Scoring = Literal["softmax", "sigmoid"]
-QkNorm = Literal["heads", "all"]  # each head by itself, or all heads as one vector
+# each head by itself; all heads as one vector; each head by itself and without weights, in layers that rotate
+QkNorm = Literal["heads", "all", "unweighted"]
 MAX_EXPERTS: Final = 1 << 17  # of all layers together
 MAX_GROWTHS: Final = 1 << 20  # of queries: how often they may grow
 
@@ -38,6 +40,15 @@ class Rope:
     start: int = 0
     interleaved: bool = False  # neighbours rotate against each other where weights are not laid out in halves
 
+    @staticmethod
+    def still(dim: int) -> Rope:
+        """Return that of a layer without one: every angle is 0."""
+        return Rope(1.0, dim, (math.inf,) * (dim // 2))
+
+    @property
+    def is_still(self) -> bool:
+        return self.divisors[:1] == (math.inf,)
+
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
@@ -48,6 +59,8 @@ class QueryGrowth:
 
     period: int  # tokens
     factor: float
+    still_only: bool = False  # of the layers that do not rotate
+    counts_itself: bool = False  # a period that ends with the query's token counts as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,7 @@ class Moe:
     shared_gate: bool = False  # a sigmoid weighs what that network returns
     router_bias: bool = False  # added to what the router returns
     expert_bias: bool = False  # each expert has biases of gates, ups and results
+    scales_inputs: bool = False  # a token has one expert, whose share weighs what it is given, not what it returns
 
     @property
     def is_routed_wide(self) -> bool:
@@ -126,6 +140,7 @@ class ModelConfig:
     bos_id: int | None
     eos_ids: tuple[int, ...]
     windows: tuple[int, ...] = ()  # [num_layers]: tokens that a layer sees, the newest; 0: all. Empty: all everywhere
+    chunked: bool = False  # windows don't slide: they cut a text into chunks, and a token sees its own up to itself
     local_rope: Rope | None = None  # of the layers with a window; None: as the others
     query_growth: QueryGrowth | None = None
     query_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)

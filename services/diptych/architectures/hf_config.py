@@ -31,9 +31,12 @@ HARMLESS: Final = frozenset(
 )
 # The largest that sizes may be, far above any model: lists of a layer's or a dimension's length are made of them.
 MAX_SIZES: Final[Mapping[str, int]] = {
+    "attention_chunk_size": 1 << 31,
+    "floor_scale": 1 << 31,
     "head_dim": 1 << 14,
     "hidden_size": 1 << 18,
     "intermediate_size": 1 << 20,
+    "intermediate_size_mlp": 1 << 20,
     "kv_lora_rank": 1 << 14,
     "max_position_embeddings": 1 << 31,
     "max_window_layers": 1 << 31,

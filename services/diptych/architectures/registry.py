@@ -17,6 +17,7 @@ from diptych.architectures.families.glm4_moe_lite import GLM4_MOE_LITE
 from diptych.architectures.families.gpt_oss import GPT_OSS
 from diptych.architectures.families.granite import GRANITE
 from diptych.architectures.families.llama import LLAMA
+from diptych.architectures.families.llama4 import LLAMA4, LLAMA4_TEXT
 from diptych.architectures.families.minimax_m2 import MINIMAX_M2
 from diptych.architectures.families.ministral3 import MINISTRAL3
 from diptych.architectures.families.mistral import MISTRAL
@@ -48,6 +49,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "gpt_oss": GPT_OSS,
     "granite": GRANITE,
     "llama": LLAMA,
+    "llama4": LLAMA4,
+    "llama4_text": LLAMA4_TEXT,
     "minimax_m2": MINIMAX_M2,
     "ministral3": MINISTRAL3,
     "mistral": MISTRAL,

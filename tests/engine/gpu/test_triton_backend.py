@@ -23,7 +23,15 @@ LATENT = replace(
     latent=Latent(0, 32, 24, 16, 20, interleaved=True, norm_eps=1e-6),
 )
 GPT_OSS = replace(LLAMA, windows=(7, 0), sinks=True)
-CONFIGS = {"llama": LLAMA, "gemma": GEMMA, "gpt oss": GPT_OSS, "partly rotated": PARTLY_ROTATED, "latent": LATENT}
+LLAMA4 = replace(LLAMA, windows=(7, 0), chunked=True, rope=Rope.still(16), local_rope=LLAMA.rope)
+CONFIGS = {
+    "llama": LLAMA,
+    "gemma": GEMMA,
+    "gpt oss": GPT_OSS,
+    "llama 4": LLAMA4,
+    "partly rotated": PARTLY_ROTATED,
+    "latent": LATENT,
+}
 SHAPES = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 

@@ -46,6 +46,12 @@ def test_flashinfer_is_refused_for_models_with_attention_sinks(monkeypatch: pyte
         choose("torch", "flashinfer", replace(SETTING, config=replace(CONFIG, sinks=True)))
 
 
+def test_flashinfer_is_refused_for_attention_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(ConfigError, match=r"'flashinfer' knows windows that slide, and no chunks; use 'triton'"):
+        choose("torch", "flashinfer", replace(SETTING, config=replace(CONFIG, windows=(8,), chunked=True)))
+
+
 def test_the_c_kernels_refuse_fp8_with_scales() -> None:
     scaled = replace(SETTING, config=replace(CONFIG, kv_scales=((0.5, 0.5),)), kv=SETTING.kv.to(torch.float8_e4m3fn))
     with pytest.raises(ConfigError, match=r"no FP8 with scales.*use 'torch'"):

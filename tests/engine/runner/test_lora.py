@@ -31,12 +31,15 @@ FAMILY_CASES = {
     "Gemma2": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     "Phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),  # fused in the checkpoint
     "Qwen3Moe": ("q_proj", "k_proj", "v_proj", "o_proj"),  # beside experts
+    "Llama4": ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "shared_expert.down_proj"),  # rows not in halves
     "DeepseekV3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),  # around latents
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 LATENTS = {"q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20}
 SETTINGS: dict[str, dict[str, Any]] = {
     "Qwen3Moe": EXPERTS,
+    "Llama4": {"num_local_experts": 4, "intermediate_size_mlp": 96, "attention_chunk_size": 16, "floor_scale": 8}
+    | {"interleave_moe_layer_step": 2, "no_rope_layers": [1, 0, 1]},
     "DeepseekV3": EXPERTS | LATENTS | {"num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1},
 }
 
@@ -60,9 +63,8 @@ class Case:
 
     def __init__(self, folder: Path, family: str, write_adapter: WriteAdapter) -> None:
         torch.manual_seed(0)
-        config = getattr(transformers, f"{family}Config")(
-            **SHAPE | SETTINGS.get(family, {}), attn_implementation="eager"
-        )
+        name = {"Llama4": "Llama4Text"}.get(family, family)
+        config = getattr(transformers, f"{name}Config")(**SHAPE | SETTINGS.get(family, {}), attn_implementation="eager")
         model: Any = getattr(transformers, f"{family}ForCausalLM")(config)
         model.save_pretrained(folder / "base")
         self.source = open_model(str(folder / "base"))

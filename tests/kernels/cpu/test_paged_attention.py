@@ -40,6 +40,7 @@ class Kind:
     """What layers differ in."""
 
     window: int = 0
+    chunked: bool = False
     softcap: float = 0.0
     scale: float = 0.125
     rotated: float = 1.0  # part of a head
@@ -50,6 +51,8 @@ PLAIN = Kind()
 KINDS = [
     *(Kind(window=1), Kind(window=7), Kind(window=64), Kind(window=70, softcap=5.0), Kind(rotated=0.5, scale=0.2)),
     *(Kind(sinks=True), Kind(window=7, sinks=True)),
+    *(Kind(window=1, chunked=True), Kind(window=7, chunked=True), Kind(window=64, chunked=True)),
+    *(Kind(window=70, chunked=True, softcap=5.0), Kind(chunked=True)),
 ]
 KIND_HEADS = [Heads(9, 3, 64), Heads(4, 2, 256), Heads(2, 1, 80), Heads(2, 2, 12), Heads(4, 1, 48, 32)]
 
@@ -71,7 +74,8 @@ class Pool:
         half = int((heads.head_dim - self.start) * kind.rotated) // 2
         self.rope = torch.randn(max(seq_lens), 2, half, generator=self.generator)
         self.sinks = torch.linspace(-3.0, 5.0, heads.num_heads) if kind.sinks else None
-        options: Any = {"rope_start": self.start, "window": kind.window, "softcap": kind.softcap, "sinks": self.sinks}
+        options: Any = {"rope_start": self.start, "window": kind.window, "chunked": kind.chunked}
+        options |= {"softcap": kind.softcap, "sinks": self.sinks}
         self.layer = AttentionLayer(LAYER, self.rope, scale=kind.scale, **options)
 
     def run(self, new_lens: list[int]) -> tuple[Tensor, Tensor]:
@@ -118,7 +122,10 @@ class Pool:
             if self.kind.softcap:
                 scores = self.kind.softcap * torch.tanh(scores / self.kind.softcap)
             seen = torch.ones(new, seq_len, dtype=torch.bool).tril(seq_len - new)
-            if self.kind.window:
+            if self.kind.window and self.kind.chunked:
+                chunks = torch.arange(seq_len) // self.kind.window
+                seen &= chunks[seq_len - new :, None] == chunks
+            elif self.kind.window:
                 seen = seen.triu(seq_len - new + 1 - self.kind.window)
             scores = scores.masked_fill(~seen, -torch.inf)
             if self.sinks is not None:

@@ -17,7 +17,7 @@ FLOATS = ("score_scale", "value_scale", "softcap")
 ANY_NUMBER = frozenset({"page_table", "seq_lens", "batch_size", "table_stride", "num_workers", "window"})
 
 
-def decode(name: str, kv_dtype: torch.dtype, kv_pointer: str, batch: int = 64, *, sinks: bool = False) -> Kernel:
+def decode(name: str, kv_dtype: torch.dtype, kv_pointer: str, batch: int = 64, **options: bool) -> Kernel:
     launch = launch_for(128, kv_dtype, 4, batch)
     types = {"q": "*bf16", "kv": kv_pointer, **POINTERS, **WORKSPACE, **dict.fromkeys(NUMBERS, "i32")}
     types |= {"num_workers": "i32", "window": "i32", **dict.fromkeys(FLOATS, "fp32")}
@@ -26,7 +26,11 @@ def decode(name: str, kv_dtype: torch.dtype, kv_pointer: str, batch: int = 64, *
         name,
         decode_attention_kernel,
         types,
-        {**constants(*shapes, torch.bfloat16, kv_dtype, False, launch), "SINKS": sinks, "COMPILED": True},
+        {
+            **constants(*shapes, torch.bfloat16, kv_dtype, False, launch),
+            **{"SINKS": False, "CHUNKED": False, "COMPILED": True},
+            **options,
+        },
         ANY_NUMBER,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
@@ -39,6 +43,7 @@ def decode(name: str, kv_dtype: torch.dtype, kv_pointer: str, batch: int = 64, *
 def kernels() -> Iterator[Kernel]:
     yield decode("decode attention, bfloat16", torch.bfloat16, "*bf16")
     yield decode("decode attention, FP8", FP8, "*i16")
-    yield decode("decode attention, sinks", torch.bfloat16, "*bf16", sinks=True)
+    yield decode("decode attention, sinks", torch.bfloat16, "*bf16", SINKS=True)
+    yield decode("decode attention, chunks", torch.bfloat16, "*bf16", CHUNKED=True)
     yield decode("decode attention, few requests", torch.bfloat16, "*bf16", 8)
     yield decode("decode attention, FP8, few requests", FP8, "*i16", 8)

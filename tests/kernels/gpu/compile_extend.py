@@ -31,6 +31,7 @@ def extend(name: str, head_dim: int, num_tokens: int, q: str, kv: str, **options
         "WINDOW": 0,
         "CAPPED": False,
         "SINKS": False,
+        "CHUNKED": False,
         **options,
     }
     constants |= {"PAGE_STRIDE": 1 << 20, "VALUE_STRIDE": 128 * head_dim, "SLOT_STRIDE": 8 * head_dim}
@@ -70,6 +71,7 @@ def kernels() -> Iterator[Kernel]:
     yield extend("extend attention", 128, 4096, "bf16", "bf16")
     yield extend("extend attention, window and cap", 128, 4096, "bf16", "bf16", WINDOW=4096, CAPPED=True)
     yield extend("extend attention, window and sinks", 64, 4096, "bf16", "bf16", WINDOW=128, SINKS=True)
+    yield extend("extend attention, chunks", 128, 4096, "bf16", "bf16", WINDOW=8192, CHUNKED=True)
     yield extend("extend attention, FP8", 128, 4096, "bf16", "fp8e4nv")
     yield extend("extend attention, heads of 256", 256, 4096, "bf16", "bf16")
     yield extend("extend attention, few rows", 64, 1, "bf16", "bf16")

@@ -107,6 +107,8 @@ SMALL: Final = {
     "pages that tiles do not divide": Case((230, 99, 101), page_size=100),
     "float32": Case((90, 5), dtype=torch.float32, kv_dtype=torch.float32, page_size=64),
     "window": Case((200, 10, 64), options={"window": 70}),
+    "chunks": Case((0, 200, 10, 70, 71, 140), options={"window": 70, "chunked": True}),
+    "chunks in a tile, many shares": Case((201, 10), num_splits=7, options={"window": 3, "chunked": True}),
     "sinks": Case((0, 1, 200, 64), has_sinks=True),
     "sinks, one long request in many shares": Case((500,), num_splits=7, has_sinks=True),
     "sinks, a group of 3, window, soft cap": Case(

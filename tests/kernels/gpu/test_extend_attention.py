@@ -79,6 +79,12 @@ def test_tokens_see_no_further_than_the_window(window: int, softcap: float, devi
     check(step([0, 90, 33], [30, 20, 1], device, head_dim=16), SMALL, window=window, softcap=softcap, scale=1.0)
 
 
+@pytest.mark.parametrize(("window", "softcap"), [(1, 0.0), (16, 5.0), (21, 0.0), (40, 0.0), (1000, 0.0)])
+def test_tokens_see_their_own_chunk_up_to_themselves(window: int, softcap: float, device: torch.device) -> None:
+    options: dict[str, Any] = {"window": window, "chunked": True, "softcap": softcap, "scale": 1.0}
+    check(step([0, 90, 33], [30, 20, 1], device, head_dim=16), SMALL, **options)
+
+
 @pytest.mark.parametrize("options", [{}, {"window": 16}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [(4, 2), (3, 1)])

@@ -77,9 +77,10 @@ static void attend_block(const struct attention *job, const struct head *head, i
     }
     for (int64_t start = block_of(first_key(job->layer, first_position)); start < num_keys; start += KEY_BLOCK) {
         gather(head, start, num_keys, &block);
-        /* rows before the block's first key, or with a window that begins after its last, see none of it */
+        /* rows before the block's first key, or with a window or chunk that begins after its last, see none of it */
         int64_t row = start > first_position ? (start - first_position) * group : 0;
-        const int64_t end = min_of(num_rows, (start + KEY_BLOCK - first_position + job->layer->window - 1) * group);
+        const int64_t unseen = seen_until(job->layer, start + KEY_BLOCK - 1);
+        const int64_t end = min_of(num_rows, (unseen - first_position) * group);
         for (; row < end; row += TILE_ROWS)
             attend_rows(head, &block, row, (int)min_of(TILE_ROWS, end - row), first_position, start);
     }

@@ -61,6 +61,7 @@ class _Layer(ctypes.Structure):
         ("rope_start", c_int64),
         ("rope_dim", c_int64),
         ("window", c_int64),
+        ("chunked", c_int64),
         ("scale", c_float),
         ("softcap", c_float),
         ("sinks", c_void_p),
@@ -71,7 +72,8 @@ class AttentionLayer:
     """How the layer `index` attends, in every step.
 
     `rope`: `[context_len, 2, rope_dim / 2]`, cosines and sines of `rope_dim` dimensions of a head from `rope_start` on.
-    `window`: tokens that a token sees, the newest, itself included; 0: all. `softcap` 0: none.
+    `window`: tokens that a token sees, the newest, itself included; 0: all. `chunked`: it sees its own chunk of so many
+    tokens instead, up to itself. `softcap` 0: none.
     `sinks`, `[num_heads]`: a score of each head that takes part in its softmax and has no value; may be filled later.
     """
 
@@ -83,6 +85,7 @@ class AttentionLayer:
         scale: float,
         rope_start: int = 0,
         window: int = 0,
+        chunked: bool = False,
         softcap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> None:
@@ -90,7 +93,7 @@ class AttentionLayer:
         self.sinks = sinks
         rotation = address(rope), index, rope_start, 2 * rope.shape[2]
         place = None if sinks is None else address(sinks)
-        self._layer = _Layer(*rotation, window or UNBOUNDED, scale, softcap, place)
+        self._layer = _Layer(*rotation, window or UNBOUNDED, chunked, scale, softcap, place)
         self.pointer = ctypes.byref(self._layer)
 
 

@@ -29,6 +29,7 @@ struct attention_layer {
     const float *rope;        /* [context_len][2][rope_dim / 2]: cosines, sines */
     int64_t index, rope_start, rope_dim; /* so many dimensions of a head rotate, from rope_start on */
     int64_t window;           /* a token sees itself and the newest before it, so many in all */
+    int64_t chunked;          /* 1: it sees what is not behind it of its chunk of so many tokens instead */
     float scale, softcap;     /* of scores; softcap 0: none */
     const float *sinks;       /* [num_heads]: a score of each head that has no value; NULL: there are none */
 };
@@ -134,9 +135,13 @@ INLINE void as_floats(const struct attention_step *step, const struct keys *keys
     for (int i = keys->count; keys->count && i < KEY_BLOCK; i++) wide->rows[i] = wide->rows[keys->count - 1];
 }
 
-/* The first key that a token sees, and the block of keys it is in. */
+/* The first key that a token sees, the first position that does not see a key any more, and a key's block. */
 static inline int64_t first_key(const struct attention_layer *layer, int64_t position) {
+    if (layer->chunked) return position / layer->window * layer->window;
     return position < layer->window ? 0 : position + 1 - layer->window;
+}
+static inline int64_t seen_until(const struct attention_layer *layer, int64_t key) {
+    return layer->chunked ? (key / layer->window + 1) * layer->window : key + layer->window;
 }
 static inline int64_t block_of(int64_t key) { return key / KEY_BLOCK * KEY_BLOCK; }
 

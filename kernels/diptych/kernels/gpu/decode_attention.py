@@ -106,6 +106,7 @@ def decode_attention(
     *,
     scale: float,
     window: int = 0,
+    chunked: bool = False,
     softcap: float = 0.0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
@@ -117,9 +118,9 @@ def decode_attention(
 
     `kv_layer`: `[num_pages, 2, page_size, num_kv_heads, head_dim]`, a layer of the pool; FP8 stands for that times
     `k_scale` and `v_scale`. `page_table`: int32 `[batch, max_pages]`; `seq_lens`: int32 `[batch]`, 0: nothing is read
-    and `out` is 0. A request sees its last `window` tokens, 0: all. Scores `s` become `softcap * tanh(s / softcap)`,
-    0: they stay. `sinks`, float32 `[num_heads]`: a score of each head that takes part in its softmax and has no value.
-    FP8 is multiplied as float16, where queries beyond 65504 overflow.
+    and `out` is 0. A request sees its last `window` tokens, 0: all, or, if `chunked`, its last chunk of so many. Scores
+    `s` become `softcap * tanh(s / softcap)`, 0: they stay. `sinks`, float32 `[num_heads]`: a score of each head that
+    takes part in its softmax and has no value. FP8 is multiplied as float16, where queries beyond 65504 overflow.
 
     Rows of `q` and `out` may have any stride, heads are one after the other. Runs on the current stream, allocates
     nothing once compiled, and may be captured: a replay reads the `seq_lens` of its own time.
@@ -159,6 +160,7 @@ def decode_attention(
             softcap * LOG2_E,
             **constants(q.shape, kv_layer.shape, q.dtype, kv_layer.dtype, softcap != 0, launch),
             SINKS=sinks is not None,
+            CHUNKED=chunked,
             COMPILED=not triton.knobs.runtime.interpret,
             num_warps=launch.num_warps,
             maxnreg=launch.max_registers,
@@ -226,6 +228,7 @@ def reference_decode_attention(
     *,
     scale: float,
     window: int = 0,
+    chunked: bool = False,
     softcap: float = 0.0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
@@ -240,7 +243,8 @@ def reference_decode_attention(
         pages = page_table[request, : -(-seq_len // page_size)].long()
         kv = bytes_[pages].view(kv_layer.dtype).to(dtype)  # [num_pages, 2, page_size, num_kv_heads, head_dim]
         keys, values = kv.permute(1, 3, 0, 2, 4).flatten(2, 3)[:, :, :seq_len].repeat_interleave(group, dim=1)
-        seen = slice(max(0, seq_len - window) if window else 0, seq_len)
+        first = (seq_len - 1) // window * window if chunked and seq_len else seq_len - window
+        seen = slice(max(0, first) if window else 0, seq_len)
         scores = (keys[:, seen] @ q[request, :, :, None].to(dtype))[..., 0] * (scale * k_scale)
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)

@@ -64,6 +64,7 @@ def decode_attention_kernel(
     PAIRED: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
+    CHUNKED: tl.constexpr,  # the window does not slide
     DTYPE: tl.constexpr,  # of products
     STAGES: tl.constexpr,
     COMPILED: tl.constexpr,
@@ -72,7 +73,7 @@ def decode_attention_kernel(
     requests = tl.arange(0, BATCH)
     lens = tl.load(seq_lens + requests, mask=requests < batch_size, other=0)
     # an empty request is a tile without tokens: somebody has to write its zeros
-    tiles = tl.maximum(tl.cdiv(lens, BLOCK) - tl.maximum(lens - window, 0) // BLOCK, 1)
+    tiles = tl.maximum(tl.cdiv(lens, BLOCK) - first_seen(lens, window, CHUNKED) // BLOCK, 1)
     ends = tl.cumsum(tl.where(requests < batch_size, tiles, 0))
     num_tiles = tl.max(ends)
     share = tl.cdiv(num_tiles, num_workers)  # the last ones are smaller or empty: fewer parts, which cost time
@@ -89,7 +90,7 @@ def decode_attention_kernel(
         request = tl.sum((ends <= tile).to(tl.int32))
         request_end = tl.sum(tl.where(requests == request, ends, 0))
         seq_len = tl.load(seq_lens + request)
-        seen_from = tl.maximum(seq_len - window, 0)
+        seen_from = first_seen(seq_len, window, CHUNKED)
         end_block = tl.cdiv(seq_len, BLOCK)
         first_block = seen_from // BLOCK
         request_start = request_end - tl.maximum(end_block - first_block, 1)
@@ -158,6 +159,15 @@ def decode_attention_kernel(
                 )  # fmt: skip
                 tl.store(count, 0)
         tile = next_tile
+
+
+@triton.jit
+def first_seen(lens, window, CHUNKED: tl.constexpr):
+    """Return the first token that the last one of so many sees."""
+    if CHUNKED:
+        return tl.maximum(lens - 1, 0) // window * window
+    else:
+        return tl.maximum(lens - window, 0)
 
 
 @triton.jit

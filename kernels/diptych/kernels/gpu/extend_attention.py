@@ -67,6 +67,7 @@ def extend_attention(
     max_extend_len: int,
     scale: float,
     window: int = 0,
+    chunked: bool = False,
     softcap: float = 0.0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
@@ -79,8 +80,9 @@ def extend_attention(
     Float8 (e4m3fn) stands for stored number times `k_scale`, `v_scale`. `page_table` int32 `[batch, max_pages]`,
     `seq_lens` int32 `[batch]` with the new tokens, `extend_starts` int32 `[batch + 1]`: where each request's new tokens
     begin, the first at 0. Rows of `q` from `extend_starts[batch]` on are padding, and left alone. A token sees itself
-    and the `window` - 1 before it (0: all), with scores of `softcap` * tanh(score / softcap) (0: as they are).
-    `sinks`, float32 `[num_heads]`: a score of each head that takes part in its softmax and has no value.
+    and the `window` - 1 before it (0: all), or, if `chunked`, its own chunk of so many up to itself, with scores of
+    `softcap` * tanh(score / softcap) (0: as they are). `sinks`, float32 `[num_heads]`: a score of each head that takes
+    part in its softmax and has no value.
 
     Runs on the current stream, reads nothing on the host, and can be part of a CUDA graph: the grid depends on the
     shapes alone. `max_extend_len` (new tokens of one request, at most) and they choose the `tile` if it is None.
@@ -115,6 +117,7 @@ def extend_attention(
             SLOT_STRIDE=kv_layer.stride(2),
             KV_HEAD_STRIDE=kv_layer.stride(3),
             WINDOW=window,
+            CHUNKED=chunked,
             CAPPED=softcap > 0,
             SINKS=sinks is not None,
             ROWS=tile.rows,
@@ -166,6 +169,7 @@ def extend_attention_kernel(
     SLOT_STRIDE: tl.constexpr,
     KV_HEAD_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -200,8 +204,8 @@ def extend_attention_kernel(
     last_position = tl.minimum(prefix_len + (first_row + ROWS - 1) // GROUP, seq_len - 1)
     end = last_position + 1
     diagonal = (first_position + 1) // KEYS * KEYS
-    begin = tl.maximum(first_position + 1 - WINDOW, 0) // KEYS * KEYS if WINDOW else 0
-    all_see = tl.minimum(tl.cdiv(tl.maximum(end - WINDOW, 0), KEYS) * KEYS, diagonal) if WINDOW else 0
+    begin = first_key(first_position, WINDOW, CHUNKED) // KEYS * KEYS if WINDOW else 0
+    all_see = tl.minimum(tl.cdiv(first_key(last_position, WINDOW, CHUNKED), KEYS) * KEYS, diagonal) if WINDOW else 0
     bounds = (begin, all_see, diagonal, end)
 
     table = page_table + request.to(tl.int64) * table_stride
@@ -228,7 +232,7 @@ def extend_attention_kernel(
             if PHASE != 1:
                 seen = keys[None, :] <= positions[:, None]
                 if WINDOW:
-                    seen &= keys[None, :] + WINDOW > positions[:, None]
+                    seen &= keys[None, :] >= first_key(positions, WINDOW, CHUNKED)[:, None]
                 scores = tl.where(seen, scores, MASKED)
             new_largest = tl.maximum(largest, tl.max(scores, axis=1) * score_factor)
             weights = tl.exp2(scores * score_factor - new_largest[:, None])
@@ -243,6 +247,15 @@ def extend_attention_kernel(
     out_rows = out + row_ids * out_token_stride + heads * out_head_stride
     inside = in_request[:, None] & in_head[None, :]
     tl.store(out_rows[:, None] + dims[None, :], attended.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def first_key(positions, window, CHUNKED: tl.constexpr):
+    """Return the first key that tokens see."""
+    if CHUNKED:
+        return positions // window * window
+    else:
+        return tl.maximum(positions + 1 - window, 0)
 
 
 @triton.jit
@@ -276,6 +289,7 @@ def reference_extend_attention(
     *,
     scale: float,
     window: int = 0,
+    chunked: bool = False,
     softcap: float = 0.0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
@@ -296,6 +310,9 @@ def reference_extend_attention(
             seq_len, device=q.device
         )
         seen = (distances >= 0) & (distances < (window or seq_len))
+        if chunked:
+            places = torch.arange(seq_len, device=q.device) // window
+            seen = (distances >= 0) & (places[seq_len - len(queries) :, None] == places)
         scores = scores.masked_fill(~seen, -torch.inf)
         if sinks is not None:
             scores = torch.cat([scores, sinks.double()[:, None, None].expand(*scores.shape[:2], 1)], dim=-1)

@@ -44,6 +44,7 @@ def _layers(config: ModelConfig, kv: Tensor, sinks: Tensor | None) -> list[Atten
             rope_start=config.rope_of(index).start,
             scale=config.score_scale,
             window=config.window(index),
+            chunked=config.chunked,
             softcap=config.attention_softcap,
             sinks=None if sinks is None else sinks[index],
         )

@@ -65,6 +65,7 @@ class TorchAttention:
         seq_lens, table = batch.seq_lens[:, None], batch.page_table.long()
         places = torch.arange(table.shape[1] * self._page_size, device=table.device)
         in_use = places < seq_lens
+        firsts = {each: _first_key(seq_lens - 1, each, chunked=self._config.chunked) for each in self._windows}
         self._metadata = Metadata(
             ropes={rope: self._turns(angles[batch.positions]) for rope, angles in self._ropes.items()},
             out_pages=batch.out_slots // self._page_size,
@@ -72,7 +73,7 @@ class TorchAttention:
             spans=self._spans(batch.host, table) if batch.host.mode is not ForwardMode.DECODE else (),
             page_table=table,
             in_use=in_use,
-            masks={each: in_use & (places >= seq_lens - each) if each else in_use for each in self._windows},
+            masks={each: in_use & (places >= first) for each, first in firsts.items()},
         )
 
     def forward_extend(self, qkv: Tensor, layer: int, out: Tensor) -> None:
@@ -117,10 +118,17 @@ class TorchAttention:
                 end=end,
                 pages=table[row, : -(-seq_len // self._page_size)],
                 seq_len=seq_len,
-                masks={window: _mask(extend_len, seq_len, window, table.device) for window in self._windows},
+                masks={each: self._mask(extend_len, seq_len, each) for each in self._windows},
             )
             for row, (end, (extend_len, seq_len)) in enumerate(zip(ends, lens, strict=True))
         )
+
+    def _mask(self, extend_len: int, seq_len: int, window: int) -> Tensor | None:
+        if seq_len == extend_len and (window == 0 or window >= seq_len):
+            return None
+        keys = torch.arange(seq_len, device=self._kv.device)
+        positions = keys[seq_len - extend_len :, None]
+        return (keys <= positions) & (keys >= _first_key(positions, window, chunked=self._config.chunked))
 
     def _turns(self, angles: Tensor) -> Tensor:
         return angles.to(self._dtype).transpose(0, 1)[:, :, None]
@@ -176,8 +184,8 @@ class TorchAttention:
         return torch.cat([scores, sinks], dim=-1).softmax(dim=-1, dtype=torch.float32)[..., :-1]
 
 
-def _mask(extend_len: int, seq_len: int, window: int, device: torch.device) -> Tensor | None:
-    if seq_len == extend_len and (window == 0 or window >= seq_len):
-        return None
-    seen = torch.ones(extend_len, seq_len, dtype=torch.bool, device=device).tril(diagonal=seq_len - extend_len)
-    return seen.triu(diagonal=seq_len - extend_len + 1 - window) if window else seen
+def _first_key(positions: Tensor, window: int, *, chunked: bool) -> Tensor:
+    """Return the first key that a token sees, of any shape; 0 or less: all."""
+    if not window:
+        return torch.zeros_like(positions)
+    return positions // window * window if chunked else positions + 1 - window

@@ -28,6 +28,7 @@ class Layer:
     """One layer and the norms around its two blocks."""
 
     attention: Projections
+    growth: GrowingQueries | None
     attention_post_norm: Tensor | None  # of what attention adds
     ffn_norm: Tensor | None  # of what goes into the feed-forward network
     ffn: FeedForward
@@ -47,7 +48,6 @@ class Decoder:
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
         self._input_norm = weights.norm("0.input_norm") if config.pre_norms else None
-        self._growing = GrowingQueries.build(config, dtype, weights.norm("norm").device)
         self._layers = [_layer(config, weights, ops, index) for index in range(config.num_layers)]
 
     def forward(
@@ -70,8 +70,9 @@ class Decoder:
         for index in range(len(self._layers)):
             if index:
                 pieces.run(partial(self._between, index, x, buffers))
-            if self._growing is not None:
-                self._growing.apply(qkv, batch.positions)  # to rotate them before or afterwards is the same
+            growth = self._layers[index].growth
+            if growth is not None:
+                growth.apply(qkv, batch.positions)  # to rotate them before or afterwards is the same
             attention.attend(qkv, index, attended)
             if on_layer is not None:
                 on_layer(index)
@@ -139,6 +140,7 @@ def _layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Layer
     next_norm = "norm" if index == config.num_layers - 1 else f"{index + 1}.input_norm"
     return Layer(
         attention=(LatentAttentionBlock if config.latent else AttentionBlock).build(config, weights, ops, index),
+        growth=GrowingQueries.build(config, index, weights.norm("norm").device),
         attention_post_norm=weights.norm(f"{index}.attention_post_norm") if config.post_norms else None,
         ffn_norm=weights.norm(f"{index}.ffn_norm") if config.pre_norms else None,
         ffn=(MoeBlock if config.is_moe(index) else Mlp).build(config, weights, ops, index),

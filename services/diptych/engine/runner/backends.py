@@ -140,6 +140,8 @@ def _flashinfer(setting: Setting) -> Made:
     _check_gpu("flashinfer", setting)
     if setting.config.sinks:
         raise ConfigError("attention backend 'flashinfer' knows no attention sinks, which this model has; use 'triton'")
+    if setting.config.chunked:
+        raise ConfigError("attention backend 'flashinfer' knows windows that slide, and no chunks; use 'triton'")
     if setting.config.num_planes == 1:
         raise ConfigError("attention backend 'flashinfer' attends to keys and values, not to latents; use 'triton'")
     if find_spec("flashinfer") is None:
@@ -161,7 +163,7 @@ def _check_gpu(name: str, setting: Setting) -> None:
     if not setting.kv.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise ConfigError(f"attention backend {name!r} computes on GPUs; use 'auto' where there is none")
     head_dim = setting.config.head_dim
-    if setting.config.qk_norm == "heads" and head_dim & (head_dim - 1):
+    if setting.config.qk_norm in ("heads", "unweighted") and head_dim & (head_dim - 1):
         raise ConfigError(f"attention backend {name!r} norms no heads of {head_dim}, only powers of 2; use 'torch'")
 
 

@@ -71,10 +71,20 @@ class WholeNorms:
 def _norms(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> QkNorms | None:
     if config.qk_norm is None:
         return None
+    if config.qk_norm == "unweighted":
+        return _unweighted_norms(config, weights, ops, layer)
     queries, keys = weights.norm(f"{layer}.q_norm"), weights.norm(f"{layer}.k_norm")
     if config.qk_norm == "heads":
         return HeadNorms(ops, config.num_heads, queries, keys, config.rms_norm_eps)
     return WholeNorms(ops, queries, keys, config.rms_norm_eps)
+
+
+def _unweighted_norms(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> QkNorms | None:
+    """Return norms of the layers that rotate: before it, as rotation leaves a vector's length as it is."""
+    if config.rope_of(layer).is_still:
+        return None
+    ones = weights.norm(f"{layer}.input_norm").new_ones(config.head_dim)
+    return HeadNorms(ops, config.num_heads, ones, ones, config.rms_norm_eps)
 
 
 @dataclass(frozen=True, slots=True)

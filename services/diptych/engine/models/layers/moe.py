@@ -85,7 +85,10 @@ class MoeBlock:
         if self.router_bias is not None:
             logits.add_(self.router_bias)
         chosen, shares = route(logits, self.moe, self.choice_bias)
-        self.experts.forward(x, chosen, shares.to(x.dtype), buffers.delta)
+        given, counted = x, shares.to(x.dtype)
+        if self.moe.scales_inputs:
+            given, counted = x * counted, torch.ones_like(counted)
+        self.experts.forward(given, chosen, counted, buffers.delta)
         if self.shared is not None:
             self.shared.add(x, buffers.delta)
         self.ops.all_reduce(buffers.delta)
