@@ -418,7 +418,7 @@ def _with_images(case: Case, text_config: Any) -> Any:
 
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 28, "patch_size": 14}
-    own = {
+    own: dict[str, Any] = {
         "Gemma3": {"mm_tokens_per_image": 4},
         "Mistral3": {"tie_word_embeddings": text_config.tie_word_embeddings},
     }[case.name]
