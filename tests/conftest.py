@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -400,7 +401,7 @@ def _random_model(case: Case) -> Any:
     import transformers
 
     config_name = {"Gemma3": "Gemma3Text", "Mistral3": "Ministral3"}.get(case.name, case.name)
-    config = getattr(transformers, f"{config_name}Config")(**SHAPE | case.settings)
+    config = getattr(transformers, f"{config_name}Config")(**copy.deepcopy(SHAPE | case.settings))  # it adds to them
     config._attn_implementation = "eager"  # the one that knows soft caps
     torch.manual_seed(0)
     model = getattr(transformers, f"{case.name}ForCausalLM")(config) if not case.images else _with_images(case, config)
