@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -418,7 +419,7 @@ def _random_model(case: Case) -> Any:
 
     texts = {"Gemma3": "Gemma3Text", "Llama4": "Llama4Text", "Mistral3": "Ministral3"}
     config_name = texts.get(case.name, case.name)
-    config = getattr(transformers, f"{config_name}Config")(**SHAPE | case.settings)
+    config = getattr(transformers, f"{config_name}Config")(**copy.deepcopy(SHAPE | case.settings))  # it adds to them
     config._attn_implementation = "eager"  # the one that knows soft caps
     torch.manual_seed(0)
     model = getattr(transformers, f"{case.name}ForCausalLM")(config) if not case.images else _with_images(case, config)

@@ -375,7 +375,8 @@ def test_a_gemma_that_knows_images_is_read_for_text_with_the_defaults_of_its_for
 
 
 def with_images(text: dict[str, Any], **outer: Any) -> dict[str, Any]:
-    values = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "vision_config": {}}
+    values: dict[str, Any] = {"model_type": "mistral3", "vision_config": {}}
+    values |= {"architectures": ["Mistral3ForConditionalGeneration"]}
     values |= {"image_token_index": 10, "multimodal_projector_bias": False, "projector_hidden_act": "gelu"}
     return values | {"spatial_merge_size": 2, "vision_feature_layer": -1, "text_config": text} | outer
 

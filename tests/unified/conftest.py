@@ -15,7 +15,7 @@ from diptych.common.members.roles import LegKind, Role
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.tier import Tier
 from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
-from diptych.engine.values.batch import Runner
+from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.events import (
     DigestPages,
     Emit,
@@ -43,10 +43,10 @@ VOCAB = 1000
 PAGE = 4
 CONTEXT = 256
 LIMITS = Limits(CONTEXT, VOCAB, frozenset(), max_step_tokens=8, max_requests=8)
-NewModel = Callable[[int], tuple[Any, Runner]]  # by the number of pages: a pool, and what computes on it
+NewModel = Callable[[int], tuple[Any, OverlapRunner]]  # by the number of pages: a pool, and what computes on it
 
 
-def null_model(num_pages: int) -> tuple[Any, Runner]:
+def null_model(num_pages: int) -> tuple[Any, OverlapRunner]:
     kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
     return kv, NullRunner(kv, VOCAB)
 

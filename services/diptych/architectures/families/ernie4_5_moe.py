@@ -60,8 +60,9 @@ def _experts(config: ModelConfig, layer: int) -> Iterator[placement.Placed]:
 def _unstack(config: ModelConfig, named: placement.Named) -> Iterator[placement.Named]:
     """Yield the bias of the one group of experts that there is as a vector; other tensors as they are."""
     name, tensor = named
-    is_bias = name.endswith(BIAS) and not isinstance(tensor, QuantizedArray) and tensor.shape[0] == 1
-    yield name, tensor[0] if is_bias else tensor
+    if name.endswith(BIAS) and not isinstance(tensor, QuantizedArray) and len(tensor) == 1:
+        tensor = tensor[0]
+    yield name, tensor
 
 
 ERNIE4_5_MOE = placement.Family(

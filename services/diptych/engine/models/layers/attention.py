@@ -97,7 +97,7 @@ class Halves:
 
     def apply(self, qkv: Tensor) -> None:
         turning = qkv.view(len(qkv), -1, self.head_dim)[:, : self.num_heads, : self.dim]
-        turning.copy_(turning.unflatten(-1, (self.dim // 2, 2)).mT.flatten(-2).contiguous())
+        turning.copy_(turning.reshape(len(qkv), self.num_heads, -1, 2).mT.flatten(-2))
 
 
 @dataclass(frozen=True, slots=True)
