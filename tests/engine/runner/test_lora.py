@@ -31,7 +31,7 @@ FAMILY_CASES = {
     "Gemma2": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     "Phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),  # fused in the checkpoint
     "Qwen3Moe": ("q_proj", "k_proj", "v_proj", "o_proj"),  # beside experts
-    "Llama4": ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "shared_expert.down_proj"),  # rows not in halves
+    "Llama4": ("q_proj", "k_proj", "v_proj", "o_proj", "feed_forward.up_proj", "feed_forward.down_proj"),  # no halves
     "DeepseekV3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),  # around latents
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
