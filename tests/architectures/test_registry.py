@@ -6,12 +6,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_config import tiny_config
 
 from diptych.architectures.config import ClampedSwiglu, Latent, ModelConfig, Moe, QueryGrowth, Rope
 from diptych.architectures.registry import FAMILIES, from_hf
 from diptych.common.errors import ConfigError
+from diptych.kernels.quantized import QuantizedArray
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -432,6 +434,22 @@ def test_a_llama_4_that_knows_images_is_read_for_text(caplog: pytest.LogCaptureF
     assert config.windows == (8192, 8192, 8192, 0) * 2
     assert config.moe is not None
     assert config.moe.dense_layers == {0, 2, 4, 6}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "named"),
+    [
+        (np.zeros((3, 96, 64), np.float32), r"not the tensors of 16 experts"),
+        (np.zeros((16, 96), np.float32), r"not the tensors of 16 experts"),
+        (QuantizedArray("float16", np.zeros((16, 96), np.float16)), "is quantised"),
+    ],
+    ids=["too few", "two dimensions", "quantised"],
+)
+def test_experts_in_one_tensor_that_are_not_a_llama_4s_are_refused(tensor: Any, named: str) -> None:
+    config = from_hf(PUBLISHED["llama4_text"], {}, "tiny")
+    name = "model.layers.1.feed_forward.experts.down_proj"
+    with pytest.raises(ConfigError, match=named):
+        list(FAMILIES["llama4_text"].unstack(config, (name, tensor)))
 
 
 def test_yarn_makes_all_dimensions_of_latent_attention_grow() -> None:
