@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -285,6 +286,8 @@ INDEX = {
     "index_topk": 12,
     "pad_token_id": None,  # its embedding is 0, and so are all scores of a query of it: any tokens would be the best
 }
+GROWING = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 32}
+GROWING |= {"llama_4_scaling_beta": 0.5, "max_position_embeddings": 256}
 CASES: Final = {
     "gpt oss": Case("GptOss", GPT_OSS),
     "llama": Case("Llama", {"head_dim": 64}),
@@ -363,6 +366,44 @@ CASES: Final = {
         | {"use_qk_norm": True, "norm_topk_prob": False, "routed_scaling_factor": 1.8},
     ),
     "glm4 moe lite": Case("Glm4MoeLite", DEEPSEEK | {"mlp_layer_types": ["dense", "sparse", "dense", "sparse"]}),
+    "mistral4, groups": Case(
+        "Mistral4",
+        DEEPSEEK
+        | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "n_shared_experts": 2}
+        | {"rope_parameters": GROWING},
+    ),
+    "mistral4, one query projection, halves, shares as they are": Case(
+        "Mistral4",
+        DEEPSEEK
+        | {"q_lora_rank": None, "rope_interleave": False, "norm_topk_prob": False, "routed_scaling_factor": 1.8}
+        | {"rope_parameters": GROWING | {"llama_4_scaling_beta": 0.1}},
+    ),
+    "ministral3": Case("Ministral3", {"head_dim": 32, "rope_parameters": GROWING}),
+    "ministral3 with images, tied, a window": Case(
+        "Mistral3",
+        {"head_dim": 32, "rope_parameters": GROWING, "sliding_window": 24, "tie_word_embeddings": True},
+        images=True,
+    ),
+    "seed oss": Case("SeedOss", {"head_dim": 32}),
+    "seed oss, all biases": Case("SeedOss", {"head_dim": 24, "attention_out_bias": True}),
+    "glm4": Case("Glm4", {"head_dim": 32}),
+    "ernie4.5": Case("Ernie4_5", {"head_dim": 32}),
+    "ernie4.5 moe": Case(
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "head_dim": 32, "moe_num_shared_experts": 2},
+    ),
+    "olmo2": Case("Olmo2", {}),
+    "olmo3": Case(
+        "Olmo3",
+        {
+            "sliding_window": 16,
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN},
+        },
+    ),
+    "granite": Case(
+        "Granite",
+        {"embedding_multiplier": 3.0, "attention_multiplier": 0.1, "residual_multiplier": 0.4, "logits_scaling": 2.0},
+    ),
     "minimax m2": Case(
         "MiniMaxM2",
         {"num_local_experts": 6, "head_dim": 32, "rope_parameters": PLAIN | {"partial_rotary_factor": 0.5}} | MOE,
@@ -418,8 +459,9 @@ def _random_model(case: Case) -> Any:
     import torch
     import transformers
 
-    config_name = {"Gemma3": "Gemma3Text", "Llama4": "Llama4Text"}.get(case.name, case.name)
-    config = getattr(transformers, f"{config_name}Config")(**SHAPE | case.settings)
+    texts = {"Gemma3": "Gemma3Text", "Llama4": "Llama4Text", "Mistral3": "Ministral3"}
+    config_name = texts.get(case.name, case.name)
+    config = getattr(transformers, f"{config_name}Config")(**copy.deepcopy(SHAPE | case.settings))  # it adds to them
     config._attn_implementation = "eager"  # the one that knows soft caps
     torch.manual_seed(0)
     model = getattr(transformers, f"{case.name}ForCausalLM")(config) if not case.images else _with_images(case, config)
@@ -437,10 +479,12 @@ def _with_images(case: Case, text_config: Any) -> Any:
 
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 28, "patch_size": 14}
-    if case.name == "Llama4":
-        config: Any = transformers.Llama4Config(text_config=text_config, vision_config=vision)
-    else:
-        config = transformers.Gemma3Config(text_config=text_config, vision_config=vision, mm_tokens_per_image=4)
+    own: dict[str, Any] = {
+        "Gemma3": {"mm_tokens_per_image": 4},
+        "Llama4": {},
+        "Mistral3": {"tie_word_embeddings": text_config.tie_word_embeddings},
+    }[case.name]
+    config = getattr(transformers, f"{case.name}Config")(text_config=text_config, vision_config=vision, **own)
     config._attn_implementation = "eager"
     return getattr(transformers, f"{case.name}ForConditionalGeneration")(config)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny_config import tiny_config
 
-from diptych.architectures.config import ClampedSwiglu, Indexer, Latent, Moe, QueryGrowth, Rope
+from diptych.architectures.config import ClampedSwiglu, Indexer, Latent, ModelConfig, Moe, QueryGrowth, Rope
 from diptych.architectures.registry import FAMILIES, from_hf
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import QuantizedArray
@@ -29,6 +29,9 @@ LLAMA: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+
+
+WITH_IMAGES = {"gemma3", "llama4", "mistral3"}
 
 
 def test_a_plain_llama_config_is_read_with_the_defaults_of_its_format() -> None:
@@ -69,7 +72,7 @@ def test_keys_that_nobody_knows_are_named_in_the_log(caplog: pytest.LogCaptureFi
     assert record.getMessage().endswith("['attention_sinks']")
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gemma3", "llama4"}))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITH_IMAGES))
 def test_a_model_type_names_a_family_where_there_is_no_architecture(family: str) -> None:
     config = PUBLISHED[family]
     values = {key: value for key, value in config.items() if key != "architectures"} | {"model_type": family}
@@ -89,6 +92,7 @@ SIGMOIDS: dict[str, Any] = {
     "routed_scaling_factor": 2.5,
     "topk_group": 2,
 }
+NEXT_TOKENS = "num_nextn_predict_layers"
 LATENTS: dict[str, Any] = {
     "attention_bias": False,
     "kv_lora_rank": 32,
@@ -99,6 +103,16 @@ LATENTS: dict[str, Any] = {
     "v_head_dim": 20,
 }
 INDEXERS: dict[str, Any] = {"index_head_dim": 32, "index_n_heads": 4, "index_topk": 64}
+GROWING: dict[str, Any] = {
+    "factor": 4.0,
+    "llama_4_scaling_beta": 0.1,
+    "max_position_embeddings": 256,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 1e6,
+    "type": "yarn",
+}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "llama": COMMON,
     "deepseek_v3": COMMON
@@ -133,6 +147,29 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"architectures": ["Qwen2MoeForCausalLM"], "num_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": False}
     | {"moe_intermediate_size": 48, "shared_expert_intermediate_size": 192, "decoder_sparse_step": 1}
     | {"use_sliding_window": False, "sliding_window": 2048, "max_window_layers": 2, "rope_theta": 1e6},
+    "mistral4": COMMON
+    | {"architectures": ["Mistral4ForCausalLM"], "head_dim": 40, "qk_head_dim": 40, "rope_interleave": True}
+    | {"rope_parameters": GROWING | {"partial_rotary_factor": 0.4}}
+    | {key: value for key, value in (SIGMOIDS | LATENTS).items() if key not in ("topk_method", NEXT_TOKENS)},
+    "ministral3": COMMON
+    | {"architectures": ["Ministral3ForCausalLM"], "sliding_window": None, "head_dim": 32, "rope_parameters": GROWING},
+    "seed_oss": COMMON
+    | {"architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_out_bias": False, "mlp_bias": False}
+    | {"head_dim": 32, "residual_dropout": 0.1, "rope_scaling": {"rope_type": "default"}, "rope_theta": 1e7},
+    "glm4": COMMON
+    | {"architectures": ["Glm4ForCausalLM"], "attention_bias": True, "head_dim": 32, "partial_rotary_factor": 0.5},
+    "ernie4_5": COMMON | {"architectures": ["Ernie4_5ForCausalLM"], "head_dim": 32, "use_bias": False},
+    "ernie4_5_moe": COMMON
+    | {"architectures": ["Ernie4_5_MoeForCausalLM"], "use_bias": False, "moe_num_experts": 16, "moe_k": 4}
+    | {"moe_intermediate_size": 48, "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_norm_min": 1e-12}
+    | {"moe_layer_end_index": -1, "moe_layer_interval": 1, "head_dim": 32},
+    "olmo2": COMMON | {"architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "rope_theta": 5e5},
+    "olmo3": COMMON
+    | {"architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "rope_theta": 5e5, "sliding_window": 128}
+    | {"layer_types": ["sliding_attention", "full_attention"], "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "granite": COMMON
+    | {"architectures": ["GraniteForCausalLM"], "attention_bias": False, "mlp_bias": False, "logits_scaling": 8.0}
+    | {"attention_multiplier": 0.015, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
     "llama4_text": COMMON
     | {"architectures": ["Llama4ForCausalLM"], "attention_bias": False, "attention_chunk_size": 32, "head_dim": 32}
     | {"attn_scale": 0.1, "attn_temperature_tuning": True, "floor_scale": 8192, "for_llm_compressor": False}
@@ -183,6 +220,14 @@ SIGMOID_MOE = Moe(
     scale=2.5,
     shared_ffn_size=48,
 )
+
+
+def divisors_of(theta: float, dim: int) -> tuple[float, ...]:
+    """As a Llama with the same YaRN has them."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": theta}
+    return from_hf(LLAMA | {"head_dim": dim, "rope_parameters": yarn}, {}, "tiny").rope.divisors
+
+
 LATENT_ATTENTION: dict[str, Any] = {
     "num_kv_heads": 1,
     "head_dim": 48,
@@ -190,6 +235,7 @@ LATENT_ATTENTION: dict[str, Any] = {
     "query_scale": 40**-0.5,
     "latent": Latent(48, 32, 24, 16, 20, interleaved=True, norm_eps=1e-6),
 }
+GROWTH: dict[str, Any] = {"query_growth": QueryGrowth(64, 0.1)}
 DIFFERENT: dict[str, dict[str, Any]] = {
     "llama": {},
     "deepseek_v3": LATENT_ATTENTION | {"moe": SIGMOID_MOE},
@@ -208,6 +254,33 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "qkv_bias": True,
         "moe": Moe(16, 4, 48, normalize=False, shared_ffn_size=192, shared_gate=True),
     },
+    "mistral4": LATENT_ATTENTION
+    | {
+        "rope": Rope(1e6, 16, divisors_of(1e6, 16), start=32),
+        "query_scale": pytest.approx(40**-0.5 * (0.1 * math.log(4) + 1) ** 2),
+        "moe": replace(SIGMOID_MOE, scoring="softmax", choice_bias=False),
+    }
+    | GROWTH,
+    "ministral3": {"head_dim": 32, "rope": Rope(1e6, 32, divisors_of(1e6, 32))} | GROWTH,
+    "seed_oss": {"head_dim": 32, "rope": Rope(1e7, 32), "qkv_bias": True},
+    "glm4": {"head_dim": 32, "rope": Rope(1e4, 16, interleaved=True), "qkv_bias": True, "post_norms": True},
+    "ernie4_5": {"head_dim": 32, "rope": Rope(5e5, 32, interleaved=True), "tie_embeddings": True},
+    "ernie4_5_moe": {
+        "head_dim": 32,
+        "rope": Rope(5e5, 32, interleaved=True),
+        "tie_embeddings": True,
+        "moe": Moe(16, 4, 48, normalize=True, dense_layers=frozenset({0}), choice_bias=True, shared_ffn_size=96),
+    },
+    "olmo2": {"rope": Rope(5e5, 16), "qk_norm": "all", "pre_norms": False, "post_norms": True},
+    "olmo3": {
+        "rope": Rope(5e5, 16, (2.0,) * 8),
+        "local_rope": Rope(5e5, 16),
+        "windows": (128, 0),
+        "qk_norm": "all",
+        "pre_norms": False,
+        "post_norms": True,
+    },
+    "granite": {"embedding_scale": 12.0, "query_scale": 0.015, "residual_scale": 0.22, "logits_divisor": 8.0},
     "llama4_text": {
         "head_dim": 32,
         "ffn_size": 192,
@@ -216,7 +289,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "windows": (32, 0),
         "chunked": True,
         "qk_norm": "unweighted",
-        "query_growth": QueryGrowth(8192, 0.1),
+        "query_growth": QueryGrowth(8192, 0.1, still_only=True, counts_itself=True),
         "moe": Moe(
             *(16, 1, 96),
             normalize=False,
@@ -276,7 +349,7 @@ GEMMA: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gemma3", "llama4"}))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITH_IMAGES))
 def test_configurations_as_they_are_published_are_read_whole(family: str, caplog: pytest.LogCaptureFixture) -> None:
     different = DIFFERENT[family] | (GEMMA if family.startswith("gemma") else {})
     expected = replace(from_hf(LLAMA, {}, "tiny"), architecture=family, **different)
@@ -315,6 +388,41 @@ def test_a_gemma_that_knows_images_is_read_for_text_with_the_defaults_of_its_for
     assert (config.rope, config.local_rope) == (Rope(1e6, 256, (8.0,) * 128), Rope(1e4, 256))
     assert config.windows == ((1024,) * 5 + (0,)) * 5 + (1024,) * 4
     assert (config.eos_ids, config.tie_embeddings, config.context_len) == ((1, 106), True, 131_072)
+
+
+def with_images(text: dict[str, Any], **outer: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {"model_type": "mistral3", "vision_config": {}}
+    values |= {"architectures": ["Mistral3ForConditionalGeneration"]}
+    values |= {"image_token_index": 10, "multimodal_projector_bias": False, "projector_hidden_act": "gelu"}
+    return values | {"spatial_merge_size": 2, "vision_feature_layer": -1, "text_config": text} | outer
+
+
+@pytest.mark.parametrize("family", ["mistral", "ministral3", "mistral4"])
+def test_a_mistral_that_knows_images_is_read_for_text_as_its_family(
+    family: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = PUBLISHED[family] | {"model_type": family}
+    config = from_hf(with_images(text), {}, "tiny")
+    assert config == replace(from_hf(PUBLISHED[family], {}, "tiny"), architecture="mistral3")
+    assert [record.getMessage() for record in caplog.records] == [
+        "tiny: images are not supported; the model is served for text"
+    ]
+
+
+def test_whether_such_a_mistral_is_tied_its_text_says_first() -> None:
+    text: dict[str, Any] = {key: value for key, value in PUBLISHED["ministral3"].items() if not key.endswith("_id")}
+
+    def read(text: dict[str, Any], **outer: Any) -> ModelConfig:
+        return from_hf(with_images(text | {"model_type": "ministral3"}, **outer), {}, "tiny")
+
+    assert read(text | {"tie_word_embeddings": True}, tie_word_embeddings=False).tie_embeddings
+    assert read(text, tie_word_embeddings=True).tie_embeddings
+    assert (read(text).tie_embeddings, read(text).bos_id, read(text).eos_ids) == (False, 1, (2,))
+
+
+def test_a_mistral_with_images_and_a_text_of_another_family_is_refused() -> None:
+    with pytest.raises(ConfigError, match="text_config of model_type qwen3 is not supported"):
+        from_hf(with_images(PUBLISHED["qwen3"] | {"model_type": "qwen3"}), {}, "tiny")
 
 
 def test_a_llama_4_that_knows_images_is_read_for_text(caplog: pytest.LogCaptureFixture) -> None:
@@ -427,6 +535,24 @@ def test_kimi_k2_is_read_as_what_it_says_it_is() -> None:
         ("glm4_moe", {"routed_scaling_factor": "large"}, "routed_scaling_factor must be above 0"),
         ("glm4_moe", {"n_group": 3}, "do not make 3 groups"),
         ("glm4_moe", {"num_experts_per_tok": 99}, "99 experts a token"),
+        ("mistral4", {"attention_bias": True}, "attention_bias=True"),
+        ("mistral4", {"rope_parameters": None}, "no rope_parameters"),
+        ("mistral4", {"rope_parameters": GROWING | {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+        ("mistral4", {"rope_parameters": GROWING | {"fancy": 1}}, "fancy of rope scaling 'yarn'"),
+        ("ministral3", {"rope_parameters": GROWING | {"llama_4_scaling_beta": "much"}}, "queries cannot grow"),
+        ("ministral3", {"rope_parameters": GROWING | {"original_max_position_embeddings": 64.5}}, "queries cannot"),
+        ("ministral3", {"max_position_embeddings": 1 << 30}, "queries would grow every 64 tokens"),
+        ("ministral3", {"layer_types": ["full_attention"] * 2}, "layer_types"),
+        ("llama", {"rope_parameters": GROWING}, "llama_4_scaling_beta"),
+        ("seed_oss", {"mlp_bias": True}, "mlp_bias=True"),
+        ("glm4", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ("ernie4_5", {"use_bias": True}, "use_bias=True"),
+        ("ernie4_5_moe", {"moe_intermediate_size": [48, 24]}, "moe_intermediate_size"),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias=True"),
+        ("olmo2", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
+        ("olmo3", {"attention_bias": True}, "attention_bias=True"),
+        ("granite", {"mlp_bias": True}, "mlp_bias=True"),
+        ("granite", {"attention_bias": True}, "attention_bias=True"),
         ("llama4_text", {"attention_bias": True}, "attention_bias=True"),
         ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok=2"),
         ("llama4_text", {"layer_types": ["full_attention"] * 2}, "layer_types other than chunked_attention"),

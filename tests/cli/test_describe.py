@@ -68,6 +68,9 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_local_experts": 128, "interleave_moe_layer_step": 2, "use_qk_norm": False},
     ),
     "gpt-oss-120b": ("GptOss", {}),
+    "Mistral-Small-4": ("Mistral4", {}),
+    "Ministral-3-8B": ("Ministral3", {}),
+    "Seed-OSS-36B": ("SeedOss", {"hidden_size": 5120}),
     "Qwen3-32B": (
         "Qwen3",
         {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64}
@@ -91,6 +94,9 @@ KNOWN = {
     "Llama-4-Scout": (17.2, 192),
     "Llama-4-Maverick": (17.2, 192),
     "gpt-oss-120b": (5.7, 72),
+    "Mistral-Small-4": (6.63, 22.5),
+    "Ministral-3-8B": (8.49, 136),
+    "Seed-OSS-36B": (36.15, 256),
     "Qwen3-32B": (32.8, 256),
 }
 

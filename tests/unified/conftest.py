@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from diptych.common.members.roles import LegKind, Role
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.tier import Tier
 from diptych.engine.scheduler.stepping import OverlappedStepping, Stepping, SynchronousStepping, TpModelWorkerClient
+from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.events import (
     DigestPages,
     Emit,
@@ -41,6 +43,12 @@ VOCAB = 1000
 PAGE = 4
 CONTEXT = 256
 LIMITS = Limits(CONTEXT, VOCAB, frozenset(), max_step_tokens=8, max_requests=8)
+NewModel = Callable[[int], tuple[Any, OverlapRunner]]  # by the number of pages: a pool, and what computes on it
+
+
+def null_model(num_pages: int) -> tuple[Any, OverlapRunner]:
+    kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
+    return kv, NullRunner(kv, VOCAB)
 
 
 class Worker:
@@ -54,8 +62,9 @@ class Worker:
         overlap: bool,
         limits: Limits,
         tiers: Callable[[U64], Sequence[Tier]],
+        model: NewModel,
     ) -> None:
-        self.kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
+        self.kv, runner = model(num_pages)
         self.cache = KvCache(
             num_pages=num_pages,
             page_size=PAGE,
@@ -64,7 +73,6 @@ class Worker:
             tiers=tiers(self.kv),
         )
         self.core = UnifiedCore(self.cache, limits, TransferRules("always"), PAGE * 8, role)
-        runner = NullRunner(self.kv, VOCAB)
         self.stepping: Stepping = (
             OverlappedStepping(self.core, TpModelWorkerClient(runner), clock)
             if overlap
@@ -85,10 +93,12 @@ class Fleet:
         overlap: bool = False,
         limits: Limits = LIMITS,
         tiers: Callable[[U64], Sequence[Tier]] = lambda kv: (),
+        model: NewModel = null_model,
     ) -> None:
         """`clock` is read when a step is planned and when it has run."""
         self.workers = {
-            number: Worker(role, num_pages, clock, overlap, limits, tiers) for number, role in enumerate(roles, 1)
+            number: Worker(role, num_pages, clock, overlap, limits, tiers, model)
+            for number, role in enumerate(roles, 1)
         }
         for number, worker in self.workers.items():
             for other in self.workers.keys() - {number}:

@@ -15,6 +15,7 @@ Scoring = Literal["softmax", "sigmoid"]
 # each head by itself; all heads as one vector; each head by itself and without weights, in layers that rotate
 QkNorm = Literal["heads", "all", "unweighted"]
 MAX_EXPERTS: Final = 1 << 17  # of all layers together
+MAX_GROWTHS: Final = 1 << 20  # of queries: how often they may grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,15 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """Queries that grow with the text before them, in layers that do not rotate (arXiv 2501.19399).
+    """Queries that grow with the text before them (arXiv 2501.19399).
 
-    By `1 + factor * ln(1 + n)`, where n whole `period`s end with the query's token or before it.
+    By `1 + factor * ln(1 + n)`, where n whole `period`s end before the query's token.
     """
 
     period: int  # tokens
     factor: float
+    still_only: bool = False  # of the layers that do not rotate
+    counts_itself: bool = False  # a period that ends with the query's token counts as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +85,11 @@ class Moe:
 
     @property
     def is_routed_wide(self) -> bool:
-        """Whether the router multiplies in float32: sigmoids are closer to each other than a narrow type can tell."""
-        return self.scoring == "sigmoid"
+        """Whether the router multiplies in float32: sigmoids are closer to each other than a narrow type can tell.
+
+        So it does where a bias corrects the choice, as models that have one were trained.
+        """
+        return self.scoring == "sigmoid" or self.choice_bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +167,17 @@ class ModelConfig:
     query_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     attention_softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they do not
     logits_softcap: float = 0.0
+    logits_divisor: float = 1.0  # of logits, before they are capped
     activation: Activation = "silu"
     qkv_bias: bool = False
     o_bias: bool = False  # of attention's output projection
     sinks: bool = False  # each head has a learned score that takes part in its softmax and has no value
     qk_norm: QkNorm | None = None  # queries and keys are normed before they are rotated
+    pre_norms: bool = True  # what goes into attention and feed-forward network is normed
     post_norms: bool = False  # what attention and feed-forward network add is normed, too
     norm_offset: float = 0.0  # added to every norm's weights
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and feed-forward network add
     moe: Moe | None = None
     latent: Latent | None = None  # with it `num_kv_heads` is 1, and `head_dim` that of what a token keeps
     indexer: Indexer | None = None  # with it there are latents, and queries are made of a latent of their own
@@ -235,6 +244,8 @@ class ModelConfig:
             self._validate_latent(self.latent)
         if self.indexer is not None:
             self._validate_indexer(self.indexer)
+        if self.query_growth is not None:
+            self._validate_growth(self.query_growth)
         for rope in (self.rope, self.local_rope):
             if rope is not None:
                 self._validate_rope(rope)
@@ -265,6 +276,12 @@ class ModelConfig:
             raise ConfigError(f"{self.model_id}: index_head_dim {indexer.head_dim} is less than what of it rotates")
         if indexer.layers[:1] != (0,):
             raise ConfigError(f"{self.model_id}: the first layer must choose the tokens that it attends to")
+
+    def _validate_growth(self, growth: QueryGrowth) -> None:
+        if type(growth.factor) not in (int, float) or type(growth.period) is not int or growth.period < 1:
+            raise ConfigError(f"{self.model_id}: queries cannot grow with their position as {growth} says")
+        if self.context_len // growth.period > MAX_GROWTHS:
+            raise ConfigError(f"{self.model_id}: queries would grow every {growth.period} tokens, which is too often")
 
     def _validate_rope(self, rope: Rope) -> None:
         fits = rope.dim % 2 == 0 and 0 < rope.dim <= self.head_dim - rope.start

@@ -44,6 +44,9 @@ MAX_SIZES: Final[Mapping[str, int]] = {
     "max_position_embeddings": 1 << 31,
     "max_window_layers": 1 << 31,
     "moe_intermediate_size": 1 << 20,
+    "moe_k": 1 << 12,
+    "moe_num_experts": 1 << 12,
+    "moe_num_shared_experts": 1 << 12,
     "n_group": 1 << 12,
     "n_routed_experts": 1 << 12,
     "n_shared_experts": 1 << 12,
@@ -76,6 +79,7 @@ class HfConfig(Mapping[str, Any]):
         self._values = values
         self._generation = generation
         self._asked: set[str] = set()
+        self._beside_rope: set[str] = set()
         self.model_id = model_id
         self._refuse_sizes()
 
@@ -150,7 +154,13 @@ class HfConfig(Mapping[str, Any]):
         """As all layers have them, or those without a window."""
         parameters = self.get("rope_parameters") or self.get("rope_scaling") or {}
         full: Parameters = parameters.get("full_attention", parameters)
-        return full
+        return {key: value for key, value in full.items() if key not in self._beside_rope}
+
+    def take_from_rope(self, key: str) -> Any:
+        """Return what `rope_parameters` say of something beside the rotation; from now on they are without it."""
+        value = self.rope_parameters.get(key)
+        self._beside_rope.add(key)
+        return value
 
     def rope(self, parameters: Parameters, head_dim: int, theta: float, partial_rotary_factor: float = 1.0) -> Rope:
         """Return a kind of layers' rotary embedding; `theta` and `partial_rotary_factor` are the defaults."""

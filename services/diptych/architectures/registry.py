@@ -8,22 +8,32 @@ from typing import Any, Final
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.families.deepseek_v3 import DEEPSEEK_V3
 from diptych.architectures.families.deepseek_v32 import DEEPSEEK_V32
+from diptych.architectures.families.ernie4_5 import ERNIE4_5
+from diptych.architectures.families.ernie4_5_moe import ERNIE4_5_MOE
 from diptych.architectures.families.gemma2 import GEMMA2
 from diptych.architectures.families.gemma3 import GEMMA3, GEMMA3_TEXT
+from diptych.architectures.families.glm4 import GLM4
 from diptych.architectures.families.glm4_moe import GLM4_MOE
 from diptych.architectures.families.glm4_moe_lite import GLM4_MOE_LITE
 from diptych.architectures.families.glm_moe_dsa import GLM_MOE_DSA
 from diptych.architectures.families.gpt_oss import GPT_OSS
+from diptych.architectures.families.granite import GRANITE
 from diptych.architectures.families.llama import LLAMA
 from diptych.architectures.families.llama4 import LLAMA4, LLAMA4_TEXT
 from diptych.architectures.families.minimax_m2 import MINIMAX_M2
+from diptych.architectures.families.ministral3 import MINISTRAL3
 from diptych.architectures.families.mistral import MISTRAL
+from diptych.architectures.families.mistral3 import MISTRAL3
+from diptych.architectures.families.mistral4 import MISTRAL4
 from diptych.architectures.families.mixtral import MIXTRAL
+from diptych.architectures.families.olmo2 import OLMO2
+from diptych.architectures.families.olmo3 import OLMO3
 from diptych.architectures.families.phi3 import PHI3
 from diptych.architectures.families.qwen2 import QWEN2
 from diptych.architectures.families.qwen2_moe import QWEN2_MOE
 from diptych.architectures.families.qwen3 import QWEN3
 from diptych.architectures.families.qwen3_moe import QWEN3_MOE
+from diptych.architectures.families.seed_oss import SEED_OSS
 from diptych.architectures.hf_config import HfConfig
 from diptych.architectures.placement import Family
 from diptych.common.errors import ConfigError
@@ -31,24 +41,34 @@ from diptych.common.errors import ConfigError
 FAMILIES: Final[dict[str, Family]] = {
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v32": DEEPSEEK_V32,
+    "ernie4_5": ERNIE4_5,
+    "ernie4_5_moe": ERNIE4_5_MOE,
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,
     "gemma3_text": GEMMA3_TEXT,
+    "glm4": GLM4,
     "glm4_moe": GLM4_MOE,
     "glm4_moe_lite": GLM4_MOE_LITE,
     "glm_moe_dsa": GLM_MOE_DSA,
     "gpt_oss": GPT_OSS,
+    "granite": GRANITE,
     "llama": LLAMA,
     "llama4": LLAMA4,
     "llama4_text": LLAMA4_TEXT,
     "minimax_m2": MINIMAX_M2,
+    "ministral3": MINISTRAL3,
     "mistral": MISTRAL,
+    "mistral3": MISTRAL3,
+    "mistral4": MISTRAL4,
     "mixtral": MIXTRAL,
+    "olmo2": OLMO2,
+    "olmo3": OLMO3,
     "phi3": PHI3,
     "qwen2": QWEN2,
     "qwen2_moe": QWEN2_MOE,
     "qwen3": QWEN3,
     "qwen3_moe": QWEN3_MOE,
+    "seed_oss": SEED_OSS,
 }
 # what reading a value of another kind than expected runs into
 NONSENSE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)

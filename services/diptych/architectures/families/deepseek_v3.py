@@ -42,8 +42,9 @@ def moe_placement(config: ModelConfig, layer: int) -> Iterator[placement.Placed]
         return
     assert config.moe is not None
     yield from placement.experts(config, layer, "mlp", placement.EXPERT_NAMES)
-    bias = placement.Piece(f"{layer}.choice_bias", 0, (config.moe.num_experts,), wide=True)
-    yield f"model.layers.{layer}.mlp.gate.e_score_correction_bias", (bias,)
+    if config.moe.choice_bias:
+        bias = placement.Piece(f"{layer}.choice_bias", 0, (config.moe.num_experts,), wide=True)
+        yield f"model.layers.{layer}.mlp.gate.e_score_correction_bias", (bias,)
     if config.moe.shared_ffn_size:
         yield from placement.shared_expert(config, layer, "mlp.shared_experts")
 

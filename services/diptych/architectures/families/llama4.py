@@ -71,7 +71,7 @@ def _growth(hf: HfConfig) -> QueryGrowth:
     period, factor = hf.get("floor_scale", 8192), hf.get("attn_scale", 0.1)
     if period < 1:
         raise ConfigError(f"{hf.model_id}: floor_scale must be at least 1, not {period}")
-    return QueryGrowth(period, float(factor))
+    return QueryGrowth(period, float(factor), still_only=True, counts_itself=True)
 
 
 def _moe(hf: HfConfig, config: ModelConfig) -> Moe:

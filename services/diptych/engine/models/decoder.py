@@ -30,10 +30,10 @@ class Layer:
     attention: Projections
     growth: GrowingQueries | None
     attention_post_norm: Tensor | None  # of what attention adds
-    ffn_norm: Tensor
+    ffn_norm: Tensor | None  # of what goes into the feed-forward network
     ffn: FeedForward
     ffn_post_norm: Tensor | None
-    next_norm: Tensor  # the next layer's input norm; the last layer's is the model's
+    next_norm: Tensor | None  # the next layer's input norm; the last layer's is the model's
 
 
 class Decoder:
@@ -47,7 +47,7 @@ class Decoder:
         self._lm_head = self._embed if config.tie_embeddings else weights.matrix("lm_head")
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
-        self._input_norm = weights.norm("0.input_norm")
+        self._input_norm = weights.norm("0.input_norm") if config.pre_norms else None
         self._layers = [_layer(config, weights, ops, index) for index in range(config.num_layers)]
 
     def forward(
@@ -72,7 +72,7 @@ class Decoder:
                 pieces.run(partial(self._between, index, x, buffers))
             growth = self._layers[index].growth
             if growth is not None:
-                growth.apply(qkv, batch.positions)
+                growth.apply(qkv, batch.positions)  # to rotate them before or afterwards is the same
             attention.attend(qkv, index, attended)
             if on_layer is not None:
                 on_layer(index)
@@ -85,7 +85,10 @@ class Decoder:
     def _begin(self, input_ids: Tensor, buffers: Buffers) -> Tensor:
         """From tokens to the first attention; return the residual stream `[num_tokens, hidden_size]`."""
         x = self._embedded(input_ids)
-        self._ops.rms_norm(x, self._input_norm, self._config.rms_norm_eps, buffers.normed)
+        if self._input_norm is None:
+            buffers.normed.copy_(x)
+        else:
+            self._ops.rms_norm(x, self._input_norm, self._config.rms_norm_eps, buffers.normed)
         self._layers[0].attention.project_in(buffers)
         return x
 
@@ -113,27 +116,34 @@ class Decoder:
         layer.ffn.forward(buffers)
         self._add(x, buffers, layer.ffn_post_norm, layer.next_norm)
 
-    def _add(self, x: Tensor, buffers: Buffers, post_norm: Tensor | None, next_norm: Tensor) -> None:
+    def _add(self, x: Tensor, buffers: Buffers, post_norm: Tensor | None, next_norm: Tensor | None) -> None:
         eps = self._config.rms_norm_eps
         if post_norm is not None:
             self._ops.rms_norm(buffers.delta, post_norm, eps, buffers.delta)
-        self._ops.add_rms_norm(x, buffers.delta, next_norm, eps, buffers.normed)
+        if self._config.residual_scale != 1:
+            buffers.delta.mul_(self._config.residual_scale)
+        if next_norm is None:
+            buffers.normed.copy_(x.add_(buffers.delta))
+        else:
+            self._ops.add_rms_norm(x, buffers.delta, next_norm, eps, buffers.normed)
 
     def _logits(self, normed: Tensor) -> Tensor:
         logits = normed.new_empty(len(normed), self._config.vocab_size)
         self._lm_head.multiply(normed, logits)
+        if self._config.logits_divisor != 1:
+            logits.div_(self._config.logits_divisor)
         cap = self._config.logits_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
 
 def _layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Layer:
-    is_last = index == config.num_layers - 1
+    next_norm = "norm" if index == config.num_layers - 1 else f"{index + 1}.input_norm"
     return Layer(
         attention=(LatentAttentionBlock if config.latent else AttentionBlock).build(config, weights, ops, index),
-        growth=GrowingQueries.build(config, index, weights.norm(f"{index}.input_norm").device),
+        growth=GrowingQueries.build(config, index, weights.norm("norm").device),
         attention_post_norm=weights.norm(f"{index}.attention_post_norm") if config.post_norms else None,
-        ffn_norm=weights.norm(f"{index}.ffn_norm"),
+        ffn_norm=weights.norm(f"{index}.ffn_norm") if config.pre_norms else None,
         ffn=(MoeBlock if config.is_moe(index) else Mlp).build(config, weights, ops, index),
         ffn_post_norm=weights.norm(f"{index}.ffn_post_norm") if config.post_norms else None,
-        next_norm=weights.norm("norm" if is_last else f"{index + 1}.input_norm"),
+        next_norm=weights.norm(next_norm) if config.pre_norms or next_norm == "norm" else None,
     )

@@ -93,10 +93,11 @@ class Halves:
 
     num_heads: int  # of queries and keys
     head_dim: int
+    dim: int  # so many of a head, the first, rotate
 
     def apply(self, qkv: Tensor) -> None:
-        turning = qkv[:, : self.num_heads * self.head_dim].view(len(qkv), self.num_heads, 2, -1)
-        turning.copy_(turning.reshape(len(qkv), self.num_heads, -1, 2).mT.contiguous())
+        turning = qkv.view(len(qkv), -1, self.head_dim)[:, : self.num_heads, : self.dim]
+        turning.copy_(turning.reshape(len(qkv), self.num_heads, -1, 2).mT.flatten(-2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,8 @@ class AttentionBlock:
 
     @staticmethod
     def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> AttentionBlock:
-        halves = Halves(config.num_heads + config.num_kv_heads, config.head_dim)
+        rope = config.rope_of(layer)
+        halves = Halves(config.num_heads + config.num_kv_heads, config.head_dim, rope.dim)
         return AttentionBlock(
             ops=ops,
             qkv=weights.matrix(f"{layer}.qkv"),
@@ -121,7 +123,7 @@ class AttentionBlock:
             o=weights.matrix(f"{layer}.o"),
             o_bias=weights.vector(f"{layer}.o_bias"),
             norm_in=_norms(config, weights, ops, layer),
-            halves=halves if config.rope_of(layer).interleaved else None,
+            halves=halves if rope.interleaved else None,
         )
 
     def project_in(self, buffers: Buffers) -> None:
