@@ -1,0 +1,189 @@
+"""Bugs planted in one region of pages: on their way they are refused, or else they change tokens; so in a cache.
+
+A latent is key and value of all heads, so a page of them has no second copy of anything that could hide a mistake.
+Index keys lie behind the latents and are read by nobody but the indexer: where they are wrong, attention is as good as
+ever, to the wrong tokens. What a new region needs is a model and rows in `MUTANTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from diptych.checkpoints.source import ModelSource, open_model
+from diptych.engine.runner.model_runner import ModelRunner
+from diptych.engine.values.transfer_rules import TransferRules
+from diptych.generation.output import FailureCode
+
+PAGE_SIZE, NUM_PAGES, NUM_TOKENS, NUM_LAYERS, LATENT_DIM, INDEX_DIM = 4, 64, 6, 2, 48, 24
+PROMPT = [(7 * i) % 96 for i in range(23)]
+LATENTS: Final = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": NUM_LAYERS,
+    "first_k_dense_replace": NUM_LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 28,
+    "kv_lora_rank": LATENT_DIM - 16,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+}
+MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {  # by the region that is damaged: the last of a page
+    "latents": ("DeepseekV3", LATENTS),
+    "index keys": ("DeepseekV32", LATENTS | {"index_n_heads": 8, "index_head_dim": INDEX_DIM, "index_topk": 4}),
+}
+DIMS: Final = {"latents": LATENT_DIM, "index keys": INDEX_DIM}
+Cells = np.ndarray[Any, Any]  # [num_pages, NUM_LAYERS, PAGE_SIZE, dim]: a region of some pages
+Mutant = Callable[[Cells, Cells], Cells]
+
+
+def first_page_dropped(before: Cells, arrived: Cells) -> Cells:
+    """The first page keeps what it had."""
+    return np.concatenate([before[:1], arrived[1:]])
+
+
+def three_pages_dropped(before: Cells, arrived: Cells) -> Cells:
+    return np.concatenate([before[:3], arrived[3:]])
+
+
+def first_page_zeroed(before: Cells, arrived: Cells) -> Cells:
+    return np.concatenate([np.zeros_like(arrived[:1]), arrived[1:]])
+
+
+def zeroed(before: Cells, arrived: Cells) -> Cells:
+    return np.zeros_like(arrived)
+
+
+def shifted(before: Cells, arrived: Cells) -> Cells:
+    """Every token lies where the next one should, and the last one of a page is lost."""
+    return np.concatenate([before[:, :, :1], arrived[:, :, :-1]], axis=2)
+
+
+def in_another_order_of_layers(before: Cells, arrived: Cells) -> Cells:
+    return arrived[:, ::-1]
+
+
+def in_another_order_of_pages(before: Cells, arrived: Cells) -> Cells:
+    return arrived[::-1]
+
+
+def with_the_rotated_part_in_front(before: Cells, arrived: Cells) -> Cells:
+    return np.roll(arrived, 16, axis=3)
+
+
+MUTANTS: Final[dict[str, tuple[Mutant, ...]]] = {
+    "latents": (
+        first_page_dropped,
+        first_page_zeroed,
+        shifted,
+        in_another_order_of_layers,
+        with_the_rotated_part_in_front,
+    ),
+    "index keys": (three_pages_dropped, zeroed, shifted, in_another_order_of_layers, in_another_order_of_pages),
+}
+ROWS: Final = [(region, mutant) for region, mutants in MUTANTS.items() for mutant in mutants]
+planted = pytest.mark.parametrize(
+    ("region", "mutant"), ROWS, ids=[f"{region} {mutant.__name__}" for region, mutant in ROWS]
+)
+NewPair = Callable[..., Any]
+
+
+def damaged(region: str, mutant: Mutant, before: Any, arrived: Any) -> Any:
+    """Return whole pages, of any shape `[num_pages, ...]`, whose last region went through `mutant`."""
+    flat_before, flat = (pages.reshape(len(pages), -1) for pages in (before, arrived))
+    start = flat.shape[1] - NUM_LAYERS * PAGE_SIZE * DIMS[region]
+    cells = (pages[:, start:].reshape(-1, NUM_LAYERS, PAGE_SIZE, DIMS[region]) for pages in (flat_before, flat))
+    changed = mutant(*cells).reshape(len(flat), -1)
+    return np.concatenate([flat[:, :start], changed], axis=1).reshape(arrived.shape)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSource]:
+    found = {}
+    for region, (family, settings) in MODELS.items():
+        torch.manual_seed(0)
+        folder = tmp_path_factory.mktemp("region")
+        config = getattr(transformers, f"{family}Config")(**settings)
+        getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(folder)
+        found[region] = open_model(str(folder))
+    return found
+
+
+@pytest.fixture
+def new_pair(sources: dict[str, ModelSource], make_pair: Any) -> NewPair:
+    """`new_pair(region, integrity, mutant=None)`: a pair in which what arrives of a region goes through `mutant`."""
+
+    class Damaging(make_pair):  # type: ignore[misc]  # a fixture has no type
+        region = ""
+        mutant: Mutant | None = None
+
+        def _copy(self, side: Any, other: Any, write: Any) -> None:
+            self._before = other.kv[write.dst].copy()
+            super()._copy(side, other, write)
+
+        def _damage(self, other: Any, pages: Any) -> None:
+            if self.mutant is not None:
+                other.kv[pages] = damaged(self.region, self.mutant, self._before, other.kv[pages].copy())
+
+    def new(region: str, integrity: Any, mutant: Mutant | None = None) -> Any:
+        def new_model(num_pages: int) -> tuple[Any, ModelRunner]:
+            source = sources[region]
+            layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE_SIZE, dtype="float32")
+            kv = np.zeros(layout.shape, np.float32)
+            return kv, ModelRunner(source, torch.from_numpy(kv), dtype="float32")
+
+        pair = Damaging(
+            prefill_pages=NUM_PAGES,
+            decode_pages=NUM_PAGES,
+            max_step_tokens=64,
+            model=new_model,
+            rules=TransferRules(integrity=integrity),
+        )
+        pair.region, pair.mutant = region, mutant
+        return pair
+
+    return new
+
+
+def generated(pair: Any, room: int) -> list[int]:
+    pair.start(room, PROMPT, max_tokens=NUM_TOKENS)
+    pair.run()
+    tokens: list[int] = pair.tokens(room)
+    return tokens
+
+
+@planted
+def test_what_arrives_damaged_is_refused(new_pair: NewPair, region: str, mutant: Mutant) -> None:
+    pair = new_pair(region, "always", mutant)
+    generated(pair, 1)
+    assert pair.decode.ended(1).failure.code is FailureCode.TRANSFER_FAILED
+    pair.assert_clean()
+
+
+@planted
+def test_without_digests_it_changes_tokens(new_pair: NewPair, region: str, mutant: Mutant) -> None:
+    tokens = generated(new_pair(region, "off", mutant), 1)
+    assert len(tokens) == NUM_TOKENS
+    assert tokens != generated(new_pair(region, "always"), 1)
+
+
+@planted
+def test_in_a_cache_it_changes_tokens(new_pair: NewPair, region: str, mutant: Mutant) -> None:
+    """The prompt's pages are read a second time, on both sides, by the same prompt."""
+    pair, expected = new_pair(region, "off"), generated(new_pair(region, "always"), 1)
+    assert generated(pair, 1) == generated(pair, 2) == expected
+    for side in (pair.prefill, pair.decode):
+        used = np.flatnonzero(side.kv.reshape(NUM_PAGES, -1).any(axis=1))
+        assert len(used) >= len(PROMPT) // PAGE_SIZE
+        side.kv[used] = damaged(region, mutant, np.zeros_like(side.kv[used]), side.kv[used].copy())
+    assert generated(pair, 3) != expected
