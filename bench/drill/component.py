@@ -86,9 +86,12 @@ class Component:
         process = psutil.Process(self._process.pid)
         rng.choice([process, *process.children()]).kill()
 
-    async def exited(self) -> None:
-        """Whoever lost a child takes a while to notice and to end."""
-        await asyncio.to_thread(self._process.wait)
+    def exited(self) -> asyncio.Future[int]:
+        """Done when the process that there is now has ended: whoever lost a child takes a while to notice.
+
+        Others may start it again before that is awaited, and then it is not the new one that is waited for.
+        """
+        return asyncio.get_running_loop().run_in_executor(None, self._process.wait)
 
     # pauses
 

@@ -70,10 +70,11 @@ class Faults:
         self._maimed.add(victim)
         self._note(kind, str(victim))
         heal = self._strike(victim, kind)
+        exited = victim.exited() if kind == "kill" else None  # now: who heals another one may start this one, too
         try:
             await asyncio.sleep(self._rng.choice(FAULT_LENGTHS_S))
-            if kind == "kill":
-                await victim.exited()
+            if exited is not None:
+                await exited
         finally:
             heal()
         logger.info("healed %s", victim)
