@@ -87,6 +87,11 @@ def _unweighted_norms(config: ModelConfig, weights: Weights, ops: Ops, layer: in
     return HeadNorms(ops, config.num_heads, ones, ones, config.rms_norm_eps)
 
 
+def in_halves(states: Tensor) -> Tensor:
+    """Return `[..., dim]` with the first of all neighbours, then the second ones: as attention rotates them."""
+    return states.reshape(*states.shape[:-1], -1, 2).mT.flatten(-2)
+
+
 @dataclass(frozen=True, slots=True)
 class Halves:
     """Lays out queries and keys whose neighbours rotate against each other as attention rotates them."""
@@ -97,7 +102,7 @@ class Halves:
 
     def apply(self, qkv: Tensor) -> None:
         turning = qkv.view(len(qkv), -1, self.head_dim)[:, : self.num_heads, : self.dim]
-        turning.copy_(turning.reshape(len(qkv), self.num_heads, -1, 2).mT.flatten(-2))
+        turning.copy_(in_halves(turning))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diptych.architectures.config import Indexer, ModelConfig
+from diptych.engine.models.layers.attention import in_halves
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.weights import Weights
 
@@ -52,14 +53,7 @@ class IndexBlock:
         self.weights.multiply(x, weights)
         keys = F.layer_norm(keys, (dim,), *self.key_norm, eps=NORM_EPS)
         heads = out[:, : (num_heads + 1) * dim].view(len(x), -1, dim)
-        self._place(queries.view(len(x), -1, dim), heads[:, :-1])
-        self._place(keys[:, None], heads[:, -1:])
-        out[:, (num_heads + 1) * dim :] = weights
-
-    def _place(self, states: Tensor, heads: Tensor) -> None:
-        """Copy with the dimensions that rotate in halves, the first of all pairs, then the second ones."""
-        heads.copy_(states)
+        heads[:, :-1], heads[:, -1] = queries.view(len(x), -1, dim), keys
         if self.indexer.interleaved:
-            shape, half = states.shape[:2], self.rope_dim // 2
-            pairs = states[..., : self.rope_dim].view(*shape, half, 2)
-            heads[..., : self.rope_dim].view(*shape, 2, half).copy_(pairs.mT)
+            heads[..., : self.rope_dim] = in_halves(heads[..., : self.rope_dim])
+        out[:, (num_heads + 1) * dim :] = weights

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diptych.architectures.config import Latent, ModelConfig
+from diptych.engine.models.layers.attention import in_halves
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.index_block import IndexBlock
 from diptych.engine.models.matrix import HeadMatrices, Matrix
@@ -115,14 +116,12 @@ class LatentAttentionBlock:
         self.ops.rms_norm(latents, self.kv_norm, self.latent.norm_eps, latents)
         self.keys.multiply(queries[..., :nope_dim], states[:, :-1, :rank])
         states[:, -1, :rank] = latents
-        self._place(queries[..., nope_dim:], states[:, :-1, rank:])
-        self._place(kept[:, None, rank:], states[:, -1:, rank:])
+        states[:, :-1, rank:] = self._turning(queries[..., nope_dim:])
+        states[:, -1, rank:] = self._turning(kept[:, rank:])
 
-    def _place(self, turning: Tensor, states: Tensor) -> None:
-        """Copy dimensions that rotate to where backends have them: the first of all pairs, then the second ones."""
-        heads, half = turning.shape[:2], self.latent.rope_dim // 2
-        pairs = turning.view(*heads, half, 2).mT if self.latent.interleaved else turning.view(*heads, 2, half)
-        states.view(*heads, 2, half).copy_(pairs)
+    def _turning(self, states: Tensor) -> Tensor:
+        """Return dimensions that rotate as attention has them."""
+        return in_halves(states) if self.latent.interleaved else states
 
     def project_out(self, buffers: Buffers) -> None:
         attended = buffers.attended.view(len(buffers.attended), -1, self.latent.rank)
