@@ -31,6 +31,7 @@ class StagedBatch:
     seq_lens: Tensor  # int32 [batch_size]
     extend_starts: Tensor  # int32 [batch_size + 1]: first token of each request, and their number
     logits_rows: Tensor  # int64 [num_rows]: tokens whose logits are wanted: those to sample from, then prompt rows
+    state_slots: Tensor | None = None  # int64 [batch_size]: of requests, in recurrent models
 
 
 def stage(batch: ForwardBatch, device: torch.device) -> StagedBatch:

@@ -60,7 +60,7 @@ class LoadedModel:
     def on(self, kv: Tensor) -> LoadedModel:
         """Return the same model on another pool."""
         with torch.inference_mode():
-            return replace(self, attention=_choose(self.config, kv, self.options, self.sinks).attention)
+            return replace(self, attention=_choose(self.config.attending, kv, self.options, self.sinks).attention)
 
     def forward(self, batch: StagedBatch, on_layer: OnLayer | None = None, pieces: Pieces | None = None) -> Tensor:
         """Return the logits of `batch.logits_rows`. Attention was told of the batch before, and so were adapters."""
@@ -76,8 +76,8 @@ def load_model(
     dtype = DTYPES[options.dtype]
     with torch.inference_mode():
         part = ModelPart.of(source, communicator)
-        sinks = new_sinks(part.config, kv.device)
-        backend = _choose(part.config, kv, options, sinks)
+        sinks = new_sinks(part.config.attending, kv.device)
+        backend = _choose(part.config.attending, kv, options, sinks)
         ops = part.wrap(backend.ops)
         tensors = part.tensors if options.quantization == "auto" else expanded(part.tensors)
         weights = load(part.config, part.placement, tensors, ops, dtype, kv.device)

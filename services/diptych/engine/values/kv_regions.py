@@ -13,8 +13,7 @@ def kv_regions(model: ModelConfig, dtype: str, share: HeadShare | None = None) -
     an indexer, which lie behind the latents.
     """
     total = model.num_kv_heads if share is None else share.total_kv_heads
-    layers = tuple(range(model.num_layers))
-    kept = Region(layers, model.num_planes, model.num_kv_heads, model.head_dim, dtype, total)
+    kept = Region(model.attention_layers, model.num_planes, model.num_kv_heads, model.head_dim, dtype, total)
     if model.indexer is None:
         return (kept,)
     return kept, Region(model.indexer.layers, 1, 1, model.indexer.head_dim, dtype, 1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
+from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Ops
@@ -24,6 +25,21 @@ class Projections(Protocol):
 
     def project_out(self, buffers: Buffers) -> None:
         """`attended` -> `delta`."""
+        ...
+
+
+class StateMixer(Projections, Protocol):
+    """`Projections` of a layer that keeps a state in place of keys and values, and what is between them."""
+
+    def mix(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:
+        """Mix each token of a step with the state of its request, and bring that up to date, in place.
+
+        `projected`: `[num_tokens, mixer.in_size]`, may be overwritten; `out`: `[num_tokens, mixer.out_size]`. `state`
+        has a tensor for each of `mixer.state_parts`, `[num_slots, *shape]`; the requests' slots are
+        `batch.state_slots`, and what a request begins with is there already. A request's tokens,
+        `batch.host.extend_lens` of them, are in the order of its text. What is computed for a request depends on its
+        own tokens alone, to the bit.
+        """
         ...
 
 
