@@ -9,8 +9,21 @@ from ahead_of_time import Kernel
 
 from diptych.kernels.gpu import activations, delta_chunks, delta_rule
 
-STATES = dict.fromkeys("projected newest conv norm out queries keys corrections changes scores channels".split(), "*bf16")
-TYPES = STATES | dict.fromkeys("kept decay decay_bias totals found".split(), "*fp32")
+NARROW = (
+    "projected",
+    "newest",
+    "conv",
+    "norm",
+    "out",
+    "queries",
+    "keys",
+    "corrections",
+    "changes",
+    "scores",
+    "channels",
+)
+WIDE = ("kept", "decay", "decay_bias", "totals", "found")
+TYPES = dict.fromkeys(NARROW, "*bf16") | dict.fromkeys(WIDE, "*fp32")
 TYPES |= {"slots": "*i64", "starts": "*i32", "scale": "fp32", "eps": "fp32"}
 PLACE = torch.empty(0)
 LAYER = delta_rule.DeltaLayer(16, 32, 128, 128, torch.empty(8192, 4), PLACE, PLACE, PLACE, 1e-6)
@@ -78,5 +91,9 @@ def kernels() -> Iterator[Kernel]:
     yield from prompts()
     sigmoid = {"x": "*bf16", "gates": "*bf16", "size": "i32"}
     yield Kernel(
-        "sigmoid", activations.mul_sigmoid_kernel, sigmoid, {"TILE": activations.TILE_NUMBERS}, loads=frozenset({"v4.b32"})
+        "sigmoid",
+        activations.mul_sigmoid_kernel,
+        sigmoid,
+        {"TILE": activations.TILE_NUMBERS},
+        loads=frozenset({"v4.b32"}),
     )

@@ -58,7 +58,7 @@ def test_a_text_goes_on_where_a_chunk_or_a_token_ended(net: DeltaNet, device: to
     weights, tokens = random_weights(net, torch.float32, device), random_tokens(net, 90, torch.float32, device)
     rule, state = GpuDeltaRule(net, weights), random_state(net, torch.float32, device)
     whole = mixed(TorchDeltaRule(net, weights), net, tokens, state, step([90], [2], device))
-    outs = []
+    outs: list[Tensor] = []
     for start, end in ((0, 2), (2, 3), (3, 70), (70, 90)):
         part = mixed(rule, net, tokens[start:end], state, step([end - start], [2], device))
         state, outs = part.state, [*outs, part.out]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from diptych.architectures.recurrent import DeltaNet
@@ -70,7 +69,7 @@ class TorchDeltaRule:
     def _mix_one(self, projected: Tensor, newest: Tensor, kept: Tensor, out: Tensor) -> None:
         net = self.net
         sizes = [net.num_channels, net.out_size, net.num_value_heads, net.num_value_heads]
-        channels, gates, beta, g = projected.split(sizes, dim=1)
+        channels, gates, beta, g = torch.split(projected, sizes, dim=1)
         tokens = self._tokens(self._convolved(channels, newest), beta.float(), g.float())
         found = recur(tokens, kept) if len(projected) == 1 else in_chunks(tokens, kept)
         scales = found.pow(2).mean(-1, keepdim=True).add_(self.weights.eps).rsqrt_()

@@ -29,11 +29,11 @@ class GpuDeltaRule:
 
     def mix(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:
         assert batch.state_slots is not None
-        slots, starts = batch.state_slots, batch.extend_starts
+        (newest, kept), slots, starts = state, batch.state_slots, batch.extend_starts
         if len(projected) == len(slots):
-            mix_single_tokens(self._layer, projected, *state, slots, out)
+            mix_single_tokens(self._layer, projected, newest, kept, slots, out)
             return
         lens = batch.host.extend_lens
-        mix_prompts(self._layer, projected, *state, slots, starts, int(lens.max()), out)
+        mix_prompts(self._layer, projected, newest, kept, slots, starts, int(lens.max()), out)
         if (lens == 1).any():
-            mix_single_tokens(self._layer, projected, *state, slots, out, starts)
+            mix_single_tokens(self._layer, projected, newest, kept, slots, out, starts)
