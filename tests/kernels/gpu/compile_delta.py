@@ -9,19 +9,8 @@ from ahead_of_time import Kernel
 
 from diptych.kernels.gpu import activations, delta_chunks, delta_rule
 
-NARROW = (
-    "projected",
-    "newest",
-    "conv",
-    "norm",
-    "out",
-    "queries",
-    "keys",
-    "corrections",
-    "changes",
-    "scores",
-    "channels",
-)
+PASSED_ON = "queries keys corrections changes scores totals"
+NARROW = (*PASSED_ON.split(), "projected", "newest", "conv", "norm", "out", "channels")
 WIDE = ("kept", "decay", "decay_bias", "totals", "found")
 TYPES = dict.fromkeys(NARROW, "*bf16") | dict.fromkeys(WIDE, "*fp32")
 TYPES |= {"slots": "*i64", "starts": "*i32", "scale": "fp32", "eps": "fp32"}
@@ -61,18 +50,17 @@ def prompts() -> Iterator[Kernel]:
     )
     kept = types("projected newest slots starts")
     yield Kernel("delta rule, newest inputs", delta_chunks.keep_newest_kernel, kept, width)
-    passed_on = "queries keys corrections changes scores totals"
     yield Kernel(
         "delta rule, chunks",
         delta_chunks.prepare_chunks_kernel,
-        types(f"projected channels decay decay_bias slots starts {passed_on} scale"),
+        types(f"projected channels decay decay_bias slots starts {PASSED_ON} scale"),
         delta_chunks.chunk_constants(LAYER) | PRECISIONS,
         num_warps=delta_chunks.CHUNK_WARPS,
     )
     yield Kernel(
         "delta rule, chunks in turn",
         delta_chunks.scan_chunks_kernel,
-        types(f"{passed_on} kept slots starts found"),
+        types(f"{PASSED_ON} kept slots starts found"),
         delta_chunks.scan_constants(LAYER) | {"PRECISION": PRECISIONS["PRECISION"]},
         num_warps=delta_chunks.SCAN_WARPS,
         num_stages=2,

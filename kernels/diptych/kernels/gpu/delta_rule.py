@@ -2,8 +2,8 @@
 
 Two kernels: the first convolves each channel with the request's newest inputs, in place; the second has a value head's
 state in registers, lets it fade, corrects it, and norms and weighs what the query finds, so that a state is read and
-written once. What decides lies on the device: which slot a row has, and whether it has one. A row whose slot is -1 reads
-and writes nothing.
+written once. What decides lies on the device: which slot a row has, and whether it has one. A row whose slot is -1
+reads and writes nothing.
 """
 
 from __future__ import annotations
