@@ -162,4 +162,5 @@ class ModelLoader:
             decode_attention_backend=options.decode_backend,
             num_threads=options.num_threads,
             max_loras=options.num_lora_slots,
+            max_requests=self.chosen.sizes.max_requests,
         )

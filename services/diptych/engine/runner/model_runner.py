@@ -35,6 +35,7 @@ class ModelRunner:
         decode_attention_backend: str | None = None,
         num_threads: int = 1,
         max_loras: int = 0,
+        max_requests: int = 1,
         communicator: Communicator | None = None,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
     ) -> None:
@@ -44,7 +45,9 @@ class ModelRunner:
         each step who is to hear of its layers.
         """
         torch.set_num_threads(num_threads)
-        options = ModelOptions(dtype, quantization, attention_backend, decode_attention_backend, num_threads, max_loras)
+        options = ModelOptions(
+            dtype, quantization, attention_backend, decode_attention_backend, num_threads, max_loras, max_requests
+        )
         self._model = load_model(source, kv, options, communicator)
         self._device = kv.device
         self._layer_listener = layer_listener
