@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from diptych.checkpoints.source import ModelSource
+from diptych.common.errors import ConfigError
 from diptych.common.lifecycle import garbage_postponed
 from diptych.common.members.roles import Role
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
@@ -174,6 +175,8 @@ def build_base(config: SchedulerConfig, open_transport: OpenTransport) -> Schedu
     options = hardware.options
     source = hardware.open(options.model)
     check_divides(source.config, options.tp)
+    if source.config.recurrent and options.host_cache_mib:
+        raise ConfigError("--host-cache-mib does not keep the states of recurrent layers yet, which this model has")
     ranks = hardware.ranks(config.endpoint)
     layout, chosen = hardware.pool_layout(source, config.rank), hardware.chosen
     windows = layer_windows(layout.num_layers, config.transfer.num_windows, layout.page_nbytes)

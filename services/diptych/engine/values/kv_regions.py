@@ -60,6 +60,12 @@ def _attention_shape(model: ModelConfig) -> str:
     return f"{model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}"
 
 
+def state_terms(layout: PoolLayout, dtype: str) -> str:
+    """Return in words what must be equal, besides, where states are handed over: their bytes are sent as they lie."""
+    pages = f"pages of {layout.page_size} tokens in {layout.dtype}"
+    return f"with {dtype}, in {pages} of {layout.num_ranks} rank{'s' if layout.num_ranks > 1 else ''}"
+
+
 def state_part_nbytes(part: StatePart, dtype: str) -> int:
     """Return the bytes of what one layer keeps; `dtype` is that of layers."""
     nbytes = math.prod(part.shape) * DTYPE_NBYTES["float32" if part.is_wide else dtype]
