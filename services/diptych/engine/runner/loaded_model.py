@@ -60,20 +60,21 @@ class LoadedModel:
     communicator: Communicator | None
     only_queues: bool  # all but attention, whatever the numbers: a GPU can record it
 
-    def on(self, kv: Tensor) -> LoadedModel:
-        """Return the same model on another pool."""
+    def on(self, kv: Tensor, max_requests: int) -> LoadedModel:
+        """Return the same model on another pool of such pages, for so many requests at once."""
         with torch.inference_mode():
             attention = _choose(self.config.attending, kv, self.options, self.sinks).attention
-            return replace(self, attention=attention, states=_new_states(self.config, kv, self.options))
+            options = replace(self.options, max_requests=max_requests)
+            return replace(self, options=options, attention=attention, states=self._states_on(kv, options))
+
+    def _states_on(self, kv: Tensor, options: ModelOptions) -> SlotStates | None:
+        if self.states is not None and options.max_requests == self.options.max_requests:
+            return self.states.on(kv)  # in the same memory, of which there is only one on a GPU
+        return _new_states(self.config, kv, options)
 
     def forward(self, batch: StagedBatch, on_layer: OnLayer | None = None, pieces: Pieces | None = None) -> Tensor:
         """Return the logits of `batch.logits_rows`. Attention was told of the batch before, and so were adapters."""
-        if self.states is None or batch.host.states is None:
-            return self.decoder.forward(batch, self.attention, on_layer, pieces)
-        self.states.before(batch.host.states)
-        logits = self.decoder.forward(batch, self.attention, on_layer, pieces, self.states)
-        self.states.behind(batch.host.states)
-        return logits
+        return self.decoder.forward(batch, self.attention, on_layer, pieces, self.states)
 
 
 def load_model(

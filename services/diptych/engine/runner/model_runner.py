@@ -68,10 +68,16 @@ class ModelRunner:
     def logits(self, batch: ForwardBatch) -> Tensor:
         """Write the batch's KV; return the logits of the rows to sample from, and then of the prompt rows."""
         with torch.inference_mode():
+            states = self._model.states
+            if states is not None:
+                batch = states.before(batch)
             staged = stage(batch, self._device)
             self._model.attention.init_forward_metadata(staged)
             self.loras.begin(batch.adapters, batch.extend_lens, logits_rows(batch))
-            return self._model.forward(staged, self._layer_listener())
+            logits = self._model.forward(staged, self._layer_listener())
+            if states is not None:
+                states.behind(batch)
+            return logits
 
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Choose the batch's next tokens by its logits, which may be overwritten."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,7 +15,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.recurrent import StatePart
 from diptych.common.arrays import I32, I64
 from diptych.engine.runner.kv_pool import DTYPES
-from diptych.engine.values.batch import StateMoves
+from diptych.engine.values.batch import ForwardBatch, StateMoves
 from diptych.engine.values.kv_regions import state_nbytes, state_part_nbytes
 
 
@@ -38,23 +40,44 @@ class SlotStates:
         nbytes = math.prod(part.shape) * kind.itemsize
         return self._slots[:, start : start + nbytes].view(kind).view(len(self._slots), *part.shape)
 
+    def on(self, kv: Tensor) -> SlotStates:
+        """Return the same slots beside another pool, of pages as large."""
+        other = copy.copy(self)
+        other._pages = kv.view(torch.uint8).view(len(kv), -1)
+        return other
+
     def of(self, layer: int) -> tuple[Tensor, ...]:
         """Return the parts that `layer` keeps, `[num_slots, ...]` each."""
         return self._parts[layer]
 
-    def before(self, moves: StateMoves) -> None:
-        """Let the requests of a step find what they begin with."""
+    def before(self, batch: ForwardBatch) -> ForwardBatch:
+        """Let the requests of a step find what they begin with; return the step.
+
+        A step of nobody's, which says nothing of states, is run to be measured: it uses any slots, and leaves in them
+        what no request will see.
+        """
+        moves = batch.states
+        if moves is None:
+            return replace(batch, states=self._of_nobody(batch.batch_size))
         if len(moves.cleared):
             self._slots[self._on_device(moves.cleared)] = 0
         if len(moves.read_slots):
             pages = self._pages[self._on_device(moves.read_pages.ravel())]
             self._slots[self._on_device(moves.read_slots)] = pages.view(len(moves.read_slots), -1)
+        return batch
 
-    def behind(self, moves: StateMoves) -> None:
+    def behind(self, batch: ForwardBatch) -> None:
         """Copy what is wanted of the states that the step has left."""
+        moves = batch.states
+        assert moves is not None
         if len(moves.written_slots):
             states = self._slots[self._on_device(moves.written_slots)]
             self._pages[self._on_device(moves.written_pages.ravel())] = states.view(-1, self._pages.shape[1])
+
+    def _of_nobody(self, num_requests: int) -> StateMoves:
+        slots, none = np.arange(num_requests) % len(self._slots), np.zeros(0, np.int64)
+        pages = np.zeros((0, self._slots.shape[1] // self._pages.shape[1]), np.int32)
+        return StateMoves(slots, none, none, pages, none, pages)
 
     def _on_device(self, indices: I64 | I32) -> Tensor:
         return torch.from_numpy(indices.astype(np.int64, copy=False)).to(self._slots.device)
