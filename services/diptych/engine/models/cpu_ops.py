@@ -9,6 +9,8 @@ from torch import Tensor
 
 from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
+from diptych.architectures.recurrent import DeltaNet
+from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights, TorchDeltaRule
 from diptych.engine.models.matrix import Activate, HeadMatrices, HeadMatricesInTurn, Matrix, Weight
 from diptych.engine.models.ops import Experts, ExpertsInTurn, Gated, GatedInTurn, activate_of
 from diptych.kernels.cpu import elementwise
@@ -41,6 +43,9 @@ class CpuOps:
         bias: Tensor | None = None,
     ) -> Experts:
         return ExpertsInTurn(gate_up, down, ffn_size, activate, bias)
+
+    def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
+        return TorchDeltaRule(net, weights)
 
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from diptych.architectures.config import Activation, ClampedSwiglu
 from diptych.architectures.placement import Split
+from diptych.architectures.recurrent import DeltaNet
 from diptych.checkpoints.quantization.weight import QuantizedWeight
+from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights, TorchDeltaRule
 from diptych.engine.models.dense import dense
 from diptych.engine.models.lora import LoraMatrix
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, Weight
@@ -92,6 +94,9 @@ class GpuOps:
         bias: Tensor | None = None,
     ) -> Experts:
         return GroupedExperts([_weight(each) for each in gate_up], [_weight(each) for each in down], activate, bias)
+
+    def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
+        return TorchDeltaRule(net, weights)
 
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""
