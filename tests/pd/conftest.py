@@ -153,7 +153,8 @@ class Squeeze:
             self._cache.drop(self._holder)
             self._holder = None
         elif self._cache.num_available:
-            tokens = np.full(self._cache.num_available * PAGE, VOCAB, dtype=np.int64)
+            num_tokens = min(self._cache.num_available * PAGE, self._cache.max_request_tokens)
+            tokens = np.full(num_tokens, VOCAB, dtype=np.int64)
             self._holder = new_request(0, tokens, SamplingParams(max_tokens=1))
             assert self._cache.admit(self._holder)
 
