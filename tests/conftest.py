@@ -431,6 +431,7 @@ DELTA_NET = {
     "linear_num_value_heads": 8,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
+    "initializer_range": 0.14,  # more, and rounding to bfloat16 leaves little of what transformers itself computes
 }
 GATED_MOE = MOE | {"num_experts": 6, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
 SECTIONS = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
