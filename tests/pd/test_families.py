@@ -113,7 +113,10 @@ def test_one_worker_that_retracts_at_random_generates_the_same_tokens(
     family_model: Any, new_model: Any, per_state: int, squeeze: Any
 ) -> None:
     cache = new_cache(FEW_PAGES + per_state, per_state)
-    core, (_, runner) = local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16)), new_model(FEW_PAGES + per_state)
+    core, (_, runner) = (
+        local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16)),
+        new_model(FEW_PAGES + per_state),
+    )
     others, rng = squeeze(cache), random.Random(0)
 
     def disturb() -> None:

@@ -30,7 +30,7 @@ def test_a_state_is_handed_over_once_after_exactly_the_prompt(pair: Pair, prompt
     prompt = list(range(1, prompt_len + 1))
     pair.start(1, prompt, max_tokens=9)
     pair.run()
-    assert pair.tokens(1) == expected_output(prompt, 9, VOCAB)
+    assert pair.tokens(1) == expected_output(prompt, 9, VOCAB, PER_STATE * PAGE)
     assert pair.num_written == -(-prompt_len // PAGE) + PER_STATE
     pair.assert_clean()
 
@@ -42,7 +42,7 @@ def test_a_prompt_that_goes_on_begins_behind_the_last_whole_page_of_the_one_befo
     computed = pair.prefill.runner.num_tokens
     pair.start(2, [*prompt, 77, 78, 79], max_tokens=5)
     pair.run()
-    assert pair.tokens(2) == expected_output([*prompt, 77, 78, 79], 5, VOCAB)
+    assert pair.tokens(2) == expected_output([*prompt, 77, 78, 79], 5, VOCAB, PER_STATE * PAGE)
     assert pair.prefill.runner.num_tokens - computed == 4  # the token behind the last whole page, and the new ones
     pair.assert_clean()
 
@@ -54,7 +54,7 @@ def test_the_third_prompt_that_begins_alike_computes_only_what_is_its_own(pair: 
         prompt = [*shared, *tail * 6]
         pair.start(room, prompt, max_tokens=3)
         pair.run()
-        assert pair.tokens(room) == expected_output(prompt, 3, VOCAB)
+        assert pair.tokens(room) == expected_output(prompt, 3, VOCAB, PER_STATE * PAGE)
     assert pair.prefill.runner.num_tokens - before == 6
     pair.assert_clean()
 
@@ -84,7 +84,7 @@ def test_thousands_of_requests_with_equal_prompts_are_right_in_tiny_pools(make_p
     ended = 0
     for room, (prompt, max_tokens) in asked.items():
         tokens = pair.tokens(room)
-        assert tokens == expected_output(prompt, len(tokens), VOCAB)
+        assert tokens == expected_output(prompt, len(tokens), VOCAB, PER_STATE * PAGE)
         ended += len(tokens) == max_tokens
     assert ended > 500
     assert pair.decode.core.report().counts.retractions > 0

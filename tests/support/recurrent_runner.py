@@ -1,6 +1,6 @@
 """A runner without a model whose tokens depend on a state of each request, too, besides all that is in its KV.
 
-The state is folded from the request's tokens one after the other, and lies in every cell of its slot: one that is
+The state is folded from the request's tokens one after the other, differently in every cell of its slot: one that is
 stale, advanced twice, short of a token, or in another one's pages gives a wrong token.
 """
 
@@ -44,28 +44,28 @@ class RecurrentRunner(NullRunner):
 
 
 def folded(state: U64, entry: np.uint64) -> U64:
-    """A state after one more token."""
+    """A state after one more token. Its cells differ."""
     with np.errstate(over="ignore"):
-        result: U64 = (state ^ entry) * _PRIME + np.uint64(1)
+        result: U64 = (state ^ entry ^ np.arange(len(state), dtype=np.uint64)) * _PRIME + np.uint64(1)
     return result
 
 
 def mixed(state: U64) -> int:
-    """What of a state goes into the next token: all its cells, which are alike as long as all is well."""
-    alike = (state == state[0]).all()
-    return int(state[0] >> np.uint64(33)) if alike else int(np.bitwise_xor.reduce(state) >> np.uint64(40)) + 1
+    """What of a state goes into the next token: all its cells, and where they are."""
+    with np.errstate(over="ignore"):
+        return int(
+            (state * (np.arange(len(state), dtype=np.uint64) * np.uint64(2) + np.uint64(1))).sum() >> np.uint64(33)
+        )
 
 
-def expected_output(prompt: list[int], num_tokens: int, vocab_size: int) -> list[int]:
-    """What any correct scheduler generates for `prompt`."""
-    tokens = list(prompt)
-    state = np.zeros(1, dtype=np.uint64)
-    seen = 0
+def expected_output(prompt: list[int], num_tokens: int, vocab_size: int, num_cells: int) -> list[int]:
+    """What any correct scheduler generates for `prompt`, where a state has so many cells."""
+    tokens, state, num_seen = list(prompt), np.zeros(num_cells, dtype=np.uint64), 0
     for _ in range(num_tokens):
         array: I64 = np.array(tokens, dtype=np.int64)
         kv = entries(array, np.arange(len(array)))
-        for entry in kv[seen:]:
+        for entry in kv[num_seen:]:
             state = folded(state, entry)
-        seen = len(array)
+        num_seen = len(array)
         tokens.append((next_token(kv, vocab_size) + mixed(state)) % vocab_size)
     return tokens[len(prompt) :]
