@@ -57,7 +57,9 @@ class DeltaRuleKernel:
         assert len(conv) == channels, (conv.shape, channels)
         assert decay.shape == decay_bias.shape == (num_value_heads,), (decay.shape, decay_bias.shape)
         if width > MAX_TAPS or channels // num_key_heads * width > MAX_CHANNELS:
-            raise ConfigError(f"the C kernels compute no delta net of {channels} channels and {width} taps; use 'torch'")
+            raise ConfigError(
+                f"the C kernels compute no delta net of {channels} channels and {width} taps; use 'torch'"
+            )
         self._tensors = conv.T.contiguous(), decay, decay_bias, norm  # the structure has their addresses
         sizes = num_key_heads, num_value_heads, key_dim, value_dim, width
         self._net = _Net(*sizes, *map(address, self._tensors), eps)

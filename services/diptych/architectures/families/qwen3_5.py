@@ -63,9 +63,7 @@ def _read(hf: HfConfig) -> ModelConfig:
     return read_text(hf, "qwen3_5_text")
 
 
-QWEN3_5_TEXT = Family(
-    "Qwen3_5ForCausalLM", _read, delta_placement, not_read=lambda _: NOT_READ, unstack=unstack_gates
-)
+QWEN3_5_TEXT = Family("Qwen3_5ForCausalLM", _read, delta_placement, not_read=lambda _: NOT_READ, unstack=unstack_gates)
 QWEN3_5 = Family(
     "Qwen3_5ForConditionalGeneration",
     lambda hf: read_with_images(hf, _read, "qwen3_5"),

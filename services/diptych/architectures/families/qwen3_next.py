@@ -56,7 +56,9 @@ def _delta_net(hf: HfConfig) -> DeltaNet:
         conv_width=hf.get("linear_conv_kernel_dim", 4),
     )
     if min(net.num_key_heads, net.num_value_heads, net.key_dim, net.value_dim, net.conv_width - 1) < 1:
-        raise ConfigError(f"{hf.model_id}: every size of a delta net must be at least 1, and its convolution's 2: {net}")
+        raise ConfigError(
+            f"{hf.model_id}: every size of a delta net must be at least 1, and its convolution's 2: {net}"
+        )
     if net.num_value_heads % net.num_key_heads:
         raise ConfigError(
             f"{hf.model_id}: {net.num_value_heads} value heads do not share {net.num_key_heads} key heads evenly"

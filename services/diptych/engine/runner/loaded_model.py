@@ -60,17 +60,16 @@ class LoadedModel:
     communicator: Communicator | None
     only_queues: bool  # all but attention, whatever the numbers: a GPU can record it
 
-    def on(self, kv: Tensor, max_requests: int) -> LoadedModel:
-        """Return the same model on another pool of such pages, for so many requests at once."""
+    def on(self, kv: Tensor) -> LoadedModel:
+        """Return the same model on another pool of such pages. States stay where they are."""
         with torch.inference_mode():
             attention = _choose(self.config.attending, kv, self.options, self.sinks).attention
-            options = replace(self.options, max_requests=max_requests)
-            return replace(self, options=options, attention=attention, states=self._states_on(kv, options))
+            states = self.states.on(kv) if self.states else _new_states(self.config, kv, self.options)
+            return replace(self, attention=attention, states=states)
 
-    def _states_on(self, kv: Tensor, options: ModelOptions) -> SlotStates | None:
-        if self.states is not None and options.max_requests == self.options.max_requests:
-            return self.states.on(kv)  # in the same memory, of which there is only one on a GPU
-        return _new_states(self.config, kv, options)
+    def for_requests(self, max_requests: int) -> LoadedModel:
+        """Return the same model, to be put on a pool, for so many requests at once."""
+        return replace(self, options=replace(self.options, max_requests=max_requests), states=None)
 
     def forward(self, batch: StagedBatch, on_layer: OnLayer | None = None, pieces: Pieces | None = None) -> Tensor:
         """Return the logits of `batch.logits_rows`. Attention was told of the batch before, and so were adapters."""

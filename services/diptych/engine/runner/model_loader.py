@@ -60,7 +60,7 @@ class ModelLoader:
         given, context_len = self._options.given_sizes, source.config.context_len
         self.chosen = choose(given, lambda: self._found(model), context_len, self._agreed)
         limits = self._limits(source.config)
-        self._ahead = model.on(self._few_pages(source, limits), limits.max_requests)
+        self._ahead = model.for_requests(limits.max_requests).on(self._few_pages(source, limits))
         return self._options.kv_cache_mib or self._measured_mib(self._ahead, limits)
 
     def _found(self, model: LoadedModel) -> Found:
@@ -86,7 +86,7 @@ class ModelLoader:
             return self._on_cpu(source, kv, layer_listener)
         ahead, self._ahead = self._ahead, None
         with torch.cuda.device(self._device):
-            model = self._load_beside(source, kv) if ahead is None else ahead.on(kv, self.chosen.sizes.max_requests)
+            model = self._load_beside(source, kv) if ahead is None else ahead.on(kv)
             runner = self._new_runner(model, layer_listener, with_graphs=self._options.cuda_graphs == "on")
             if ahead is not None:
                 self._warm_up(model, runner, kv)
