@@ -467,10 +467,10 @@ class TinyModel:
     logits: list[Any]  # [prompt and output tokens, vocab_size] of each
 
 
-@pytest.fixture(scope="session", params=CASES)
+@pytest.fixture(scope="session", params=CASES | RECURRENT_CASES)
 def family_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """One of each family and of each of its variants, in several shards."""
-    return _tiny_model(CASES[request.param], tmp_path_factory.mktemp("tiny"))
+    return _tiny_model((CASES | RECURRENT_CASES)[request.param], tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session", params=RECURRENT_CASES)
