@@ -473,12 +473,6 @@ def family_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     return _tiny_model((CASES | RECURRENT_CASES)[request.param], tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture(scope="session", params=RECURRENT_CASES)
-def recurrent_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    """As `family_model`, of the families with recurrent layers."""
-    return _tiny_model(RECURRENT_CASES[request.param], tmp_path_factory.mktemp("recurrent"))
-
-
 def _tiny_model(case: Case, folder: Path) -> TinyModel:
     import torch
 
