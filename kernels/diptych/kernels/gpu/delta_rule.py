@@ -71,9 +71,10 @@ def mix_single_tokens(
     """Mix the only new token of each request with its states, and bring those up to date, in place.
 
     `projected`: `[num_tokens, channels | gates | numbers of beta | of g]`, whose channels are overwritten; `newest`:
-    `[num_slots, num_channels, conv_width - 1]`; `kept`: float32 `[num_slots, num_value_heads, key_dim, value_dim]`, each
-    slot dense; `out`: `[num_tokens, num_value_heads * value_dim]`. `slots`: int64 `[batch_size]`, -1: none. With `starts`, int32
-    `[batch_size + 1]`, each request's first token, those that have another number of tokens are left alone.
+    `[num_slots, num_channels, conv_width - 1]`; `kept`: float32 `[num_slots, num_value_heads, key_dim, value_dim]`,
+    each slot dense; `out`: `[num_tokens, num_value_heads * value_dim]`. `slots`: int64 `[batch_size]`, -1: none. With
+    `starts`, int32 `[batch_size + 1]`, each request's first token, those that have another number of tokens are left
+    alone.
     """
     check_step(layer, projected, newest, kept, slots, out)
     assert starts is not None or len(projected) == len(slots), (projected.shape, slots.shape)
