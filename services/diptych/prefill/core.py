@@ -146,7 +146,7 @@ class PrefillCore:
                 pass  # a duplicate, or an answer to a room that is closing: its end is on the way
 
     def _take_grant(self, room: PrefillRoom, grant: PagesReady) -> None:
-        problem = room.refuse_grant(grant, prompt_hash, self._cache.snapshots.pages_each)
+        problem = room.refuse_grant(grant, prompt_hash, self._cache.pages_per_state)
         if problem:
             self._rooms.fail(room, Failure(FailureCode.INVALID, problem))
             return
@@ -179,7 +179,7 @@ class PrefillCore:
             return None
         self._step = new_step((), chunks)
         cache = self._cache
-        batch = build_batch(self._step, cache.page_table, cache.page_size, pages_per_state=cache.snapshots.pages_each)
+        batch = build_batch(self._step, cache.page_table, cache.page_size, pages_per_state=cache.pages_per_state)
         self._pace.begin(self._limits.prompt_cost.of_chunks(chunks), now_s)
         self._step.launch()
         self._queue.launch(chunks)

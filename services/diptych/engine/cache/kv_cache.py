@@ -24,7 +24,7 @@ from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.radix_node import Insertion, Match, Node
-from diptych.engine.cache.snapshots import Snapshots, cuts
+from diptych.engine.cache.snapshots import cuts
 from diptych.engine.cache.tier import Restore, Tier
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import NO_PAGES, Request, Snapshot
@@ -59,7 +59,7 @@ class KvCache:
         self._restores: dict[int, tuple[Restore, Node]] = {}  # on their way, by number, with their last nodes
         self._num_restores = 0  # begun since start: numbers them
         self._duplicates: list[Pages] = []  # of shared pages, still read by steps or transfers
-        self.snapshots = Snapshots.of(pages_per_state, self.pool.capacity)
+        self.pages_per_state = pages_per_state
         width = min(self.pages_for(max_tokens_per_request), self.pool.capacity - pages_per_state)
         self.page_table: I32 = np.zeros((max_requests, width), dtype=np.int32)
         self._free_rows = list(range(max_requests - 1, -1, -1))
@@ -127,7 +127,7 @@ class KvCache:
             request.restore = match.restore
             return False
         self.tree.lock(match.node)
-        num_state_pages = self.snapshots.pages_for(request)
+        num_state_pages = self.pages_per_state if request.state_len else 0
         need = self.pages_for(request.num_tokens) - len(match.pages) + num_state_pages
         if need + spare_pages > self.num_available:
             self.tree.unlock(match.node)
@@ -209,16 +209,13 @@ class KvCache:
 
     def begin_snapshot(self, request: Request, num_tokens: int) -> None:
         """Give the request pages for its state after so many tokens, if there are some: none run short for it."""
-        if self.tree.num_states >= self.snapshots.max_kept and (node := self.tree.stalest()):
-            self.pool.uncache(self.tree.drop_state(node))
-        fits = self.snapshots.pages_each <= self.num_available
-        if fits and self.tree.num_states < self.snapshots.max_kept:
-            request.snapshots.append(Snapshot(num_tokens, self._take(self.snapshots.pages_each)))
+        if self.pages_per_state <= self.num_available:
+            request.snapshots.append(Snapshot(num_tokens, self._take(self.pages_per_state)))
 
     def begin_from_import(self, request: Request) -> None:
         """The request goes on from the state that a peer has written, and that is verified."""
         request.state_len = 0
-        if self.snapshots:
+        if self.pages_per_state:
             request.state_from = request.snapshots[-1].pages
 
     def read_state(self, request: Request) -> Pages:
@@ -287,7 +284,7 @@ class KvCache:
 
     def _begins_with_state(self, request: Request) -> bool:
         """Whether the request is computed here, by layers that must be given a state; else a peer sends that, too."""
-        return bool(self.snapshots) and not (request.is_imported and request.state_len)
+        return bool(self.pages_per_state) and not (request.is_imported and request.state_len)
 
     def _match(self, request: Request) -> Match:
         tokens, extra_key = request.tokens[: request.matchable_len], request.extra_key

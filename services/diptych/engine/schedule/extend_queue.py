@@ -106,7 +106,7 @@ class ExtendQueue:
         `spare_pages(request)` are to stay available when `request` is admitted.
         """
         chunks = self._choose(now_s, budget, spare_pages)
-        if self._cache.snapshots:
+        if self._cache.pages_per_state:
             self._copy_states(chunks)
         return chunks
 
