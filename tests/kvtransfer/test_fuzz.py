@@ -154,7 +154,7 @@ def frames() -> st.SearchStrategy[Frame]:
         session=number,
         peer_session=st.sampled_from((0, 9)) | U64,
         number=number,
-        taken=number,
+        consumed=number,
         window=U64,
         sent_ns=U64,
         echo_ns=U64,

@@ -131,7 +131,7 @@ class WriterTests:
                 test.num_rounds = FIRST_ROUNDS
                 return self._measure(test, now_s)
             case _Phase.VERIFYING if test.found is not None:
-                return self._take_result(test, PathResult(test.paths[0], error="its bytes arrived wrong"), now_s)
+                return self._on_result(test, PathResult(test.paths[0], error="its bytes arrived wrong"), now_s)
             case _Phase.ENDING:
                 return self._fail(test, _words(test.results))
         return []
@@ -152,14 +152,14 @@ class WriterTests:
             test.num_rounds *= MORE_ROUNDS
             return self._measure(test, now_s)
         speed = done.nbytes / done.seconds if done.seconds else 0.0
-        return self._take_result(test, PathResult(test.paths[0], speed), now_s)
+        return self._on_result(test, PathResult(test.paths[0], speed), now_s)
 
     def _op_failed(self, test: _Test, error: str, now_s: float) -> list[Action]:
         if test.phase in (_Phase.VERIFYING, _Phase.MEASURING):
-            return self._take_result(test, PathResult(test.paths[0], error=error), now_s)
+            return self._on_result(test, PathResult(test.paths[0], error=error), now_s)
         return self._fail(test, error)
 
-    def _take_result(self, test: _Test, result: PathResult, now_s: float) -> list[Action]:
+    def _on_result(self, test: _Test, result: PathResult, now_s: float) -> list[Action]:
         test.results.append(result)
         test.paths = test.paths[1:]
         if test.paths:
