@@ -106,7 +106,7 @@ class AdmissionQueue:
         late_s = self._wait_s(newcomer, ahead) - patience_s
         if late_s > 0 and self._waiting:
             return number, [Refused(number, Reason.TOO_LATE, min(late_s, MAX_RETRY_AFTER_S))]
-        outcomes = [self._take_out(waiting, _reason(waiting, newcomer)) for waiting in displaced]
+        outcomes = [self._refuse(waiting, _reason(waiting, newcomer)) for waiting in displaced]
         self._pace.begin(now_s)
         self._add(newcomer)
         return number, outcomes
@@ -125,7 +125,7 @@ class AdmissionQueue:
         """Refuse those that have waited for too long; return what comes of it."""
         refused: list[Outcome] = []
         while (due_s := self.next_expiry_s) is not None and due_s <= now_s:
-            refused.append(self._take_out(self._waiting[self._expiries.first], Reason.EXPIRED))
+            refused.append(self._refuse(self._waiting[self._expiries.first], Reason.EXPIRED))
         return [*refused, *self._admit()]
 
     def _admit(self) -> list[Outcome]:
@@ -173,7 +173,7 @@ class AdmissionQueue:
         lacking = ahead + newcomer.num_places - (self._limits.max_running - self.num_running)
         return lacking * self._pace.seconds_per_place
 
-    def _take_out(self, waiting: Waiting, reason: Reason) -> Refused:
+    def _refuse(self, waiting: Waiting, reason: Reason) -> Refused:
         self._remove(waiting)
         return self._refused(waiting, reason)
 

@@ -82,7 +82,7 @@ class Merger:
         elif token_ids:
             self._sort_in(Run(first_index, list(token_ids), logprobs))
 
-    def take(self) -> tuple[list[int], TokenLogprobs | None]:
+    def pop(self) -> tuple[list[int], TokenLogprobs | None]:
         """Return the tokens that are next, and their log-probabilities if they have them."""
         ready, self._ready = self._ready, []
         if not self._logprobs:
@@ -174,7 +174,7 @@ class Attempt:
         if self._failure and not self._merger.has_ready:
             raise AttemptFailed(self._failure)
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
-        token_ids, logprobs = self._merger.take()
+        token_ids, logprobs = self._merger.pop()
         return Delta(token_ids, self._finish if self._is_complete() else None, logprobs, prompt_logprobs)
 
     async def wait_for_prefill_end(self, timeout_s: float) -> None:

@@ -72,7 +72,7 @@ class Execution:
             except AttemptFailed as failed:
                 await self._recover(self._attempt or attempt, failed.failure)
                 continue
-            self._take(self._attempt or attempt, delta)
+            self._on_delta(self._attempt or attempt, delta)
             return delta
         return Delta((), finish)
 
@@ -133,7 +133,7 @@ class Execution:
         attempts.sort(key=lambda record: record.room == attempt.room)
         self._attempt, self._pair = attempt, attempts[-1].selection.pair
 
-    def _take(self, attempt: Attempt, delta: Delta) -> None:
+    def _on_delta(self, attempt: Attempt, delta: Delta) -> None:
         record = self._record.attempts[-1]
         if record.first_token_s is None:
             self._first_token(record)

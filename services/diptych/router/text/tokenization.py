@@ -117,7 +117,7 @@ class Tokenization:
     async def _read(self, prompt: Prompt, client: ClientRequest, encode: Encode) -> Tokenized:
         match prompt:
             case TokenPrompt(ids):
-                tokenized = await self._do(partial(self._take, ids), client.account.tenant, len(ids))
+                tokenized = await self._do(partial(self._from_ids, ids), client.account.tenant, len(ids))
             case TextPrompt(text, add_special_tokens):
                 tokenized = await encode(prompt, text, add_special_tokens)
             case ChatPrompt():
@@ -136,7 +136,7 @@ class Tokenization:
         """At once if it is short: a thread that wants to go on must wait for the loop's, and the other way round."""
         return work() if num_steps <= max_steps else await self.run(work, tenant, num_steps)
 
-    def _take(self, ids: Sequence[int]) -> Tokenized:
+    def _from_ids(self, ids: Sequence[int]) -> Tokenized:
         check_ids(ids, self._model.vocab_size)
         return Tokenized(array(TOKEN_TYPE, ids))
 
