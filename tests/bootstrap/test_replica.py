@@ -49,7 +49,7 @@ def new_replica() -> Replica:
 
 def listed(replica: Replica) -> dict[int, Instance]:
     outbox = replica.open(with_loads=True)
-    update = WatchUpdate.FromString(replica.take(outbox))
+    update = WatchUpdate.FromString(replica.pop(outbox))
     replica.close(outbox)
     return {instance.instance_id: instance for instance in update.upserts}
 
@@ -108,17 +108,17 @@ def test_more_watchers_than_fit_are_refused(replica: Replica) -> None:
 def test_loads_alone_are_told_in_turns_to_those_who_want_them(replica: Replica) -> None:
     with_loads, without = replica.open(with_loads=True), replica.open(with_loads=False)
     for outbox in (with_loads, without):
-        replica.take(outbox)
+        replica.pop(outbox)
     replica.hear(beat(ready(1, address="here:1", load=WorkerLoad(num_running=7)), sequence=2), 1.0)
     told = [outbox for _ in range(10) for outbox in replica.tell_loads()]
     assert (told, without.is_empty) == ([with_loads], True)
-    news = WatchUpdate.FromString(replica.take(with_loads)).loads
+    news = WatchUpdate.FromString(replica.pop(with_loads)).loads
     assert [(each.instance_id, each.sequence, each.load.num_running) for each in news] == [(1, 2, 7)]
 
 
 def test_a_snapshot_tells_no_loads_to_those_who_do_not_want_them(replica: Replica) -> None:
     replica.hear(beat(ready(2, load=WorkerLoad(num_running=7, linked_instances=[1]))), 0.0)
-    update = WatchUpdate.FromString(replica.take(replica.open(with_loads=False)))
+    update = WatchUpdate.FromString(replica.pop(replica.open(with_loads=False)))
     assert [(each.instance_id, each.HasField("load")) for each in update.upserts] == [(1, False), (2, False)]
 
 
@@ -176,7 +176,7 @@ def test_no_bytes_harm_the_replica_or_a_bystander(messages: list[bytes]) -> None
             if record.instance_id != 1 and record.address != "here:1":
                 replica.hear(data, number / 100)
         replica.tell_loads()
-        WatchUpdate.FromString(replica.take(outbox))
+        WatchUpdate.FromString(replica.pop(outbox))
     bystander = listed(replica)[1]
     bystander.ClearField("sequence")
     assert bystander == BYSTANDER

@@ -178,14 +178,14 @@ class World:
                 watcher.streams[number] = Stream(replica, replica.open(with_loads=True), WatchStream(number))
             stream = watcher.streams.get(number)
             if stream and not stream.outbox.is_empty and (self.is_calm or self.rng.random() < 0.5):
-                update = WatchUpdate.FromString(replica.take(stream.outbox))
+                update = WatchUpdate.FromString(replica.pop(stream.outbox))
                 delay_s = 0.0 if self.is_calm else self.rng.uniform(0, 0.5)
                 stream.on_its_way.append((self.now_s + delay_s, update))
 
     def _receive(self, watcher: Watcher) -> None:
         for stream in watcher.streams.values():
             while stream.on_its_way and stream.on_its_way[0][0] <= self.now_s:
-                event = stream.decoder.take(stream.on_its_way.popleft()[1])
+                event = stream.decoder.receive(stream.on_its_way.popleft()[1])
                 watcher.view.apply(event, self.now_s)
                 stream.note(event)
         deadline_s = watcher.view.next_deadline_s

@@ -135,13 +135,13 @@ class Replica:
             if not self._watching[instance_id]:
                 del self._watching[instance_id]
 
-    def may_take(self, outbox: Outbox) -> bool:
+    def may_pop(self, outbox: Outbox) -> bool:
         """Whether it is known what its watcher may see: who is to be a worker registers first."""
         return self._views[outbox].is_known
 
-    def take(self, outbox: Outbox) -> bytes:
+    def pop(self, outbox: Outbox) -> bytes:
         """Return what a watcher has to be told, as a WatchUpdate."""
-        return outbox.take(lambda: self._everything(outbox).values())
+        return outbox.pop(lambda: self._everything(outbox).values())
 
     def census(self) -> Census:
         return Census(self._counts, self._membership.snapshot(), len(self._watchers))

@@ -90,10 +90,10 @@ class BootstrapService:
         try:
             while True:
                 filled.clear()
-                if outbox.is_empty or not self._replica.may_take(outbox):
+                if outbox.is_empty or not self._replica.may_pop(outbox):
                     await wait_or_timeout(filled, self._lease_s / SILENCES_A_LEASE)
-                if self._replica.may_take(outbox):
-                    yield self._replica.take(outbox)
+                if self._replica.may_pop(outbox):
+                    yield self._replica.pop(outbox)
         finally:
             del self._filled[outbox]
             self._replica.close(outbox)
