@@ -141,8 +141,8 @@ def ack_before_verification(patch: pytest.MonkeyPatch) -> None:
 
 def no_comparison_of_digests(patch: pytest.MonkeyPatch) -> None:
     """Damaged pages are attended to."""
-    original = Imports.take_digest
-    patch.setattr(Imports, "take_digest", lambda self, room, _, now_s: original(self, room, room.digest, now_s))
+    original = Imports.on_digest
+    patch.setattr(Imports, "on_digest", lambda self, room, _, now_s: original(self, room, room.digest, now_s))
 
 
 def a_hand_off_is_taken_twice(patch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def a_hand_off_is_taken_twice(patch: pytest.MonkeyPatch) -> None:
     def handle_note(self: DecodeCore, peer: int, note: Any, digest: int | None, now_s: float) -> None:
         room = self._rooms.shared_with(peer, note.room)
         if room is not None and isinstance(note, HandOff):
-            self._imports.take(room, note, digest, now_s)
+            self._imports.on_hand_off(room, note, digest, now_s)
         else:
             original(self, peer, note, digest, now_s)
 

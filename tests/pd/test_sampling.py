@@ -103,7 +103,7 @@ def aggregated(
             core.handle(Start(new_request(room, np.array(prompt), chosen, num_prior_output_tokens=num_prior)), 0.0)
         while stepping.advance(lambda: None):
             pass
-        for effect in core.take_effects():
+        for effect in core.pop_effects():
             assert isinstance(effect, Emit | EmitTokens)
             for output in effect.outputs() if isinstance(effect, EmitTokens) else [effect.output]:
                 answers[output.room].append(output)

@@ -74,7 +74,7 @@ class Victim:
         assert self.worker.cache.audit(self.core.report().holders) == []
 
     def perform(self) -> None:
-        for effect in self.core.take_effects():
+        for effect in self.core.pop_effects():
             match effect:
                 case SendNote(_, PagesReady() as grant):
                     self.granted[grant.room] = grant

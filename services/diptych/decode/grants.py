@@ -80,7 +80,7 @@ class Grants:
                 if not self._waiting.set_aside_for_restore():
                     break
                 continue
-            self._waiting.take(request)
+            self._waiting.on_admitted(request)
             room = self._rooms[request.room]
             room.granted_s = now_s
             room.stats.queue_s = room.stats.grant_s = now_s - room.arrival_s

@@ -57,7 +57,7 @@ class Group:
         sending = asyncio.create_task(self._send())
         try:
             async for events in self.scheduler.events():
-                self._take(events)
+                self._on_events(events)
         except SchedulerDied as death:
             self._death.set_result(death)
             self._link_news.set()
@@ -103,7 +103,7 @@ class Group:
             commands, self._due = self._due, engine_pb2.SchedulerCommands()
             await self.scheduler.send(commands)
 
-    def _take(self, events: engine_pb2.SchedulerEvents) -> None:
+    def _on_events(self, events: engine_pb2.SchedulerEvents) -> None:
         now_s = time.monotonic()
         for output in events.outputs:
             self._legs.deliver(output, now_s)

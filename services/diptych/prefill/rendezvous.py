@@ -49,7 +49,7 @@ class Rendezvous:
             self._parked[key] = _Parked(note, now_s + KEEP_S)
             self._num_pages += _size(note)
 
-    def take(self, peer: int, room: int) -> EarlyNote | None:
+    def pop(self, peer: int, room: int) -> EarlyNote | None:
         return self._drop((peer, room))
 
     def forget(self, peer: int) -> None:

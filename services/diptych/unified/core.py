@@ -207,9 +207,9 @@ class UnifiedCore:
     def suspects(self) -> set[int]:
         return self._decode.suspects()
 
-    def take_effects(self) -> list[Effect]:
+    def pop_effects(self) -> list[Effect]:
         """Return those of both. A page passes from one core to the other only when nothing is wanted of it any more."""
-        effects = self._prefill.take_effects() + self._decode.take_effects()
+        effects = self._prefill.pop_effects() + self._decode.pop_effects()
         if self._refusals:
             refusals, self._refusals = self._refusals, []
             return refusals + effects

@@ -45,7 +45,7 @@ def silent_at(patient: Patient, moments_s: list[float], answered_after: int = 0)
         for number, now_s in enumerate(moments_s):  # noqa: B007
             await pulse.beat()
             if number < answered_after:
-                pulse.take(patient.pings[-1])
+                pulse.on_pong(patient.pings[-1])
             seen.append(pulse.silence.done())
         return seen
 
@@ -76,7 +76,7 @@ def test_an_answer_ends_the_silence(patient: Patient) -> None:
         now_s = STALL_S
         await pulse.beat()
         assert "silent for 60 s" in str(pulse.silence.result())
-        pulse.take(1)
+        pulse.on_pong(1)
         assert not pulse.silence.done()
         await pulse.beat()
         assert patient.pings == [1, 2]

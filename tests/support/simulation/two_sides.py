@@ -317,7 +317,7 @@ class TwoSides:
         return self.wait()
 
     def _perform(self, side: Side) -> bool:
-        effects = side.core.take_effects()
+        effects = side.core.pop_effects()
         for effect in effects:
             if isinstance(effect, Emit):
                 self._answer(side, effect.output)

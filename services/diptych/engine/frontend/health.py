@@ -67,7 +67,7 @@ class Pulse:
             logger.error("the scheduler does not answer: %s; its requests are done elsewhere", reason)
             self.silence.set_result(SchedulerSilent(f"the scheduler does not answer: {reason}"))
 
-    def take(self, pong: int) -> None:
+    def on_pong(self, pong: int) -> None:
         """Take an answer."""
         self._answered = pong
         if self.silence.done():

@@ -41,16 +41,16 @@ class Packing:
         return self._budget > 0 and len(self.chunks) < self._max_chunks
 
     @property
-    def takes_any(self) -> bool:
+    def admits_any(self) -> bool:
         """Whether any chunk should be added that there is room for."""
         return self._pays(self._budget)
 
-    def takes(self, request: Request, start: int) -> bool:
+    def admits(self, request: Request, start: int) -> bool:
         """Whether the request's chunk from `start` on should be added."""
         if not self.has_room:
             return False
         num_tokens = chunk_len(request, start, self._cost.chunk_len(start, self._budget))
-        return self.takes_any or self._pays(self._cost.of(start, num_tokens))
+        return self.admits_any or self._pays(self._cost.of(start, num_tokens))
 
     def add(self, request: Request) -> None:
         """Add its next chunk; there is room."""
@@ -107,7 +107,7 @@ class ExtendQueue:
         """
         step = Packing(self._cost, budget, self._max_batch_size, len(self))
         for request in self._extending:
-            if not step.takes(request, request.computed_len):
+            if not step.admits(request, request.computed_len):
                 return step.chunks
             step.add(request)
         self._waiting.bring_back(now_s)
@@ -117,11 +117,11 @@ class ExtendQueue:
                 if not self._waiting.set_aside(reason):
                     break
                 continue
-            start = 0 if step.takes_any else self._cache.cached_len(request)
-            if not step.takes(request, start):
+            start = 0 if step.admits_any else self._cache.cached_len(request)
+            if not step.admits(request, start):
                 break
             if self._cache.admit(request, spare_pages=spare_pages(request)):
-                self._waiting.take(request)
+                self._waiting.on_admitted(request)
                 self.add_admitted(request)
                 step.add(request)
             elif not self._waiting.set_aside_for_restore():

@@ -56,7 +56,7 @@ class DecodeBatch:
         page_size = self._cache.page_size
         return self._cache.grow_each([r for r in requests if r.computed_len >= r.num_pages * page_size])
 
-    def take_drafts(self, request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
+    def admit_drafts(self, request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
         """Return as many of the drafts as may stand behind the request's newest token, which gets slots for them.
 
         It gets none where its choice depends on more than the logits, or where pages are missing: nobody is retracted
@@ -203,7 +203,7 @@ class Running:
 
     def retire(self, request: Request) -> None:
         """Take out a request; what is computed of it stays as a cached prefix."""
-        self._take_out(request)
+        self._remove(request)
         if request.node is not None:
             self._steps.retire(request)
 
@@ -213,11 +213,11 @@ class Running:
 
     def drop(self, request: Request) -> None:
         """Take out a request and keep nothing of it but what others share already."""
-        self._take_out(request)
+        self._remove(request)
         if request.node is not None:
             self._steps.drop(request)
 
-    def _take_out(self, request: Request) -> None:
+    def _remove(self, request: Request) -> None:
         if request in self._batch:
             self._batch.remove(request)
         else:
@@ -238,7 +238,7 @@ class Running:
 
     def _drafts(self, decodes: Sequence[Request], drafter: Drafter) -> Drafts:
         proposed = drafter.propose(decodes)
-        kept = {r.room: self._batch.take_drafts(r, proposed[r.room]) for r in decodes if r.room in proposed}
+        kept = {r.room: self._batch.admit_drafts(r, proposed[r.room]) for r in decodes if r.room in proposed}
         return {room: drafts for room, drafts in kept.items() if drafts}
 
     def _retract(self, request: Request) -> None:
