@@ -168,7 +168,7 @@ def check_near(found: TokenLogprobs, logits: torch.Tensor, token_ids: Sequence[i
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_log_probabilities_are_those_of_transformers(answer: Answer, reference: Any, temperature: float) -> None:
-    """Of the output and of the prompt; in the second round the prompts are in the cache."""
+    """Those of the output and of the prompt are; in the second round the prompts are in the cache."""
     chosen = params(temperature=temperature, logprobs=3, prompt_logprobs=2, seed=1, frequency_penalty=0.5)
     answers = answer([(prompt, chosen) for prompt in PROMPTS], rounds=2)
     for room, prompt in enumerate(PROMPTS):
