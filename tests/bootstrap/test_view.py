@@ -141,7 +141,7 @@ def test_a_worker_neither_registers_a_router_nor_ends_another_worker(replica: Re
             say(replica, instance, caller, sequence=99)
     listed = WatchUpdate.FromString(replica.pop(replica.open(with_loads=False))).upserts
     assert [each.instance_id for each in listed] == [*FLEET]
-    assert replica.census().counts.refused == 5
+    assert replica.snapshot().counts.refused == 5
 
 
 def test_a_fleet_that_comes_back_to_a_replica_costs_a_few_encodings_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:

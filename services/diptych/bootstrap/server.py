@@ -14,11 +14,11 @@ from typing import Final, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
-from diptych.bootstrap.announcement import Said
+from diptych.bootstrap.announcement import Announcement
 from diptych.bootstrap.caller import Caller, Limits, Pace
 from diptych.bootstrap.membership import Delta
 from diptych.bootstrap.outbox import SILENCES_A_LEASE, Outbox
-from diptych.bootstrap.replica import NUM_TURNS, Census, Replica
+from diptych.bootstrap.replica import NUM_TURNS, Replica, ReplicaSnapshot
 from diptych.common.errors import Forbidden, InvalidRequest, Overloaded
 from diptych.common.lifecycle import wait_or_timeout
 from diptych.common.net.reachable import peer_host
@@ -102,8 +102,8 @@ class BootstrapService:
         shown = proven(context.invocation_metadata() or ())
         return Caller(parties_of(self._trust, context), peer_host(context.peer()), shown)
 
-    async def census(self) -> Census:
-        return self._replica.census()
+    async def snapshot(self) -> ReplicaSnapshot:
+        return self._replica.snapshot()
 
     async def run(self) -> None:
         """End leases when they are due, and tell loads now and then."""
@@ -132,7 +132,7 @@ class BootstrapService:
             await asyncio.sleep(LOADS_EVERY_S / NUM_TURNS)
             self._wake(self._replica.tell_loads())
 
-    def _note(self, delta: Delta[Said]) -> None:
+    def _note(self, delta: Delta[Announcement]) -> None:
         if delta.is_news:
             self._wake(self._filled)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Set
 from dataclasses import replace
 
 from diptych.common.members.roles import LegKind
-from diptych.decode.grants import Grants, Spare
+from diptych.decode.grants import Grants, Headroom
 from diptych.decode.imports import Imports
 from diptych.decode.phases import Phase
 from diptych.decode.room import DecodeRoom
@@ -68,7 +68,7 @@ class DecodeCore:
         limits: Limits,
         page_nbytes: int,
         pace: StepPace,
-        reserve: Callable[[], Spare] = Spare,
+        reserve: Callable[[], Headroom] = Headroom,
         drafter: Drafter | None = None,
     ) -> None:
         """`reserve` says what new rooms must leave of the cache."""

@@ -8,7 +8,17 @@ from collections import deque
 
 import pytest
 
-from diptych.kvtransfer.probe.actions import Action, Digest, Done, Failed, FillProbe, Measure, Passed, Tell, Write
+from diptych.kvtransfer.probe.actions import (
+    Action,
+    Digest,
+    Done,
+    Failed,
+    FillProbe,
+    Measure,
+    Passed,
+    SendProbeNote,
+    Write,
+)
 from diptych.kvtransfer.probe.notes import Directions
 from diptych.kvtransfer.probe.reader import ReaderTests
 from diptych.kvtransfer.probe.two_way import GREETING_TIMEOUT_S, TwoWayTests
@@ -55,7 +65,7 @@ class Mesh:
                 self.verdicts[owner, peer] = action
             case FillProbe(_, seed):
                 self.patterns[owner] = seed
-            case Tell(_, note):
+            case SendProbeNote(_, note):
                 self.do(owner, end.done(action, Done(), 0.0))
                 self.do(peer, self.ends[peer].hear(owner, note, 0.0))
             case Write(_, offer, note):

@@ -20,7 +20,7 @@ from diptych.kvtransfer.probe.actions import (
     Measure,
     Passed,
     PathResult,
-    Tell,
+    SendProbeNote,
     UsePath,
     Write,
 )
@@ -117,7 +117,7 @@ class WriterTests:
         if self._test is not None or not self._waiting:
             return []
         self._test = self._waiting.popleft()
-        return self._did(self._test, now_s, Tell(self._test.peer, ProbeAsk()))
+        return self._did(self._test, now_s, SendProbeNote(self._test.peer, ProbeAsk()))
 
     def _advance(self, test: _Test, now_s: float) -> list[Action]:
         """Go on, once the path may be changed: when nothing is in flight."""
@@ -167,11 +167,11 @@ class WriterTests:
         best = fastest(test.results)
         if best is None:
             test.phase = _Phase.ENDING
-            return self._did(test, now_s, Tell(test.peer, ProbeEnd("", reason=_words(test.results))))
+            return self._did(test, now_s, SendProbeNote(test.peer, ProbeEnd("", reason=_words(test.results))))
         self._test = None
         return [
             UsePath(test.peer, best.path),
-            Tell(test.peer, ProbeEnd(best.path, best.bytes_per_s)),
+            SendProbeNote(test.peer, ProbeEnd(best.path, best.bytes_per_s)),
             Passed(test.peer, best.path, best.bytes_per_s, tuple(test.results)),
             *self._start_next(now_s),
         ]

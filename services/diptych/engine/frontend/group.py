@@ -16,10 +16,10 @@ from diptych.common.members.membership import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.members.terms import terms_of
 from diptych.engine.frontend.departure import Departure, OpenWork
-from diptych.engine.frontend.health import Pulse
+from diptych.engine.frontend.health import SchedulerLiveness
 from diptych.engine.frontend.peers import Peers
 from diptych.engine.frontend.probes import InstanceFacts, Readiness
-from diptych.engine.frontend.scheduler_client import Questions, SchedulerClient, SchedulerDied
+from diptych.engine.frontend.scheduler_client import PendingQueries, SchedulerClient, SchedulerDied
 from diptych.engine.frontend.sessions import Session, Sessions, hide_link_key
 from diptych.engine.frontend.text_legs import TextLegs
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
@@ -44,7 +44,7 @@ class WorkerGroup:
         release_s: float,
     ) -> None:
         self.scheduler = scheduler
-        self.pulse = Pulse(scheduler, stall_s)
+        self.liveness = SchedulerLiveness(scheduler, stall_s)
         self.instance_id, self.dp_rank = instance.instance_id, instance.dp_rank
         self._instance = instance
         self._readiness = Readiness(instance)
@@ -55,19 +55,19 @@ class WorkerGroup:
         self._ready_news = asyncio.Event()
         self.updating = asyncio.Lock()  # held while the weights or the role change
         self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
-        self.questions = Questions(scheduler, self._death)
+        self.queries = PendingQueries(scheduler, self._death)
         self._legs = TextLegs(scheduler, prompts, sessions.deliver, lambda: instance.context_len)
-        work = OpenWork(sessions, self._legs, self.questions)
+        work = OpenWork(sessions, self._legs, self.queries)
         self.departure = Departure(work, sessions, instance, self._tell, release_s)
         self._handlers: Mapping[str, Callable[[Any], None]] = {  # by field, in the order in which they act
             "outputs": self._on_outputs,
-            "pong": self.pulse.on_pong,
+            "pong": self.liveness.on_pong,
             "load": self._on_load,
             "link_news": self._on_link_news,
             "kv_events": sessions.tell_kv,
-            "status": self.questions.on_status,
-            "status_answers": self.questions.on_status_answers,
-            "admin_answers": self.questions.on_admin_answers,
+            "status": self.queries.on_status,
+            "status_answers": self.queries.on_status_answers,
+            "admin_answers": self.queries.on_admin_answers,
             "context_len": self._on_context_len,
             "loras": self._on_loras,
         }
@@ -141,7 +141,7 @@ class WorkerGroup:
     async def serve(self, role: Role) -> None:
         """Serve a role from now on. Nothing may be open. Raises `SchedulerDied`."""
         await self.scheduler.send(engine_pb2.SchedulerCommands(role=role.wire))
-        await self.questions.status()  # answered behind it
+        await self.queries.status()  # answered behind it
         self._instance.role = role.wire
         self._sessions.role = role
         self._ready_news.clear()
@@ -166,7 +166,7 @@ class WorkerGroup:
             while not reader.done():
                 batch = asyncio.ensure_future(session.next_batch())
                 try:
-                    ends = (batch, reader, self._death, self.pulse.silence)
+                    ends = (batch, reader, self._death, self.liveness.silence)
                     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     batch.cancel()  # does nothing once it is done
@@ -174,8 +174,8 @@ class WorkerGroup:
                     yield batch.result()
                 elif self._death.done():
                     raise self._death.result()
-                elif self.pulse.silence.done():
-                    raise self.pulse.silence.result()
+                elif self.liveness.silence.done():
+                    raise self.liveness.silence.result()
             await reader
         finally:
             reader.cancel()
@@ -183,7 +183,7 @@ class WorkerGroup:
 
     async def status(self) -> worker_pb2.WorkerStatus:
         """Ask the scheduler. Raises `SchedulerDied`."""
-        status = await self.questions.status()
+        status = await self.queries.status()
         status.instance.CopyFrom(self.describe())
         hide_link_key(status.instance)
         status.max_requests, status.max_step_tokens = self._max_requests, self._max_step_tokens

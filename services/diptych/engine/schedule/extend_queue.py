@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.prefixes_in_flight import Coming, PrefixesInFlight
+from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import PromptCost, pays_to_share
@@ -91,10 +91,10 @@ class ExtendQueue:
         self._extending.append(request)
         self._in_flight.add(request)
 
-    def reason_to_wait(self, request: Request) -> Coming | None:
+    def reason_to_wait(self, request: Request) -> PendingPrefix | None:
         """Return what another request computes of its prefix, if it should not be begun before that is done."""
-        coming = self._in_flight.longest(request)
-        return coming if coming is not None and pays_to_wait(self._cache, self._cost, request, coming) else None
+        pending = self._in_flight.longest(request)
+        return pending if pending is not None and pays_to_wait(self._cache, self._cost, request, pending) else None
 
     def remove(self, request: Request) -> None:
         """Take out a request that ends early. Its pages stay with the caller."""
@@ -140,7 +140,7 @@ class ExtendQueue:
         self._extending.extendleft(chunk.request for chunk in chunks if chunk.is_last)
 
 
-def pays_to_wait(cache: KvCache, cost: PromptCost, request: Request, coming: Coming) -> bool:
+def pays_to_wait(cache: KvCache, cost: PromptCost, request: Request, pending: PendingPrefix) -> bool:
     """Whether so much is coming that is not cached yet that the request should not be begun before."""
     start = cache.cached_len(request)
-    return cost.pays_to_wait(start, coming.num_pages * cache.page_size - start)
+    return cost.pays_to_wait(start, pending.num_pages * cache.page_size - start)

@@ -13,7 +13,7 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.batch_builder import build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.kv_forecast import KvForecast
-from diptych.engine.schedule.prefixes_in_flight import Coming
+from diptych.engine.schedule.prefixes_in_flight import PendingPrefix
 from diptych.engine.schedule.sampling_builder import SamplingBuilder
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.steps_in_flight import StepsInFlight
@@ -184,7 +184,7 @@ class Running:
 
     # requests
 
-    def reason_to_wait(self, request: Request) -> Coming | None:
+    def reason_to_wait(self, request: Request) -> PendingPrefix | None:
         """Return what another request computes of its prefix, if it should not be admitted before that is done."""
         return self._queue.reason_to_wait(request)
 

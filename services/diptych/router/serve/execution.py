@@ -230,9 +230,9 @@ class Execution:
             raise ModelNotFound(f"the adapter {adapter!r} has been unloaded")
 
     def _check_deadline(self) -> None:
-        patience, now_s = self._progress.patience, time.monotonic()
-        if now_s >= patience.ends_s:
-            raise DeadlineExceeded(f"{patience.words(now_s)}, and no worker could take it")
+        wait_budget, now_s = self._progress.wait_budget, time.monotonic()
+        if now_s >= wait_budget.ends_s:
+            raise DeadlineExceeded(f"{wait_budget.words(now_s)}, and no worker could take it")
 
 
 def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s: float) -> Attempt:
@@ -241,7 +241,7 @@ def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s:
     leg.compat = fleet.session(selection.pair.prefill_id).worker.record.compat
     parts = legs_of(selection.pair, leg).items()
     legs = {kind: (fleet.session(instance_id), each) for kind, (instance_id, each) in parts}
-    return Attempt(leg.room, legs, _prompt(progress), selection.work, progress.patience)
+    return Attempt(leg.room, legs, _prompt(progress), selection.work, progress.wait_budget)
 
 
 def _start_leg(progress: Progress, now_s: float) -> StartLeg:

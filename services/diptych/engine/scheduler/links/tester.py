@@ -26,7 +26,7 @@ from diptych.kvtransfer.probe.actions import (
     FillProbe,
     Measure,
     Passed,
-    Tell,
+    SendProbeNote,
     UsePath,
     Write,
 )
@@ -176,7 +176,7 @@ class LinkTester:
                 self._pool.fill_pattern(seed)
             case UsePath(peer, path):
                 transport.use_path(peer, path)
-            case Tell(peer, note):
+            case SendProbeNote(peer, note):
                 if isinstance(note, ProbeOffer):  # until the pages are lent to another peer
                     transport.grant_pages(peer, np.array(note.pages))
                 self._expect(transport.send_note(peer, self._encoded(peer, note)), action)
