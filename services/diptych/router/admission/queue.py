@@ -2,8 +2,8 @@
 
 Rule: the highest priority goes first; among equals tenants take turns by places (`fair_queue`), and a tenant's claims
 go as they came. Nobody passes the head of a line, so that what needs many places gets them. Whoever can't begin in
-time, by the pace at which places come free, is refused when it comes and not when its time is up; but the first in line may
-always wait, else a pace that was slow once would never be corrected. A full line refuses for a newcomer whoever has
+time, by the pace at which places come free, is refused when it comes and not when its time is up; but the first in line
+may always wait, else a pace that was slow once would never be corrected. A full line refuses for a newcomer whoever has
 less right to wait: the lowest priorities, then the newest claims of tenants that wait for more places than the
 newcomer's will. Where that is not enough, it refuses the newcomer.
 """
