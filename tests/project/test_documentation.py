@@ -42,18 +42,14 @@ def _missing(text: str) -> list[str]:
     return [path for path in named if f"/{path}" not in _endings() and path not in NOT_HERE and "NAME" not in path]
 
 
-@pytest.mark.parametrize(
-    "page", sorted({*PAGES} - {ROOT / "CHANGELOG.md"}), ids=lambda page: str(page.relative_to(ROOT))
-)
+@pytest.mark.parametrize("page", [PAGES[0], *PAGES[2:]], ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_and_folder_that_a_page_names_exists(page: Path) -> None:
     assert _missing(page.read_text()) == []
 
 
 def test_a_file_and_a_folder_that_nobody_has_are_missing() -> None:
-    text = (
-        "`router/choose/made_up.py`, `made/up/`, `fits.py`, `choose/fits.py` and `router/choose/`, not `a.b()` or `x/y`"
-    )
-    assert _missing(text) == ["router/choose/made_up.py", "made/up/"]
+    text = "`choose/made_up.py`, `made/up/`; not `fits.py`, `choose/fits.py`, `router/choose/`, `a.b()` or `x/y`"
+    assert _missing(text) == ["choose/made_up.py", "made/up/"]
 
 
 def _commands() -> list[tuple[str, ...]]:
