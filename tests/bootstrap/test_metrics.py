@@ -25,7 +25,7 @@ def heartbeat(instance_id: int, role: Any, state: Any, *, at: str) -> bytes:
 def snapshot_after(*heartbeats: bytes) -> ReplicaSnapshot:
     replica = Replica(lease_s=3.0, limits=Limits())
     for each in heartbeats:
-        replica.hear(each, now_s=100.0)
+        replica.receive(each, now_s=100.0)
     return replica.snapshot()
 
 

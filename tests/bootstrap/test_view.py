@@ -47,7 +47,7 @@ def replica() -> Replica:
 
 
 def say(replica: Replica, instance: Instance, caller: Caller = ANYBODY, sequence: int = 1) -> None:
-    replica.hear(Heartbeat(sequence=sequence, instance=instance).SerializeToString(), 0.0, caller)
+    replica.receive(Heartbeat(sequence=sequence, instance=instance).SerializeToString(), 0.0, caller)
 
 
 @pytest.mark.parametrize("parties", [frozenset({each}) for each in Party])

@@ -103,7 +103,7 @@ class Conversation:
         self._parts: list[bytes] = []
         self._peer_sent_ns = 0
 
-    def hear(self, frame: Frame, now_ns: int) -> list[Heard] | None:
+    def receive(self, frame: Frame, now_ns: int) -> list[Heard] | None:
         """Return what a frame means; None: it belongs to another link and is dropped."""
         if frame.session <= self._former_session or frame.session < self.peer_session:
             return None
@@ -120,10 +120,10 @@ class Conversation:
         if frame.kind is Kind.BYE:
             heard.append(Down("the peer closed the link"))
         elif frame.kind is not Kind.BEAT:
-            heard.extend(self._receive(frame))
+            heard.extend(self._accept(frame))
         return heard
 
-    def _receive(self, frame: Frame) -> Iterator[Heard]:
+    def _accept(self, frame: Frame) -> Iterator[Heard]:
         """A peer may be as far ahead as we told it, and not further."""
         if not self._num_received < frame.number <= self._num_consumed + self._window:
             yield Down(f"the peer sent part {frame.number} of its notes after {self._num_received}")
@@ -156,7 +156,7 @@ class Conversation:
         """Whether the peer takes another part or note."""
         return self._num_sent - self._peer_consumed < self._peer_window
 
-    def say(self, part: bytes, *, is_last: bool, digest: int | None) -> Frame:
+    def next_frame(self, part: bytes, *, is_last: bool, digest: int | None) -> Frame:
         """Return the frame of a note's next part. Call while there is room."""
         self._num_sent += 1
         return replace(

@@ -82,7 +82,7 @@ class Replica:
         """When a `tick` is next due; what comes up later is due a lease after it came up."""
         return self._membership.next_deadline_s
 
-    def hear(self, data: bytes, now_s: float, caller: Caller = ANYBODY) -> Delta[Announcement]:
+    def receive(self, data: bytes, now_s: float, caller: Caller = ANYBODY) -> Delta[Announcement]:
         """Take a heartbeat as it came. Raises `InvalidRequest`, `Forbidden` and `Overloaded`, changing nothing."""
         try:
             record = read_heartbeat(data, caller)

@@ -73,7 +73,7 @@ class BootstrapService:
             now_s = self._clock()
             try:
                 pace.count(now_s)
-                delta = self._replica.hear(data, now_s, caller)
+                delta = self._replica.receive(data, now_s, caller)
             except (InvalidRequest, Forbidden, Overloaded) as error:
                 logger.warning("refused a heartbeat of %s: %s", context.peer(), error)
                 await context.abort(grpc.StatusCode[error.grpc_status], str(error))

@@ -125,7 +125,7 @@ class DecodeCore:
                 self._cache.finish_restore(number, error)
             case _:
                 pass  # the room has ended; or it is of pages that we write, and there are none
-        self._effects += self._grants.give(now_s)
+        self._effects += self._grants.grant(now_s)
 
     def _start(self, event: Start, now_s: float) -> None:
         request = event.request
@@ -212,7 +212,7 @@ class DecodeCore:
         if step.chunks:
             self._running.share(step)
         if self._waiting:
-            self._effects += self._grants.give(now_s)
+            self._effects += self._grants.grant(now_s)
 
     def _on_tokens(self, row: Sampled, now_s: float) -> None:
         request, token_ids, logprobs = row
@@ -250,7 +250,7 @@ class DecodeCore:
     def expire(self, now_s: float) -> None:
         self._rooms.expire(now_s)
         if self._waiting:
-            self._effects += self._grants.give(now_s)
+            self._effects += self._grants.grant(now_s)
 
     def next_deadline_s(self) -> float | None:
         times = (self._rooms.next_s(), self._grants.next_s())

@@ -67,7 +67,7 @@ class Grants:
             return 0
         return max(0, self._cache.num_available - reserve.pages)
 
-    def give(self, now_s: float) -> list[Effect]:
+    def grant(self, now_s: float) -> list[Effect]:
         """Grant what can be granted; those retracted go first."""
         effects: list[Effect] = []
         self._waiting.bring_back(now_s)

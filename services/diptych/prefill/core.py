@@ -131,7 +131,7 @@ class PrefillCore:
     def _handle_note(self, peer: int, note: Note, now_s: float) -> None:
         room = self._rooms.shared_with(peer, note.room)
         if room is None:
-            self._effects += self._rendezvous.hear(peer, note, now_s)
+            self._effects += self._rendezvous.receive(peer, note, now_s)
             return
         match note:
             case PagesReady() if room.phase is Phase.BOOTSTRAPPING:

@@ -28,7 +28,7 @@ class Rendezvous:
         self._parked: OrderedDict[tuple[int, int], _Parked] = OrderedDict()  # in order of expiry
         self._num_pages = 0
 
-    def hear(self, peer: int, note: Note, now_s: float) -> list[SendNote]:
+    def receive(self, peer: int, note: Note, now_s: float) -> list[SendNote]:
         """Take a note for a room that we don't have: its Start comes later, or it has ended. Return the answer."""
         match note:
             case PagesReady():

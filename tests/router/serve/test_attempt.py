@@ -107,5 +107,5 @@ def test_a_deadline_later_than_the_longest_silence_does_not_allow_more_of_it() -
 
 def test_a_token_that_one_attempt_gave_counts_for_the_next_one_too() -> None:
     wait_budget = WaitBudget(math.inf, SILENCE_S, now_s=0.0)
-    wait_budget.hear(500.0)
+    wait_budget.on_tokens(500.0)
     assert wait_budget.ends_s == 1100.0

@@ -39,7 +39,7 @@ class ReaderTests:
         self._tests[peer] = _Test(now_s + TIMEOUT_S)
         return []
 
-    def hear(self, peer: int, note: ProbeNote, now_s: float) -> list[Action]:
+    def receive(self, peer: int, note: ProbeNote, now_s: float) -> list[Action]:
         test = self._tests.get(peer)
         if test is None or test.has_failed:
             return []

@@ -75,15 +75,15 @@ class TwoWayTests:
         self._tests[peer] = _Test(self.directions, paths, refusal, now_s + GREETING_TIMEOUT_S)
         return [SendProbeNote(peer, self.directions)]
 
-    def hear(self, peer: int, note: ProbeNote, now_s: float) -> list[Action]:
+    def receive(self, peer: int, note: ProbeNote, now_s: float) -> list[Action]:
         """A note came over a link that is tested."""
         match note:
             case Directions():
                 return self._greeted(peer, note, now_s)
             case ProbeAsk() | ProbeCheck() | ProbeEnd():
-                return self._follow(self._reader.hear(peer, note, now_s), now_s)
+                return self._follow(self._reader.receive(peer, note, now_s), now_s)
             case _:
-                return self._follow(self._writer.hear(peer, note, now_s), now_s)
+                return self._follow(self._writer.receive(peer, note, now_s), now_s)
 
     def done(self, action: Action, done: Done, now_s: float) -> list[Action]:
         """An action of ours ended."""

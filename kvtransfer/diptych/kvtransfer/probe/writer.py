@@ -68,7 +68,7 @@ class WriterTests:
         self._waiting.append(_Test(peer, paths))
         return self._start_next(now_s)
 
-    def hear(self, peer: int, note: ProbeNote, now_s: float) -> list[Action]:
+    def receive(self, peer: int, note: ProbeNote, now_s: float) -> list[Action]:
         test = self._running(peer)
         if test is None:
             return []

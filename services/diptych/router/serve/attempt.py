@@ -213,7 +213,7 @@ class Attempt:
         logprobs = logprobs_from_wire(output.logprobs) if output.HasField("logprobs") else None
         self._merger.accept(output.first_index, output.token_ids, logprobs)
         if output.token_ids:
-            self._wait_budget.hear(self._clock())
+            self._wait_budget.on_tokens(self._clock())
         if output.finish_reason or output.HasField("error"):
             self._end(kind, output)
         self._tell()

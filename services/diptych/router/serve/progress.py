@@ -168,7 +168,7 @@ class WaitBudget:
         """When the request ends, unless something comes of it before."""
         return min(self.deadline_s, self._heard_s + self._silence_s)
 
-    def hear(self, now_s: float) -> None:
+    def on_tokens(self, now_s: float) -> None:
         """Tokens have come."""
         self._heard_s = now_s
 

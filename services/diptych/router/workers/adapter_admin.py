@@ -53,7 +53,7 @@ class AdapterAdmin:
             if failures:
                 await self._roll_back(name, results)
                 raise next(iter(failures.values()))
-            await self._hear(lambda: all(name in worker.adapters for worker in self._known(workers)))
+            await self._wait_until(lambda: all(name in worker.adapters for worker in self._known(workers)))
         return len(workers)
 
     async def unload(self, name: str) -> int:
@@ -65,7 +65,7 @@ class AdapterAdmin:
             others = {worker: error for worker, error in failures.items() if not isinstance(error, NotFound)}
             if others or len(failures) == len(workers):
                 raise next(iter((others or failures).values()))
-            await self._hear(lambda: not any(name in worker.adapters for worker in self._known(workers)))
+            await self._wait_until(lambda: not any(name in worker.adapters for worker in self._known(workers)))
         return len(workers) - len(failures)
 
     def _workers(self) -> list[KnownWorker]:
@@ -99,7 +99,7 @@ class AdapterAdmin:
             request = UnloadLoraRequest(instance_id=worker.record.instance_id, name=name)
             await WorkerAdminStub(channel).UnloadLora(request, timeout=CALL_TIMEOUT_S)
 
-    async def _hear(self, condition: Callable[[], bool]) -> None:
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
         try:
             async with asyncio.timeout(NEWS_TIMEOUT_S):
                 while not condition():

@@ -167,7 +167,7 @@ class Linking:
             case LinkDown(peer, reason):
                 self._on_down(peer, reason)
             case NoteReceived(peer, data) if peer not in self.up:
-                self._apply(self._tester.hear(peer, data))
+                self._apply(self._tester.receive(peer, data))
             case OpDone():
                 verdicts = self._tester.done(event)
                 self._apply(verdicts or ())

@@ -103,14 +103,14 @@ class LinkTester:
         refusal = "" if allowed else self._rule.refusal(paths, info.lanes)
         return self._perform(self._tests.begin(peer, allowed, self._clock(), refusal))
 
-    def hear(self, peer: int, data: bytes) -> list[Verdict]:
+    def receive(self, peer: int, data: bytes) -> list[Verdict]:
         """Take a note of a link that is tested."""
         try:
             note = notes.decode(data, sender=peer, target=self._transport.instance_id)
         except MalformedNote as error:
             logger.error("dropped a note from %016x: %s", peer, error)
             return []
-        return self._perform(self._tests.hear(peer, note, self._clock()))
+        return self._perform(self._tests.receive(peer, note, self._clock()))
 
     def done(self, event: OpDone) -> list[Verdict] | None:
         """Return None for an operation that is not a test's."""
