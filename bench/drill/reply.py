@@ -24,7 +24,7 @@ class Reply:
         return self.is_complete and not self.error
 
     def receive(self, line: str) -> None:
-        """Take an event of a stream, or the body of an answer that came as a whole."""
+        """Receive an event of a stream, or the body of an answer that came as a whole."""
         data = line.removeprefix("data: ")
         if data == "[DONE]":
             self.is_complete = True

@@ -83,7 +83,7 @@ class Replica:
         return self._membership.next_deadline_s
 
     def receive(self, data: bytes, now_s: float, caller: Caller = ANYBODY) -> Delta[Announcement]:
-        """Take a heartbeat as it came. Raises `InvalidRequest`, `Forbidden` and `Overloaded`, changing nothing."""
+        """Apply a heartbeat as it came. Raises `InvalidRequest`, `Forbidden` and `Overloaded`, changing nothing."""
         try:
             record = read_heartbeat(data, caller)
             delta = self._membership.apply(Heartbeat(record, caller.claim(record.address)), now_s)

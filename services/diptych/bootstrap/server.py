@@ -67,7 +67,7 @@ class BootstrapService:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     async def register(self, heartbeats: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-        """Take the heartbeats of one instance."""
+        """Receive the heartbeats of one instance."""
         pace, caller = Pace(self._clock()), self._caller(context)
         async for data in heartbeats:
             now_s = self._clock()

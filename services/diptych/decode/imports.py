@@ -43,7 +43,7 @@ class Imports:
         self.peers_in_parts: set[int] = set()  # linked ones whose pages land in parts
 
     def on_hand_off(self, room: DecodeRoom, note: HandOff, digest: int | None, now_s: float) -> None:
-        """Take a hand-off; one whose request waits for its grammar is kept until `resume`."""
+        """Begin an import; one whose request waits for its grammar is kept until `resume`."""
         room.hand_off, room.digest = note, digest
         room.is_in_parts = room.peer in self.peers_in_parts
         if room.request.is_ready:

@@ -29,7 +29,7 @@ class Rendezvous:
         self._num_pages = 0
 
     def receive(self, peer: int, note: Note, now_s: float) -> list[SendNote]:
-        """Take a note for a room that we don't have: its Start comes later, or it has ended. Return the answer."""
+        """Keep a note for a room that we don't have: its Start comes later, or it has ended. Return the answer."""
         match note:
             case PagesReady():
                 self.park(peer, note, now_s)

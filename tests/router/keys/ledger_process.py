@@ -35,7 +35,7 @@ def race_for_the_last_place(ledger: Ledger, descriptor: int) -> int:
 
 
 def charge_what_is_there(ledger: Ledger) -> int:
-    """Take requests of one minute until there are no more; say how many."""
+    """Charge requests of one minute until there are no more; say how many."""
     requests, num_charged = ledger.account("k").requests, 0
     while not requests.charge_if_there(1, PER_MINUTE, now_s=1.0):
         num_charged += 1

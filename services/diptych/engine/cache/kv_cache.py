@@ -299,7 +299,7 @@ class KvCache:
         self._restores[restore.number] = restore, self.tree.expect(nodes, restore)
 
     def _allocate(self, count: int) -> Pages:
-        """Take `count` of the available pages, evicting what is needed."""
+        """Allocate `count` of the available pages, evicting what is needed."""
         shortage = count - self.pool.num_free
         if shortage > 0:
             self._evict(shortage)

@@ -68,7 +68,7 @@ class SchedulerLiveness:
             self.silence.set_result(SchedulerSilent(f"the scheduler does not answer: {reason}"))
 
     def on_pong(self, pong: int) -> None:
-        """Take an answer."""
+        """Note an answer."""
         self._answered = pong
         if self.silence.done():
             logger.info("the scheduler answers again")

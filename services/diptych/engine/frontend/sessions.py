@@ -50,7 +50,7 @@ class Session:
         self._due.set()
 
     async def next_batch(self) -> worker_pb2.WorkerBatch:
-        """Wait until something is due and take all of it."""
+        """Wait until something is due and return all of it."""
         await self._due.wait()
         self._due.clear()
         batch, self._pending = self._pending, worker_pb2.WorkerBatch()

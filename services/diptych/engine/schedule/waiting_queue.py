@@ -156,7 +156,7 @@ class WaitingQueue:
             self._next = None
 
     def on_admitted(self, request: Request) -> None:
-        """Take out a request that has been admitted, and charge its tenant for what it has to compute."""
+        """Remove a request that has been admitted, and charge its tenant for what it has to compute."""
         if request.room in self._places:
             self._shares.charge(request.account.tenant, prompt_tokens=request.extend_len)
         self.remove(request)

@@ -115,12 +115,12 @@ class Allowance:
         return float(self._library.ledger_wait(self._address, cost, MINUTE_NS, _ns(now_s))) / NS_PER_S
 
     def charge_if_there(self, amount: int, per_minute: int, now_s: float) -> float:
-        """Take `amount` and return 0; or take nothing, and return how long it takes until it is there."""
+        """Charge `amount` and return 0; or charge nothing, and return how long it takes until it is there."""
         cost = _cost_ns(amount, per_minute)
         return float(self._library.ledger_charge(self._address, cost, MINUTE_NS, _ns(now_s), False)) / NS_PER_S
 
     def charge(self, amount: int, per_minute: int, now_s: float) -> None:
-        """Take `amount`, whether it is there or not."""
+        """Charge `amount`, whether it is there or not."""
         self._library.ledger_charge(self._address, _cost_ns(amount, per_minute), MINUTE_NS, _ns(now_s), True)
 
     def refund(self, amount: int, per_minute: int, now_s: float) -> None:

@@ -149,7 +149,7 @@ class Linking:
                 self._connect(peer, link)
 
     def expire(self) -> None:
-        """End tests that take too long. Call after `take`: an answer may have come while a long step ran here."""
+        """End tests that take too long. Call after `on_event`: an answer may have come while a long step ran here."""
         if self._links:
             self._apply(self._tester.expire())
 

@@ -104,7 +104,7 @@ class LinkTester:
         return self._perform(self._tests.begin(peer, allowed, self._clock(), refusal))
 
     def receive(self, peer: int, data: bytes) -> list[Verdict]:
-        """Take a note of a link that is tested."""
+        """Handle a note of a link that is tested."""
         try:
             note = notes.decode(data, sender=peer, target=self._transport.instance_id)
         except MalformedNote as error:
