@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.sampled import Sampled, take_prompt_logprobs
+from diptych.engine.schedule.sampled import Sampled, pop_prompt_logprobs
 from diptych.engine.values.events import Effect, SendNote, StreamPages, WritePages
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.finish import Finish
@@ -127,5 +127,5 @@ def first_output(room: PrefillRoom, row: Sampled, now_s: float, token_nbytes: in
     room.stats.bytes_moved = room.stats.pages_moved * room.page_size * token_nbytes
     room.stats.queue_s = room.first_step_s - room.arrival_s
     room.stats.compute_s = now_s - room.first_step_s
-    prompt_logprobs = take_prompt_logprobs(request)
+    prompt_logprobs = pop_prompt_logprobs(request)
     return Output(request.room, 0, token_ids, None, None, room.stats, logprobs, prompt_logprobs)

@@ -132,7 +132,7 @@ class KvCache:
         if need + spare_pages > self.num_available:
             self.tree.unlock(match.node)
             return False
-        pages = self._take(need)
+        pages = self._allocate(need)
         pages, state = pages[: need - num_state_pages], pages[need - num_state_pages :]
         if match.lower_nodes:
             request.restore = self._restore(match, pages)
@@ -160,7 +160,7 @@ class KvCache:
             return True
         if need > self.num_available:
             return False
-        self._append(request, self._take(need))
+        self._append(request, self._allocate(need))
         return True
 
     def grow_each(self, requests: Sequence[Request]) -> bool:
@@ -168,7 +168,7 @@ class KvCache:
         if len(requests) > self.num_available:
             return False
         if requests:
-            for request, page in zip(requests, self._take(len(requests)).tolist(), strict=True):
+            for request, page in zip(requests, self._allocate(len(requests)).tolist(), strict=True):
                 self.page_table[request.row, request.num_pages] = page
                 request.num_pages += 1
         return True
@@ -279,7 +279,7 @@ class KvCache:
         start, end = request.node.end, max(request.node.end, num_tokens // self.page_size)
         pages, tokens = self.pages_of(request)[start:end], request.tokens[: end * self.page_size]
         insertion = self.tree.extend(request.node, tokens, pages, request.extra_key)
-        self.pool.cache(insertion.taken)
+        self.pool.cache(insertion.adopted)
         return insertion
 
     def _begins_with_state(self, request: Request) -> bool:
@@ -359,8 +359,8 @@ class KvCache:
     def _expect(self, restore: Restore, nodes: Sequence[Node]) -> None:
         self._restores[restore.number] = restore, self.tree.expect(nodes, restore)
 
-    def _take(self, count: int) -> Pages:
-        """Take `count` of the available pages, evicting what is needed."""
+    def _allocate(self, count: int) -> Pages:
+        """Allocate `count` of the available pages, evicting what is needed."""
         shortage = count - self.pool.num_free
         if shortage > 0:
             self._evict(shortage)

@@ -139,15 +139,15 @@ class RadixTree:
             path = [step for step in path if step.level == POOL and step.restore is None]
             pages = pages[: path[-1].end - node.end]
         known = _pool_pages(path[1:])
-        given, taken = pages[: len(known)], pages[len(known) :].copy()
+        given, adopted = pages[: len(known)], pages[len(known) :].copy()
         lower_nodes = [node for node in path if node.level != POOL]
         num_lower_pages = sum(len(node.pages) for node in lower_nodes)
-        self.promote(lower_nodes, taken[:num_lower_pages])
+        self.promote(lower_nodes, adopted[:num_lower_pages])
         end = path[-1]
-        if num_lower_pages < len(taken):
-            end = self._append(end, token_ids, extra_key, taken[num_lower_pages:])
+        if num_lower_pages < len(adopted):
+            end = self._append(end, token_ids, extra_key, adopted[num_lower_pages:])
         self._touch(end)
-        return Insertion(end, np.concatenate([known, taken]), taken, duplicate=given[given != known])
+        return Insertion(end, np.concatenate([known, adopted]), adopted, duplicate=given[given != known])
 
     def use(self, node: Node) -> None:
         """Count a use of the prefix that ends at `node`."""
