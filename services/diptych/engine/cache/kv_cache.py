@@ -210,7 +210,7 @@ class KvCache:
     def begin_snapshot(self, request: Request, num_tokens: int) -> None:
         """Give the request pages for its state after so many tokens, if there are some: none run short for it."""
         if self.pages_per_state <= self.num_available:
-            request.snapshots.append(Snapshot(num_tokens, self._take(self.pages_per_state)))
+            request.snapshots.append(Snapshot(num_tokens, self._allocate(self.pages_per_state)))
 
     def begin_from_import(self, request: Request) -> None:
         """The request goes on from the state that a peer has written, and that is verified."""
