@@ -225,7 +225,7 @@ def test_keys_and_queries_turn_with_their_positions() -> None:
     size, dim = case.heads.num_states * case.heads.head_dim, case.index.head_dim
     before, after = (states[:, size : size + 4 * dim].view(40, 4, dim) for states in (pool.states[0], qkv))
     cos, sin = pool.choosing.rope[:40, :, None].unbind(1)
-    first, second, rest = before.split([4, 4, dim - 8], dim=2)
+    first, second, rest = torch.split(before, [4, 4, dim - 8], dim=2)
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=2)
     torch.testing.assert_close(after[:, :3], turned[:, :3])
     slots = torch.from_numpy(pool.tokens({0: (0, 40)}).out_slots)

@@ -54,7 +54,7 @@ class Step:
         holes = kv.view(torch.uint8).view(num_pages, 3, case.page_size, -1)  # torch indexes no FP8
         holes[nobodys // case.page_size, :, nobodys % case.page_size] = 0xFF
         self.chosen = torch.full((len(counts), case.num_kept), 1 << 30, dtype=torch.int32, device=device)
-        for row, own in enumerate(order[: sum(counts)].split(counts)):
+        for row, own in enumerate(torch.split(order[: sum(counts)], counts)):
             self.chosen[row, : len(own)] = own
         self.q = torch.randn(len(counts), case.num_heads + 1, key_dim, device=device).to(case.dtype)[:, :-1]
         self.lens = torch.tensor(case.lens, dtype=torch.int32, device=device)

@@ -124,7 +124,8 @@ class _Step(ctypes.Structure):
 class PagedAttention:
     """One step over all layers of `kv[num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]`.
 
-    The pool is of any of KV_TYPES; between its pages may lie other regions. Positions and pages are trusted, not checked.
+    The pool is of any of KV_TYPES; other regions may lie between its pages. Positions and pages are trusted, not
+    checked.
     """
 
     def __init__(self, heads: Heads, kv: Tensor, tokens: Tokens, row_size: int | None = None) -> None:

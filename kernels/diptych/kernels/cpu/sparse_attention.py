@@ -1,4 +1,4 @@
-"""Sparse attention of one step over paged latents: an indexer chooses, attention walks what was chosen; see the headers."""
+"""Sparse attention of one step over paged latents: an indexer chooses, attention walks that; see the headers."""
 
 from __future__ import annotations
 

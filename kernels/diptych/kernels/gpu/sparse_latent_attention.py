@@ -1,10 +1,10 @@
 """Attention on a GPU of tokens that each chose the latents that they attend to: of decode steps and of prompts alike.
 
-A row is a new token; what it attends to is a list of slots of the pool, in the order of positions. Its heads are the rows
-of a tile, or of two, which walks the list as `latent_attention.py` walks a request: with the same arithmetic, so that a
-row whose list is all that it sees has the bits of a request that is in one share there. A row's list may be cut into
-equal parts, each of which is a program; what they have is added up in their order. Rule: into how many follows from the
-number of rows alone, and a row's bits from that and from what it attends to.
+A row is a new token; what it attends to is a list of slots of the pool, in the order of positions. Its heads are a
+tile, or two, that walks the list as `latent_attention.py` walks a request: by the same arithmetic, so that a row whose
+list is all that it sees has the bits of a request that is in one share there. A row's list may be cut into equal parts,
+each of which is a program; what they have is added up in their order. Rule: into how many follows from the number of
+rows alone, and a row's bits from that and from what it attends to.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def sparse_latent_attention(
 
     `kv_layer` as in `latent_decode`. `chosen`: int32 `[num_rows, num_kept]`, slots; `lens`: int32 `[num_rows]`, what a
     row sees: it attends to the first so many of its slots, or to all if they are fewer; 0: nothing is read and `out` is
-    0. Rows of `q` and `out` may have any stride. `num_parts`: of each row. Runs on the current stream, allocates nothing
-    once compiled, and may be captured: a replay reads what `chosen` and `lens` hold at its own time.
+    0. Rows of `q` and `out` may have any stride. `num_parts`: of each row. Runs on the current stream, allocates
+    nothing once compiled, and may be captured: a replay reads what `chosen` and `lens` hold at its own time.
     """
     _check(q, kv_layer, chosen, lens, out, shape)
     kv = kv_layer.view(torch.int16) if kv_layer.dtype == FP8 else kv_layer

@@ -1,6 +1,6 @@
-"""Sparse attention to latents by the C kernels: an indexer chooses the tokens that a query attends to. float32 on the CPU.
+"""Sparse attention to latents by the C kernels: an indexer chooses the tokens that a query attends to.
 
-`sparse_attention.py` has the same in plain torch.
+In float32, on the CPU. `sparse_attention.py` has the same in plain torch.
 """
 
 from __future__ import annotations

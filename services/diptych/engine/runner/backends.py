@@ -141,9 +141,18 @@ def _torch(setting: Setting) -> Made:
 
 def _triton(setting: Setting) -> Made:
     _check_gpu("triton", setting)
+    if setting.index_keys is not None:
+        return _triton_sparse(setting, setting.index_keys)
     from diptych.engine.attention.triton_backend import TritonAttention
 
     attention = TritonAttention(setting.config, setting.kv, setting.sinks)
+    return attention, attention
+
+
+def _triton_sparse(setting: Setting, index_keys: Tensor) -> Made:
+    from diptych.engine.attention.triton_sparse_backend import TritonSparseAttention
+
+    attention = TritonSparseAttention(setting.config, setting.kv, index_keys)
     return attention, attention
 
 
@@ -173,8 +182,6 @@ def _flashinfer(setting: Setting) -> Made:
 def _check_gpu(name: str, setting: Setting) -> None:
     if not setting.kv.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise ConfigError(f"attention backend {name!r} computes on GPUs; use 'auto' where there is none")
-    if setting.config.indexer is not None:
-        raise ConfigError(f"attention backend {name!r} knows no sparse attention, which this model has; use 'torch'")
     head_dim = setting.config.head_dim
     if setting.config.qk_norm in ("heads", "unweighted") and head_dim & (head_dim - 1):
         raise ConfigError(f"attention backend {name!r} norms no heads of {head_dim}, only powers of 2; use 'torch'")

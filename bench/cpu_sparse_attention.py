@@ -1,6 +1,6 @@
 """Sparse attention of DeepSeek V3.2 on CPUs, in float32: the C kernels beside the form in torch.
 
-    python bench/sparse_attention.py [--threads N] [--quick] [--json]
+    python bench/cpu_sparse_attention.py [--threads N] [--quick] [--json]
 
 One layer of a model that chooses 2,048 tokens for each new one. What is counted is multiplications and additions: of 64
 index heads of 128 with every key, and of all heads with the latents that were chosen. Both sides do the same; the limit
@@ -133,7 +133,7 @@ def measure(report: Report, case: Case, products_s: float, rounds: int) -> None:
     theirs = seconds(run_of(SparseAttention(config, kv, index_keys, torch.float32), config, batch), rounds)
     value = case.num_products / ours
     report.row(
-        "sparse_attention",
+        "cpu_sparse_attention",
         case.name,
         value / 1e9,
         "G products/s",
