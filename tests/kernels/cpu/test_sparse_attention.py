@@ -49,7 +49,7 @@ class Pool:
         shapes.append((NUM_CHOOSING, 1, case.page_size, 1, case.index.head_dim))
         sizes = [int(np.prod(shape)) for shape in shapes]
         cells = torch.full((sum(counts) + 2, sum(sizes)), torch.nan).to(case.dtype)
-        parts = cells.split(sizes, dim=1)
+        parts = torch.split(cells, sizes, dim=1)
         self.kv, self.index_keys = (part.view(-1, *shape) for part, shape in zip(parts, shapes, strict=True))
         self.states = [self._states(seq_len) for seq_len in seq_lens]
         angles = torch.randn(max(seq_lens), ROPE_DIM // 2, generator=self.generator) * case.turning
