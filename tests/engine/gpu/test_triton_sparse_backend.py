@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
@@ -31,7 +32,7 @@ CONFIG: Final = tiny_config(
     query_scale=0.2,
     context_len=128,
     latent=Latent(8, 32, 24, 16, 20, interleaved=True, norm_eps=1e-6),
-    indexer=Indexer(6, 24, 7, interleaved=False, layers=(0, 2)),
+    indexer=Indexer(6, 24, 3, interleaved=False, layers=(0, 2)),
 )
 PAGE_SIZE, NUM_PAGES = 4, 40
 
@@ -46,15 +47,15 @@ class Pool:
         cells = sum(int(np.prod(region.shape(PAGE_SIZE))) for region in regions)
         self.device = torch.device("cpu") if kind == "C" else device
         self.kv = torch.zeros(NUM_PAGES, cells, device=self.device).to(KV_DTYPES[kv_dtype])
-        views = region_views(self.kv, regions)
+        kept, index_keys = region_views(self.kv, regions)
         self.backend: AttentionBackend
         match kind:
             case "triton":
-                self.backend = TritonSparseAttention(CONFIG, *views)
+                self.backend = TritonSparseAttention(CONFIG, kept, index_keys)
             case "C":
-                self.backend = CpuSparseAttention(CONFIG, *views)
+                self.backend = CpuSparseAttention(CONFIG, kept, index_keys)
             case _:
-                self.backend = SparseAttention(CONFIG, *views, torch.float32)
+                self.backend = SparseAttention(CONFIG, kept, index_keys, torch.float32)
 
     def run(self, host: ForwardBatch, states: list[Tensor]) -> list[Tensor]:
         """Compute all layers; `states`: `qkv` of each."""
@@ -110,13 +111,13 @@ def states_of(num_tokens: int) -> list[Tensor]:
 def steps() -> Iterator[ForwardBatch]:
     """Some see no more than is kept, some are longer; a prompt crosses that."""
     requests = Requests()
-    yield requests.step({"a": 11, "b": 3}, ForwardMode.EXTEND)
-    yield requests.step({"b": 1, "a": 4, "c": 8}, ForwardMode.MIXED)
+    yield requests.step({"a": 5, "b": 2}, ForwardMode.EXTEND)
+    yield requests.step({"b": 1, "a": 2, "c": 4}, ForwardMode.MIXED)
     yield requests.step({"a": 1, "b": 1, "c": 1}, ForwardMode.DECODE)
     yield requests.step({"c": 1}, ForwardMode.DECODE)
 
 
-@pytest.mark.parametrize(("reference", "kv_dtype"), [("torch", "float32"), ("C", "float32"), ("C", "fp8_e4m3")])
+@pytest.mark.parametrize(("reference", "kv_dtype"), [("torch", "float32"), ("C", "fp8_e4m3")])
 def test_prompts_in_parts_mixed_steps_and_single_tokens_are_as_in_the_reference(
     reference: str, kv_dtype: str, device: torch.device
 ) -> None:
@@ -136,16 +137,16 @@ def test_a_step_has_the_same_bits_when_scores_are_made_of_few_rows_at_a_time(
     whole = Pool("triton", device, "float32")
     monkeypatch.setattr(module, "SCORES", 2 * 128)  # of two rows
     cut = Pool("triton", device, "float32")
-    for host in steps():
+    for host in itertools.islice(steps(), 1):
         states = states_of(len(host.positions))
         for found, expected in zip(cut.run(host, states), whole.run(host, states), strict=True):
             assert torch.equal(found, expected)
 
 
 def test_a_token_of_a_prompt_has_the_same_bits_however_it_is_cut(device: torch.device) -> None:
-    states = states_of(14)
+    states = states_of(7)
     pools, outs = [Pool("triton", device, "float32") for _ in range(2)], []
-    for pool, chunks in zip(pools, [(14,), (5, 1, 8)], strict=True):
+    for pool, chunks in zip(pools, [(7,), (2, 1, 4)], strict=True):
         requests, at, found = Requests(), 0, []
         for chunk in chunks:
             host = requests.step({"a": chunk}, ForwardMode.EXTEND)
@@ -181,8 +182,8 @@ def test_rows_of_padding_read_and_store_nothing_and_give_zeros(device: torch.dev
 
     pool, requests = Pool("triton", device, "float32"), Requests()
     assert isinstance(pool.backend, TritonSparseAttention)
-    host = requests.step({"a": 9}, ForwardMode.EXTEND)
-    pool.run(host, states_of(9))
+    host = requests.step({"a": 5}, ForwardMode.EXTEND)
+    pool.run(host, states_of(5))
     host = requests.step({"a": 1}, ForwardMode.DECODE)
     batch, before = padded(host, 2, device), pool.kv.clone()
     pool.backend.capture_metadata(batch)
