@@ -36,9 +36,9 @@ class StateMixer(Projections, Protocol):
 
         `projected`: `[num_tokens, mixer.in_size]`, may be overwritten; `out`: `[num_tokens, mixer.out_size]`. `state`
         has a tensor for each of `mixer.state_parts`, `[num_slots, *shape]`; the requests' slots are
-        `batch.state_slots`, and what a request begins with is there already. A request's tokens,
-        `batch.host.extend_lens` of them, are in the order of its text. What is computed for a request depends on its
-        own tokens alone, to the bit.
+        `batch.state_slots`, and what a request begins with is there already; -1 is nobody's, of which nothing is kept.
+        A request's tokens, `batch.host.extend_lens` of them, are in the order of its text. What is
+        computed for a request depends on its own tokens alone, to the bit.
         """
         ...
 
