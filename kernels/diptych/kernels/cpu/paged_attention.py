@@ -168,6 +168,7 @@ class PagedAttention:
             raise MemoryError("extend attention")
 
     def check_shapes(self, qkv: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+        """See that they are those of the step: the kernels trust them."""
         assert layer.rope_end <= self._step.head_dim, layer.rope.shape
         assert layer.sinks is None or layer.sinks.shape == (self._step.num_heads,), layer.sinks
         assert qkv.shape == (self._out_shape[0], self._qkv_width), qkv.shape

@@ -135,7 +135,7 @@ def _torch(setting: Setting) -> Made:
     if setting.index_keys is None:
         return TorchAttention(setting.config, setting.kv, setting.dtype, setting.sinks), None
     if setting.kv.dtype == torch.float8_e4m3fn:
-        raise ConfigError("attention backend 'torch' reads no FP8 KV in sparse attention; use 'auto', or a wider KV")
+        raise ConfigError("attention backend 'torch' reads no FP8 KV in sparse attention; give --kv-cache-dtype auto")
     return SparseAttention(setting.config, setting.kv, setting.index_keys, setting.dtype), None
 
 
