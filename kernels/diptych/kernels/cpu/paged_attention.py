@@ -65,6 +65,7 @@ class _Layer(ctypes.Structure):
         ("scale", c_float),
         ("softcap", c_float),
         ("sinks", c_void_p),
+        ("keeps", c_int64),
     )
 
 
@@ -75,6 +76,7 @@ class AttentionLayer:
     `window`: tokens that a token sees, the newest, itself included; 0: all. `chunked`: it sees its own chunk of so many
     tokens instead, up to itself. `softcap` 0: none.
     `sinks`, `[num_heads]`: a score of each head that takes part in its softmax and has no value; may be filled later.
+    `keeps` False: it is given queries alone, stores nothing, and attends to what an earlier layer of `index` has stored.
     """
 
     def __init__(
@@ -88,12 +90,13 @@ class AttentionLayer:
         chunked: bool = False,
         softcap: float = 0.0,
         sinks: Tensor | None = None,
+        keeps: bool = True,
     ) -> None:
         self.index, self.rope, self.rope_end = index, rope, rope_start + 2 * rope.shape[2]
-        self.sinks = sinks
+        self.sinks, self.keeps = sinks, keeps
         rotation = address(rope), index, rope_start, 2 * rope.shape[2]
         place = None if sinks is None else address(sinks)
-        self._layer = _Layer(*rotation, window or UNBOUNDED, chunked, scale, softcap, place)
+        self._layer = _Layer(*rotation, window or UNBOUNDED, chunked, scale, softcap, place, keeps)
         self.pointer = ctypes.byref(self._layer)
 
 
@@ -116,13 +119,14 @@ class _Step(ctypes.Structure):
         ("head_dim", c_int64),
         ("value_dim", c_int64),
         ("kv_type", c_int64),
+        ("page_bytes", c_int64),
     )
 
 
 class PagedAttention:
     """One step over all layers of `kv[num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]`.
 
-    The pool is of any of KV_TYPES. Positions and pages are trusted, not checked.
+    The pool is of any of KV_TYPES; its pages may have gaps between them. Positions and pages are trusted, not checked.
     """
 
     def __init__(self, heads: Heads, kv: Tensor, tokens: Tokens) -> None:
@@ -132,7 +136,7 @@ class PagedAttention:
         arrays = (tokens.positions, tokens.out_slots, first_tokens, tokens.page_table)
         self._arrays = tuple(np.ascontiguousarray(array) for array in arrays)
         self._out_shape = len(tokens.positions), heads.num_heads * heads.value_dim
-        self._qkv_width = heads.num_states * heads.head_dim
+        self._qkv_widths = {True: heads.num_states * heads.head_dim, False: heads.num_heads * heads.head_dim}
         self._step = _Step(
             kv.data_ptr(),
             *(array.ctypes.data for array in self._arrays),
@@ -144,12 +148,13 @@ class PagedAttention:
             heads.head_dim,
             heads.value_dim,
             KV_TYPES[kv.dtype],
+            kv.stride(0) * kv.element_size(),
         )
 
     def decode(self, qkv: Tensor, layer: AttentionLayer, out: Tensor) -> None:
         """One token a request, or a few: each is computed as it would be alone, to the bit.
 
-        `qkv`: `[num_tokens, num_states * head_dim]`; `out`: `[num_tokens, num_heads * value_dim]`.
+        `qkv`: `[num_tokens, num_states * head_dim]`, or queries alone; `out`: `[num_tokens, num_heads * value_dim]`.
         """
         self._check_shapes(qkv, layer, out)
         self._library.diptych_decode_attention(ctypes.byref(self._step), layer.pointer, address(qkv), address(out))
@@ -164,7 +169,7 @@ class PagedAttention:
     def _check_shapes(self, qkv: Tensor, layer: AttentionLayer, out: Tensor) -> None:
         assert layer.rope_end <= self._step.head_dim, layer.rope.shape
         assert layer.sinks is None or layer.sinks.shape == (self._step.num_heads,), layer.sinks
-        assert qkv.shape == (self._out_shape[0], self._qkv_width), qkv.shape
+        assert qkv.shape == (self._out_shape[0], self._qkv_widths[layer.keeps]), qkv.shape
         assert out.shape == self._out_shape, out.shape
 
 
@@ -173,7 +178,7 @@ def _check(heads: Heads, kv: Tensor, tokens: Tokens) -> None:
     assert heads.value_dim <= heads.head_dim, heads
     assert kv.shape[4:] == (heads.num_kv_heads, heads.head_dim), kv.shape
     assert kv.dtype in KV_TYPES, kv.dtype
-    assert kv.is_contiguous(), kv.stride()
+    assert kv[0].is_contiguous(), kv.stride()
     assert heads.head_dim <= MAX_HEAD_DIM, heads.head_dim
     dtypes = [array.dtype for array in (tokens.positions, tokens.out_slots, tokens.extend_lens)]
     assert dtypes == [np.int64] * 3, dtypes

@@ -1,6 +1,7 @@
 /* The paged KV pool as one step and one layer see it: where keys and values lie, rotation, storing, softmax weights.
  *
- * kv[page][layer][num_planes][page_size][kv_head][head_dim]: planes are keys, then values; of one plane, values are the
+ * kv[page][layer][num_planes][page_size][kv_head][head_dim]: planes are keys, then values; pages are page_bytes apart, for
+ * other regions may lie between; of one plane, values are the
  * first value_dim dimensions of the keys. Narrow types are widened when they are read; a token reads its own chunk's keys from the pool, too, so that its result does not depend on the chunk. */
 #pragma once
 
@@ -21,7 +22,7 @@ struct attention_step {
     const int32_t *page_table; /* [batch_size][table_width] */
     int64_t table_width, batch_size;
     int64_t num_layers, num_planes, page_size, num_heads, num_kv_heads, head_dim, value_dim;
-    int64_t kv_type;
+    int64_t kv_type, page_bytes; /* from a page to the next */
 };
 
 /* How one layer attends, in every step. Mirrored in paged_attention.py. */
@@ -32,12 +33,13 @@ struct attention_layer {
     int64_t chunked;          /* 1: it sees what is not behind it of its chunk of so many tokens instead */
     float scale, softcap;     /* of scores; softcap 0: none */
     const float *sinks;       /* [num_heads]: a score of each head that has no value; NULL: there are none */
+    int64_t keeps;            /* 0: it is given queries alone, and attends to what an earlier layer has stored */
 };
 
 struct attention {
     const struct attention_step *step;
     const struct attention_layer *layer;
-    float *qkv; /* [num_tokens][num_heads + num_planes * num_kv_heads][head_dim] */
+    float *qkv; /* [num_tokens][num_heads + num_planes * num_kv_heads][head_dim], or [num_tokens][num_heads][head_dim] */
     float *out; /* [num_tokens][num_heads][value_dim] */
 };
 
@@ -57,8 +59,8 @@ static inline int64_t row_bytes(const struct attention_step *step) { return step
 
 static inline char *key_at(const struct attention_step *step, int64_t page, int64_t layer, int64_t offset,
                            int64_t kv_head) {
-    const int64_t token = (page * step->num_layers + layer) * step->num_planes * step->page_size + offset;
-    return step->kv + (token * step->num_kv_heads + kv_head) * row_bytes(step);
+    const int64_t token = layer * step->num_planes * step->page_size + offset;
+    return step->kv + page * step->page_bytes + (token * step->num_kv_heads + kv_head) * row_bytes(step);
 }
 
 static inline int64_t value_bytes(const struct attention_step *step) { /* from a key to its value */
@@ -147,7 +149,8 @@ static inline int64_t block_of(int64_t key) { return key / KEY_BLOCK * KEY_BLOCK
 
 static inline float *state_at(const struct attention *job, int64_t token, int64_t head) {
     const struct attention_step *step = job->step;
-    return job->qkv + (token * (step->num_heads + step->num_planes * step->num_kv_heads) + head) * step->head_dim;
+    const int64_t num_kept = job->layer->keeps ? step->num_planes * step->num_kv_heads : 0;
+    return job->qkv + (token * (step->num_heads + num_kept) + head) * step->head_dim;
 }
 
 INLINE void rotate(const float *from, float *to, const struct attention *job, int64_t position) {
@@ -164,6 +167,7 @@ INLINE void rotate(const float *from, float *to, const struct attention *job, in
 
 static void store_kv(const struct attention *job, int64_t token, int64_t kv_head) {
     const struct attention_step *step = job->step;
+    if (!job->layer->keeps) return;
     const int64_t slot = step->out_slots[token], page = slot / step->page_size, offset = slot % step->page_size;
     char *key = key_at(step, page, job->layer->index, offset, kv_head), *value = key + value_bytes(step);
     const float *new_key = state_at(job, token, step->num_heads + kv_head);

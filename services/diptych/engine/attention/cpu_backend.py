@@ -39,7 +39,7 @@ def _layers(config: ModelConfig, kv: Tensor, sinks: Tensor | None) -> list[Atten
     ropes = rope_tables(config, kv)
     return [
         AttentionLayer(
-            index,
+            config.place(index),
             ropes[config.rope_of(index)],
             rope_start=config.rope_of(index).start,
             scale=config.score_scale,
@@ -47,6 +47,7 @@ def _layers(config: ModelConfig, kv: Tensor, sinks: Tensor | None) -> list[Atten
             chunked=config.chunked,
             softcap=config.attention_softcap,
             sinks=None if sinks is None else sinks[index],
+            keeps=config.keeps(index),
         )
         for index in range(config.num_layers)
     ]

@@ -13,7 +13,9 @@ from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layers.attention import AttentionBlock, Projections
 from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers.dense_beside_moe import DenseBesideMoe
 from diptych.engine.models.layers.latent_attention import LatentAttentionBlock
+from diptych.engine.models.layers.layer_end import LayerEnd, PerLayerInputs
 from diptych.engine.models.layers.mlp import FeedForward, Mlp
 from diptych.engine.models.layers.moe import MoeBlock
 from diptych.engine.models.layers.query_growth import GrowingQueries
@@ -34,6 +36,7 @@ class Layer:
     ffn: FeedForward
     ffn_post_norm: Tensor | None
     next_norm: Tensor | None  # the next layer's input norm; the last layer's is the model's
+    end: LayerEnd | None  # that norms in place of `next_norm`
 
 
 class Decoder:
@@ -47,6 +50,7 @@ class Decoder:
         self._lm_head = self._embed if config.tie_embeddings else weights.matrix("lm_head")
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
+        self._per_layer = PerLayerInputs.build(config, weights, ops, dtype)
         self._input_norm = weights.norm("0.input_norm") if config.pre_norms else None
         self._layers = [_layer(config, weights, ops, index) for index in range(config.num_layers)]
 
@@ -66,17 +70,20 @@ class Decoder:
             pieces = Pieces(self.new_buffers(len(batch.input_ids), batch.input_ids.device), at_once)
         buffers = pieces.buffers
         x = pieces.run(lambda: self._begin(batch.input_ids, buffers))
-        qkv, attended = (each[: len(batch.positions)] for each in (buffers.qkv, buffers.attended))
         for index in range(len(self._layers)):
             if index:
                 pieces.run(partial(self._between, index, x, buffers))
-            growth = self._layers[index].growth
-            if growth is not None:
-                growth.apply(qkv, batch.positions)  # to rotate them before or afterwards is the same
-            attention.attend(qkv, index, attended)
+            self._attend(index, batch, attention, buffers.first(len(batch.positions)))
             if on_layer is not None:
                 on_layer(index)
-        return self._last(x[batch.logits_rows], attended[batch.logits_rows])
+        attended = buffers.of_layer(self._config, len(self._layers) - 1).attended
+        return self._last(x[batch.logits_rows], attended[batch.logits_rows], buffers.per_layer[batch.logits_rows])
+
+    def _attend(self, index: int, batch: StagedBatch, attention: PhasedAttention, buffers: Buffers) -> None:
+        own, growth = buffers.of_layer(self._config, index), self._layers[index].growth
+        if growth is not None:
+            growth.apply(own.qkv, batch.positions)  # to rotate them before or afterwards is the same
+        attention.attend(own.qkv, index, own.attended)
 
     def new_buffers(self, num_tokens: int, device: torch.device) -> Buffers:
         """Return what a step of so many tokens needs for its pieces."""
@@ -85,36 +92,41 @@ class Decoder:
     def _begin(self, input_ids: Tensor, buffers: Buffers) -> Tensor:
         """From tokens to the first attention; return the residual stream `[num_tokens, hidden_size]`."""
         x = self._embedded(input_ids)
+        if self._per_layer is not None:
+            self._per_layer.fill(input_ids, x, buffers.per_layer)
         if self._input_norm is None:
             buffers.normed.copy_(x)
         else:
             self._ops.rms_norm(x, self._input_norm, self._config.rms_norm_eps, buffers.normed)
-        self._layers[0].attention.project_in(buffers)
+        self._layers[0].attention.project_in(buffers.of_layer(self._config, 0))
         return x
 
     def _between(self, index: int, x: Tensor, buffers: Buffers) -> None:
         """From the attention before to that of layer `index`."""
-        self._finish(self._layers[index - 1], x, buffers)
-        self._layers[index].attention.project_in(buffers)
+        self._finish(index - 1, x, buffers)
+        self._layers[index].attention.project_in(buffers.of_layer(self._config, index))
 
-    def _last(self, x: Tensor, attended: Tensor) -> Tensor:
+    def _last(self, x: Tensor, attended: Tensor, per_layer: Tensor) -> Tensor:
         """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
         if not len(x):
             return x.new_empty(0, self._config.vocab_size)
-        buffers = replace(self.new_buffers(len(x), x.device), attended=attended)
-        self._finish(self._layers[-1], x, buffers)
+        buffers = replace(self.new_buffers(len(x), x.device), attended=attended, per_layer=per_layer)
+        self._finish(len(self._layers) - 1, x, buffers)
         return self._logits(buffers.normed)
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
         x = self._embed.rows(input_ids)
         return x if self._embedding_scale is None else x.mul_(self._embedding_scale)
 
-    def _finish(self, layer: Layer, x: Tensor, buffers: Buffers) -> None:
-        """From what attention found to the next layer's normed input; `x` is the residual stream."""
+    def _finish(self, index: int, x: Tensor, buffers: Buffers) -> None:
+        """From what attention of a layer found to the next one's normed input; `x` is the residual stream."""
+        layer, buffers = self._layers[index], buffers.of_layer(self._config, index)
         layer.attention.project_out(buffers)
         self._add(x, buffers, layer.attention_post_norm, layer.ffn_norm)
         layer.ffn.forward(buffers)
         self._add(x, buffers, layer.ffn_post_norm, layer.next_norm)
+        if layer.end is not None:
+            layer.end.finish(x, buffers)
 
     def _add(self, x: Tensor, buffers: Buffers, post_norm: Tensor | None, next_norm: Tensor | None) -> None:
         eps = self._config.rms_norm_eps
@@ -137,13 +149,30 @@ class Decoder:
 
 
 def _layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Layer:
-    next_norm = "norm" if index == config.num_layers - 1 else f"{index + 1}.input_norm"
+    name = "norm" if index == config.num_layers - 1 else f"{index + 1}.input_norm"
+    next_norm = weights.norm(name) if config.pre_norms or name == "norm" else None
+    end = None
+    if config.layer_scales and next_norm is not None:
+        end, next_norm = LayerEnd.build(config, weights, ops, index, next_norm), None
     return Layer(
         attention=(LatentAttentionBlock if config.latent else AttentionBlock).build(config, weights, ops, index),
         growth=GrowingQueries.build(config, index, weights.norm("norm").device),
         attention_post_norm=weights.norm(f"{index}.attention_post_norm") if config.post_norms else None,
-        ffn_norm=weights.norm(f"{index}.ffn_norm") if config.pre_norms else None,
-        ffn=(MoeBlock if config.is_moe(index) else Mlp).build(config, weights, ops, index),
+        ffn_norm=_ffn_norm(config, weights, index),
+        ffn=_ffn(config, index).build(config, weights, ops, index),
         ffn_post_norm=weights.norm(f"{index}.ffn_post_norm") if config.post_norms else None,
-        next_norm=weights.norm(next_norm) if config.pre_norms or next_norm == "norm" else None,
+        next_norm=next_norm,
+        end=end,
     )
+
+
+def _ffn(config: ModelConfig, layer: int) -> type[Mlp | MoeBlock | DenseBesideMoe]:
+    if not config.is_moe(layer):
+        return Mlp
+    return DenseBesideMoe if config.moe is not None and config.moe.beside_dense else MoeBlock
+
+
+def _ffn_norm(config: ModelConfig, weights: Weights, layer: int) -> Tensor | None:
+    if _ffn(config, layer) is DenseBesideMoe:  # which has a norm for each of its parts
+        return torch.ones_like(weights.norm(f"{layer}.dense_norm"))
+    return weights.norm(f"{layer}.ffn_norm") if config.pre_norms else None

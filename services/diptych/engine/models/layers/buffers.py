@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -20,13 +20,35 @@ class Buffers:
     delta: Tensor  # to be added to the residual stream
     gate_up: Tensor
     activated: Tensor
+    per_layer: Tensor  # [num_tokens, num_layers * per_layer_dim]: what tokens give each layer
 
     @staticmethod
     def allocate(config: ModelConfig, num_tokens: int, dtype: torch.dtype, device: torch.device) -> Buffers:
-        hidden, ffn = config.hidden_size, config.ffn_size
-        sizes = (hidden, config.qkv_size, config.num_heads * config.value_dim, hidden, 2 * ffn, ffn)
+        hidden, layers = config.hidden_size, range(config.num_layers)
+        qkv, attended, ffn = (
+            max(map(size_of, layers)) for size_of in (config.qkv_size_of, config.attended_size_of, config.ffn_size_of)
+        )
+        sizes = (hidden, qkv, attended, hidden, 2 * ffn, ffn, config.num_layers * config.per_layer_dim)
         return Buffers(*(torch.empty(num_tokens, size, dtype=dtype, device=device) for size in sizes))
+
+    def of_layer(self, config: ModelConfig, layer: int) -> Buffers:
+        """Return those of a layer, in the same memory: other layers may have wider ones."""
+        ffn = config.ffn_size_of(layer)
+        return replace(
+            self,
+            qkv=_narrow(self.qkv, config.qkv_size_of(layer)),
+            attended=_narrow(self.attended, config.attended_size_of(layer)),
+            gate_up=_narrow(self.gate_up, 2 * ffn),
+            activated=_narrow(self.activated, ffn),
+        )
 
     def first(self, num_tokens: int) -> Buffers:
         """Return those of fewer tokens, in the same memory."""
         return Buffers(*(getattr(self, each.name)[:num_tokens] for each in fields(self)))
+
+
+def _narrow(buffer: Tensor, size: int) -> Tensor:
+    """Return `[num_tokens, size]`, contiguous, at the beginning of a buffer."""
+    if size == buffer.shape[1]:
+        return buffer
+    return buffer.flatten()[: len(buffer) * size].view(len(buffer), size)
