@@ -354,7 +354,8 @@ CASES: Final = {
         "Gemma4",
         GEMMA4
         | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24}
-        | {"attention_k_eq_v": True, "num_global_key_value_heads": 2, "num_kv_shared_layers": 2},
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 2, "num_kv_shared_layers": 2}
+        | {"hidden_size_per_layer_input": 8},  # transformers does not slice inputs that are none
     ),
     "gemma4 with images and sounds": Case(
         "Gemma4",
@@ -514,12 +515,13 @@ def _with_images(case: Case, text_config: Any) -> Any:
 
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 28, "patch_size": 14}
-    own: dict[str, Any] = {
+    of_family: dict[str, dict[str, Any]] = {
         "Gemma3": {"mm_tokens_per_image": 4},
         "Gemma4": {"audio_config": None},
         "Llama4": {},
         "Mistral3": {"tie_word_embeddings": text_config.tie_word_embeddings},
-    }[case.name]
+    }
+    own = of_family[case.name]
     config = getattr(transformers, f"{case.name}Config")(text_config=text_config, vision_config=vision, **own)
     config._attn_implementation = "eager"
     return getattr(transformers, f"{case.name}ForConditionalGeneration")(config)

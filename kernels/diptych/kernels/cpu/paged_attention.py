@@ -76,7 +76,7 @@ class AttentionLayer:
     `window`: tokens that a token sees, the newest, itself included; 0: all. `chunked`: it sees its own chunk of so many
     tokens instead, up to itself. `softcap` 0: none.
     `sinks`, `[num_heads]`: a score of each head that takes part in its softmax and has no value; may be filled later.
-    `keeps` False: it is given queries alone, stores nothing, and attends to what an earlier layer of `index` has stored.
+    `keeps` False: it is given queries alone, stores nothing, and attends to what another layer of `index` has stored.
     """
 
     def __init__(

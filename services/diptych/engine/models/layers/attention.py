@@ -60,7 +60,7 @@ class ValueNorms:
     def apply(self, qkv: Tensor) -> None:
         self.heads.apply(qkv)
         values = qkv[:, self.start :]
-        normed = values.contiguous().view(-1, len(self.ones))
+        normed = values.clone(memory_format=torch.contiguous_format).view(-1, len(self.ones))
         self.heads.ops.rms_norm(normed, self.ones, self.heads.eps, normed)
         values.copy_(normed.view(values.shape))
 

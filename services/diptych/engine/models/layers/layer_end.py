@@ -16,7 +16,7 @@ from diptych.engine.models.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class PerLayerInputs:
-    """Makes of each token what it gives each layer: by an embedding of its own, and by a projection of the usual one."""
+    """Makes what each token gives each layer: by an embedding of its own, and by a projection of the usual one."""
 
     ops: Ops
     embed: Matrix  # [vocab_size, num_layers * dim]
