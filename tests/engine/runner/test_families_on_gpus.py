@@ -17,6 +17,7 @@ INTERPRETED = (
     "gemma3",  # norms before, after and of heads, windows, two embeddings of positions
     "gpt oss",  # sinks, experts with biases
     "deepseek v3",  # latents
+    "gemma4, borrowed keys, wide networks, inputs of each layer",  # two kinds of layers, queries alone
 )
 
 

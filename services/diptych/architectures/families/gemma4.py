@@ -55,10 +55,12 @@ MOE_NORMS: Final = {
 def _read(hf: HfConfig) -> ModelConfig:
     hf.refuse_unless({"attention_bias": (False,), "use_bidirectional_attention": ("vision",)})
     hf.refuse_unless({"hidden_activation": ("gelu_pytorch_tanh",)})
+    hf.ignore("hidden_act", "num_experts", "top_k_experts", "moe_intermediate_size")  # where there are no experts
+    hf.ignore("global_head_dim", "num_global_key_value_heads")  # where `per_layer_config` lists them
+    full, sliding = (_rope_parameters(hf, kind) for kind in LAYER_TYPES)
     config = hf.shared("gemma4_text", tied=True)
     windows = _windows(hf, config.num_layers)
     wide = _wide(hf, config, windows)
-    full, sliding = (_rope_parameters(hf, kind) for kind in LAYER_TYPES)
     return replace(
         config,
         windows=windows,
@@ -138,13 +140,12 @@ def _per_layer_dim(hf: HfConfig, config: ModelConfig) -> int:
 
 
 def _moe(hf: HfConfig) -> Moe:
-    return Moe(
-        num_experts=hf["num_experts"],
-        experts_per_token=hf["top_k_experts"],
-        ffn_size=hf["moe_intermediate_size"],
-        normalize=True,
-        beside_dense=True,
-    )
+    sizes = {key: hf.get(key) for key in ("num_experts", "top_k_experts", "moe_intermediate_size")}
+    missing = [key for key, size in sizes.items() if not size]
+    if missing:
+        raise ConfigError(f"{hf.model_id}: enable_moe_block is true, but the configuration has no {missing[0]}")
+    num_experts, per_token, ffn_size = sizes.values()
+    return Moe(num_experts, per_token, ffn_size, normalize=True, beside_dense=True)
 
 
 def _placement(config: ModelConfig) -> Iterator[Placed]:
