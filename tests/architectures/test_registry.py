@@ -432,8 +432,8 @@ def test_a_gemma_4_that_knows_images_is_read_for_text_and_new_files_list_its_lay
     text = {key: value for key, value in PUBLISHED["gemma4_text"].items() if not key.endswith("_token_id")}
     text |= {"model_type": "gemma4_text", "num_global_key_value_heads": None, "global_head_dim": None}
     text |= {"per_layer_config": {"1": {"head_dim": 32, "num_key_value_heads": 1}}}
-    values = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": text, "vision_config": {}}
-    values |= {"audio_config": None, "image_token_id": 9, "eos_token_id": [1, 7]}
+    values: dict[str, Any] = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": text}
+    values |= {"vision_config": {}, "audio_config": None, "image_token_id": 9, "eos_token_id": [1, 7]}
     expected = from_hf(PUBLISHED["gemma4_text"], {}, "tiny")
     assert from_hf(values, {}, "tiny") == replace(expected, architecture="gemma4", bos_id=2, eos_ids=(1, 7))
     assert [record.getMessage() for record in caplog.records] == [

@@ -140,7 +140,7 @@ def _per_layer_dim(hf: HfConfig, config: ModelConfig) -> int:
 
 
 def _moe(hf: HfConfig) -> Moe:
-    sizes = {key: hf.get(key) for key in ("num_experts", "top_k_experts", "moe_intermediate_size")}
+    sizes: dict[str, Any] = {key: hf.get(key) for key in ("num_experts", "top_k_experts", "moe_intermediate_size")}
     missing = [key for key, size in sizes.items() if not size]
     if missing:
         raise ConfigError(f"{hf.model_id}: enable_moe_block is true, but the configuration has no {missing[0]}")
