@@ -62,16 +62,22 @@ SAME_EVERYWHERE: Final = PromptCost()
 
 
 def prompt_cost(config: ModelConfig) -> PromptCost:
-    """Count multiplications. A layer with a window looks at no more than that, and so is left out."""
+    """Count multiplications. A layer with a window looks at no more than that, and so is left out; so is a state."""
     layers = range(config.num_layers)
-    weights = sum(_attention_size(config, i) + 3 * config.hidden_size * _ffn_size(config, i) for i in layers)
-    wide = [layer for layer in layers if not config.window(layer)]
+    weights = sum(_mixing_size(config, i) + 3 * config.hidden_size * _ffn_size(config, i) for i in layers)
+    wide = [layer for layer in config.attention_layers if not config.window(layer)]
     per_position = sum(config.num_heads * config.head_dim_of(i) + config.attended_size_of(i) for i in wide)
     return PromptCost(weights / per_position if per_position else math.inf)
 
 
-def _attention_size(config: ModelConfig, layer: int) -> int:
+def _mixing_size(config: ModelConfig, layer: int) -> int:
     """The weights of a layer's projections."""
+    if config.recurrent is None or not config.is_recurrent(layer):
+        return _attention_size(config, layer)
+    return config.hidden_size * (config.recurrent.mixer.in_size + config.recurrent.mixer.out_size)
+
+
+def _attention_size(config: ModelConfig, layer: int) -> int:
     latent, heads = config.latent, config.num_heads
     if latent is None:
         return config.hidden_size * (config.qkv_size_of(layer) + config.attended_size_of(layer))

@@ -16,7 +16,10 @@ class Buffers:
 
     normed: Tensor
     qkv: Tensor
+    gates: Tensor  # of `attended`, in models whose attention has them
     attended: Tensor
+    projected: Tensor  # what a recurrent layer mixes with its state
+    mixed: Tensor
     delta: Tensor  # to be added to the residual stream
     gate_up: Tensor
     activated: Tensor
@@ -28,7 +31,10 @@ class Buffers:
         qkv, attended, ffn = (
             max(map(size_of, layers)) for size_of in (config.qkv_size_of, config.attended_size_of, config.ffn_size_of)
         )
-        sizes = (hidden, qkv, attended, hidden, 2 * ffn, ffn, config.num_layers * config.per_layer_dim)
+        mixer = config.recurrent.mixer if config.recurrent else None
+        mixed = (mixer.in_size, mixer.out_size) if mixer else (0, 0)
+        gates, per_layer = attended if config.attention_gate else 0, config.num_layers * config.per_layer_dim
+        sizes = (hidden, qkv, gates, attended, *mixed, hidden, 2 * ffn, ffn, per_layer)
         return Buffers(*(torch.empty(num_tokens, size, dtype=dtype, device=device) for size in sizes))
 
     def of_layer(self, config: ModelConfig, layer: int) -> Buffers:
@@ -40,6 +46,17 @@ class Buffers:
             attended=_narrow(self.attended, config.attended_size_of(layer)),
             gate_up=_narrow(self.gate_up, 2 * ffn),
             activated=_narrow(self.activated, ffn),
+        )
+
+    def picked(self, rows: Tensor) -> Buffers:
+        """Return new ones with what layers have found for the tokens `rows`, for those that project it back."""
+        found = ("gates", "attended", "mixed", "per_layer")
+        of_rows = {each.name: getattr(self, each.name) for each in fields(self)}
+        return Buffers(
+            **{
+                name: each[rows] if name in found else each.new_empty(len(rows), each.shape[1])
+                for name, each in of_rows.items()
+            }
         )
 
     def first(self, num_tokens: int) -> Buffers:
