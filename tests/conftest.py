@@ -288,6 +288,15 @@ INDEX = {
 }
 GROWING = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 32}
 GROWING |= {"llama_4_scaling_beta": 0.5, "max_position_embeddings": 256}
+GEMMA4 = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "vocab_size_per_layer_input": 200,
+    "hidden_size_per_layer_input": 0,
+}
+PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e5, "partial_rotary_factor": 0.5, "factor": 4.0}
 DELTA_NET = {
     "head_dim": 32,
     "linear_num_key_heads": 4,
@@ -298,8 +307,6 @@ DELTA_NET = {
 }
 GATED_MOE = MOE | {"num_experts": 6, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
 SECTIONS = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
-
-
 CASES: Final = {
     "gpt oss": Case("GptOss", GPT_OSS),
     "llama": Case("Llama", {"head_dim": 64}),
@@ -339,6 +346,33 @@ CASES: Final = {
                 "sliding_attention": PLAIN,
             },
         },
+    ),
+    "gemma4, windows and wide heads": Case("Gemma4", GEMMA4),
+    "gemma4, values of keys, caps, still dimensions stretched": Case(
+        "Gemma4",
+        GEMMA4
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 5.0}
+        | {"rope_parameters": {"sliding_attention": PLAIN, "full_attention": PROPORTIONAL}},
+    ),
+    "gemma4, borrowed keys, wide networks, inputs of each layer": Case(
+        "Gemma4",
+        GEMMA4
+        | {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3}
+        | {"num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8},
+    ),
+    "gemma4, experts beside a network": Case(
+        "Gemma4",
+        GEMMA4
+        | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24}
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 2, "num_kv_shared_layers": 2}
+        | {"hidden_size_per_layer_input": 8},  # transformers does not slice inputs that are none
+    ),
+    "gemma4 with images and sounds": Case(
+        "Gemma4",
+        GEMMA4
+        | {"num_kv_shared_layers": 1, "hidden_size_per_layer_input": 16, "use_bidirectional_attention": "vision"}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"]},
+        images=True,
     ),
     "phi3": Case("Phi3", {"rope_parameters": PLAIN | {"partial_rotary_factor": 1.0}, "sliding_window": 40}),
     "phi3, rope for short texts": Case("Phi3", PHI4 | {"original_max_position_embeddings": 256}),
@@ -490,7 +524,7 @@ def _random_model(case: Case) -> Any:
     import torch
     import transformers
 
-    texts = {"Gemma3": "Gemma3Text", "Llama4": "Llama4Text", "Mistral3": "Ministral3"}
+    texts = {"Gemma3": "Gemma3Text", "Gemma4": "Gemma4Text", "Llama4": "Llama4Text", "Mistral3": "Ministral3"}
     texts |= {"Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
     config_name = texts.get(case.name, case.name)
     config = getattr(transformers, f"{config_name}Config")(**copy.deepcopy(SHAPE | case.settings))  # it adds to them
@@ -511,13 +545,15 @@ def _with_images(case: Case, text_config: Any) -> Any:
 
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 28, "patch_size": 14}
-    own: dict[str, Any] = {
+    of_family: dict[str, dict[str, Any]] = {
         "Gemma3": {"mm_tokens_per_image": 4},
+        "Gemma4": {"audio_config": None},
         "Llama4": {},
         "Mistral3": {"tie_word_embeddings": text_config.tie_word_embeddings},
         "Qwen3_5": {"tie_word_embeddings": text_config.tie_word_embeddings},
         "Qwen3_5Moe": {},
-    }[case.name]
+    }
+    own = of_family[case.name]
     config = getattr(transformers, f"{case.name}Config")(text_config=text_config, vision_config=vision, **own)
     config._attn_implementation = "eager"
     return getattr(transformers, f"{case.name}ForConditionalGeneration")(config)

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 from tiny_config import tiny_config
 
-from diptych.architectures.config import ClampedSwiglu, Indexer, Latent, ModelConfig, Moe, QueryGrowth, Rope
+from diptych.architectures.config import (
+    ClampedSwiglu,
+    Indexer,
+    Latent,
+    ModelConfig,
+    Moe,
+    QueryGrowth,
+    Rope,
+    WideHeads,
+)
 from diptych.architectures.recurrent import DeltaNet, Recurrent
 from diptych.architectures.registry import FAMILIES, from_hf
 from diptych.checkpoints.quantization.weight import as_floats
@@ -33,7 +42,7 @@ LLAMA: dict[str, Any] = {
 }
 
 
-WITH_IMAGES = {"gemma3", "llama4", "mistral3", "qwen3_5", "qwen3_5_moe"}
+WITH_IMAGES = {"gemma3", "gemma4", "llama4", "mistral3", "qwen3_5", "qwen3_5_moe"}
 
 
 def test_a_plain_llama_config_is_read_with_the_defaults_of_its_format() -> None:
@@ -114,6 +123,10 @@ GROWING: dict[str, Any] = {
     "original_max_position_embeddings": 64,
     "rope_theta": 1e6,
     "type": "yarn",
+}
+GEMMA4_ROPES: dict[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
 DELTA_NETS: dict[str, Any] = {
     "attention_bias": False,
@@ -242,6 +255,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 256}
     | {"rope_local_base_freq": 12_000, "rope_theta": 1e6, "rope_scaling": None, "sliding_window": 512}
     | {"sliding_window_pattern": 2},
+    "gemma4_text": COMMON
+    | {"architectures": ["Gemma4ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh", "head_dim": 16}
+    | {"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "sliding_window": 512}
+    | {"layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0, "attention_bias": False}
+    | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 100, "use_double_wide_mlp": True}
+    | {"enable_moe_block": False, "num_experts": None, "top_k_experts": 2, "moe_intermediate_size": 24}
+    | {"final_logit_softcapping": 30.0, "use_bidirectional_attention": "vision"}
+    | {"rope_parameters": GEMMA4_ROPES},
     "gpt_oss": COMMON
     | {"architectures": ["GptOssForCausalLM"], "attention_bias": True, "head_dim": 64, "num_local_experts": 32}
     | {"experts_per_token": 4, "num_experts_per_tok": 4, "initial_context_length": 64, "sliding_window": 128}
@@ -381,6 +402,20 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "query_scale": 1 / 16,
         "qk_norm": "heads",
     },
+    "gemma4_text": {
+        "rope": Rope(1e6, 32, (1.0,) * 4 + (math.inf,) * 12),
+        "windows": (512, 0),
+        "local_rope": Rope(1e4, 16),
+        "query_scale": 1.0,
+        "qk_norm": "heads",
+        "value_norm": True,
+        "norm_offset": 0.0,
+        "wide": WideHeads(32, 1, 1, keys_are_values=True),
+        "borrowing_ffn_size": 192,
+        "per_layer_dim": 8,
+        "layer_scales": True,
+        "logits_softcap": 30.0,
+    },
     "gpt_oss": {
         "rope": Rope(150_000.0, 64, (2.0,) * 32),
         "head_dim": 64,
@@ -407,7 +442,7 @@ GEMMA: dict[str, Any] = {
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITH_IMAGES))
 def test_configurations_as_they_are_published_are_read_whole(family: str, caplog: pytest.LogCaptureFixture) -> None:
-    different = DIFFERENT[family] | (GEMMA if family.startswith("gemma") else {})
+    different = (GEMMA if family.startswith("gemma") else {}) | DIFFERENT[family]
     expected = replace(from_hf(LLAMA, {}, "tiny"), architecture=family, **different)
     assert from_hf(PUBLISHED[family], {}, "tiny") == expected
     assert caplog.records == []
@@ -444,6 +479,29 @@ def test_a_gemma_that_knows_images_is_read_for_text_with_the_defaults_of_its_for
     assert (config.rope, config.local_rope) == (Rope(1e6, 256, (8.0,) * 128), Rope(1e4, 256))
     assert config.windows == ((1024,) * 5 + (0,)) * 5 + (1024,) * 4
     assert (config.eos_ids, config.tie_embeddings, config.context_len) == ((1, 106), True, 131_072)
+
+
+def test_a_gemma_4_that_knows_images_is_read_for_text_and_new_files_list_its_layers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Files of transformers before and after it wrote what differs layer by layer."""
+    text = {key: value for key, value in PUBLISHED["gemma4_text"].items() if not key.endswith("_token_id")}
+    text |= {"model_type": "gemma4_text", "num_global_key_value_heads": None, "global_head_dim": None}
+    text |= {"per_layer_config": {"1": {"head_dim": 32, "num_key_value_heads": 1}}}
+    values: dict[str, Any] = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": text}
+    values |= {"vision_config": {}, "audio_config": None, "image_token_id": 9, "eos_token_id": [1, 7]}
+    expected = from_hf(PUBLISHED["gemma4_text"], {}, "tiny")
+    assert from_hf(values, {}, "tiny") == replace(expected, architecture="gemma4", bos_id=2, eos_ids=(1, 7))
+    assert [record.getMessage() for record in caplog.records] == [
+        "tiny: images and sounds are not supported; the model is served for text"
+    ]
+
+
+def test_the_last_layer_of_gemma_4_has_no_window_whatever_is_said_of_it() -> None:
+    types = {"layer_types": ["sliding_attention"] * 2}
+    assert from_hf(PUBLISHED["gemma4_text"] | types, {}, "tiny").windows == (512, 0)
+    six = PUBLISHED["gemma4_text"] | {"layer_types": None, "num_hidden_layers": 8}
+    assert from_hf(six, {}, "tiny").windows == (*(512,) * 5, 0, 512, 0)
 
 
 def with_images(text: dict[str, Any], **outer: Any) -> dict[str, Any]:
@@ -616,6 +674,17 @@ def test_kimi_k2_is_read_as_what_it_says_it_is() -> None:
         ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window=True"),
         ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu'"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all'"),
+        ("gemma4_text", {"attention_bias": True}, "attention_bias=True"),
+        ("gemma4_text", {"vocab_size_per_layer_input": 90}, "vocab_size_per_layer_input=90"),
+        ("gemma4_text", {"num_kv_shared_layers": 2}, "2 layers have no layer of their kind whose keys they could read"),
+        ("gemma4_text", {"num_global_key_value_heads": 3}, "4 heads do not share"),
+        ("gemma4_text", {"global_head_dim": 33}, "head_dim 33 does not fit its rotary embedding"),
+        ("gemma4_text", {"per_layer_config": {"0": {"head_dim": 32}}}, "per_layer_config other than heads"),
+        ("gemma4_text", {"per_layer_config": {"1": {"hidden_size": 32}}}, "per_layer_config other than heads"),
+        ("gemma4_text", {"per_layer_config": {"1": {"head_dim": "wide"}}}, "per_layer_config={'head_dim': 'wide'}"),
+        ("gemma4_text", {"enable_moe_block": True}, "configuration has no num_experts"),
+        ("gemma4_text", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type='yarn' of full"),
         ("llama", {"architectures": ["LlavaForConditionalGeneration"]}, "LlavaForConditionalGeneration"),
         ("phi3", {"attention_bias": True}, "attention_bias=True"),
         ("mixtral", {"hidden_act": "gelu"}, "hidden_act='gelu'"),

@@ -67,6 +67,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama4Text",
         {"num_local_experts": 128, "interleave_moe_layer_step": 2, "use_qk_norm": False},
     ),
+    "Gemma 4, as transformers makes it of nothing": ("Gemma4Text", {}),
     "gpt-oss-120b": ("GptOss", {}),
     "Mistral-Small-4": ("Mistral4", {}),
     "Ministral-3-8B": ("Ministral3", {}),
@@ -96,6 +97,7 @@ KNOWN = {
     "Llama-3.1-405B": (405.9, 504),
     "Llama-4-Scout": (17.2, 192),
     "Llama-4-Maverick": (17.2, 192),
+    "Gemma 4, as transformers makes it of nothing": (5.08, 140),
     "gpt-oss-120b": (5.7, 72),
     "Mistral-Small-4": (6.63, 22.5),
     "Ministral-3-8B": (8.49, 136),
@@ -116,6 +118,10 @@ def described(folder: Path, capsys: pytest.CaptureFixture[str], **options: Any) 
     return found
 
 
+def is_copy(name: str, config: Any) -> bool:
+    return name == "lm_head.weight" and bool(config.tie_word_embeddings)
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_shapes_are_read_and_counted(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     family, settings = PUBLISHED[name]
@@ -124,7 +130,7 @@ def test_published_shapes_are_read_and_counted(name: str, tmp_path: Path, capsys
     config.save_pretrained(tmp_path / name)
     with torch.device("meta"):
         model = getattr(transformers, architecture)(config)
-    state = model.state_dict()
+    state = {name: tensor for name, tensor in model.state_dict().items() if not is_copy(name, config)}
     found = described(tmp_path / name, capsys, tp=4, page_size=64)
     assert found["parameters"] == sum(tensor.numel() for tensor in state.values())
     active, kv_kib = KNOWN[name]
@@ -133,9 +139,8 @@ def test_published_shapes_are_read_and_counted(name: str, tmp_path: Path, capsys
     page_nbytes = 64 * kv_kib * 1024
     state_pages = math.ceil(RECURRENT_LAYERS.get(name, 0) * STATE_NBYTES / page_nbytes)
     assert found["handed_over_bytes"]["1024"] == kv_kib * 2**20 + state_pages * page_nbytes
-    assert (
-        0 <= found["gpu"]["weights_bytes"] * 4 / 2 / found["parameters"] - 1 < 0.02
-    )  # norms and latents are on all ranks
+    on_all = 0.04 if family == "Gemma4Text" else 0.02  # norms, latents, and what tokens give each layer, of all ranks
+    assert 0 <= found["gpu"]["weights_bytes"] * 4 / 2 / found["parameters"] - 1 < on_all
 
 
 def test_people_are_told_what_fits_and_what_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

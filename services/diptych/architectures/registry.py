@@ -12,6 +12,7 @@ from diptych.architectures.families.ernie4_5 import ERNIE4_5
 from diptych.architectures.families.ernie4_5_moe import ERNIE4_5_MOE
 from diptych.architectures.families.gemma2 import GEMMA2
 from diptych.architectures.families.gemma3 import GEMMA3, GEMMA3_TEXT
+from diptych.architectures.families.gemma4 import GEMMA4, GEMMA4_TEXT
 from diptych.architectures.families.glm4 import GLM4
 from diptych.architectures.families.glm4_moe import GLM4_MOE
 from diptych.architectures.families.glm4_moe_lite import GLM4_MOE_LITE
@@ -49,6 +50,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,
     "gemma3_text": GEMMA3_TEXT,
+    "gemma4": GEMMA4,
+    "gemma4_text": GEMMA4_TEXT,
     "glm4": GLM4,
     "glm4_moe": GLM4_MOE,
     "glm4_moe_lite": GLM4_MOE_LITE,

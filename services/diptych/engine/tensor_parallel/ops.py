@@ -15,7 +15,7 @@ from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, Weight
 from diptych.engine.models.ops import Experts, Gated, Ops
 from diptych.engine.tensor_parallel.communicator import Communicator
 
-_VOCABULARY = ("embed", "lm_head")
+_VOCABULARY = ("embed", "embed_per_layer", "lm_head")
 
 
 class TensorParallelOps:
