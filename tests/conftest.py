@@ -426,6 +426,43 @@ CASES: Final = {
     ),
 }
 
+KIMI = (
+    MOE
+    | LATENT
+    | {
+        "q_lora_rank": None,
+        "num_key_value_heads": 4,
+        "num_local_experts": 8,
+        "moe_intermediate_size": 24,
+        "linear_num_heads": 4,
+        "linear_head_dim": 24,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    }
+)
+NEMOTRON = MOE | {
+    "head_dim": 24,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "n_groups": 4,
+    "ssm_state_size": 20,
+    "chunk_size": 32,
+    "n_routed_experts": 6,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "mlp", "moe"],
+}
+LFM2 = {"layer_types": ["conv", "full_attention", "conv", "conv"], "tie_word_embeddings": True}
+RECURRENT_CASES_SSM: Final = {  # as CASES, for engines that keep states
+    "kimi linear": Case("KimiLinear", KIMI),
+    "kimi linear, groups, two shared experts, dense between, the last one attends": Case(
+        "KimiLinear",
+        KIMI
+        | {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "norm_topk_prob": False, "linear_conv_kernel_dim": 3}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense"]}
+        | {"layer_types": [*["linear_attention"] * 3, "full_attention"]},
+    ),
+}
+
 
 @dataclass(frozen=True)
 class TinyModel:
@@ -440,9 +477,18 @@ class TinyModel:
 @pytest.fixture(scope="session", params=CASES)
 def family_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """One of each family and of each of its variants, in several shards."""
+    return _tiny_model(CASES[request.param], tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session", params=RECURRENT_CASES_SSM)
+def recurrent_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """One of each family whose layers keep states."""
+    return _tiny_model(RECURRENT_CASES_SSM[request.param], tmp_path_factory.mktemp("tiny"))
+
+
+def _tiny_model(case: Case, folder: Path) -> TinyModel:
     import torch
 
-    case, folder = CASES[request.param], tmp_path_factory.mktemp("tiny")
     model = _random_model(case)
     model.save_pretrained(folder, max_shard_size="100KB")
     lengths, random = [each for each in PROMPT_LENGTHS if each >= case.min_prompt_len], np.random.default_rng(1)

@@ -18,6 +18,7 @@ from diptych.architectures.families.glm4_moe_lite import GLM4_MOE_LITE
 from diptych.architectures.families.glm_moe_dsa import GLM_MOE_DSA
 from diptych.architectures.families.gpt_oss import GPT_OSS
 from diptych.architectures.families.granite import GRANITE
+from diptych.architectures.families.kimi_linear import KIMI_LINEAR
 from diptych.architectures.families.llama import LLAMA
 from diptych.architectures.families.llama4 import LLAMA4, LLAMA4_TEXT
 from diptych.architectures.families.minimax_m2 import MINIMAX_M2
@@ -52,6 +53,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "glm_moe_dsa": GLM_MOE_DSA,
     "gpt_oss": GPT_OSS,
     "granite": GRANITE,
+    "kimi_linear": KIMI_LINEAR,
     "llama": LLAMA,
     "llama4": LLAMA4,
     "llama4_text": LLAMA4_TEXT,

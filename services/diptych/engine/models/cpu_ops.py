@@ -10,7 +10,8 @@ from torch import Tensor
 from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
 from diptych.engine.models.matrix import Activate, HeadMatrices, HeadMatricesInTurn, Matrix, Weight
-from diptych.engine.models.ops import Experts, ExpertsInTurn, Gated, GatedInTurn, activate_of
+from diptych.engine.models.ops import Experts, ExpertsInTurn, Gated, GatedInTurn, activate_of, relu_squared
+from diptych.engine.models.state_steps import StateSteps, TorchStateSteps
 from diptych.kernels.cpu import elementwise
 from diptych.kernels.cpu.linear import PackedMatrix, QuantizedMatrix, StackedMatrix
 
@@ -19,6 +20,7 @@ class CpuOps:
     """Weights are packed once; a token's result does not depend on the batch."""
 
     num_ranks: Final = 1
+    state_steps: Final[StateSteps] = TorchStateSteps()
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         if isinstance(weight, Tensor):
@@ -36,11 +38,11 @@ class CpuOps:
         self,
         gate_up: Sequence[Matrix],
         down: Sequence[Matrix],
-        ffn_size: int,
+        sizes: tuple[int, int],
         activate: Activate,
         bias: Tensor | None = None,
     ) -> Experts:
-        return ExpertsInTurn(gate_up, down, ffn_size, activate, bias)
+        return ExpertsInTurn(gate_up, down, sizes, activate, bias)
 
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""
@@ -50,4 +52,5 @@ class CpuOps:
     silu_and_mul = staticmethod(elementwise.silu_and_mul)
     gelu_tanh_and_mul = staticmethod(elementwise.gelu_tanh_and_mul)
     clamped_swiglu = staticmethod(elementwise.clamped_swiglu)
+    relu_squared = staticmethod(relu_squared)
     norm_heads = staticmethod(elementwise.norm_heads)

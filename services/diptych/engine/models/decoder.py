@@ -37,12 +37,12 @@ class States(Protocol):
 class Layer:
     """One layer and the norms around its two blocks."""
 
-    attention: Projections
+    attention: Projections | None
     mixer: StateMixer | None  # `attention` again, in a recurrent layer
     growth: GrowingQueries | None
     attention_post_norm: Tensor | None  # of what attention adds
-    ffn_norm: Tensor | None  # of what goes into the feed-forward network
-    ffn: FeedForward
+    ffn_norm: Tensor | None  # of what goes into the feed-forward network behind attention
+    ffn: FeedForward | None
     ffn_post_norm: Tensor | None
     next_norm: Tensor | None  # the next layer's input norm; the last layer's is the model's
 
@@ -96,6 +96,7 @@ class Decoder:
         if layer.mixer is not None:
             assert states is not None
             layer.mixer.mix(buffers.projected, states.of(index), batch, buffers.mixed)
+        if index not in self._places:
             return
         if layer.growth is not None:
             layer.growth.apply(buffers.qkv, batch.positions)  # to rotate them before or afterwards is the same
@@ -112,13 +113,18 @@ class Decoder:
             buffers.normed.copy_(x)
         else:
             self._ops.rms_norm(x, self._input_norm, self._config.rms_norm_eps, buffers.normed)
-        self._layers[0].attention.project_in(buffers)
+        self._project_in(0, buffers)
         return x
 
     def _between(self, index: int, x: Tensor, buffers: Buffers) -> None:
         """From the attention before to that of layer `index`."""
         self._finish(self._layers[index - 1], x, buffers)
-        self._layers[index].attention.project_in(buffers)
+        self._project_in(index, buffers)
+
+    def _project_in(self, index: int, buffers: Buffers) -> None:
+        attention = self._layers[index].attention
+        if attention is not None:
+            attention.project_in(buffers)
 
     def _last(self, x: Tensor, buffers: Buffers) -> Tensor:
         """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
@@ -133,10 +139,12 @@ class Decoder:
 
     def _finish(self, layer: Layer, x: Tensor, buffers: Buffers) -> None:
         """From what attention found to the next layer's normed input; `x` is the residual stream."""
-        layer.attention.project_out(buffers)
-        self._add(x, buffers, layer.attention_post_norm, layer.ffn_norm)
-        layer.ffn.forward(buffers)
-        self._add(x, buffers, layer.ffn_post_norm, layer.next_norm)
+        if layer.attention is not None:
+            layer.attention.project_out(buffers)
+            self._add(x, buffers, layer.attention_post_norm, layer.next_norm if layer.ffn is None else layer.ffn_norm)
+        if layer.ffn is not None:
+            layer.ffn.forward(buffers)
+            self._add(x, buffers, layer.ffn_post_norm, layer.next_norm)
 
     def _add(self, x: Tensor, buffers: Buffers, post_norm: Tensor | None, next_norm: Tensor | None) -> None:
         eps = self._config.rms_norm_eps
@@ -161,14 +169,26 @@ class Decoder:
 def _layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Layer:
     next_norm = "norm" if index == config.num_layers - 1 else f"{index + 1}.input_norm"
     mixer = new_mixer(config, weights, ops, index) if config.is_recurrent(index) else None
-    attention = LatentAttentionBlock if config.latent else AttentionBlock
+    is_whole = config.looks_back(index) and config.has_ffn(index)
     return Layer(
-        attention=mixer or attention.build(config, weights, ops, index),
+        attention=mixer or _attention(config, weights, ops, index),
         mixer=mixer,
         growth=GrowingQueries.build(config, index, weights.norm("norm").device),
         attention_post_norm=weights.norm(f"{index}.attention_post_norm") if config.post_norms else None,
-        ffn_norm=weights.norm(f"{index}.ffn_norm") if config.pre_norms else None,
-        ffn=(MoeBlock if config.is_moe(index) else Mlp).build(config, weights, ops, index),
+        ffn_norm=weights.norm(f"{index}.ffn_norm") if config.pre_norms and is_whole else None,
+        ffn=_ffn(config, weights, ops, index),
         ffn_post_norm=weights.norm(f"{index}.ffn_post_norm") if config.post_norms else None,
         next_norm=weights.norm(next_norm) if config.pre_norms or next_norm == "norm" else None,
     )
+
+
+def _attention(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Projections | None:
+    if not config.looks_back(index):
+        return None
+    return (LatentAttentionBlock if config.latent else AttentionBlock).build(config, weights, ops, index)
+
+
+def _ffn(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> FeedForward | None:
+    if not config.has_ffn(index):
+        return None
+    return (MoeBlock if config.is_moe(index) else Mlp).build(config, weights, ops, index)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from diptych.architectures.config import ModelConfig
+from diptych.architectures.config import ModelConfig, inner_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Buffers:
         mixed = (mixer.in_size, mixer.out_size) if mixer else (0, 0)
         attended = config.num_heads * config.value_dim
         gates = attended if config.attention_gate else 0
-        sizes = (hidden, config.qkv_size, gates, attended, *mixed, hidden, 2 * ffn, ffn)
+        sizes = (hidden, config.qkv_size, gates, attended, *mixed, hidden, inner_size(config.activation, ffn), ffn)
         return Buffers(*(torch.empty(num_tokens, size, dtype=dtype, device=device) for size in sizes))
 
     def picked(self, rows: Tensor) -> Buffers:
         """Return new ones with what layers have found for the tokens `rows`, for those that project it back."""
-        found = ("gates", "attended", "mixed")
+        found = ("normed", "gates", "attended", "mixed")  # the first by layers that do not look back
         of_rows = {each.name: getattr(self, each.name) for each in fields(self)}
         return Buffers(
             **{

@@ -1,0 +1,92 @@
+"""State spaces with one decay a head and token (Mamba 2, arXiv 2405.21060), in float32.
+
+A head keeps a matrix `[head_dim, state_size]`. A token lets it decay, adds the product of what the head has of it and
+the vector that its group writes with, and reads it with the group's other vector. How much decays and is added says the
+token's step. A chunk of tokens is computed at once, section 6 of the paper.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from diptych.engine.models.layers.kimi_delta_rule import softplus
+from diptych.engine.models.layers.short_conv import silu
+
+CHUNK: Final = 16  # tokens. A prompt that is cut at multiples of it has the same bits as a whole one
+
+
+class Heads(NamedTuple):
+    """A layer's constants of each head, float32 `[num_groups, heads of a group]`."""
+
+    rate: Tensor  # of decays, below 0
+    bias: Tensor  # of steps
+    skip: Tensor  # so much of what a head has of a token is added to what it reads
+    min_step: float
+    head_dim: int
+
+
+class _Prepared(NamedTuple):
+    given: Tensor  # [num_tokens, num_groups, heads of a group, head_dim]
+    writing: Tensor  # [num_tokens, num_groups, state_size]
+    reading: Tensor
+    steps: Tensor  # [num_tokens, num_groups, heads of a group]
+
+
+def extend(mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, out: Tensor) -> None:
+    """Compute several tokens of one request: `out`, `[num_tokens, num_heads, head_dim]`, and its `state`, in place.
+
+    `mixed` is float32 `[num_tokens, num_groups, group_channels]`: what is behind the convolution, before SiLU; `steps`
+    `[num_tokens, num_heads]` are as they are projected. `state` is float32 `[num_heads, head_dim, state_size]`.
+    """
+    given, writing, reading, steps = _prepare(mixed, steps, heads)
+    kept, result = state.view(*heads.rate.shape, *state.shape[1:]), out.view(given.shape)
+    amounts = given * steps[..., None]
+    logs = steps * heads.rate
+    for start in range(0, len(mixed), CHUNK):
+        tokens = slice(start, start + CHUNK)
+        read = _chunk(amounts[tokens], writing[tokens], reading[tokens], logs[tokens], kept)
+        result[tokens] = read.movedim(2, 0).add_(given[tokens] * heads.skip[..., None])
+
+
+def step(mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, slots: Tensor, out: Tensor) -> None:
+    """Compute one token of each of several requests, the tokens of `extend`; `state` is `[num_slots, ...]`."""
+    given, writing, reading, steps = _prepare(mixed, steps, heads)
+    kept = state[slots]
+    by_groups = kept.view(len(slots), *heads.rate.shape, *state.shape[2:])
+    by_groups.mul_((steps * heads.rate).exp()[..., None, None])
+    by_groups.add_((given * steps[..., None])[..., None] * writing[:, :, None, None])
+    state[slots] = kept
+    read = (by_groups * reading[:, :, None, None]).sum(-1)
+    out.copy_(read.add_(given * heads.skip[..., None]).view(out.shape))
+
+
+def _prepare(mixed: Tensor, steps: Tensor, heads: Heads) -> _Prepared:
+    size = heads.rate.shape[1] * heads.head_dim
+    state_size = (mixed.shape[-1] - size) // 2
+    given, writing, reading = torch.split(silu(mixed), [size, state_size, state_size], dim=-1)
+    grouped = steps.float().view(len(steps), *heads.bias.shape)
+    lengths = softplus(grouped + heads.bias).clamp_(min=heads.min_step)
+    return _Prepared(given.reshape(*grouped.shape, heads.head_dim), writing, reading, lengths)
+
+
+def _chunk(amounts: Tensor, writing: Tensor, reading: Tensor, logs: Tensor, kept: Tensor) -> Tensor:
+    """Return what a chunk reads, `[num_groups, heads of a group, num_tokens, head_dim]`; `kept` is brought up to date.
+
+    Tokens are the first dimension of all but `kept`, whose groups are.
+    """
+    amounts, writing, reading = (
+        amounts.movedim(0, 2),
+        writing.transpose(0, 1)[:, None],
+        reading.transpose(0, 1)[:, None],
+    )
+    total = logs.movedim(0, 2).cumsum(-1)  # since the chunk's beginning, [num_groups, heads of a group, num_tokens]
+    later = torch.ones(total.shape[-1], total.shape[-1], dtype=torch.bool, device=total.device).triu(1)
+    apart = (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
+    read = ((reading @ writing.mT) * apart) @ amounts
+    read.add_((reading @ kept.mT).mul_(total.exp()[..., None]))
+    left = amounts * (total[..., -1:] - total).exp()[..., None]  # of what each has added, at the chunk's end
+    kept.mul_(total[..., -1].exp()[..., None, None]).add_(left.mT @ writing)
+    return read
