@@ -461,6 +461,26 @@ RECURRENT_CASES_SSM: Final = {  # as CASES, for engines that keep states
         | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense"]}
         | {"layer_types": [*["linear_attention"] * 3, "full_attention"]},
     ),
+    "nemotron h": Case("NemotronH", NEMOTRON),
+    "nemotron h, latent experts in groups, long steps, a convolution without bias": Case(
+        "NemotronH",
+        NEMOTRON
+        | {"moe_latent_size": 28, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.8, "norm_topk_prob": False}
+        | {"time_step_min": 0.3, "use_conv_bias": False, "conv_kernel": 2}
+        | {"layers_block_type": ["moe", "linear_attention", "full_attention", "linear_attention", "mlp"]},
+    ),
+    "lfm2": Case("Lfm2", LFM2 | {"block_auto_adjust_ff_dim": False}),
+    "lfm2, biases, another size of networks, not tied": Case(
+        "Lfm2", LFM2 | {"conv_bias": True, "block_multiple_of": 16, "tie_word_embeddings": False, "conv_L_cache": 4}
+    ),
+    "lfm2 moe": Case("Lfm2Moe", LFM2 | MOE | {"num_experts": 6, "moe_intermediate_size": 24, "num_dense_layers": 1}),
+    "lfm2 moe, no bias of the choice, shares as they are": Case(
+        "Lfm2Moe",
+        LFM2
+        | MOE
+        | {"num_experts": 6, "moe_intermediate_size": 24, "num_dense_layers": 2, "use_expert_bias": False}
+        | {"norm_topk_prob": False, "routed_scaling_factor": 1.5},
+    ),
 }
 
 

@@ -109,6 +109,7 @@ class Mamba2:
     state_size: int  # of the two vectors
     conv_width: int  # tokens that the convolution sees, the newest among them
     min_step: float  # the least that a token's step can be
+    conv_bias: bool = True
 
     @property
     def group_channels(self) -> int:
@@ -147,6 +148,7 @@ class ShortConv:
 
     num_channels: int
     conv_width: int  # tokens that the convolution sees, the newest among them
+    has_bias: bool = False  # of the convolution and of what is before and behind it
 
     @property
     def state_parts(self) -> tuple[StatePart, ...]:

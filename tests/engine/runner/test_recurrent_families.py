@@ -136,7 +136,7 @@ def test_a_request_has_the_same_bits_in_any_batch_and_if_its_prompt_is_cut_where
     for i, prompt in enumerate(recurrent_model.prompts):
         driver.forget(i)
         alone = [driver.extend({i: prompt[at : at + cut]}) for at in range(0, len(prompt), cut)][-1]
-        assert torch.equal(alone[0], together[i])
+        assert torch.equal(alone[0], together[i]), len(prompt)
         assert torch.equal(driver.decode({i: 3})[0], decoded[i])
 
 

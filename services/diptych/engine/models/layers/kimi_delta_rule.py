@@ -15,7 +15,7 @@ from torch import Tensor
 from diptych.engine.models.layers.routing import logistic
 from diptych.engine.models.layers.short_conv import silu
 
-CHUNK: Final = 16  # tokens. A prompt that is cut at multiples of it has the same bits as a whole one
+CHUNK: Final = 16  # tokens. A prompt that is cut at multiples of it has the same bits as a whole one, a lone token too
 NORM_EPS: Final = 1e-6  # of queries and keys, in every model
 LINEAR_FROM: Final = 20.0  # softplus is its argument from here on
 
@@ -42,21 +42,17 @@ def extend(mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Te
     SiLU; `decays` `[num_tokens, num_heads, head_dim]` and `betas` `[num_tokens, num_heads]` are as they are projected.
     `state` is float32 `[num_heads, head_dim, head_dim]`.
     """
-    of_heads = [each.transpose(0, 1) for each in _prepare(mixed, decays, betas, decay)]
+    prepared = _prepare(mixed, decays, betas, decay)
     for start in range(0, len(mixed), CHUNK):
-        tokens = slice(start, start + CHUNK)
-        out[tokens] = _chunk(_Prepared(*(each[:, tokens] for each in of_heads)), state).transpose(0, 1)
+        chunk = _Prepared(*(each[start : start + CHUNK] for each in prepared))
+        out[start : start + CHUNK] = _chunk(chunk, state) if len(chunk.betas) > 1 else _token(chunk, state[None])
 
 
 def step(mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, slots: Tensor, out: Tensor) -> None:
     """Compute one token of each of several requests, the tokens of `extend`; `state` is `[num_slots, ...]`."""
-    queries, keys, values, logs, betas = _prepare(mixed, decays, betas, decay)
-    kept = state[slots] * logs.exp()[..., None]
-    found = (kept * keys[..., None]).sum(-2)
-    deltas = (values - found) * betas[..., None]
-    kept.add_(keys[..., None] * deltas[..., None, :])
+    kept = state[slots]
+    out.copy_(_token(_prepare(mixed, decays, betas, decay), kept))
     state[slots] = kept
-    out.copy_((kept * queries[..., None]).sum(-2))
 
 
 def _prepare(mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay) -> _Prepared:
@@ -76,9 +72,20 @@ def softplus(x: Tensor) -> Tensor:
     return torch.where(x > LINEAR_FROM, x, x.exp().log1p())
 
 
-def _chunk(tokens: _Prepared, state: Tensor) -> Tensor:
-    """Return what a chunk reads, `[num_heads, num_tokens, head_dim]`; heads are the first dimension of `tokens`."""
+def _token(tokens: _Prepared, kept: Tensor) -> Tensor:
+    """Return what tokens of several requests read; `kept` are these requests' states."""
     queries, keys, values, logs, betas = tokens
+    kept.mul_(logs.exp()[..., None])
+    found = (kept * keys[..., None]).sum(-2)
+    deltas = (values - found) * betas[..., None]
+    kept.add_(keys[..., None] * deltas[..., None, :])
+    read = kept * queries[..., None]
+    return read.sum(-2)
+
+
+def _chunk(tokens: _Prepared, state: Tensor) -> Tensor:
+    """Return what the tokens of one request read, at most `CHUNK` of them."""
+    queries, keys, values, logs, betas = (each.transpose(0, 1) for each in tokens)
     total = logs.cumsum(1)  # since the chunk's beginning
     later = torch.ones(total.shape[1], total.shape[1], dtype=torch.bool, device=total.device).triu(1)[..., None]
     apart = (total[:, :, None] - total[:, None]).masked_fill(later, -torch.inf).exp()
@@ -92,4 +99,4 @@ def _chunk(tokens: _Prepared, state: Tensor) -> Tensor:
     read = (queries * total.exp()) @ state + scores @ deltas
     left = (total[:, -1:] - total).exp()  # of what each has written, at the chunk's end
     state.mul_(total[:, -1].exp()[..., None]).add_((keys * left).mT @ deltas)
-    return read
+    return read.transpose(0, 1)

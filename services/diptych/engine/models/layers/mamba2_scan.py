@@ -15,7 +15,7 @@ from torch import Tensor
 from diptych.engine.models.layers.kimi_delta_rule import softplus
 from diptych.engine.models.layers.short_conv import silu
 
-CHUNK: Final = 16  # tokens. A prompt that is cut at multiples of it has the same bits as a whole one
+CHUNK: Final = 16  # tokens. A prompt that is cut at multiples of it has the same bits as a whole one, a lone token too
 
 
 class Heads(NamedTuple):
@@ -29,10 +29,11 @@ class Heads(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    given: Tensor  # [num_tokens, num_groups, heads of a group, head_dim]
+    amounts: Tensor  # that are added, [num_tokens, num_groups, heads of a group, head_dim]
     writing: Tensor  # [num_tokens, num_groups, state_size]
     reading: Tensor
-    steps: Tensor  # [num_tokens, num_groups, heads of a group]
+    logs: Tensor  # of decays, below 0, [num_tokens, num_groups, heads of a group]
+    skipped: Tensor  # as amounts: added to what is read
 
 
 def extend(mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, out: Tensor) -> None:
@@ -41,26 +42,20 @@ def extend(mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, out: Tenso
     `mixed` is float32 `[num_tokens, num_groups, group_channels]`: what is behind the convolution, before SiLU; `steps`
     `[num_tokens, num_heads]` are as they are projected. `state` is float32 `[num_heads, head_dim, state_size]`.
     """
-    given, writing, reading, steps = _prepare(mixed, steps, heads)
-    kept, result = state.view(*heads.rate.shape, *state.shape[1:]), out.view(given.shape)
-    amounts = given * steps[..., None]
-    logs = steps * heads.rate
+    prepared = _prepare(mixed, steps, heads)
+    kept, result = state.view(*heads.rate.shape, *state.shape[1:]), out.view(prepared.skipped.shape)
     for start in range(0, len(mixed), CHUNK):
-        tokens = slice(start, start + CHUNK)
-        read = _chunk(amounts[tokens], writing[tokens], reading[tokens], logs[tokens], kept)
-        result[tokens] = read.movedim(2, 0).add_(given[tokens] * heads.skip[..., None])
+        chunk = _Prepared(*(each[start : start + CHUNK] for each in prepared))
+        read = _chunk(chunk, kept) if len(chunk.logs) > 1 else _token(chunk, kept[None])
+        torch.add(read, chunk.skipped, out=result[start : start + CHUNK])
 
 
 def step(mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, slots: Tensor, out: Tensor) -> None:
     """Compute one token of each of several requests, the tokens of `extend`; `state` is `[num_slots, ...]`."""
-    given, writing, reading, steps = _prepare(mixed, steps, heads)
-    kept = state[slots]
-    by_groups = kept.view(len(slots), *heads.rate.shape, *state.shape[2:])
-    by_groups.mul_((steps * heads.rate).exp()[..., None, None])
-    by_groups.add_((given * steps[..., None])[..., None] * writing[:, :, None, None])
+    prepared, kept = _prepare(mixed, steps, heads), state[slots]
+    read = _token(prepared, kept.view(len(slots), *heads.rate.shape, *state.shape[2:]))
     state[slots] = kept
-    read = (by_groups * reading[:, :, None, None]).sum(-1)
-    out.copy_(read.add_(given * heads.skip[..., None]).view(out.shape))
+    torch.add(read, prepared.skipped, out=out.view(read.shape))
 
 
 def _prepare(mixed: Tensor, steps: Tensor, heads: Heads) -> _Prepared:
@@ -69,14 +64,22 @@ def _prepare(mixed: Tensor, steps: Tensor, heads: Heads) -> _Prepared:
     given, writing, reading = torch.split(silu(mixed), [size, state_size, state_size], dim=-1)
     grouped = steps.float().view(len(steps), *heads.bias.shape)
     lengths = softplus(grouped + heads.bias).clamp_(min=heads.min_step)
-    return _Prepared(given.reshape(*grouped.shape, heads.head_dim), writing, reading, lengths)
+    given = given.reshape(*grouped.shape, heads.head_dim)
+    skipped = given * heads.skip[..., None]
+    return _Prepared(given * lengths[..., None], writing, reading, lengths * heads.rate, skipped)
 
 
-def _chunk(amounts: Tensor, writing: Tensor, reading: Tensor, logs: Tensor, kept: Tensor) -> Tensor:
-    """Return what a chunk reads, `[num_groups, heads of a group, num_tokens, head_dim]`; `kept` is brought up to date.
+def _token(tokens: _Prepared, kept: Tensor) -> Tensor:
+    """Return what tokens of several requests read; `kept` are these requests' states, by groups."""
+    amounts, writing, reading, logs, _ = tokens
+    kept.mul_(logs.exp()[..., None, None])
+    kept.add_(amounts[..., None] * writing[:, :, None, None])
+    return (kept * reading[:, :, None, None]).sum(-1)
 
-    Tokens are the first dimension of all but `kept`, whose groups are.
-    """
+
+def _chunk(tokens: _Prepared, kept: Tensor) -> Tensor:
+    """Return what the tokens of one request read, at most `CHUNK` of them; `kept` is its state, by groups."""
+    amounts, writing, reading, logs, _ = tokens
     amounts, writing, reading = (
         amounts.movedim(0, 2),
         writing.transpose(0, 1)[:, None],
@@ -89,4 +92,4 @@ def _chunk(amounts: Tensor, writing: Tensor, reading: Tensor, logs: Tensor, kept
     read.add_((reading @ kept.mT).mul_(total.exp()[..., None]))
     left = amounts * (total[..., -1:] - total).exp()[..., None]  # of what each has added, at the chunk's end
     kept.mul_(total[..., -1].exp()[..., None, None]).add_(left.mT @ writing)
-    return read
+    return read.movedim(2, 0)
