@@ -16,10 +16,11 @@ from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
 from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.dense import dense
+from diptych.engine.models.gpu_state_steps import TritonStateSteps
 from diptych.engine.models.lora import LoraMatrix
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, Weight
 from diptych.engine.models.ops import Experts, Gated, GatedInTurn, activate_of, relu_squared
-from diptych.engine.models.state_steps import StateSteps, TorchStateSteps
+from diptych.engine.models.state_steps import StateSteps
 from diptych.kernels.gpu import activations, norms, skinny_gated_gemm
 from diptych.kernels.gpu.moe import ExpertWeights, align_experts, choose_block, combine_experts, grouped_gemm
 from diptych.kernels.gpu.skinny_gemm import pays_up_to, skinny_gemm
@@ -67,7 +68,7 @@ class GpuOps:
     """Weights of any format are expanded to the states' dtype. Nothing waits for the device."""
 
     num_ranks: Final = 1
-    state_steps: Final[StateSteps] = TorchStateSteps()
+    state_steps: Final[StateSteps] = TritonStateSteps()
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype

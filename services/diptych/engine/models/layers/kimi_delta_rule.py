@@ -96,7 +96,7 @@ def _chunk(tokens: _Prepared, state: Tensor) -> Tensor:
     wanted = (values - (keys * total.exp()) @ state).mul_(betas[..., None])
     deltas = torch.linalg.solve_triangular(overlaps, wanted, upper=False, unitriangular=True)
     scores = (queries[:, :, None] * seen_keys).sum(-1)
-    read = (queries * total.exp()) @ state + scores @ deltas
+    read: Tensor = (queries * total.exp()) @ state + scores @ deltas
     left = (total[:, -1:] - total).exp()  # of what each has written, at the chunk's end
     state.mul_(total[:, -1].exp()[..., None]).add_((keys * left).mT @ deltas)
     return read.transpose(0, 1)
