@@ -425,7 +425,6 @@ CASES: Final = {
         {"num_experts": 6, "moe_intermediate_size": 48, "norm_topk_prob": True, "mlp_only_layers": [1]} | MOE,
     ),
 }
-
 KIMI = (
     MOE
     | LATENT
@@ -452,7 +451,7 @@ NEMOTRON = MOE | {
     "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "mlp", "moe"],
 }
 LFM2 = {"layer_types": ["conv", "full_attention", "conv", "conv"], "tie_word_embeddings": True}
-RECURRENT_CASES_SSM: Final = {  # as CASES, for engines that keep states
+RECURRENT_CASES_SSM: Final = {  # as RECURRENT_CASES
     "kimi linear": Case("KimiLinear", KIMI),
     "kimi linear, groups, two shared experts, dense between, the last one attends": Case(
         "KimiLinear",
@@ -482,6 +481,37 @@ RECURRENT_CASES_SSM: Final = {  # as CASES, for engines that keep states
         | {"norm_topk_prob": False, "routed_scaling_factor": 1.5},
     ),
 }
+DELTA_NET = {
+    "head_dim": 32,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "initializer_range": 0.14,  # more, and rounding to bfloat16 leaves little of what transformers itself computes
+}
+GATED_MOE = MOE | {"num_experts": 6, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
+SECTIONS = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+RECURRENT_CASES: Final = {
+    "qwen3 next": Case("Qwen3Next", DELTA_NET | GATED_MOE),
+    "qwen3 next, one value head a key head, some layers dense, shares as they are": Case(
+        "Qwen3Next",
+        DELTA_NET
+        | GATED_MOE
+        | {"linear_num_value_heads": 4, "linear_conv_kernel_dim": 3, "mlp_only_layers": [0], "norm_topk_prob": False}
+        | {"layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"]},
+    ),
+    "qwen3.5": Case("Qwen3_5", DELTA_NET),
+    "qwen3.5 with images, tied": Case(
+        "Qwen3_5",
+        DELTA_NET
+        | {"tie_word_embeddings": True}
+        | {"rope_parameters": PLAIN | SECTIONS | {"partial_rotary_factor": 0.25}},
+        images=True,
+    ),
+    "qwen3.5 moe": Case("Qwen3_5Moe", DELTA_NET | GATED_MOE),
+    "qwen3.5 moe with images": Case("Qwen3_5Moe", DELTA_NET | GATED_MOE, images=True),
+    **RECURRENT_CASES_SSM,
+}
 
 
 @dataclass(frozen=True)
@@ -494,16 +524,16 @@ class TinyModel:
     logits: list[Any]  # [prompt and output tokens, vocab_size] of each
 
 
-@pytest.fixture(scope="session", params=CASES)
+@pytest.fixture(scope="session", params=CASES | RECURRENT_CASES)
 def family_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """One of each family and of each of its variants, in several shards."""
-    return _tiny_model(CASES[request.param], tmp_path_factory.mktemp("tiny"))
+    return _tiny_model((CASES | RECURRENT_CASES)[request.param], tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture(scope="session", params=RECURRENT_CASES_SSM)
+@pytest.fixture(scope="session", params=RECURRENT_CASES)
 def recurrent_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    """One of each family whose layers keep states."""
-    return _tiny_model(RECURRENT_CASES_SSM[request.param], tmp_path_factory.mktemp("tiny"))
+    """As `family_model`, of the families with recurrent layers."""
+    return _tiny_model(RECURRENT_CASES[request.param], tmp_path_factory.mktemp("recurrent"))
 
 
 def _tiny_model(case: Case, folder: Path) -> TinyModel:
@@ -526,6 +556,7 @@ def _random_model(case: Case) -> Any:
     import transformers
 
     texts = {"Gemma3": "Gemma3Text", "Llama4": "Llama4Text", "Mistral3": "Ministral3"}
+    texts |= {"Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
     config_name = texts.get(case.name, case.name)
     config = getattr(transformers, f"{config_name}Config")(**copy.deepcopy(SHAPE | case.settings))  # it adds to them
     config._attn_implementation = "eager"  # the one that knows soft caps
@@ -549,6 +580,8 @@ def _with_images(case: Case, text_config: Any) -> Any:
         "Gemma3": {"mm_tokens_per_image": 4},
         "Llama4": {},
         "Mistral3": {"tie_word_embeddings": text_config.tie_word_embeddings},
+        "Qwen3_5": {"tie_word_embeddings": text_config.tie_word_embeddings},
+        "Qwen3_5Moe": {},
     }[case.name]
     config = getattr(transformers, f"{case.name}Config")(text_config=text_config, vision_config=vision, **own)
     config._attn_implementation = "eager"

@@ -34,8 +34,8 @@ MAX_SIZES: Final[Mapping[str, int]] = {
     "attention_chunk_size": 1 << 31,
     "block_ff_dim": 1 << 20,
     "block_multiple_of": 1 << 20,
-    "conv_L_cache": 1 << 8,
-    "conv_kernel": 1 << 8,
+    "conv_L_cache": 1 << 6,
+    "conv_kernel": 1 << 6,
     "floor_scale": 1 << 31,
     "head_dim": 1 << 14,
     "hidden_size": 1 << 18,
@@ -45,9 +45,13 @@ MAX_SIZES: Final[Mapping[str, int]] = {
     "intermediate_size": 1 << 20,
     "intermediate_size_mlp": 1 << 20,
     "kv_lora_rank": 1 << 14,
-    "linear_conv_kernel_dim": 1 << 8,
+    "linear_conv_kernel_dim": 1 << 6,
     "linear_head_dim": 1 << 14,
+    "linear_key_head_dim": 1 << 14,
     "linear_num_heads": 1 << 14,
+    "linear_num_key_heads": 1 << 14,
+    "linear_num_value_heads": 1 << 14,
+    "linear_value_head_dim": 1 << 14,
     "mamba_head_dim": 1 << 14,
     "mamba_num_heads": 1 << 14,
     "max_position_embeddings": 1 << 31,
@@ -140,9 +144,18 @@ class HfConfig(Mapping[str, Any]):
         return config
 
     def shared(
-        self, architecture: str, *, theta: float = 10_000.0, tied: bool = False, partial_rotary_factor: float = 1.0
+        self,
+        architecture: str,
+        *,
+        theta: float = 10_000.0,
+        tied: bool = False,
+        partial_rotary_factor: float = 1.0,
+        ffn_key: str = "intermediate_size",
     ) -> ModelConfig:
-        """Return what the common keys say; the rest is as in Llama. All other arguments are the family's defaults."""
+        """Return what the common keys say; the rest is as in Llama. Other arguments are the family's defaults.
+
+        `ffn_key` says how wide feed-forward networks are, or experts where no layer has another network.
+        """
         num_heads = self["num_attention_heads"]
         head_dim = self.get("head_dim") or self["hidden_size"] // num_heads
         return ModelConfig(
@@ -154,7 +167,7 @@ class HfConfig(Mapping[str, Any]):
             num_heads=num_heads,
             num_kv_heads=self.get("num_key_value_heads") or num_heads,
             head_dim=head_dim,
-            ffn_size=self["intermediate_size"],
+            ffn_size=self[ffn_key],
             rms_norm_eps=self["rms_norm_eps"],
             rope=self.rope(self.rope_parameters, head_dim, theta, partial_rotary_factor),
             context_len=stretched_len(self.rope_parameters, self["max_position_embeddings"]),

@@ -141,6 +141,7 @@ class DecodeCore:
         else:
             request.given_len = request.num_tokens
             request.is_imported = True
+            request.state_len = request.prompt_len
             request.prompt_logprobs = None  # prefill reports them
             self._rooms.add(DecodeRoom(request, event.peer, now_s, Phase.PREALLOCATING))
         if not request.is_ready:  # prefill's writing needn't wait for it: only the hand-off does

@@ -119,6 +119,7 @@ class Imports:
         request, note = room.request, room.hand_off
         assert note is not None
         request.computed_len = request.prompt_len
+        self._cache.begin_from_import(request)
         request.append(note.first_token)
         self._running.join(request)
         failure = refuse_tokens(request, (note.first_token,))

@@ -116,6 +116,7 @@ class PrefillCore:
         if failure:
             self._effects.append(Emit(Output(request.room, failure=failure)))
             return
+        request.state_len = request.prompt_len
         request.given_len = self._cache.cached_len(request)
         room = PrefillRoom(request, event.peer, arrival_s=now_s)
         self._rooms.add(room)
@@ -145,7 +146,7 @@ class PrefillCore:
                 pass  # a duplicate, or an answer to a room that is closing: its end is on the way
 
     def _take_grant(self, room: PrefillRoom, grant: PagesReady) -> None:
-        problem = room.refuse_grant(grant, prompt_hash)
+        problem = room.refuse_grant(grant, prompt_hash, self._cache.snapshots.pages_each)
         if problem:
             self._rooms.fail(room, Failure(FailureCode.INVALID, problem))
             return
@@ -177,7 +178,8 @@ class PrefillCore:
         if not chunks:
             return None
         self._step = new_step((), chunks)
-        batch = build_batch(self._step, self._cache.page_table, self._cache.page_size)
+        cache = self._cache
+        batch = build_batch(self._step, cache.page_table, cache.page_size, pages_per_state=cache.snapshots.pages_each)
         self._pace.begin(self._limits.prompt_cost.of_chunks(chunks), now_s)
         self._step.launch()
         self._queue.launch(chunks)

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "delta_rule.h"
 #include "elementwise.h"
 #include "linear.h"
 #include "logprobs.h"
@@ -91,6 +92,22 @@ EXPORT void diptych_norm_heads(float *qkv, const float *q_weight, const float *k
                                int64_t num_heads, int64_t num_kv_heads, int64_t dim) {
     const struct head_norms job = {qkv, q_weight, k_weight, num_rows, num_heads, num_kv_heads, dim, eps};
     parallel(norm_heads_part, &job, ceil_div(num_rows, ROWS_A_PART));
+}
+
+/* x *= sigmoid(gates) */
+EXPORT void diptych_mul_sigmoid(float *x, const float *gates, int64_t num_rows, int64_t width) {
+    const struct rows job = {x, gates, NULL, NULL, num_rows, width, 0.0f};
+    for_all_rows(mul_sigmoid_part, &job);
+}
+
+/* Returns 0, or -1 when the net is larger than the kernels know. */
+EXPORT int diptych_delta_rule(const struct delta_net *net, const float *projected, float *newest, float *kept,
+                              const int64_t *starts, const int64_t *slots, int64_t batch_size, float *out) {
+    const struct delta_step step = {net, projected, newest, kept, starts, slots, out};
+    const int64_t head_channels = num_channels(net) / net->num_key_heads;
+    if (net->conv_width > MAX_TAPS || head_channels * net->conv_width > MAX_CHANNELS) return -1;
+    parallel(delta_part, &step, batch_size * net->num_key_heads);
+    return 0;
 }
 
 EXPORT void diptych_decode_attention(const struct attention_step *step, const struct attention_layer *layer, float *qkv,

@@ -33,6 +33,8 @@ SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     "gelu_tanh_and_mul": (None, [c_void_p, c_int64, c_int64, c_void_p]),
     "clamped_swiglu": (None, [c_void_p, c_int64, c_int64, c_float, c_float, c_void_p]),
     "norm_heads": (None, [c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_int64, c_int64]),
+    "mul_sigmoid": (None, [c_void_p, c_void_p, c_int64, c_int64]),
+    "delta_rule": (c_int, [*[c_void_p] * 6, c_int64, c_void_p]),
     "decode_attention": (None, [c_void_p] * 4),
     "extend_attention": (c_int, [c_void_p] * 4),
     "sample": (None, [c_void_p]),

@@ -49,6 +49,7 @@ def stage(batch: ForwardBatch, device: torch.device) -> StagedBatch:
         seq_lens=staged(batch.seq_lens.astype(np.int32)),
         extend_starts=staged(extend_starts(batch)),
         logits_rows=staged(logits_rows(batch)),
+        state_slots=None if batch.states is None else staged(batch.states.slots),
     )
 
 

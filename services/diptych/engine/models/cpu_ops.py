@@ -9,9 +9,12 @@ from torch import Tensor
 
 from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
+from diptych.architectures.recurrent import DeltaNet
+from diptych.engine.models.cpu_delta_rule import CpuDeltaRule
+from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.matrix import Activate, HeadMatrices, HeadMatricesInTurn, Matrix, Weight
 from diptych.engine.models.ops import Experts, ExpertsInTurn, Gated, GatedInTurn, activate_of, relu_squared
-from diptych.engine.models.state_steps import StateSteps, TorchStateSteps
+from diptych.engine.models.state_rules import ExactStateRules, StateRules
 from diptych.kernels.cpu import elementwise
 from diptych.kernels.cpu.linear import PackedMatrix, QuantizedMatrix, StackedMatrix
 
@@ -20,7 +23,7 @@ class CpuOps:
     """Weights are packed once; a token's result does not depend on the batch."""
 
     num_ranks: Final = 1
-    state_steps: Final[StateSteps] = TorchStateSteps()
+    state_rules: Final[StateRules] = ExactStateRules()
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         if isinstance(weight, Tensor):
@@ -44,6 +47,9 @@ class CpuOps:
     ) -> Experts:
         return ExpertsInTurn(gate_up, down, sizes, activate, bias)
 
+    def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
+        return CpuDeltaRule(net, weights)
+
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""
 
@@ -54,3 +60,4 @@ class CpuOps:
     clamped_swiglu = staticmethod(elementwise.clamped_swiglu)
     relu_squared = staticmethod(relu_squared)
     norm_heads = staticmethod(elementwise.norm_heads)
+    mul_sigmoid = staticmethod(elementwise.mul_sigmoid)

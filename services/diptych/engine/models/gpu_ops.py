@@ -14,13 +14,15 @@ from torch import Tensor
 
 from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
+from diptych.architectures.recurrent import DeltaNet
 from diptych.checkpoints.quantization.weight import QuantizedWeight
+from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights, TorchDeltaRule
 from diptych.engine.models.dense import dense
-from diptych.engine.models.gpu_state_steps import TritonStateSteps
+from diptych.engine.models.gpu_state_rules import TritonStateRules
 from diptych.engine.models.lora import LoraMatrix
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, Weight
 from diptych.engine.models.ops import Experts, Gated, GatedInTurn, activate_of, relu_squared
-from diptych.engine.models.state_steps import StateSteps
+from diptych.engine.models.state_rules import StateRules
 from diptych.kernels.gpu import activations, norms, skinny_gated_gemm
 from diptych.kernels.gpu.moe import ExpertWeights, align_experts, choose_block, combine_experts, grouped_gemm
 from diptych.kernels.gpu.skinny_gemm import pays_up_to, skinny_gemm
@@ -68,7 +70,7 @@ class GpuOps:
     """Weights of any format are expanded to the states' dtype. Nothing waits for the device."""
 
     num_ranks: Final = 1
-    state_steps: Final[StateSteps] = TritonStateSteps()
+    state_rules: Final[StateRules] = TritonStateRules()
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
@@ -95,6 +97,9 @@ class GpuOps:
         bias: Tensor | None = None,
     ) -> Experts:
         return GroupedExperts([_weight(each) for each in gate_up], [_weight(each) for each in down], activate, bias)
+
+    def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
+        return TorchDeltaRule(net, weights)
 
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""

@@ -17,10 +17,13 @@ from torch import Tensor
 
 from diptych.architectures.config import Activation, ClampedSwiglu
 from diptych.architectures.placement import Split
+from diptych.architectures.recurrent import DeltaNet
 from diptych.checkpoints.quantization.weight import QuantizedWeight
+from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights, TorchDeltaRule
 from diptych.engine.models.dense import CPU, dense
+from diptych.engine.models.layers.routing import logistic
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, TorchMatrix, Weight
-from diptych.engine.models.state_steps import StateSteps, TorchStateSteps
+from diptych.engine.models.state_rules import StateRules, TorchStateRules
 
 
 class Gated(Protocol):
@@ -55,8 +58,8 @@ class Ops(Protocol):
         ...
 
     @property
-    def state_steps(self) -> StateSteps:
-        """Steps of recurrent layers."""
+    def state_rules(self) -> StateRules:
+        """What recurrent layers compute."""
         ...
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
@@ -86,6 +89,10 @@ class Ops(Protocol):
         """
         ...
 
+    def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
+        """Take over what a layer with a gated delta rule has beside its matrices."""
+        ...
+
     def all_reduce(self, x: Tensor) -> None:
         """Add up `x` over the ranks, in place, after a matrix that was split by columns."""
         ...
@@ -112,6 +119,10 @@ class Ops(Protocol):
 
     def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
         """Norm each of the `num_heads` queries and of the keys in place; `qkv` is as in `AttentionBackend`."""
+        ...
+
+    def mul_sigmoid(self, x: Tensor, gates: Tensor) -> None:
+        """Multiply `x` by the sigmoid of `gates`, of its shape, in place."""
         ...
 
 
@@ -182,7 +193,7 @@ class TorchOps:
     """Any dtype on any device."""
 
     num_ranks: Final = 1
-    state_steps: Final[StateSteps] = TorchStateSteps()
+    state_rules: Final[StateRules] = TorchStateRules()
 
     def __init__(self, dtype: torch.dtype, device: torch.device = CPU) -> None:
         self._dtype = dtype
@@ -208,6 +219,9 @@ class TorchOps:
         bias: Tensor | None = None,
     ) -> Experts:
         return ExpertsInTurn(gate_up, down, sizes, activate, bias)
+
+    def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
+        return TorchDeltaRule(net, weights)
 
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""
@@ -238,6 +252,9 @@ class TorchOps:
         queries, keys = heads[:, :num_heads], heads[:, num_heads : (heads.shape[1] + num_heads) // 2]
         for states, weight in ((queries, q_weight), (keys, k_weight)):
             states.copy_(weight * _normed(states, eps).to(weight.dtype))
+
+    def mul_sigmoid(self, x: Tensor, gates: Tensor) -> None:
+        x.mul_(logistic(gates.float()).to(x.dtype))
 
 
 def _normed(x: Tensor, eps: float) -> Tensor:

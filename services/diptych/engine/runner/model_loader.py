@@ -60,7 +60,7 @@ class ModelLoader:
         given, context_len = self._options.given_sizes, source.config.context_len
         self.chosen = choose(given, lambda: self._found(model), context_len, self._agreed)
         limits = self._limits(source.config)
-        self._ahead = model.on(self._few_pages(source, limits))
+        self._ahead = model.for_requests(limits.max_requests).on(self._few_pages(source, limits))
         return self._options.kv_cache_mib or self._measured_mib(self._ahead, limits)
 
     def _found(self, model: LoadedModel) -> Found:
@@ -162,4 +162,5 @@ class ModelLoader:
             decode_attention_backend=options.decode_backend,
             num_threads=options.num_threads,
             max_loras=options.num_lora_slots,
+            max_requests=self.chosen.sizes.max_requests,
         )

@@ -105,6 +105,12 @@ class ExtendQueue:
 
         `spare_pages(request)` are to stay available when `request` is admitted.
         """
+        chunks = self._choose(now_s, budget, spare_pages)
+        if self._cache.snapshots:
+            self._copy_states(chunks)
+        return chunks
+
+    def _choose(self, now_s: float, budget: int, spare_pages: Callable[[Request], int]) -> list[Chunk]:
         step = Packing(self._cost, budget, self._max_batch_size, len(self))
         for request in self._extending:
             if not step.takes(request, request.computed_len):
@@ -127,6 +133,13 @@ class ExtendQueue:
             elif not self._waiting.set_aside_for_restore():
                 break
         return step.chunks
+
+    def _copy_states(self, chunks: Iterable[Chunk]) -> None:
+        """Let the step that computes `chunks` copy the states behind which others may begin."""
+        for chunk in chunks:
+            end = chunk.start + chunk.num_tokens
+            if end in chunk.request.cuts:
+                self._cache.begin_snapshot(chunk.request, end)
 
     def launch(self, chunks: Iterable[Chunk]) -> list[Request]:
         """Note that a step computes the chunks; return the requests whose prompt is then complete, which leave."""

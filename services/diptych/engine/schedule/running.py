@@ -147,8 +147,13 @@ class Running:
 
     def launch(self, step: Step, now_s: float) -> ForwardBatch:
         self._pace.begin(self._limits.prompt_cost.of_chunks(step.chunks) if step.chunks else 0, now_s)
-        batch = build_batch(step, self._cache.page_table, self._cache.page_size, self._steps.samples())
+        cache = self._cache
+        pending, pages_per_state = self._steps.samples(), cache.snapshots.pages_each
+        batch = build_batch(step, cache.page_table, cache.page_size, pending, pages_per_state)
+        begun = [request for request in step.decodes if request.state_from is not None] if pages_per_state else ()
         self._steps.launch(step)
+        for request in begun:
+            self._steps.read_state(request)
         if step.chunks:
             for request in self._queue.launch(step.chunks):
                 self._batch.add(request)

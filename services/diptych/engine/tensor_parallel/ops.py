@@ -9,9 +9,11 @@ from torch import Tensor
 
 from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
+from diptych.architectures.recurrent import DeltaNet
+from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, Weight
 from diptych.engine.models.ops import Experts, Gated, Ops
-from diptych.engine.models.state_steps import StateSteps
+from diptych.engine.models.state_rules import StateRules
 from diptych.engine.tensor_parallel.communicator import Communicator
 
 _VOCABULARY = ("embed", "lm_head")
@@ -29,8 +31,8 @@ class TensorParallelOps:
         return self._communicator.size
 
     @property
-    def state_steps(self) -> StateSteps:
-        return self._ops.state_steps
+    def state_rules(self) -> StateRules:
+        return self._ops.state_rules
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         matrix = self._ops.matrix(name, weight, split)
@@ -51,6 +53,9 @@ class TensorParallelOps:
         bias: Tensor | None = None,
     ) -> Experts:
         return self._ops.experts(gate_up, down, sizes, activate, bias)
+
+    def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
+        return self._ops.delta_rule(net, weights)
 
     def all_reduce(self, x: Tensor) -> None:
         self._communicator.all_reduce(x)
@@ -75,6 +80,9 @@ class TensorParallelOps:
 
     def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
         self._ops.norm_heads(qkv, num_heads, q_weight, k_weight, eps)
+
+    def mul_sigmoid(self, x: Tensor, gates: Tensor) -> None:
+        self._ops.mul_sigmoid(x, gates)
 
 
 class VocabularyMatrix:

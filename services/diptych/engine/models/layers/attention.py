@@ -20,11 +20,11 @@ class Projections(Protocol):
     """`project_in`, then attention, then `project_out`: in the last layer of the tokens alone that are asked about."""
 
     def project_in(self, buffers: Buffers) -> None:
-        """`normed` -> `qkv`."""
+        """`normed` -> `qkv`, and `gates` where attention has them; of a recurrent layer: `projected`."""
         ...
 
     def project_out(self, buffers: Buffers) -> None:
-        """`attended` -> `delta`."""
+        """`attended`, which may be overwritten, and `gates` -> `delta`; of a recurrent layer: `mixed` -> `delta`."""
         ...
 
 
@@ -128,6 +128,7 @@ class AttentionBlock:
     ops: Ops
     qkv: Matrix
     qkv_bias: Tensor | None
+    gate: Matrix | None  # of what heads return, see `ModelConfig.attention_gate`
     o: Matrix
     o_bias: Tensor | None
     norm_in: QkNorms | None
@@ -141,6 +142,7 @@ class AttentionBlock:
             ops=ops,
             qkv=weights.matrix(f"{layer}.qkv"),
             qkv_bias=weights.vector(f"{layer}.qkv_bias"),
+            gate=weights.matrix(f"{layer}.gate") if config.attention_gate else None,
             o=weights.matrix(f"{layer}.o"),
             o_bias=weights.vector(f"{layer}.o_bias"),
             norm_in=_norms(config, weights, ops, layer),
@@ -151,12 +153,16 @@ class AttentionBlock:
         self.qkv.multiply(buffers.normed, buffers.qkv)
         if self.qkv_bias is not None:
             buffers.qkv.add_(self.qkv_bias)
+        if self.gate is not None:
+            self.gate.multiply(buffers.normed, buffers.gates)
         if self.norm_in is not None:
             self.norm_in.apply(buffers.qkv)
         if self.halves is not None:
             self.halves.apply(buffers.qkv)
 
     def project_out(self, buffers: Buffers) -> None:
+        if self.gate is not None:
+            self.ops.mul_sigmoid(buffers.attended, buffers.gates)
         self.o.multiply(buffers.attended, buffers.delta)
         self.ops.all_reduce(buffers.delta)
         if self.o_bias is not None:

@@ -55,7 +55,7 @@ class GatedConvBlock:
     def step(self, projected: Tensor, state: tuple[Tensor, ...], slots: Tensor, out: Tensor) -> None:
         gates_in, gates_out, x = projected.chunk(3, dim=1)
         mixed = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-        self.ops.state_steps.short_conv(gates_in * x, state[0], slots, self.conv, self.conv_bias, mixed)
+        self.ops.state_rules.short_conv(gates_in * x, state[0], slots, self.conv, self.conv_bias, mixed)
         torch.mul(gates_out, mixed.to(out.dtype), out=out)
 
     def extend(self, projected: Tensor, state: tuple[Tensor, ...], out: Tensor) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.recurrent import KimiDelta
 from diptych.engine.attention.staged_batch import StagedBatch
-from diptych.engine.models.layers import kimi_delta_rule
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.kimi_delta_rule import Decay
 from diptych.engine.models.layers.routing import logistic
@@ -79,12 +78,12 @@ class KimiDeltaBlock:
         take_turns(self, projected, state, batch, out)
 
     def step(self, projected: Tensor, state: tuple[Tensor, ...], slots: Tensor, out: Tensor) -> None:
-        (conv, kept), steps = state, self.ops.state_steps
+        (conv, kept), rules = state, self.ops.state_rules
         qkv, betas, decays, gates = self._parts(projected)
         mixed, read = (torch.empty(each.shape, dtype=torch.float32, device=out.device) for each in (qkv, gates))
         channels = conv.view(len(conv), *self.conv[:, 1:].shape)
-        steps.short_conv(qkv.flatten(1), channels, slots, self.conv, None, mixed.flatten(1))
-        steps.kimi_delta(mixed, decays, betas, self.decay, kept, slots, read)
+        rules.short_conv(qkv.flatten(1), channels, slots, self.conv, None, mixed.flatten(1))
+        rules.kimi_delta(mixed, decays, betas, self.decay, kept, slots, read)
         out.copy_(self._gated(read, gates))
 
     def extend(self, projected: Tensor, state: tuple[Tensor, ...], out: Tensor) -> None:
@@ -92,7 +91,7 @@ class KimiDeltaBlock:
         qkv, betas, decays, gates = self._parts(projected)
         mixed = convolve(qkv.flatten(1), conv.view(self.conv[:, 1:].shape), self.conv, None)
         read = torch.empty(gates.shape, dtype=torch.float32, device=out.device)
-        kimi_delta_rule.extend(mixed.view(qkv.shape), decays, betas, self.decay, kept, read)
+        self.ops.state_rules.kimi_delta_prompt(mixed.view(qkv.shape), decays, betas, self.decay, kept, read)
         out.copy_(self._gated(read, gates))
 
     def _parts(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -12,12 +12,11 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from diptych.engine.models.delta_rule import silu, softplus
 from diptych.engine.models.layers.routing import logistic
-from diptych.engine.models.layers.short_conv import silu
 
-CHUNK: Final = 16  # tokens. A prompt that is cut at multiples of it has the same bits as a whole one, a lone token too
+CHUNK: Final = 32  # tokens of a prompt that are computed together
 NORM_EPS: Final = 1e-6  # of queries and keys, in every model
-LINEAR_FROM: Final = 20.0  # softplus is its argument from here on
 
 
 class Decay(NamedTuple):
@@ -35,7 +34,7 @@ class _Prepared(NamedTuple):
     betas: Tensor  # [num_tokens, num_heads]
 
 
-def extend(mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, out: Tensor) -> None:
+def in_chunks(mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, out: Tensor) -> None:
     """Compute several tokens of one request: `out`, `[num_tokens, num_heads, head_dim]`, and its `state`, in place.
 
     `mixed` is float32 `[num_tokens, num_heads, 3 * head_dim]`: queries, keys and values behind the convolution, before
@@ -45,11 +44,18 @@ def extend(mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Te
     prepared = _prepare(mixed, decays, betas, decay)
     for start in range(0, len(mixed), CHUNK):
         chunk = _Prepared(*(each[start : start + CHUNK] for each in prepared))
-        out[start : start + CHUNK] = _chunk(chunk, state) if len(chunk.betas) > 1 else _token(chunk, state[None])
+        out[start : start + CHUNK] = _chunk(chunk, state)
+
+
+def in_turn(mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, out: Tensor) -> None:
+    """As `in_chunks`, up to rounding, token by token: with the bits that `step` would give each of them."""
+    prepared = _prepare(mixed, decays, betas, decay)
+    for i in range(len(mixed)):
+        out[i : i + 1] = _token(_Prepared(*(each[i : i + 1] for each in prepared)), state[None])
 
 
 def step(mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, slots: Tensor, out: Tensor) -> None:
-    """Compute one token of each of several requests, the tokens of `extend`; `state` is `[num_slots, ...]`."""
+    """Compute one token of each of several requests, a token of `in_chunks`; `state` is `[num_slots, ...]`."""
     kept = state[slots]
     out.copy_(_token(_prepare(mixed, decays, betas, decay), kept))
     state[slots] = kept
@@ -65,11 +71,6 @@ def _prepare(mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay) -> _Pre
 def _normed(x: Tensor) -> Tensor:
     lengths = (x * x).sum(-1, keepdim=True).add_(NORM_EPS).sqrt_()
     return x / lengths
-
-
-def softplus(x: Tensor) -> Tensor:
-    """Return `log(1 + exp(x))`: the same bits for a number wherever it stands, which torch's own has not on CPUs."""
-    return torch.where(x > LINEAR_FROM, x, x.exp().log1p())
 
 
 def _token(tokens: _Prepared, kept: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.recurrent import Mamba2
 from diptych.engine.attention.staged_batch import StagedBatch
-from diptych.engine.models.layers import mamba2_scan
+from diptych.engine.models.delta_rule import silu
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.mamba2_scan import Heads
-from diptych.engine.models.layers.short_conv import convolve, silu
+from diptych.engine.models.layers.short_conv import convolve
 from diptych.engine.models.layers.turns import take_turns
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Ops
@@ -59,13 +59,13 @@ class Mamba2Block:
         take_turns(self, projected, state, batch, out)
 
     def step(self, projected: Tensor, state: tuple[Tensor, ...], slots: Tensor, out: Tensor) -> None:
-        (conv, kept), steps = state, self.ops.state_steps
+        (conv, kept), rules = state, self.ops.state_rules
         gates, channels, lengths = self._parts(projected)
         mixed = torch.empty(channels.shape, dtype=torch.float32, device=out.device)
         flat = conv.view(len(conv), *self.conv[:, 1:].shape)
-        steps.short_conv(channels.flatten(1), flat, slots, self.conv, self.conv_bias, mixed.flatten(1))
+        rules.short_conv(channels.flatten(1), flat, slots, self.conv, self.conv_bias, mixed.flatten(1))
         read = self._new_read(projected)
-        steps.mamba2(mixed, lengths, self.heads, kept, slots, read)
+        rules.mamba2(mixed, lengths, self.heads, kept, slots, read)
         out.copy_(self._gated(read, gates))
 
     def extend(self, projected: Tensor, state: tuple[Tensor, ...], out: Tensor) -> None:
@@ -73,7 +73,7 @@ class Mamba2Block:
         gates, channels, lengths = self._parts(projected)
         mixed = convolve(channels.flatten(1), conv.view(self.conv[:, 1:].shape), self.conv, self.conv_bias)
         read = self._new_read(projected)
-        mamba2_scan.extend(mixed.view(channels.shape), lengths, self.heads, kept, read)
+        self.ops.state_rules.mamba2_prompt(mixed.view(channels.shape), lengths, self.heads, kept, read)
         out.copy_(self._gated(read, gates))
 
     def _parts(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,10 +12,9 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from diptych.engine.models.layers.kimi_delta_rule import softplus
-from diptych.engine.models.layers.short_conv import silu
+from diptych.engine.models.delta_rule import silu, softplus
 
-CHUNK: Final = 16  # tokens. A prompt that is cut at multiples of it has the same bits as a whole one, a lone token too
+CHUNK: Final = 64  # tokens of a prompt that are computed together
 
 
 class Heads(NamedTuple):
@@ -36,7 +35,7 @@ class _Prepared(NamedTuple):
     skipped: Tensor  # as amounts: added to what is read
 
 
-def extend(mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, out: Tensor) -> None:
+def in_chunks(mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, out: Tensor) -> None:
     """Compute several tokens of one request: `out`, `[num_tokens, num_heads, head_dim]`, and its `state`, in place.
 
     `mixed` is float32 `[num_tokens, num_groups, group_channels]`: what is behind the convolution, before SiLU; `steps`
@@ -46,12 +45,20 @@ def extend(mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, out: Tenso
     kept, result = state.view(*heads.rate.shape, *state.shape[1:]), out.view(prepared.skipped.shape)
     for start in range(0, len(mixed), CHUNK):
         chunk = _Prepared(*(each[start : start + CHUNK] for each in prepared))
-        read = _chunk(chunk, kept) if len(chunk.logs) > 1 else _token(chunk, kept[None])
-        torch.add(read, chunk.skipped, out=result[start : start + CHUNK])
+        torch.add(_chunk(chunk, kept), chunk.skipped, out=result[start : start + CHUNK])
+
+
+def in_turn(mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, out: Tensor) -> None:
+    """As `in_chunks`, up to rounding, token by token: with the bits that `step` would give each of them."""
+    prepared = _prepare(mixed, steps, heads)
+    kept, result = state.view(1, *heads.rate.shape, *state.shape[1:]), out.view(prepared.skipped.shape)
+    for i in range(len(mixed)):
+        token = _Prepared(*(each[i : i + 1] for each in prepared))
+        torch.add(_token(token, kept), token.skipped, out=result[i : i + 1])
 
 
 def step(mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, slots: Tensor, out: Tensor) -> None:
-    """Compute one token of each of several requests, the tokens of `extend`; `state` is `[num_slots, ...]`."""
+    """Compute one token of each of several requests, a token of `in_chunks`; `state` is `[num_slots, ...]`."""
     prepared, kept = _prepare(mixed, steps, heads), state[slots]
     read = _token(prepared, kept.view(len(slots), *heads.rate.shape, *state.shape[2:]))
     state[slots] = kept

@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diptych.engine.models.layers.routing import logistic
-
 
 def convolve(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return `[num_tokens, num_channels]` of one request, float32, and bring its `state` up to date.
@@ -40,8 +38,3 @@ def _sum(taps: list[Tensor], weight: Tensor, bias: Tensor | None) -> Tensor:
     for i, tap in enumerate(taps[1:], start=1):
         total.add_(tap.float() * weight[:, i])
     return total if bias is None else total.add_(bias)
-
-
-def silu(x: Tensor) -> Tensor:
-    """Return `x * sigmoid(x)`: the same bits for a number wherever it stands."""
-    return x * logistic(x)
