@@ -101,9 +101,10 @@ EXPORT void diptych_mul_sigmoid(float *x, const float *gates, int64_t num_rows, 
 }
 
 /* Returns 0, or -1 when the net is larger than the kernels know. */
-EXPORT int diptych_delta_rule(const struct delta_net *net, const float *projected, float *newest, float *kept,
-                              const int64_t *starts, const int64_t *slots, int64_t batch_size, float *out) {
-    const struct delta_step step = {net, projected, newest, kept, starts, slots, out};
+EXPORT int diptych_delta_rule(const struct delta_net *net, const float *projected, float *newest, int64_t newest_stride,
+                              float *kept, int64_t kept_stride, const int64_t *starts, const int64_t *slots,
+                              int64_t batch_size, float *out) {
+    const struct delta_step step = {net, projected, newest, newest_stride, kept, kept_stride, starts, slots, out};
     const int64_t head_channels = num_channels(net) / net->num_key_heads;
     if (net->conv_width > MAX_TAPS || head_channels * net->conv_width > MAX_CHANNELS) return -1;
     parallel(delta_part, &step, batch_size * net->num_key_heads);

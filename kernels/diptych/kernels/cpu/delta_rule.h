@@ -23,8 +23,10 @@ struct delta_net {
 struct delta_step {
     const struct delta_net *net;
     const float *projected; /* [num_tokens][channels | gates | numbers of beta | of g] */
-    float *newest;          /* [num_slots][num_channels][conv_width - 1] */
-    float *kept;            /* [num_slots][num_value_heads][key_dim][value_dim] */
+    float *newest;          /* [num_channels][conv_width - 1] of slot 0 */
+    int64_t newest_stride;  /* from slot to slot */
+    float *kept;            /* [num_value_heads][key_dim][value_dim] of slot 0 */
+    int64_t kept_stride;
     const int64_t *starts;  /* [batch_size + 1]: first tokens of the requests */
     const int64_t *slots;   /* [batch_size] */
     float *out;             /* [num_tokens][num_value_heads * value_dim] */
@@ -135,7 +137,7 @@ static void delta_token(const struct delta_step *step, int64_t key_head, float *
     for (int64_t i = 0; i < shared; i++) {
         const int64_t at = key_head * shared + i;
         float *found = step->out + (token * heads + at) * columns;
-        float *kept = step->kept + (slot * heads + at) * net->key_dim * columns;
+        float *kept = step->kept + slot * step->kept_stride + at * net->key_dim * columns;
         const float remains = expf(net->decay[at] * softplus_of(betas[heads + at] + net->decay_bias[at]));
         correct(net, kept, key, query, values + i * columns, remains, sigmoid_of(betas[at]), found);
         norm_and_gate(net, found, gates + at * columns);
@@ -203,7 +205,7 @@ static void delta_part(const void *delta_step, int64_t part) {
     const struct delta_step *step = delta_step;
     const struct delta_net *net = step->net;
     const int64_t request = part / net->num_key_heads, key_head = part % net->num_key_heads;
-    float *newest = step->newest + step->slots[request] * num_channels(net) * (net->conv_width - 1);
+    float *newest = step->newest + step->slots[request] * step->newest_stride;
     float head[MAX_CHANNELS];
     struct window window;
     open_window(&window, net, key_head);

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diptych.common.errors import ConfigError
-from diptych.kernels.cpu.library import address, load
+from diptych.kernels.cpu.library import address, load, slots_of
 
 MAX_CHANNELS: Final = 8192  # of a key head, times `conv_width`; as in C
 MAX_TAPS: Final = 8
@@ -78,7 +78,7 @@ class DeltaRuleKernel:
         assert (newest.shape[1:], kept.shape[1:]) == self._states, (newest.shape, kept.shape)
         assert starts.dtype == slots.dtype == torch.int64, (starts.dtype, slots.dtype)
         assert len(starts) == len(slots) + 1, (starts.shape, slots.shape)
-        places = [address(each) for each in (projected, newest, kept)]
+        states = *slots_of(newest), *slots_of(kept)
         steps = starts.data_ptr(), slots.data_ptr(), len(slots)
-        result = load().diptych_delta_rule(ctypes.byref(self._net), *places, *steps, address(out))
+        result = load().diptych_delta_rule(ctypes.byref(self._net), address(projected), *states, *steps, address(out))
         assert result == 0, result

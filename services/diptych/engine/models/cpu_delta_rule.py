@@ -27,4 +27,5 @@ class CpuDeltaRule:
 
     def mix(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:
         assert batch.state_slots is not None
-        self._kernel.mix(projected, *state, batch.extend_starts.long(), batch.state_slots, out)
+        newest, kept = state
+        self._kernel.mix(projected, newest, kept, batch.extend_starts.long(), batch.state_slots, out)
