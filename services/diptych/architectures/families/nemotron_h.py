@@ -41,7 +41,9 @@ def _read(hf: HfConfig) -> ModelConfig:
 
 
 def _layers(hf: HfConfig) -> list[_Layer]:
-    blocks = hf.get("layers_block_type") or hf["hybrid_override_pattern"]
+    blocks = hf.get("layers_block_type") or hf.get("hybrid_override_pattern")
+    if not blocks:
+        raise ConfigError(f"{hf.model_id}: neither layers_block_type nor hybrid_override_pattern says what there is")
     unknown = sorted({*blocks} - KINDS.keys())
     if unknown:
         raise ConfigError(f"{hf.model_id}: blocks {', '.join(unknown)} are not supported; {', '.join(KINDS)} are")
@@ -109,7 +111,7 @@ def _recurrent(hf: HfConfig, layers: Sequence[_Layer]) -> Recurrent | None:
         min_step=float(hf.get("time_step_min", 0.001)),
         conv_bias=hf.get("use_conv_bias", True),
     )
-    if mixer.num_heads % mixer.num_groups:
+    if mixer.num_groups < 1 or mixer.num_heads % mixer.num_groups:
         raise ConfigError(f"{hf.model_id}: {mixer.num_heads} heads do not make {mixer.num_groups} groups")
     states = _where(layers, lambda layer: layer.looks_back == MAMBA)
     return Recurrent(tuple(sorted(states)), mixer) if states else None
