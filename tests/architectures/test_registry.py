@@ -751,6 +751,8 @@ def test_kimi_k2_is_read_as_what_it_says_it_is() -> None:
         ("qwen3_5_moe_text", {"norm_topk_prob": False}, "norm_topk_prob=False"),
         ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias=False"),
         ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope=False"),
+        ("kimi_linear", {"mla_use_output_gate": True}, "mla_use_output_gate=True"),
+        ("kimi_linear", {"routed_expert_hidden_size": 3584}, "routed_expert_hidden_size=3584"),
         ("kimi_linear", {"moe_router_activation_func": "softmax"}, "scoring_func='softmax'"),
         ("kimi_linear", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling="),
         ("kimi_linear", {"moe_layer_freq": 2}, "moe_layer_freq=2"),

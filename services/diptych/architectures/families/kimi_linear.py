@@ -68,7 +68,8 @@ def _layer_types(listed: Mapping[str, list[int]], hf: HfConfig) -> list[str]:
 
 def _read_renamed(hf: HfConfig) -> ModelConfig:
     hf.refuse_unless({"hidden_act": ("silu",), "attention_bias": (False,), "mla_use_nope": (True,)})
-    hf.refuse_unless({"moe_layer_freq": (1,), "rope_scaling": (), "rope_parameters": ()})
+    hf.refuse_unless({"moe_layer_freq": (1,), "rope_scaling": (), "rope_parameters": (), "attn_res_block_size": ()})
+    hf.refuse_unless({"mla_use_output_gate": (False,), "routed_expert_hidden_size": ()})
     hf.ignore("num_nextn_predict_layers", "qk_head_dim", "use_grouped_topk", "rope_theta")
     config = hf.shared("kimi_linear")
     moe, latents = read_moe(hf, config.num_layers), with_latents(config, hf)

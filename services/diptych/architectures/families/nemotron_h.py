@@ -69,7 +69,7 @@ def _read_layers(hf: HfConfig, layers: Sequence[_Layer]) -> ModelConfig:
     hf.ignore("layers_block_type", "hybrid_override_pattern", "mtp_layers_block_type", "mtp_hybrid_override_pattern")
     hf.ignore("num_nextn_predict_layers", "chunk_size", "expand", "hidden_dropout", "mamba_ssm_cache_dtype")
     hf.ignore("moe_shared_expert_overlap", "num_logits_to_keep", "rescale_prenorm_residual", "use_mamba_kernels")
-    hf.ignore("time_step_floor", "time_step_limit", "time_step_max", "rope_theta", "partial_rotary_factor")
+    hf.ignore("time_step_floor", "time_step_limit", "time_step_max", "norm_eps", "rope_theta", "partial_rotary_factor")
     config = hf.shared("nemotron_h")
     return replace(
         config,
