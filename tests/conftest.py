@@ -466,7 +466,16 @@ RECURRENT_CASES_SSM: Final = {  # as RECURRENT_CASES
         NEMOTRON
         | {"moe_latent_size": 28, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.8, "norm_topk_prob": False}
         | {"time_step_min": 0.3, "use_conv_bias": False, "conv_kernel": 2}
-        | {"layers_block_type": ["moe", "linear_attention", "full_attention", "linear_attention", "mlp"]},
+        | {
+            "layers_block_type": [
+                "moe",
+                "linear_attention",
+                "full_attention",
+                "linear_attention",
+                "mlp",
+                "linear_attention",
+            ]
+        },
     ),
     "lfm2": Case("Lfm2", LFM2 | {"block_auto_adjust_ff_dim": False}),
     "lfm2, biases, another size of networks, not tied": Case(
