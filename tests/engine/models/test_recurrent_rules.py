@@ -10,16 +10,17 @@ from torch import Tensor
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.nemotron_h import modeling_nemotron_h as nemotron
 
+from diptych.engine.models.cpu_state_rules import CpuStateRules
 from diptych.engine.models.delta_rule import silu
 from diptych.engine.models.layers import kimi_delta_rule, mamba2_scan
 from diptych.engine.models.layers.kimi_delta_rule import Decay
 from diptych.engine.models.layers.mamba2_scan import Heads
 from diptych.engine.models.layers.short_conv import convolve, convolve_step
+from diptych.engine.models.state_rules import StateRules, TorchStateRules
 
 LENGTHS = [1, 2, 31, 32, 33, 64, 65, 100]
 CUTS = [7, 8, 40, 41, 73]
 Extend = Callable[[slice, Tensor, Tensor], None]  # tokens, the state, where results go
-Step = Callable[[Tensor, Tensor, Tensor, Tensor], None]  # rows, the states, their slots, where results go
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +30,8 @@ def _seed() -> None:
 
 class KimiCase:
     """Some tokens of two and a half heads' width, and what transformers makes of them."""
+
+    rules: StateRules = CpuStateRules()  # of steps
 
     def __init__(self, num_tokens: int, num_heads: int = 3, dim: int = 20) -> None:
         self.mixed = torch.randn(num_tokens, num_heads, 3 * dim)
@@ -44,10 +47,12 @@ class KimiCase:
         kimi_delta_rule.in_chunks(*given, self.decay, state, out)
 
     def turns(self, tokens: slice, state: Tensor, out: Tensor) -> None:
-        kimi_delta_rule.in_turn(self.mixed[tokens], self.decays[tokens], self.betas[tokens], self.decay, state, out)
+        given = self.mixed[tokens], self.decays[tokens], self.betas[tokens]
+        CpuStateRules().kimi_delta_prompt(*given, self.decay, state, out)
 
     def step(self, rows: Tensor, state: Tensor, slots: Tensor, out: Tensor) -> None:
-        kimi_delta_rule.step(self.mixed[rows], self.decays[rows], self.betas[rows], self.decay, state, slots, out)
+        given = self.mixed[rows], self.decays[rows], self.betas[rows]
+        self.rules.kimi_delta(*given, self.decay, state, slots, out)
 
     def theirs(self) -> tuple[Tensor, Tensor]:
         queries, keys, values = torch.nn.functional.silu(self.mixed)[None].chunk(3, dim=-1)
@@ -65,6 +70,8 @@ class KimiCase:
 class MambaCase:
     """The same of state spaces: two groups, some steps as short as can be."""
 
+    rules: StateRules = CpuStateRules()  # of steps
+
     def __init__(self, num_tokens: int, groups: int = 2, heads: int = 3, dim: int = 8, size: int = 12) -> None:
         self.dim, self.size, self.num_heads = dim, size, groups * heads
         self.mixed = torch.randn(num_tokens, groups, heads * dim + 2 * size)
@@ -79,10 +86,10 @@ class MambaCase:
         mamba2_scan.in_chunks(self.mixed[tokens], self.steps[tokens], self.heads, state, out)
 
     def turns(self, tokens: slice, state: Tensor, out: Tensor) -> None:
-        mamba2_scan.in_turn(self.mixed[tokens], self.steps[tokens], self.heads, state, out)
+        CpuStateRules().mamba2_prompt(self.mixed[tokens], self.steps[tokens], self.heads, state, out)
 
     def step(self, rows: Tensor, state: Tensor, slots: Tensor, out: Tensor) -> None:
-        mamba2_scan.step(self.mixed[rows], self.steps[rows], self.heads, state, slots, out)
+        self.rules.mamba2(self.mixed[rows], self.steps[rows], self.heads, state, slots, out)
 
     def theirs(self) -> tuple[Tensor, Tensor]:
         activated = torch.nn.functional.silu(self.mixed)
@@ -132,6 +139,7 @@ def test_token_by_token_no_bit_depends_on_where_a_prompt_is_cut(new_case: type[K
 
 @CASES
 def test_a_step_is_a_prompt_of_one_token_with_the_same_bits_in_any_batch(new_case: type[KimiCase | MambaCase]) -> None:
+    """So on CPUs; torch's own is near it, and has the same bits in any batch."""
     case, slots = new_case(5), torch.tensor([7, 0, 3, 6, 2])
     pool = torch.randn(8, *case.state.shape)
     before, out = pool.clone(), torch.empty(5, *case.out_shape)
@@ -141,6 +149,14 @@ def test_a_step_is_a_prompt_of_one_token_with_the_same_bits_in_any_batch(new_cas
         case.turns(slice(row, row + 1), own, alone)
         assert torch.equal(alone[0], out[row])
         assert torch.equal(own, pool[slot])
+    case.rules, torchs, found = TorchStateRules(), before.clone(), torch.empty_like(out)
+    case.step(torch.arange(5), torchs, slots, found)
+    torch.testing.assert_close((found, torchs), (out, pool), rtol=1e-4, atol=1e-4)
+    for row, slot in enumerate(slots.tolist()):
+        alone, own = torch.empty(1, *case.out_shape), before.clone()
+        case.step(torch.tensor([row]), own, torch.tensor([slot]), alone)
+        assert torch.equal(alone[0], found[row])
+        assert torch.equal(own[slot], torchs[slot])
     others = [slot for slot in range(8) if slot not in slots]
     assert torch.equal(pool[others], before[others])
 

@@ -11,10 +11,11 @@ from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
 from diptych.architectures.recurrent import DeltaNet
 from diptych.engine.models.cpu_delta_rule import CpuDeltaRule
+from diptych.engine.models.cpu_state_rules import CpuStateRules
 from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.matrix import Activate, HeadMatrices, HeadMatricesInTurn, Matrix, Weight
 from diptych.engine.models.ops import Experts, ExpertsInTurn, Gated, GatedInTurn, activate_of, relu_squared
-from diptych.engine.models.state_rules import ExactStateRules, StateRules
+from diptych.engine.models.state_rules import StateRules
 from diptych.kernels.cpu import elementwise
 from diptych.kernels.cpu.linear import PackedMatrix, QuantizedMatrix, StackedMatrix
 
@@ -23,7 +24,7 @@ class CpuOps:
     """Weights are packed once; a token's result does not depend on the batch."""
 
     num_ranks: Final = 1
-    state_rules: Final[StateRules] = ExactStateRules()
+    state_rules: Final[StateRules] = CpuStateRules()
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         if isinstance(weight, Tensor):

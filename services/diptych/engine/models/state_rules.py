@@ -1,6 +1,6 @@
 """What recurrent layers compute between their projections: of one token of each of several requests, and of a prompt.
 
-An interface, and two implementations in torch. Requests' states are in slots of a pool; a prompt's is its own.
+An interface, and its torch implementation. Requests' states are in slots of a pool; a prompt's is its own.
 """
 
 from __future__ import annotations
@@ -52,13 +52,3 @@ class TorchStateRules:
     kimi_delta_prompt = staticmethod(kimi_delta_rule.in_chunks)
     mamba2 = staticmethod(mamba2_scan.step)
     mamba2_prompt = staticmethod(mamba2_scan.in_chunks)
-
-
-class ExactStateRules:
-    """The same, but a token has the same bits however its request is cut: prompts are computed token by token."""
-
-    short_conv = staticmethod(short_conv.convolve_step)
-    kimi_delta = staticmethod(kimi_delta_rule.step)
-    kimi_delta_prompt = staticmethod(kimi_delta_rule.in_turn)
-    mamba2 = staticmethod(mamba2_scan.step)
-    mamba2_prompt = staticmethod(mamba2_scan.in_turn)

@@ -26,7 +26,9 @@ class Decay(NamedTuple):
     bias: Tensor  # float32 [num_heads, head_dim], added to what a token says
 
 
-class _Prepared(NamedTuple):
+class Prepared(NamedTuple):
+    """What the rule is given of tokens, in float32."""
+
     queries: Tensor  # [num_tokens, num_heads, head_dim], as all others but the last
     keys: Tensor
     values: Tensor
@@ -41,31 +43,25 @@ def in_chunks(mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state:
     SiLU; `decays` `[num_tokens, num_heads, head_dim]` and `betas` `[num_tokens, num_heads]` are as they are projected.
     `state` is float32 `[num_heads, head_dim, head_dim]`.
     """
-    prepared = _prepare(mixed, decays, betas, decay)
+    prepared = prepare(mixed, decays, betas, decay)
     for start in range(0, len(mixed), CHUNK):
-        chunk = _Prepared(*(each[start : start + CHUNK] for each in prepared))
+        chunk = Prepared(*(each[start : start + CHUNK] for each in prepared))
         out[start : start + CHUNK] = _chunk(chunk, state)
-
-
-def in_turn(mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, out: Tensor) -> None:
-    """As `in_chunks`, up to rounding, token by token: with the bits that `step` would give each of them."""
-    prepared = _prepare(mixed, decays, betas, decay)
-    for i in range(len(mixed)):
-        out[i : i + 1] = _token(_Prepared(*(each[i : i + 1] for each in prepared)), state[None])
 
 
 def step(mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay, state: Tensor, slots: Tensor, out: Tensor) -> None:
     """Compute one token of each of several requests, a token of `in_chunks`; `state` is `[num_slots, ...]`."""
     kept = state[slots]
-    out.copy_(_token(_prepare(mixed, decays, betas, decay), kept))
+    out.copy_(_token(prepare(mixed, decays, betas, decay), kept))
     state[slots] = kept
 
 
-def _prepare(mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay) -> _Prepared:
+def prepare(mixed: Tensor, decays: Tensor, betas: Tensor, decay: Decay) -> Prepared:
+    """Make it of what `in_chunks` is given: each token by itself, to the bit."""
     queries, keys, values = silu(mixed).chunk(3, dim=-1)
     logs = softplus(decays.float() + decay.bias).mul_(-decay.rate[:, None])
     queries = _normed(queries).mul_(queries.shape[-1] ** -0.5)
-    return _Prepared(queries, _normed(keys), values, logs, logistic(betas.float()))
+    return Prepared(queries, _normed(keys), values, logs, logistic(betas.float()))
 
 
 def _normed(x: Tensor) -> Tensor:
@@ -73,7 +69,7 @@ def _normed(x: Tensor) -> Tensor:
     return x / lengths
 
 
-def _token(tokens: _Prepared, kept: Tensor) -> Tensor:
+def _token(tokens: Prepared, kept: Tensor) -> Tensor:
     """Return what tokens of several requests read; `kept` are these requests' states."""
     queries, keys, values, logs, betas = tokens
     kept.mul_(logs.exp()[..., None])
@@ -84,7 +80,7 @@ def _token(tokens: _Prepared, kept: Tensor) -> Tensor:
     return read.sum(-2)
 
 
-def _chunk(tokens: _Prepared, state: Tensor) -> Tensor:
+def _chunk(tokens: Prepared, state: Tensor) -> Tensor:
     """Return what the tokens of one request read, at most `CHUNK` of them."""
     queries, keys, values, logs, betas = (each.transpose(0, 1) for each in tokens)
     total = logs.cumsum(1)  # since the chunk's beginning

@@ -27,7 +27,9 @@ class Heads(NamedTuple):
     head_dim: int
 
 
-class _Prepared(NamedTuple):
+class Prepared(NamedTuple):
+    """What the scan is given of tokens, in float32."""
+
     amounts: Tensor  # that are added, [num_tokens, num_groups, heads of a group, head_dim]
     writing: Tensor  # [num_tokens, num_groups, state_size]
     reading: Tensor
@@ -41,31 +43,23 @@ def in_chunks(mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, out: Te
     `mixed` is float32 `[num_tokens, num_groups, group_channels]`: what is behind the convolution, before SiLU; `steps`
     `[num_tokens, num_heads]` are as they are projected. `state` is float32 `[num_heads, head_dim, state_size]`.
     """
-    prepared = _prepare(mixed, steps, heads)
+    prepared = prepare(mixed, steps, heads)
     kept, result = state.view(*heads.rate.shape, *state.shape[1:]), out.view(prepared.skipped.shape)
     for start in range(0, len(mixed), CHUNK):
-        chunk = _Prepared(*(each[start : start + CHUNK] for each in prepared))
+        chunk = Prepared(*(each[start : start + CHUNK] for each in prepared))
         torch.add(_chunk(chunk, kept), chunk.skipped, out=result[start : start + CHUNK])
-
-
-def in_turn(mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, out: Tensor) -> None:
-    """As `in_chunks`, up to rounding, token by token: with the bits that `step` would give each of them."""
-    prepared = _prepare(mixed, steps, heads)
-    kept, result = state.view(1, *heads.rate.shape, *state.shape[1:]), out.view(prepared.skipped.shape)
-    for i in range(len(mixed)):
-        token = _Prepared(*(each[i : i + 1] for each in prepared))
-        torch.add(_token(token, kept), token.skipped, out=result[i : i + 1])
 
 
 def step(mixed: Tensor, steps: Tensor, heads: Heads, state: Tensor, slots: Tensor, out: Tensor) -> None:
     """Compute one token of each of several requests, a token of `in_chunks`; `state` is `[num_slots, ...]`."""
-    prepared, kept = _prepare(mixed, steps, heads), state[slots]
+    prepared, kept = prepare(mixed, steps, heads), state[slots]
     read = _token(prepared, kept.view(len(slots), *heads.rate.shape, *state.shape[2:]))
     state[slots] = kept
     torch.add(read, prepared.skipped, out=out.view(read.shape))
 
 
-def _prepare(mixed: Tensor, steps: Tensor, heads: Heads) -> _Prepared:
+def prepare(mixed: Tensor, steps: Tensor, heads: Heads) -> Prepared:
+    """Make it of what `in_chunks` is given: each token by itself, to the bit."""
     size = heads.rate.shape[1] * heads.head_dim
     state_size = (mixed.shape[-1] - size) // 2
     given, writing, reading = torch.split(silu(mixed), [size, state_size, state_size], dim=-1)
@@ -73,10 +67,10 @@ def _prepare(mixed: Tensor, steps: Tensor, heads: Heads) -> _Prepared:
     lengths = softplus(grouped + heads.bias).clamp_(min=heads.min_step)
     given = given.reshape(*grouped.shape, heads.head_dim)
     skipped = given * heads.skip[..., None]
-    return _Prepared(given * lengths[..., None], writing, reading, lengths * heads.rate, skipped)
+    return Prepared(given * lengths[..., None], writing, reading, lengths * heads.rate, skipped)
 
 
-def _token(tokens: _Prepared, kept: Tensor) -> Tensor:
+def _token(tokens: Prepared, kept: Tensor) -> Tensor:
     """Return what tokens of several requests read; `kept` are these requests' states, by groups."""
     amounts, writing, reading, logs, _ = tokens
     kept.mul_(logs.exp()[..., None, None])
@@ -84,7 +78,7 @@ def _token(tokens: _Prepared, kept: Tensor) -> Tensor:
     return (kept * reading[:, :, None, None]).sum(-1)
 
 
-def _chunk(tokens: _Prepared, kept: Tensor) -> Tensor:
+def _chunk(tokens: Prepared, kept: Tensor) -> Tensor:
     """Return what the tokens of one request read, at most `CHUNK` of them; `kept` is its state, by groups."""
     amounts, writing, reading, logs, _ = tokens
     amounts, writing, reading = (
