@@ -605,7 +605,7 @@ def test_what_qwen3_next_keeps_together_comes_apart_by_heads() -> None:
     for kind, name in zip(kinds, ("qkvz", "ba"), strict=True):
         rows = np.array([f"{each}{head}" for head in range(2) for each in kind])[:, None]
         parts = dict(unstack(config, (f"model.layers.0.linear_attn.in_proj_{name}.weight", rows)))
-        found = {key.removesuffix(".weight")[-3:]: "".join(part[:, 0]) for key, part in parts.items()}
+        found = {key.removesuffix(".weight")[-3:]: "".join(np.asarray(part)[:, 0]) for key, part in parts.items()}
         if name == "ba":
             assert found == {"j_b": "b0b0b1b1", "j_a": "a0a0a1a1"}
         else:

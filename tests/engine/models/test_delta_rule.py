@@ -44,10 +44,10 @@ def layer_of(net: DeltaNet, weights: DeltaWeights) -> Any:
         linear_num_key_heads=net.num_key_heads,
         linear_num_value_heads=net.num_value_heads,
     )
-    layer = Qwen3_5GatedDeltaNet(config, 0)
+    layer: Any = Qwen3_5GatedDeltaNet(config, 0)  # type: ignore[arg-type]  # it names the outer one
     sizes = [net.num_channels, net.out_size, net.num_value_heads, net.num_value_heads]
     matrices = (layer.in_proj_qkv, layer.in_proj_z, layer.in_proj_b, layer.in_proj_a)
-    for matrix, rows in zip(matrices, torch.eye(net.in_size).split(sizes), strict=True):
+    for matrix, rows in zip(matrices, torch.split(torch.eye(net.in_size), sizes), strict=True):
         matrix.weight.data = rows
     layer.out_proj.weight.data = torch.eye(net.out_size)
     layer.conv1d.weight.data = weights.conv[:, None]
@@ -73,7 +73,7 @@ def test_chunks_and_single_tokens_go_on_where_the_text_ended(net: DeltaNet, rule
     weights, tokens = random_weights(net, torch.float32, CPU), random_tokens(net, 100, torch.float32, CPU)
     made, state = rule(net, weights), random_state(net, torch.float32, CPU)
     whole = mixed(made, net, tokens, state, step([100], [2], CPU))
-    outs = []
+    outs: list[Tensor] = []
     for start, end in ((0, 1), (1, 3), (3, 4), (4, 71), (71, 99), (99, 100)):
         part = mixed(made, net, tokens[start:end], state, step([end - start], [2], CPU))
         state, outs = part.state, [*outs, part.out]
@@ -125,7 +125,7 @@ def test_equal_keys_and_extreme_numbers_leave_numbers(rule: Any) -> None:
 def test_what_torch_makes_of_a_number_does_not_depend_on_where_it_stands() -> None:
     x = 10 * torch.randn(77)
     for function in (logistic, softplus):
-        assert torch.equal(torch.cat([function(each.clone()) for each in x.split(1)]), function(x))
+        assert torch.equal(torch.cat([function(each.clone()) for each in torch.split(x, 1)]), function(x))
 
 
 def test_narrow_states_are_rounded_and_stay_near(net: DeltaNet) -> None:

@@ -1,4 +1,4 @@
-"""Qwen3-Next: three of four layers are gated delta nets; the others' attention has gates, and turns a quarter of a head.
+"""Qwen3-Next: three of four layers are gated delta nets; the others' attention has gates and turns a part of a head.
 
 A checkpoint keeps queries and gates of a head together, and what a delta net is given, by key heads.
 """

@@ -1,8 +1,8 @@
 """The gated delta rule behind a short convolution, as an interface, and its torch implementation (arXiv 2412.06464).
 
-A value head keeps a matrix `[key_dim, value_dim]`. A token lets it fade, by `exp(g)`, and corrects what its key finds in
-it towards the token's value, by `beta`: `S = exp(g) * S; S += k * (beta * (v - k @ S)).T`. What its query finds then is
-normed and weighed by its gate. Queries and keys are of length 1, queries divided by the root of `key_dim`.
+A value head keeps a matrix `[key_dim, value_dim]`. A token lets it fade, by `exp(g)`, and corrects what its key finds
+in it towards the token's value, by `beta`: `S = exp(g) * S; S += k * (beta * (v - k @ S)).T`. What its query finds then
+is normed and weighed by its gate. Queries and keys are of length 1, queries divided by the root of `key_dim`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TorchDeltaRule:
     def _mix_one(self, projected: Tensor, newest: Tensor, kept: Tensor, out: Tensor) -> None:
         net = self.net
         sizes = [net.num_channels, net.out_size, net.num_value_heads, net.num_value_heads]
-        channels, gates, beta, g = projected.split(sizes, dim=1)
+        channels, gates, beta, g = torch.split(projected, sizes, dim=1)
         tokens = self._tokens(self._convolved(channels, newest), beta.float(), g.float())
         found = recur(tokens, kept) if len(projected) == 1 else in_chunks(tokens, kept)
         scales = found.pow(2).mean(-1, keepdim=True).add_(self.weights.eps).rsqrt_()
@@ -127,7 +127,7 @@ def _of_chunk(tokens: Tokens, kept: Tensor) -> Tensor:
     weighed = tokens.keys * tokens.beta[..., None]
     system = weighed @ tokens.keys.mT * remains
     wanted = tokens.values * tokens.beta[..., None] - weighed * total.exp()[..., None] @ kept
-    changes = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    changes: Tensor = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
     queries = tokens.queries * total.exp()[..., None]
     found = queries @ kept + (tokens.queries @ tokens.keys.mT * remains) @ changes
     late = tokens.keys * (total[:, -1:] - total).exp()[..., None]

@@ -16,8 +16,9 @@ from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
 from diptych.architectures.recurrent import DeltaNet
 from diptych.checkpoints.quantization.weight import QuantizedWeight
-from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights, TorchDeltaRule
+from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.dense import dense
+from diptych.engine.models.gpu_delta_rule import GpuDeltaRule
 from diptych.engine.models.gpu_state_rules import TritonStateRules
 from diptych.engine.models.lora import LoraMatrix
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, Weight
@@ -99,7 +100,7 @@ class GpuOps:
         return GroupedExperts([_weight(each) for each in gate_up], [_weight(each) for each in down], activate, bias)
 
     def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
-        return TorchDeltaRule(net, weights)
+        return GpuDeltaRule(net, weights)
 
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""
@@ -111,6 +112,7 @@ class GpuOps:
     clamped_swiglu = staticmethod(activations.clamped_swiglu)
     relu_squared = staticmethod(relu_squared)
     norm_heads = staticmethod(norms.norm_heads)
+    mul_sigmoid = staticmethod(activations.mul_sigmoid)
 
 
 def _weight(matrix: Matrix) -> Tensor:
