@@ -12,12 +12,11 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch
-from diptych.engine.models.layers.attention import AttentionBlock, Projections, StateMixer
+from diptych.engine.models.layers.attention import Projections, StateMixer
 from diptych.engine.models.layers.buffers import Buffers
-from diptych.engine.models.layers.latent_attention import LatentAttentionBlock
-from diptych.engine.models.layers.mixers import new_mixer
-from diptych.engine.models.layers.mlp import FeedForward, Mlp
-from diptych.engine.models.layers.moe import MoeBlock
+from diptych.engine.models.layers.mixers import new_attention, new_mixer
+from diptych.engine.models.layers.mlp import FeedForward
+from diptych.engine.models.layers.moe import new_ffn
 from diptych.engine.models.layers.query_growth import GrowingQueries
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.pieces import Pieces, at_once
@@ -171,24 +170,12 @@ def _layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Layer
     mixer = new_mixer(config, weights, ops, index) if config.is_recurrent(index) else None
     is_whole = config.looks_back(index) and config.has_ffn(index)
     return Layer(
-        attention=mixer or _attention(config, weights, ops, index),
+        attention=mixer or new_attention(config, weights, ops, index),
         mixer=mixer,
         growth=GrowingQueries.build(config, index, weights.norm("norm").device),
         attention_post_norm=weights.norm(f"{index}.attention_post_norm") if config.post_norms else None,
         ffn_norm=weights.norm(f"{index}.ffn_norm") if config.pre_norms and is_whole else None,
-        ffn=_ffn(config, weights, ops, index),
+        ffn=new_ffn(config, weights, ops, index),
         ffn_post_norm=weights.norm(f"{index}.ffn_post_norm") if config.post_norms else None,
         next_norm=weights.norm(next_norm) if config.pre_norms or next_norm == "norm" else None,
     )
-
-
-def _attention(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Projections | None:
-    if not config.looks_back(index):
-        return None
-    return (LatentAttentionBlock if config.latent else AttentionBlock).build(config, weights, ops, index)
-
-
-def _ffn(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> FeedForward | None:
-    if not config.has_ffn(index):
-        return None
-    return (MoeBlock if config.is_moe(index) else Mlp).build(config, weights, ops, index)

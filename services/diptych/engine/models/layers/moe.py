@@ -9,6 +9,7 @@ from torch import Tensor
 
 from diptych.architectures.config import ModelConfig, Moe, inner_size
 from diptych.engine.models.layers.buffers import Buffers
+from diptych.engine.models.layers.mlp import FeedForward, Mlp
 from diptych.engine.models.layers.routing import logistic, route
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Experts, Gated, Ops, activate_of
@@ -111,6 +112,13 @@ class MoeBlock:
         self.ops.all_reduce(buffers.delta)
         if self.down_bias is not None:
             _add_biases(self.down_bias, chosen, shares, buffers.delta)
+
+
+def new_ffn(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> FeedForward | None:
+    """Build what `layer` has of networks; None if it has none."""
+    if not config.has_ffn(layer):
+        return None
+    return (MoeBlock if config.is_moe(layer) else Mlp).build(config, weights, ops, layer)
 
 
 def _experts(config: ModelConfig, moe: Moe, weights: Weights, ops: Ops, layer: int, names: list[str]) -> Experts:
