@@ -288,6 +288,44 @@ INDEX = {
 }
 GROWING = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 32}
 GROWING |= {"llama_4_scaling_beta": 0.5, "max_position_embeddings": 256}
+DELTA_NET = {
+    "head_dim": 32,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "initializer_range": 0.14,  # more, and rounding to bfloat16 leaves little of what transformers itself computes
+}
+GATED_MOE = MOE | {"num_experts": 6, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
+SECTIONS = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+
+
+KIMI = (
+    MOE
+    | LATENT
+    | {
+        "q_lora_rank": None,
+        "num_key_value_heads": 4,
+        "num_local_experts": 8,
+        "moe_intermediate_size": 24,
+        "linear_num_heads": 4,
+        "linear_head_dim": 24,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    }
+)
+NEMOTRON = MOE | {
+    "head_dim": 24,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "n_groups": 4,
+    "ssm_state_size": 20,
+    "chunk_size": 32,
+    "n_routed_experts": 6,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "mlp", "moe"],
+}
+LFM2 = {"layer_types": ["conv", "full_attention", "conv", "conv"], "tie_word_embeddings": True}
 CASES: Final = {
     "gpt oss": Case("GptOss", GPT_OSS),
     "llama": Case("Llama", {"head_dim": 64}),
@@ -424,34 +462,22 @@ CASES: Final = {
         "Qwen3Moe",
         {"num_experts": 6, "moe_intermediate_size": 48, "norm_topk_prob": True, "mlp_only_layers": [1]} | MOE,
     ),
-}
-KIMI = (
-    MOE
-    | LATENT
-    | {
-        "q_lora_rank": None,
-        "num_key_value_heads": 4,
-        "num_local_experts": 8,
-        "moe_intermediate_size": 24,
-        "linear_num_heads": 4,
-        "linear_head_dim": 24,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-    }
-)
-NEMOTRON = MOE | {
-    "head_dim": 24,
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 12,
-    "n_groups": 4,
-    "ssm_state_size": 20,
-    "chunk_size": 32,
-    "n_routed_experts": 6,
-    "moe_intermediate_size": 24,
-    "moe_shared_expert_intermediate_size": 40,
-    "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "mlp", "moe"],
-}
-LFM2 = {"layer_types": ["conv", "full_attention", "conv", "conv"], "tie_word_embeddings": True}
-RECURRENT_CASES_SSM: Final = {  # as RECURRENT_CASES
+    "qwen3 next": Case("Qwen3Next", DELTA_NET | GATED_MOE),
+    "qwen3 next, one value head a key head, some layers dense, shares as they are": Case(
+        "Qwen3Next",
+        DELTA_NET
+        | GATED_MOE
+        | {"linear_num_value_heads": 4, "linear_conv_kernel_dim": 3, "mlp_only_layers": [0], "norm_topk_prob": False}
+        | {"layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"]},
+    ),
+    "qwen3.5 with images, tied": Case(
+        "Qwen3_5",
+        DELTA_NET
+        | {"tie_word_embeddings": True}
+        | {"rope_parameters": PLAIN | SECTIONS | {"partial_rotary_factor": 0.25}},
+        images=True,
+    ),
+    "qwen3.5 moe": Case("Qwen3_5Moe", DELTA_NET | GATED_MOE),
     "kimi linear": Case("KimiLinear", KIMI),
     "kimi linear, groups, two shared experts, dense between, the last one attends": Case(
         "KimiLinear",
@@ -490,37 +516,6 @@ RECURRENT_CASES_SSM: Final = {  # as RECURRENT_CASES
         | {"norm_topk_prob": False, "routed_scaling_factor": 1.5},
     ),
 }
-DELTA_NET = {
-    "head_dim": 32,
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 8,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 24,
-    "initializer_range": 0.14,  # more, and rounding to bfloat16 leaves little of what transformers itself computes
-}
-GATED_MOE = MOE | {"num_experts": 6, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
-SECTIONS = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
-RECURRENT_CASES: Final = {
-    "qwen3 next": Case("Qwen3Next", DELTA_NET | GATED_MOE),
-    "qwen3 next, one value head a key head, some layers dense, shares as they are": Case(
-        "Qwen3Next",
-        DELTA_NET
-        | GATED_MOE
-        | {"linear_num_value_heads": 4, "linear_conv_kernel_dim": 3, "mlp_only_layers": [0], "norm_topk_prob": False}
-        | {"layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"]},
-    ),
-    "qwen3.5": Case("Qwen3_5", DELTA_NET),
-    "qwen3.5 with images, tied": Case(
-        "Qwen3_5",
-        DELTA_NET
-        | {"tie_word_embeddings": True}
-        | {"rope_parameters": PLAIN | SECTIONS | {"partial_rotary_factor": 0.25}},
-        images=True,
-    ),
-    "qwen3.5 moe": Case("Qwen3_5Moe", DELTA_NET | GATED_MOE),
-    "qwen3.5 moe with images": Case("Qwen3_5Moe", DELTA_NET | GATED_MOE, images=True),
-    **RECURRENT_CASES_SSM,
-}
 
 
 @dataclass(frozen=True)
@@ -533,16 +528,10 @@ class TinyModel:
     logits: list[Any]  # [prompt and output tokens, vocab_size] of each
 
 
-@pytest.fixture(scope="session", params=CASES | RECURRENT_CASES)
+@pytest.fixture(scope="session", params=CASES)
 def family_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """One of each family and of each of its variants, in several shards."""
-    return _tiny_model((CASES | RECURRENT_CASES)[request.param], tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="session", params=RECURRENT_CASES)
-def recurrent_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    """As `family_model`, of the families with recurrent layers."""
-    return _tiny_model(RECURRENT_CASES[request.param], tmp_path_factory.mktemp("recurrent"))
+    return _tiny_model(CASES[request.param], tmp_path_factory.mktemp("tiny"))
 
 
 def _tiny_model(case: Case, folder: Path) -> TinyModel:

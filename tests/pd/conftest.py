@@ -117,7 +117,7 @@ class Side:
         return add_digests(*(digest_bytes(self.kv[page].tobytes(), page * page_nbytes) for page in pages.tolist()))
 
     def collect(self) -> None:
-        for effect in self.core.take_effects():
+        for effect in self.core.pop_effects():
             self._sort(effect)
 
     def _sort(self, effect: Effect) -> None:

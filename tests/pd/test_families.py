@@ -159,7 +159,7 @@ def aggregated(
         if batch is None:
             continue
         core.commit(runner.execute(batch, core.sampling()), 0.0)
-        for effect in core.take_effects():
+        for effect in core.pop_effects():
             assert isinstance(effect, Emit | EmitTokens)
             for output in [effect.output] if isinstance(effect, Emit) else effect.outputs():
                 outputs[output.room].extend(output.token_ids)

@@ -119,12 +119,12 @@ class Latent:
 
     @property
     def query_dim(self) -> int:
-        """Of a head, as the weights have it."""
+        """The width of a head's query, as the weights have it."""
         return self.nope_dim + self.rope_dim
 
     @property
     def key_dim(self) -> int:
-        """Of what a token keeps."""
+        """The width of what a token keeps."""
         return self.rank + self.rope_dim
 
 

@@ -183,7 +183,7 @@ class HfConfig(Mapping[str, Any]):
         full: Parameters = parameters.get("full_attention", parameters)
         return {key: value for key, value in full.items() if key not in self._beside_rope}
 
-    def take_from_rope(self, key: str) -> Any:
+    def pop_from_rope(self, key: str) -> Any:
         """Return what `rope_parameters` say of something beside the rotation; from now on they are without it."""
         value = self.rope_parameters.get(key)
         self._beside_rope.add(key)

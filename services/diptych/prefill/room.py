@@ -97,7 +97,7 @@ class PrefillRoom:
             return f"decode granted {len(grant.pages)} pages where {num_pages} are needed"
         return None
 
-    def take_grant(self, grant: PagesReady) -> None:
+    def on_grant(self, grant: PagesReady) -> None:
         self.on(Signal.PAGES_READY)
         self.grant = grant
         self.first_page = self.next_page = grant.cached_prefix_len // grant.page_size

@@ -38,7 +38,7 @@ class Heads:
 
     @property
     def num_states(self) -> int:
-        """Of a token: queries, keys, values."""
+        """How many a token has: queries, keys, values."""
         return self.num_heads + self.num_planes * self.num_kv_heads
 
 

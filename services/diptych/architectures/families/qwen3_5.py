@@ -36,7 +36,7 @@ def read_text(hf: HfConfig, architecture: str, ffn_key: str = "intermediate_size
     hf.refuse_unless({"attn_output_gate": (True,), "mamba_ssm_dtype": ("float32",)})
     hf.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
     for key in SECTIONS:
-        hf.take_from_rope(key)
+        hf.pop_from_rope(key)
     return with_delta_nets(hf.shared(architecture, partial_rotary_factor=0.25, ffn_key=ffn_key), hf)
 
 

@@ -24,7 +24,7 @@ from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.radix_node import Insertion, Match, Node
-from diptych.engine.cache.snapshots import Snapshots, cuts
+from diptych.engine.cache.snapshots import cuts
 from diptych.engine.cache.tier import Restore, Tier
 from diptych.engine.values.core_report import Holders
 from diptych.engine.values.request import NO_PAGES, Request, Snapshot
@@ -59,7 +59,7 @@ class KvCache:
         self._restores: dict[int, tuple[Restore, Node]] = {}  # on their way, by number, with their last nodes
         self._num_restores = 0  # begun since start: numbers them
         self._duplicates: list[Pages] = []  # of shared pages, still read by steps or transfers
-        self.snapshots = Snapshots.of(pages_per_state, self.pool.capacity)
+        self.pages_per_state = pages_per_state
         width = min(self.pages_for(max_tokens_per_request), self.pool.capacity - pages_per_state)
         self.page_table: I32 = np.zeros((max_requests, width), dtype=np.int32)
         self._free_rows = list(range(max_requests - 1, -1, -1))
@@ -127,12 +127,12 @@ class KvCache:
             request.restore = match.restore
             return False
         self.tree.lock(match.node)
-        num_state_pages = self.snapshots.pages_for(request)
+        num_state_pages = self.pages_per_state if request.state_len else 0
         need = self.pages_for(request.num_tokens) - len(match.pages) + num_state_pages
         if need + spare_pages > self.num_available:
             self.tree.unlock(match.node)
             return False
-        pages = self._take(need)
+        pages = self._allocate(need)
         pages, state = pages[: need - num_state_pages], pages[need - num_state_pages :]
         if match.lower_nodes:
             request.restore = self._restore(match, pages)
@@ -160,7 +160,7 @@ class KvCache:
             return True
         if need > self.num_available:
             return False
-        self._append(request, self._take(need))
+        self._append(request, self._allocate(need))
         return True
 
     def grow_each(self, requests: Sequence[Request]) -> bool:
@@ -168,7 +168,7 @@ class KvCache:
         if len(requests) > self.num_available:
             return False
         if requests:
-            for request, page in zip(requests, self._take(len(requests)).tolist(), strict=True):
+            for request, page in zip(requests, self._allocate(len(requests)).tolist(), strict=True):
                 self.page_table[request.row, request.num_pages] = page
                 request.num_pages += 1
         return True
@@ -209,16 +209,13 @@ class KvCache:
 
     def begin_snapshot(self, request: Request, num_tokens: int) -> None:
         """Give the request pages for its state after so many tokens, if there are some: none run short for it."""
-        if self.tree.num_states >= self.snapshots.max_kept and (node := self.tree.stalest()):
-            self.pool.uncache(self.tree.drop_state(node))
-        fits = self.snapshots.pages_each <= self.num_available
-        if fits and self.tree.num_states < self.snapshots.max_kept:
-            request.snapshots.append(Snapshot(num_tokens, self._take(self.snapshots.pages_each)))
+        if self.pages_per_state <= self.num_available:
+            request.snapshots.append(Snapshot(num_tokens, self._allocate(self.pages_per_state)))
 
     def begin_from_import(self, request: Request) -> None:
         """The request goes on from the state that a peer has written, and that is verified."""
         request.state_len = 0
-        if self.snapshots:
+        if self.pages_per_state:
             request.state_from = request.snapshots[-1].pages
 
     def read_state(self, request: Request) -> Pages:
@@ -282,12 +279,12 @@ class KvCache:
         start, end = request.node.end, max(request.node.end, num_tokens // self.page_size)
         pages, tokens = self.pages_of(request)[start:end], request.tokens[: end * self.page_size]
         insertion = self.tree.extend(request.node, tokens, pages, request.extra_key)
-        self.pool.cache(insertion.taken)
+        self.pool.cache(insertion.adopted)
         return insertion
 
     def _begins_with_state(self, request: Request) -> bool:
         """Whether the request is computed here, by layers that must be given a state; else a peer sends that, too."""
-        return bool(self.snapshots) and not (request.is_imported and request.state_len)
+        return bool(self.pages_per_state) and not (request.is_imported and request.state_len)
 
     def _match(self, request: Request) -> Match:
         tokens, extra_key = request.tokens[: request.matchable_len], request.extra_key
@@ -362,8 +359,8 @@ class KvCache:
     def _expect(self, restore: Restore, nodes: Sequence[Node]) -> None:
         self._restores[restore.number] = restore, self.tree.expect(nodes, restore)
 
-    def _take(self, count: int) -> Pages:
-        """Take `count` of the available pages, evicting what is needed."""
+    def _allocate(self, count: int) -> Pages:
+        """Allocate `count` of the available pages, evicting what is needed."""
         shortage = count - self.pool.num_free
         if shortage > 0:
             self._evict(shortage)

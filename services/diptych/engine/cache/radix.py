@@ -46,7 +46,6 @@ class RadixTree:
         self._queues = [EvictionQueue(level) for level in range(1 + len(tiers))]  # hold every unlocked node
         self._num_pages = 0
         self._num_evictable = 0
-        self._stateful: set[Node] = set()  # that have a state
         self._changes = changes
         self._withdrawn: list[Node] = []  # with all that is below them
         self._num_withdrawn = 0  # since start: names them
@@ -116,27 +115,8 @@ class RadixTree:
     def keep_state(self, node: Node, pages: Pages) -> None:
         """Add the state after the last token of `node`, which has none."""
         node.state = pages
-        self._stateful.add(node)
         self._num_pages += len(pages)
         self._num_evictable += len(pages) if node.num_locks == 0 else 0
-
-    def drop_state(self, node: Node) -> Pages:
-        """Forget the state of a node that nobody has locked, and return its pages."""
-        assert node.state is not None
-        assert node.num_locks == 0
-        pages, node.state = node.state, None
-        self._stateful.remove(node)
-        self._num_pages -= len(pages)
-        self._num_evictable -= len(pages)
-        return pages
-
-    def stalest(self) -> Node | None:
-        """Return the unlocked node whose state was wanted longest ago."""
-        return min((node for node in self._stateful if node.num_locks == 0), key=lambda node: node.rank, default=None)
-
-    @property
-    def num_states(self) -> int:
-        return len(self._stateful)
 
     def insert(self, token_ids: I64, pages: Pages, extra_key: bytes = b"") -> Insertion:
         """Add the pages that hold the KV of `token_ids`, and count a use of the prefix.
@@ -159,15 +139,15 @@ class RadixTree:
             path = [step for step in path if step.level == POOL and step.restore is None]
             pages = pages[: path[-1].end - node.end]
         known = _pool_pages(path[1:])
-        given, taken = pages[: len(known)], pages[len(known) :].copy()
+        given, adopted = pages[: len(known)], pages[len(known) :].copy()
         lower_nodes = [node for node in path if node.level != POOL]
         num_lower_pages = sum(len(node.pages) for node in lower_nodes)
-        self.promote(lower_nodes, taken[:num_lower_pages])
+        self.promote(lower_nodes, adopted[:num_lower_pages])
         end = path[-1]
-        if num_lower_pages < len(taken):
-            end = self._append(end, token_ids, extra_key, taken[num_lower_pages:])
+        if num_lower_pages < len(adopted):
+            end = self._append(end, token_ids, extra_key, adopted[num_lower_pages:])
         self._touch(end)
-        return Insertion(end, np.concatenate([known, taken]), taken, duplicate=given[given != known])
+        return Insertion(end, np.concatenate([known, adopted]), adopted, duplicate=given[given != known])
 
     def use(self, node: Node) -> None:
         """Count a use of the prefix that ends at `node`."""
@@ -279,7 +259,6 @@ class RadixTree:
             num_pages -= node.num_held
             self._num_pages -= node.num_held
             self._num_evictable -= node.num_held
-            self._stateful.discard(node)
             node.state = None
             self._ranking.note_eviction(node)
             self._demote(node, saves)
@@ -413,7 +392,6 @@ class RadixTree:
         assert not leaf.children
         del leaf.parent.children[leaf.key]
         leaf.parent = None
-        self._stateful.discard(leaf)
         if leaf.level != POOL:
             self._tiers[leaf.level - 1].release(leaf.pages)
         if not leaf.is_withdrawn:

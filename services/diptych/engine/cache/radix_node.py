@@ -116,7 +116,7 @@ class Insertion:
 
     node: Node
     pages: Pages  # the tree's, for all the tokens that were inserted
-    taken: Pages  # those of them that were the caller's
+    adopted: Pages  # those of them that were the caller's
     duplicate: Pages  # the caller's still: the tree has other pages for these positions
 
 

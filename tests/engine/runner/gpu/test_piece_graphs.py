@@ -127,7 +127,7 @@ def model(source: ModelSource) -> LoadedModel:
 def test_logits_are_of_the_rows_that_are_asked_for(
     new_driver: NewDriver, source: ModelSource, model: LoadedModel
 ) -> None:
-    """Of prompt tokens, of some requests only, of none."""
+    """Logits are asked for of prompt tokens, of some requests only, of none."""
     (step,) = batches(new_driver(source), [(EXTEND, {0: 5, 1: 4})])
     of_prompt = replace(step, prompt_rows=PromptRows(np.array([1, 2, 6]), np.array([3, 4, 5]), 1))
     second = replace(step, num_sampled=np.array([0, 1]))
