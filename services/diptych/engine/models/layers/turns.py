@@ -17,12 +17,12 @@ from diptych.engine.attention.staged_batch import StagedBatch, extend_starts
 
 
 class Recurrence(Protocol):
-    """What mixes tokens with states. Sizes are those of `StateMixer.mix`."""
+    """What mixes tokens with states. Sizes are those of `StateMixer.mix`. A slot of -1 is nobody's, on GPUs alone."""
 
     def step(self, projected: Tensor, state: tuple[Tensor, ...], slots: Tensor, out: Tensor) -> None:
         """Mix one token of each of several requests, `[num_requests, ...]`, with the states in their `slots`.
 
-        On a GPU a slot of -1 is nobody's: its row reads and writes no state, and whatever is in its result.
+        A row of nobody's reads and writes no state, and its result is anything.
         """
         ...
 
@@ -43,10 +43,17 @@ def take_turns(
     _step(recurrence, projected, state, batch.state_slots, np.flatnonzero(lens == 1), starts, out)
     for i in np.flatnonzero(lens > 1).tolist():
         slot, tokens = batch.state_slots[i : i + 1], slice(int(starts[i]), int(starts[i + 1]))
-        own = tuple(part[slot][0] for part in state)
-        recurrence.extend(projected[tokens], own, out[tokens])
+        own = tuple(part[slot.clamp(min=0)] for part in state)
+        recurrence.extend(projected[tokens], tuple(part[0] for part in own), out[tokens])
         for part, kept in zip(state, own, strict=True):
-            part[slot] = kept[None]
+            _write(part, slot, kept)
+
+
+def _write(part: Tensor, slot: Tensor, kept: Tensor) -> None:
+    """Write what one request, `[1]`, keeps to its slot; nowhere if that is nobody's."""
+    place = slot.clamp(min=0)
+    is_somebodys = (slot >= 0).view(1, *[1] * (part.dim() - 1))
+    part[place] = kept.where(is_somebodys, part[place])
 
 
 def _step(
