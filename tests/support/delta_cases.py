@@ -38,9 +38,16 @@ def random_tokens(net: DeltaNet, num_tokens: int, dtype: torch.dtype, device: to
 
 def random_state(net: DeltaNet, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
     return tuple(
-        torch.randn(NUM_SLOTS, *part.shape, device=device).to(torch.float32 if part.is_wide else dtype)
+        apart(torch.randn(NUM_SLOTS, *part.shape, device=device).to(torch.float32 if part.is_wide else dtype))
         for part in net.state_parts
     )
+
+
+def apart(part: Tensor) -> Tensor:
+    """The same with something behind each slot, as states have it whose parts are in one row of memory."""
+    room = part.new_full((len(part), part[0].numel() + 48), torch.nan)
+    place = room[:, : part[0].numel()].view(part.shape)
+    return place.copy_(part)
 
 
 def step(lengths: list[int], slots: list[int], device: torch.device) -> StagedBatch:
@@ -70,7 +77,7 @@ class Mixed:
 
 def mixed(rule: DeltaRule, net: DeltaNet, tokens: Tensor, state: tuple[Tensor, ...], batch: StagedBatch) -> Mixed:
     """Run a step on copies."""
-    copies = tuple(part.clone() for part in state)
+    copies = tuple(apart(part) for part in state)
     out = torch.full((len(tokens), net.out_size), torch.nan, dtype=tokens.dtype, device=tokens.device)
     rule.mix(tokens.clone(), copies, batch, out)
     return Mixed(out, copies)

@@ -14,6 +14,7 @@ NARROW = (*PASSED_ON.split(), "projected", "newest", "conv", "norm", "out", "cha
 WIDE = ("kept", "decay", "decay_bias", "totals", "found")
 TYPES = dict.fromkeys(NARROW, "*bf16") | dict.fromkeys(WIDE, "*fp32")
 TYPES |= {"slots": "*i64", "starts": "*i32", "scale": "fp32", "eps": "fp32"}
+TYPES |= {"newest_stride": "i64", "kept_stride": "i64"}
 PLACE = torch.empty(0)
 LAYER = delta_rule.DeltaLayer(16, 32, 128, 128, torch.empty(8192, 4), PLACE, PLACE, PLACE, 1e-6)
 SIZES = {"TOKEN": LAYER.token_size, "CHANNELS": LAYER.num_channels}
@@ -26,8 +27,8 @@ def types(names: str) -> dict[str, str]:
 
 def single(name: str, *, has_starts: bool) -> Iterator[Kernel]:
     constants = SIZES | {"HAS_STARTS": has_starts}
-    conv = types("projected newest conv slots starts")
-    delta = types("projected kept decay decay_bias norm slots starts out scale eps")
+    conv = types("projected newest newest_stride conv slots starts")
+    delta = types("projected kept kept_stride decay decay_bias norm slots starts out scale eps")
     width = {"WIDTH": 4, "TILE": delta_rule.CHANNELS_TILE}
     yield Kernel(f"delta rule, convolution, {name}", delta_rule.convolve_single_kernel, conv, constants | width)
     yield Kernel(
@@ -45,10 +46,10 @@ def prompts() -> Iterator[Kernel]:
     yield Kernel(
         "delta rule, convolution of prompts",
         delta_chunks.convolve_prompts_kernel,
-        types("projected newest conv slots starts out"),
+        types("projected newest newest_stride conv slots starts out"),
         width | {"TOKENS": delta_chunks.TOKENS_TILE},
     )
-    kept = types("projected newest slots starts")
+    kept = types("projected newest newest_stride slots starts")
     yield Kernel("delta rule, newest inputs", delta_chunks.keep_newest_kernel, kept, width)
     yield Kernel(
         "delta rule, chunks",
@@ -60,7 +61,7 @@ def prompts() -> Iterator[Kernel]:
     yield Kernel(
         "delta rule, chunks in turn",
         delta_chunks.scan_chunks_kernel,
-        types(f"{PASSED_ON} kept slots starts found"),
+        types(f"{PASSED_ON} kept kept_stride slots starts found"),
         delta_chunks.scan_constants(LAYER) | {"PRECISION": PRECISIONS["PRECISION"]},
         num_warps=delta_chunks.SCAN_WARPS,
         num_stages=2,

@@ -12,6 +12,7 @@
 #include "quantized_linear.h"
 #include "recurrences.h"
 #include "sampling.h"
+#include "sparse_attention.h"
 #include "threads.h"
 #include "token_mask.h"
 
@@ -146,6 +147,30 @@ EXPORT int diptych_extend_attention(const struct attention_step *step, const str
     parallel(extend_part, &job, first_blocks[step->batch_size]);
     free(first_blocks);
     return 0;
+}
+
+/* Stores index keys, and chooses for each token that sees more keys than `num_kept`: `chosen` [num_tokens][num_kept].
+ * Returns 0, or -1 when memory ran out. */
+EXPORT int diptych_choose(const struct attention_step *step, const struct attention_layer *layer, float *index,
+                          int64_t num_kept, int32_t *chosen) {
+    struct choice job = {.index = {step, layer, index, NULL}, .num_kept = num_kept, .chosen = chosen};
+    const int64_t num_tokens = step->first_tokens[step->batch_size];
+    parallel(rotate_index_part, &job.index, ceil_div(num_tokens, STORE_TOKENS));
+    job.groups = malloc((size_t)(num_tokens + 1) * sizeof *job.groups);
+    if (!job.groups) return -1;
+    const int64_t num_groups = group_tokens(&job);
+    const int result = num_groups ? choose_for_groups(&job, num_groups) : 0;
+    free(job.groups);
+    return result;
+}
+
+EXPORT void diptych_sparse_attention(const struct attention_step *step, const struct attention_layer *layer, float *qkv,
+                                     float *out, int64_t num_kept, const int32_t *chosen) {
+    struct sparse job = {.attention = {step, layer, qkv, out}, .chosen = chosen, .num_kept = num_kept};
+    const int64_t num_tokens = step->first_tokens[step->batch_size];
+    cut_heads(&job);
+    parallel(store_part, &job.attention, ceil_div(num_tokens, STORE_TOKENS));
+    parallel(sparse_part, &job, num_tokens * job.parts_a_token);
 }
 
 EXPORT void diptych_sample(const struct sampling *job) { parallel(sample_part, job, job->num_rows); }

@@ -39,6 +39,8 @@ SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     "state_spaces": (None, [*[c_void_p] * 5, c_int64]),
     "decode_attention": (None, [c_void_p] * 4),
     "extend_attention": (c_int, [c_void_p] * 4),
+    "choose": (c_int, [*[c_void_p] * 3, c_int64, c_void_p]),
+    "sparse_attention": (None, [*[c_void_p] * 4, c_int64, c_void_p]),
     "sample": (None, [c_void_p]),
     "logprobs": (None, [c_void_p]),
     "forbid": (None, [c_void_p]),

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diptych.kernels.gpu.delta_rule import UNIT_EPS, DeltaLayer, softplus
+from diptych.kernels.gpu.delta_rule import UNIT_EPS, DeltaLayer, check_step, softplus
 from diptych.kernels.gpu.grid import cdiv
 
 CHUNK: Final = 64
@@ -71,6 +71,8 @@ def mix_prompts(
     `starts`, int32 `[batch_size + 1]`: each request's first token, and behind them where the last ones end; `max_len`:
     no request has more tokens.
     """
+    check_step(layer, projected, newest, kept, slots, out)
+    assert (len(starts), starts.dtype) == (len(slots) + 1, torch.int32), (starts.shape, starts.dtype, slots.shape)
     work, batch_size = _Workspace.allocate(layer, projected), len(slots)
     with torch.cuda.device_of(out):
         _convolve(layer, projected, newest, slots, starts, max_len, work)
@@ -85,7 +87,7 @@ def mix_prompts(
         )
         scan_chunks_kernel[(cdiv(layer.value_dim, COLUMNS_TILE), batch_size, layer.num_value_heads)](
             *(work.queries, work.keys, work.corrections, work.changes, work.scores, work.totals),
-            *(kept, slots, starts, work.found),
+            *(kept, kept.stride(0), slots, starts, work.found),
             **scan_constants(layer),
             PRECISION=precisions(projected.dtype)["PRECISION"],
             num_warps=SCAN_WARPS,
@@ -104,12 +106,14 @@ def _convolve(
     constants = {"TOKEN": layer.token_size, "CHANNELS": layer.num_channels, "WIDTH": layer.conv.shape[1]}
     tiles, batch_size = cdiv(layer.num_channels, CHANNELS_TILE), len(slots)
     convolve_prompts_kernel[(cdiv(max_len, TOKENS_TILE), batch_size, tiles)](
-        *(projected, newest, layer.conv, slots, starts, work.channels),
+        *(projected, newest, newest.stride(0), layer.conv, slots, starts, work.channels),
         **constants,
         TOKENS=TOKENS_TILE,
         TILE=CHANNELS_TILE,
     )
-    keep_newest_kernel[(batch_size, tiles)](projected, newest, slots, starts, **constants, TILE=CHANNELS_TILE)
+    keep_newest_kernel[(batch_size, tiles)](
+        *(projected, newest, newest.stride(0), slots, starts), **constants, TILE=CHANNELS_TILE
+    )
 
 
 def chunk_constants(layer: DeltaLayer) -> dict[str, Any]:
@@ -149,6 +153,7 @@ def prompt_of(slots, starts, request):
 def convolve_prompts_kernel(
     projected,
     newest,
+    newest_stride,  # from slot to slot
     conv,
     slots,
     starts,
@@ -170,7 +175,7 @@ def convolve_prompts_kernel(
             token = at - (WIDTH - 1 - tap)
             places = projected + (start + token) * TOKEN + channel
             given = tl.load(places, mask=has_channel & (token >= 0) & (token < length), other=0.0)
-            old = newest + (slot * CHANNELS + channel) * (WIDTH - 1) + token + (WIDTH - 1)
+            old = newest + slot * newest_stride + (channel + 1) * (WIDTH - 1) + token
             before = tl.load(old, mask=has_channel & (token < 0), other=0.0)
             weight = tl.load(conv + channel * WIDTH + tap, mask=has_channel, other=0.0)
             total += (given.to(tl.float32) + before.to(tl.float32)) * weight.to(tl.float32)
@@ -183,6 +188,7 @@ def convolve_prompts_kernel(
 def keep_newest_kernel(
     projected,
     newest,
+    newest_stride,  # from slot to slot
     slots,
     starts,
     TOKEN: tl.constexpr,
@@ -194,7 +200,7 @@ def keep_newest_kernel(
     if length > 0:
         channel = tl.program_id(1) * TILE + tl.arange(0, TILE)
         has_channel = channel < CHANNELS
-        old = newest + (slot * CHANNELS + channel) * (WIDTH - 1)
+        old = newest + slot * newest_stride + channel * (WIDTH - 1)
         for tap in tl.static_range(WIDTH - 1):  # what is read of the old ones lies behind what is written
             token = length - (WIDTH - 1) + tap
             is_new = has_channel & (token >= 0)
@@ -304,6 +310,7 @@ def scan_chunks_kernel(
     scores,
     totals,
     kept,
+    kept_stride,  # from slot to slot
     slots,
     starts,
     found,
@@ -319,7 +326,8 @@ def scan_chunks_kernel(
     if length > 0:
         head, row, at = tl.program_id(2), tl.arange(0, CHUNK), tl.arange(0, KEYS)
         column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-        place = kept + ((slot * NUM_VALUE_HEADS + head) * KEY_DIM + at[:, None]) * VALUE_DIM + column[None, :]
+        states = kept + slot * kept_stride + head * (KEY_DIM * VALUE_DIM)
+        place = states + at[:, None] * VALUE_DIM + column[None, :]
         inside = (at < KEY_DIM)[:, None] & (column < VALUE_DIM)[None, :]
         state = tl.load(place, mask=inside, other=0.0)
         for first in range(0, length, CHUNK):

@@ -71,21 +71,23 @@ def mix_single_tokens(
     """Mix the only new token of each request with its states, and bring those up to date, in place.
 
     `projected`: `[num_tokens, channels | gates | numbers of beta | of g]`, whose channels are overwritten; `newest`:
-    `[num_slots, num_channels, conv_width - 1]`; `kept`: float32 `[num_slots, num_value_heads, key_dim, value_dim]`;
-    `out`: `[num_tokens, num_value_heads * value_dim]`. `slots`: int64 `[batch_size]`, -1: none. With `starts`, int32
-    `[batch_size + 1]`, each request's first token, those that have another number of tokens are left alone.
+    `[num_slots, num_channels, conv_width - 1]`; `kept`: float32 `[num_slots, num_value_heads, key_dim, value_dim]`,
+    each slot dense; `out`: `[num_tokens, num_value_heads * value_dim]`. `slots`: int64 `[batch_size]`, -1: none. With
+    `starts`, int32 `[batch_size + 1]`, each request's first token, those that have another number of tokens are left
+    alone.
     """
-    _check(layer, projected, newest, kept, slots, out)
+    check_step(layer, projected, newest, kept, slots, out)
     assert starts is not None or len(projected) == len(slots), (projected.shape, slots.shape)
     sizes = {"TOKEN": layer.token_size, "CHANNELS": layer.num_channels, "HAS_STARTS": starts is not None}
     width = layer.conv.shape[1]
     with torch.cuda.device_of(out):
         convolve_single_kernel[(len(slots), cdiv(layer.num_channels, CHANNELS_TILE))](
-            projected, newest, layer.conv, slots, starts, **sizes, WIDTH=width, TILE=CHANNELS_TILE
+            projected, newest, newest.stride(0), layer.conv, slots, starts, **sizes, WIDTH=width, TILE=CHANNELS_TILE
         )
         delta_single_kernel[(len(slots), layer.num_value_heads)](
             projected,
             kept,
+            kept.stride(0),
             layer.decay,
             layer.decay_bias,
             layer.norm,
@@ -106,7 +108,8 @@ def warps(layer: DeltaLayer) -> int:
     return min(8, max(1, numbers // NUMBERS_A_WARP))
 
 
-def _check(layer: DeltaLayer, projected: Tensor, newest: Tensor, kept: Tensor, slots: Tensor, out: Tensor) -> None:
+def check_step(layer: DeltaLayer, projected: Tensor, newest: Tensor, kept: Tensor, slots: Tensor, out: Tensor) -> None:
+    """Assert that a step has the shapes and types that the kernels take for granted."""
     width, heads = layer.conv.shape[1], layer.num_value_heads
     assert projected.shape == (len(out), layer.token_size), (projected.shape, out.shape)
     assert out.shape[1] == heads * layer.value_dim, out.shape
@@ -114,7 +117,7 @@ def _check(layer: DeltaLayer, projected: Tensor, newest: Tensor, kept: Tensor, s
     assert kept.shape[1:] == (heads, layer.key_dim, layer.value_dim), kept.shape
     assert (kept.dtype, slots.dtype) == (torch.float32, torch.int64), (kept.dtype, slots.dtype)
     assert projected.dtype == newest.dtype == out.dtype, (projected.dtype, newest.dtype, out.dtype)
-    assert all(each.is_contiguous() for each in (projected, newest, kept, slots, out, layer.conv))
+    assert all(each.is_contiguous() for each in (projected, newest[0], kept[0], slots, out, layer.conv))
 
 
 @triton.jit
@@ -132,6 +135,7 @@ def single_token(slots, starts, request, HAS_STARTS: tl.constexpr):
 def convolve_single_kernel(
     projected,
     newest,
+    newest_stride,  # from slot to slot
     conv,
     slots,
     starts,
@@ -145,7 +149,7 @@ def convolve_single_kernel(
     channel = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = (channel < CHANNELS) & (slot >= 0)
     place = projected + token * TOKEN + channel
-    old = newest + (slot * CHANNELS + channel) * (WIDTH - 1)
+    old = newest + slot * newest_stride + channel * (WIDTH - 1)
     given = tl.load(place, mask=inside, other=0.0)
     total = given.to(tl.float32) * tl.load(conv + channel * WIDTH + WIDTH - 1, mask=inside, other=0.0).to(tl.float32)
     for tap in tl.static_range(WIDTH - 1):
@@ -162,6 +166,7 @@ def convolve_single_kernel(
 def delta_single_kernel(
     projected,
     kept,
+    kept_stride,  # from slot to slot
     decay,
     decay_bias,
     norm,
@@ -191,7 +196,7 @@ def delta_single_kernel(
         betas = row + CHANNELS + NUM_VALUE_HEADS * VALUE_DIM + head
         beta, g = learning(betas, decay + head, decay_bias + head, NUM_VALUE_HEADS)
         values = row + 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM
-        states = kept + (slot * NUM_VALUE_HEADS + head) * KEY_DIM * VALUE_DIM
+        states = kept + slot * kept_stride + head * (KEY_DIM * VALUE_DIM)
         half: tl.constexpr = VALUES // 2  # so that two programs, and more, have their states in a multiprocessor
         low = correct(states, values, key, query, g, beta, 0, half, KEYS, KEY_DIM, VALUE_DIM)
         high = correct(states, values, key, query, g, beta, half, half, KEYS, KEY_DIM, VALUE_DIM)
