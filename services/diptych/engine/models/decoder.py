@@ -12,12 +12,11 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch
-from diptych.engine.models.layers.attention import AttentionBlock, Projections, StateMixer
+from diptych.engine.models.layers.attention import Projections, StateMixer
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.dense_beside_moe import DenseBesideMoe
-from diptych.engine.models.layers.latent_attention import LatentAttentionBlock
 from diptych.engine.models.layers.layer_end import LayerEnd, PerLayerInputs
-from diptych.engine.models.layers.mixers import new_mixer
+from diptych.engine.models.layers.mixers import new_attention, new_mixer
 from diptych.engine.models.layers.mlp import FeedForward, Mlp
 from diptych.engine.models.layers.moe import MoeBlock
 from diptych.engine.models.layers.query_growth import GrowingQueries
@@ -39,12 +38,12 @@ class States(Protocol):
 class Layer:
     """One layer and the norms around its two blocks."""
 
-    attention: Projections
+    attention: Projections | None
     mixer: StateMixer | None  # `attention` again, in a recurrent layer
     growth: GrowingQueries | None
     attention_post_norm: Tensor | None  # of what attention adds
-    ffn_norm: Tensor | None  # of what goes into the feed-forward network
-    ffn: FeedForward
+    ffn_norm: Tensor | None  # of what goes into the feed-forward network behind attention
+    ffn: FeedForward | None
     ffn_post_norm: Tensor | None
     next_norm: Tensor | None  # the next layer's input norm; the last layer's is the model's
     end: LayerEnd | None  # that norms in place of `next_norm`
@@ -101,6 +100,7 @@ class Decoder:
         if layer.mixer is not None:
             assert states is not None
             layer.mixer.mix(own.projected, states.of(index), batch, own.mixed)
+        if index not in self._places:
             return
         if layer.growth is not None:
             layer.growth.apply(own.qkv, batch.positions)  # to rotate them before or afterwards is the same
@@ -119,13 +119,18 @@ class Decoder:
             buffers.normed.copy_(x)
         else:
             self._ops.rms_norm(x, self._input_norm, self._config.rms_norm_eps, buffers.normed)
-        self._layers[0].attention.project_in(buffers.of_layer(self._config, 0))
+        self._project_in(0, buffers)
         return x
 
     def _between(self, index: int, x: Tensor, buffers: Buffers) -> None:
         """From the attention before to that of layer `index`."""
         self._finish(index - 1, x, buffers)
-        self._layers[index].attention.project_in(buffers.of_layer(self._config, index))
+        self._project_in(index, buffers)
+
+    def _project_in(self, index: int, buffers: Buffers) -> None:
+        attention = self._layers[index].attention
+        if attention is not None:
+            attention.project_in(buffers.of_layer(self._config, index))
 
     def _last(self, x: Tensor, buffers: Buffers) -> Tensor:
         """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
@@ -141,10 +146,12 @@ class Decoder:
     def _finish(self, index: int, x: Tensor, buffers: Buffers) -> None:
         """From what attention of a layer found to the next one's normed input; `x` is the residual stream."""
         layer, buffers = self._layers[index], buffers.of_layer(self._config, index)
-        layer.attention.project_out(buffers)
-        self._add(x, buffers, layer.attention_post_norm, layer.ffn_norm)
-        layer.ffn.forward(buffers)
-        self._add(x, buffers, layer.ffn_post_norm, layer.next_norm)
+        if layer.attention is not None:
+            layer.attention.project_out(buffers)
+            self._add(x, buffers, layer.attention_post_norm, layer.next_norm if layer.ffn is None else layer.ffn_norm)
+        if layer.ffn is not None:
+            layer.ffn.forward(buffers)
+            self._add(x, buffers, layer.ffn_post_norm, layer.next_norm)
         if layer.end is not None:
             layer.end.finish(x, buffers)
 
@@ -175,14 +182,14 @@ def _layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Layer
     if config.layer_scales and next_norm is not None:
         end, next_norm = LayerEnd.build(config, weights, ops, index, next_norm), None
     mixer = new_mixer(config, weights, ops, index) if config.is_recurrent(index) else None
-    attention = LatentAttentionBlock if config.latent else AttentionBlock
+    is_whole = config.looks_back(index) and config.has_ffn(index)
     return Layer(
-        attention=mixer or attention.build(config, weights, ops, index),
+        attention=mixer or new_attention(config, weights, ops, index),
         mixer=mixer,
         growth=GrowingQueries.build(config, index, weights.norm("norm").device),
         attention_post_norm=weights.norm(f"{index}.attention_post_norm") if config.post_norms else None,
-        ffn_norm=_ffn_norm(config, weights, index),
-        ffn=_ffn(config, index).build(config, weights, ops, index),
+        ffn_norm=_ffn_norm(config, weights, index) if is_whole else None,
+        ffn=_ffn(config, index).build(config, weights, ops, index) if config.has_ffn(index) else None,
         ffn_post_norm=weights.norm(f"{index}.ffn_post_norm") if config.post_norms else None,
         next_norm=next_norm,
         end=end,
