@@ -307,6 +307,34 @@ DELTA_NET = {
 }
 GATED_MOE = MOE | {"num_experts": 6, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
 SECTIONS = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+
+
+KIMI = (
+    MOE
+    | LATENT
+    | {
+        "q_lora_rank": None,
+        "num_key_value_heads": 4,
+        "num_local_experts": 8,
+        "moe_intermediate_size": 24,
+        "linear_num_heads": 4,
+        "linear_head_dim": 24,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    }
+)
+NEMOTRON = MOE | {
+    "head_dim": 24,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "n_groups": 4,
+    "ssm_state_size": 20,
+    "chunk_size": 32,
+    "n_routed_experts": 6,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "mlp", "moe"],
+}
+LFM2 = {"layer_types": ["conv", "full_attention", "conv", "conv"], "tie_word_embeddings": True}
 CASES: Final = {
     "gpt oss": Case("GptOss", GPT_OSS),
     "llama": Case("Llama", {"head_dim": 64}),
@@ -486,6 +514,43 @@ CASES: Final = {
         images=True,
     ),
     "qwen3.5 moe": Case("Qwen3_5Moe", DELTA_NET | GATED_MOE),
+    "kimi linear": Case("KimiLinear", KIMI),
+    "kimi linear, groups, two shared experts, dense between, the last one attends": Case(
+        "KimiLinear",
+        KIMI
+        | {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "norm_topk_prob": False, "linear_conv_kernel_dim": 3}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense"]}
+        | {"layer_types": [*["linear_attention"] * 3, "full_attention"]},
+    ),
+    "nemotron h": Case("NemotronH", NEMOTRON),
+    "nemotron h, latent experts in groups, long steps, a convolution without bias": Case(
+        "NemotronH",
+        NEMOTRON
+        | {"moe_latent_size": 28, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.8, "norm_topk_prob": False}
+        | {"time_step_min": 0.3, "use_conv_bias": False, "conv_kernel": 2}
+        | {
+            "layers_block_type": [
+                "moe",
+                "linear_attention",
+                "full_attention",
+                "linear_attention",
+                "mlp",
+                "linear_attention",
+            ]
+        },
+    ),
+    "lfm2": Case("Lfm2", LFM2 | {"block_auto_adjust_ff_dim": False}),
+    "lfm2, biases, another size of networks, not tied": Case(
+        "Lfm2", LFM2 | {"conv_bias": True, "block_multiple_of": 16, "tie_word_embeddings": False, "conv_L_cache": 4}
+    ),
+    "lfm2 moe": Case("Lfm2Moe", LFM2 | MOE | {"num_experts": 6, "moe_intermediate_size": 24, "num_dense_layers": 1}),
+    "lfm2 moe, no bias of the choice, shares as they are": Case(
+        "Lfm2Moe",
+        LFM2
+        | MOE
+        | {"num_experts": 6, "moe_intermediate_size": 24, "num_dense_layers": 2, "use_expert_bias": False}
+        | {"norm_topk_prob": False, "routed_scaling_factor": 1.5},
+    ),
 }
 
 

@@ -73,6 +73,22 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "Ministral-3-8B": ("Ministral3", {}),
     "Seed-OSS-36B": ("SeedOss", {"hidden_size": 5120}),
     "Qwen3-Next-80B-A3B": ("Qwen3Next", {}),
+    "Kimi-Linear-48B-A3B": (
+        "KimiLinear",
+        {
+            "layer_types": [
+                "full_attention" if layer in (4, 8, 12, 16, 20, 24, 27) else "linear_attention"
+                for layer in range(1, 28)
+            ]
+        },
+    ),
+    "Nemotron-3-Nano-30B-A3B": (
+        "NemotronH",
+        {"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "hidden_size": 2688}
+        | {"intermediate_size": 1856, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712}
+        | {"mamba_num_heads": 64, "n_routed_experts": 128, "num_experts_per_tok": 6, "num_key_value_heads": 2}
+        | {"routed_scaling_factor": 2.5, "max_position_embeddings": 262144},
+    ),
     "Qwen3.5-9B": ("Qwen3_5Text", {}),
     "Qwen3.5-35B-A3B": ("Qwen3_5MoeText", {}),
     "Qwen3-32B": (
@@ -103,6 +119,8 @@ KNOWN = {
     "Ministral-3-8B": (8.49, 136),
     "Seed-OSS-36B": (36.15, 256),
     "Qwen3-Next-80B-A3B": (3.9, 24),
+    "Kimi-Linear-48B-A3B": (3.5, 7.875),
+    "Nemotron-3-Nano-30B-A3B": (3.6, 6),
     "Qwen3.5-9B": (9.0, 32),
     "Qwen3.5-35B-A3B": (3.45, 20),
     "Qwen3-32B": (32.8, 256),
@@ -136,8 +154,8 @@ def test_published_shapes_are_read_and_counted(name: str, tmp_path: Path, capsys
     active, kv_kib = KNOWN[name]
     assert found["active_parameters"] / 1e9 == pytest.approx(active, abs=0.05)
     assert found["kv_token_bytes"] == kv_kib * 1024
-    page_nbytes = 64 * kv_kib * 1024
-    state_pages = math.ceil(RECURRENT_LAYERS.get(name, 0) * STATE_NBYTES / page_nbytes)
+    page_nbytes = kv_kib * 1024 * 64
+    state_pages = -(-found["state_bytes"] // page_nbytes)
     assert found["handed_over_bytes"]["1024"] == kv_kib * 2**20 + state_pages * page_nbytes
     on_all = 0.04 if family == "Gemma4Text" else 0.02  # norms, latents, and what tokens give each layer, of all ranks
     assert 0 <= found["gpu"]["weights_bytes"] * 4 / 2 / found["parameters"] - 1 < on_all

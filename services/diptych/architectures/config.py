@@ -27,7 +27,13 @@ class ClampedSwiglu:
     limit: float
 
 
-Activation = Literal["silu", "gelu_tanh"] | ClampedSwiglu
+# relu_squared has no gates: what others multiply with them, it is made of
+Activation = Literal["silu", "gelu_tanh", "relu_squared"] | ClampedSwiglu
+
+
+def inner_size(activation: Activation, ffn_size: int) -> int:
+    """Return the numbers that an activation makes `ffn_size` of: gates and ups."""
+    return ffn_size if activation == "relu_squared" else 2 * ffn_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ class Moe:
     num_groups_kept: int = 1  # the best groups; experts are chosen from these
     scale: float = 1.0  # of all shares
     shared_ffn_size: int = 0  # of one more network that every token passes; 0: there is none
+    latent_size: int = 0  # of what chosen experts see of a token, by a matrix, and return, by another; 0: all of it
     shared_gate: bool = False  # a sigmoid weighs what that network returns
     router_bias: bool = False  # added to what the router returns
     expert_bias: bool = False  # each expert has biases of gates, ups and results
@@ -201,6 +208,8 @@ class ModelConfig:
     value_norm: bool = False  # each head of values is normed, without weights
     per_layer_dim: int = 0  # of what each token gives each layer by an embedding of its own; 0: there is none
     layer_scales: bool = False  # what leaves a layer is multiplied by a learned number
+    ffn_only: frozenset[int] = frozenset()  # layers that have neither attention nor a state
+    without_ffn: frozenset[int] = frozenset()  # layers that have no feed-forward network
     kv_scales: tuple[tuple[float, float], ...] = ()  # [num_layers]: of FP8 keys, of FP8 values. Empty: 1 everywhere
 
     @property
@@ -293,21 +302,23 @@ class ModelConfig:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers that keep something of each token."""
-        others = () if self.recurrent is None else self.recurrent.layers
+        others = self.ffn_only.union(self.recurrent.layers if self.recurrent else ())
         return tuple(layer for layer in range(self.num_layers) if layer not in others)
 
     @property
     def attending(self) -> ModelConfig:
-        """The same model without its recurrent layers: what attention knows of it, which counts its own layers."""
-        if self.recurrent is None:
-            return self
+        """The same model of its attention's layers alone: what attention knows of it, which counts these."""
         kept = self.attention_layers
+        if len(kept) == self.num_layers:
+            return self
         return replace(
             self,
             num_layers=len(kept),
             windows=tuple(self.windows[layer] for layer in kept) if self.windows else (),
             kv_scales=tuple(self.kv_scales[layer] for layer in kept) if self.kv_scales else (),
             recurrent=None,
+            ffn_only=frozenset(),
+            without_ffn=frozenset(),
         )
 
     def is_recurrent(self, layer: int) -> bool:
@@ -327,6 +338,13 @@ class ModelConfig:
     def chooses(self, layer: int) -> bool:
         """Return whether an indexer chooses the tokens that `layer`, and maybe others behind it, attend to."""
         return self.indexer is not None and layer in self.indexer.layers
+
+    def looks_back(self, layer: int) -> bool:
+        """Return whether `layer` has attention or a state."""
+        return layer not in self.ffn_only
+
+    def has_ffn(self, layer: int) -> bool:
+        return layer not in self.without_ffn
 
     def is_moe(self, layer: int) -> bool:
         return self.moe is not None and layer not in self.moe.dense_layers
@@ -350,6 +368,8 @@ class ModelConfig:
             self._validate_latent(self.latent)
         if self.indexer is not None:
             self._validate_indexer(self.indexer)
+        if self.recurrent is not None:
+            self._validate_recurrent(self.recurrent)
         if self.query_growth is not None:
             self._validate_growth(self.query_growth)
         if self.wide is not None:
@@ -392,6 +412,13 @@ class ModelConfig:
             raise ConfigError(f"{self.model_id}: index_head_dim {indexer.head_dim} is less than what of it rotates")
         if indexer.layers[:1] != (0,):
             raise ConfigError(f"{self.model_id}: the first layer must choose the tokens that it attends to")
+
+    def _validate_recurrent(self, recurrent: Recurrent) -> None:
+        sizes = [size for part in recurrent.mixer.state_parts for size in part.shape]
+        if min(*sizes, *recurrent.mixer.heads.values()) < 1:
+            raise ConfigError(f"{self.model_id}: every size of a recurrent layer must be at least 1: {recurrent.mixer}")
+        if not self.attention_layers:
+            raise ConfigError(f"{self.model_id}: models without any attention are not supported")
 
     def _validate_growth(self, growth: QueryGrowth) -> None:
         if type(growth.factor) not in (int, float) or type(growth.period) is not int or growth.period < 1:

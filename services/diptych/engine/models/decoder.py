@@ -79,6 +79,7 @@ class Decoder:
         if layer.mixer is not None:
             assert states is not None
             layer.mixer.mix(own.projected, states.of(index), batch, own.mixed)
+        if index not in self._places:
             return
         if layer.growth is not None:
             layer.growth.apply(own.qkv, batch.positions)  # to rotate them before or afterwards is the same
@@ -97,13 +98,18 @@ class Decoder:
             buffers.normed.copy_(x)
         else:
             self._ops.rms_norm(x, self._input_norm, self._config.rms_norm_eps, buffers.normed)
-        self._layers[0].attention.project_in(buffers.of_layer(self._config, 0))
+        self._project_in(0, buffers)
         return x
 
     def _between(self, index: int, x: Tensor, buffers: Buffers) -> None:
         """From the attention before to that of layer `index`."""
         self._finish(index - 1, x, buffers)
-        self._layers[index].attention.project_in(buffers.of_layer(self._config, index))
+        self._project_in(index, buffers)
+
+    def _project_in(self, index: int, buffers: Buffers) -> None:
+        attention = self._layers[index].attention
+        if attention is not None:
+            attention.project_in(buffers.of_layer(self._config, index))
 
     def _last(self, x: Tensor, buffers: Buffers) -> Tensor:
         """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
@@ -119,10 +125,12 @@ class Decoder:
     def _finish(self, index: int, x: Tensor, buffers: Buffers) -> None:
         """From what attention of a layer found to the next one's normed input; `x` is the residual stream."""
         layer, buffers = self._layers[index], buffers.of_layer(self._config, index)
-        layer.attention.project_out(buffers)
-        self._add(x, buffers, layer.attention_post_norm, layer.ffn_norm)
-        layer.ffn.forward(buffers)
-        self._add(x, buffers, layer.ffn_post_norm, layer.next_norm)
+        if layer.attention is not None:
+            layer.attention.project_out(buffers)
+            self._add(x, buffers, layer.attention_post_norm, layer.next_norm if layer.ffn is None else layer.ffn_norm)
+        if layer.ffn is not None:
+            layer.ffn.forward(buffers)
+            self._add(x, buffers, layer.ffn_post_norm, layer.next_norm)
         if layer.end is not None:
             layer.end.finish(x, buffers)
 

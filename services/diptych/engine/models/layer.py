@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
-from diptych.engine.models.layers.attention import AttentionBlock, Projections, StateMixer
+from diptych.engine.models.layers.attention import Projections, StateMixer
 from diptych.engine.models.layers.dense_beside_moe import DenseBesideMoe
-from diptych.engine.models.layers.latent_attention import LatentAttentionBlock
 from diptych.engine.models.layers.layer_end import LayerEnd
-from diptych.engine.models.layers.mixers import new_mixer
+from diptych.engine.models.layers.mixers import new_attention, new_mixer
 from diptych.engine.models.layers.mlp import FeedForward, Mlp
 from diptych.engine.models.layers.moe import MoeBlock
 from diptych.engine.models.layers.query_growth import GrowingQueries
@@ -24,12 +23,12 @@ from diptych.engine.models.weights import Weights
 class Layer:
     """One layer and the norms around its two blocks."""
 
-    attention: Projections
+    attention: Projections | None
     mixer: StateMixer | None  # `attention` again, in a recurrent layer
     growth: GrowingQueries | None
     attention_post_norm: Tensor | None  # of what attention adds
-    ffn_norm: Tensor | None  # of what goes into the feed-forward network
-    ffn: FeedForward
+    ffn_norm: Tensor | None  # of what goes into the feed-forward network behind attention
+    ffn: FeedForward | None
     ffn_post_norm: Tensor | None
     next_norm: Tensor | None  # the next layer's input norm; the last layer's is the model's
     end: LayerEnd | None  # that norms in place of `next_norm`
@@ -43,14 +42,14 @@ def new_layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> La
     if config.layer_scales and next_norm is not None:
         end, next_norm = LayerEnd.build(config, weights, ops, index, next_norm), None
     mixer = new_mixer(config, weights, ops, index) if config.is_recurrent(index) else None
-    attention = LatentAttentionBlock if config.latent else AttentionBlock
+    is_whole = config.looks_back(index) and config.has_ffn(index)
     return Layer(
-        attention=mixer or attention.build(config, weights, ops, index),
+        attention=mixer or new_attention(config, weights, ops, index),
         mixer=mixer,
         growth=GrowingQueries.build(config, index, weights.norm("norm").device),
         attention_post_norm=weights.norm(f"{index}.attention_post_norm") if config.post_norms else None,
-        ffn_norm=_ffn_norm(config, weights, index),
-        ffn=_ffn(config, index).build(config, weights, ops, index),
+        ffn_norm=_ffn_norm(config, weights, index) if is_whole else None,
+        ffn=_ffn(config, index).build(config, weights, ops, index) if config.has_ffn(index) else None,
         ffn_post_norm=weights.norm(f"{index}.ffn_post_norm") if config.post_norms else None,
         next_norm=next_norm,
         end=end,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from diptych.architectures.config import ModelConfig
+from diptych.architectures.config import ModelConfig, inner_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Buffers:
         mixer = config.recurrent.mixer if config.recurrent else None
         mixed = (mixer.in_size, mixer.out_size) if mixer else (0, 0)
         gates, per_layer = attended if config.attention_gate else 0, config.num_layers * config.per_layer_dim
-        sizes = (hidden, qkv, gates, attended, *mixed, hidden, 2 * ffn, ffn, per_layer)
+        inner = inner_size(config.activation, ffn)
+        sizes = (hidden, qkv, gates, attended, *mixed, hidden, inner, ffn, per_layer)
         return Buffers(*(torch.empty(num_tokens, size, dtype=dtype, device=device) for size in sizes))
 
     def of_layer(self, config: ModelConfig, layer: int) -> Buffers:
@@ -44,13 +45,13 @@ class Buffers:
             self,
             qkv=_narrow(self.qkv, config.qkv_size_of(layer)),
             attended=_narrow(self.attended, config.attended_size_of(layer)),
-            gate_up=_narrow(self.gate_up, 2 * ffn),
+            gate_up=_narrow(self.gate_up, inner_size(config.activation, ffn)),
             activated=_narrow(self.activated, ffn),
         )
 
     def picked(self, rows: Tensor) -> Buffers:
         """Return new ones with what layers have found for the tokens `rows`, for those that project it back."""
-        found = ("gates", "attended", "mixed", "per_layer")
+        found = ("normed", "gates", "attended", "mixed", "per_layer")  # the first by layers that do not look back
         of_rows = {each.name: getattr(self, each.name) for each in fields(self)}
         return Buffers(
             **{

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diptych.architectures.config import ModelConfig, Moe
+from diptych.architectures.config import ModelConfig, Moe, inner_size
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.mlp import Mlp
 from diptych.engine.models.layers.routing import route
@@ -38,6 +38,7 @@ class DenseBesideMoe:
         assert config.moe is not None
         names = [f"{layer}.experts.{i}" for i in range(config.moe.num_experts)]
         gate_up, down = ([weights.matrix(f"{name}.{part}") for name in names] for part in ("gate_up", "down"))
+        sizes = inner_size(config.activation, config.moe.ffn_size), config.moe.ffn_size
         return DenseBesideMoe(
             ops=ops,
             dense=Mlp.build(config, weights, ops, layer),
@@ -46,7 +47,7 @@ class DenseBesideMoe:
             router=weights.matrix(f"{layer}.router"),
             router_scale=weights.norm(f"{layer}.router_scale") * config.hidden_size**-0.5,
             expert_scales=weights.norm(f"{layer}.expert_scales"),
-            experts=ops.experts(gate_up, down, config.moe.ffn_size, activate_of(ops, config.activation)),
+            experts=ops.experts(gate_up, down, sizes, activate_of(ops, config.activation)),
             experts_norm=weights.norm(f"{layer}.experts_norm"),
             experts_post_norm=weights.norm(f"{layer}.experts_post_norm"),
             moe=config.moe,
