@@ -13,9 +13,9 @@ import pytest
 from diptych.router.choose.estimates import Learned, Usual
 from diptych.router.choose.fits import Curve, Line
 from diptych.router.choose.pairing import partners
-from diptych.router.choose.policies.cost import Cost, cost_of, costs_of
+from diptych.router.choose.policies.cost import Cost, cost_of, costs_of, later_of
 from diptych.router.choose.policies.pair_cost import pair_cost
-from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
+from diptych.router.choose.policies.policy import NO_OBJECTIVES, Candidates, Objectives, RequestView, Worker
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 
 SPEED = Learned(prefill=Curve(0.01, 1e-4), decode=Line(0.01, 1e-6))  # 10,000 tokens/s
@@ -42,9 +42,12 @@ def decoding(num_requests: int) -> Worker:
     return busy(num_requests=num_requests, context_tokens=1000 * num_requests)
 
 
-def chosen(pairs: Iterable[Pair], usual: Usual = REQUEST.usual, **workers: Worker) -> set[Pair]:
+def chosen(
+    pairs: Iterable[Pair], usual: Usual = REQUEST.usual, objectives: Objectives = NO_OBJECTIVES, **workers: Worker
+) -> set[Pair]:
     candidates = among(pairs, {int(name[1:]): worker for name, worker in workers.items()})
-    return {pair_cost(candidates, replace(REQUEST, number=number, usual=usual)).pair for number in range(8)}
+    request = replace(REQUEST, usual=usual, objectives=objectives)
+    return {pair_cost(candidates, replace(request, number=number)).pair for number in range(8)}
 
 
 def test_a_cost_is_the_sum_of_what_happens_one_after_the_other() -> None:
@@ -62,12 +65,14 @@ def test_a_cost_is_the_sum_of_what_happens_one_after_the_other() -> None:
     assert pair_cost(candidates, REQUEST).pair == Pair(2, 11)
 
 
+@pytest.mark.parametrize("objectives", [NO_OBJECTIVES, Objectives(0.3, 0.025)], ids=["untold", "told"])
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_chosen_costs_least_of_what_is_explained(seed: int) -> None:
+def test_what_is_chosen_costs_least_of_what_is_explained(seed: int, objectives: Objectives) -> None:
     rng = random.Random(seed)
     pairs = [Pair(p, d) for p in (1, 2, 3) for d in (2, 3, 11)]
     candidates = among(pairs, {key: _random_worker(rng) for key in (1, 2, 3, 11)})
-    request = replace(REQUEST, usual=Usual(rng.random(), rng.random(), rng.random() / 10, rng.random()))
+    usual = Usual(rng.random(), rng.random(), rng.random() / 10, rng.random())
+    request = replace(REQUEST, usual=usual, objectives=objectives)
     costs = costs_of(candidates, request, pairs)
     common_s = request.output_len * 0.01
     least_s = min(cost.total_s for cost in costs.values())
@@ -187,6 +192,39 @@ def test_outputs_with_much_slack_are_stopped_rather_than_a_prompt_kept_waiting()
     alone, queue, outputs = [Pair(1, 1), Pair(2, 2)], busy(num_queued=1, queued_tokens=700), decoding(2)
     assert chosen(alone, w1=queue, w2=outputs) == {Pair(1, 1)}
     assert chosen(alone, Usual(prompt_s=0.001), w1=queue, w2=outputs) == {Pair(2, 2)}
+
+
+def test_who_knows_the_objectives_waits_or_stops_outputs_as_these_allow() -> None:
+    """The same queue and the same outputs: an output of 10 tokens takes 0.11 s here, a prompt as a rule 0.1 s."""
+    alone, queue, outputs = [Pair(1, 1), Pair(2, 2)], busy(num_queued=1, queued_tokens=700), decoding(2)
+    usual = Usual(prompt_s=0.1)
+    assert chosen(alone, usual, w1=queue, w2=outputs) == {Pair(1, 1)}
+    assert chosen(alone, usual, Objectives(0.02, 0.1), w1=queue, w2=outputs) == {Pair(2, 2)}
+    assert chosen(alone, usual, Objectives(5.0, 0.02), w1=queue, w2=outputs) == {Pair(1, 1)}
+
+
+@pytest.mark.parametrize("objectives", [Objectives(1.0, 0.0), Objectives(0.0, 0.1), NO_OBJECTIVES])
+def test_one_objective_alone_weighs_nothing(objectives: Objectives) -> None:
+    request = replace(REQUEST, usual=CROWDED, objectives=objectives)
+    assert later_of(request, 0.4) == pytest.approx(0.5)
+
+
+def test_a_second_after_the_first_token_is_worth_what_objectives_spare() -> None:
+    """0.1 s a token allow an output of ten 1 s; it takes 0.4 s, so 0.6 s are spare, and for the first token 0.15 s."""
+    request = replace(REQUEST, usual=CROWDED, objectives=Objectives(0.15, 0.1))
+    assert later_of(request, 0.4) == pytest.approx(math.sqrt(0.15 / 0.6 * 0.1 / 0.4))
+    assert later_of(replace(request, objectives=Objectives(30.0, 0.1)), 0.4) == 1.0  # as seconds, at most
+    assert later_of(request, 2.0) == pytest.approx(math.sqrt(0.15 / 0.05 * 0.1 / 2.0))  # it has nothing to spare
+
+
+def test_outputs_keep_away_from_prompts_that_are_still_to_come_where_objectives_are_known() -> None:
+    """A hand-off delays an output by 0.03 s; made where prompts are computed for most of the time, it stops later."""
+    far = replace(IDLE, token_bytes=30_000)
+    workers, goals = {"w1": far, "w2": replace(far, cached_tokens=0)}, Objectives(1.0, 0.1)
+    local, apart = {Pair(1, 1), Pair(2, 2)}, {Pair(1, 2), Pair(2, 1)}
+    assert chosen(UNIFIED, Usual(0.9, prompt_s=0.1, found=0.0), **workers) <= local
+    assert chosen(UNIFIED, Usual(0.1, prompt_s=0.1, found=0.0), goals, **workers) <= local
+    assert chosen(UNIFIED, Usual(0.9, prompt_s=0.1, found=0.0), goals, **workers) <= apart
 
 
 def test_an_output_is_not_made_where_prompts_wait_that_would_stop_it() -> None:
