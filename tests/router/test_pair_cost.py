@@ -214,6 +214,7 @@ def test_a_second_after_the_first_token_is_worth_what_objectives_spare() -> None
     request = replace(REQUEST, usual=CROWDED, objectives=Objectives(0.15, 0.1))
     assert later_of(request, 0.4) == pytest.approx(math.sqrt(0.15 / 0.6 * 0.1 / 0.4))
     assert later_of(replace(request, objectives=Objectives(30.0, 0.1)), 0.4) == 1.0  # as seconds, at most
+    assert later_of(request, -1.0) == 1.0  # as of a worker that reports more free pages than it has
     assert later_of(request, 2.0) == pytest.approx(math.sqrt(0.15 / 0.05 * 0.1 / 2.0))  # it has nothing to spare
 
 
