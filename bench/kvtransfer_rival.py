@@ -52,7 +52,7 @@ def scatter(pool_nbytes: int, piece_nbytes: int) -> tuple[Any, Any]:
 
 
 def digest(memory: Any, offsets: Any, nbytes: int) -> str:
-    """Of pieces, in order."""
+    """Return the digest of pieces, in order."""
     found = hashlib.blake2b()
     for offset in offsets.tolist():
         found.update(memory[offset : offset + nbytes])

@@ -27,6 +27,6 @@ def prefill_flops(config: ModelConfig, num_tokens: int) -> float:
 
 
 def decode_flops(config: ModelConfig, batch_size: int, num_cached_tokens: int) -> float:
-    """Of one new token a request; `num_cached_tokens` of all of them together."""
+    """Count the operations of one new token a request; `num_cached_tokens` is that of all of them together."""
     attention = 4 * num_cached_tokens * config.num_heads * config.head_dim * config.num_layers
     return 2 * batch_size * (layer_weights(config) + output_weights(config)) + attention

@@ -286,7 +286,7 @@ def bench_equal_prompts(report: Report) -> None:
         num_tokens += int(batch.extend_lens.sum()) if batch.mode is not ForwardMode.DECODE else 0
         num_held = max(num_held, cache.pool.capacity - cache.pool.num_free)
         core.commit(StepResult(np.full(batch.num_samples, 7)), 0.0)
-        core.take_effects()
+        core.pop_effects()
     case = f"{NUM_EQUAL} equal prompts of {EQUAL_LEN:,} tokens"
     distinct_pages = EQUAL_LEN // PAGE_SIZE + NUM_EQUAL  # each has a page of its own for its output
     report.row("scheduler", f"{case}: computed", num_tokens, "tokens", EQUAL_LEN, "distinct", EQUAL_LEN / num_tokens)

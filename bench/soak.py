@@ -86,10 +86,10 @@ class Client:
             raise TimeoutError(f"nothing was answered for {JAM_S} s; {len(self._open)} requests are open")
         events = engine_pb2.SchedulerEvents.FromString(self._socket.recv())
         for output in events.outputs:
-            self._take(output)
+            self._on_output(output)
         return events.status if events.HasField("status") else None
 
-    def _take(self, output: worker_pb2.LegOutput) -> None:
+    def _on_output(self, output: worker_pb2.LegOutput) -> None:
         prompt, num_tokens, tokens = self._open[output.room]
         tokens.extend(output.token_ids)
         self.num_tokens += len(output.token_ids)

@@ -104,7 +104,7 @@ void ping_send(player *player, const void *data, size_t len)
 }
 
 /* How many messages have come so far; 0: none new, and the descriptor will be readable when there are. */
-uint64_t ping_take(player *player)
+uint64_t ping_receive(player *player)
 {
     uint64_t before = num_received;
     while (num_received == before)

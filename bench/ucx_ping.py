@@ -95,7 +95,7 @@ class InPython(InC):
         return time.perf_counter() - began
 
     def wait(self) -> None:
-        while not self.library.ping_take(self.player):
+        while not self.library.ping_receive(self.player):
             self.poller.poll()
 
 

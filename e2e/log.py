@@ -45,12 +45,12 @@ class Log:
         with self._process.stdout as printed:
             for line in printed:
                 if line.startswith("{"):
-                    self._take(json.loads(line))
+                    self._append(json.loads(line))
         with self._news:
             self._has_ended = True
             self._news.notify_all()
 
-    def _take(self, line: Line) -> None:
+    def _append(self, line: Line) -> None:
         with self._news:
             self._lines.append(line)
             self._news.notify_all()

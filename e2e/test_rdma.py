@@ -42,7 +42,7 @@ def patch_nodes(cluster: Cluster, operation: str) -> None:
 
 
 def capabilities(cluster: Cluster, kind: str) -> int:
-    """Of the worker's process."""
+    """Return those of the worker's process."""
     found = cluster.kubectl(
         "exec", f"deployment/{PREFILL}", "--", "python", "-c", "print(open('/proc/1/status').read())"
     )

@@ -288,6 +288,18 @@ INDEX = {
 }
 GROWING = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 32}
 GROWING |= {"llama_4_scaling_beta": 0.5, "max_position_embeddings": 256}
+DELTA_NET = {
+    "head_dim": 32,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "initializer_range": 0.14,  # more, and rounding to bfloat16 leaves little of what transformers itself computes
+}
+GATED_MOE = MOE | {"num_experts": 6, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
+SECTIONS = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+
+
 CASES: Final = {
     "gpt oss": Case("GptOss", GPT_OSS),
     "llama": Case("Llama", {"head_dim": 64}),
@@ -424,6 +436,22 @@ CASES: Final = {
         "Qwen3Moe",
         {"num_experts": 6, "moe_intermediate_size": 48, "norm_topk_prob": True, "mlp_only_layers": [1]} | MOE,
     ),
+    "qwen3 next": Case("Qwen3Next", DELTA_NET | GATED_MOE),
+    "qwen3 next, one value head a key head, some layers dense, shares as they are": Case(
+        "Qwen3Next",
+        DELTA_NET
+        | GATED_MOE
+        | {"linear_num_value_heads": 4, "linear_conv_kernel_dim": 3, "mlp_only_layers": [0], "norm_topk_prob": False}
+        | {"layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"]},
+    ),
+    "qwen3.5 with images, tied": Case(
+        "Qwen3_5",
+        DELTA_NET
+        | {"tie_word_embeddings": True}
+        | {"rope_parameters": PLAIN | SECTIONS | {"partial_rotary_factor": 0.25}},
+        images=True,
+    ),
+    "qwen3.5 moe": Case("Qwen3_5Moe", DELTA_NET | GATED_MOE),
 }
 
 
@@ -440,9 +468,12 @@ class TinyModel:
 @pytest.fixture(scope="session", params=CASES)
 def family_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """One of each family and of each of its variants, in several shards."""
+    return _tiny_model(CASES[request.param], tmp_path_factory.mktemp("tiny"))
+
+
+def _tiny_model(case: Case, folder: Path) -> TinyModel:
     import torch
 
-    case, folder = CASES[request.param], tmp_path_factory.mktemp("tiny")
     model = _random_model(case)
     model.save_pretrained(folder, max_shard_size="100KB")
     lengths, random = [each for each in PROMPT_LENGTHS if each >= case.min_prompt_len], np.random.default_rng(1)
@@ -460,6 +491,7 @@ def _random_model(case: Case) -> Any:
     import transformers
 
     texts = {"Gemma3": "Gemma3Text", "Llama4": "Llama4Text", "Mistral3": "Ministral3"}
+    texts |= {"Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
     config_name = texts.get(case.name, case.name)
     config = getattr(transformers, f"{config_name}Config")(**copy.deepcopy(SHAPE | case.settings))  # it adds to them
     config._attn_implementation = "eager"  # the one that knows soft caps
@@ -483,6 +515,8 @@ def _with_images(case: Case, text_config: Any) -> Any:
         "Gemma3": {"mm_tokens_per_image": 4},
         "Llama4": {},
         "Mistral3": {"tie_word_embeddings": text_config.tie_word_embeddings},
+        "Qwen3_5": {"tie_word_embeddings": text_config.tie_word_embeddings},
+        "Qwen3_5Moe": {},
     }[case.name]
     config = getattr(transformers, f"{case.name}Config")(text_config=text_config, vision_config=vision, **own)
     config._attn_implementation = "eager"

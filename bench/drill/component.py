@@ -59,7 +59,7 @@ class Component:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of the process and of its children; they change with a restart only."""
+        """Those of the process and of its children; they change with a restart only."""
         process = psutil.Process(self._process.pid)
         return (process.pid, *sorted(child.pid for child in process.children()))
 

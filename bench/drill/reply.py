@@ -23,15 +23,15 @@ class Reply:
     def is_answer(self) -> bool:
         return self.is_complete and not self.error
 
-    def take(self, line: str) -> None:
-        """Take an event of a stream, or the body of an answer that came as a whole."""
+    def receive(self, line: str) -> None:
+        """Receive an event of a stream, or the body of an answer that came as a whole."""
         data = line.removeprefix("data: ")
         if data == "[DONE]":
             self.is_complete = True
         elif data:
-            self._take(json.loads(data), is_event=data != line)
+            self._apply(json.loads(data), is_event=data != line)
 
-    def _take(self, said: dict[str, Any], *, is_event: bool) -> None:
+    def _apply(self, said: dict[str, Any], *, is_event: bool) -> None:
         self.error = str(said.get("error", ""))
         self.tokens += [token for choice in said.get("choices", ()) for token in choice.get("token_ids") or ()]
         self.timings = said.get("diptych") or self.timings

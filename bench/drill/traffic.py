@@ -178,7 +178,7 @@ async def _exchange(client: httpx.AsyncClient, router: Router, request: Request,
             reply.status, reply.may_retry = response.status_code, "retry-after" in response.headers
             async for line in response.aiter_lines():
                 had = len(reply.tokens)
-                reply.take(line)
+                reply.receive(line)
                 if len(reply.tokens) > had:
                     request.note_tokens()
         if not reply.is_complete:

@@ -103,7 +103,7 @@ def _rope_run(pool: Tensor, num_tokens: int) -> Run:
 
 
 def skinny_gemm() -> Iterator[Case]:
-    """Of the matrices that are not left to cuBLAS."""
+    """Yield the matrices that are not left to cuBLAS."""
     from diptych.kernels.gpu.skinny_gemm import pays_up_to, skinny_gemm
 
     for name, (rows, columns) in MATRICES.items():

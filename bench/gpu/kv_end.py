@@ -66,7 +66,7 @@ class End:
                 raise TimeoutError(f"no event within {WAIT_S} s")
 
     def digest(self, pages: npt.NDArray[np.int64]) -> int | None:
-        """Of our own pages."""
+        """Return the digest of our own pages."""
         op = self.transport.digest_pages(pages)
         return self.wait(lambda event: getattr(event, "op", None) == op).digest  # type: ignore[union-attr]
 

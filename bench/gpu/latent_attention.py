@@ -89,7 +89,7 @@ def extend_runs(pool: Pool, new: int) -> Sequence[Run]:
 
 
 def num_flops(num_heads: int, num_pairs: float) -> float:
-    """Of the two products, for so many pairs of a query and a key."""
+    """Count the operations of the two products, for so many pairs of a query and a key."""
     return 2 * num_heads * (2 * RANK + ROPE_DIM) * num_pairs
 
 

@@ -116,7 +116,7 @@ async def _handed_over(options: dict[str, Any], requests: list[list[int]]) -> li
 
 
 def _gpus(options: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
-    """Of the two sides."""
+    """Return the options that put the two sides on different GPUs."""
     return ({"base_gpu": 0}, {"base_gpu": 1}) if options["device"] == "cuda" else ({}, {})
 
 

@@ -86,7 +86,7 @@ async def _stream(port: int, body: bytes, due_s: float, served: Served) -> None:
     while line := await reader.readline():
         at_s = time.perf_counter() - due_s
         if line.startswith(EVENT):
-            _take(orjson.loads(line[6:]), at_s, served)
+            _apply(orjson.loads(line[6:]), at_s, served)
         elif line.startswith(LAST_EVENT):
             break
         elif status != b"200":
@@ -95,7 +95,7 @@ async def _stream(port: int, body: bytes, due_s: float, served: Served) -> None:
     writer.close()
 
 
-def _take(event: dict[str, Any], at_s: float, served: Served) -> None:
+def _apply(event: dict[str, Any], at_s: float, served: Served) -> None:
     if "error" in event:
         served.failure = str(event["error"])
     served.timings = event.get("diptych") or served.timings

@@ -24,7 +24,7 @@ SIZE: Final = 8192  # of the square matrices
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Of one GPU, on random data."""
+    """What one GPU reaches on random data."""
 
     name: str
     copy_bytes_s: float  # read and written both count

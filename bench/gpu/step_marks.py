@@ -33,7 +33,7 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Of consecutive steps of one size."""
+    """How fast consecutive steps of one size follow each other."""
 
     step_s: float  # from the begin of one to the begin of the next
     idle: float  # share of that in which the GPU had nothing to do

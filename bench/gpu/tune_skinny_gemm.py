@@ -128,7 +128,7 @@ def _least_s(n: int, k: int, m: int, copied: float) -> float:
 
 
 def _summary(report: Report, winners: Mapping[str, Winner], copied: float) -> None:
-    """Of each product, and of all in a step: as served, which is cuBLAS where ours does not pay."""
+    """Report each product, and all in a step: as served, which is cuBLAS where ours does not pay."""
     shapes, totals = SHAPES | LM_HEAD, [[0.0] * len(ROWS) for _ in range(4)]
     for name, won in winners.items():
         times = 1 if name in LM_HEAD else NUM_LAYERS

@@ -59,7 +59,7 @@ class Platform:
 
     @property
     def pids(self) -> list[int]:
-        """Of the router's processes."""
+        """Return the ids of the router's processes."""
         return [self._router.pid, *(child.pid for child in psutil.Process(self._router.pid).children(recursive=True))]
 
     def rss_bytes(self) -> int:
@@ -118,7 +118,7 @@ def platform(cast: Cast) -> Iterator[Platform]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Of values that need not be sorted; 0 of none."""
+    """Return that of values that need not be sorted; 0 of none."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
 
 
@@ -168,7 +168,7 @@ def _measured(module: str, load: Load | DirectLoad | Arrivals) -> dict[str, Any]
 
 
 def _is_ready(port: int) -> bool:
-    """Of several processes all are: each gets its part of the connections from then on."""
+    """Whether the router is, with all its processes: each gets its part of the connections from then on."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request("GET", "/health/ready")

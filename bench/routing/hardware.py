@@ -10,7 +10,7 @@ from routing.trace import BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Of one worker. A step computes one chunk of a prompt, one token of each running request, or both."""
+    """The speed of one worker. A step computes one chunk of a prompt, one token of each running request, or both."""
 
     prompt_s: float  # once a prompt
     token_s: float  # each prompt token that is not cached

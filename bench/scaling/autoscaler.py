@@ -38,7 +38,7 @@ class Measure:
 
 
 class Autoscaler:
-    """Of one pool. Call `decide` every `SYNC_S`."""
+    """Sets the size of one pool. Call `decide` every `SYNC_S`."""
 
     def __init__(self, behavior: Behavior, lowest: int, highest: int) -> None:
         self._behavior = behavior

@@ -116,7 +116,7 @@ class DecodeWorker:
         self._held = [each for each in self._held if each[0] > now_s]
         self.load = sum(share for _, share in self._held)
 
-    def take(self, ends_s: float, share: float) -> None:
+    def hold(self, ends_s: float, share: float) -> None:
         self._held.append((ends_s, share))
         self.load += share
 
@@ -138,7 +138,7 @@ class DecodePool:
             worker = min(self.pods.serving, key=lambda each: each.load)
             if worker.load + share > 1:
                 break
-            worker.take(now_s + lasts_s, share)
+            worker.hold(now_s + lasts_s, share)
             self.waits_s.append(now_s - came_s)
             self._waiting.popleft()
 

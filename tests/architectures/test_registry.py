@@ -11,7 +11,9 @@ import pytest
 from tiny_config import tiny_config
 
 from diptych.architectures.config import ClampedSwiglu, Indexer, Latent, ModelConfig, Moe, QueryGrowth, Rope
+from diptych.architectures.recurrent import DeltaNet, Recurrent
 from diptych.architectures.registry import FAMILIES, from_hf
+from diptych.checkpoints.quantization.weight import as_floats
 from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import QuantizedArray
 
@@ -31,7 +33,7 @@ LLAMA: dict[str, Any] = {
 }
 
 
-WITH_IMAGES = {"gemma3", "llama4", "mistral3"}
+WITH_IMAGES = {"gemma3", "llama4", "mistral3", "qwen3_5", "qwen3_5_moe"}
 
 
 def test_a_plain_llama_config_is_read_with_the_defaults_of_its_format() -> None:
@@ -113,6 +115,38 @@ GROWING: dict[str, Any] = {
     "rope_theta": 1e6,
     "type": "yarn",
 }
+DELTA_NETS: dict[str, Any] = {
+    "attention_bias": False,
+    "full_attention_interval": 2,
+    "head_dim": 32,
+    "hidden_act": "silu",
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 12,
+}
+SHARED_MOE: dict[str, Any] = {
+    "moe_intermediate_size": 48,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "shared_expert_intermediate_size": 40,
+}
+QWEN3_5: dict[str, Any] = DELTA_NETS | {
+    "attn_output_gate": True,
+    "layer_types": ["linear_attention", "full_attention"],
+    "mamba_ssm_dtype": "float32",
+    "mlp_only_layers": [],
+    "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": False,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [2, 1, 1],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 1e7,
+        "rope_type": "default",
+    },
+}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "llama": COMMON,
     "deepseek_v3": COMMON
@@ -189,6 +223,16 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 1, "mlp_only_layers": [], "head_dim": 32}
     | {"moe_intermediate_size": 48, "norm_topk_prob": True, "num_experts": 16, "num_experts_per_tok": 4}
     | {"sliding_window": None, "use_sliding_window": False, "max_window_layers": 2, "rope_theta": 1e6},
+    "qwen3_next": COMMON
+    | {"architectures": ["Qwen3NextForCausalLM"], "decoder_sparse_step": 1, "mlp_only_layers": []}
+    | {"norm_topk_prob": True, "partial_rotary_factor": 0.25, "rope_scaling": None, "rope_theta": 1e7}
+    | DELTA_NETS
+    | SHARED_MOE,
+    "qwen3_5_text": COMMON | {"architectures": ["Qwen3_5ForCausalLM"]} | QWEN3_5,
+    "qwen3_5_moe_text": {key: value for key, value in COMMON.items() if key != "intermediate_size"}
+    | {"architectures": ["Qwen3_5MoeForCausalLM"]}
+    | QWEN3_5
+    | SHARED_MOE,
     "gemma2": COMMON
     | {"architectures": ["Gemma2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh", "head_dim": 256}
     | {"hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
@@ -236,8 +280,20 @@ LATENT_ATTENTION: dict[str, Any] = {
     "latent": Latent(48, 32, 24, 16, 20, interleaved=True, norm_eps=1e-6),
 }
 GROWTH: dict[str, Any] = {"query_growth": QueryGrowth(64, 0.1)}
+HYBRID: dict[str, Any] = {
+    "head_dim": 32,
+    "rope": Rope(1e7, 8),
+    "qk_norm": "heads",
+    "norm_offset": 1.0,
+    "attention_gate": True,
+    "recurrent": Recurrent((0,), DeltaNet(2, 4, 8, 12, 4)),
+}
+GATED_MOE = Moe(16, 4, 48, normalize=True, shared_ffn_size=40, shared_gate=True)
 DIFFERENT: dict[str, dict[str, Any]] = {
     "llama": {},
+    "qwen3_next": HYBRID | {"moe": GATED_MOE},
+    "qwen3_5_text": HYBRID,
+    "qwen3_5_moe_text": HYBRID | {"moe": GATED_MOE, "ffn_size": 48},
     "deepseek_v3": LATENT_ATTENTION | {"moe": SIGMOID_MOE},
     "deepseek_v32": LATENT_ATTENTION | {"moe": SIGMOID_MOE, "indexer": Indexer(4, 32, 64, False, (0, 1))},
     "glm_moe_dsa": LATENT_ATTENTION | {"moe": SIGMOID_MOE, "indexer": Indexer(4, 32, 64, True, (0, 1))},
@@ -466,6 +522,59 @@ def test_experts_in_one_tensor_that_are_not_a_llama_4s_are_refused(tensor: Any, 
         list(FAMILIES["llama4_text"].unstack(config, (name, tensor)))
 
 
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+def test_a_qwen_that_knows_images_is_read_for_text(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    published = PUBLISHED[f"{family}_text"]
+    text = {key: value for key, value in published.items() if key != "architectures"}
+    values: dict[str, Any] = {"image_token_id": 248056, "video_token_id": 248057, "vision_config": {"depth": 27}}
+    values |= {"vision_start_token_id": 248053, "vision_end_token_id": 248054, "tie_word_embeddings": False}
+    values |= {"architectures": [FAMILIES[family].architecture], "model_type": family, "text_config": text}
+    assert from_hf(values, {}, "tiny") == replace(from_hf(published, {}, "tiny"), architecture=family)
+    assert [record.getMessage() for record in caplog.records] == [
+        "tiny: images are not supported; the model is served for text"
+    ]
+
+
+def test_what_qwen3_next_keeps_together_comes_apart_by_heads() -> None:
+    """Of two key heads and four value heads each row says whose it is."""
+    config, unstack = from_hf(PUBLISHED["qwen3_next"], {}, "tiny"), FAMILIES["qwen3_next"].unstack
+    kinds = [["q"] * 8 + ["k"] * 8 + ["v"] * 24 + ["z"] * 24, ["b"] * 2 + ["a"] * 2]
+    for kind, name in zip(kinds, ("qkvz", "ba"), strict=True):
+        rows = np.array([f"{each}{head}" for head in range(2) for each in kind])[:, None]
+        parts = dict(unstack(config, (f"model.layers.0.linear_attn.in_proj_{name}.weight", rows)))
+        found = {key.removesuffix(".weight")[-3:]: "".join(np.asarray(part)[:, 0]) for key, part in parts.items()}
+        if name == "ba":
+            assert found == {"j_b": "b0b0b1b1", "j_a": "a0a0a1a1"}
+        else:
+            assert found["j_z"] == "z0" * 24 + "z1" * 24
+            assert found["qkv"] == "q0" * 8 + "q1" * 8 + "k0" * 8 + "k1" * 8 + "v0" * 24 + "v1" * 24
+
+
+def test_queries_and_gates_come_apart_also_where_they_are_quantised() -> None:
+    config = from_hf(PUBLISHED["qwen3_5_text"], {}, "tiny")
+    rows = np.arange(256, dtype=np.float16)[:, None].repeat(8, axis=1)
+    for tensor in (rows, QuantizedArray("float16", rows)):
+        parts = FAMILIES["qwen3_5_text"].unstack(config, ("model.layers.1.self_attn.q_proj.weight", tensor))
+        (first, queries), (second, gates) = [(name.split(".")[-2], as_floats(part)[:, 0]) for name, part in parts]
+        assert (first, second) == ("q_proj", "gate_proj")
+        assert queries.tolist() == [64 * head + i for head in range(4) for i in range(32)]
+        assert (gates == queries + 32).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("linear_attn.in_proj_qkvz.weight", "has 7 rows, not 64 for 2 heads"),
+        ("linear_attn.in_proj_ba.weight", "has 7 rows, not 4 for 2 heads"),
+        ("self_attn.q_proj.weight", "has 7 rows, not 64 for 4 heads"),
+    ],
+)
+def test_what_does_not_come_apart_by_heads_is_refused(name: str, named: str) -> None:
+    config = from_hf(PUBLISHED["qwen3_next"], {}, "tiny")
+    with pytest.raises(ConfigError, match=named):
+        list(FAMILIES["qwen3_next"].unstack(config, (f"model.layers.0.{name}", np.zeros((7, 64), np.float32))))
+
+
 def test_yarn_makes_all_dimensions_of_latent_attention_grow() -> None:
     """Its `mscale_all_dim` grows scores; what it does to rotated dimensions, `mscale` alone says beside it."""
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0}
@@ -563,6 +672,20 @@ def test_kimi_k2_is_read_as_what_it_says_it_is() -> None:
         ("llama4_text", {"partial_rotary_factor": 0.5}, "rotation of a part of a head"),
         ("llama4_text", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "one that scales"),
         ("minimax_m2", {"attn_type_list": [0, 1]}, "attn_type_list other than 1"),
+        ("qwen3_next", {"attention_bias": True}, "attention_bias=True"),
+        ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ("qwen3_next", {"layer_types": ["linear_attention"]}, "layer_types must name"),
+        ("qwen3_next", {"layer_types": ["linear_attention", "sliding_attention"]}, "layer_types must name"),
+        ("qwen3_next", {"full_attention_interval": 4}, "whose layers are all linear_attention"),
+        ("qwen3_next", {"layer_types": ["full_attention"] * 2}, "whose layers are all full_attention"),
+        ("qwen3_next", {"linear_num_value_heads": 3}, "3 value heads do not share 2 key heads"),
+        ("qwen3_next", {"linear_conv_kernel_dim": 1}, "every size of a delta net"),
+        ("qwen3_next", {"linear_key_head_dim": 1 << 20}, "linear_key_head_dim must be a whole number"),
+        ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate=False"),
+        ("qwen3_5_text", {"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype='bfloat16'"),
+        ("qwen3_5_text", {"mlp_only_layers": [1]}, "mlp_only_layers"),
+        ("qwen3_5_moe_text", {"mlp_only_layers": [1]}, "mlp_only_layers"),
+        ("qwen3_5_moe_text", {"norm_topk_prob": False}, "norm_topk_prob=False"),
         ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias=False"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from diptych.bootstrap.caller import Limits
 from diptych.bootstrap.main import BootstrapMetrics
-from diptych.bootstrap.replica import Census, Replica
+from diptych.bootstrap.replica import Replica, ReplicaSnapshot
 from diptych.common.refusals import Refusals
 from diptych.v1 import bootstrap_pb2
 from diptych.v1.bootstrap_pb2 import Heartbeat, Instance
@@ -22,31 +22,31 @@ def heartbeat(instance_id: int, role: Any, state: Any, *, at: str) -> bytes:
     return Heartbeat(sequence=1, instance=instance).SerializeToString()
 
 
-def census_after(*heartbeats: bytes) -> Census:
+def snapshot_after(*heartbeats: bytes) -> ReplicaSnapshot:
     replica = Replica(lease_s=3.0, limits=Limits())
     for each in heartbeats:
-        replica.hear(each, now_s=100.0)
-    return replica.census()
+        replica.receive(each, now_s=100.0)
+    return replica.snapshot()
 
 
-def samples(census: Census) -> dict[str, float]:
+def samples(snapshot: ReplicaSnapshot) -> dict[str, float]:
     refusals = Refusals()
     refusals.note("wrong_token", "ipv4:10.0.0.1:2345", "/m")
-    text = BootstrapMetrics(lambda: census, refusals).page().body.decode()
+    text = BootstrapMetrics(lambda: snapshot, refusals).page().body.decode()
     lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
 
 
 def test_members_are_counted_by_role_and_state_and_changes_by_kind() -> None:
     starting, ready = bootstrap_pb2.INSTANCE_STATE_STARTING, bootstrap_pb2.INSTANCE_STATE_READY
-    census = census_after(
+    snapshot = snapshot_after(
         heartbeat(1, bootstrap_pb2.ROLE_PREFILL, ready, at="a:1"),
         heartbeat(2, bootstrap_pb2.ROLE_PREFILL, starting, at="a:2"),
         heartbeat(3, bootstrap_pb2.ROLE_ROUTER, ready, at="a:3"),
         heartbeat(4, bootstrap_pb2.ROLE_ROUTER, ready, at="a:3"),
         heartbeat(2, bootstrap_pb2.ROLE_PREFILL, starting, at="a:2"),  # again: no news
     )
-    assert samples(census) == {
+    assert samples(snapshot) == {
         'diptych_bootstrap_members{role="prefill",state="ready"}': 1,
         'diptych_bootstrap_members{role="prefill",state="starting"}': 1,
         'diptych_bootstrap_members{role="router",state="ready"}': 1,
@@ -61,4 +61,4 @@ def test_members_are_counted_by_role_and_state_and_changes_by_kind() -> None:
         f'diptych_build_info{{version="{version("diptych")}"}}': 1,
     }
     described = set(re.findall(r"`(diptych_\w+)[`{]", METRICS.read_text()))
-    assert {name.partition("{")[0] for name in samples(census)} <= described
+    assert {name.partition("{")[0] for name in samples(snapshot)} <= described

@@ -18,7 +18,7 @@ def loads(*ids: int) -> dict[int, bytes]:
 def outbox() -> Outbox:
     """A snapshot of nobody has been taken."""
     outbox = Outbox(lease_ms=3000)
-    outbox.take(lambda: ())
+    outbox.pop(lambda: ())
     return outbox
 
 
@@ -27,12 +27,12 @@ def snapshot(revision: int, *ids: int) -> WatchUpdate:
     return WatchUpdate(revision=revision, snapshot=True, upserts=everybody, lease_ms=3000, max_silence_ms=1000)
 
 
-def take(outbox: Outbox) -> WatchUpdate:
-    return WatchUpdate.FromString(outbox.take(lambda: upserts(8, 9).values()))
+def pop_update(outbox: Outbox) -> WatchUpdate:
+    return WatchUpdate.FromString(outbox.pop(lambda: upserts(8, 9).values()))
 
 
 def test_a_snapshot_of_everything_is_due_first() -> None:
-    assert take(Outbox(lease_ms=3000)) == snapshot(1, 8, 9)
+    assert pop_update(Outbox(lease_ms=3000)) == snapshot(1, 8, 9)
 
 
 def test_a_slow_watcher_is_told_the_sum_of_what_it_missed(outbox: Outbox) -> None:
@@ -41,7 +41,7 @@ def test_a_slow_watcher_is_told_the_sum_of_what_it_missed(outbox: Outbox) -> Non
     outbox.put({}, removed=(1,), ended=(1,))
     outbox.put({}, removed=(2,), ended=())
     outbox.put(upserts(2), (), ())
-    assert take(outbox) == WatchUpdate(revision=2, upserts=[Instance(instance_id=2)], removed=[1], ended=[1])
+    assert pop_update(outbox) == WatchUpdate(revision=2, upserts=[Instance(instance_id=2)], removed=[1], ended=[1])
     assert outbox.is_empty
 
 
@@ -49,5 +49,5 @@ def test_a_watcher_that_missed_too_much_gets_a_snapshot(outbox: Outbox) -> None:
     for left in range(MAX_LEFT + 1):
         outbox.put({}, removed=(left,), ended=())
     outbox.put(upserts(1), (), ())
-    assert take(outbox) == snapshot(2, 8, 9)
+    assert pop_update(outbox) == snapshot(2, 8, 9)
     assert outbox.is_empty

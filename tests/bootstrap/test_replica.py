@@ -43,13 +43,13 @@ def replica() -> Replica:
 
 def new_replica() -> Replica:
     replica = Replica(lease_s=3.0, limits=Limits(max_instances=3, max_watchers=2))
-    replica.hear(beat(BYSTANDER), 0.0)
+    replica.receive(beat(BYSTANDER), 0.0)
     return replica
 
 
 def listed(replica: Replica) -> dict[int, Instance]:
     outbox = replica.open(with_loads=True)
-    update = WatchUpdate.FromString(replica.take(outbox))
+    update = WatchUpdate.FromString(replica.pop(outbox))
     replica.close(outbox)
     return {instance.instance_id: instance for instance in update.upserts}
 
@@ -70,29 +70,29 @@ def listed(replica: Replica) -> dict[int, Instance]:
 )
 def test_a_bad_record_is_refused_with_a_reason(replica: Replica, fields: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
-        replica.hear(beat(ready(2, **fields)), 0.0)
+        replica.receive(beat(ready(2, **fields)), 0.0)
     assert listed(replica).keys() == {1}
 
 
 def test_what_is_no_heartbeat_is_refused(replica: Replica) -> None:
     with pytest.raises(InvalidRequest, match=r"no diptych\.v1\.Heartbeat"):
-        replica.hear(b"\xff", 0.0)
+        replica.receive(b"\xff", 0.0)
 
 
 def test_a_role_of_a_later_version_is_listed_like_any_other(replica: Replica) -> None:
     later = ready(2).SerializeToString() + b"\x10\x63"  # role 99
-    replica.hear(Heartbeat(sequence=1).SerializeToString() + b"\x12" + bytes([len(later)]) + later, 0.0)
+    replica.receive(Heartbeat(sequence=1).SerializeToString() + b"\x12" + bytes([len(later)]) + later, 0.0)
     assert listed(replica).keys() == {1, 2}
 
 
 def test_more_instances_than_fit_are_refused_until_one_leaves(replica: Replica) -> None:
-    replica.hear(beat(ready(2)), 0.0)
-    replica.hear(beat(ready(3)), 0.0)
+    replica.receive(beat(ready(2)), 0.0)
+    replica.receive(beat(ready(3)), 0.0)
     with pytest.raises(Overloaded, match="3 instances are listed: no more fit"):
-        replica.hear(beat(ready(4)), 0.0)
-    replica.hear(beat(ready(1, address="here:1"), sequence=2), 2.0)
+        replica.receive(beat(ready(4)), 0.0)
+    replica.receive(beat(ready(1, address="here:1"), sequence=2), 2.0)
     replica.tick(3.0)
-    replica.hear(beat(ready(4)), 3.0)
+    replica.receive(beat(ready(4)), 3.0)
     assert listed(replica).keys() == {1, 4}
 
 
@@ -108,24 +108,24 @@ def test_more_watchers_than_fit_are_refused(replica: Replica) -> None:
 def test_loads_alone_are_told_in_turns_to_those_who_want_them(replica: Replica) -> None:
     with_loads, without = replica.open(with_loads=True), replica.open(with_loads=False)
     for outbox in (with_loads, without):
-        replica.take(outbox)
-    replica.hear(beat(ready(1, address="here:1", load=WorkerLoad(num_running=7)), sequence=2), 1.0)
+        replica.pop(outbox)
+    replica.receive(beat(ready(1, address="here:1", load=WorkerLoad(num_running=7)), sequence=2), 1.0)
     told = [outbox for _ in range(10) for outbox in replica.tell_loads()]
     assert (told, without.is_empty) == ([with_loads], True)
-    news = WatchUpdate.FromString(replica.take(with_loads)).loads
+    news = WatchUpdate.FromString(replica.pop(with_loads)).loads
     assert [(each.instance_id, each.sequence, each.load.num_running) for each in news] == [(1, 2, 7)]
 
 
 def test_a_snapshot_tells_no_loads_to_those_who_do_not_want_them(replica: Replica) -> None:
-    replica.hear(beat(ready(2, load=WorkerLoad(num_running=7, linked_instances=[1]))), 0.0)
-    update = WatchUpdate.FromString(replica.take(replica.open(with_loads=False)))
+    replica.receive(beat(ready(2, load=WorkerLoad(num_running=7, linked_instances=[1]))), 0.0)
+    update = WatchUpdate.FromString(replica.pop(replica.open(with_loads=False)))
     assert [(each.instance_id, each.HasField("load")) for each in update.upserts] == [(1, False), (2, False)]
 
 
 def test_what_is_sent_on_is_what_was_said(replica: Replica) -> None:
     instance = ready(2, load=WorkerLoad(num_running=7), version="later", dp_rank=3)
     said = Instance.FromString(instance.SerializeToString() + b"\xf8\x3f\x05")  # a field of a later version
-    replica.hear(beat(said, sequence=9), 0.0)
+    replica.receive(beat(said, sequence=9), 0.0)
     said.sequence = 9
     assert listed(replica)[2].SerializeToString(deterministic=True) == said.SerializeToString(deterministic=True)
 
@@ -174,9 +174,9 @@ def test_no_bytes_harm_the_replica_or_a_bystander(messages: list[bytes]) -> None
         with contextlib.suppress(InvalidRequest, Overloaded):  # to refuse is the least harm
             record = read_heartbeat(data)
             if record.instance_id != 1 and record.address != "here:1":
-                replica.hear(data, number / 100)
+                replica.receive(data, number / 100)
         replica.tell_loads()
-        WatchUpdate.FromString(replica.take(outbox))
+        WatchUpdate.FromString(replica.pop(outbox))
     bystander = listed(replica)[1]
     bystander.ClearField("sequence")
     assert bystander == BYSTANDER

@@ -47,17 +47,17 @@ def replica() -> Replica:
 
 
 def say(replica: Replica, instance: Instance, caller: Caller = ANYBODY, sequence: int = 1) -> None:
-    replica.hear(Heartbeat(sequence=sequence, instance=instance).SerializeToString(), 0.0, caller)
+    replica.receive(Heartbeat(sequence=sequence, instance=instance).SerializeToString(), 0.0, caller)
 
 
 @pytest.mark.parametrize("parties", [frozenset({each}) for each in Party])
 @pytest.mark.parametrize("with_loads", [True, False])
 def test_who_is_no_worker_sees_everybody_and_no_link_key(replica: Replica, parties: Parties, with_loads: bool) -> None:
     outbox = replica.open(with_loads=with_loads, caller=Caller(parties, proven=frozenset()))
-    told = [replica.take(outbox)]
+    told = [replica.pop(outbox)]
     say(replica, member(5, ROLE_PREFILL))
     say(replica, member(1, ROLE_PREFILL, paused=True), sequence=2)
-    told.append(replica.take(outbox))
+    told.append(replica.pop(outbox))
     updates = [WatchUpdate.FromString(each) for each in told]
     assert [[each.instance_id for each in update.upserts] for update in updates] == [[*FLEET], [5, 1]]
     assert not any(b"key " in each for each in told)
@@ -79,14 +79,14 @@ def test_a_worker_sees_the_keys_of_those_that_it_may_pair_with(replica: Replica,
     caller = Caller(frozenset({party}), proven=frozenset({secret.instance_id}))
     say(replica, member(secret.instance_id, role), caller)
     outbox = replica.open(with_loads=False, caller=caller)
-    assert keys_in(replica.take(outbox)) - {secret.instance_id} == seen
+    assert keys_in(replica.pop(outbox)) - {secret.instance_id} == seen
     for instance_id in (5, 6, 7):
         say(replica, member(instance_id, FLEET[instance_id - 4]))
-    assert keys_in(replica.take(outbox)) == {instance_id + 4 for instance_id in seen}
+    assert keys_in(replica.pop(outbox)) == {instance_id + 4 for instance_id in seen}
 
 
 def test_who_is_everybody_sees_all_keys(replica: Replica) -> None:
-    assert keys_in(replica.take(replica.open(with_loads=False))) == {1, 2, 3}
+    assert keys_in(replica.pop(replica.open(with_loads=False))) == {1, 2, 3}
 
 
 def test_nothing_is_told_to_a_worker_before_it_has_registered(replica: Replica) -> None:
@@ -94,10 +94,10 @@ def test_nothing_is_told_to_a_worker_before_it_has_registered(replica: Replica) 
     caller = Caller(WORKER, proven=frozenset({secret.instance_id}))
     outbox = replica.open(with_loads=False, caller=caller)
     say(replica, member(5, ROLE_PREFILL))
-    assert not replica.may_take(outbox)
+    assert not replica.may_pop(outbox)
     say(replica, member(secret.instance_id, ROLE_DECODE), caller)
-    assert replica.may_take(outbox)
-    assert keys_in(replica.take(outbox)) == {1, 3, 5}
+    assert replica.may_pop(outbox)
+    assert keys_in(replica.pop(outbox)) == {1, 3, 5}
 
 
 def test_what_a_worker_sees_follows_its_role(replica: Replica) -> None:
@@ -105,14 +105,14 @@ def test_what_a_worker_sees_follows_its_role(replica: Replica) -> None:
     ours, caller = secret.instance_id, Caller(WORKER, proven=frozenset({secret.instance_id}))
     say(replica, member(ours, ROLE_DECODE), caller)
     outbox = replica.open(with_loads=False, caller=caller)
-    assert keys_in(replica.take(outbox)) == {1, 3}
+    assert keys_in(replica.pop(outbox)) == {1, 3}
     say(replica, member(ours, ROLE_PREFILL), caller, sequence=2)
-    assert keys_in(replica.take(outbox)) == {2, 3}
+    assert keys_in(replica.pop(outbox)) == {2, 3}
     say(replica, member(ours, ROLE_PREFILL, paused=True), caller, sequence=3)
-    (only,) = WatchUpdate.FromString(replica.take(outbox)).upserts
+    (only,) = WatchUpdate.FromString(replica.pop(outbox)).upserts
     assert only.instance_id == ours, "the same role: nobody is told again"
     say(replica, member(1, ROLE_DECODE), sequence=2)
-    assert keys_in(replica.take(outbox)) == {1}, "a peer's role counts, too"
+    assert keys_in(replica.pop(outbox)) == {1}, "a peer's role counts, too"
 
 
 def test_the_groups_of_a_worker_see_what_each_of_them_needs(replica: Replica) -> None:
@@ -121,7 +121,7 @@ def test_the_groups_of_a_worker_see_what_each_of_them_needs(replica: Replica) ->
     for secret, role in zip(secrets, (ROLE_DECODE, ROLE_PREFILL), strict=True):
         say(replica, member(secret.instance_id, role), caller)
     outbox = replica.open(with_loads=False, caller=caller)
-    assert keys_in(replica.take(outbox)) == {1, 2, 3, *caller.proven}
+    assert keys_in(replica.pop(outbox)) == {1, 2, 3, *caller.proven}
     replica.close(outbox)
     say(replica, member(secrets[0].instance_id, ROLE_UNIFIED), caller, sequence=2)  # nobody watches any more
 
@@ -139,9 +139,9 @@ def test_a_worker_neither_registers_a_router_nor_ends_another_worker(replica: Re
     ):
         with pytest.raises(Forbidden):
             say(replica, instance, caller, sequence=99)
-    listed = WatchUpdate.FromString(replica.take(replica.open(with_loads=False))).upserts
+    listed = WatchUpdate.FromString(replica.pop(replica.open(with_loads=False))).upserts
     assert [each.instance_id for each in listed] == [*FLEET]
-    assert replica.census().counts.refused == 5
+    assert replica.snapshot().counts.refused == 5
 
 
 def test_a_fleet_that_comes_back_to_a_replica_costs_a_few_encodings_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_a_fleet_that_comes_back_to_a_replica_costs_a_few_encodings_a_worker(mon
     for number, (secret, caller) in enumerate(zip(secrets, callers, strict=True)):
         say(replica, member(secret.instance_id, (ROLE_PREFILL, ROLE_DECODE)[number % 2]), caller)
     assert len(encoded) <= 3 * len(secrets), "once for those that see the same"
-    assert [len(keys_in(replica.take(outbox))) for outbox in outboxes] == [50] * 100
+    assert [len(keys_in(replica.pop(outbox))) for outbox in outboxes] == [50] * 100
 
 
 def test_an_instance_has_few_watchers_and_others_have_theirs(replica: Replica) -> None:

@@ -71,6 +71,9 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "Mistral-Small-4": ("Mistral4", {}),
     "Ministral-3-8B": ("Ministral3", {}),
     "Seed-OSS-36B": ("SeedOss", {"hidden_size": 5120}),
+    "Qwen3-Next-80B-A3B": ("Qwen3Next", {}),
+    "Qwen3.5-9B": ("Qwen3_5Text", {}),
+    "Qwen3.5-35B-A3B": ("Qwen3_5MoeText", {}),
     "Qwen3-32B": (
         "Qwen3",
         {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64}
@@ -97,6 +100,9 @@ KNOWN = {
     "Mistral-Small-4": (6.63, 22.5),
     "Ministral-3-8B": (8.49, 136),
     "Seed-OSS-36B": (36.15, 256),
+    "Qwen3-Next-80B-A3B": (3.9, 24),
+    "Qwen3.5-9B": (9.0, 32),
+    "Qwen3.5-35B-A3B": (3.45, 20),
     "Qwen3-32B": (32.8, 256),
 }
 

@@ -14,7 +14,7 @@ import pytest
 
 from diptych.cli.main import main
 from diptych.cli.platform.log_view import LogView
-from diptych.cli.platform.plan import Site, Workers
+from diptych.cli.platform.plan import ListenAddresses, Workers
 from diptych.cli.platform.whereabouts import LocalPlatform
 from diptych.cli.up import UpConfig, banner, commands_elsewhere, commands_here, found_by_commands
 from diptych.common.errors import ConfigError
@@ -54,26 +54,26 @@ def test_the_defaults_and_several_free_ports_are_fine() -> None:
 
 
 def test_the_banner_holds_a_curl_that_can_be_pasted() -> None:
-    text = banner(UpConfig(), Site("0.0.0.0", 8000, 9000, 7000), "small-model", "")
+    text = banner(UpConfig(), ListenAddresses("0.0.0.0", 8000, 9000, 7000), "small-model", "")
     command = shlex.split(text[text.index("curl") :])
     assert command[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
     assert json.loads(command[-1])["model"] == "small-model"
 
 
 def test_an_ipv6_address_can_be_pasted_too() -> None:
-    text = banner(UpConfig(), Site("::1", 8000, 9000, 7000), "small-model", "")
+    text = banner(UpConfig(), ListenAddresses("::1", 8000, 9000, 7000), "small-model", "")
     assert "http://[::1]:8000/v1" in text
     assert "[::1]:9000" in text
 
 
 def test_the_banner_says_what_to_type_in_another_terminal() -> None:
-    site = Site("127.0.0.1", 8000, 9000, 7000)
-    assert commands_here(site, 1) == "In another terminal: `diptych chat`, `diptych status`, `diptych links`."
-    assert "`diptych status --platform 8000`" in commands_here(site, 2)
-    elsewhere = commands_elsewhere(site, Path("/run/x/operator"))
+    listen = ListenAddresses("127.0.0.1", 8000, 9000, 7000)
+    assert commands_here(listen, 1) == "In another terminal: `diptych chat`, `diptych status`, `diptych links`."
+    assert "`diptych status --platform 8000`" in commands_here(listen, 2)
+    elsewhere = commands_elsewhere(listen, Path("/run/x/operator"))
     assert "`export DIPTYCH_AUTH_TOKEN_FILE=/run/x/operator; diptych status --bootstrap 127.0.0.1:7000`" in elsewhere
-    assert "TOKEN" not in commands_elsewhere(site, None)
-    assert elsewhere in banner(UpConfig(), site, "m", elsewhere)
+    assert "TOKEN" not in commands_elsewhere(listen, None)
+    assert elsewhere in banner(UpConfig(), listen, "m", elsewhere)
 
 
 def test_a_platform_that_commands_could_not_trust_serves_all_the_same_and_says_so(
@@ -172,4 +172,4 @@ def test_one_unified_worker_is_a_platform() -> None:
     config = UpConfig(device="sim", prefill=0, decode=0, unified=1, unified_options="--page-size 32")
     config.validate()
     assert config.workers == (Workers("unified", 1, ("--device", "sim", "--page-size", "32")),)
-    assert "ready: 1 unified." in banner(config, Site("127.0.0.1", 1, 2, 3), "m", "")
+    assert "ready: 1 unified." in banner(config, ListenAddresses("127.0.0.1", 1, 2, 3), "m", "")

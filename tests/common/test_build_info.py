@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from diptych.bootstrap.caller import Limits
 from diptych.bootstrap.main import BootstrapMetrics
-from diptych.bootstrap.replica import Census, Replica
+from diptych.bootstrap.replica import Replica, ReplicaSnapshot
 from diptych.common.build_info import tell_certificate
 from diptych.common.refusals import Refusals
 from diptych.common.trust.tls import Tls
@@ -40,9 +40,9 @@ def test_without_a_certificate_nothing_is_told_of_it() -> None:
 
 def test_workers_and_bootstrap_tell_it(new_authority: Authorities, tmp_path: Path) -> None:
     tls = Tls(new_authority("ours").sign(tmp_path / "member"))
-    pages = [WorkerMetrics(tls).exposition({}), BootstrapMetrics(census, Refusals(), tls).page().body]
+    pages = [WorkerMetrics(tls).exposition({}), BootstrapMetrics(snapshot, Refusals(), tls).page().body]
     assert [f"\n{NAME} ".encode() in page for page in pages] == [True, True]
 
 
-def census() -> Census:
-    return Replica(lease_s=3.0, limits=Limits()).census()
+def snapshot() -> ReplicaSnapshot:
+    return Replica(lease_s=3.0, limits=Limits()).snapshot()

@@ -20,7 +20,7 @@ PAGE = 4
 
 
 def granted(core: DecodeCore) -> list[int]:
-    notes = [effect.note for effect in core.take_effects() if isinstance(effect, SendNote)]
+    notes = [effect.note for effect in core.pop_effects() if isinstance(effect, SendNote)]
     return [note.room for note in notes if isinstance(note, PagesReady)]
 
 

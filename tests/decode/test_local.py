@@ -115,11 +115,11 @@ def test_a_request_holds_nothing_while_its_grammar_is_compiled(
     grammar = Grammar(GrammarKind.REGEX, "a+")
     params = SamplingParams(max_tokens=3, temperature=0.0, grammar=grammar)
     core.handle(Start(new_request(1, np.arange(5), params), kind=LegKind.LOCAL), 0.0)
-    assert core.take_effects() == [CompileGrammar(1, grammar, ())]
+    assert core.pop_effects() == [CompileGrammar(1, grammar, ())]
     assert core.plan(0.0) is None
     assert engine.cache.pool.counts()["owned"] == 0
     core.handle(event, 0.0)
-    assert core.take_effects() == [Emit(Output(1, failure=Failure(code, "no such rule")))]
+    assert core.pop_effects() == [Emit(Output(1, failure=Failure(code, "no such rule")))]
 
 
 def cached_tokens(engine: Engine, room: int) -> int:

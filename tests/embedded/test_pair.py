@@ -70,7 +70,7 @@ def test_a_policy_that_nobody_knows_is_refused() -> None:
 
 
 def test_pairs_take_turns_and_one_that_lost_its_half_serves_no_more() -> None:
-    """Of two prefill schedulers one dies: the other serves on, until the only decode scheduler dies too."""
+    """One of two prefill schedulers dies: the other serves on, until the only decode scheduler dies too."""
     with Engine("sim", SIMULATED, prefill=2, decode=1, dispatch="round_robin") as engine:
         prompt = list(range(50))
         assert [engine.generate(prompt, GREEDY).cached_tokens for _ in range(4)] == [0, 0, 48, 48]

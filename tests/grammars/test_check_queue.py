@@ -24,7 +24,7 @@ def test_tenants_take_turns_however_many_checks_each_has() -> None:
     few = [offer(queue, "few") for _ in range(2)]
     taken = []
     for _ in range(5):
-        taken.append(queue.take())
+        taken.append(queue.pop())
         queue.finish(taken[-1] or 0, 0.0, 0.0)
     assert taken == [many[0], few[0], many[1], few[1], many[2]]
 
@@ -32,11 +32,11 @@ def test_tenants_take_turns_however_many_checks_each_has() -> None:
 def test_a_tenant_has_one_check_at_a_time() -> None:
     queue = CheckQueue(UNLIMITED)
     first, second = (offer(queue, "a") for _ in range(2))
-    assert (queue.take(), queue.take()) == (first, None)
+    assert (queue.pop(), queue.pop()) == (first, None)
     other = offer(queue, "b")
-    assert (queue.take(), queue.take()) == (other, None)
+    assert (queue.pop(), queue.pop()) == (other, None)
     queue.finish(first, 0.0, 0.0)
-    assert queue.take() == second
+    assert queue.pop() == second
 
 
 def test_the_places_are_bounded_for_each_tenant_and_for_all() -> None:
@@ -51,10 +51,10 @@ def test_the_places_are_bounded_for_each_tenant_and_for_all() -> None:
 def test_who_owes_too_much_is_turned_away_until_it_is_paid_back() -> None:
     queue = CheckQueue(LIMITS)
     bomb, waiting, other = offer(queue, "a"), offer(queue, "a"), offer(queue, "b")
-    assert queue.take() == bomb
+    assert queue.pop() == bomb
     assert queue.finish(bomb, 3.5, 10.0) == ((waiting,), 4.0)  # owes 3 s, may owe 2, pays 1 in 4
     assert queue.offer("a", 12.0) == Refused(True, 2.0)
-    assert queue.take() == other
+    assert queue.pop() == other
     offer(queue, "a", 14.0)
 
 
@@ -62,7 +62,7 @@ def test_short_checks_are_free() -> None:
     queue = CheckQueue(LIMITS)
     for _ in range(1000):
         number = offer(queue, "a")
-        queue.take()
+        queue.pop()
         assert queue.finish(number, 0.5, 0.0) == ((), 0.0)
 
 
@@ -73,7 +73,7 @@ def test_a_tenant_of_bombs_gets_its_share_of_the_time_and_no_more() -> None:
         if isinstance(number, Refused):
             now_s += number.retry_after_s
             continue
-        queue.take()
+        queue.pop()
         now_s += 1.0
         spent_s += 1.0
         queue.finish(number, 1.0, now_s)
@@ -95,7 +95,7 @@ def test_debts_of_many_tenants_are_not_all_remembered() -> None:
     queue = CheckQueue(LIMITS)
     for index in range(3 * MANY_DEBTORS):
         number = offer(queue, f"t{index}")
-        queue.take()
+        queue.pop()
         queue.finish(number, 9.0 if index == 0 else 1.0, 0.0)
     assert len(queue._debts) <= MANY_DEBTORS
     assert isinstance(queue.offer("t0", 0.0), Refused), "who owes most is not forgotten"
@@ -123,8 +123,8 @@ class Machine(RuleBasedStateMachine):
         self.waiting[number] = tenant
 
     @rule()
-    def takes(self) -> None:
-        number = self.queue.take()
+    def pops(self) -> None:
+        number = self.queue.pop()
         if number is None:
             assert set(self.waiting.values()) <= set(self.running.values()), "somebody could have begun"
             return

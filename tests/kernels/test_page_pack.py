@@ -48,7 +48,7 @@ def packs(draw: st.DrawFn) -> PagePack:
 
 
 def numbers(count: int, seed: int) -> np.ndarray[Any, Any]:
-    """Of every size that a type has or rounds to: subnormal ones, ties, too large ones, both zeros."""
+    """Return numbers of every size that a type has or rounds to: subnormal ones, ties, too large ones, both zeros."""
     rng = np.random.default_rng(seed)
     found = rng.standard_normal(count) * 10.0 ** rng.uniform(-9, 5, count)
     edges = [

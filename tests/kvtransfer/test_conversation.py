@@ -32,8 +32,8 @@ def linked(window: int = 8) -> tuple[Conversation, Conversation]:
     left, right = conversation(LEFT, RIGHT, 5, window=window), conversation(RIGHT, LEFT, 9, window=window)
     for now_ns in (1, 2):
         greetings = left.beat(now_ns), right.beat(now_ns)
-        right.hear(greetings[0], now_ns)
-        left.hear(greetings[1], now_ns)
+        right.receive(greetings[0], now_ns)
+        left.receive(greetings[1], now_ns)
     assert left.is_up
     assert right.is_up
     return left, right
@@ -42,7 +42,7 @@ def linked(window: int = 8) -> tuple[Conversation, Conversation]:
 def said(speaker: Conversation, note: bytes, digest: int | None = None) -> list[Frame]:
     parts = parts_of(note)
     return [
-        speaker.say(part, is_last=number == len(parts) - 1, digest=digest if number == len(parts) - 1 else None)
+        speaker.next_frame(part, is_last=number == len(parts) - 1, digest=digest if number == len(parts) - 1 else None)
         for number, part in enumerate(parts)
     ]
 
@@ -70,30 +70,30 @@ def test_what_is_no_frame_is_refused(data: bytes) -> None:
 
 def test_a_link_is_up_when_the_peer_names_our_session() -> None:
     left, right = conversation(LEFT, RIGHT, 5), conversation(RIGHT, LEFT, 9)
-    assert right.hear(left.beat(1), 1) == []
+    assert right.receive(left.beat(1), 1) == []
     assert not right.is_up
-    assert left.hear(right.beat(1), 1) == [Up()]
-    assert right.hear(left.beat(2), 2) == [Up()]
-    assert left.hear(right.beat(2), 2) == []
+    assert left.receive(right.beat(1), 1) == [Up()]
+    assert right.receive(left.beat(2), 2) == [Up()]
+    assert left.receive(right.beat(2), 2) == []
 
 
 def test_frames_of_former_links_belong_to_none() -> None:
     left, right = linked()
     old = right.beat(3)
     again = conversation(LEFT, RIGHT, 6, former_session=9)
-    assert again.hear(old, 3) is None
-    assert left.hear(replace(old, session=8), 3) is None
-    assert left.hear(replace(old, peer_session=4), 3) is None
+    assert again.receive(old, 3) is None
+    assert left.receive(replace(old, session=8), 3) is None
+    assert left.receive(replace(old, peer_session=4), 3) is None
 
 
 def test_a_peer_that_begins_anew_has_closed_its_end() -> None:
     left, _ = linked()
-    assert left.hear(conversation(RIGHT, LEFT, 10).beat(3), 3) == [Down("the peer began a new link")]
+    assert left.receive(conversation(RIGHT, LEFT, 10).beat(3), 3) == [Down("the peer began a new link")]
 
 
 def test_a_goodbye_closes() -> None:
     left, right = linked()
-    assert left.hear(right.bye(), 3) == [Down("the peer closed the link")]
+    assert left.receive(right.bye(), 3) == [Down("the peer closed the link")]
 
 
 def test_notes_come_in_order_however_their_frames_do() -> None:
@@ -101,7 +101,7 @@ def test_notes_come_in_order_however_their_frames_do() -> None:
     notes = [bytes([number]) * size for number, size in enumerate((1, PART_NBYTES, 2 * PART_NBYTES + 7, 3))]
     frames = [frame for number, note in enumerate(notes) for frame in said(left, note, number)]
     random.Random(1).shuffle(frames)
-    heard = [each for frame in frames for each in right.hear(frame, 3) or []]
+    heard = [each for frame in frames for each in right.receive(frame, 3) or []]
     assert heard == [Note(note, number) for number, note in enumerate(notes)]
 
 
@@ -109,12 +109,12 @@ def test_a_peer_waits_until_its_notes_were_polled() -> None:
     left, right = linked(window=2)
     for _ in range(2):
         assert left.has_room
-        right.hear(said(left, b"note")[0], 3)
-    left.hear(right.beat(4), 4)
+        right.receive(said(left, b"note")[0], 3)
+    left.receive(right.beat(4), 4)
     assert not left.has_room
     right.num_polled += 1
     assert right.peer_should_know
-    left.hear(right.beat(5), 5)
+    left.receive(right.beat(5), 5)
     assert not right.peer_should_know
     assert left.has_room
 
@@ -124,13 +124,13 @@ def test_a_note_longer_than_the_window_gets_through() -> None:
     heard = []
     for part in parts_of(b"x" * (5 * PART_NBYTES)):
         assert left.has_room
-        heard += right.hear(left.say(part, is_last=False, digest=None), 3) or []
-        left.hear(right.beat(4), 4)
+        heard += right.receive(left.next_frame(part, is_last=False, digest=None), 3) or []
+        left.receive(right.beat(4), 4)
     assert heard == []
 
 
 def test_the_round_trip_is_without_the_time_that_the_peer_thought() -> None:
     left, right = linked()
-    right.hear(left.beat(1_000), 3_000)
-    left.hear(right.beat(1_000_000), 1_003_000)
+    right.receive(left.beat(1_000), 3_000)
+    left.receive(right.beat(1_000_000), 1_003_000)
     assert left.rtt_s == pytest.approx(5e-6)

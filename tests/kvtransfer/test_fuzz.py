@@ -154,7 +154,7 @@ def frames() -> st.SearchStrategy[Frame]:
         session=number,
         peer_session=st.sampled_from((0, 9)) | U64,
         number=number,
-        taken=number,
+        consumed=number,
         window=U64,
         sent_ns=U64,
         echo_ns=U64,
@@ -176,7 +176,7 @@ def test_frames(data: bytes) -> None:
 def test_a_peer_that_says_anything_in_any_order(heard: list[Frame]) -> None:
     talk = Conversation(OWN, PEER, 9, former_session=2, window=4, now_ns=1)
     for now_ns, frame in enumerate(heard):
-        talk.hear(frame, now_ns)
+        talk.receive(frame, now_ns)
         talk.beat(now_ns)
         assert talk.num_early <= 4 + 1
 

@@ -94,11 +94,16 @@ class Side:
         limits: Limits,
         *rules: TransferRules,
         page_size: int = PAGE,
+        pages_per_state: int = 0,
     ) -> None:
         self.kv, runner = model(num_pages)
         self.runner = Counted(runner)
         cache = KvCache(
-            num_pages=num_pages, page_size=page_size, max_requests=16, max_tokens_per_request=limits.context_len
+            num_pages=num_pages,
+            page_size=page_size,
+            max_requests=16,
+            max_tokens_per_request=limits.context_len,
+            pages_per_state=pages_per_state,
         )
         self.cache = cache
         self.core = build(cache, limits, *rules, page_size * 8, StepPace(limits.mixed_step_s))
@@ -112,7 +117,7 @@ class Side:
         return add_digests(*(digest_bytes(self.kv[page].tobytes(), page * page_nbytes) for page in pages.tolist()))
 
     def collect(self) -> None:
-        for effect in self.core.take_effects():
+        for effect in self.core.pop_effects():
             self._sort(effect)
 
     def _sort(self, effect: Effect) -> None:
@@ -148,7 +153,8 @@ class Squeeze:
             self._cache.drop(self._holder)
             self._holder = None
         elif self._cache.num_available:
-            tokens = np.full(self._cache.num_available * PAGE, VOCAB, dtype=np.int64)
+            num_tokens = min(self._cache.num_available * PAGE, self._cache.max_request_tokens)
+            tokens = np.full(num_tokens, VOCAB, dtype=np.int64)
             self._holder = new_request(0, tokens, SamplingParams(max_tokens=1))
             assert self._cache.admit(self._holder)
 
@@ -181,6 +187,7 @@ class Pair:
         vocab_size: int = VOCAB,
         page_sizes: tuple[int, int] | None = None,
         in_parts: bool = False,
+        pages_per_state: int = 0,
     ) -> None:
         """Other `page_sizes` are for the null model. `in_parts`: what lands is nonsense until it is unpacked."""
         limits = Limits(
@@ -194,8 +201,12 @@ class Pair:
         )
         models = [partial(null_model, page_size=size) for size in page_sizes] if page_sizes else [model, model]
         sizes = page_sizes or (PAGE, PAGE)
-        self.prefill = Side(PrefillCore, prefill_pages, models[0], limits, rules, page_size=sizes[0])
-        self.decode = Side(DecodeCore, decode_pages, models[1], limits, page_size=sizes[1])
+        self.prefill = Side(
+            PrefillCore, prefill_pages, models[0], limits, rules, page_size=sizes[0], pages_per_state=pages_per_state
+        )
+        self.decode = Side(
+            DecodeCore, decode_pages, models[1], limits, page_size=sizes[1], pages_per_state=pages_per_state
+        )
         self.in_parts = in_parts
         self.fail_next_unpacking = False
         self._overlapped = self._overlap_decode() if overlap else None

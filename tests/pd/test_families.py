@@ -15,6 +15,7 @@ from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.events import Emit, EmitTokens, Start
+from diptych.engine.values.kv_regions import pages_per_state
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.request import new_request
 from diptych.engine.values.scheduler_core import SchedulerCore
@@ -36,14 +37,28 @@ def new_model(family_model: Any) -> Callable[[int], tuple[Any, ModelRunner]]:
 def runner(source: ModelSource, num_pages: int) -> tuple[Any, ModelRunner]:
     layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE_SIZE, dtype="float32")
     kv = np.full(layout.shape, np.nan, np.float32)
-    return kv, ModelRunner(source, torch.from_numpy(kv), dtype="float32")
+    return kv, ModelRunner(source, torch.from_numpy(kv), dtype="float32", max_requests=16)
+
+
+@pytest.fixture
+def per_state(family_model: Any) -> int:
+    """How many pages hold a state; 0: there is none."""
+    config = open_model(str(family_model.folder)).config
+    layout = ModelRunner.pool_layout(config, num_pages=1, page_size=PAGE_SIZE, dtype="float32")
+    return pages_per_state(config, 1, "float32", layout)
 
 
 def test_a_pair_generates_the_tokens_and_scores_of_transformers_also_from_cached_prefixes(
-    family_model: Any, new_model: Any, make_pair: Any
+    family_model: Any, new_model: Any, per_state: int, make_pair: Any
 ) -> None:
     """Requests overlap, prompts are cut; in the second round both sides have the prompts cached, and tell scores."""
-    pair = make_pair(prefill_pages=NUM_PAGES, decode_pages=NUM_PAGES, max_step_tokens=STEP_TOKENS, model=new_model)
+    pair = make_pair(
+        prefill_pages=NUM_PAGES,
+        decode_pages=NUM_PAGES,
+        max_step_tokens=STEP_TOKENS,
+        model=new_model,
+        pages_per_state=per_state,
+    )
     num_outputs = len(family_model.outputs[0])
     for first_room, logprobs in ((1, None), (100, 0)):
         params = SamplingParams(max_tokens=num_outputs, temperature=0.0, ignore_eos=True, logprobs=logprobs)
@@ -58,10 +73,15 @@ def test_a_pair_generates_the_tokens_and_scores_of_transformers_also_from_cached
 
 
 def test_a_pair_whose_requests_are_retracted_at_random_generates_the_same_tokens(
-    family_model: Any, new_model: Any, make_pair: Any, squeeze: Any
+    family_model: Any, new_model: Any, per_state: int, make_pair: Any, squeeze: Any
 ) -> None:
     pair = make_pair(
-        prefill_pages=FEW_PAGES, decode_pages=FEW_PAGES, max_step_tokens=STEP_TOKENS, model=new_model, check_every=NEVER
+        prefill_pages=FEW_PAGES + per_state,
+        decode_pages=FEW_PAGES + per_state,
+        max_step_tokens=STEP_TOKENS,
+        model=new_model,
+        pages_per_state=per_state,
+        check_every=NEVER,
     )
     for room, prompt in enumerate(family_model.prompts, 1):
         pair.start(room, prompt, max_tokens=len(family_model.outputs[0]))
@@ -81,19 +101,22 @@ def move(pair: Any) -> bool:
 
 
 def test_one_worker_generates_the_tokens_of_transformers_also_from_cached_prefixes(
-    family_model: Any, new_model: Any
+    family_model: Any, new_model: Any, per_state: int
 ) -> None:
-    cache = KvCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
+    cache = new_cache(NUM_PAGES, per_state)
     core, (_, runner) = local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16)), new_model(NUM_PAGES)
     for _ in range(2):
         assert aggregated(core, runner, family_model, lambda: None) == family_model.outputs
 
 
 def test_one_worker_that_retracts_at_random_generates_the_same_tokens(
-    family_model: Any, new_model: Any, squeeze: Any
+    family_model: Any, new_model: Any, per_state: int, squeeze: Any
 ) -> None:
-    cache = KvCache(num_pages=FEW_PAGES, page_size=PAGE_SIZE, max_requests=16, max_tokens_per_request=256)
-    core, (_, runner) = local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16)), new_model(FEW_PAGES)
+    cache = new_cache(FEW_PAGES + per_state, per_state)
+    core, (_, runner) = (
+        local_core(cache, Limits(256, 200, frozenset(), STEP_TOKENS, 16)),
+        new_model(FEW_PAGES + per_state),
+    )
     others, rng = squeeze(cache), random.Random(0)
 
     def disturb() -> None:
@@ -103,6 +126,16 @@ def test_one_worker_that_retracts_at_random_generates_the_same_tokens(
     assert aggregated(core, runner, family_model, disturb, others.release) == family_model.outputs
     assert core.report().counts.retractions > 0
     assert cache.audit(core.report().holders) == []
+
+
+def new_cache(num_pages: int, per_state: int) -> KvCache:
+    return KvCache(
+        num_pages=num_pages,
+        page_size=PAGE_SIZE,
+        max_requests=16,
+        max_tokens_per_request=256,
+        pages_per_state=per_state,
+    )
 
 
 def aggregated(
@@ -126,7 +159,7 @@ def aggregated(
         if batch is None:
             continue
         core.commit(runner.execute(batch, core.sampling()), 0.0)
-        for effect in core.take_effects():
+        for effect in core.pop_effects():
             assert isinstance(effect, Emit | EmitTokens)
             for output in [effect.output] if isinstance(effect, Emit) else effect.outputs():
                 outputs[output.room].extend(output.token_ids)

@@ -87,7 +87,7 @@ class Worker:
         return self._stepping.advance(self.perform)
 
     def perform(self) -> None:
-        for effect in self.core.take_effects():
+        for effect in self.core.pop_effects():
             if isinstance(effect, Emit):
                 self.outputs[effect.output.room].append(effect.output)
             elif isinstance(effect, EmitTokens):

@@ -82,7 +82,7 @@ def test_what_prefill_has_cached_moves_before_the_first_step_and_the_rest_behind
     pair.start(2, [*prompt, 900, 901], max_tokens=5)
     pair.deliver(pair.decode)
     assert pair.prefill.core.plan(pair.now_s) is not None
-    cached, rest = pair.prefill.core.take_effects()
+    cached, rest = pair.prefill.core.pop_effects()
     assert (type(cached), len(cached.write.dst)) == (WritePages, 20 // PAGE)
     assert (type(rest), len(rest.write.dst)) == (StreamPages, 1)
 

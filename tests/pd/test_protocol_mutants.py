@@ -17,7 +17,7 @@ from simulation.rules import RuleBroken
 from simulation.two_sides import Budget, TwoSides
 
 from diptych.decode.core import DecodeCore
-from diptych.decode.grants import Grants, Spare
+from diptych.decode.grants import Grants, Headroom
 from diptych.decode.imports import Imports
 from diptych.decode.phases import Phase
 from diptych.decode.room import DecodeRoom
@@ -25,7 +25,7 @@ from diptych.decode.rooms import ClosingRooms
 from diptych.decode.rooms import Rooms as DecodeRooms
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.radix import RadixTree
-from diptych.engine.schedule.prefixes_in_flight import Bringer
+from diptych.engine.schedule.prefixes_in_flight import PrefixProducer
 from diptych.engine.values.events import NoteArrived, SendNote, WritePages
 from diptych.engine.values.request import Request
 from diptych.kvtransfer.inproc import InprocNetwork, InprocTransport
@@ -141,8 +141,8 @@ def ack_before_verification(patch: pytest.MonkeyPatch) -> None:
 
 def no_comparison_of_digests(patch: pytest.MonkeyPatch) -> None:
     """Damaged pages are attended to."""
-    original = Imports.take_digest
-    patch.setattr(Imports, "take_digest", lambda self, room, _, now_s: original(self, room, room.digest, now_s))
+    original = Imports.on_digest
+    patch.setattr(Imports, "on_digest", lambda self, room, _, now_s: original(self, room, room.digest, now_s))
 
 
 def a_hand_off_is_taken_twice(patch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def a_hand_off_is_taken_twice(patch: pytest.MonkeyPatch) -> None:
     def handle_note(self: DecodeCore, peer: int, note: Any, digest: int | None, now_s: float) -> None:
         room = self._rooms.shared_with(peer, note.room)
         if room is not None and isinstance(note, HandOff):
-            self._imports.take(room, note, digest, now_s)
+            self._imports.on_hand_off(room, note, digest, now_s)
         else:
             original(self, peer, note, digest, now_s)
 
@@ -287,10 +287,10 @@ def pages_are_shared_before_they_are_verified(patch: pytest.MonkeyPatch) -> None
 def the_dead_are_waited_for(patch: pytest.MonkeyPatch) -> None:
     """A request waits for the prefix of one that has ended."""
 
-    def brings(self: Bringer, num_pages: int) -> bool:
+    def produces(self: PrefixProducer, num_pages: int) -> bool:
         return self.request.node is None or self.request.node.end < num_pages
 
-    patch.setattr(Bringer, "brings", brings)
+    patch.setattr(PrefixProducer, "produces", produces)
 
 
 # and in workers that do both
@@ -318,7 +318,7 @@ def prefill_hears_the_answers_to_aborts(patch: pytest.MonkeyPatch) -> None:
 
 def no_reserve(patch: pytest.MonkeyPatch) -> None:
     """All pages of each worker are granted to rooms whose prompts the other has no pages for."""
-    patch.setattr(Reserve, "spare", lambda self: Spare())
+    patch.setattr(Reserve, "headroom", lambda self: Headroom())
 
 
 def the_pages_of_one_core_are_counted(patch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ def aggregated(
             core.handle(Start(new_request(room, np.array(prompt), chosen, num_prior_output_tokens=num_prior)), 0.0)
         while stepping.advance(lambda: None):
             pass
-        for effect in core.take_effects():
+        for effect in core.pop_effects():
             assert isinstance(effect, Emit | EmitTokens)
             for output in effect.outputs() if isinstance(effect, EmitTokens) else [effect.output]:
                 answers[output.room].append(output)
@@ -168,7 +168,7 @@ def check_near(found: TokenLogprobs, logits: torch.Tensor, token_ids: Sequence[i
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_log_probabilities_are_those_of_transformers(answer: Answer, reference: Any, temperature: float) -> None:
-    """Of the output and of the prompt; in the second round the prompts are in the cache."""
+    """Those of the output and of the prompt are; in the second round the prompts are in the cache."""
     chosen = params(temperature=temperature, logprobs=3, prompt_logprobs=2, seed=1, frequency_penalty=0.5)
     answers = answer([(prompt, chosen) for prompt in PROMPTS], rounds=2)
     for room, prompt in enumerate(PROMPTS):

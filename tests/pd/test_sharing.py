@@ -215,7 +215,7 @@ def test_pages_of_other_sizes_are_shared_as_well(make_pair: NewPair, page_sizes:
 
 
 def test_requests_that_share_are_retracted_and_go_on(make_pair: NewPair) -> None:
-    """Of 8 requests with outputs of 100 tokens not all fit, although they share their prompt."""
+    """Not all of 8 requests with outputs of 100 tokens fit, although they share their prompt."""
     pair = make_pair(prefill_pages=64, decode_pages=120)
     for room in range(1, 9):
         pair.start(room, PROMPT, max_tokens=100)

@@ -75,7 +75,7 @@ class Platform:
         return sum(each.role in WORKER_ROLES for each in ready) >= num_workers
 
     def token_file(self, party: str = "operator") -> Path:
-        """Of the tokens that it has made: those of an operator are what commands find."""
+        """Return where a token lies that it has made: those of an operator are what commands find."""
         found = wait_for(self._announcement, START_TIMEOUT_S, "the platform is announced")
         return Path(found.trust["DIPTYCH_AUTH_TOKEN_FILE"]).with_name(party)
 

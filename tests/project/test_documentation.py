@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import functools
 import importlib
+import os
 import re
 import shlex
 import tomllib
@@ -13,6 +15,7 @@ from diptych.common.config import add_options, new_parser
 from diptych.kvtransfer.ucx.binding import PATHS
 
 ROOT = Path(__file__).parents[2]
+NOT_HERE = {"diptych/__init__.py", "dist/"}  # decided against; made by a build
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -20,6 +23,33 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglo
 def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@functools.cache
+def _endings() -> frozenset[str]:
+    """Return the last parts of the path of each file and folder, as many as one likes: `/c.py`, `/b/c.py`, `/b/`."""
+    paths: list[Path] = []
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+        paths += [Path(folder, name) for name in names] + [Path(folder, name, "_") for name in folders]
+    whole = [f"/{path.relative_to(ROOT).as_posix()}".removesuffix("_") for path in paths]
+    return frozenset(path[at.start() :] for path in whole for at in re.finditer("/(?=.)", path))
+
+
+def _missing(text: str) -> list[str]:
+    """Return the paths of sources and folders, in backticks, that nothing in the tree ends with."""
+    named = re.findall(r"`([A-Za-z_][\w.-]*(?:/[\w.-]+)*(?:/|\.(?:py|c|h|proto|md)))`", text)
+    return [path for path in named if f"/{path}" not in _endings() and path not in NOT_HERE and "NAME" not in path]
+
+
+@pytest.mark.parametrize("page", [PAGES[0], *PAGES[2:]], ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_and_folder_that_a_page_names_exists(page: Path) -> None:
+    assert _missing(page.read_text()) == []
+
+
+def test_a_file_and_a_folder_that_nobody_has_are_missing() -> None:
+    text = "`choose/made_up.py`, `made/up/`; not `fits.py`, `choose/fits.py`, `router/choose/`, `a.b()` or `x/y`"
+    assert _missing(text) == ["choose/made_up.py", "made/up/"]
 
 
 def _commands() -> list[tuple[str, ...]]:

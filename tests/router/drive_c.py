@@ -79,7 +79,7 @@ def drive_ledger(rng: Random) -> None:
         assert account.places.hold(1, 1)
         assert not account.places.hold(1, 1)
         account.places.release(1)
-        account.tokens.take(rng.getrandbits(60), rng.choice((1, 2**40)), rng.random() * 1e9)
+        account.tokens.charge(rng.getrandbits(60), rng.choice((1, 2**40)), rng.random() * 1e9)
         assert account.tokens.wait_s(1, 1, rng.random()) >= 0
     ledger.forget(num_processes - 1)
     hashes: U64 = np.zeros(num_rows, np.uint64)

@@ -51,7 +51,7 @@ class Reader:
     def receive(self, kind: LegKind, output: worker_pb2.LegOutput) -> None:
         logprobs = logprobs_from_wire(output.logprobs) if output.HasField("logprobs") else None
         self.merger.accept(output.first_index, output.token_ids, logprobs)
-        self.num_taken += len(self.merger.take()[0])
+        self.num_taken += len(self.merger.pop()[0])
         self.num_ends += bool(output.finish_reason or output.HasField("error"))
 
     def lose(self, kind: LegKind, reason: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from diptych.router.choose.estimates import Learned, Usual
+from diptych.router.choose.estimates import RecentMeans, WorkerSpeed
 from diptych.router.choose.fits import Curve, Line
 from diptych.router.choose.pairing import partners
 from diptych.router.choose.policies.cost import Cost, cost_of, costs_of, later_of
@@ -18,10 +18,10 @@ from diptych.router.choose.policies.pair_cost import pair_cost
 from diptych.router.choose.policies.policy import NO_OBJECTIVES, Candidates, Objectives, RequestView, Worker
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 
-SPEED = Learned(prefill=Curve(0.01, 1e-4), decode=Line(0.01, 1e-6))  # 10,000 tokens/s
+SPEED = WorkerSpeed(prefill=Curve(0.01, 1e-4), decode=Line(0.01, 1e-6))  # 10,000 tokens/s
 IDLE = Worker(0, WorkerLoad(num_requests=0, queued_tokens=0, free_tokens=100_000), 0, SPEED, token_bytes=1000)
 REQUEST = RequestView(prompt_len=1000, number=0, output_len=10)
-CROWDED = Usual(busy=0.8, prompt_s=0.1)
+CROWDED = RecentMeans(busy=0.8, prompt_s=0.1)
 SPLIT = [Pair(p, d) for p in (1, 2) for d in (11, 12)]
 UNIFIED = [Pair(p, d) for p in (1, 2) for d in (1, 2)]
 
@@ -43,7 +43,7 @@ def decoding(num_requests: int) -> Worker:
 
 
 def chosen(
-    pairs: Iterable[Pair], usual: Usual = REQUEST.usual, objectives: Objectives = NO_OBJECTIVES, **workers: Worker
+    pairs: Iterable[Pair], usual: RecentMeans = REQUEST.usual, objectives: Objectives = NO_OBJECTIVES, **workers: Worker
 ) -> set[Pair]:
     candidates = among(pairs, {int(name[1:]): worker for name, worker in workers.items()})
     request = replace(REQUEST, usual=usual, objectives=objectives)
@@ -54,7 +54,7 @@ def test_a_cost_is_the_sum_of_what_happens_one_after_the_other() -> None:
     queue = busy(num_queued=2, queued_tokens=500, queued_transfer_bytes=1000, link_speeds={11: 1e6})
     prefill, decode = replace(queue, cached_tokens=400), replace(decoding(4), cached_tokens=100)
     candidates = among([Pair(1, 11), Pair(2, 11)], {1: prefill, 11: decode})
-    usual = Usual(busy=0.5, prompt_s=0.1, link_s=0.05)  # 5 prompts/s for a worker; its link is in use for a quarter
+    usual = RecentMeans(busy=0.5, prompt_s=0.1, link_s=0.05)  # 5 prompts/s for a worker; its link is in use a quarter
     cost = cost_of(candidates, replace(REQUEST, usual=usual), Pair(1, 11))
     late_s = 5 / (1 - 0.5) * 0.07 * (0 + 0.07 / 2)  # the shortest queue is empty
     moved_s = 0.902 + 5 / (1 - 0.25) * 0.9 * (0.001 + 0.9 / 2)
@@ -71,7 +71,7 @@ def test_what_is_chosen_costs_least_of_what_is_explained(seed: int, objectives: 
     rng = random.Random(seed)
     pairs = [Pair(p, d) for p in (1, 2, 3) for d in (2, 3, 11)]
     candidates = among(pairs, {key: _random_worker(rng) for key in (1, 2, 3, 11)})
-    usual = Usual(rng.random(), rng.random(), rng.random() / 10, rng.random())
+    usual = RecentMeans(rng.random(), rng.random(), rng.random() / 10, rng.random())
     request = replace(REQUEST, usual=usual, objectives=objectives)
     costs = costs_of(candidates, request, pairs)
     common_s = request.output_len * 0.01
@@ -137,8 +137,8 @@ def test_equal_pairs_get_equal_shares() -> None:
 def test_unified_workers_serve_each_other_when_that_is_worth_a_place_in_two_caches() -> None:
     assert chosen(UNIFIED) == {Pair(1, 1), Pair(2, 2)}
     queue, full = busy(num_requests=1, num_queued=1, queued_tokens=4000), busy(has_credit=False)
-    assert chosen(UNIFIED, Usual(found=0.0), w1=queue, w2=full) == {Pair(2, 1)}
-    assert chosen(UNIFIED, Usual(found=3.0), w1=queue, w2=full) == {
+    assert chosen(UNIFIED, RecentMeans(found=0.0), w1=queue, w2=full) == {Pair(2, 1)}
+    assert chosen(UNIFIED, RecentMeans(found=3.0), w1=queue, w2=full) == {
         Pair(1, 1),
         Pair(2, 1),
     }  # evicts as much as it saves
@@ -171,15 +171,15 @@ def test_no_worker_stays_idle_because_all_others_have_the_beginning_of_every_pro
     hot = replace(busy(num_queued=7, queued_tokens=7000), cached_tokens=900)
     hot_ones = {f"p{key}": hot for key in range(1, 6)}
     pairs = [Pair(key, 11) for key in range(1, 8)]
-    assert chosen(pairs, Usual(busy=0.9, prompt_s=0.1), **hot_ones) == {Pair(6, 11), Pair(7, 11)}
+    assert chosen(pairs, RecentMeans(busy=0.9, prompt_s=0.1), **hot_ones) == {Pair(6, 11), Pair(7, 11)}
 
 
 def test_work_that_delays_many_is_dearer_than_work_that_delays_few() -> None:
     """A prompt that is cached where 0.45 s of work wait; computing it again takes 0.11 s, behind 0.3 s of work."""
     favourite = replace(busy(num_queued=1, queued_tokens=4400), cached_tokens=900)
     pairs, queue = [Pair(1, 11), Pair(2, 11)], busy(num_queued=1, queued_tokens=2900)
-    assert chosen(pairs, Usual(busy=0.1, prompt_s=0.1), p1=favourite, p2=queue) == {Pair(2, 11)}
-    assert chosen(pairs, Usual(busy=0.8, prompt_s=0.1), p1=favourite, p2=queue) == {Pair(1, 11)}
+    assert chosen(pairs, RecentMeans(busy=0.1, prompt_s=0.1), p1=favourite, p2=queue) == {Pair(2, 11)}
+    assert chosen(pairs, RecentMeans(busy=0.8, prompt_s=0.1), p1=favourite, p2=queue) == {Pair(1, 11)}
 
 
 def test_a_prompt_is_computed_where_it_stops_fewer_outputs() -> None:
@@ -191,13 +191,13 @@ def test_outputs_with_much_slack_are_stopped_rather_than_a_prompt_kept_waiting()
     """0.08 s in a queue where no output is, or two outputs that stop for 0.11 s each."""
     alone, queue, outputs = [Pair(1, 1), Pair(2, 2)], busy(num_queued=1, queued_tokens=700), decoding(2)
     assert chosen(alone, w1=queue, w2=outputs) == {Pair(1, 1)}
-    assert chosen(alone, Usual(prompt_s=0.001), w1=queue, w2=outputs) == {Pair(2, 2)}
+    assert chosen(alone, RecentMeans(prompt_s=0.001), w1=queue, w2=outputs) == {Pair(2, 2)}
 
 
 def test_who_knows_the_objectives_waits_or_stops_outputs_as_these_allow() -> None:
     """The same queue and the same outputs: an output of 10 tokens takes 0.11 s here, a prompt as a rule 0.1 s."""
     alone, queue, outputs = [Pair(1, 1), Pair(2, 2)], busy(num_queued=1, queued_tokens=700), decoding(2)
-    usual = Usual(prompt_s=0.1)
+    usual = RecentMeans(prompt_s=0.1)
     assert chosen(alone, usual, w1=queue, w2=outputs) == {Pair(1, 1)}
     assert chosen(alone, usual, Objectives(0.02, 0.1), w1=queue, w2=outputs) == {Pair(2, 2)}
     assert chosen(alone, usual, Objectives(5.0, 0.02), w1=queue, w2=outputs) == {Pair(1, 1)}
@@ -221,18 +221,18 @@ def test_a_second_after_the_first_token_is_worth_what_objectives_spare() -> None
 def test_outputs_keep_away_from_prompts_that_are_still_to_come_where_objectives_are_known() -> None:
     """A hand-off delays an output by 0.03 s; made where prompts are computed for most of the time, it stops later."""
     far = replace(IDLE, token_bytes=30_000)
-    workers, goals = {"w1": far, "w2": replace(far, cached_tokens=0)}, Objectives(1.0, 0.1)
+    workers, known = {"w1": far, "w2": replace(far, cached_tokens=0)}, Objectives(1.0, 0.1)
     local, apart = {Pair(1, 1), Pair(2, 2)}, {Pair(1, 2), Pair(2, 1)}
-    assert chosen(UNIFIED, Usual(0.9, prompt_s=0.1, found=0.0), **workers) <= local
-    assert chosen(UNIFIED, Usual(0.1, prompt_s=0.1, found=0.0), goals, **workers) <= local
-    assert chosen(UNIFIED, Usual(0.9, prompt_s=0.1, found=0.0), goals, **workers) <= apart
+    assert chosen(UNIFIED, RecentMeans(0.9, prompt_s=0.1, found=0.0), **workers) <= local
+    assert chosen(UNIFIED, RecentMeans(0.1, prompt_s=0.1, found=0.0), known, **workers) <= local
+    assert chosen(UNIFIED, RecentMeans(0.9, prompt_s=0.1, found=0.0), known, **workers) <= apart
 
 
 def test_an_output_is_not_made_where_prompts_wait_that_would_stop_it() -> None:
     pairs = [Pair(1, 2), Pair(1, 3), Pair(2, 2), Pair(3, 3)]
     waiting = busy(num_requests=2, num_queued=2, queued_tokens=8000)
     fewer = replace(waiting, load=replace(waiting.load, queued_tokens=6000))
-    assert chosen(pairs, Usual(found=0.0), w2=waiting, w3=fewer) == {Pair(1, 3)}
+    assert chosen(pairs, RecentMeans(found=0.0), w2=waiting, w3=fewer) == {Pair(1, 3)}
 
 
 def test_equal_decode_workers_get_as_many_outputs_each() -> None:

@@ -31,14 +31,14 @@ class IndexAndModel(RuleBasedStateMachine):
     @rule(worker=workers, cleared=st.booleans(), stored=texts, removed=texts, more=st.booleans())
     def tell(self, worker: int, cleared: bool, stored: list[int], removed: list[int], more: bool) -> None:
         self.sequences[worker] += 1
-        self._hear(worker, self.sequences[worker], cleared, stored, removed, more)
+        self._receive(worker, self.sequences[worker], cleared, stored, removed, more)
 
     @rule(worker=workers, age=st.integers(0, 3), cleared=st.booleans(), stored=texts, more=st.booleans())
     def tell_late(self, worker: int, age: int, cleared: bool, stored: list[int], more: bool) -> None:
         """A message that others overtook, or that comes once more."""
-        self._hear(worker, max(0, self.sequences[worker] - age), cleared, stored, [], more)
+        self._receive(worker, max(0, self.sequences[worker] - age), cleared, stored, [], more)
 
-    def _hear(
+    def _receive(
         self, worker: int, sequence: int, cleared: bool, stored: list[int], removed: list[int], more: bool
     ) -> None:
         in_order, self.heard[worker] = sequence == self.heard[worker] + 1, sequence

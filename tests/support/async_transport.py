@@ -68,9 +68,9 @@ class AsyncTransport:
 
     def _read(self) -> None:
         for event in self.transport.poll():
-            self._take(event)
+            self._on_event(event)
 
-    def _take(self, event: TransportEvent) -> None:
+    def _on_event(self, event: TransportEvent) -> None:
         waiter = self._ops.get(event.op) if isinstance(event, OpDone) else None
         if not isinstance(event, OpDone) or waiter is None or waiter.done():
             self._events.append(event)

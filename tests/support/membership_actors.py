@@ -61,7 +61,7 @@ class Watcher:
 def listed(replica: Replica) -> list[int]:
     """Ask it as a new watcher would."""
     outbox = replica.open(with_loads=False)
-    everything = WatchUpdate.FromString(replica.take(outbox))
+    everything = WatchUpdate.FromString(replica.pop(outbox))
     replica.close(outbox)
     return [instance.instance_id for instance in everything.upserts]
 

@@ -152,7 +152,7 @@ class World:
             if (worker.record.instance_id, number) not in self._cut:
                 for _ in range(copies):
                     delay_s = 0.0 if self.is_calm else self.rng.uniform(0, MAX_DELAY_S) * self.rng.random() ** 2
-                    self._mail.append((self.now_s + delay_s, partial(self._hear, worker, number, data)))
+                    self._mail.append((self.now_s + delay_s, partial(self._on_heartbeat, worker, number, data)))
 
     def _deliver_mail(self) -> None:
         due = [letter for at_s, letter in self._mail if at_s <= self.now_s]
@@ -161,10 +161,10 @@ class World:
         for letter in due:
             letter()
 
-    def _hear(self, worker: Worker, number: int, data: bytes) -> None:
+    def _on_heartbeat(self, worker: Worker, number: int, data: bytes) -> None:
         replica = self.replicas[number]
         try:
-            if replica is not None and replica.hear(data, self.now_s).evicted and worker.alive:
+            if replica is not None and replica.receive(data, self.now_s).evicted and worker.alive:
                 raise Wrong(f"replica {number} evicts {worker.record.address}, which nobody has replaced")
         except InvalidRequest as error:
             raise Wrong(f"replica {number} refuses a heartbeat") from error
@@ -178,14 +178,14 @@ class World:
                 watcher.streams[number] = Stream(replica, replica.open(with_loads=True), WatchStream(number))
             stream = watcher.streams.get(number)
             if stream and not stream.outbox.is_empty and (self.is_calm or self.rng.random() < 0.5):
-                update = WatchUpdate.FromString(replica.take(stream.outbox))
+                update = WatchUpdate.FromString(replica.pop(stream.outbox))
                 delay_s = 0.0 if self.is_calm else self.rng.uniform(0, 0.5)
                 stream.on_its_way.append((self.now_s + delay_s, update))
 
     def _receive(self, watcher: Watcher) -> None:
         for stream in watcher.streams.values():
             while stream.on_its_way and stream.on_its_way[0][0] <= self.now_s:
-                event = stream.decoder.take(stream.on_its_way.popleft()[1])
+                event = stream.decoder.receive(stream.on_its_way.popleft()[1])
                 watcher.view.apply(event, self.now_s)
                 stream.note(event)
         deadline_s = watcher.view.next_deadline_s

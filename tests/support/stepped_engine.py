@@ -128,7 +128,7 @@ class Engine:
             assert self.num_steps < 100_000, "the scheduler makes no progress"
 
     def collect(self) -> None:
-        for effect in self.core.take_effects():
+        for effect in self.core.pop_effects():
             if isinstance(effect, CompileGrammar):
                 assert self._compiler is not None
                 matcher = self._compiler.compile(effect.grammar).matcher()

@@ -144,7 +144,7 @@ class Fleet:
 
     def deliver(self, number: int) -> bool:
         worker, moved = self.workers[number], False
-        while effects := worker.core.take_effects():
+        while effects := worker.core.pop_effects():
             moved = True
             for effect in effects:
                 self._perform(number, worker, effect)

@@ -172,7 +172,7 @@ def test_notes_of_unknown_rooms_are_answered_by_the_side_that_hears_such_notes(f
     core = fleet_class(Role.UNIFIED).workers[1].core
     core.handle(NoteArrived(2, Abort(1, 0, "")), 0.0)
     core.handle(NoteArrived(2, HandOff(3, 5, None, 1, (0,), 0)), 0.0)
-    answers = [(effect.peer, type(effect.note), effect.note.room) for effect in core.take_effects()]
+    answers = [(effect.peer, type(effect.note), effect.note.room) for effect in core.pop_effects()]
     assert [(peer, name.__name__, room) for peer, name, room in answers] == [(2, "AbortAck", 1), (2, "Ack", 3)]
 
 

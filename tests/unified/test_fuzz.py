@@ -62,7 +62,7 @@ class Victim:
         for room, kind in ((1, LegKind.PREFILL), (2, LegKind.PREFILL), (3, LegKind.DECODE), (4, LegKind.DECODE)):
             fleet.start_leg(OWN, room, PROMPT, kind, PEER)
 
-    def hear(self, note: Note, digest: int | None) -> None:
+    def receive(self, note: Note, digest: int | None) -> None:
         self.core.handle(NoteArrived(PEER, note, digest), 0.0)
         self.step()
 
@@ -74,7 +74,7 @@ class Victim:
         assert self.worker.cache.audit(self.core.report().holders) == []
 
     def perform(self) -> None:
-        for effect in self.core.take_effects():
+        for effect in self.core.pop_effects():
             match effect:
                 case SendNote(_, PagesReady() as grant):
                     self.granted[grant.room] = grant
@@ -96,7 +96,7 @@ def test_any_notes_in_any_order(fleet_class: Any, is_lost: bool, said: list[tupl
             num_pages = len(grant.pages)
             note = HandOff(note.room, note.first_token, note.finish, num_pages, grant.generations, note.cached_tokens)
         try:
-            victim.hear(as_received(note), digest)
+            victim.receive(as_received(note), digest)
         except MalformedNote:
             continue
     if is_lost:

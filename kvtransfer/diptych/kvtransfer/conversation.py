@@ -49,7 +49,7 @@ class Frame:
     session: int  # of the sender's link; later ones are higher
     peer_session: int  # of the target's, as far as the sender knows it; 0: not yet
     number: int = 0  # of a part or note, from 1
-    taken: int = 0  # the target's parts and notes that need no room here any more
+    consumed: int = 0  # the target's parts and notes that need no room here any more
     window: int = 0  # how many more than those the target may send
     sent_ns: int = 0  # the sender's clock
     echo_ns: int = 0  # the target's clock when it sent what the sender heard last, and the time since; 0: heard nothing
@@ -96,14 +96,14 @@ class Conversation:
         self._former_session = former_session
         self._window = window
         self._num_sent = 0  # parts and notes
-        self._peer_taken = self._peer_window = 0
+        self._peer_consumed = self._peer_window = 0
         self._num_received = self._num_parts = 0
-        self._told = 0  # the last `taken`
+        self._told = 0  # the last `consumed`
         self._early: dict[int, Frame] = {}
         self._parts: list[bytes] = []
         self._peer_sent_ns = 0
 
-    def hear(self, frame: Frame, now_ns: int) -> list[Heard] | None:
+    def receive(self, frame: Frame, now_ns: int) -> list[Heard] | None:
         """Return what a frame means; None: it belongs to another link and is dropped."""
         if frame.session <= self._former_session or frame.session < self.peer_session:
             return None
@@ -120,12 +120,12 @@ class Conversation:
         if frame.kind is Kind.BYE:
             heard.append(Down("the peer closed the link"))
         elif frame.kind is not Kind.BEAT:
-            heard.extend(self._take(frame))
+            heard.extend(self._accept(frame))
         return heard
 
-    def _take(self, frame: Frame) -> Iterator[Heard]:
+    def _accept(self, frame: Frame) -> Iterator[Heard]:
         """A peer may be as far ahead as we told it, and not further."""
-        if not self._num_received < frame.number <= self._taken + self._window:
+        if not self._num_received < frame.number <= self._num_consumed + self._window:
             yield Down(f"the peer sent part {frame.number} of its notes after {self._num_received}")
             return
         self._early[frame.number] = frame
@@ -138,10 +138,10 @@ class Conversation:
 
     def beat(self, now_ns: int) -> Frame:
         """Return a heartbeat."""
-        self._told = self._taken
+        self._told = self._num_consumed
         echo_ns = self._peer_sent_ns + now_ns - self.heard_ns if self._peer_sent_ns else 0
         frame = self._frame(Kind.BEAT)
-        return replace(frame, taken=self._told, window=self._window, sent_ns=now_ns, echo_ns=echo_ns)
+        return replace(frame, consumed=self._told, window=self._window, sent_ns=now_ns, echo_ns=echo_ns)
 
     def bye(self) -> Frame:
         return self._frame(Kind.BYE)
@@ -149,14 +149,14 @@ class Conversation:
     @property
     def peer_should_know(self) -> bool:
         """Whether so much was taken that the peer should hear of it before the next heartbeat."""
-        return self._taken - self._told > self._window // 4
+        return self._num_consumed - self._told > self._window // 4
 
     @property
     def has_room(self) -> bool:
         """Whether the peer takes another part or note."""
-        return self._num_sent - self._peer_taken < self._peer_window
+        return self._num_sent - self._peer_consumed < self._peer_window
 
-    def say(self, part: bytes, *, is_last: bool, digest: int | None) -> Frame:
+    def next_frame(self, part: bytes, *, is_last: bool, digest: int | None) -> Frame:
         """Return the frame of a note's next part. Call while there is room."""
         self._num_sent += 1
         return replace(
@@ -164,13 +164,13 @@ class Conversation:
         )
 
     @property
-    def _taken(self) -> int:
+    def _num_consumed(self) -> int:
         return self._num_parts + self.num_polled
 
     def _learn(self, frame: Frame, now_ns: int) -> None:
         if frame.kind is not Kind.BEAT:
             return
-        self._peer_taken, self._peer_window = max(self._peer_taken, frame.taken), frame.window
+        self._peer_consumed, self._peer_window = max(self._peer_consumed, frame.consumed), frame.window
         self._peer_sent_ns = frame.sent_ns
         if frame.echo_ns:
             self.rtt_s = (now_ns - frame.echo_ns) / 1e9
@@ -197,7 +197,7 @@ def parts_of(note: bytes) -> list[bytes]:
 def encode_frame(frame: Frame, key: bytes) -> bytes:
     """Return the bytes of a frame for an engine with that link key."""
     names = frame.source, frame.target, frame.session, frame.peer_session
-    flow = frame.number, frame.taken, frame.window, frame.sent_ns, frame.echo_ns
+    flow = frame.number, frame.consumed, frame.window, frame.sent_ns, frame.echo_ns
     header = _HEADER.pack(VERSION, frame.kind, frame.digest is not None, *names, *flow, frame.digest or 0)
     return key + header + frame.data
 

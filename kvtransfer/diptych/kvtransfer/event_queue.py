@@ -9,7 +9,7 @@ from threading import Lock
 
 from diptych.kvtransfer.transport import TransportEvent
 
-Taken = Callable[[], None]
+OnDrained = Callable[[], None]
 
 
 class EventQueue:
@@ -17,15 +17,15 @@ class EventQueue:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._events: deque[tuple[TransportEvent, Taken | None]] = deque()
+        self._events: deque[tuple[TransportEvent, OnDrained | None]] = deque()
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    def push(self, event: TransportEvent, taken: Taken | None = None) -> None:
-        """`taken` is called when the event is drained, on the thread that drains."""
+    def push(self, event: TransportEvent, on_drained: OnDrained | None = None) -> None:
+        """`on_drained` is called when the event is drained, on the thread that drains."""
         with self._lock:
             if not self._events:
                 os.eventfd_write(self._descriptor, 1)
-            self._events.append((event, taken))
+            self._events.append((event, on_drained))
 
     def drain(self) -> list[TransportEvent]:
         if not self._events:
@@ -33,9 +33,9 @@ class EventQueue:
         with self._lock:
             os.eventfd_read(self._descriptor)
             drained, self._events = self._events, deque()
-        for _, taken in drained:
-            if taken is not None:
-                taken()
+        for _, on_drained in drained:
+            if on_drained is not None:
+                on_drained()
         return [event for event, _ in drained]
 
     def fileno(self) -> int:

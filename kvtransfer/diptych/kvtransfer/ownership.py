@@ -104,7 +104,7 @@ class PagePool:
             raise InvalidTransition(f"cannot allocate {count} pages")
         if count > self._num_free:
             return None
-        # Reversed here and in `_give_back`: runs of neighbours stay runs, and a transfer can merge neighbours.
+        # Reversed here and in `_free_pages`: runs of neighbours stay runs, and a transfer can merge neighbours.
         pages = self._free[self._num_free - count : self._num_free][::-1].copy()
         self._apply(Operation.ALLOCATE, pages)
         self._num_free -= count
@@ -113,7 +113,7 @@ class PagePool:
 
     def release(self, pages: Pages) -> None:
         """End the request's ownership; the pages are free."""
-        self._give_back(Operation.RELEASE, pages)
+        self._free_pages(Operation.RELEASE, pages)
 
     def cache(self, pages: Pages) -> None:
         """Hand the request's pages to the radix tree."""
@@ -121,7 +121,7 @@ class PagePool:
 
     def uncache(self, pages: Pages) -> None:
         """Free pages that the radix tree evicted."""
-        self._give_back(Operation.UNCACHE, pages)
+        self._free_pages(Operation.UNCACHE, pages)
 
     def begin_import(self, pages: Pages) -> None:
         """Open the pages to a remote writer."""
@@ -137,7 +137,7 @@ class PagePool:
 
     def release_quarantine(self, pages: Pages) -> None:
         """No more writes can come: the writer said so, or its endpoint is closed."""
-        self._give_back(Operation.RELEASE_QUARANTINE, pages)
+        self._free_pages(Operation.RELEASE_QUARANTINE, pages)
 
     def pin(self, pages: Pages) -> None:
         """Keep the pages as they are while a transfer reads them. Pins are counted."""
@@ -206,7 +206,7 @@ class PagePool:
         self._state[pages] = after
         return pages
 
-    def _give_back(self, operation: Operation, pages: Pages) -> None:
+    def _free_pages(self, operation: Operation, pages: Pages) -> None:
         pages = self._apply(operation, pages)
         self._free[self._num_free : self._num_free + len(pages)] = pages[::-1]
         self._num_free += len(pages)

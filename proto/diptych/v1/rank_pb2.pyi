@@ -35,7 +35,7 @@ class RankEntry(_message.Message):
     def __init__(self, step: _Optional[_Union[Step, _Mapping]] = ..., connect: _Optional[_Union[ConnectPeer, _Mapping]] = ..., disconnect: _Optional[int] = ..., copy: _Optional[_Union[CopyPages, _Mapping]] = ..., is_writer_gone: _Optional[int] = ..., shutdown: _Optional[bool] = ..., save: _Optional[_Union[HostCopy, _Mapping]] = ..., restore: _Optional[_Union[HostCopy, _Mapping]] = ..., digest_pages: _Optional[_Union[DigestOwnPages, _Mapping]] = ..., use_path: _Optional[_Union[UsePath, _Mapping]] = ..., fill_probe: _Optional[int] = ..., unpack: _Optional[_Union[UnpackPages, _Mapping]] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "prompt_rows", "num_sampled")
+    __slots__ = ("mode", "input_ids", "positions", "out_slots", "page_table", "seq_lens", "extend_lens", "prompt_rows", "num_sampled", "states")
     MODE_FIELD_NUMBER: _ClassVar[int]
     INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class Step(_message.Message):
     EXTEND_LENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLED_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
     mode: str
     input_ids: bytes
     positions: bytes
@@ -54,7 +55,26 @@ class Step(_message.Message):
     extend_lens: bytes
     prompt_rows: bytes
     num_sampled: bytes
-    def __init__(self, mode: _Optional[str] = ..., input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ..., page_table: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., extend_lens: _Optional[bytes] = ..., prompt_rows: _Optional[bytes] = ..., num_sampled: _Optional[bytes] = ...) -> None: ...
+    states: StateMoves
+    def __init__(self, mode: _Optional[str] = ..., input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., out_slots: _Optional[bytes] = ..., page_table: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., extend_lens: _Optional[bytes] = ..., prompt_rows: _Optional[bytes] = ..., num_sampled: _Optional[bytes] = ..., states: _Optional[_Union[StateMoves, _Mapping]] = ...) -> None: ...
+
+class StateMoves(_message.Message):
+    __slots__ = ("slots", "cleared", "read_slots", "read_pages", "written_slots", "written_pages", "pages_per_state")
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    READ_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    READ_PAGES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_PAGES_FIELD_NUMBER: _ClassVar[int]
+    PAGES_PER_STATE_FIELD_NUMBER: _ClassVar[int]
+    slots: bytes
+    cleared: bytes
+    read_slots: bytes
+    read_pages: bytes
+    written_slots: bytes
+    written_pages: bytes
+    pages_per_state: int
+    def __init__(self, slots: _Optional[bytes] = ..., cleared: _Optional[bytes] = ..., read_slots: _Optional[bytes] = ..., read_pages: _Optional[bytes] = ..., written_slots: _Optional[bytes] = ..., written_pages: _Optional[bytes] = ..., pages_per_state: _Optional[int] = ...) -> None: ...
 
 class ConnectPeer(_message.Message):
     __slots__ = ("peer", "metadata")

@@ -6,9 +6,10 @@ A family's file (`families`) fills it in; the engine's layers and attention read
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from diptych.architectures.recurrent import Recurrent
 from diptych.common.errors import ConfigError
 
 Scoring = Literal["softmax", "sigmoid"]
@@ -111,12 +112,12 @@ class Latent:
 
     @property
     def query_dim(self) -> int:
-        """Of a head, as the weights have it."""
+        """The width of a head's query, as the weights have it."""
         return self.nope_dim + self.rope_dim
 
     @property
     def key_dim(self) -> int:
-        """Of what a token keeps."""
+        """The width of what a token keeps."""
         return self.rank + self.rope_dim
 
 
@@ -171,6 +172,7 @@ class ModelConfig:
     activation: Activation = "silu"
     qkv_bias: bool = False
     o_bias: bool = False  # of attention's output projection
+    attention_gate: bool = False  # what heads return is weighed by a sigmoid of what queries were made of
     sinks: bool = False  # each head has a learned score that takes part in its softmax and has no value
     qk_norm: QkNorm | None = None  # queries and keys are normed before they are rotated
     pre_norms: bool = True  # what goes into attention and feed-forward network is normed
@@ -181,6 +183,7 @@ class ModelConfig:
     moe: Moe | None = None
     latent: Latent | None = None  # with it `num_kv_heads` is 1, and `head_dim` that of what a token keeps
     indexer: Indexer | None = None  # with it there are latents, and queries are made of a latent of their own
+    recurrent: Recurrent | None = None  # its layers have no attention
     kv_scales: tuple[tuple[float, float], ...] = ()  # [num_layers]: of FP8 keys, of FP8 values. Empty: 1 everywhere
 
     @property
@@ -206,6 +209,29 @@ class ModelConfig:
     def qkv_size(self) -> int:
         """The numbers of a token that attention is given: these, and behind them the indexer's."""
         return self.states_size + (0 if self.indexer is None else self.indexer.size)
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that keep something of each token."""
+        others = () if self.recurrent is None else self.recurrent.layers
+        return tuple(layer for layer in range(self.num_layers) if layer not in others)
+
+    @property
+    def attending(self) -> ModelConfig:
+        """The same model without its recurrent layers: what attention knows of it, which counts its own layers."""
+        if self.recurrent is None:
+            return self
+        kept = self.attention_layers
+        return replace(
+            self,
+            num_layers=len(kept),
+            windows=tuple(self.windows[layer] for layer in kept) if self.windows else (),
+            kv_scales=tuple(self.kv_scales[layer] for layer in kept) if self.kv_scales else (),
+            recurrent=None,
+        )
+
+    def is_recurrent(self, layer: int) -> bool:
+        return self.recurrent is not None and layer in self.recurrent.layers
 
     def window(self, layer: int) -> int:
         """Return how many tokens `layer` sees; 0: all."""

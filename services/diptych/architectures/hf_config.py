@@ -41,6 +41,11 @@ MAX_SIZES: Final[Mapping[str, int]] = {
     "intermediate_size": 1 << 20,
     "intermediate_size_mlp": 1 << 20,
     "kv_lora_rank": 1 << 14,
+    "linear_conv_kernel_dim": 1 << 6,
+    "linear_key_head_dim": 1 << 14,
+    "linear_num_key_heads": 1 << 14,
+    "linear_num_value_heads": 1 << 14,
+    "linear_value_head_dim": 1 << 14,
     "max_position_embeddings": 1 << 31,
     "max_window_layers": 1 << 31,
     "moe_intermediate_size": 1 << 20,
@@ -126,9 +131,18 @@ class HfConfig(Mapping[str, Any]):
         return config
 
     def shared(
-        self, architecture: str, *, theta: float = 10_000.0, tied: bool = False, partial_rotary_factor: float = 1.0
+        self,
+        architecture: str,
+        *,
+        theta: float = 10_000.0,
+        tied: bool = False,
+        partial_rotary_factor: float = 1.0,
+        ffn_key: str = "intermediate_size",
     ) -> ModelConfig:
-        """Return what the common keys say; the rest is as in Llama. All other arguments are the family's defaults."""
+        """Return what the common keys say; the rest is as in Llama. Other arguments are the family's defaults.
+
+        `ffn_key` says how wide feed-forward networks are, or experts where no layer has another network.
+        """
         num_heads = self["num_attention_heads"]
         head_dim = self.get("head_dim") or self["hidden_size"] // num_heads
         return ModelConfig(
@@ -140,7 +154,7 @@ class HfConfig(Mapping[str, Any]):
             num_heads=num_heads,
             num_kv_heads=self.get("num_key_value_heads") or num_heads,
             head_dim=head_dim,
-            ffn_size=self["intermediate_size"],
+            ffn_size=self[ffn_key],
             rms_norm_eps=self["rms_norm_eps"],
             rope=self.rope(self.rope_parameters, head_dim, theta, partial_rotary_factor),
             context_len=stretched_len(self.rope_parameters, self["max_position_embeddings"]),
@@ -156,7 +170,7 @@ class HfConfig(Mapping[str, Any]):
         full: Parameters = parameters.get("full_attention", parameters)
         return {key: value for key, value in full.items() if key not in self._beside_rope}
 
-    def take_from_rope(self, key: str) -> Any:
+    def pop_from_rope(self, key: str) -> Any:
         """Return what `rope_parameters` say of something beside the rotation; from now on they are without it."""
         value = self.rope_parameters.get(key)
         self._beside_rope.add(key)

@@ -16,6 +16,7 @@ from typing import Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.hf_config import HfConfig
+from diptych.architectures.recurrent import DeltaNet
 from diptych.kernels.quantized import Array, QuantizedArray
 
 
@@ -86,6 +87,8 @@ def attention(config: ModelConfig, layer: int) -> Iterator[Placed]:
         yield f"{prefix}{name}_proj.weight", (piece,)
         if config.qkv_bias:
             yield f"{prefix}{name}_proj.bias", (Piece(f"{layer}.qkv_bias", start, (rows,), Split.ROWS),)
+    if config.attention_gate:  # what `q_proj` of a checkpoint has beside queries, see `qwen3_next`
+        yield whole(f"{prefix}gate_proj.weight", f"{layer}.gate", (q_rows, config.hidden_size), Split.ROWS)
     yield whole(f"{prefix}o_proj.weight", f"{layer}.o", (config.hidden_size, q_rows), Split.COLUMNS)
     if config.o_bias:
         yield whole(f"{prefix}o_proj.bias", f"{layer}.o_bias", (config.hidden_size,))
@@ -125,6 +128,33 @@ def indexer(config: ModelConfig, layer: int) -> Iterator[Placed]:
     yield whole(f"{prefix}k_norm.weight", f"{layer}.index_k_norm", (dim,))
     yield whole(f"{prefix}k_norm.bias", f"{layer}.index_k_norm_bias", (dim,))
     yield whole(f"{prefix}weights_proj.weight", f"{layer}.index_weights", (heads, config.hidden_size))
+
+
+def delta_net(config: ModelConfig, layer: int) -> Iterator[Placed]:
+    """Yield a layer's gated delta rule, named as in Qwen3.5, the convolution's weights as one vector."""
+    assert config.recurrent is not None
+    assert isinstance(config.recurrent.mixer, DeltaNet)
+    net, prefix, hidden = config.recurrent.mixer, f"model.layers.{layer}.linear_attn.", config.hidden_size
+    heads, keys, values = net.num_value_heads, net.num_key_heads * net.key_dim, net.out_size
+    start = 0
+    for name, sizes in (("qkv", (keys, keys, values)), ("z", (values,)), ("b", (heads,)), ("a", (heads,))):
+        yield f"{prefix}in_proj_{name}.weight", _pieces(f"{layer}.mixer_in", start, sizes, (hidden,))
+        start += sum(sizes)
+    taps = tuple(size * net.conv_width for size in (keys, keys, values))
+    yield f"{prefix}conv1d.weight", _pieces(f"{layer}.conv", 0, taps, ())
+    for name, target in (("A_log", "decay_log"), ("dt_bias", "decay_bias")):
+        yield f"{prefix}{name}", (Piece(f"{layer}.{target}", 0, (heads,), Split.ROWS, wide=True),)
+    yield whole(f"{prefix}norm.weight", f"{layer}.mixer_norm", (net.value_dim,))
+    yield whole(f"{prefix}out_proj.weight", f"{layer}.mixer_out", (hidden, values), Split.COLUMNS)
+
+
+def _pieces(target: str, start: int, sizes: Iterable[int], columns: tuple[int, ...]) -> tuple[Piece, ...]:
+    """Pieces of a tensor that follow each other in `target`, too; ranks take a part of each."""
+    pieces = []
+    for size in sizes:
+        pieces.append(Piece(target, start, (size, *columns), Split.ROWS))
+        start += size
+    return tuple(pieces)
 
 
 def feed_forward(

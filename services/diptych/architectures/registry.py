@@ -32,7 +32,10 @@ from diptych.architectures.families.phi3 import PHI3
 from diptych.architectures.families.qwen2 import QWEN2
 from diptych.architectures.families.qwen2_moe import QWEN2_MOE
 from diptych.architectures.families.qwen3 import QWEN3
+from diptych.architectures.families.qwen3_5 import QWEN3_5, QWEN3_5_TEXT
+from diptych.architectures.families.qwen3_5_moe import QWEN3_5_MOE, QWEN3_5_MOE_TEXT
 from diptych.architectures.families.qwen3_moe import QWEN3_MOE
+from diptych.architectures.families.qwen3_next import QWEN3_NEXT
 from diptych.architectures.families.seed_oss import SEED_OSS
 from diptych.architectures.hf_config import HfConfig
 from diptych.architectures.placement import Family
@@ -67,7 +70,12 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen2": QWEN2,
     "qwen2_moe": QWEN2_MOE,
     "qwen3": QWEN3,
+    "qwen3_5": QWEN3_5,
+    "qwen3_5_moe": QWEN3_5_MOE,
+    "qwen3_5_moe_text": QWEN3_5_MOE_TEXT,
+    "qwen3_5_text": QWEN3_5_TEXT,
     "qwen3_moe": QWEN3_MOE,
+    "qwen3_next": QWEN3_NEXT,
     "seed_oss": SEED_OSS,
 }
 # what reading a value of another kind than expected runs into

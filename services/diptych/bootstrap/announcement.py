@@ -29,7 +29,7 @@ _STATES: Final = frozenset(map(int, State))
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Announcement:
     """An Instance, without load and sequence."""
 
     whole: bytes
@@ -37,7 +37,7 @@ class Said:
     role: int = field(compare=False)
 
 
-def read_heartbeat(data: bytes, caller: Caller = ANYBODY) -> Record[Said]:
+def read_heartbeat(data: bytes, caller: Caller = ANYBODY) -> Record[Announcement]:
     """Return the record. Raises `InvalidRequest`, and `Forbidden` if the caller may not speak for this instance."""
     try:
         heartbeat = Heartbeat.FromString(data)
@@ -60,20 +60,20 @@ def read_heartbeat(data: bytes, caller: Caller = ANYBODY) -> Record[Said]:
     )
 
 
-def _said(instance: Instance) -> Said:
+def _said(instance: Instance) -> Announcement:
     whole = instance.SerializeToString(deterministic=True)
     if not instance.transfer.engine_metadata:
-        return Said(whole, whole, instance.role)
+        return Announcement(whole, whole, instance.role)
     instance.transfer.ClearField("engine_metadata")
-    return Said(whole, instance.SerializeToString(deterministic=True), instance.role)
+    return Announcement(whole, instance.SerializeToString(deterministic=True), instance.role)
 
 
-def instance_of(record: Record[Said]) -> Instance:
+def instance_of(record: Record[Announcement]) -> Instance:
     """Return the Instance, without load and sequence."""
     return Instance.FromString(record.payload.whole)
 
 
-def upsert_chunk(record: Record[Said], *, roles: Container[int] | None = None) -> bytes:
+def upsert_chunk(record: Record[Announcement], *, roles: Container[int] | None = None) -> bytes:
     """Return a WatchUpdate that tells a record, and its link key if its role is one of `roles`; None: any."""
     said = record.payload
     payload = said.whole if roles is None or said.role in roles else said.without_key
@@ -82,7 +82,7 @@ def upsert_chunk(record: Record[Said], *, roles: Container[int] | None = None) -
     return _nested(WatchUpdate.UPSERTS_FIELD_NUMBER, payload + load + sequence)
 
 
-def load_chunk(record: Record[Said]) -> bytes:
+def load_chunk(record: Record[Announcement]) -> bytes:
     """Return a WatchUpdate that tells how busy an instance is."""
     news = LoadNews(instance_id=record.instance_id, sequence=record.sequence).SerializeToString()
     return _nested(WatchUpdate.LOADS_FIELD_NUMBER, news + _nested(LoadNews.LOAD_FIELD_NUMBER, record.load))

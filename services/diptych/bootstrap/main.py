@@ -20,9 +20,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from diptych.bootstrap.announcement import Said, instance_of
+from diptych.bootstrap.announcement import Announcement, instance_of
 from diptych.bootstrap.caller import MAX_MESSAGE_BYTES, Limits
-from diptych.bootstrap.replica import Census
+from diptych.bootstrap.replica import ReplicaSnapshot
 from diptych.bootstrap.server import BootstrapService
 from diptych.bootstrap.standing import Standing
 from diptych.common import lifecycle
@@ -45,7 +45,7 @@ from diptych.common.trust.trust import Trust, TrustConfig, forget_token
 
 logger = logging.getLogger(__name__)
 
-CENSUS_S: Final = 5.0  # that the event loop gets to answer a scrape
+SNAPSHOT_S: Final = 5.0  # that the event loop gets to answer a scrape
 STALL_S: Final = 30.0  # nothing on the loop takes a fraction of that
 PREFIX: Final = "diptych_bootstrap"  # of metrics
 
@@ -96,7 +96,7 @@ async def _serve(config: BootstrapConfig, trust: Trust, stop: asyncio.Event) -> 
     logger.info("bootstrap at %s:%d", bracketed(config.host), port)
     loop = asyncio.get_running_loop()
     metrics = BootstrapMetrics(
-        lambda: asyncio.run_coroutine_threadsafe(service.census(), loop).result(CENSUS_S), refusals, trust.tls
+        lambda: asyncio.run_coroutine_threadsafe(service.snapshot(), loop).result(SNAPSHOT_S), refusals, trust.tls
     )
     with HealthServer(config.host, config.health_port, health.probes, {"/metrics": metrics.page}):
         async with asyncio.TaskGroup() as tasks:
@@ -124,10 +124,10 @@ class BootstrapHealth:
 
 
 class BootstrapMetrics(Collector):
-    """Asks for a census at each scrape."""
+    """Asks for a snapshot at each scrape."""
 
-    def __init__(self, census: Callable[[], Census], refusals: Refusals, tls: Tls | None = None) -> None:
-        self._census = census
+    def __init__(self, snapshot: Callable[[], ReplicaSnapshot], refusals: Refusals, tls: Tls | None = None) -> None:
+        self._snapshot = snapshot
         self._registry = CollectorRegistry()
         self._registry.register(refusals)
         tell_version(self._registry)
@@ -138,17 +138,17 @@ class BootstrapMetrics(Collector):
         return Page(200, CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry))
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: else registering would ask for a census."""
+        """Nothing: else registering would ask for a snapshot."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        census = self._census()
-        counts, moves = census.counts, census.counts.moves
+        snapshot = self._snapshot()
+        counts, moves = snapshot.counts, snapshot.counts.moves
         members = GaugeMetricFamily(f"{PREFIX}_members", "Instances that are listed", labels=["role", "state"])
-        for (role, state), count in sorted(Counter(map(_role_and_state, census.listed)).items()):
+        for (role, state), count in sorted(Counter(map(_role_and_state, snapshot.listed)).items()):
             members.add_metric([role, state], count)
         yield members
-        yield GaugeMetricFamily(f"{PREFIX}_watchers", "Who follows the membership", census.num_watchers)
+        yield GaugeMetricFamily(f"{PREFIX}_watchers", "Who follows the membership", snapshot.num_watchers)
         yield _counter("heartbeats", "Heartbeats taken", counts.heartbeats)
         yield _counter("refused_heartbeats", "Heartbeats that could not be, or had no place", counts.refused)
         yield _counter("expirations", "Instances whose lease ran out", moves[Standing.EXPIRED])
@@ -157,7 +157,7 @@ class BootstrapMetrics(Collector):
         yield _counter("mismatches", "Kinds of workers that turned out never to pair with others", counts.mismatches)
 
 
-def _role_and_state(record: Record[Said]) -> tuple[str, str]:
+def _role_and_state(record: Record[Announcement]) -> tuple[str, str]:
     return role_of(instance_of(record)), record.state.name.lower()
 
 

@@ -55,7 +55,7 @@ class Outbox:
         if not self._snapshot_is_due:
             self._loads.update(loads)
 
-    def take(self, everything: Callable[[], Iterable[bytes]]) -> bytes:
+    def pop(self, everything: Callable[[], Iterable[bytes]]) -> bytes:
         """Return what is due, as a WatchUpdate, and forget it; for a snapshot that is `everything()`."""
         self._revision += 1
         update = WatchUpdate(revision=self._revision, snapshot=self._snapshot_is_due)

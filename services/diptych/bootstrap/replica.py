@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from diptych.bootstrap.announcement import Said, instance_of, load_chunk, read_heartbeat, upsert_chunk
+from diptych.bootstrap.announcement import Announcement, instance_of, load_chunk, read_heartbeat, upsert_chunk
 from diptych.bootstrap.caller import ANYBODY, WATCHERS_EACH, Caller, Limits
 from diptych.bootstrap.membership import Delta, Heartbeat, Membership, Move, Paused, Tick
 from diptych.bootstrap.outbox import Outbox
@@ -52,11 +52,11 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class ReplicaSnapshot:
     """A replica at one moment."""
 
     counts: Counts  # live
-    listed: Sequence[Record[Said]]
+    listed: Sequence[Record[Announcement]]
     num_watchers: int
 
 
@@ -66,13 +66,13 @@ class Replica:
     def __init__(self, *, lease_s: float, limits: Limits) -> None:
         self._limits = limits
         self._lease_ms = round(lease_s * 1000)
-        self._membership: Membership[Said] = Membership(lease_s=lease_s, max_instances=limits.max_instances)
+        self._membership: Membership[Announcement] = Membership(lease_s=lease_s, max_instances=limits.max_instances)
         self._watchers: dict[Outbox, int | None] = {}  # whose turn to hear of loads is when; None: never
         self._views: dict[Outbox, View] = {}
         self._watching: dict[int, set[Outbox]] = {}  # by instance that watches
         self._turns = itertools.cycle(range(NUM_TURNS))
         self._places = itertools.cycle(range(NUM_TURNS))
-        self._new_loads: dict[int, Record[Said]] = {}  # since the last turn
+        self._new_loads: dict[int, Record[Announcement]] = {}  # since the last turn
         self._loads: deque[dict[int, bytes]] = deque(maxlen=NUM_TURNS)  # one entry for each turn, as WatchUpdates
         self._mismatches = Mismatches()
         self._counts = Counts()
@@ -82,8 +82,8 @@ class Replica:
         """When a `tick` is next due; what comes up later is due a lease after it came up."""
         return self._membership.next_deadline_s
 
-    def hear(self, data: bytes, now_s: float, caller: Caller = ANYBODY) -> Delta[Said]:
-        """Take a heartbeat as it came. Raises `InvalidRequest`, `Forbidden` and `Overloaded`, changing nothing."""
+    def receive(self, data: bytes, now_s: float, caller: Caller = ANYBODY) -> Delta[Announcement]:
+        """Apply a heartbeat as it came. Raises `InvalidRequest`, `Forbidden` and `Overloaded`, changing nothing."""
         try:
             record = read_heartbeat(data, caller)
             delta = self._membership.apply(Heartbeat(record, caller.claim(record.address)), now_s)
@@ -96,7 +96,7 @@ class Replica:
         self._counts.heartbeats += 1
         return self._tell(delta)
 
-    def tick(self, now_s: float) -> Delta[Said]:
+    def tick(self, now_s: float) -> Delta[Announcement]:
         return self._tell(self._membership.apply(Tick(), now_s))
 
     def excuse(self, now_s: float) -> None:
@@ -135,24 +135,24 @@ class Replica:
             if not self._watching[instance_id]:
                 del self._watching[instance_id]
 
-    def may_take(self, outbox: Outbox) -> bool:
+    def may_pop(self, outbox: Outbox) -> bool:
         """Whether it is known what its watcher may see: who is to be a worker registers first."""
         return self._views[outbox].is_known
 
-    def take(self, outbox: Outbox) -> bytes:
+    def pop(self, outbox: Outbox) -> bytes:
         """Return what a watcher has to be told, as a WatchUpdate."""
-        return outbox.take(lambda: self._everything(outbox).values())
+        return outbox.pop(lambda: self._everything(outbox).values())
 
-    def census(self) -> Census:
-        return Census(self._counts, self._membership.snapshot(), len(self._watchers))
+    def snapshot(self) -> ReplicaSnapshot:
+        return ReplicaSnapshot(self._counts, self._membership.snapshot(), len(self._watchers))
 
     def _everything(self, outbox: Outbox) -> dict[int, bytes]:
-        records: Iterable[Record[Said]] = self._membership.snapshot()
+        records: Iterable[Record[Announcement]] = self._membership.snapshot()
         if self._watchers[outbox] is None:
             records = (dataclasses.replace(record, load=b"") for record in records)
         return _chunks(records, self._views[outbox].roles)
 
-    def _tell(self, delta: Delta[Said]) -> Delta[Said]:
+    def _tell(self, delta: Delta[Announcement]) -> Delta[Announcement]:
         self._new_loads.update((record.instance_id, record) for record in delta.loads)
         if delta.is_news:
             for roles, outboxes in self._by_roles().items():
@@ -170,7 +170,7 @@ class Replica:
             found.setdefault(view.roles, []).append(outbox)
         return found
 
-    def _learn(self, delta: Delta[Said]) -> None:
+    def _learn(self, delta: Delta[Announcement]) -> None:
         """Show watchers that have another role now what they see in it."""
         for record in delta.upserts:
             for outbox in self._watching.get(record.instance_id, ()):
@@ -178,7 +178,7 @@ class Replica:
                 if sees_more and not outbox.owes_snapshot:
                     outbox.put(self._everything(outbox), (), ())
 
-    def _note(self, delta: Delta[Said]) -> None:
+    def _note(self, delta: Delta[Announcement]) -> None:
         for move in delta.moves:
             self._counts.moves[move.after] += 1
             _log_move(move)
@@ -191,12 +191,12 @@ class Replica:
             self._new_loads.pop(instance_id, None)
 
 
-def _chunks(records: Iterable[Record[Said]], roles: frozenset[Role] | None) -> dict[int, bytes]:
+def _chunks(records: Iterable[Record[Announcement]], roles: frozenset[Role] | None) -> dict[int, bytes]:
     numbers = None if roles is None else frozenset(role.wire for role in roles)
     return {record.instance_id: upsert_chunk(record, roles=numbers) for record in records}
 
 
-def _log_move(move: Move[Said]) -> None:
+def _log_move(move: Move[Announcement]) -> None:
     level = logging.WARNING if move.after in (Standing.EXPIRED, Standing.EVICTED) else logging.INFO
     if logger.isEnabledFor(level):
         logger.log(level, "%s is %s", name_of(instance_of(move.record)), move.after.value)

@@ -14,11 +14,11 @@ from typing import Final, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
-from diptych.bootstrap.announcement import Said
+from diptych.bootstrap.announcement import Announcement
 from diptych.bootstrap.caller import Caller, Limits, Pace
 from diptych.bootstrap.membership import Delta
 from diptych.bootstrap.outbox import SILENCES_A_LEASE, Outbox
-from diptych.bootstrap.replica import NUM_TURNS, Census, Replica
+from diptych.bootstrap.replica import NUM_TURNS, Replica, ReplicaSnapshot
 from diptych.common.errors import Forbidden, InvalidRequest, Overloaded
 from diptych.common.lifecycle import wait_or_timeout
 from diptych.common.net.reachable import peer_host
@@ -67,13 +67,13 @@ class BootstrapService:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     async def register(self, heartbeats: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-        """Take the heartbeats of one instance."""
+        """Receive the heartbeats of one instance."""
         pace, caller = Pace(self._clock()), self._caller(context)
         async for data in heartbeats:
             now_s = self._clock()
             try:
                 pace.count(now_s)
-                delta = self._replica.hear(data, now_s, caller)
+                delta = self._replica.receive(data, now_s, caller)
             except (InvalidRequest, Forbidden, Overloaded) as error:
                 logger.warning("refused a heartbeat of %s: %s", context.peer(), error)
                 await context.abort(grpc.StatusCode[error.grpc_status], str(error))
@@ -90,10 +90,10 @@ class BootstrapService:
         try:
             while True:
                 filled.clear()
-                if outbox.is_empty or not self._replica.may_take(outbox):
+                if outbox.is_empty or not self._replica.may_pop(outbox):
                     await wait_or_timeout(filled, self._lease_s / SILENCES_A_LEASE)
-                if self._replica.may_take(outbox):
-                    yield self._replica.take(outbox)
+                if self._replica.may_pop(outbox):
+                    yield self._replica.pop(outbox)
         finally:
             del self._filled[outbox]
             self._replica.close(outbox)
@@ -102,8 +102,8 @@ class BootstrapService:
         shown = proven(context.invocation_metadata() or ())
         return Caller(parties_of(self._trust, context), peer_host(context.peer()), shown)
 
-    async def census(self) -> Census:
-        return self._replica.census()
+    async def snapshot(self) -> ReplicaSnapshot:
+        return self._replica.snapshot()
 
     async def run(self) -> None:
         """End leases when they are due, and tell loads now and then."""
@@ -132,7 +132,7 @@ class BootstrapService:
             await asyncio.sleep(LOADS_EVERY_S / NUM_TURNS)
             self._wake(self._replica.tell_loads())
 
-    def _note(self, delta: Delta[Said]) -> None:
+    def _note(self, delta: Delta[Announcement]) -> None:
         if delta.is_news:
             self._wake(self._filled)
 

@@ -83,15 +83,15 @@ class Header:
 def read_header(data: Readable) -> Header:
     """Raises `ValueError` for what is no header of these bytes."""
     reader = _Reader(data)
-    magic, version = reader.take("4sI")
+    magic, version = reader.unpack("4sI")
     if magic != b"GGUF" or version not in (2, 3):
         raise ValueError(f"magic {magic!r}, version {version}")
-    num_tensors, num_keys = reader.take("QQ")
+    num_tensors, num_keys = reader.unpack("QQ")
     if num_tensors + num_keys > MAX_ENTRIES:
         raise ValueError(f"{num_tensors} tensors and {num_keys} keys are more than {MAX_ENTRIES}")
     metadata: dict[str, Any] = {}
     for _ in range(num_keys):
-        _put(metadata, reader.string(), reader.value(reader.take("I")[0]))
+        _put(metadata, reader.string(), reader.value(reader.unpack("I")[0]))
     found: dict[str, tuple[tuple[int, ...], int, int]] = {}
     for _ in range(num_tensors):
         _put(found, reader.string(), reader.tensor())
@@ -140,7 +140,7 @@ class _Reader:
         self._num_items = 0  # that arrays promised up to here
         self.at = 0
 
-    def take(self, layout: str) -> tuple[Any, ...]:
+    def unpack(self, layout: str) -> tuple[Any, ...]:
         return struct.unpack("<" + layout, self._bytes(struct.calcsize("<" + layout)))
 
     def _bytes(self, count: int) -> bytes:
@@ -152,7 +152,7 @@ class _Reader:
         return self._data[self.at - count : self.at]
 
     def string(self) -> str:
-        (length,) = self.take("Q")
+        (length,) = self.unpack("Q")
         return self._bytes(length).decode()
 
     def value(self, kind: int, depth: int = 0) -> Any:
@@ -162,24 +162,24 @@ class _Reader:
             return self._array(depth + 1)
         if kind not in SCALARS:
             raise ValueError(f"there is no type {kind} of metadata")
-        return self.take(SCALARS[kind])[0]
+        return self.unpack(SCALARS[kind])[0]
 
     def _array(self, depth: int) -> list[Any]:
-        item_kind, count = self.take("IQ")
+        item_kind, count = self.unpack("IQ")
         self._num_items += count
         if depth > MAX_DEPTH or self._num_items > MAX_ITEMS:
             raise ValueError(f"arrays have more than {MAX_ITEMS:,} items, or are nested deeper than {MAX_DEPTH}")
         if item_kind in SCALARS:
-            return list(self.take(f"{count}{SCALARS[item_kind]}"))
+            return list(self.unpack(f"{count}{SCALARS[item_kind]}"))
         return [self.value(item_kind, depth) for _ in range(count)]
 
     def tensor(self) -> tuple[tuple[int, ...], int, int]:
         """Return shape, type and offset in the data."""
-        (num_dims,) = self.take("I")
+        (num_dims,) = self.unpack("I")
         if not 0 < num_dims <= MAX_DIMENSIONS:
             raise ValueError(f"a tensor has {num_dims} dimensions, not 1 to {MAX_DIMENSIONS}")
-        shape = self.take(f"{num_dims}Q")
+        shape = self.unpack(f"{num_dims}Q")
         if 0 in shape:
             raise ValueError(f"a tensor has the shape {shape}: no values")
-        kind, offset = self.take("IQ")
+        kind, offset = self.unpack("IQ")
         return shape[::-1], kind, offset

@@ -80,7 +80,7 @@ def _drain(config: DrainConfig, trust: Trust) -> None:
     watch = _Watch()
     while True:
         for member, answer in zip(leaving, answers, strict=True):
-            watch.take(member, answer)
+            watch.on_answer(member, answer)
         if all(map(_is_empty, answers)):
             return
         time.sleep(POLL_S)
@@ -111,7 +111,7 @@ class _Watch:
         self._shown: dict[int, str] = {}
         self._heard_s: dict[int, float] = {}
 
-    def take(self, member: Instance, answer: Answer) -> None:
+    def on_answer(self, member: Instance, answer: Answer) -> None:
         """Show an answer if it says something new. Raises `DrainFailed` when the member has fallen silent."""
         words, now_s = _words(answer), time.monotonic()
         if self._shown.get(member.instance_id) != words:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 from diptych.cli.platform.log_view import LogView
 from diptych.cli.platform.plan import (
     Component,
+    ListenAddresses,
     Model,
-    Site,
     Workers,
     components,
     router_memory,
@@ -38,7 +38,7 @@ from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.net.ports import claim
 from diptych.common.net.reachable import bracketed
 from diptych.common.net.served import LoadFormat, check_max_model_len, check_names
-from diptych.common.process_sight import machine_memory
+from diptych.common.process_watch import machine_memory
 from diptych.common.trust.trust import TrustConfig
 from diptych.engine.options.device_kind import DeviceKind
 from diptych.router.keys.config import KeyConfig
@@ -138,30 +138,30 @@ def main(config: UpConfig) -> int:
 
 
 def _run(config: UpConfig, trust: SharedTrust) -> int:
-    site = _claim_site(config)
+    listen = _claim_addresses(config)
     source = _fetch(config)
     num_threads = threads_each(config.threads, sum(each.count for each in config.workers), os.cpu_count() or 1)
-    planned = _planned(config, trust, site, num_threads)
+    planned = _planned(config, trust, listen, num_threads)
     for component in planned:
         _check_pool(component, source)
     model_id = next(iter(config.served_model_name), source.config.model_id)
     view = LogView(sys.stdout, tuple(component.name for component in planned), colours_wanted(sys.stdout))
     view.say(f"starting {', '.join(component.name for component in planned)}; {num_threads} threads a worker")
-    supervisor = Supervisor(planned, view, partial(_wait_until_ready, site, view))
-    here = LocalPlatform(site.http, site.grpc, site.bootstrap, model_id, trust.of_commands)
+    supervisor = Supervisor(planned, view, partial(_wait_until_ready, listen, view))
+    here = LocalPlatform(listen.http, listen.grpc, listen.bootstrap, model_id, trust.of_commands)
     with found_by_commands(here, view) as found:
-        commands = commands_here(site, found) if found else commands_elsewhere(site, trust.token_file)
-        ready = partial(print, banner(config, site, model_id, commands), flush=True)
+        commands = commands_here(listen, found) if found else commands_elsewhere(listen, trust.token_file)
+        ready = partial(print, banner(config, listen, model_id, commands), flush=True)
         return _supervise(partial(supervisor.run, on_ready=ready), view)
 
 
-def _planned(config: UpConfig, trust: SharedTrust, site: Site, num_threads: int) -> list[Component]:
+def _planned(config: UpConfig, trust: SharedTrust, listen: ListenAddresses, num_threads: int) -> list[Component]:
     memory_bytes = router_memory(config.router_memory_mib, machine_memory())
     transports = transport_environment(config.workers, os.environ, has_hardware=_has_hardware())
     shared = {**config.key_environment, **transports}
     return [
         replace(component, environment={**trust.environment(component.arguments[0]), **shared})
-        for component in components(config.served, site, config.workers, num_threads, memory_bytes)
+        for component in components(config.served, listen, config.workers, num_threads, memory_bytes)
     ]
 
 
@@ -190,32 +190,32 @@ def found_by_commands(platform: LocalPlatform, view: LogView) -> Iterator[int]:
         yield num_found
 
 
-def commands_here(site: Site, num_platforms: int) -> str:
+def commands_here(listen: ListenAddresses, num_platforms: int) -> str:
     """Return what to type in another terminal where commands find the platform."""
-    which = f" --platform {site.http_port}" if num_platforms > 1 else ""
+    which = f" --platform {listen.http_port}" if num_platforms > 1 else ""
     return f"In another terminal: `diptych chat{which}`, `diptych status{which}`, `diptych links{which}`."
 
 
-def commands_elsewhere(site: Site, token_file: Path | None) -> str:
+def commands_elsewhere(listen: ListenAddresses, token_file: Path | None) -> str:
     """Return what to type in another terminal where they don't."""
     token = f"export DIPTYCH_AUTH_TOKEN_FILE={token_file}; " if token_file else ""
     return (
-        f"In another terminal: `diptych chat --target {site.grpc}`,\n"
-        f"  `{token}diptych status --bootstrap {site.bootstrap}`."
+        f"In another terminal: `diptych chat --target {listen.grpc}`,\n"
+        f"  `{token}diptych status --bootstrap {listen.bootstrap}`."
     )
 
 
-def banner(config: UpConfig, site: Site, model_id: str, commands: str) -> str:
+def banner(config: UpConfig, listen: ListenAddresses, model_id: str, commands: str) -> str:
     """Return what a newcomer needs next."""
     workers = ", ".join(f"{each.count} {each.role}" for each in config.workers)
-    url = f"http://{site.http}"
+    url = f"http://{listen.http}"
     question = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
     return f"""
   Diptych is ready: {workers}. Ctrl-C stops it.
 
   HTTP       {url}/v1
-  gRPC       {site.grpc}
-  bootstrap  {site.bootstrap}
+  gRPC       {listen.grpc}
+  bootstrap  {listen.bootstrap}
 
   {commands}
 
@@ -224,8 +224,8 @@ def banner(config: UpConfig, site: Site, model_id: str, commands: str) -> str:
 """
 
 
-def _claim_site(config: UpConfig) -> Site:
-    return Site(
+def _claim_addresses(config: UpConfig) -> ListenAddresses:
+    return ListenAddresses(
         host=config.host,
         http_port=claim(config.host, config.http_port, flag="--http-port"),
         grpc_port=claim(config.host, config.grpc_port, flag="--grpc-port"),
@@ -269,10 +269,10 @@ def _has_hardware() -> bool:
     return offers_remote_access(UcxOptions())
 
 
-async def _wait_until_ready(site: Site, view: LogView) -> None:
+async def _wait_until_ready(listen: ListenAddresses, view: LogView) -> None:
     """Ask the router until it has a pair of workers to route to."""
     for attempt in range(1, sys.maxsize):
-        if await _status(site.client_host, site.http_port, "/ready") == 200:
+        if await _status(listen.client_host, listen.http_port, "/ready") == 200:
             return
         if attempt % round(_HINT_INTERVAL_S / _READY_INTERVAL_S) == 0:
             view.say("still waiting for the workers: loading a large model takes a while")

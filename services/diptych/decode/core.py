@@ -10,7 +10,7 @@ from collections.abc import Callable, Set
 from dataclasses import replace
 
 from diptych.common.members.roles import LegKind
-from diptych.decode.grants import Grants, Spare
+from diptych.decode.grants import Grants, Headroom
 from diptych.decode.imports import Imports
 from diptych.decode.phases import Phase
 from diptych.decode.room import DecodeRoom
@@ -21,12 +21,12 @@ from diptych.engine.schedule.running import Drafter, Running
 from diptych.engine.schedule.sampled import (
     NO_TOKEN_FAILURE,
     Sampled,
+    append_plain,
     append_tokens,
     collect_prompt_logprobs,
+    pop_prompt_logprobs,
     refuse_tokens,
     sampled,
-    take_plain,
-    take_prompt_logprobs,
 )
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
@@ -68,7 +68,7 @@ class DecodeCore:
         limits: Limits,
         page_nbytes: int,
         pace: StepPace,
-        reserve: Callable[[], Spare] = Spare,
+        reserve: Callable[[], Headroom] = Headroom,
         drafter: Drafter | None = None,
     ) -> None:
         """`reserve` says what new rooms must leave of the cache."""
@@ -102,9 +102,9 @@ class DecodeCore:
             case NoteArrived(peer, note, digest):
                 self._handle_note(peer, note, digest, now_s)
             case PagesDigested(room_id, digest):
-                self._imports.take_digest(self._rooms[room_id], digest, now_s)
+                self._imports.on_digest(self._rooms[room_id], digest, now_s)
             case PagesUnpacked(room_id, error):
-                self._imports.take_unpacked(self._rooms[room_id], error, now_s)
+                self._imports.on_unpacked(self._rooms[room_id], error, now_s)
             case AbortRoom(room_id, reason) if room_id in self._rooms:
                 self._rooms.fail(self._rooms[room_id], Failure(FailureCode.ABORTED, reason))
             case HandBack(room_id) if room_id in self._rooms:
@@ -118,14 +118,14 @@ class DecodeCore:
             case WriterGone(peer):
                 self._rooms.writer_gone(peer)
             case GrammarReady(room_id, matcher) if room_id in self._rooms:
-                self._take_matcher(room_id, matcher, now_s)
+                self._on_matcher(room_id, matcher, now_s)
             case GrammarFailed(room_id, message, code) if room_id in self._rooms:
                 self._rooms.fail(self._rooms[room_id], Failure(code, message))
             case PagesRestored(number, error):
                 self._cache.finish_restore(number, error)
             case _:
                 pass  # the room has ended; or it is of pages that we write, and there are none
-        self._effects += self._grants.give(now_s)
+        self._effects += self._grants.grant(now_s)
 
     def _start(self, event: Start, now_s: float) -> None:
         request = event.request
@@ -141,6 +141,7 @@ class DecodeCore:
         else:
             request.given_len = request.num_tokens
             request.is_imported = True
+            request.state_len = request.prompt_len
             request.prompt_logprobs = None  # prefill reports them
             self._rooms.add(DecodeRoom(request, event.peer, now_s, Phase.PREALLOCATING))
         if not request.is_ready:  # prefill's writing needn't wait for it: only the hand-off does
@@ -154,9 +155,9 @@ class DecodeCore:
             return Failure(FailureCode.PEER_LOST, f"no link to prefill worker {event.peer:016x}")
         return failure
 
-    def _take_matcher(self, room_id: int, matcher: Matcher, now_s: float) -> None:
+    def _on_matcher(self, room_id: int, matcher: Matcher, now_s: float) -> None:
         room = self._rooms[room_id]
-        self._rooms.take_matcher(room, matcher)
+        self._rooms.on_matcher(room, matcher)
         if room.phase is Phase.IMPORTING:
             self._imports.resume(room, now_s)
 
@@ -170,7 +171,7 @@ class DecodeCore:
             case HandOff() if room.phase in JOINED:
                 self._effects.append(SendNote(peer, Ack(note.room)))
             case HandOff() if room.phase is Phase.IMPORTING:
-                self._imports.take(room, note, digest, now_s)
+                self._imports.on_hand_off(room, note, digest, now_s)
             case Abort(_, code, message):
                 self._rooms.prefill_gave_up(room, Failure(FailureCode(code or FailureCode.ABORTED.value), message))
             case AbortAck() if room.phase is Phase.CLOSING:
@@ -203,18 +204,18 @@ class DecodeCore:
         step = self._running.commit(now_s)
         if step.chunks:
             collect_prompt_logprobs(step.chunks, result)
-        tokens, others = take_plain(step, result)
+        tokens, others = append_plain(step, result)
         if tokens.rooms:
             self._effects.append(tokens)
         if others:
             for row in sampled(step, result, others):
-                self._take_tokens(row, now_s)
+                self._on_tokens(row, now_s)
         if step.chunks:
             self._running.share(step)
         if self._waiting:
-            self._effects += self._grants.give(now_s)
+            self._effects += self._grants.grant(now_s)
 
-    def _take_tokens(self, row: Sampled, now_s: float) -> None:
+    def _on_tokens(self, row: Sampled, now_s: float) -> None:
         request, token_ids, logprobs = row
         room = self._rooms[request.room]
         failure = refuse_tokens(request, token_ids)
@@ -227,7 +228,7 @@ class DecodeCore:
         taken, finish = append_tokens(request, token_ids, self._limits.eos_ids)
         room.measure_token(index, now_s)
         stats = room.stats if finish or index == 0 else None  # a client may stop reading before the end
-        of_prompt = take_prompt_logprobs(request)
+        of_prompt = pop_prompt_logprobs(request)
         output = Output(request.room, index, taken, finish, None, stats, logprobs, of_prompt)
         if finish is None:
             self._effects.append(Emit(output))
@@ -250,7 +251,7 @@ class DecodeCore:
     def expire(self, now_s: float) -> None:
         self._rooms.expire(now_s)
         if self._waiting:
-            self._effects += self._grants.give(now_s)
+            self._effects += self._grants.grant(now_s)
 
     def next_deadline_s(self) -> float | None:
         times = (self._rooms.next_s(), self._grants.next_s())
@@ -260,7 +261,7 @@ class DecodeCore:
         """Peers without a link whose writes our quarantine still waits out."""
         return self._rooms.closing.peers() - self._rooms.linked if self._rooms.closing else set()
 
-    def take_effects(self) -> list[Effect]:
+    def pop_effects(self) -> list[Effect]:
         if not self._effects:
             return []
         effects = self._effects.copy()

@@ -17,7 +17,7 @@ from diptych.decode.room import DecodeRoom
 from diptych.decode.rooms import Rooms
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.extend_queue import pays_to_wait
-from diptych.engine.schedule.prefixes_in_flight import Coming, PrefixesInFlight
+from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight
 from diptych.engine.schedule.running import Running
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.events import Effect, SendNote
@@ -30,7 +30,7 @@ PATIENCE_S: Final = 5.0  # that a room waits for another one's pages
 
 
 @dataclass(frozen=True, slots=True)
-class Spare:
+class Headroom:
     """What must be left of a cache when a request has got its own."""
 
     pages: int = 0
@@ -46,7 +46,7 @@ class Grants:
         waiting: WaitingQueue,
         running: Running,
         rooms: Rooms,
-        reserve: Callable[[], Spare],
+        reserve: Callable[[], Headroom],
         cost: PromptCost,
     ) -> None:
         self._cache = cache
@@ -67,7 +67,7 @@ class Grants:
             return 0
         return max(0, self._cache.num_available - reserve.pages)
 
-    def give(self, now_s: float) -> list[Effect]:
+    def grant(self, now_s: float) -> list[Effect]:
         """Grant what can be granted; those retracted go first."""
         effects: list[Effect] = []
         self._waiting.bring_back(now_s)
@@ -80,7 +80,7 @@ class Grants:
                 if not self._waiting.set_aside_for_restore():
                     break
                 continue
-            self._waiting.take(request)
+            self._waiting.on_admitted(request)
             room = self._rooms[request.room]
             room.granted_s = now_s
             room.stats.queue_s = room.stats.grant_s = now_s - room.arrival_s
@@ -94,19 +94,20 @@ class Grants:
         """Return when patience ends."""
         return self._waiting.next_s()
 
-    def _reason_to_wait(self, room: DecodeRoom, now_s: float) -> Coming | None:
+    def _reason_to_wait(self, room: DecodeRoom, now_s: float) -> PendingPrefix | None:
         """Return what another room will soon have here of its prefix, if so much that it should not be sent again."""
         if room.phase is Phase.WAITING:
             return self._running.reason_to_wait(room.request)
-        coming, until_s = self._in_flight.longest(room.request, room.peer), room.arrival_s + PATIENCE_S
-        if coming is None or until_s <= now_s or not self._comes_first(coming, room):
+        pending, until_s = self._in_flight.longest(room.request, room.peer), room.arrival_s + PATIENCE_S
+        if pending is None or until_s <= now_s or not self._comes_first(pending, room):
             return None
-        return replace(coming, until_s=until_s) if pays_to_wait(self._cache, self._cost, room.request, coming) else None
+        pays = pays_to_wait(self._cache, self._cost, room.request, pending)
+        return replace(pending, until_s=until_s) if pays else None
 
-    def _comes_first(self, coming: Coming, room: DecodeRoom) -> bool:
+    def _comes_first(self, pending: PendingPrefix, room: DecodeRoom) -> bool:
         """Whether the other room's prompt is computed before that of `room`, by the same worker, and soon ends."""
-        other = self._rooms[coming.bringer.request.room]
-        is_short = coming.bringer.num_pages <= 2 * coming.num_pages
+        other = self._rooms[pending.producer.request.room]
+        is_short = pending.producer.num_pages <= 2 * pending.num_pages
         return is_short and other.request.is_ready and other.request.account.priority >= room.request.account.priority
 
     def _admit(self, request: Request) -> bool:

@@ -42,8 +42,8 @@ class Imports:
         self._eos_ids = eos_ids
         self.peers_in_parts: set[int] = set()  # linked ones whose pages land in parts
 
-    def take(self, room: DecodeRoom, note: HandOff, digest: int | None, now_s: float) -> None:
-        """Take a hand-off; one whose request waits for its grammar is kept until `resume`."""
+    def on_hand_off(self, room: DecodeRoom, note: HandOff, digest: int | None, now_s: float) -> None:
+        """Begin an import; one whose request waits for its grammar is kept until `resume`."""
         room.hand_off, room.digest = note, digest
         room.is_in_parts = room.peer in self.peers_in_parts
         if room.request.is_ready:
@@ -64,7 +64,7 @@ class Imports:
         else:
             self._effects.append(DigestPages(room.request.room, room.granted))
 
-    def take_digest(self, room: DecodeRoom, digest: int | None, now_s: float) -> None:
+    def on_digest(self, room: DecodeRoom, digest: int | None, now_s: float) -> None:
         """Compare what arrived with what was sent."""
         if room.phase is Phase.DISCARDING:
             self._rooms.discard(room)
@@ -76,7 +76,7 @@ class Imports:
             self._counts.integrity_failures += 1
             self._reject(room, "KV pages arrived damaged: their digest is not prefill's")
 
-    def take_unpacked(self, room: DecodeRoom, error: str | None, now_s: float) -> None:
+    def on_unpacked(self, room: DecodeRoom, error: str | None, now_s: float) -> None:
         if room.phase is Phase.DISCARDING:
             self._rooms.discard(room)
         elif error is None:
@@ -119,6 +119,7 @@ class Imports:
         request, note = room.request, room.hand_off
         assert note is not None
         request.computed_len = request.prompt_len
+        self._cache.begin_from_import(request)
         request.append(note.first_token)
         self._running.join(request)
         failure = refuse_tokens(request, (note.first_token,))

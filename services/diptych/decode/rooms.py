@@ -150,7 +150,7 @@ class Rooms:
         if room.is_queued:
             self._waiting.add(room.request)
 
-    def take_matcher(self, room: DecodeRoom, matcher: Matcher) -> None:
+    def on_matcher(self, room: DecodeRoom, matcher: Matcher) -> None:
         """The room's grammar is compiled."""
         was_queued, room.request.matcher = room.is_queued, matcher
         if room.is_queued and not was_queued:

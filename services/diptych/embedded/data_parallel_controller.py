@@ -28,7 +28,7 @@ from diptych.router.choose.policies import plan_of
 from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
 from diptych.router.serve.attempt import Attempt, legs_of
 from diptych.router.serve.failure import LegFailure
-from diptych.router.serve.progress import Patience
+from diptych.router.serve.progress import WaitBudget
 from diptych.router.workers.legs import Work
 from diptych.router.workers.worker_view import Pair
 from diptych.tokens.packed_tokens import pack
@@ -56,7 +56,7 @@ class DataParallelController:
         leg = StartLeg(room=secrets.randbits(64) or 1, sampling=params_to_wire(params), lora=adapter)
         legs = {kind: (self._groups[key], each) for kind, (key, each) in legs_of(pair, leg).items()}
         prompt = StartLeg(prompt_tokens=pack(prompt_ids)).SerializeToString()
-        return Attempt(leg.room, legs, prompt, work, Patience(math.inf, math.inf, time.monotonic()))
+        return Attempt(leg.room, legs, prompt, work, WaitBudget(math.inf, math.inf, time.monotonic()))
 
     def error_of(self, failure: LegFailure) -> DiptychError:
         """Return what a program is told of a failure."""

@@ -204,7 +204,7 @@ class Engine:
         if len(self._groups) > 1:
             words = "adapters can't be changed with dp above 1, or prefill and decode: name them in EngineOptions.lora"
             raise ConfigError(words)
-        await self._groups[0].questions.administer(command)
+        await self._groups[0].queries.administer(command)
 
     async def _parts(self, prompt: Prompt, params: SamplingParams, adapter: str) -> AsyncGenerator[_Part, None]:
         params.validate()

@@ -16,7 +16,7 @@ from typing import Final
 
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import LegKind, Role
-from diptych.engine.frontend.scheduler_client import Questions, SchedulerClient, SchedulerDied, start_scheduler
+from diptych.engine.frontend.scheduler_client import PendingQueries, SchedulerClient, SchedulerDied, start_scheduler
 from diptych.engine.options.config import EngineOptions, SchedulerConfig
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.router.workers.known_worker import reported_load
@@ -42,7 +42,7 @@ class Group:
         self._reported = reported_load(bootstrap_pb2.WorkerLoad(), page_size)
         self._link_news = asyncio.Event()
         self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
-        self.questions = Questions(scheduler, self._death)
+        self.queries = PendingQueries(scheduler, self._death)
 
     @property
     def death(self) -> SchedulerDied | None:
@@ -57,7 +57,7 @@ class Group:
         sending = asyncio.create_task(self._send())
         try:
             async for events in self.scheduler.events():
-                self._take(events)
+                self._on_events(events)
         except SchedulerDied as death:
             self._death.set_result(death)
             self._link_news.set()
@@ -103,11 +103,11 @@ class Group:
             commands, self._due = self._due, engine_pb2.SchedulerCommands()
             await self.scheduler.send(commands)
 
-    def _take(self, events: engine_pb2.SchedulerEvents) -> None:
+    def _on_events(self, events: engine_pb2.SchedulerEvents) -> None:
         now_s = time.monotonic()
         for output in events.outputs:
             self._legs.deliver(output, now_s)
-        self.questions.on_admin_answers(events.admin_answers)
+        self.queries.on_admin_answers(events.admin_answers)
         if events.HasField("load"):
             self._reported = reported_load(events.load, self._page_size)
             self.linked = frozenset(events.load.linked_instances)

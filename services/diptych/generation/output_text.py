@@ -49,7 +49,7 @@ class OutputText:
         self._silent = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else tokenizer.eos_ids)
         self._stops = _stops(params)
         self._min_tokens = params.min_tokens
-        self._takes_single_tokens = bool(self._stops) or params.logprobs is not None
+        self._needs_single_tokens = bool(self._stops) or params.logprobs is not None
         self._num_tokens = 0
         self._num_chars = 0  # with those held back
 
@@ -62,7 +62,7 @@ class OutputText:
         return delta._replace(stop_token=last) if last in self._silent else delta
 
     def _push(self, token_ids: Sequence[int], finish: Finish | None, logprobs: TokenLogprobs | None) -> TextDelta:
-        if not self._takes_single_tokens:
+        if not self._needs_single_tokens:
             text = self._detokenizer.push(self._audible(token_ids))
             return TextDelta(text if finish is None else text + self._detokenizer.flush(), token_ids, finish)
         delta = self._push_single(token_ids, finish)

@@ -53,7 +53,7 @@ class ContentSegment:
         return mixed.view(np.int64)
 
 
-class TakesPlaces(Protocol):
+class ContentSpan(Protocol):
     """Content, here or on the wire."""
 
     @property
@@ -85,7 +85,7 @@ def prompt_keys(token_ids: I64, contents: Sequence[ContentSegment] = ()) -> I64:
     return np.concatenate([each.keys for each in segments(token_ids, contents)]) if contents else token_ids
 
 
-def content_len(contents: Iterable[TakesPlaces]) -> int:
+def content_len(contents: Iterable[ContentSpan]) -> int:
     """Return how many places contents take."""
     return sum(content.num_tokens for content in contents)
 

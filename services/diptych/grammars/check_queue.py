@@ -65,7 +65,7 @@ class CheckQueue:
         self.num_waiting += 1
         return number
 
-    def take(self) -> int | None:
+    def pop(self) -> int | None:
         """Return the check to begin now; None: there is none."""
         tenant = next((tenant for tenant in self._lines if tenant not in self._running), None)
         if tenant is None:

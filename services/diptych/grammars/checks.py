@@ -147,7 +147,7 @@ class GrammarChecks:
         """Wait for a check, and take it; None: there will be none."""
         with self._changed:
             while not self._is_closing:
-                number = self._queue.take()
+                number = self._queue.pop()
                 if number is None:
                     self._changed.wait()
                 elif not self._is_known(number):

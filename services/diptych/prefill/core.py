@@ -101,7 +101,7 @@ class PrefillCore:
                 self._rendezvous.forget(peer)
                 self._rooms.lose(peer, reason)
             case GrammarReady(room_id, matcher) if room_id in self._rooms:
-                self._take_matcher(self._rooms[room_id], matcher)
+                self._on_matcher(self._rooms[room_id], matcher)
             case GrammarFailed(room_id, message, code) if room_id in self._rooms:
                 self._rooms.fail(self._rooms[room_id], Failure(code, message))
             case PagesRestored(number, error):
@@ -116,14 +116,15 @@ class PrefillCore:
         if failure:
             self._effects.append(Emit(Output(request.room, failure=failure)))
             return
+        request.state_len = request.prompt_len
         request.given_len = self._cache.cached_len(request)
         room = PrefillRoom(request, event.peer, arrival_s=now_s)
         self._rooms.add(room)
         if not request.is_ready:
             self._effects.append(compile_grammar(request))
-        match self._rendezvous.take(event.peer, request.room):
+        match self._rendezvous.pop(event.peer, request.room):
             case PagesReady() as grant:
-                self._take_grant(room, grant)
+                self._on_grant(room, grant)
             case Abort(_, _, message):
                 room.abort_ack_sent = True
                 self._rooms.fail(room, Failure(FailureCode.ABORTED, f"decode gave up: {message}"))
@@ -131,11 +132,11 @@ class PrefillCore:
     def _handle_note(self, peer: int, note: Note, now_s: float) -> None:
         room = self._rooms.shared_with(peer, note.room)
         if room is None:
-            self._effects += self._rendezvous.hear(peer, note, now_s)
+            self._effects += self._rendezvous.receive(peer, note, now_s)
             return
         match note:
             case PagesReady() if room.phase is Phase.BOOTSTRAPPING:
-                self._take_grant(room, note)
+                self._on_grant(room, note)
             case Ack() if room.phase is Phase.TRANSFERRING:
                 self._rooms.acknowledge(room, now_s)
             case Abort(_, code, message):
@@ -144,16 +145,16 @@ class PrefillCore:
             case _:
                 pass  # a duplicate, or an answer to a room that is closing: its end is on the way
 
-    def _take_grant(self, room: PrefillRoom, grant: PagesReady) -> None:
-        problem = room.refuse_grant(grant, prompt_hash)
+    def _on_grant(self, room: PrefillRoom, grant: PagesReady) -> None:
+        problem = room.refuse_grant(grant, prompt_hash, self._cache.pages_per_state)
         if problem:
             self._rooms.fail(room, Failure(FailureCode.INVALID, problem))
             return
-        room.take_grant(grant)
+        room.on_grant(grant)
         if room.request.is_ready:
             self._waiting.add(room.request)
 
-    def _take_matcher(self, room: PrefillRoom, matcher: Matcher) -> None:
+    def _on_matcher(self, room: PrefillRoom, matcher: Matcher) -> None:
         room.request.matcher = matcher
         if room.phase is Phase.WAITING:
             self._waiting.add(room.request)
@@ -177,7 +178,8 @@ class PrefillCore:
         if not chunks:
             return None
         self._step = new_step((), chunks)
-        batch = build_batch(self._step, self._cache.page_table, self._cache.page_size)
+        cache = self._cache
+        batch = build_batch(self._step, cache.page_table, cache.page_size, pages_per_state=cache.pages_per_state)
         self._pace.begin(self._limits.prompt_cost.of_chunks(chunks), now_s)
         self._step.launch()
         self._queue.launch(chunks)
@@ -243,7 +245,7 @@ class PrefillCore:
     def suspects(self) -> set[int]:
         return set()  # nobody writes into this pool
 
-    def take_effects(self) -> list[Effect]:
+    def pop_effects(self) -> list[Effect]:
         if not self._effects:
             return []
         effects = self._effects.copy()

@@ -28,8 +28,8 @@ class Rendezvous:
         self._parked: OrderedDict[tuple[int, int], _Parked] = OrderedDict()  # in order of expiry
         self._num_pages = 0
 
-    def hear(self, peer: int, note: Note, now_s: float) -> list[SendNote]:
-        """Take a note for a room that we don't have: its Start comes later, or it has ended. Return the answer."""
+    def receive(self, peer: int, note: Note, now_s: float) -> list[SendNote]:
+        """Keep a note for a room that we don't have: its Start comes later, or it has ended. Return the answer."""
         match note:
             case PagesReady():
                 self.park(peer, note, now_s)
@@ -49,7 +49,7 @@ class Rendezvous:
             self._parked[key] = _Parked(note, now_s + KEEP_S)
             self._num_pages += _size(note)
 
-    def take(self, peer: int, room: int) -> EarlyNote | None:
+    def pop(self, peer: int, room: int) -> EarlyNote | None:
         return self._drop((peer, room))
 
     def forget(self, peer: int) -> None:

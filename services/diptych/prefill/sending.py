@@ -11,8 +11,10 @@ When its prompt is computed, a room hands off the note to decode, and the first 
 
 from __future__ import annotations
 
+import numpy as np
+
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.sampled import Sampled, take_prompt_logprobs
+from diptych.engine.schedule.sampled import Sampled, pop_prompt_logprobs
 from diptych.engine.values.events import Effect, SendNote, StreamPages, WritePages
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.finish import Finish
@@ -50,6 +52,8 @@ class Sender:
     def hand_off(self, room: PrefillRoom, note: HandOff, now_s: float) -> None:
         """Move what is left, and then tell decode so."""
         self._write(room, _num_pages(room), WritePages, now_s)
+        if self._cache.pages_per_state:
+            self._write_state(room, now_s)
         room.hand_off, room.hand_off_s, room.asked_s = note, now_s, now_s
         self._effects.append(SendNote(room.peer, note, stream=room.request.room))
 
@@ -76,12 +80,23 @@ class Sender:
         end_token = min(end_page * room.page_size, room.request.prompt_len)
         first, skip_tokens = divmod(room.next_page * room.page_size, size)
         src = self._cache.pages_of(room.request)[first : -(-end_token // size)].copy()
-        dst = room.destination(room.next_page, end_page)
+        write = PageWrite(src, room.destination(room.next_page, end_page), skip_tokens=skip_tokens)
+        room.next_page = end_page
+        self._post(room, write, effect, now_s)
+
+    def _write_state(self, room: PrefillRoom, now_s: float) -> None:
+        """Send the state after the prompt, which its last step has copied."""
+        request, num_pages = room.request, self._cache.pages_per_state
+        (src,) = (each.pages for each in request.snapshots if each.num_tokens == request.prompt_len)
+        self._post(room, PageWrite(src.copy(), room.state_destination(num_pages)), WritePages, now_s)
+
+    def _post(
+        self, room: PrefillRoom, write: PageWrite, effect: type[WritePages] | type[StreamPages], now_s: float
+    ) -> None:
+        src = write.src.astype(np.int32, copy=False)
         self._cache.pool.pin(src)
         room.pinned.append(src)
         room.writes_in_flight += 1
-        room.next_page = end_page
-        write = PageWrite(src, dst, skip_tokens=skip_tokens)
         self._effects.append(effect(room.request.room, room.peer, write, self._rules.flow(room.request, now_s)))
 
 
@@ -112,5 +127,5 @@ def first_output(room: PrefillRoom, row: Sampled, now_s: float, token_nbytes: in
     room.stats.bytes_moved = room.stats.pages_moved * room.page_size * token_nbytes
     room.stats.queue_s = room.first_step_s - room.arrival_s
     room.stats.compute_s = now_s - room.first_step_s
-    prompt_logprobs = take_prompt_logprobs(request)
+    prompt_logprobs = pop_prompt_logprobs(request)
     return Output(request.room, 0, token_ids, None, None, room.stats, logprobs, prompt_logprobs)

@@ -37,8 +37,8 @@ _NOT_NEGATIVE: Final = (
     "hedge_after_s",
     "max_queued",
     "tokenizer_cache_bytes",
-    "tpot_goal_s",
-    "ttft_goal_s",
+    "tpot_objective_s",
+    "ttft_objective_s",
     "ttft_slo_s",
 )
 
@@ -96,10 +96,10 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
         group="chat",
         choices=(AUTO, NONE, *sorted(REASONING_FORMATS)),
     )
-    ttft_goal_s: float = option(
+    ttft_objective_s: float = option(
         0.0, help="a request is served well with its first token within so long; 0: not said", group="routing"
     )
-    tpot_goal_s: float = option(
+    tpot_objective_s: float = option(
         0.0, help="and with each token after it within so long, in the mean; 0: not said", group="routing"
     )
     hedge_after_s: float = option(

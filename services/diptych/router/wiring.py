@@ -117,7 +117,7 @@ def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics) -> D
     metrics.watch_breakers(lambda: len(breakers.opened(time.monotonic())))
     plan = plan_of(config.policy, config.prefill_policy, config.decode_policy)
     rng, hedging = random.Random(), Hedging(config.hedge_after_s)
-    selector = Selector(fleet, plan, breakers, rng, Objectives(config.ttft_goal_s, config.tpot_goal_s))
+    selector = Selector(fleet, plan, breakers, rng, Objectives(config.ttft_objective_s, config.tpot_objective_s))
     return Dispatcher(fleet, selector, metrics, Explanations(config.explained_requests), hedging, rng)
 
 

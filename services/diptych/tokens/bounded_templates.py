@@ -63,17 +63,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         meter: Meter = __context.parent[METER]
-        meter.take_steps(1)
+        meter.charge_steps(1)
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
             _refuse_widths(owner, *args)
             args = tuple([_held(meter, each) for each in args])
             cost = METHOD_COSTS.get(__obj.__name__, reads)
             given = {name: value for name, value in kwargs.items() if name not in _OF_JINJA}
-            meter.take_chars(cost(meter.scale, owner, *args, **given))
+            meter.charge_chars(cost(meter.scale, owner, *args, **given))
         elif args:
-            meter.take_chars(MANY * len(args))
-            meter.take_chars(_call_cost(meter.scale, owner, args))
+            meter.charge_chars(MANY * len(args))
+            meter.charge_chars(_call_cost(meter.scale, owner, args))
         made = super().call(__context, __obj, *args, **kwargs)
         return meter.checked(made) if isinstance(made, Namespace) else made
 
@@ -86,7 +86,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         def metered(context: Context, *args: Any, **kwargs: Any) -> str:
             _refuse_layout(value.__self__)
             meter: Meter = context.parent[METER]
-            meter.take_chars(layout(meter.scale, value.__self__, *args, **kwargs))
+            meter.charge_chars(layout(meter.scale, value.__self__, *args, **kwargs))
             return formatted(*args, **kwargs)
 
         return metered
@@ -97,10 +97,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _refuse_digits(left.bit_length() + right.bit_length())
         elif operator == "*":
             meter.has_lists = True
-            meter.take_chars(size(left) * _factor(right) + size(right) * _factor(left))
+            meter.charge_chars(size(left) * _factor(right) + size(right) * _factor(left))
         elif operator == "%":
             _refuse_layout(left)
-            meter.take_chars(layout(meter.scale, left, right))
+            meter.charge_chars(layout(meter.scale, left, right))
         elif max(abs(left), abs(right)) > MAX_WIDTH:
             raise TooMuchWork(f"powers of numbers above {MAX_WIDTH:,}")
         elif isinstance(left, int) and isinstance(right, int):
@@ -112,7 +112,7 @@ def _comparing(test: Callable[..., Any]) -> Callable[..., Any]:
     @pass_context
     def compare(context: Context, *args: Any) -> Any:
         meter: Meter = context.parent[METER]
-        meter.take_chars(compares(meter.scale, *args))
+        meter.charge_chars(compares(meter.scale, *args))
         return test(*args)
 
     return compare
@@ -139,10 +139,10 @@ def _metered(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
     @pass_context
     def metered(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         meter: Meter = context.parent[METER]
-        meter.take_steps(1)
+        meter.charge_steps(1)
         if hasattr(value, "__next__"):
             value = _counted(meter, value, price(args, kwargs))
-        meter.take_chars(cost(meter.scale, value, *args, **kwargs))
+        meter.charge_chars(cost(meter.scale, value, *args, **kwargs))
         meter.has_lists |= name not in AS_GIVEN
         if passed is None:
             return filter_(value, *args, **kwargs)
@@ -154,7 +154,7 @@ def _metered(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
 
 def _counted(meter: Meter, items: Iterable[Any], each: int = ITEM) -> Iterator[Any]:
     for item in items:
-        meter.take_chars(each)
+        meter.charge_chars(each)
         yield item
 
 
@@ -179,7 +179,7 @@ def _join(context: Context, value: Iterable[Any], d: object = "", attribute: str
     parts = []
     for item in _counted(meter, value, price((attribute,), {})):
         parts.append(text_of(meter, item))
-        meter.take_chars(len(parts[-1]) + len(separator))
+        meter.charge_chars(len(parts[-1]) + len(separator))
     return separator.join(parts)
 
 
@@ -189,7 +189,7 @@ def _sum_of(context: Context, iterable: Iterable[Any], attribute: str | int | No
     if attribute is not None:
         iterable = map(make_attrgetter(context.environment, attribute), iterable)
     for item in _counted(meter, iterable, price((attribute,), {})):
-        meter.take_chars(size(start) + size(item))
+        meter.charge_chars(size(start) + size(item))
         start = start + item
     return start
 
@@ -205,12 +205,12 @@ def _to_json(
 ) -> str:
     """Unlike Jinja's own filter: no HTML escapes."""
     meter: Meter = context.parent[METER]
-    meter.take_steps(1)
+    meter.charge_steps(1)
     if indent is None and sum(map(len, separators or ())) <= MAX_SEPARATORS:
         if meter.has_lists:
-            meter.take_chars(_JSON(meter.scale, value))
+            meter.charge_chars(_JSON(meter.scale, value))
         text = json.dumps(value, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
-        meter.take_chars(len(text))
+        meter.charge_chars(len(text))
         return text
     _refuse_widths("", len(indent) if isinstance(indent, str) else indent)
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -221,7 +221,7 @@ def bounded(pieces: Iterable[str], meter: Meter) -> str:
     """Return pieces as one text, each of which is paid for."""
     kept = []
     for piece in pieces:
-        meter.take_chars(len(piece))
+        meter.charge_chars(len(piece))
         kept.append(piece)
     return "".join(kept)
 
@@ -251,7 +251,7 @@ _JSON: Final = writes(2)
 @pass_context
 def _metered_range(context: Context, *args: int) -> range:
     values = safe_range(*args)
-    context.parent[METER].take_steps(len(values))
+    context.parent[METER].charge_steps(len(values))
     return values
 
 

@@ -88,12 +88,12 @@ class Meter:
     __slots__ = ("_chars", "_steps", "has_lists", "scale")
 
     def __init__(self) -> None:
-        self.scale = Scale(self.take_chars)
+        self.scale = Scale(self.charge_chars)
         self.has_lists = False  # of the template's own making: what it was given holds nothing twice
         self._steps = MAX_STEPS
         self._chars = MAX_CHARS
 
-    def take_steps(self, count: int) -> None:
+    def charge_steps(self, count: int) -> None:
         self._steps -= count
         if self._steps < 0:
             raise TooMuchWork(f"more than {MAX_STEPS:,} steps")
@@ -105,7 +105,7 @@ class Meter:
             raise TooMuchWork(f"more than {MAX_CHARS:,} characters")
         return made
 
-    def take_chars(self, count: int) -> None:
+    def charge_chars(self, count: int) -> None:
         self._chars -= count
         if self._chars < 0:
             raise TooMuchWork(f"more than {MAX_CHARS:,} characters")

@@ -128,7 +128,7 @@ def _filter(name: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Filter
 @pass_context
 def _turn(context: Context, value: bool, weight: int) -> bool:
     """Note a turn of a loop, or the call of a macro."""
-    context.parent[METER].take_steps(weight)
+    context.parent[METER].charge_steps(weight)
     return value
 
 
@@ -137,12 +137,12 @@ def _sum(context: Context, *terms: Any) -> Any:
     """Return what `+` makes of terms, from left to right; of texts, which most of them are, at once."""
     meter: Meter = context.parent[METER]
     if {*map(type, terms)} == {str}:
-        meter.take_chars(sum(map(len, terms)))
+        meter.charge_chars(sum(map(len, terms)))
         return "".join(terms)
     meter.has_lists = True  # as far as anybody knows
     total, *others = terms
     for term in others:
-        meter.take_chars(size(total) + size(term))
+        meter.charge_chars(size(total) + size(term))
         total = total + term
     return total
 
@@ -152,7 +152,7 @@ def _joined(context: Context, *parts: object) -> str:
     """Return what `~` makes, or an output of several parts."""
     meter: Meter = context.parent[METER]
     texts = [part if type(part) is str else text_of(meter, part) for part in parts]
-    meter.take_chars(sum(map(len, texts)))
+    meter.charge_chars(sum(map(len, texts)))
     return "".join(texts)
 
 
@@ -160,20 +160,20 @@ def _joined(context: Context, *parts: object) -> str:
 def _shown(context: Context, value: object) -> str:
     meter: Meter = context.parent[METER]
     text = value if type(value) is str else text_of(meter, value)
-    meter.take_chars(len(text))
+    meter.charge_chars(len(text))
     return text
 
 
 def text_of(meter: Meter, value: object) -> str:
     """Return a value as text; it was paid for if it is one."""
     if not isinstance(value, str):
-        meter.take_chars(meter.scale.weigh(value))
+        meter.charge_chars(meter.scale.weigh(value))
     return str(value)
 
 
 @pass_context
 def _cut(context: Context, part: Any) -> Any:
-    context.parent[METER].take_chars(size(part))
+    context.parent[METER].charge_chars(size(part))
     return part
 
 
@@ -185,7 +185,7 @@ def _made(context: Context, value: Any) -> Any:
 @pass_context
 def _key(context: Context, key: Any) -> Any:
     meter: Meter = context.parent[METER]
-    meter.take_chars(meter.scale.weigh(key))
+    meter.charge_chars(meter.scale.weigh(key))
     return key
 
 
@@ -195,7 +195,7 @@ def _compared(context: Context, left: Any, *others: Any) -> Any:
     meter: Meter = context.parent[METER]
     says: Any = True
     for name, right in zip(others[::2], others[1::2], strict=True):
-        meter.take_chars(compares(meter.scale, left, right))
+        meter.charge_chars(compares(meter.scale, left, right))
         says = _COMPARISONS[name](left, right)
         if not says:
             return says

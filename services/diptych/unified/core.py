@@ -25,7 +25,7 @@ from typing import Final
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import LegKind, Role
 from diptych.decode.core import DecodeCore
-from diptych.decode.grants import Spare
+from diptych.decode.grants import Headroom
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
@@ -59,7 +59,7 @@ from diptych.prefill.core import PrefillCore
 _DEFAULT_KIND: Final = {Role.PREFILL: LegKind.PREFILL, Role.DECODE: LegKind.DECODE, Role.LOCAL: LegKind.LOCAL}
 
 RoleCore = PrefillCore | DecodeCore
-_NOTHING = Spare()
+_NOTHING = Headroom()
 
 
 class Reserve:
@@ -72,15 +72,15 @@ class Reserve:
 
     def keep(self, num_tokens: int) -> None:
         """Keep enough for a prompt of so many tokens; 0: nothing."""
-        self._whole = Spare(self._cache.pages_for(num_tokens), 1) if num_tokens else _NOTHING
+        self._whole = Headroom(self._cache.pages_for(num_tokens), 1) if num_tokens else _NOTHING
 
-    def spare(self) -> Spare:
+    def headroom(self) -> Headroom:
         """Return what new rooms of the decode core must leave."""
         if self._whole is _NOTHING or not self._prefill.num_open_rooms:
             return self._whole
         prompts = self._prefill.holders().owning
         num_held = sum(len(self._cache.owned_pages(request)) for request in prompts)
-        return Spare(max(0, self._whole.pages - num_held), 0 if prompts else 1)
+        return Headroom(max(0, self._whole.pages - num_held), 0 if prompts else 1)
 
 
 def max_tokens(role: Role, context_len: int, cache: KvCache) -> int:
@@ -102,7 +102,7 @@ class UnifiedCore:
         pace = StepPace(limits.mixed_step_s)
         self._prefill = PrefillCore(cache, limits, rules, page_nbytes, pace, lambda: self._decode.num_decoding)
         self._reserve = Reserve(cache, self._prefill)
-        self._decode = DecodeCore(cache, limits, page_nbytes, pace, self._reserve.spare)
+        self._decode = DecodeCore(cache, limits, page_nbytes, pace, self._reserve.headroom)
         self._refusals: list[Effect] = []
         self._stepping: RoleCore = self._decode  # that launched the last step
         self._serve(role)
@@ -207,9 +207,9 @@ class UnifiedCore:
     def suspects(self) -> set[int]:
         return self._decode.suspects()
 
-    def take_effects(self) -> list[Effect]:
+    def pop_effects(self) -> list[Effect]:
         """Return those of both. A page passes from one core to the other only when nothing is wanted of it any more."""
-        effects = self._prefill.take_effects() + self._decode.take_effects()
+        effects = self._prefill.pop_effects() + self._decode.pop_effects()
         if self._refusals:
             refusals, self._refusals = self._refusals, []
             return refusals + effects

@@ -98,7 +98,7 @@ def test_the_model_computes_what_its_dequantised_weights_would(folders: tuple[Pa
 
 
 def logits(folder: Path, backend: str, quantization: str) -> Tensor:
-    """Of a prompt's last token."""
+    """Return the logits of a prompt's last token."""
     source = open_model(str(folder))
     layout = ModelRunner.pool_layout(source.config, num_pages=4, page_size=16, dtype="float32")
     runner = ModelRunner(

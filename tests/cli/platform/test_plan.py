@@ -5,11 +5,19 @@ import importlib
 import pytest
 
 from diptych.cli.main import COMMANDS
-from diptych.cli.platform.plan import Component, Model, Site, Workers, components, threads_each, transport_environment
+from diptych.cli.platform.plan import (
+    Component,
+    ListenAddresses,
+    Model,
+    Workers,
+    components,
+    threads_each,
+    transport_environment,
+)
 from diptych.common.config import parse
 
 ONE_EACH = [Workers("prefill", 1), Workers("decode", 1), Workers("unified", 1)]
-SITE = Site(host="0.0.0.0", http_port=8000, grpc_port=9000, bootstrap_port=7000)
+SITE = ListenAddresses(host="0.0.0.0", http_port=8000, grpc_port=9000, bootstrap_port=7000)
 
 
 def test_two_and_one_workers_between_bootstrap_and_router() -> None:
@@ -47,7 +55,7 @@ def test_workers_share_the_cores(num_threads: int, num_workers: int, num_cores: 
 
 def test_clients_of_a_wildcard_address_use_loopback() -> None:
     assert SITE.client_host == "127.0.0.1"
-    assert Site("10.0.0.5", 1, 2, 3).client_host == "10.0.0.5"
+    assert ListenAddresses("10.0.0.5", 1, 2, 3).client_host == "10.0.0.5"
 
 
 def test_a_role_gets_its_further_options_after_all_others() -> None:

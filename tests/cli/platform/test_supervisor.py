@@ -22,7 +22,7 @@ from diptych.cli.platform.supervisor import Child, ComponentFailed, End, Supervi
 from diptych.common.health.probes import Bounds
 from diptych.common.lifecycle import Stop
 from diptych.common.members.heartbeat import SharedHeartbeat, new_heartbeat
-from diptych.common.process_sight import own_memory
+from diptych.common.process_watch import own_memory
 from diptych.common.restart_policy import RestartPolicy
 
 TIMEOUT_S = 200.0  # only for what hangs: machines may be busy

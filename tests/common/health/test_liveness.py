@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from diptych.common.health.probes import BEAT_S, LOOK_S, Bounds, Sight, Watch
+from diptych.common.health.probes import BEAT_S, LOOK_S, Bounds, ProcessSample, Watch
 
 PATIENCE_S = 2.0
 NUM_LOOKS = round((PATIENCE_S + BEAT_S) / LOOK_S)  # that silence may last
@@ -17,7 +17,7 @@ MIB = 2**20
 class Watched:
     """A process that is looked at, and what a look finds."""
 
-    sight: Sight
+    sample: ProcessSample
     watch: Watch
     num_looks: int = 0
 
@@ -25,23 +25,23 @@ class Watched:
         """Look so often, as much later each; return what the last look said."""
         reason = ""
         for _ in range(count):
-            now_s = self.sight.now_s + passed_s
-            beat_s = now_s if beats else self.sight.beat_s
-            self.sight = replace(self.sight, now_s=now_s, beat_s=beat_s, cpu_s=self.sight.cpu_s + cpu_s)
-            reason = self.watch.look(self.sight)
+            now_s = self.sample.now_s + passed_s
+            beat_s = now_s if beats else self.sample.beat_s
+            self.sample = replace(self.sample, now_s=now_s, beat_s=beat_s, cpu_s=self.sample.cpu_s + cpu_s)
+            reason = self.watch.look(self.sample)
             self.num_looks += 1
             if reason:
                 break
         return reason
 
     def change(self, **fields: object) -> None:
-        self.sight = replace(self.sight, **fields)  # type: ignore[arg-type]
+        self.sample = replace(self.sample, **fields)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def watched() -> Watched:
     """One whose loop has just come round."""
-    found = Watched(Sight(100.0, 99.9), Watch(Bounds(PATIENCE_S)))
+    found = Watched(ProcessSample(100.0, 99.9), Watch(Bounds(PATIENCE_S)))
     assert found.look(beats=True) == ""
     found.num_looks = 0
     return found
@@ -62,7 +62,7 @@ def test_a_router_with_long_steps_lives_as_long_as_it_comes_round_at_all(watched
 def test_a_loop_that_has_not_begun_and_one_that_has_ended_are_not_judged(watched: Watched) -> None:
     watched.change(beat_s=None)
     assert watched.look(1000) == ""
-    starting = Watched(Sight(0.0, None), Watch(Bounds(PATIENCE_S)))
+    starting = Watched(ProcessSample(0.0, None), Watch(Bounds(PATIENCE_S)))
     assert starting.look(1000) == ""
 
 
@@ -100,7 +100,7 @@ def test_a_pause_of_garbage_collection_ends_with_a_beat(watched: Watched) -> Non
 
 
 def test_memory_is_judged_at_once_and_from_the_start() -> None:
-    watched = Watched(Sight(0.0, None, memory_bytes=512 * MIB), Watch(Bounds(memory_bytes=512 * MIB)))
+    watched = Watched(ProcessSample(0.0, None, memory_bytes=512 * MIB), Watch(Bounds(memory_bytes=512 * MIB)))
     assert watched.look() == ""
     watched.change(memory_bytes=2048 * MIB)
     assert watched.look() == "it reached its memory limit of 512 MiB with 2,048 MiB"

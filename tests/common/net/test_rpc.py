@@ -298,15 +298,15 @@ def test_the_address_of_a_living_worker_is_taken_from_its_own_host_only(tmp_path
             away.record.started_unix_ns = 2**63
             heartbeat = bootstrap_pb2.Heartbeat(sequence=1, instance=away.record).SerializeToString()
 
-            def take(channel: grpc.aio.Channel) -> Awaitable[Any]:
+            def register_at(channel: grpc.aio.Channel) -> Awaitable[Any]:
                 register = channel.stream_stream(REGISTER, bytes, bootstrap_pb2.HeartbeatReply.FromString)
                 return first(register(iter([heartbeat]), metadata=shown([away.secret])))
 
-            code, details = await code_of(take, elsewhere, one_of(Party.WORKER))
+            code, details = await code_of(register_at, elsewhere, one_of(Party.WORKER))
             assert code is grpc.StatusCode.PERMISSION_DENIED
             assert details.startswith("address 127.0.0.1:7100 belongs to instance")
             assert set(at_home.watcher.instances()) == {at_home.instance_id}
-            assert await code_of(take, address, one_of(Party.WORKER)) == (grpc.StatusCode.OK, "")
+            assert await code_of(register_at, address, one_of(Party.WORKER)) == (grpc.StatusCode.OK, "")
             with pytest.raises(Evicted):
                 await tasks[0]
             await cancel(tasks[1:])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from tiny_config import tiny_config
 from torch import Tensor
 
 from diptych.architectures.config import Indexer, Latent, Rope
+from diptych.engine.attention.backend import AttentionBackend
+from diptych.engine.attention.cpu_sparse_backend import CpuSparseAttention
 from diptych.engine.attention.sparse_attention import SparseAttention
 from diptych.engine.attention.staged_batch import stage
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
@@ -24,12 +27,18 @@ CONFIG = tiny_config(
 PAGES = [5, 2]  # of 4 tokens
 
 
-def attended(attention: SparseAttention, layer: int, index: Tensor) -> tuple[Tensor, Tensor]:
+def attended(attention: AttentionBackend, layer: int, index: Tensor) -> tuple[Tensor, Tensor]:
     """Run the tokens of one request; return their rotated queries, and what attention returns."""
     states = torch.randn(NUM_TOKENS, CONFIG.states_size, generator=torch.Generator().manual_seed(layer))
     qkv, out = torch.cat([states, index], dim=1), torch.zeros(NUM_TOKENS, CONFIG.num_heads * CONFIG.value_dim)
     attention.forward_extend(qkv, layer, out)
     return qkv[:, : CONFIG.num_heads * CONFIG.head_dim].view(NUM_TOKENS, 2, -1), out.view(NUM_TOKENS, 2, -1)
+
+
+def new_pool() -> tuple[Tensor, Tensor]:
+    """Return latents and index keys of the layers, of pages that nobody wrote."""
+    kv, index_keys = (torch.full((6, layers, 1, 4, 1, dim), torch.nan) for layers, dim in ((2, 16), (1, 8)))
+    return kv, index_keys
 
 
 def batch() -> ForwardBatch:
@@ -48,7 +57,7 @@ def batch() -> ForwardBatch:
 
 def test_of_tokens_with_equal_scores_the_first_are_attended_to_also_by_a_layer_that_does_not_choose() -> None:
     assert CONFIG.indexer is not None
-    kv, index_keys = (torch.full((6, layers, 1, 4, 1, dim), torch.nan) for layers, dim in ((2, 16), (1, 8)))
+    kv, index_keys = new_pool()
     attention = SparseAttention(CONFIG, kv, index_keys, torch.float32)
     attention.init_forward_metadata(stage(batch(), torch.device("cpu")))
     for layer in range(CONFIG.num_layers):
@@ -59,3 +68,20 @@ def test_of_tokens_with_equal_scores_the_first_are_attended_to_also_by_a_layer_t
             expected = (queries[token] @ seen.T * CONFIG.score_scale).softmax(-1) @ seen[:, : CONFIG.value_dim]
             torch.testing.assert_close(out[token], expected)
     assert index_keys[PAGES, 0, 0, :, 0].flatten(0, 1)[:NUM_TOKENS].eq(0).all()
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_the_c_kernels_attend_to_what_the_reference_attends_to_and_store_the_same(seed: int | None) -> None:
+    """`seed` None: an indexer can't tell tokens apart."""
+    assert CONFIG.indexer is not None
+    index = torch.zeros(NUM_TOKENS, CONFIG.indexer.size)
+    if seed is not None:
+        index = torch.randn(index.shape, generator=torch.Generator().manual_seed(seed))
+    pools, found = [new_pool() for _ in range(2)], []
+    backends = SparseAttention(CONFIG, *pools[0], torch.float32), CpuSparseAttention(CONFIG, *pools[1])
+    for attention in backends:
+        attention.init_forward_metadata(stage(batch(), torch.device("cpu")))
+        found.append(torch.stack([attended(attention, layer, index)[1] for layer in range(CONFIG.num_layers)]))
+    torch.testing.assert_close(found[1], found[0])
+    for ours, theirs in zip(pools[1], pools[0], strict=True):
+        assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())

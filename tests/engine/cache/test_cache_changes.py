@@ -17,20 +17,20 @@ def test_what_came_and_went_is_not_told() -> None:
     changes = CacheChanges()
     changes.store([1, 2, 3])
     changes.remove([2])
-    assert changes.take() == CacheDelta(stored=(1, 3))
+    assert changes.pop() == CacheDelta(stored=(1, 3))
     changes.remove([3, 1])
     changes.store([1])
-    assert changes.take() == CacheDelta(removed=(3,))
-    assert not changes.take()
+    assert changes.pop() == CacheDelta(removed=(3,))
+    assert not changes.pop()
 
 
 def test_news_can_be_told_in_parts_removals_first() -> None:
     changes = CacheChanges()
     changes.store([1, 2])
-    changes.take()
+    changes.pop()
     changes.remove([2, 1])
     changes.store([3, 4])
-    assert [changes.take(3), changes.take(3)] == [CacheDelta(removed=(2, 1), stored=(3,)), CacheDelta(stored=(4,))]
+    assert [changes.pop(3), changes.pop(3)] == [CacheDelta(removed=(2, 1), stored=(3,)), CacheDelta(stored=(4,))]
     assert changes.is_empty
 
 
@@ -39,7 +39,7 @@ def test_clearing_cancels_what_was_not_told_yet() -> None:
     changes.store([1])
     changes.clear()
     changes.store([2])
-    assert changes.take() == CacheDelta(cleared=True, stored=(2,))
+    assert changes.pop() == CacheDelta(cleared=True, stored=(2,))
 
 
 def test_nobody_listens() -> None:
@@ -47,14 +47,14 @@ def test_nobody_listens() -> None:
     changes.store([1])
     changes.remove([1])
     changes.clear()
-    assert not changes.take()
+    assert not changes.pop()
 
 
-@given(st.lists(st.integers(0, 4) | st.sampled_from(["take", "part", "clear"])))
+@given(st.lists(st.integers(0, 4) | st.sampled_from(["pop", "part", "clear"])))
 def test_a_listener_ends_up_with_the_same_set(steps: list[int | str]) -> None:
     """A number stores or removes that hash."""
     changes, actual, listener = CacheChanges(), set[int](), set[int]()
-    for step in [*steps, "take"]:
+    for step in [*steps, "pop"]:
         match step:
             case int():
                 (changes.remove if step in actual else changes.store)([step])
@@ -63,8 +63,8 @@ def test_a_listener_ends_up_with_the_same_set(steps: list[int | str]) -> None:
                 changes.clear()
                 actual.clear()
             case "part":
-                listener = applied(changes.take(1), listener)
+                listener = applied(changes.pop(1), listener)
             case _:
-                listener = applied(changes.take(), listener)
+                listener = applied(changes.pop(), listener)
                 assert listener == actual
                 assert changes.is_empty

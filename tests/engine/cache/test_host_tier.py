@@ -185,7 +185,7 @@ class CacheOverHostMemory(RuleBasedStateMachine):
 
     @rule()
     def tell(self) -> None:
-        news = self.cache.changes.take()
+        news = self.cache.changes.pop()
         if news.cleared:
             self.told.clear()
         assert self.told >= set(news.removed)

@@ -141,20 +141,20 @@ def test_what_is_not_to_be_trusted_is_found_by_nobody_and_goes_with_its_last_rea
     reader = request(*range(14))
     assert cache.admit(reader)
     assert reader.cached_len == 12
-    changes.take()
+    changes.pop()
     cache.distrust(bad)
     assert cache.cached_len(request(*range(14))) == 8  # what it had from others
-    assert len(changes.take().removed) == 1
+    assert len(changes.pop().removed) == 1
     cache.drop(bad)
     assert cache.audit(Holders([good, reader])) == []
     fresh = request(*range(14))
     assert cache.admit(fresh)
     cache.share(fresh, 14)
-    assert len(changes.take().stored) == 1
+    assert len(changes.pop().stored) == 1
     assert cache.cached_len(request(*range(14))) == 12
     reader.computed_len = 14
     cache.retire(reader)  # behind pages that nobody finds
-    assert changes.take() == CacheDelta()
+    assert changes.pop() == CacheDelta()
     assert cache.audit(Holders([good, fresh])) == []
     for one in (good, fresh):
         cache.drop(one)
@@ -190,12 +190,12 @@ def test_a_page_that_was_withdrawn_is_told_once() -> None:
     deep.append(1)
     deep.append(2)
     cache.distrust(deep)
-    changes.take()
+    changes.pop()
     again = request(*range(12))
     assert cache.admit(again)
     cache.share(again, 12)
     cache.distrust(maker)  # with both that are below it; only one of them is known
-    assert changes.take().removed == tuple(page_hashes(again.tokens[:8], PAGE)[::-1].tolist())
+    assert changes.pop().removed == tuple(page_hashes(again.tokens[:8], PAGE)[::-1].tolist())
     for each in (maker, deep, again):
         cache.drop(each)
     assert cache.audit(Holders()) == []

@@ -48,7 +48,7 @@ def saves(eviction: Eviction) -> list[tuple[int, list[int], list[int]]]:
 
 
 def shares(insertion: Insertion) -> tuple[list[int], list[int]]:
-    return insertion.taken.tolist(), insertion.duplicate.tolist()
+    return insertion.adopted.tolist(), insertion.duplicate.tolist()
 
 
 def test_an_empty_tree_matches_nothing(tree: RadixTree) -> None:
@@ -224,15 +224,15 @@ def test_changes_are_told_net() -> None:
     tree = RadixTree(PAGE_SIZE, changes=changes)
     first, second, third = page_hashes(tokens("aabbcc"), PAGE_SIZE).tolist()
     tree.insert(tokens("aabb"), page_list(1, 2))
-    assert changes.take() == CacheDelta(stored=(first, second))
+    assert changes.pop() == CacheDelta(stored=(first, second))
     tree.evict(1)
     tree.insert(tokens("aabbcc"), page_list(1, 2, 3))
-    assert changes.take() == CacheDelta(stored=(third,))
+    assert changes.pop() == CacheDelta(stored=(third,))
     assert tree.evict(1).pages.tolist() == [3]
-    assert changes.take() == CacheDelta(removed=(third,))
+    assert changes.pop() == CacheDelta(removed=(third,))
     tree.lock(tree.match(tokens("aa")).node)
     tree.clear()
-    assert changes.take() == CacheDelta(cleared=True, stored=(first,))
+    assert changes.pop() == CacheDelta(cleared=True, stored=(first,))
     assert changes.is_empty
 
 
@@ -242,16 +242,16 @@ def test_the_deep_end_of_a_run_is_told_as_removed_first() -> None:
     tree = RadixTree(PAGE_SIZE, changes=changes)
     first, second, third = page_hashes(tokens("aabbcc"), PAGE_SIZE).tolist()
     tree.insert(tokens("aabbcc"), page_list(1, 2, 3))
-    changes.take()
+    changes.pop()
     tree.evict(3)
-    assert [changes.take(2).removed, changes.take().removed] == [(third, second), (first,)]
+    assert [changes.pop(2).removed, changes.pop().removed] == [(third, second), (first,)]
 
 
 def test_a_page_in_the_host_tier_is_still_cached() -> None:
     changes = CacheChanges()
     tree = RadixTree(PAGE_SIZE, tiers=[SlotPool(2)], changes=changes)
     tree.insert(tokens("aabbcc"), page_list(1, 2, 3))
-    changes.take()
+    changes.pop()
     eviction = tree.evict(2)
     assert (eviction.pages.tolist(), saves(eviction)) == ([2, 3], [(1, [2, 3], [0, 1])])
     assert changes.is_empty
@@ -393,7 +393,7 @@ class TreeAgainstPrefixes(RuleBasedStateMachine):
 
     @rule()
     def listen(self) -> None:
-        delta = self.changes.take()
+        delta = self.changes.pop()
         if delta.cleared:
             self.listener.clear()
         assert self.listener.isdisjoint(delta.stored)

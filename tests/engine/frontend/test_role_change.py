@@ -110,7 +110,7 @@ class Worker:
         self.scheduler.rooms.append(leg.room)
 
     async def outputs(self) -> list[tuple[int, int]]:
-        batch = await asyncio.wait_for(self.router.take(), TIMEOUT_S)
+        batch = await asyncio.wait_for(self.router.next_batch(), TIMEOUT_S)
         return [(output.room, output.error.code) for output in batch.outputs]
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -221,7 +221,7 @@ def test_a_leg_of_the_former_role_is_handed_back_with_the_reason() -> None:
         await worker.set_role(DECODE)
         late = worker_pb2.StartLeg(room=7, kind=LegKind.PREFILL.wire)
         assert worker.sessions.start(worker.router, [late]) == []
-        (output,) = (await worker.router.take()).outputs
+        (output,) = (await worker.router.next_batch()).outputs
         assert (output.error.code, output.error.message) == (HANDED_BACK, "serves decode, no prefill legs")
 
     play(script)

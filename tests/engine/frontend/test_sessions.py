@@ -23,9 +23,9 @@ def test_each_session_gets_its_own_rooms_in_one_batch() -> None:
     sessions.start(first, legs(1, 2))
     sessions.start(second, legs(3))
     sessions.deliver([worker_pb2.LegOutput(room=room, token_ids=[room]) for room in (1, 3, 2, 1)])
-    batch = asyncio.run(first.take())
+    batch = asyncio.run(first.next_batch())
     assert [output.room for output in batch.outputs] == [1, 2, 1]
-    assert [output.room for output in asyncio.run(second.take()).outputs] == [3]
+    assert [output.room for output in asyncio.run(second.next_batch()).outputs] == [3]
 
 
 def test_a_room_in_use_is_refused_and_its_owner_untouched() -> None:
@@ -33,7 +33,7 @@ def test_a_room_in_use_is_refused_and_its_owner_untouched() -> None:
     owner, intruder = sessions.open(), sessions.open()
     sessions.start(owner, legs(1))
     assert sessions.start(intruder, legs(1, 0)) == []
-    refused = asyncio.run(intruder.take()).outputs
+    refused = asyncio.run(intruder.next_batch()).outputs
     assert [output.error.code for output in refused] == [worker_pb2.ERROR_CODE_INVALID] * 2
     assert sessions.owned(intruder, [1]) == []
     assert sessions.owned(owner, [1, 2]) == [1]
@@ -62,11 +62,11 @@ def test_a_new_session_learns_the_load_at_once() -> None:
     sessions = Sessions(Role.DECODE)
     sessions.set_load(bootstrap_pb2.WorkerLoad(num_running=3))
     session = sessions.open()
-    assert asyncio.run(session.take()).load.num_running == 3
+    assert asyncio.run(session.next_batch()).load.num_running == 3
 
 
 def kv_events(session: Session) -> worker_pb2.KvEvents:
-    return asyncio.run(session.take()).kv_events
+    return asyncio.run(session.next_batch()).kv_events
 
 
 def test_a_new_session_learns_the_cached_pages_and_then_the_changes() -> None:
@@ -103,11 +103,11 @@ def test_without_kv_events_nothing_is_told_of_pages() -> None:
     session = sessions.open()
     sessions.tell_kv(worker_pb2.KvEvents(stored=[1]))
     sessions.resync_kv(session)
-    assert not asyncio.run(session.take()).HasField("kv_events")
+    assert not asyncio.run(session.next_batch()).HasField("kv_events")
 
 
 def error_of(session: Session) -> worker_pb2.LegError:
-    [output] = asyncio.run(session.take()).outputs
+    [output] = asyncio.run(session.next_batch()).outputs
     return output.error
 
 
@@ -136,15 +136,15 @@ def test_routers_hear_at_once_of_a_record_that_changed_in_more_than_its_load() -
     record = bootstrap_pb2.Instance(instance_id=5, load=bootstrap_pb2.WorkerLoad(num_running=1))
     sessions.set_record(record)
     late = sessions.open()
-    told = [asyncio.run(session.take()).instance for session in (early, late)]
+    told = [asyncio.run(session.next_batch()).instance for session in (early, late)]
     assert told == [bootstrap_pb2.Instance(instance_id=5)] * 2
     record.load.num_running = 2
     sessions.set_record(record)
     sessions.set_load(record.load)
-    assert not asyncio.run(early.take()).HasField("instance")
+    assert not asyncio.run(early.next_batch()).HasField("instance")
     record.paused = True
     sessions.set_record(record)
-    assert asyncio.run(late.take()).instance == bootstrap_pb2.Instance(instance_id=5, paused=True)
+    assert asyncio.run(late.next_batch()).instance == bootstrap_pb2.Instance(instance_id=5, paused=True)
 
 
 def test_sessions_are_idle_while_no_room_is_open_and_know_how_old_the_oldest_is() -> None:
@@ -170,7 +170,7 @@ def test_rooms_and_sessions_are_bounded() -> None:
     assert sessions.close(opened.pop()) == []
     sessions.open()
     assert len(sessions.start(opened[0], legs(*range(1, MAX_OPEN_ROOMS + 2)))) == MAX_OPEN_ROOMS
-    (refused,) = asyncio.run(opened[0].take()).outputs
+    (refused,) = asyncio.run(opened[0].next_batch()).outputs
     assert (refused.room, refused.error.code) == (MAX_OPEN_ROOMS + 1, worker_pb2.ERROR_CODE_OVERLOADED)
     assert sessions.start(opened[1], legs(0xFFFF)) == []
 

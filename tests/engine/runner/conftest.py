@@ -21,11 +21,13 @@ from diptych.engine.runner.kv_pool import KV_DTYPES
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.tensor_parallel.communicator import Communicator
-from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, SamplingBatch, StateMoves
+from diptych.engine.values.kv_regions import pages_per_state
 
 __all__ = ["device"]
 
 PAGE_SIZE = 16
+MAX_REQUESTS = 128
 
 
 class Driver:
@@ -53,8 +55,10 @@ class Driver:
             quantization=quantization,
             attention_backend=backend,
             max_loras=max_loras,
+            max_requests=MAX_REQUESTS,
             communicator=communicator,
         )
+        self._pages_per_state = pages_per_state(source.config, communicator.size if communicator else 1, dtype, layout)
         self.adapters: dict[int, int] = {}  # slot of a request's adapter
         self._free = np.random.default_rng(0).permutation(num_pages).tolist()
         self._pages: dict[int, list[int]] = {}
@@ -98,8 +102,15 @@ class Driver:
             seq_lens=np.array([end for _, _, end in spans]),
             extend_lens=np.array([end - start for _, start, end in spans]),
             num_sampled=np.ones(len(chunks), np.int64),
+            states=self._states(starts) if self._pages_per_state else None,
             adapters=np.array([self.adapters.get(request, -1) for request in chunks]) if self.adapters else None,
         )
+
+    def _states(self, starts: Mapping[int, int]) -> StateMoves:
+        """A request's slot has another number; those that begin are cleared."""
+        slots = np.array([MAX_REQUESTS - 1 - request for request in starts])
+        none, pages = np.zeros(0, np.int64), np.zeros((0, self._pages_per_state), np.int32)
+        return StateMoves(slots, slots[np.array(list(starts.values())) == 0], none, pages, none, pages)
 
     def _grow(self, request: int, num_tokens: int) -> None:
         pages = self._pages.setdefault(request, [])

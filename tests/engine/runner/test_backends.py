@@ -11,6 +11,7 @@ from tiny_config import tiny_config
 from diptych.architectures.config import Indexer, Latent, Rope
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.cpu_backend import CpuAttention
+from diptych.engine.attention.cpu_sparse_backend import CpuSparseAttention
 from diptych.engine.attention.sparse_attention import SparseAttention
 from diptych.engine.attention.torch_backend import TorchAttention
 from diptych.engine.models.cpu_ops import CpuOps
@@ -48,23 +49,32 @@ def test_flashinfer_is_refused_for_latents(monkeypatch: pytest.MonkeyPatch) -> N
         choose("flashinfer", "auto", replace(SETTING, config=replace(CONFIG, num_kv_heads=1, latent=latent)))
 
 
-@pytest.mark.parametrize("name", ["triton", "flashinfer"])
-def test_backends_of_gpus_are_refused_for_sparse_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flashinfer_is_refused_for_sparse_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with pytest.raises(ConfigError, match=f"'{name}' knows no sparse attention.*use 'torch'"):
-        choose("torch", name, SPARSE)
+    with pytest.raises(ConfigError, match=r"not to latents; use 'triton'"):
+        choose("torch", "flashinfer", SPARSE)
 
 
-def test_sparse_attention_reads_no_fp8() -> None:
-    with pytest.raises(ConfigError, match="sparse attention reads no FP8 KV yet"):
-        choose("cpu", "cpu", replace(SPARSE, kv=SPARSE.kv.to(torch.float8_e4m3fn)))
+def test_sparse_attention_in_torch_reads_no_fp8() -> None:
+    narrow = replace(SPARSE, kv=SPARSE.kv.to(torch.float8_e4m3fn))
+    with pytest.raises(ConfigError, match="'torch' reads no FP8 KV in sparse attention"):
+        choose("torch", "torch", narrow)
+    assert isinstance(choose("cpu", "cpu", narrow).attention.of(ForwardMode.DECODE), CpuSparseAttention)
 
 
-def test_on_cpus_torch_attends_sparsely_and_the_c_kernels_do_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+def test_where_nothing_is_asked_for_the_c_kernels_attend_sparsely_and_of_two_bytes_torch() -> None:
     backend = choose("auto", "auto", SPARSE)
-    assert isinstance(backend.attention.of(ForwardMode.EXTEND), SparseAttention)
+    assert isinstance(backend.attention.of(ForwardMode.EXTEND), CpuSparseAttention)
     assert isinstance(backend.ops, CpuOps)
-    assert ["sparse attention has no C kernel yet" in record.getMessage() for record in caplog.records] == [True]
+    wide = choose("auto", "auto", replace(SPARSE, dtype=torch.bfloat16))
+    assert isinstance(wide.attention.of(ForwardMode.EXTEND), SparseAttention)
+
+
+def test_index_keys_that_the_c_kernels_have_no_room_for_are_refused() -> None:
+    assert SPARSE.config.indexer is not None
+    wide = replace(SPARSE.config, indexer=replace(SPARSE.config.indexer, head_dim=1025))
+    with pytest.raises(ConfigError, match=r"'cpu' has no heads of 1025; use 'torch'"):
+        choose("cpu", "cpu", replace(SPARSE, config=wide))
 
 
 def test_heads_that_no_kernel_norms_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,9 @@ def test_ranks_compute_what_one_does(
 ) -> None:
     """Two ranks split the KV heads; of four, two share each."""
     source = open_model(str(family_model.folder))
+    recurrent = source.config.recurrent
+    if recurrent is not None and any(number % size for number in recurrent.mixer.heads.values()):
+        pytest.skip("so many ranks can't share its heads, and are refused")
 
     def compute(communicator: Any) -> Tensor:
         driver = new_driver(source, backend, communicator=communicator)

@@ -24,7 +24,7 @@ LIMITS = {"bfloat16": (0.4, 0.94), "fp8_e4m3": (6.0, 0.85)}  # largest error of 
 
 
 def logits(driver: Any, prompts: list[list[int]], outputs: list[list[int]]) -> Tensor:
-    """Of each last prompt token, then of output tokens that are given: `[num_rows, vocab_size]`."""
+    """Return the logits of each last prompt token, then of output tokens that are given: `[num_rows, vocab_size]`."""
     rows = [driver.extend(dict(enumerate(prompts)))]
     for step in range(NUM_DECODED):
         rows.append(driver.decode({request: output[step] for request, output in enumerate(outputs)}))

@@ -30,7 +30,7 @@ def test_writing_the_tensor_writes_the_buffer_page_by_page(dtype: str, expected:
 
 
 def test_each_region_of_a_page_is_seen_where_it_lies() -> None:
-    """Of three layers, whose latents lie in front, two have index keys."""
+    """Three layers have latents, which lie in front, and two of them have index keys."""
     regions = Region((0, 1, 2), 1, 1, 8, "bfloat16", 1), Region((0, 2), 1, 1, 4, "bfloat16", 1)
     layout = PoolLayout(num_pages=5, page_size=2, regions=regions)
     kv = new_kv(layout, torch.device("cpu"))

@@ -80,7 +80,7 @@ class Engine:
             pass
 
     def collect(self) -> None:
-        for effect in self.core.take_effects():
+        for effect in self.core.pop_effects():
             if isinstance(effect, CompileGrammar):
                 self.compiling.append(effect)
             else:

@@ -17,7 +17,7 @@ def packed(lengths: list[int], budget: int, cost: PromptCost = SAME_EVERYWHERE, 
     step = Packing(cost, budget, max_chunks, len(lengths))
     for room, length in enumerate(lengths):
         request = new_request(room, np.arange(length), SamplingParams())
-        if not step.takes(request, 0):
+        if not step.admits(request, 0):
             break
         step.add(request)
     return [chunk.num_tokens for chunk in step.chunks]
@@ -72,7 +72,7 @@ def test_tokens_behind_a_long_prefix_count_as_much_as_they_cost() -> None:
     for start, is_taken in ((4000, True), (5000, False)):
         step = Packing(cost, 10**6, 256, 2)
         step.add(new_request(0, np.arange(4), SamplingParams()))
-        assert step.takes(new_request(1, np.arange(start + size), SamplingParams()), start) == is_taken
+        assert step.admits(new_request(1, np.arange(start + size), SamplingParams()), start) == is_taken
 
 
 def test_a_prompt_whose_tokens_are_scored_counts_as_the_short_chunk_that_it_gets() -> None:
@@ -80,6 +80,6 @@ def test_a_prompt_whose_tokens_are_scored_counts_as_the_short_chunk_that_it_gets
     scored = new_request(1, np.arange(WORTH * 4), SamplingParams(prompt_logprobs=0))
     step = Packing(SAME_EVERYWHERE, 10**6, 256, 2)
     step.add(short)
-    assert step.takes(scored, 0)
+    assert step.admits(scored, 0)
     step.add(scored)
     assert [chunk.num_tokens for chunk in step.chunks] == [1, MAX_SCORED_TOKENS]

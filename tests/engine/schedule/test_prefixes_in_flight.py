@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.prefixes_in_flight import Bringer, PrefixesInFlight
+from diptych.engine.schedule.prefixes_in_flight import PrefixesInFlight, PrefixProducer
 from diptych.engine.values.request import Request, new_request
 from diptych.generation.sampling_params import SamplingParams
 
@@ -33,8 +33,8 @@ def bring(cache: KvCache, in_flight: PrefixesInFlight, *tokens: int, extra_key: 
 
 
 def common_len(in_flight: PrefixesInFlight, one: Request) -> int:
-    coming = in_flight.longest(one)
-    return coming.num_pages * PAGE if coming else 0
+    pending = in_flight.longest(one)
+    return pending.num_pages * PAGE if pending else 0
 
 
 def test_whole_pages_that_are_common_count(cache: KvCache, in_flight: PrefixesInFlight) -> None:
@@ -57,9 +57,9 @@ def test_of_several_the_one_that_brings_most_is_named(cache: KvCache, in_flight:
     bring(cache, in_flight, *range(8), 50, 51, 52, 53)
     longest = bring(cache, in_flight, *range(12))
     bring(cache, in_flight, *range(4), 60, 61, 62, 63)
-    coming = in_flight.longest(request(*range(20)))
-    assert coming is not None
-    assert coming.bringer.request is longest
+    pending = in_flight.longest(request(*range(20)))
+    assert pending is not None
+    assert pending.producer.request is longest
 
 
 @pytest.mark.parametrize("end", ["shared", "retired", "dropped", "answered"])
@@ -94,14 +94,14 @@ def test_a_search_looks_at_few_of_many_who_bring_the_same_prefix(monkeypatch: py
     for number in range(100):
         bring(cache, in_flight, *prefix, *range(1000 + 200 * number, 1128 + 200 * number))
     num_asked = 0
-    brings = Bringer.brings
+    produces = PrefixProducer.produces
 
-    def counted(self: Bringer, num_pages: int) -> bool:
+    def counted(self: PrefixProducer, num_pages: int) -> bool:
         nonlocal num_asked
         num_asked += 1
-        return brings(self, num_pages)
+        return produces(self, num_pages)
 
-    monkeypatch.setattr(Bringer, "brings", counted)
+    monkeypatch.setattr(PrefixProducer, "produces", counted)
     assert common_len(in_flight, request(*prefix, *range(500, 628))) == 128
     assert num_asked <= 6  # of 64 pages
 

@@ -27,11 +27,11 @@ def queue(policy: str = "fcfs", **weights: float) -> WaitingQueue:
     return new_waiting_queue(cache, Scheduling(policy, tenant_weights=weights))
 
 
-def take_all(queue: WaitingQueue, now_s: float = 0.0) -> list[int]:
+def pop_all(queue: WaitingQueue, now_s: float = 0.0) -> list[int]:
     rooms = []
     while queue:
         request = queue.peek(now_s)
-        queue.take(request)
+        queue.on_admitted(request)
         rooms.append(request.room)
     return rooms
 
@@ -40,7 +40,7 @@ def test_equal_requests_keep_their_order() -> None:
     line = queue()
     for room in (5, 3, 4):
         line.add(request(room))
-    assert take_all(line) == [5, 3, 4]
+    assert pop_all(line) == [5, 3, 4]
 
 
 def test_tenants_take_turns_however_many_requests_one_sends() -> None:
@@ -49,14 +49,14 @@ def test_tenants_take_turns_however_many_requests_one_sends() -> None:
         line.add(request(room, "many"))
     line.add(request(7, "few"))
     line.add(request(8, "few"))
-    assert take_all(line) == [1, 7, 2, 8, 3, 4, 5, 6]
+    assert pop_all(line) == [1, 7, 2, 8, 3, 4, 5, 6]
 
 
 def test_a_heavier_tenant_gets_more_turns() -> None:
     line = queue(gold=2.0)
     for room in range(1, 7):
         line.add(request(room, "gold" if room % 2 else "free"))
-    assert take_all(line) == [1, 2, 3, 5, 4, 6]
+    assert pop_all(line) == [1, 2, 3, 5, 4, 6]
 
 
 def test_priority_orders_a_tenants_own_requests_only() -> None:
@@ -64,7 +64,7 @@ def test_priority_orders_a_tenants_own_requests_only() -> None:
     line.add(request(1, "a"))
     line.add(request(2, "a", priority=5))
     line.add(request(3, "b"))
-    assert take_all(line) == [2, 3, 1]
+    assert pop_all(line) == [2, 3, 1]
 
 
 def test_retracted_requests_go_first_the_last_one_at_the_head() -> None:
@@ -72,7 +72,7 @@ def test_retracted_requests_go_first_the_last_one_at_the_head() -> None:
     line.add(request(1, priority=9))
     line.add_first(request(2))
     line.add_first(request(3))
-    assert take_all(line) == [3, 2, 1]
+    assert pop_all(line) == [3, 2, 1]
 
 
 def test_the_next_request_stays_the_next_until_it_is_taken() -> None:
@@ -95,7 +95,7 @@ def test_requests_that_leave_are_counted_out() -> None:
     line.remove(requests[1])
     assert (len(line), line.num_tokens) == (3, 17)
     assert {made.room for made in line} == {4, 6, 7}
-    assert take_all(line) == [7, 4, 6]
+    assert pop_all(line) == [7, 4, 6]
     assert (len(line), line.num_tokens) == (0, 0)
 
 
@@ -110,7 +110,7 @@ def test_a_plain_request_is_not_starved_by_endless_better_ones(policy: str) -> N
         line.add(request(next(rooms), "b", arrival_s=second, priority=20))
         line.add(request(next(rooms), "b", arrival_s=second, priority=20))
         served = line.peek(float(second))
-        line.take(served)
+        line.on_admitted(served)
         if served.room == 1:
             return
     raise AssertionError("starved")
@@ -139,10 +139,10 @@ def test_those_set_aside_are_passed_and_then_have_their_places_again() -> None:
     assert line.peek(0.5).room == 3
     assert (len(line), [each.room for each in line.aside]) == (4, [9, 1, 2])
     assert sorted(each.room for each in line) == [1, 2, 3, 9]
-    line.take(line.peek(0.0))
+    line.on_admitted(line.peek(0.0))
     assert not line.has_next
     line.bring_back(1.0)
-    assert take_all(line) == [9, 1, 2]
+    assert pop_all(line) == [9, 1, 2]
 
 
 def test_each_that_was_set_aside_comes_back_when_its_own_reason_is_over() -> None:
@@ -157,9 +157,9 @@ def test_each_that_was_set_aside_comes_back_when_its_own_reason_is_over() -> Non
     for now_s in (1.0, 2.0, 3.0):
         line.bring_back(now_s)
         order.append(line.peek(now_s).room)
-        line.take(line.peek(now_s))
+        line.on_admitted(line.peek(now_s))
     assert order == [2, 3, 1]  # each ranks before the one that does not fit
-    assert take_all(line) == [4]
+    assert pop_all(line) == [4]
 
 
 def test_a_request_lets_others_pass_for_a_few_restores_only() -> None:
@@ -174,7 +174,7 @@ def test_a_request_lets_others_pass_for_a_few_restores_only() -> None:
         line.bring_back(0.0)
     line.peek(0.0).restore = Restore(MAX_RESTORES, 1, NO_PAGES, NO_PAGES)
     assert not line.set_aside_for_restore()
-    assert take_all(line) == [1]
+    assert pop_all(line) == [1]
 
 
 def test_a_request_that_waits_for_memory_lets_nobody_pass() -> None:
@@ -197,7 +197,7 @@ def test_those_set_aside_can_leave() -> None:
         line.remove(requests[room])
     assert (len(line), line.num_tokens, line.num_prompts) == (1, 2, 1)
     line.bring_back(1.0)
-    assert take_all(line) == [2]
+    assert pop_all(line) == [2]
 
 
 def test_a_tenant_whose_requests_are_set_aside_keeps_its_turn() -> None:
@@ -206,12 +206,12 @@ def test_a_tenant_whose_requests_are_set_aside_keeps_its_turn() -> None:
     line.peek(0.0)
     line.set_aside(Until(1.0))
     line.add(request(2, "b", length=100))
-    line.take(line.peek(0.0))
+    line.on_admitted(line.peek(0.0))
     line.add(request(3, "b"))
     line.peek(0.0)  # the turn of one that was charged already
     line.add(request(4, "a"))
     line.bring_back(1.0)
-    assert take_all(line) == [1, 4, 3]
+    assert pop_all(line) == [1, 4, 3]
 
 
 def test_no_more_than_a_few_are_set_aside() -> None:
@@ -224,4 +224,4 @@ def test_no_more_than_a_few_are_set_aside() -> None:
     line.peek(0.0)
     assert not line.set_aside(Until(1.0))
     line.bring_back(1.0)
-    assert take_all(line) == list(range(1, MAX_ASIDE + 2))
+    assert pop_all(line) == list(range(1, MAX_ASIDE + 2))

@@ -40,9 +40,9 @@ def test_a_command_is_prepared_on_the_thread_and_takes_effect_on_the_callers() -
 
     def prepare(command: AdminCommand) -> Effect:
         threads.append(threading.current_thread())
-        return take_effect
+        return answer
 
-    def take_effect() -> AdminAnswer:
+    def answer() -> AdminAnswer:
         threads.append(threading.current_thread())
         return AdminAnswer()
 

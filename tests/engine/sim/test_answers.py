@@ -12,13 +12,13 @@ from stepped_engine import PAGE
 
 from diptych.common.errors import ConfigError
 from diptych.engine.options.sim_timing import Timing
-from diptych.engine.sim.answers import Speech, expected_tokens
+from diptych.engine.sim.answers import SimVocabulary, expected_tokens
 from diptych.engine.sim.hardware import IMPOSSIBLE, SimRunner
 from diptych.engine.sim.marked_pages import MarkedPages
 from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, SamplingBatch
 from diptych.kvtransfer.layout import DTYPE_NBYTES, PoolLayout
 
-SPEECH = Speech(np.arange(100, 201))
+SPEECH = SimVocabulary(np.arange(100, 201))
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
 

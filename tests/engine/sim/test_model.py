@@ -4,7 +4,7 @@ import pytest
 
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
-from diptych.engine.sim.answers import speech_of
+from diptych.engine.sim.answers import vocabulary_of
 from diptych.engine.sim.hardware import SimulatedModel
 
 MESSAGES = [{"role": "user", "content": "Grüße 😀"}]
@@ -21,9 +21,9 @@ def test_the_built_in_model_has_bytes_for_tokens() -> None:
 
 def test_it_speaks_in_words_and_ends_with_the_end_of_an_answer() -> None:
     model = open_model("sim")
-    speech = speech_of(model.tokenizer(), model.config.vocab_size)
-    assert bytes(speech.ids[:-1].tolist()).decode().replace(" ", "0").isalnum()
-    assert speech.eos_id == 257
+    vocabulary = vocabulary_of(model.tokenizer(), model.config.vocab_size)
+    assert bytes(vocabulary.ids[:-1].tolist()).decode().replace(" ", "0").isalnum()
+    assert vocabulary.eos_id == 257
 
 
 def test_nothing_but_a_simulation_runs_it() -> None:

@@ -51,7 +51,7 @@ def test_words_and_bytes_are_those_of_the_regions() -> None:
 
 
 def layouts(model: ModelConfig, num_ranks: int, page_size: int) -> list[PoolLayout]:
-    """Of each rank of a worker."""
+    """Return the layout of each rank of a worker."""
     if num_ranks == 1:
         return [kv_layout(model, NUM_PAGES, page_size, "float32")]
     parts = [Shard(rank, num_ranks).config(model) for rank in range(num_ranks)]

@@ -83,3 +83,24 @@ def test_norm_heads_norms_each_query_and_key_and_no_value(
     elementwise.norm_heads(qkv, num_heads, weights[0], weights[1], EPS)
     expected = torch.cat((*normed, values), dim=1).view(40, -1)
     torch.testing.assert_close(qkv.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_mul_sigmoid_is_that_of_float64_also_far_from_zero(
+    shape: tuple[int, int], scale: float, num_threads: int
+) -> None:
+    x, gates = random(*shape), random(*shape, scale=scale).flip(0).contiguous()
+    expected = x.double() * gates.double().sigmoid()
+    elementwise.mul_sigmoid(x, gates)
+    torch.testing.assert_close(x.double(), expected, rtol=2e-6, atol=1e-25)
+
+
+def test_a_gated_number_has_the_same_bits_wherever_it_stands() -> None:
+    x, gates = random(17, 33), random(33, 17).T.contiguous()
+    expected = x.clone()
+    elementwise.mul_sigmoid(expected, gates)
+    for row, column in ((0, 0), (3, 7), (16, 31), (16, 32)):
+        alone = x[row : row + 1, column : column + 1].contiguous()
+        elementwise.mul_sigmoid(alone, gates[row : row + 1, column : column + 1].contiguous())
+        assert torch.equal(alone[0, 0], expected[row, column])

@@ -89,7 +89,7 @@ class Pool:
         return out, expected.flatten(1)
 
     def slots(self, row: int, start: int) -> I64:
-        """Of the tokens of a request from `start` on."""
+        """Return the slots of a request's tokens from `start` on."""
         positions = np.arange(start, self.seq_lens[row])
         pages: I64 = self.page_table[row, positions // self.page_size].astype(np.int64)
         return pages * self.page_size + positions % self.page_size

@@ -50,7 +50,7 @@ def extend(name: str, head_dim: int, num_tokens: int, q: str, kv: str, **options
 
 def rope(name: str, kv: str) -> Kernel:
     types = {"qkv": "*bf16", "positions": "*i64", "out_slots": "*i64", "rope_table": "*fp32", "kv": f"*{kv}"}
-    types |= {f"{each}_stride": "i32" for each in ("page", "value", "slot", "head")}
+    types |= {f"{each}_stride": "i32" for each in ("row", "page", "value", "slot", "head")}
     types |= {"k_scale": "fp32", "v_scale": "fp32"}
     heads = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "NUM_STATES": 48, "HEAD_DIM": 128}
     constants = {**heads, "ROPE_START": 0, "ROPE_HALF": 64, "PAGE_SIZE": 16}

@@ -18,7 +18,7 @@ ENTRY = {"logits": "*fp32", "row_stride": "i32", "rows": "*i64", "token_ids": "*
 
 
 def choose() -> Kernel:
-    """Of a batch that draws, from 128k tokens."""
+    """Describe the kernel for a batch that draws, from 128k tokens."""
     params = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "uniforms"), "*fp64")
     types = {**LOGITS, **params, **BLOCKS, "listed": "*i32", "few": "*fp32", "out": "*i64", **SIZES}
     constants = {"DRAWS": True, "BLOCK": BLOCK, "BLOCKS": 1024, "FEW": FEW}

@@ -9,7 +9,7 @@ from gpu_cases import FLOATS, on_gpu
 from torch import Tensor
 
 from diptych.engine.models.ops import TorchOps
-from diptych.kernels.gpu.activations import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
+from diptych.kernels.gpu.activations import clamped_swiglu, gelu_tanh_and_mul, mul_sigmoid, silu_and_mul
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # of the interpreter's NumPy
 
@@ -48,3 +48,16 @@ def test_far_from_zero_a_gate_is_open_or_shut(activate: Activate, reference: Ref
     activate(gate_up, out)
     reference(TorchOps(gates.dtype), gate_up, expected)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("count", "size"), [(0, 96), (1, 96), (3, 1000), on_gpu(4099, 4096)])
+def test_numbers_are_multiplied_by_the_sigmoids_of_their_gates_as_torch_does_it(
+    count: int, size: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, gates = ((3 * torch.randn(count, size, device=device)).to(dtype) for _ in range(2))
+    gates.view(-1)[:3] = torch.tensor([-200.0, 0.0, 200.0])[: gates.numel()]
+    expected = x.clone()
+    mul_sigmoid(x, gates)
+    TorchOps(dtype).mul_sigmoid(expected, gates)
+    torch.testing.assert_close(x, expected, rtol=TOLERANCES[dtype], atol=2e-6)

@@ -39,7 +39,7 @@ def a_driver(folder: Path) -> None:
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Of a process that compiles for itself alone, and finds a driver in `tmp_path`."""
+    """The environment of a process that compiles for itself alone, and finds a driver in `tmp_path`."""
     monkeypatch.setenv("DIPTYCH_CACHE_DIR", str(tmp_path / "cache"))
     others = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     paths = {"LD_LIBRARY_PATH": str(tmp_path), "TRITON_LIBCUDA_PATH": str(tmp_path)}

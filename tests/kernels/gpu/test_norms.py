@@ -20,7 +20,7 @@ def assert_close(value: Tensor, expected: Tensor) -> None:
 
 
 def rows(count: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Of very different magnitudes, as residual streams have them."""
+    """Return rows of very different magnitudes, as residual streams have them."""
     magnitudes = 10 ** torch.linspace(-2, 2, count, device=device)
     return (torch.randn(count, size, device=device) * magnitudes[:, None]).to(dtype)
 

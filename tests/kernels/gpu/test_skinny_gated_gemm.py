@@ -15,7 +15,7 @@ ACTIVATIONS: list[Activation] = ["silu", "gelu_tanh"]
 
 
 def inputs(m: int, ffn_size: int, k: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Of rows, a weight, and a result that says where nothing was written."""
+    """Return rows, a weight, and a result that says where nothing was written."""
     x, weight = torch.randn(m, k, device=device).to(dtype), torch.randn(2 * ffn_size, k, device=device)
     out = torch.full((m, ffn_size), torch.nan, dtype=dtype, device=device)
     return x, (weight / k**0.5).to(dtype), out

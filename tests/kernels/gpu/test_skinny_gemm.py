@@ -12,7 +12,7 @@ LLAMA_3_8B = [(6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336), (128_2
 
 
 def inputs(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Of rows, a weight, and a result that says where nothing was written."""
+    """Return rows, a weight, and a result that says where nothing was written."""
     x, weight = (torch.randn(rows, k, device=device).to(dtype) for rows in (m, n))
     return x, weight, torch.full((m, n), torch.nan, dtype=dtype, device=device)
 

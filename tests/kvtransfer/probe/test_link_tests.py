@@ -17,7 +17,7 @@ from diptych.kvtransfer.probe.actions import (
     Measure,
     Passed,
     PathResult,
-    Tell,
+    SendProbeNote,
     UsePath,
     Write,
 )
@@ -85,7 +85,7 @@ class Medium:
                 side.path = path
             case FillProbe(_, seed):
                 side.fill = seed
-            case Tell(_, note):
+            case SendProbeNote(_, note):
                 self.do(owner, side.tests.done(peer, Done(), self.now_s))
                 self.deliver(owner, peer, note)
             case Write(_, offer, note):
@@ -114,7 +114,7 @@ class Medium:
 
     def deliver(self, owner: int, peer: int, note: ProbeNote) -> None:
         if peer not in self.silent:
-            self.do(peer, self.sides[peer].tests.hear(owner, note, self.now_s))
+            self.do(peer, self.sides[peer].tests.receive(owner, note, self.now_s))
 
     def verdicts(self, owner: int) -> dict[int, Passed | Failed]:
         return self.sides[owner].ends
@@ -168,41 +168,41 @@ def test_loans_never_overlap_and_come_back() -> None:
     offers = []
     for peer in range(1, 7):
         reader.begin(peer, (), 0.0)
-        offers += reader.hear(peer, ProbeAsk(), 0.0)
-    assert [offer.note for offer in offers if isinstance(offer, Tell)] == [
+        offers += reader.receive(peer, ProbeAsk(), 0.0)
+    assert [offer.note for offer in offers if isinstance(offer, SendProbeNote)] == [
         ProbeOffer((8, 9), PAGE_SIZE),
         ProbeOffer((10, 11), PAGE_SIZE),
         ProbeOffer((12, 13), PAGE_SIZE),
         ProbeOffer((14, 15), PAGE_SIZE),
     ]
-    assert reader.hear(2, ProbeEnd("copy", 1.0), 0.0) == [
+    assert reader.receive(2, ProbeEnd("copy", 1.0), 0.0) == [
         Passed(2, "copy", 1.0, inbound="copy"),
-        Tell(5, ProbeOffer((10, 11), PAGE_SIZE)),
+        SendProbeNote(5, ProbeOffer((10, 11), PAGE_SIZE)),
     ]
-    assert reader.end(1, 0.0) == [Tell(6, ProbeOffer((8, 9), PAGE_SIZE))]
+    assert reader.end(1, 0.0) == [SendProbeNote(6, ProbeOffer((8, 9), PAGE_SIZE))]
 
 
 def test_what_came_back_last_is_lent_last_for_a_late_writer_may_still_touch_it() -> None:
     reader = ReaderTests(range(8, 16), PAGE_SIZE)
     for peer in (1, 2):
         reader.begin(peer, (), 0.0)
-    reader.hear(1, ProbeAsk(), 0.0)
+    reader.receive(1, ProbeAsk(), 0.0)
     reader.end(1, 0.0)
-    assert reader.hear(2, ProbeAsk(), 0.0) == [Tell(2, ProbeOffer((10, 11), PAGE_SIZE))]
+    assert reader.receive(2, ProbeAsk(), 0.0) == [SendProbeNote(2, ProbeOffer((10, 11), PAGE_SIZE))]
 
 
 def test_a_writer_tests_one_link_at_a_time() -> None:
     writer = WriterTests(random.Random(0))
-    assert writer.begin(1, ("copy",), 0.0) == [Tell(1, ProbeAsk())]
+    assert writer.begin(1, ("copy",), 0.0) == [SendProbeNote(1, ProbeAsk())]
     assert writer.begin(2, ("copy",), 0.0) == []
-    assert writer.hear(2, ProbeFound(7), 0.0) == []
-    assert writer.end(1, 0.0) == [Tell(2, ProbeAsk())]
+    assert writer.receive(2, ProbeFound(7), 0.0) == []
+    assert writer.end(1, 0.0) == [SendProbeNote(2, ProbeAsk())]
 
 
 def test_a_path_is_changed_only_when_nothing_is_in_flight() -> None:
     writer = WriterTests(random.Random(0))
     writer.begin(1, ("copy",), 0.0)
-    assert writer.hear(1, ProbeOffer((3,), PAGE_SIZE), 0.0) == []
+    assert writer.receive(1, ProbeOffer((3,), PAGE_SIZE), 0.0) == []
     actions = writer.done(1, Done(), 0.0)
     assert [type(action) for action in actions] == [UsePath, FillProbe, Write]
     assert actions[-1] == Write(1, ProbeOffer((3,), PAGE_SIZE), ProbeCheck())
@@ -224,9 +224,9 @@ def test_a_short_measurement_is_repeated_with_more_rounds() -> None:
     writer = WriterTests(random.Random(0))
     writer.begin(1, ("copy",), 0.0)
     writer.done(1, Done(), 0.0)
-    writer.hear(1, ProbeOffer((3,), PAGE_SIZE), 0.0)
+    writer.receive(1, ProbeOffer((3,), PAGE_SIZE), 0.0)
     writer.done(1, Done(digest=5), 0.0)
-    (first,) = writer.hear(1, ProbeFound(5), 0.0)
+    (first,) = writer.receive(1, ProbeFound(5), 0.0)
     assert isinstance(first, Measure)
     rounds = [first.num_rounds]
     while True:
@@ -259,7 +259,7 @@ def test_a_silent_peer_does_not_keep_others_from_their_tests() -> None:
     writer.begin(1, ("copy",), 0.0)
     writer.begin(2, ("copy",), 0.0)
     assert [type(action) for action in writer.expire(TIMEOUT_S)] == [Failed]
-    assert writer.end(1, TIMEOUT_S) == [Tell(2, ProbeAsk())]
+    assert writer.end(1, TIMEOUT_S) == [SendProbeNote(2, ProbeAsk())]
     assert writer.next_deadline_s() == 2 * TIMEOUT_S
 
 
@@ -267,8 +267,8 @@ def test_what_comes_after_the_end_is_ignored() -> None:
     medium = Medium(1, GOOD)
     medium.settle()
     for note in (ProbeAsk(), ProbeOffer((1,), PAGE_SIZE), ProbeCheck(), ProbeFound(1), ProbeEnd("copy")):
-        assert medium.sides[1].tests.hear(READER, note, 0.0) == []
-        assert medium.sides[READER].tests.hear(1, note, 0.0) == []
+        assert medium.sides[1].tests.receive(READER, note, 0.0) == []
+        assert medium.sides[READER].tests.receive(1, note, 0.0) == []
     assert medium.sides[1].tests.done(READER, Done(), 0.0) == []
 
 

@@ -8,7 +8,17 @@ from collections import deque
 
 import pytest
 
-from diptych.kvtransfer.probe.actions import Action, Digest, Done, Failed, FillProbe, Measure, Passed, Tell, Write
+from diptych.kvtransfer.probe.actions import (
+    Action,
+    Digest,
+    Done,
+    Failed,
+    FillProbe,
+    Measure,
+    Passed,
+    SendProbeNote,
+    Write,
+)
 from diptych.kvtransfer.probe.notes import Directions
 from diptych.kvtransfer.probe.reader import ReaderTests
 from diptych.kvtransfer.probe.two_way import GREETING_TIMEOUT_S, TwoWayTests
@@ -55,15 +65,15 @@ class Mesh:
                 self.verdicts[owner, peer] = action
             case FillProbe(_, seed):
                 self.patterns[owner] = seed
-            case Tell(_, note):
+            case SendProbeNote(_, note):
                 self.do(owner, end.done(action, Done(), 0.0))
-                self.do(peer, self.ends[peer].hear(owner, note, 0.0))
+                self.do(peer, self.ends[peer].receive(owner, note, 0.0))
             case Write(_, offer, note):
                 pattern = self.patterns[owner]
                 for page in offer.pages:
                     self.memory[peer, page] = pattern ^ ((owner, peer) == self.damaged)
                 self.do(owner, end.done(action, Done(digest=hash((pattern,) * len(offer.pages))), 0.0))
-                self.do(peer, self.ends[peer].hear(owner, note, 0.0))
+                self.do(peer, self.ends[peer].receive(owner, note, 0.0))
             case Measure():
                 self.do(owner, end.done(action, Done(nbytes=100 * owner, seconds=1.0), 0.0))
             case Digest(_, pages):
@@ -134,7 +144,7 @@ def test_a_peer_that_does_not_greet_is_let_go_once() -> None:
     assert end.expire(1.0 + GREETING_TIMEOUT_S) == [Failed(2, "no greeting within 30 s")]
     assert end.expire(100.0) == []
     assert end.next_deadline_s() is None
-    assert end.hear(2, BOTH, 100.0) == []
+    assert end.receive(2, BOTH, 100.0) == []
 
 
 def test_a_link_covers_what_the_peer_was_told() -> None:

@@ -215,7 +215,7 @@ def flood(*clients: str, max_running: int = 4, max_waiting: int = 8) -> Counter[
     owners: dict[int, tuple[int, str]] = {}
     running: deque[int] = deque()
 
-    def take(outcomes: Sequence[Outcome]) -> None:
+    def on_outcomes(outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             if isinstance(outcome, Admitted):
                 running.append(outcome.number)
@@ -228,10 +228,10 @@ def flood(*clients: str, max_running: int = 4, max_waiting: int = 8) -> Counter[
         asking, idle[:] = list(idle), []
         for client in asking:
             owners[queue._next_number] = client
-            take(queue.offer(Claim(tenant=client[1]), now_s)[1])
-        take(queue.expire(now_s))
+            on_outcomes(queue.offer(Claim(tenant=client[1]), now_s)[1])
+        on_outcomes(queue.expire(now_s))
         idle.append(owners.pop(done := running.popleft()))
-        take(queue.leave(done, now_s))
+        on_outcomes(queue.leave(done, now_s))
     return served
 
 
@@ -258,7 +258,7 @@ def test_every_claim_is_answered_once_and_no_place_is_lost(seed: int) -> None:
     running: set[int] = set()
     waiting: set[int] = set()
 
-    def take(outcomes: list[Outcome]) -> None:
+    def on_outcomes(outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             assert outcome.number in waiting
             waiting.remove(outcome.number)
@@ -273,14 +273,14 @@ def test_every_claim_is_answered_once_and_no_place_is_lost(seed: int) -> None:
             number, outcomes = queue.offer(claim, now_s)
             counts[number] = claim.num_requests
             waiting.add(number)
-            take(list(outcomes))
+            on_outcomes(list(outcomes))
         elif move < 0.9 and (running or waiting):
             number = rng.choice(sorted(running | waiting))
             running.discard(number)
             waiting.discard(number)
-            take(list(queue.leave(number, now_s)))
+            on_outcomes(list(queue.leave(number, now_s)))
         else:
-            take(list(queue.expire(now_s)))
+            on_outcomes(list(queue.expire(now_s)))
         assert queue.num_running == sum(counts[number] for number in running) <= 5
         assert queue.num_waiting == sum(counts[number] for number in waiting) <= 8
     for number in sorted(running | waiting):

@@ -132,11 +132,11 @@ class TreeAndRouter(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         """The scheduler reports."""
-        self.feeds.add(self.changes.take())
+        self.feeds.add(self.changes.pop())
 
     @rule(max_hashes=st.integers(1, 3))
     def send(self, max_hashes: int) -> None:
-        if message := self.feed.take(max_hashes):
+        if message := self.feed.pop(max_hashes):
             self.wire.append(message)
 
     @rule()
@@ -191,7 +191,7 @@ def test_routers_that_hear_at_their_own_pace_know_the_same() -> None:
 
 
 def hear_all(index: PrefixIndex, feed: KvFeed, max_hashes: int) -> None:
-    while message := feed.take(max_hashes):
+    while message := feed.pop(max_hashes):
         delta = message.delta
         index.apply(1, KvNews(message.sequence, delta.cleared, delta.removed, delta.stored, message.more))
 

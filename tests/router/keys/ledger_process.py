@@ -34,12 +34,12 @@ def race_for_the_last_place(ledger: Ledger, descriptor: int) -> int:
     return int(num_shared > 0)
 
 
-def take_what_is_there(ledger: Ledger) -> int:
-    """Take requests of one minute until there are no more; say how many."""
-    requests, num_taken = ledger.account("k").requests, 0
-    while not requests.take_if_there(1, PER_MINUTE, now_s=1.0):
-        num_taken += 1
-    print(num_taken)
+def charge_what_is_there(ledger: Ledger) -> int:
+    """Charge requests of one minute until there are no more; say how many."""
+    requests, num_charged = ledger.account("k").requests, 0
+    while not requests.charge_if_there(1, PER_MINUTE, now_s=1.0):
+        num_charged += 1
+    print(num_charged)
     return 0
 
 
@@ -57,9 +57,9 @@ def main() -> int:
         case "race":
             wait_for_the_others(ledger)
             return race_for_the_last_place(ledger, descriptor)
-        case "take":
+        case "charge":
             wait_for_the_others(ledger)
-            return take_what_is_there(ledger)
+            return charge_what_is_there(ledger)
     return hold_for_ever(ledger)
 
 

@@ -43,7 +43,7 @@ def test_two_processes_never_have_the_last_place_at_once(memory: SharedMemory) -
 
 
 def test_processes_together_take_no_more_than_a_minutes_allowance(memory: SharedMemory) -> None:
-    assert sum(outputs("take", memory)) == 20_000
+    assert sum(outputs("charge", memory)) == 20_000
 
 
 def test_what_a_process_held_comes_back_when_it_was_killed(memory: SharedMemory) -> None:
@@ -77,35 +77,35 @@ def allowance() -> Allowance:
 
 @pytest.mark.parametrize("per_minute", [1, 7, 11, 60, 100_000])
 def test_a_minutes_allowance_is_there_at_once_and_refills_steadily(allowance: Allowance, per_minute: int) -> None:
-    allowance.take(per_minute - 1, per_minute, 0.0)
-    assert allowance.take_if_there(1, per_minute, 0.0) == 0.0
+    allowance.charge(per_minute - 1, per_minute, 0.0)
+    assert allowance.charge_if_there(1, per_minute, 0.0) == 0.0
     each_s = 60 / per_minute
-    assert allowance.take_if_there(1, per_minute, 0.0) == pytest.approx(each_s, rel=1e-3)
+    assert allowance.charge_if_there(1, per_minute, 0.0) == pytest.approx(each_s, rel=1e-3)
     assert allowance.wait_s(1, per_minute, each_s / 2) == pytest.approx(each_s / 2, rel=1e-3)
-    assert allowance.take_if_there(1, per_minute, each_s + 1e-6) == 0.0
+    assert allowance.charge_if_there(1, per_minute, each_s + 1e-6) == 0.0
 
 
 def test_it_never_holds_more_than_a_minutes_allowance(allowance: Allowance) -> None:
-    allowance.take(60, 60, 3600.0)
+    allowance.charge(60, 60, 3600.0)
     assert allowance.wait_s(1, 60, 3600.0) == pytest.approx(1.0)
-    allowance.give_back(500, 60, 3600.0)
-    allowance.take(60, 60, 3601.0)
+    allowance.refund(500, 60, 3600.0)
+    allowance.charge(60, 60, 3601.0)
     assert allowance.wait_s(1, 60, 3601.0) == pytest.approx(1.0)
 
 
 def test_what_was_overdrawn_is_made_up_for(allowance: Allowance) -> None:
-    allowance.take(90, 60, 0.0)
+    allowance.charge(90, 60, 0.0)
     assert allowance.wait_s(1, 60, 0.0) == pytest.approx(31.0)
     assert allowance.wait_s(1, 60, 31.0) == 0.0
 
 
 def test_another_limit_leaves_the_same_part_of_it_used(allowance: Allowance) -> None:
-    allowance.take(30, 60, 0.0)
+    allowance.charge(30, 60, 0.0)
     assert allowance.wait_s(60, 120, 0.0) == 0.0
     assert allowance.wait_s(61, 120, 0.0) == pytest.approx(0.5)
 
 
 def test_no_amount_is_too_much_to_count(allowance: Allowance) -> None:
     for _ in range(1000):
-        allowance.take(1 << 60, 1, 0.0)
+        allowance.charge(1 << 60, 1, 0.0)
     assert allowance.wait_s(1, 1, 0.0) > 86_400 * 300

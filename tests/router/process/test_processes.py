@@ -84,11 +84,11 @@ class Routers:
         return subprocess.Popen([sys.executable, "-m", "diptych.cli", *command], env=environment)
 
     def addresses(self) -> dict[str, int]:
-        """Of the router's members: the instance at each."""
+        """Return the instance at each address of the router's members."""
         return {each.address: each.instance_id for each in self._members()}
 
     def metrics_addresses(self) -> dict[str, str]:
-        """Of the router's members: where each shows its own metrics."""
+        """Return where each of the router's members shows its own metrics."""
         return {each.address: each.metrics_address for each in self._members()}
 
     def _members(self) -> list[bootstrap_pb2.Instance]:

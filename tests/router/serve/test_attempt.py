@@ -13,7 +13,7 @@ from fast_loop import FastLoop
 
 from diptych.common.members.roles import LegKind
 from diptych.router.serve.attempt import Attempt, AttemptFailed
-from diptych.router.serve.progress import Patience
+from diptych.router.serve.progress import WaitBudget
 from diptych.router.workers.legs import Work
 from diptych.v1 import inference_pb2
 from diptych.v1.worker_pb2 import LegOutput, StartLeg
@@ -60,9 +60,9 @@ def run(gaps_s: Sequence[float], deadline_s: float = math.inf) -> Outcome:
 
     async def request() -> Outcome:
         loop, worker, tokens, failure = asyncio.get_running_loop(), Worker(), 0, ""
-        patience = Patience(deadline_s, SILENCE_S, loop.time())
+        wait_budget = WaitBudget(deadline_s, SILENCE_S, loop.time())
         legs = {LegKind.LOCAL: (cast(Any, worker), StartLeg())}
-        attempt = Attempt(ROOM, legs, b"", Work(1), patience, loop.time)
+        attempt = Attempt(ROOM, legs, b"", Work(1), wait_budget, loop.time)
         speech = asyncio.create_task(worker.say(gaps_s))
         try:
             while True:
@@ -106,6 +106,6 @@ def test_a_deadline_later_than_the_longest_silence_does_not_allow_more_of_it() -
 
 
 def test_a_token_that_one_attempt_gave_counts_for_the_next_one_too() -> None:
-    patience = Patience(math.inf, SILENCE_S, now_s=0.0)
-    patience.hear(500.0)
-    assert patience.ends_s == 1100.0
+    wait_budget = WaitBudget(math.inf, SILENCE_S, now_s=0.0)
+    wait_budget.on_tokens(500.0)
+    assert wait_budget.ends_s == 1100.0

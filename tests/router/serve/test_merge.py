@@ -12,7 +12,7 @@ RUNS = [(0, [10]), (1, [11]), (2, [12, 13]), (4, [14])]
 
 def accept(merger: Merger, first_index: int, token_ids: list[int]) -> list[int]:
     merger.accept(first_index, token_ids)
-    return merger.take()[0]
+    return merger.pop()[0]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(RUNS)))
@@ -52,5 +52,5 @@ def test_log_probabilities_stay_with_their_tokens() -> None:
     merger.accept(0, [10], TokenLogprobs((-0.0,), 1, (50,), (-0.1,)))
     merger.accept(0, [10, 11, 12], TokenLogprobs((-0.0, -1.0, -2.0), 1, (50, 51, 52), (-0.1, -0.5, -0.7)))
     wanted = TokenLogprobs((-0.0, -1.0, -2.0), 1, (50, 51, 52), (-0.1, -0.5, -0.7))
-    assert merger.take() == ([10, 11, 12], wanted)
-    assert merger.take() == ([], None)
+    assert merger.pop() == ([10, 11, 12], wanted)
+    assert merger.pop() == ([], None)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from diptych.router.text.tokenization import FairThreads
+from diptych.router.text.tokenization import FairThreadPool
 
 PATIENCE_S = 200
 
@@ -17,7 +17,7 @@ class Work:
     """Pieces of work that note when they began, and wait to be let go on."""
 
     def __init__(self, num_threads: int) -> None:
-        self.threads = FairThreads(num_threads, "test")
+        self.threads = FairThreadPool(num_threads, "test")
         self.begun: list[str] = []
         self._may_end = threading.Semaphore(0)
         self._has_begun = threading.Semaphore(0)

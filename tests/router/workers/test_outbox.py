@@ -19,11 +19,11 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_module, "MAX_BATCH_BYTES", MAX_BATCH_BYTES)
 
 
-def taken(outbox: Outbox, count: int) -> list[RouterBatch]:
-    async def take() -> list[RouterBatch]:
+def popped(outbox: Outbox, count: int) -> list[RouterBatch]:
+    async def pop() -> list[RouterBatch]:
         return [RouterBatch.FromString(await asyncio.wait_for(anext(outbox), 200)) for _ in range(count)]
 
-    return asyncio.run(take())
+    return asyncio.run(pop())
 
 
 def rooms(batches: list[RouterBatch]) -> list[tuple[list[int], list[int]]]:
@@ -45,7 +45,7 @@ def test_everything_that_is_due_leaves_in_one_message() -> None:
     outbox.start(StartLeg(room=1))
     outbox.abort(7)
     outbox.start(StartLeg(room=2))
-    assert taken(outbox, 1) == [RouterBatch(start=[StartLeg(room=1), StartLeg(room=2)], abort=[7])]
+    assert popped(outbox, 1) == [RouterBatch(start=[StartLeg(room=1), StartLeg(room=2)], abort=[7])]
     assert is_empty(outbox)
 
 
@@ -58,7 +58,7 @@ def test_long_prompts_are_spread_over_messages_and_no_abort_overtakes_its_start(
     outbox.start(HALF)
     outbox.start(LARGE)
     outbox.abort(2)
-    assert rooms(taken(outbox, 2)) == [([1], []), ([2], [2])]
+    assert rooms(popped(outbox, 2)) == [([1], []), ([2], [2])]
     assert is_empty(outbox)
 
 
@@ -78,11 +78,11 @@ def test_a_prompt_is_part_of_its_leg() -> None:
     outbox.start(StartLeg(room=1, lora="a"), prompt.SerializeToString())
     outbox.start(StartLeg(room=2), StartLeg(prompt_tokens=bytes(1000)).SerializeToString())
     whole = StartLeg(room=1, lora="a", prompt_text="naïve", prompt_token_ids=[1, 2])
-    assert taken(outbox, 1) == [RouterBatch(start=[whole, StartLeg(room=2, prompt_tokens=bytes(1000))])]
+    assert popped(outbox, 1) == [RouterBatch(start=[whole, StartLeg(room=2, prompt_tokens=bytes(1000))])]
 
 
 def test_a_prompt_that_is_longer_than_a_message_should_be_leaves_alone() -> None:
     outbox = Outbox()
     outbox.start(HUGE)
     outbox.start(HALF)
-    assert rooms(taken(outbox, 2)) == [([3], []), ([1], [])]
+    assert rooms(popped(outbox, 2)) == [([3], []), ([1], [])]

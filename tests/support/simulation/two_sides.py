@@ -95,7 +95,7 @@ class TwoSides:
         self.rules = Rules({PREFILL: self.prefill, DECODE: self.decode}, self.attempts)
         self._link_up()
         for side in self._sides():
-            self._hear(side)
+            self._receive(side)
 
     def save(self) -> bytes:
         return pickle.dumps(self, pickle.HIGHEST_PROTOCOL)
@@ -194,7 +194,7 @@ class TwoSides:
 
     def _process(self, side: Side, other: Side) -> Iterator[Action]:
         if side.news:
-            yield f"{side.role} hears of its link", partial(self._hear, side)
+            yield f"{side.role} hears of its link", partial(self._receive, side)
         if side.completed:
             what = f"{side.role} hears that a write of room {side.completed[0].room} has ended"
             yield what, partial(self._complete, side)
@@ -278,7 +278,7 @@ class TwoSides:
 
     # the processes
 
-    def _hear(self, side: Side) -> bool:
+    def _receive(self, side: Side) -> bool:
         news, side.news = side.news, []
         for event in news:
             side.core.handle(event, self.now_s)
@@ -317,7 +317,7 @@ class TwoSides:
         return self.wait()
 
     def _perform(self, side: Side) -> bool:
-        effects = side.core.take_effects()
+        effects = side.core.pop_effects()
         for effect in effects:
             if isinstance(effect, Emit):
                 self._answer(side, effect.output)

@@ -151,7 +151,7 @@ class Worker:
         now_s = self._clock()
         moved = bool(self.commands)
         for _ in range(min(num_commands, len(self.commands))):
-            self._take(self.commands.popleft(), now_s)
+            self._on_command(self.commands.popleft(), now_s)
         self.links.linking.reconnect(now_s)
         for event in self.links.poll(self.core.suspects()):
             self._note_link(event)
@@ -172,7 +172,7 @@ class Worker:
             case PeerDown(peer):
                 self.linked.discard(peer)
 
-    def _take(self, command: Command, now_s: float) -> None:
+    def _on_command(self, command: Command, now_s: float) -> None:
         if isinstance(command, Members):
             self.links.linking.set_peers(command.metadata, now_s)
         else:
@@ -181,7 +181,7 @@ class Worker:
             self.links.serve(command.role)
 
     def _perform(self) -> None:
-        effects = self.core.take_effects()
+        effects = self.core.pop_effects()
         for effect in effects:
             if isinstance(effect, Emit):
                 self.outputs.append(effect.output)

@@ -27,15 +27,11 @@ static void gather(const struct head *head, int64_t start, int64_t num_keys, str
     struct wide_keys keys;
     locate(head, start, num_keys, &located);
     as_floats(head->step, &located, block->widened, &keys);
+    lay_out_panels(&keys, dim, block->keys);
     for (int64_t i = 0; i < KEY_BLOCK; i++) {
-        float *key = block->keys + i / PANEL * PANEL * dim + i % PANEL, *value = block->values + i * value_dim;
-        if (i < keys.count) {
-            for (int64_t d = 0; d < dim; d++) key[d * PANEL] = keys.rows[i][d];
-            memcpy(value, keys.rows[i] + keys.values, value_dim * sizeof *value);
-        } else { /* masked, but 0 * garbage might be NaN */
-            for (int64_t d = 0; d < dim; d++) key[d * PANEL] = 0.0f;
-            memset(value, 0, value_dim * sizeof *value);
-        }
+        float *value = block->values + i * value_dim;
+        if (i < keys.count) memcpy(value, keys.rows[i] + keys.values, value_dim * sizeof *value);
+        else memset(value, 0, value_dim * sizeof *value); /* masked, but 0 * garbage might be NaN */
     }
 }
 
@@ -95,7 +91,8 @@ static int64_t tokens_a_block(const struct attention_step *step) {
     return QUERY_FLOATS / (step->head_dim * group_size(step));
 }
 
-static int can_tile(const struct attention_step *step) {
-    const int has_panels = step->head_dim % PANEL == 0 && step->value_dim % PANEL == 0;
-    return has_panels && step->head_dim <= MAX_TILED_DIM && tokens_a_block(step) > 0;
+static int has_panels(const struct attention_step *step) {
+    return step->head_dim % PANEL == 0 && step->value_dim % PANEL == 0 && step->head_dim <= MAX_TILED_DIM;
 }
+
+static int can_tile(const struct attention_step *step) { return has_panels(step) && tokens_a_block(step) > 0; }

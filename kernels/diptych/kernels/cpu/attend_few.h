@@ -146,15 +146,22 @@ static void attend_group(int64_t group, const struct head *head, int64_t query_h
         attend_plain(head, query_head + g, first, num_keys, queries + g * dim, out + g * value_dim);
 }
 
+/* The query heads [first_head, last_head) of one KV head and one token against the keys [first, num_keys). */
+static void attend_heads(const struct attention *job, const struct head *head, int64_t token, int64_t first_head,
+                         int64_t last_head, int64_t first, int64_t num_keys) {
+    const struct attention_step *step = job->step;
+    float queries[MAX_GROUP * MAX_HEAD_DIM];
+    for (int64_t query_head = first_head; query_head < last_head; query_head += MAX_GROUP) {
+        const int64_t count = min_of(MAX_GROUP, last_head - query_head);
+        for (int64_t i = 0; i < count; i++) prepare_query(job, token, query_head + i, queries + i * step->head_dim);
+        float *out = job->out + (token * step->num_heads + query_head) * step->value_dim;
+        attend_group(count, head, query_head, first, num_keys, queries, out);
+    }
+}
+
 /* All query heads of one KV head and one token, which attends to itself and to what its window holds before it. */
 static void attend_token(const struct attention *job, const struct head *head, int64_t token) {
-    const struct attention_step *step = job->step;
-    const int64_t group = group_size(step), dim = step->head_dim, position = step->positions[token];
-    float queries[MAX_GROUP * MAX_HEAD_DIM];
-    for (int64_t g = 0; g < group; g += MAX_GROUP) {
-        const int64_t count = min_of(MAX_GROUP, group - g), query_head = head->kv_head * group + g;
-        for (int64_t i = 0; i < count; i++) prepare_query(job, token, query_head + i, queries + i * dim);
-        float *out = job->out + (token * step->num_heads + query_head) * step->value_dim;
-        attend_group(count, head, query_head, first_key(job->layer, position), position + 1, queries, out);
-    }
+    const int64_t group = group_size(job->step), first_head = head->kv_head * group;
+    const int64_t position = job->step->positions[token];
+    attend_heads(job, head, token, first_head, first_head + group, first_key(job->layer, position), position + 1);
 }

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "delta_rule.h"
 #include "elementwise.h"
 #include "linear.h"
 #include "logprobs.h"
@@ -10,6 +11,7 @@
 #include "paged_attention.h"
 #include "quantized_linear.h"
 #include "sampling.h"
+#include "sparse_attention.h"
 #include "threads.h"
 #include "token_mask.h"
 
@@ -93,6 +95,23 @@ EXPORT void diptych_norm_heads(float *qkv, const float *q_weight, const float *k
     parallel(norm_heads_part, &job, ceil_div(num_rows, ROWS_A_PART));
 }
 
+/* x *= sigmoid(gates) */
+EXPORT void diptych_mul_sigmoid(float *x, const float *gates, int64_t num_rows, int64_t width) {
+    const struct rows job = {x, gates, NULL, NULL, num_rows, width, 0.0f};
+    for_all_rows(mul_sigmoid_part, &job);
+}
+
+/* Returns 0, or -1 when the net is larger than the kernels know. */
+EXPORT int diptych_delta_rule(const struct delta_net *net, const float *projected, float *newest, int64_t newest_stride,
+                              float *kept, int64_t kept_stride, const int64_t *starts, const int64_t *slots,
+                              int64_t batch_size, float *out) {
+    const struct delta_step step = {net, projected, newest, newest_stride, kept, kept_stride, starts, slots, out};
+    const int64_t head_channels = num_channels(net) / net->num_key_heads;
+    if (net->conv_width > MAX_TAPS || head_channels * net->conv_width > MAX_CHANNELS) return -1;
+    parallel(delta_part, &step, batch_size * net->num_key_heads);
+    return 0;
+}
+
 EXPORT void diptych_decode_attention(const struct attention_step *step, const struct attention_layer *layer, float *qkv,
                                      float *out) {
     const struct attention job = {step, layer, qkv, out};
@@ -115,6 +134,30 @@ EXPORT int diptych_extend_attention(const struct attention_step *step, const str
     parallel(extend_part, &job, first_blocks[step->batch_size]);
     free(first_blocks);
     return 0;
+}
+
+/* Stores index keys, and chooses for each token that sees more keys than `num_kept`: `chosen` [num_tokens][num_kept].
+ * Returns 0, or -1 when memory ran out. */
+EXPORT int diptych_choose(const struct attention_step *step, const struct attention_layer *layer, float *index,
+                          int64_t num_kept, int32_t *chosen) {
+    struct choice job = {.index = {step, layer, index, NULL}, .num_kept = num_kept, .chosen = chosen};
+    const int64_t num_tokens = step->first_tokens[step->batch_size];
+    parallel(rotate_index_part, &job.index, ceil_div(num_tokens, STORE_TOKENS));
+    job.groups = malloc((size_t)(num_tokens + 1) * sizeof *job.groups);
+    if (!job.groups) return -1;
+    const int64_t num_groups = group_tokens(&job);
+    const int result = num_groups ? choose_for_groups(&job, num_groups) : 0;
+    free(job.groups);
+    return result;
+}
+
+EXPORT void diptych_sparse_attention(const struct attention_step *step, const struct attention_layer *layer, float *qkv,
+                                     float *out, int64_t num_kept, const int32_t *chosen) {
+    struct sparse job = {.attention = {step, layer, qkv, out}, .chosen = chosen, .num_kept = num_kept};
+    const int64_t num_tokens = step->first_tokens[step->batch_size];
+    cut_heads(&job);
+    parallel(store_part, &job.attention, ceil_div(num_tokens, STORE_TOKENS));
+    parallel(sparse_part, &job, num_tokens * job.parts_a_token);
 }
 
 EXPORT void diptych_sample(const struct sampling *job) { parallel(sample_part, job, job->num_rows); }

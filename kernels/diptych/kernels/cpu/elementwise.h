@@ -99,6 +99,17 @@ INLINE void activate_part(vec (*const gated)(const struct rows *, vec, vec), con
     }
 }
 
+static void mul_sigmoid_part(const void *rows, int64_t part) {
+    const struct rows *job = rows;
+    const int64_t end = (part + 1) * ROWS_A_PART < job->num_rows ? (part + 1) * ROWS_A_PART : job->num_rows;
+    float *x = job->x + part * ROWS_A_PART * job->width;
+    const float *gates = job->other + part * ROWS_A_PART * job->width;
+    const int64_t size = (end - part * ROWS_A_PART) * job->width;
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) store(x + i, load(x + i) / (1.0f + vec_exp(-load(gates + i))));
+    for (; i < size; i++) x[i] /= 1.0f + vec_exp(splat(-gates[i]))[0];
+}
+
 static void silu_and_mul_part(const void *rows, int64_t part) { activate_part(silu_gated, rows, part); }
 
 static void gelu_tanh_and_mul_part(const void *rows, int64_t part) { activate_part(gelu_tanh_gated, rows, part); }

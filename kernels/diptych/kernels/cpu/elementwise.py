@@ -50,3 +50,9 @@ def norm_heads(qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, 
     assert (rest, k_weight.shape, qkv.shape[1] % dim) == (0, q_weight.shape, 0), (qkv.shape, num_heads, dim)
     weights = address(q_weight), address(k_weight)
     load().diptych_norm_heads(address(qkv), *weights, eps, len(qkv), num_heads, num_kv_heads, dim)
+
+
+def mul_sigmoid(x: Tensor, gates: Tensor) -> None:
+    """Multiply `x` by the sigmoid of `gates`, of its shape, in place."""
+    assert x.shape == gates.shape, (x.shape, gates.shape)
+    load().diptych_mul_sigmoid(address(x), address(gates), *x.shape)

@@ -33,8 +33,12 @@ SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     "gelu_tanh_and_mul": (None, [c_void_p, c_int64, c_int64, c_void_p]),
     "clamped_swiglu": (None, [c_void_p, c_int64, c_int64, c_float, c_float, c_void_p]),
     "norm_heads": (None, [c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_int64, c_int64]),
+    "mul_sigmoid": (None, [c_void_p, c_void_p, c_int64, c_int64]),
+    "delta_rule": (c_int, [*[c_void_p] * 3, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p]),
     "decode_attention": (None, [c_void_p] * 4),
     "extend_attention": (c_int, [c_void_p] * 4),
+    "choose": (c_int, [*[c_void_p] * 3, c_int64, c_void_p]),
+    "sparse_attention": (None, [*[c_void_p] * 4, c_int64, c_void_p]),
     "sample": (None, [c_void_p]),
     "logprobs": (None, [c_void_p]),
     "forbid": (None, [c_void_p]),
@@ -57,6 +61,13 @@ def set_num_threads(num_threads: int) -> int:
     """Compute with `num_threads` threads, the caller's included; return how many the system allowed."""
     count: int = load().diptych_set_num_threads(num_threads)
     return count
+
+
+def slots_of(tensor: Tensor) -> tuple[int, int]:
+    """Return where the first of float32 `[num_slots, ...]` lies, and how far it is to the next. Each one is dense."""
+    assert tensor.dtype == torch.float32, tensor.dtype
+    assert tensor[0].is_contiguous(), tensor.stride()
+    return tensor.data_ptr(), tensor.stride(0)
 
 
 def address(tensor: Tensor) -> int:

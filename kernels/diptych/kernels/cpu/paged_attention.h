@@ -14,7 +14,7 @@ static void decode_part(const void *attention, int64_t part) {
     const struct attention *job = attention;
     const struct attention_step *step = job->step;
     const int64_t request = part / step->num_kv_heads, kv_head = part % step->num_kv_heads;
-    const struct head head = {step, job->layer, step->page_table + request * step->table_width, kv_head};
+    const struct head head = {step, job->layer, step->page_table + request * step->table_width, kv_head, NULL};
     for (int64_t token = step->first_tokens[request]; token < step->first_tokens[request + 1]; token++) {
         store_kv(job, token, kv_head);
         attend_token(job, &head, token);
@@ -36,7 +36,7 @@ static void extend_part(const void *extend, int64_t part) {
     const int64_t first = step->first_tokens[request] + index / step->num_kv_heads * job->block_tokens;
     const int64_t last = min_of(first + job->block_tokens, end);
     const int32_t *pages = step->page_table + request * step->table_width;
-    const struct head head = {step, job->attention.layer, pages, index % step->num_kv_heads};
+    const struct head head = {step, job->attention.layer, pages, index % step->num_kv_heads, NULL};
     if (can_tile(step)) {
         attend_block(&job->attention, &head, first, last);
     } else {

@@ -38,7 +38,7 @@ class Heads:
 
     @property
     def num_states(self) -> int:
-        """Of a token: queries, keys, values."""
+        """How many a token has: queries, keys, values."""
         return self.num_heads + self.num_planes * self.num_kv_heads
 
 
@@ -115,6 +115,8 @@ class _Step(ctypes.Structure):
         ("num_kv_heads", c_int64),
         ("head_dim", c_int64),
         ("value_dim", c_int64),
+        ("page_bytes", c_int64),
+        ("num_states", c_int64),
         ("kv_type", c_int64),
     )
 
@@ -122,17 +124,19 @@ class _Step(ctypes.Structure):
 class PagedAttention:
     """One step over all layers of `kv[num_pages, num_layers, num_planes, page_size, num_kv_heads, head_dim]`.
 
-    The pool is of any of KV_TYPES. Positions and pages are trusted, not checked.
+    The pool is of any of KV_TYPES; other regions may lie between its pages. Positions and pages are trusted, not
+    checked.
     """
 
-    def __init__(self, heads: Heads, kv: Tensor, tokens: Tokens) -> None:
+    def __init__(self, heads: Heads, kv: Tensor, tokens: Tokens, row_size: int | None = None) -> None:
+        """`row_size`: numbers of a token in `qkv`, of which its states are the first; None: there are no others."""
         _check(heads, kv, tokens)
         self._library = load()
         first_tokens = np.concatenate(([0], np.cumsum(tokens.extend_lens)))
         arrays = (tokens.positions, tokens.out_slots, first_tokens, tokens.page_table)
         self._arrays = tuple(np.ascontiguousarray(array) for array in arrays)
         self._out_shape = len(tokens.positions), heads.num_heads * heads.value_dim
-        self._qkv_width = heads.num_states * heads.head_dim
+        self._qkv_width = row_size or heads.num_states * heads.head_dim
         self._step = _Step(
             kv.data_ptr(),
             *(array.ctypes.data for array in self._arrays),
@@ -143,25 +147,27 @@ class PagedAttention:
             heads.num_kv_heads,
             heads.head_dim,
             heads.value_dim,
+            kv.stride(0) * kv.itemsize,
+            self._qkv_width,
             KV_TYPES[kv.dtype],
         )
+        self.pointer = ctypes.byref(self._step)
 
     def decode(self, qkv: Tensor, layer: AttentionLayer, out: Tensor) -> None:
         """One token a request, or a few: each is computed as it would be alone, to the bit.
 
         `qkv`: `[num_tokens, num_states * head_dim]`; `out`: `[num_tokens, num_heads * value_dim]`.
         """
-        self._check_shapes(qkv, layer, out)
-        self._library.diptych_decode_attention(ctypes.byref(self._step), layer.pointer, address(qkv), address(out))
+        self.check_shapes(qkv, layer, out)
+        self._library.diptych_decode_attention(self.pointer, layer.pointer, address(qkv), address(out))
 
     def extend(self, qkv: Tensor, layer: AttentionLayer, out: Tensor) -> None:
         """Any number of tokens a request, each attending to itself and to what its window holds before it."""
-        self._check_shapes(qkv, layer, out)
-        step = ctypes.byref(self._step)
-        if self._library.diptych_extend_attention(step, layer.pointer, address(qkv), address(out)):
+        self.check_shapes(qkv, layer, out)
+        if self._library.diptych_extend_attention(self.pointer, layer.pointer, address(qkv), address(out)):
             raise MemoryError("extend attention")
 
-    def _check_shapes(self, qkv: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+    def check_shapes(self, qkv: Tensor, layer: AttentionLayer, out: Tensor) -> None:
         assert layer.rope_end <= self._step.head_dim, layer.rope.shape
         assert layer.sinks is None or layer.sinks.shape == (self._step.num_heads,), layer.sinks
         assert qkv.shape == (self._out_shape[0], self._qkv_width), qkv.shape
@@ -173,7 +179,7 @@ def _check(heads: Heads, kv: Tensor, tokens: Tokens) -> None:
     assert heads.value_dim <= heads.head_dim, heads
     assert kv.shape[4:] == (heads.num_kv_heads, heads.head_dim), kv.shape
     assert kv.dtype in KV_TYPES, kv.dtype
-    assert kv.is_contiguous(), kv.stride()
+    assert kv[0].is_contiguous(), kv.stride()
     assert heads.head_dim <= MAX_HEAD_DIM, heads.head_dim
     dtypes = [array.dtype for array in (tokens.positions, tokens.out_slots, tokens.extend_lens)]
     assert dtypes == [np.int64] * 3, dtypes

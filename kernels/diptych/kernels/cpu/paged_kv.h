@@ -21,6 +21,8 @@ struct attention_step {
     const int32_t *page_table; /* [batch_size][table_width] */
     int64_t table_width, batch_size;
     int64_t num_layers, num_planes, page_size, num_heads, num_kv_heads, head_dim, value_dim;
+    int64_t page_bytes; /* from a page to the next: other regions may lie between */
+    int64_t num_states; /* floats of a token in `attention.qkv`: an indexer's may lie behind queries, keys and values */
     int64_t kv_type;
 };
 
@@ -37,7 +39,7 @@ struct attention_layer {
 struct attention {
     const struct attention_step *step;
     const struct attention_layer *layer;
-    float *qkv; /* [num_tokens][num_heads + num_planes * num_kv_heads][head_dim] */
+    float *qkv; /* [num_tokens][num_heads + num_planes * num_kv_heads][head_dim], num_states apart */
     float *out; /* [num_tokens][num_heads][value_dim] */
 };
 
@@ -46,6 +48,7 @@ struct head { /* one KV head of one request */
     const struct attention_layer *layer;
     const int32_t *pages;
     int64_t kv_head;
+    const int32_t *chosen; /* positions of the keys that a token attends to; NULL: all from the first on */
 };
 
 static inline int64_t group_size(const struct attention_step *step) { return step->num_heads / step->num_kv_heads; }
@@ -57,8 +60,8 @@ static inline int64_t row_bytes(const struct attention_step *step) { return step
 
 static inline char *key_at(const struct attention_step *step, int64_t page, int64_t layer, int64_t offset,
                            int64_t kv_head) {
-    const int64_t token = (page * step->num_layers + layer) * step->num_planes * step->page_size + offset;
-    return step->kv + (token * step->num_kv_heads + kv_head) * row_bytes(step);
+    const int64_t token = layer * step->num_planes * step->page_size + offset;
+    return step->kv + page * step->page_bytes + (token * step->num_kv_heads + kv_head) * row_bytes(step);
 }
 
 static inline int64_t value_bytes(const struct attention_step *step) { /* from a key to its value */
@@ -76,16 +79,29 @@ struct wide_keys { /* the same as floats; a value lies `values` floats further *
     int count;
 };
 
-/* Finds the block of keys that begins at position `start`; it is empty from num_keys on. */
-static void locate(const struct head *head, int64_t start, int64_t num_keys, struct keys *keys) {
+static void locate_in_order(const struct head *head, int64_t start, struct keys *keys) {
     const struct attention_step *step = head->step;
     const int64_t token_bytes = step->num_kv_heads * row_bytes(step);
     int64_t page = start / step->page_size, offset = start % step->page_size;
-    keys->count = (int)min_of(KEY_BLOCK, num_keys - start > 0 ? num_keys - start : 0);
     for (int i = 0; i < keys->count; page++, offset = 0) {
         const char *row = key_at(step, head->pages[page], head->layer->index, offset, head->kv_head);
         for (; offset < step->page_size && i < keys->count; i++, offset++, row += token_bytes) keys->rows[i] = row;
     }
+}
+
+static void locate_chosen(const struct head *head, int64_t start, struct keys *keys) {
+    const int64_t page_size = head->step->page_size;
+    for (int i = 0; i < keys->count; i++) {
+        const int64_t position = head->chosen[start + i], page = head->pages[position / page_size];
+        keys->rows[i] = key_at(head->step, page, head->layer->index, position % page_size, head->kv_head);
+    }
+}
+
+/* Finds the block of keys from the `start`-th on; it is empty from num_keys on. */
+static void locate(const struct head *head, int64_t start, int64_t num_keys, struct keys *keys) {
+    keys->count = (int)min_of(KEY_BLOCK, num_keys - start > 0 ? num_keys - start : 0);
+    if (head->chosen) locate_chosen(head, start, keys);
+    else locate_in_order(head, start, keys);
     for (int i = keys->count; keys->count && i < KEY_BLOCK; i++) keys->rows[i] = keys->rows[keys->count - 1];
 }
 
@@ -135,6 +151,21 @@ INLINE void as_floats(const struct attention_step *step, const struct keys *keys
     for (int i = keys->count; keys->count && i < KEY_BLOCK; i++) wide->rows[i] = wide->rows[keys->count - 1];
 }
 
+/* Lays out KEY_BLOCK keys for `tile`: panels [panel][dim][PANEL]. Keys that are missing are the last one again. */
+static void lay_out_panels(const struct wide_keys *keys, int64_t dim, float *panels) {
+    for (int first = 0; first < KEY_BLOCK; first += LANES) {
+        float *panel = panels + first / PANEL * PANEL * dim + first % PANEL;
+        int64_t d = 0;
+        for (; d + 4 <= dim; d += 4) {
+            vec columns[4];
+            load_columns(keys->rows + first, d, columns);
+            for (int c = 0; c < 4; c++) store(panel + (d + c) * PANEL, columns[c]);
+        }
+        for (; d < dim; d++)
+            for (int i = 0; i < LANES; i++) panel[d * PANEL + i] = keys->rows[first + i][d];
+    }
+}
+
 /* The first key that a token sees, the first position that does not see a key any more, and a key's block. */
 static inline int64_t first_key(const struct attention_layer *layer, int64_t position) {
     if (layer->chunked) return position / layer->window * layer->window;
@@ -146,8 +177,7 @@ static inline int64_t seen_until(const struct attention_layer *layer, int64_t ke
 static inline int64_t block_of(int64_t key) { return key / KEY_BLOCK * KEY_BLOCK; }
 
 static inline float *state_at(const struct attention *job, int64_t token, int64_t head) {
-    const struct attention_step *step = job->step;
-    return job->qkv + (token * (step->num_heads + step->num_planes * step->num_kv_heads) + head) * step->head_dim;
+    return job->qkv + token * job->step->num_states + head * job->step->head_dim;
 }
 
 INLINE void rotate(const float *from, float *to, const struct attention *job, int64_t position) {

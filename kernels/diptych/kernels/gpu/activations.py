@@ -37,6 +37,16 @@ def clamped_swiglu(gate_up: Tensor, out: Tensor, *, alpha: float, limit: float) 
     _launch(gate_up, out, "clamped_swiglu", alpha, limit)
 
 
+def mul_sigmoid(x: Tensor, gates: Tensor) -> None:
+    """Multiply `x` by the sigmoid of `gates`, both contiguous and of one shape and type, in place."""
+    assert (x.shape, x.dtype) == (gates.shape, gates.dtype), (x.shape, gates.shape, x.dtype, gates.dtype)
+    assert x.is_contiguous(), x.stride()
+    assert gates.is_contiguous(), gates.stride()
+    if len(x):
+        with torch.cuda.device_of(x):
+            mul_sigmoid_kernel[(cdiv(x.numel(), TILE_NUMBERS),)](x, gates, x.numel(), TILE=TILE_NUMBERS)
+
+
 def _launch(
     gate_up: Tensor,
     out: Tensor,
@@ -92,3 +102,12 @@ def gated(gate, up, ACTIVATION: tl.constexpr):
     exponent = gate if ACTIVATION == "silu" else doubled  # (1 + tanh(y)) / 2 is the sigmoid of 2y
     activated = (gate / (1.0 + tl.exp(-exponent))).to(dtype)
     return (activated.to(tl.float32) * up.to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def mul_sigmoid_kernel(x, gates, size, TILE: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = at < size
+    values, gate = tl.load(x + at, mask=inside, other=0.0), tl.load(gates + at, mask=inside, other=0.0)
+    shares = (1.0 / (1.0 + tl.exp(-gate.to(tl.float32)))).to(values.dtype)  # rounded as in `TorchOps`
+    tl.store(x + at, (values.to(tl.float32) * shares.to(tl.float32)).to(values.dtype), mask=inside)

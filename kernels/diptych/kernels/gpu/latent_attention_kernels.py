@@ -124,15 +124,19 @@ def latent_merge_kernel(
     values = tl.zeros((DIM_BLOCK,), tl.float32)
     for worker in tl.range(first_worker, last_worker + 1):
         place = (worker * 2 + (worker == first_worker).to(tl.int32)) * NUM_HEADS + head
-        part_maximum = tl.load(part_maxima + place)
-        new_maximum = tl.maximum(maximum, part_maximum)
-        shrink, grow = tl.exp2(maximum - new_maximum), tl.exp2(part_maximum - new_maximum)
-        part = tl.load(part_values + place.to(tl.int64) * DIM + dim, mask=dim < DIM, other=0.0)
-        values = values * shrink + part * grow
-        sum_ = sum_ * shrink + tl.load(part_sums + place) * grow
-        maximum = new_maximum
+        maximum, sum_, values = add_part(part_values, part_maxima, part_sums, place, maximum, sum_, values, dim, DIM)
     target = out + request.to(tl.int64) * out_stride + head * DIM + dim
     tl.store(target, (values * (value_scale / sum_)).to(out.dtype.element_ty), mask=dim < DIM)
+
+
+@triton.jit
+def add_part(part_values, part_maxima, part_sums, place, maximum, sum_, values, dim, DIM: tl.constexpr):
+    """Return the maximum, the sum of weights and that of values of one head with the part at `place` in them."""
+    part_maximum = tl.load(part_maxima + place)
+    new_maximum = tl.maximum(maximum, part_maximum)
+    shrink, grow = tl.exp2(maximum - new_maximum), tl.exp2(part_maximum - new_maximum)
+    part = tl.load(part_values + place.to(tl.int64) * DIM + dim, mask=dim < DIM, other=0.0)
+    return new_maximum, sum_ * shrink + tl.load(part_sums + place) * grow, values * shrink + part * grow
 
 
 @triton.jit(
@@ -225,7 +229,6 @@ def walk(
 ):
     """Return maxima and sums of weights `[ROWS]`, and the two halves of the sum of values, not divided."""
     half, rope = tl.arange(0, HALF_BLOCK), tl.arange(0, ROPE_BLOCK)
-    rope_at = HALF if PAIRED else 2 * HALF
     q_0, q_1 = load_query(q_rows, is_row, half, HALF, PAIRED, DTYPE)
     r_0, r_1 = load_query(q_rows + 2 * HALF, is_row, rope, ROPE_HALF, PAIRED, DTYPE)
     maxima = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -237,25 +240,56 @@ def walk(
         token = block * BLOCK + tl.arange(0, BLOCK)
         places = kv + (page.to(tl.int64) * page_stride + token % PAGE_SIZE * token_stride)[:, None]
         page = page_of(pages, block + 1, seq_len, PAGE_SIZE, BLOCK)  # ahead: the next tile's copies need it
-        exists = (token < seq_len)[:, None]
-        k_0, k_1 = load_halves(places + half[None, :], exists & (half < HALF)[None, :], HALF, PAIRED, COMPILED)
-        turned = exists & (rope < ROPE_HALF)[None, :]
-        t_0, t_1 = load_halves(places + rope_at + rope[None, :], turned, ROPE_HALF, PAIRED, COMPILED)
-        scores = tl.dot(q_0, tl.trans(k_0.to(DTYPE)), input_precision="ieee")
-        scores = tl.dot(q_1, tl.trans(k_1.to(DTYPE)), scores, input_precision="ieee")
-        scores = tl.dot(r_0, tl.trans(t_0.to(DTYPE)), scores, input_precision="ieee")
-        scores = tl.dot(r_1, tl.trans(t_1.to(DTYPE)), scores, input_precision="ieee") * score_scale
-        scores = tl.where(token[None, :] <= positions[:, None], scores, float("-inf"))
-        new_maxima = tl.maximum(maxima, tl.max(scores, 1))
-        # a row that has seen nothing yet: minus infinity less itself is not a number
-        shift = tl.where(new_maxima == float("-inf"), 0.0, new_maxima)
-        weights = tl.exp2(scores - shift[:, None])
-        decay = tl.exp2(maxima - shift)
-        maxima = new_maxima
-        sums = sums * decay + tl.sum(weights, 1)
-        acc_0 = tl.dot(weights.to(DTYPE), k_0.to(DTYPE), acc_0 * decay[:, None], input_precision="ieee")
-        acc_1 = tl.dot(weights.to(DTYPE), k_1.to(DTYPE), acc_1 * decay[:, None], input_precision="ieee")
+        maxima, sums, acc_0, acc_1 = take_in(
+            q_0, q_1, r_0, r_1, places, (token < seq_len)[:, None], token[None, :] <= positions[:, None],
+            maxima, sums, acc_0, acc_1, score_scale,
+            HALF, HALF_BLOCK, ROPE_HALF, ROPE_BLOCK, PAIRED, DTYPE, COMPILED,
+        )  # fmt: skip
     return maxima, sums, acc_0, acc_1
+
+
+@triton.jit
+def take_in(
+    q_0,  # queries, as `load_query` has them: of the latent,
+    q_1,
+    r_0,  # and of what is rotated
+    r_1,
+    places,  # [BLOCK, 1]: where each token's latent begins
+    exists,  # [BLOCK, 1]
+    seen,  # which tokens each row sees, [ROWS, BLOCK] or all rows the same [1, BLOCK]
+    maxima,
+    sums,
+    acc_0,
+    acc_1,
+    score_scale,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    ROPE_HALF: tl.constexpr,
+    ROPE_BLOCK: tl.constexpr,
+    PAIRED: tl.constexpr,
+    DTYPE: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
+    """Return maxima, sums of weights and sums of values with a tile more in them."""
+    half, rope = tl.arange(0, HALF_BLOCK), tl.arange(0, ROPE_BLOCK)
+    rope_at = HALF if PAIRED else 2 * HALF
+    k_0, k_1 = load_halves(places + half[None, :], exists & (half < HALF)[None, :], HALF, PAIRED, COMPILED)
+    turned = exists & (rope < ROPE_HALF)[None, :]
+    t_0, t_1 = load_halves(places + rope_at + rope[None, :], turned, ROPE_HALF, PAIRED, COMPILED)
+    scores = tl.dot(q_0, tl.trans(k_0.to(DTYPE)), input_precision="ieee")
+    scores = tl.dot(q_1, tl.trans(k_1.to(DTYPE)), scores, input_precision="ieee")
+    scores = tl.dot(r_0, tl.trans(t_0.to(DTYPE)), scores, input_precision="ieee")
+    scores = tl.dot(r_1, tl.trans(t_1.to(DTYPE)), scores, input_precision="ieee") * score_scale
+    scores = tl.where(seen, scores, float("-inf"))
+    new_maxima = tl.maximum(maxima, tl.max(scores, 1))
+    # a row that has seen nothing yet: minus infinity less itself is not a number
+    shift = tl.where(new_maxima == float("-inf"), 0.0, new_maxima)
+    weights = tl.exp2(scores - shift[:, None])
+    decay = tl.exp2(maxima - shift)
+    sums = sums * decay + tl.sum(weights, 1)
+    acc_0 = tl.dot(weights.to(DTYPE), k_0.to(DTYPE), acc_0 * decay[:, None], input_precision="ieee")
+    acc_1 = tl.dot(weights.to(DTYPE), k_1.to(DTYPE), acc_1 * decay[:, None], input_precision="ieee")
+    return new_maxima, sums, acc_0, acc_1
 
 
 @triton.jit

@@ -37,7 +37,8 @@ def rope_store(
 ) -> None:
     """Rotate the queries of `qkv` in place; store its keys, rotated, and values at `out_slots` of `kv_layer`.
 
-    `qkv` `[num_tokens, (num_heads + num_planes * num_kv_heads) * head_dim]`, contiguous; its keys stay as they are.
+    `qkv` `[num_tokens, (num_heads + num_planes * num_kv_heads) * head_dim]`; its rows may have any stride, and its keys
+    stay as they are.
     `positions` and `out_slots` `[num_tokens]`, int32 or int64: a slot is page * page_size + offset; a token of slot -1
     is padding, of which nothing is read or written. `rope_table` float32 `[num_positions, 2, rope_dim / 2]`, cosines
     and sines of `rope_dim` dimensions, the first ones or, from `rope_start` on, the last ones; the others are not
@@ -47,7 +48,7 @@ def rope_store(
     """
     num_planes = kv_layer.shape[1]
     num_states = num_heads + num_planes * num_kv_heads
-    assert qkv.is_contiguous(), qkv.stride()
+    assert qkv.stride(1) == 1, qkv.stride()
     assert qkv.shape == (len(positions), num_states * head_dim), qkv.shape
     assert len(out_slots) == len(positions), (out_slots.shape, positions.shape)
     assert rope_table.dtype == torch.float32, rope_table.dtype
@@ -68,6 +69,7 @@ def rope_store(
             out_slots,
             rope_table,
             kv_layer.view(torch.int8) if is_fp8 else kv_layer,
+            qkv.stride(0),
             *kv_layer.stride()[:4],
             k_scale,
             v_scale,
@@ -100,6 +102,7 @@ def rope_store_kernel(
     out_slots,
     rope_table,
     kv,
+    row_stride,
     page_stride,
     value_stride,
     slot_stride,
@@ -134,7 +137,7 @@ def rope_store_kernel(
     is_query = (heads < NUM_HEADS)[:, None]
     is_value = (heads >= NUM_HEADS + NUM_KV_HEADS)[:, None]
     is_stored = (heads >= NUM_HEADS)[:, None] & (heads < NUM_STATES)[:, None]
-    states = qkv + token * NUM_STATES * HEAD_DIM + heads[:, None] * HEAD_DIM
+    states = qkv + token * row_stride + heads[:, None] * HEAD_DIM
     kv_heads = tl.where(is_value, heads[:, None] - NUM_KV_HEADS, heads[:, None]) - NUM_HEADS
     cells = kv + slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * slot_stride
     cells += tl.where(is_value, value_stride, 0) + kv_heads * head_stride
@@ -203,12 +206,13 @@ def reference_rope_store(
     """Do the same by torch operations; keys are rotated in `qkv`, too."""
     tokens = (out_slots >= 0).nonzero()[:, 0]
     slots, page_size, rope_half = out_slots[tokens].long(), kv_layer.shape[2], rope_table.shape[2]
-    states = qkv.view(len(qkv), -1, head_dim)[tokens]
+    heads = qkv.view(len(qkv), -1, head_dim)
+    states = heads[tokens]
     cos, sin = rope_table[positions[tokens].long()].to(qkv.dtype)[:, :, None].unbind(1)
     turning = states[:, : num_heads + num_kv_heads, rope_start : rope_start + 2 * rope_half]
     first, second = turning.chunk(2, dim=2)
     turning.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=2))
-    qkv.view(len(qkv), -1, head_dim)[tokens] = states
+    heads[tokens] = states
     new_kv = states[:, num_heads:].reshape(len(tokens), -1, num_kv_heads, head_dim)
     pool = kv_layer
     if kv_layer.dtype == torch.float8_e4m3fn:  # torch indexes no FP8

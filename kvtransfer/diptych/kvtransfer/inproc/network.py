@@ -119,7 +119,7 @@ class InprocNetwork:
         peer, now_ns = self._transports[half.peer], int(self.now_s * 1e9)
         other = peer.halves.get(half.owner)
         known = other.conversation.peer_session if other else 0
-        heard = other.conversation.hear(frame, now_ns) if other else None
+        heard = other.conversation.receive(frame, now_ns) if other else None
         if other is None or heard is None:
             return False
         for each in heard:
@@ -200,7 +200,7 @@ class InprocNetwork:
             self._deliver(half, note, digest)
 
     def _deliver(self, half: Half, note: bytes, digest: int | None) -> None:
-        if not self._carry(half, half.conversation.say(note, is_last=True, digest=digest)):
+        if not self._carry(half, half.conversation.next_frame(note, is_last=True, digest=digest)):
             self.num_stale_messages += 1
 
     def _do_own_work(self, transport: InprocTransport) -> None:

@@ -173,24 +173,24 @@ class Engine:
         received = self._agent.receive()
         now_ns = time.monotonic_ns()
         for data in received:
-            self._hear_bytes(data, now_ns)
+            self._receive_bytes(data, now_ns)
         return bool(received)
 
-    def _hear_bytes(self, data: bytes, now_ns: int) -> None:
+    def _receive_bytes(self, data: bytes, now_ns: int) -> None:
         if not is_authentic(data, self._link_key):
             self.num_unauthenticated += 1
             return
         try:
-            self._hear(decode_frame(data), now_ns)
+            self._receive_frame(decode_frame(data), now_ns)
         except MalformedNote as error:
             logger.warning("dropped a notification: %s", error)
 
-    def _hear(self, frame: Frame, now_ns: int) -> None:
+    def _receive_frame(self, frame: Frame, now_ns: int) -> None:
         link = self._links.get(frame.source)
         if link is None or link.closing is not None or frame.target != self._instance_id:
             self.num_dropped += 1
             return
-        heard = link.conversation.hear(frame, now_ns)
+        heard = link.conversation.receive(frame, now_ns)
         if heard is None:
             self.num_dropped += 1
             return

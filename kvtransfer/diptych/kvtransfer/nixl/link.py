@@ -116,18 +116,18 @@ class Link:
 
     def _end_written(self) -> None:
         for operation in self.streams.written():
-            if operation.error is None and not self._say(operation):
+            if operation.error is None and not self._send_note(operation):
                 continue
             self.streams.end(operation)
             digest = operation.digest if operation.error is None else None
             self.finish(OpDone(operation.name, operation.error, digest, time.monotonic() - operation.began_s))
 
-    def _say(self, operation: Operation) -> bool:
+    def _send_note(self, operation: Operation) -> bool:
         """Send the note as far as the peer has room; return whether that was all of it."""
         parts = operation.note_parts
         while parts and self.conversation.has_room:
             digest = self.streams.digest_of(operation) if len(parts) == 1 else None
-            self.send(self.conversation.say(parts.popleft(), is_last=not parts, digest=digest))
+            self.send(self.conversation.next_frame(parts.popleft(), is_last=not parts, digest=digest))
         return not parts
 
     def _post(self) -> None:

@@ -1,7 +1,7 @@
 """What the two sides of a link test do and hear: the values between `WriterTests`, `ReaderTests` and their performer.
 
-The actions of one peer are performed in order. The end of each `Tell`, `Write`, `Measure` and `Digest` is reported by
-`done`. After `Failed` the link must be closed, and `end` called once it is down.
+The actions of one peer are performed in order. The end of each `SendProbeNote`, `Write`, `Measure` and `Digest` is
+reported by `done`. After `Failed` the link must be closed, and `end` called once it is down.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from diptych.kvtransfer.probe.notes import ProbeNote, ProbeOffer
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendProbeNote:
     """Send a note."""
 
     peer: int
@@ -90,12 +90,12 @@ class Failed:
     results: tuple[PathResult, ...] = ()
 
 
-Action = Tell | FillProbe | UsePath | Write | Measure | Digest | Passed | Failed
+Action = SendProbeNote | FillProbe | UsePath | Write | Measure | Digest | Passed | Failed
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A `Tell`, `Write`, `Measure` or `Digest` ended."""
+    """A `SendProbeNote`, `Write`, `Measure` or `Digest` ended."""
 
     error: str | None = None
     digest: int | None = None  # of a Write or Digest

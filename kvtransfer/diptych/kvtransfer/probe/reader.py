@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.kvtransfer.probe.actions import Action, Digest, Done, Failed, Passed, Tell
+from diptych.kvtransfer.probe.actions import Action, Digest, Done, Failed, Passed, SendProbeNote
 from diptych.kvtransfer.probe.notes import ProbeAsk, ProbeCheck, ProbeEnd, ProbeFound, ProbeNote, ProbeOffer
 
 TIMEOUT_S: Final = 30.0  # without a word of the writer, which may have many links to test
@@ -39,7 +39,7 @@ class ReaderTests:
         self._tests[peer] = _Test(now_s + TIMEOUT_S)
         return []
 
-    def hear(self, peer: int, note: ProbeNote, now_s: float) -> list[Action]:
+    def receive(self, peer: int, note: ProbeNote, now_s: float) -> list[Action]:
         test = self._tests.get(peer)
         if test is None or test.has_failed:
             return []
@@ -62,7 +62,7 @@ class ReaderTests:
             return []
         if done.error is not None:
             return self._fail(peer, test, done.error)
-        return [] if done.digest is None else [Tell(peer, ProbeFound(done.digest))]
+        return [] if done.digest is None else [SendProbeNote(peer, ProbeFound(done.digest))]
 
     def end(self, peer: int, now_s: float) -> list[Action]:
         return self._forget(peer) if peer in self._tests else []
@@ -80,7 +80,7 @@ class ReaderTests:
         while self._asking and self._free:
             peer = self._asking.popleft()
             self._tests[peer].loan = self._free.popleft()
-            offers.append(Tell(peer, ProbeOffer(self._tests[peer].loan, self._page_size)))
+            offers.append(SendProbeNote(peer, ProbeOffer(self._tests[peer].loan, self._page_size)))
         return offers
 
     def _forget(self, peer: int) -> list[Action]:

@@ -20,7 +20,7 @@ from diptych.kvtransfer.probe.actions import (
     FillProbe,
     Measure,
     Passed,
-    Tell,
+    SendProbeNote,
     UsePath,
     Write,
 )
@@ -73,26 +73,26 @@ class TwoWayTests:
         Where there is none, `refusal` says why; it matters only if pages are to go there.
         """
         self._tests[peer] = _Test(self.directions, paths, refusal, now_s + GREETING_TIMEOUT_S)
-        return [Tell(peer, self.directions)]
+        return [SendProbeNote(peer, self.directions)]
 
-    def hear(self, peer: int, note: ProbeNote, now_s: float) -> list[Action]:
+    def receive(self, peer: int, note: ProbeNote, now_s: float) -> list[Action]:
         """A note came over a link that is tested."""
         match note:
             case Directions():
                 return self._greeted(peer, note, now_s)
             case ProbeAsk() | ProbeCheck() | ProbeEnd():
-                return self._follow(self._reader.hear(peer, note, now_s), now_s)
+                return self._follow(self._reader.receive(peer, note, now_s), now_s)
             case _:
-                return self._follow(self._writer.hear(peer, note, now_s), now_s)
+                return self._follow(self._writer.receive(peer, note, now_s), now_s)
 
     def done(self, action: Action, done: Done, now_s: float) -> list[Action]:
         """An action of ours ended."""
         match action:
-            case Tell(peer, Directions()):
+            case SendProbeNote(peer, Directions()):
                 return [] if done.error is None else [Failed(peer, done.error)]
-            case Write() | Measure() | UsePath() | FillProbe() | Tell(_, ProbeAsk() | ProbeEnd()):
+            case Write() | Measure() | UsePath() | FillProbe() | SendProbeNote(_, ProbeAsk() | ProbeEnd()):
                 return self._follow(self._writer.done(action.peer, done, now_s), now_s)
-            case Digest() | Tell():
+            case Digest() | SendProbeNote():
                 return self._follow(self._reader.done(action.peer, done, now_s), now_s)
         raise AssertionError(f"{action} has no end")
 

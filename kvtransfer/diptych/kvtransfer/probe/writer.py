@@ -20,7 +20,7 @@ from diptych.kvtransfer.probe.actions import (
     Measure,
     Passed,
     PathResult,
-    Tell,
+    SendProbeNote,
     UsePath,
     Write,
 )
@@ -68,7 +68,7 @@ class WriterTests:
         self._waiting.append(_Test(peer, paths))
         return self._start_next(now_s)
 
-    def hear(self, peer: int, note: ProbeNote, now_s: float) -> list[Action]:
+    def receive(self, peer: int, note: ProbeNote, now_s: float) -> list[Action]:
         test = self._running(peer)
         if test is None:
             return []
@@ -117,7 +117,7 @@ class WriterTests:
         if self._test is not None or not self._waiting:
             return []
         self._test = self._waiting.popleft()
-        return self._did(self._test, now_s, Tell(self._test.peer, ProbeAsk()))
+        return self._did(self._test, now_s, SendProbeNote(self._test.peer, ProbeAsk()))
 
     def _advance(self, test: _Test, now_s: float) -> list[Action]:
         """Go on, once the path may be changed: when nothing is in flight."""
@@ -131,7 +131,7 @@ class WriterTests:
                 test.num_rounds = FIRST_ROUNDS
                 return self._measure(test, now_s)
             case _Phase.VERIFYING if test.found is not None:
-                return self._take_result(test, PathResult(test.paths[0], error="its bytes arrived wrong"), now_s)
+                return self._on_result(test, PathResult(test.paths[0], error="its bytes arrived wrong"), now_s)
             case _Phase.ENDING:
                 return self._fail(test, _words(test.results))
         return []
@@ -152,14 +152,14 @@ class WriterTests:
             test.num_rounds *= MORE_ROUNDS
             return self._measure(test, now_s)
         speed = done.nbytes / done.seconds if done.seconds else 0.0
-        return self._take_result(test, PathResult(test.paths[0], speed), now_s)
+        return self._on_result(test, PathResult(test.paths[0], speed), now_s)
 
     def _op_failed(self, test: _Test, error: str, now_s: float) -> list[Action]:
         if test.phase in (_Phase.VERIFYING, _Phase.MEASURING):
-            return self._take_result(test, PathResult(test.paths[0], error=error), now_s)
+            return self._on_result(test, PathResult(test.paths[0], error=error), now_s)
         return self._fail(test, error)
 
-    def _take_result(self, test: _Test, result: PathResult, now_s: float) -> list[Action]:
+    def _on_result(self, test: _Test, result: PathResult, now_s: float) -> list[Action]:
         test.results.append(result)
         test.paths = test.paths[1:]
         if test.paths:
@@ -167,11 +167,11 @@ class WriterTests:
         best = fastest(test.results)
         if best is None:
             test.phase = _Phase.ENDING
-            return self._did(test, now_s, Tell(test.peer, ProbeEnd("", reason=_words(test.results))))
+            return self._did(test, now_s, SendProbeNote(test.peer, ProbeEnd("", reason=_words(test.results))))
         self._test = None
         return [
             UsePath(test.peer, best.path),
-            Tell(test.peer, ProbeEnd(best.path, best.bytes_per_s)),
+            SendProbeNote(test.peer, ProbeEnd(best.path, best.bytes_per_s)),
             Passed(test.peer, best.path, best.bytes_per_s, tuple(test.results)),
             *self._start_next(now_s),
         ]

@@ -187,7 +187,7 @@ class UcxTransport:
         count = _POLL_BATCH if self._engine is not None else 0
         while count == _POLL_BATCH:
             count = self._shim.kvt_poll(self._engine, self._events, _POLL_BATCH)
-            events.extend(self._take(event) for event in self._events[:count])
+            events.extend(self._on_event(event) for event in self._events[:count])
         return events
 
     def fileno(self) -> int:
@@ -289,7 +289,7 @@ class UcxTransport:
         self._shim.kvt_describe(self._link(peer).handle, ctypes.byref(status))
         return status
 
-    def _take(self, event: binding.Event) -> TransportEvent:
+    def _on_event(self, event: binding.Event) -> TransportEvent:
         match event.kind:
             case binding.LINK_UP:
                 self._links[event.peer].is_up = True

@@ -14,8 +14,8 @@ def read_query_growth(hf: HfConfig) -> QueryGrowth | None:
     """Read how queries grow, and take it from what is said of their rotation."""
     if not hf.rope_parameters:
         raise ConfigError(f"{hf.model_id}: config.json has no rope_parameters, of which this family has no one kind")
-    beta = hf.take_from_rope("llama_4_scaling_beta")
-    hf.take_from_rope("max_position_embeddings")  # said again
+    beta = hf.pop_from_rope("llama_4_scaling_beta")
+    hf.pop_from_rope("max_position_embeddings")  # said again
     return QueryGrowth(hf.rope_parameters[ORIGINAL], beta) if beta else None
 
 

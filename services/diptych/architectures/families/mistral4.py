@@ -26,7 +26,7 @@ def _read(hf: HfConfig) -> ModelConfig:
     hf.refuse_unless({"hidden_act": ("silu",), "attention_bias": (False,)})
     hf.ignore("qk_head_dim")
     growth = read_query_growth(hf)
-    _check_part(hf, hf.take_from_rope("partial_rotary_factor"))
+    _check_part(hf, hf.pop_from_rope("partial_rotary_factor"))
     config = hf.shared("mistral4")
     moe = replace(read_moe(hf, config.num_layers), scoring="softmax", choice_bias=False)
     return replace(with_latents(config, hf), moe=moe, query_growth=growth)

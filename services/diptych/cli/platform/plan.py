@@ -17,7 +17,7 @@ _TRANSPORTS: Final = "DIPTYCH_TRANSPORTS"  # option of workers
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class ListenAddresses:
     """Where everything listens; the ports are real ones, never 0."""
 
     host: str
@@ -109,33 +109,33 @@ def transport_environment(
 
 
 def components(
-    model: Model, site: Site, workers: Iterable[Workers], num_threads: int, memory_bytes: int = 0
+    model: Model, listen: ListenAddresses, workers: Iterable[Workers], num_threads: int, memory_bytes: int = 0
 ) -> tuple[Component, ...]:
     """Return the processes of a platform, in the order in which to start them; `memory_bytes` is the router's."""
-    bootstrap = _component("bootstrap", "bootstrap", {"host": "127.0.0.1", "port": site.bootstrap_port})
+    bootstrap = _component("bootstrap", "bootstrap", {"host": "127.0.0.1", "port": listen.bootstrap_port})
     return (
         replace(bootstrap, bounds=Bounds(memory_bytes=memory_bytes)),
-        *(component for each in workers for component in _workers(each, model, site, num_threads)),
-        replace(_router(model, site), bounds=Bounds(ROUTER_PATIENCE_S, memory_bytes)),
+        *(component for each in workers for component in _workers(each, model, listen, num_threads)),
+        replace(_router(model, listen), bounds=Bounds(ROUTER_PATIENCE_S, memory_bytes)),
     )
 
 
-def _router(model: Model, site: Site) -> Component:
+def _router(model: Model, listen: ListenAddresses) -> Component:
     options = {
         **model.router_options,
-        "bootstrap": site.bootstrap,
-        "host": site.host,
-        "http-port": site.http_port,
-        "grpc-port": site.grpc_port,
+        "bootstrap": listen.bootstrap,
+        "host": listen.host,
+        "http-port": listen.http_port,
+        "grpc-port": listen.grpc_port,
         "drain-s": DRAIN_S,
     }
     return _component("router", "router", options)
 
 
-def _workers(workers: Workers, model: Model, site: Site, num_threads: int) -> Iterable[Component]:
+def _workers(workers: Workers, model: Model, listen: ListenAddresses, num_threads: int) -> Iterable[Component]:
     options = {
         **model.options,
-        "bootstrap": site.bootstrap,
+        "bootstrap": listen.bootstrap,
         "host": "127.0.0.1",
         "port": 0,
         "metrics-port": 0,

@@ -28,7 +28,7 @@ from diptych.cli.platform.plan import Component
 from diptych.common.errors import DiptychError
 from diptych.common.lifecycle import PARENT_PID_VARIABLE, Stop
 from diptych.common.members.heartbeat import DESCRIPTOR_VARIABLE, SharedHeartbeat, new_heartbeat
-from diptych.common.process_sight import wait_until_out_of_bounds, with_children
+from diptych.common.process_watch import wait_until_out_of_bounds, with_children
 from diptych.common.restart_policy import GiveUp, Restart, RestartPolicy
 
 _STOP_DEADLINE_S = 10.0

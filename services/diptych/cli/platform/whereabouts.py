@@ -27,7 +27,7 @@ from typing import Final, TypeVar
 
 from diptych.common.config import from_namespace, option
 from diptych.common.errors import ConfigError
-from diptych.common.process_sight import started_at
+from diptych.common.process_watch import started_at
 from diptych.common.trust.trust import TrustConfig
 
 T = TypeVar("T", bound=TrustConfig)

@@ -10,8 +10,9 @@ from diptych.architectures.config import ModelConfig
 from diptych.architectures.size import num_active_parameters, num_parameters
 from diptych.engine.options.pool_size import region_words, whole_layout
 from diptych.engine.tensor_parallel.shard import Shard
-from diptych.engine.values.kv_regions import region_names
+from diptych.engine.values.kv_regions import pages_per_state, region_names, state_nbytes
 
+STATE_DTYPE: Final = "bfloat16"  # of what is not kept in float32
 WEIGHT_NBYTES: Final = 2  # GPUs compute with bfloat16, whatever a file holds
 GIB: Final = 2**30
 PROMPT_LENS: Final = (1024, 32 * 1024, 128 * 1024)  # tokens
@@ -49,8 +50,10 @@ def fit(model: ModelConfig, plan: Plan) -> Fit:
 
 
 def handed_over(model: ModelConfig, plan: Plan, num_tokens: int) -> int:
-    """Return the bytes that a prompt sends from prefill to decode: whole pages, once for all ranks."""
-    return -(-num_tokens // plan.page_size) * whole_layout(model, plan.page_size, plan.kv_dtype).page_nbytes
+    """Return the bytes that a prompt sends from prefill to decode: whole pages, once for all ranks, and its state."""
+    layout = whole_layout(model, plan.page_size, plan.kv_dtype)
+    num_state_pages = pages_per_state(model, 1, STATE_DTYPE, layout)
+    return (-(-num_tokens // plan.page_size) + num_state_pages) * layout.page_nbytes
 
 
 def as_json(model: ModelConfig, plan: Plan) -> dict[str, Any]:
@@ -65,6 +68,7 @@ def as_json(model: ModelConfig, plan: Plan) -> dict[str, Any]:
         "active_parameters": num_active_parameters(model),
         "kv_token_bytes": layout.page_nbytes / plan.page_size,
         "gpu": {"weights_bytes": found.weights, "page_bytes": found.page, "pages": found.pages},
+        "state_bytes": state_nbytes(model.recurrent, STATE_DTYPE) if model.recurrent else 0,
         "handed_over_bytes": {str(each): handed_over(model, plan, each) for each in _lens(model)},
     }
 
@@ -85,6 +89,9 @@ def _facts(model: ModelConfig, plan: Plan) -> Iterator[tuple[str, str]]:
     for name, region in zip(region_names(model), layout.regions, strict=True):
         yield "KV", region_words(name, region)
     yield "KV a token", f"{_size(token)} in {plan.kv_dtype}"
+    if model.recurrent is not None:
+        size, num_layers = state_nbytes(model.recurrent, STATE_DTYPE), len(model.recurrent.layers)
+        yield "state", f"{_size(size)} a request, in {num_layers} layers that keep no KV"
     yield f"{plan.tp} GPU{'s' if plan.tp > 1 else ''}", _on_gpus(fit(model, plan), plan)
     yield "handed over", ", ".join(f"{each:,} tokens: {_size(handed_over(model, plan, each))}" for each in _lens(model))
 

@@ -53,7 +53,7 @@ def members(replicas: Sequence[str], trust: Trust) -> list[Instance]:
             if isinstance(answer, str):
                 problems.append(answer)
             else:
-                view.apply(WatchStream(number).take(answer), now_s=0.0)
+                view.apply(WatchStream(number).receive(answer), now_s=0.0)
     if len(problems) == len(replicas):
         advice = "--bootstrap (or DIPTYCH_BOOTSTRAP) says where it is, `diptych up` starts a platform"
         raise ConfigError(f"can't ask bootstrap at {', nor at '.join(problems)}; {advice}")

@@ -66,7 +66,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ProcessSample:
     """What is seen of a process at one look."""
 
     now_s: float
@@ -82,25 +82,25 @@ class Watch:
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
-        self._last: Sight | None = None
+        self._last: ProcessSample | None = None
         self._silent_s = 0.0
 
-    def look(self, sight: Sight) -> str:
+    def look(self, sample: ProcessSample) -> str:
         """Return why the process must be ended; empty: it may go on."""
-        self._silent_s = self._silence(sight)
-        self._last = sight
+        self._silent_s = self._silence(sample)
+        self._last = sample
         if self._silent_s > self._bounds.patience_s + BEAT_S:
             return f"it froze: its event loop has not come round for {self._silent_s:.1f} s"
-        if 0 < self._bounds.memory_bytes < sight.memory_bytes:
-            return f"it reached its memory limit of {_mib(self._bounds.memory_bytes)} with {_mib(sight.memory_bytes)}"
+        if 0 < self._bounds.memory_bytes < sample.memory_bytes:
+            return f"it reached its memory limit of {_mib(self._bounds.memory_bytes)} with {_mib(sample.memory_bytes)}"
         return ""
 
-    def _silence(self, sight: Sight) -> float:
+    def _silence(self, sample: ProcessSample) -> float:
         last = self._last
-        if last is None or sight.beat_s is None or sight.beat_s != last.beat_s or sight.is_traced:
+        if last is None or sample.beat_s is None or sample.beat_s != last.beat_s or sample.is_traced:
             return 0.0
-        passed_s = min(sight.now_s - last.now_s, LOOK_S)
-        return self._silent_s + (min(passed_s, sight.cpu_s - last.cpu_s) if sight.wants_cpu else passed_s)
+        passed_s = min(sample.now_s - last.now_s, LOOK_S)
+        return self._silent_s + (min(passed_s, sample.cpu_s - last.cpu_s) if sample.wants_cpu else passed_s)
 
 
 def _mib(num_bytes: int) -> str:

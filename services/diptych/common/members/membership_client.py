@@ -96,17 +96,17 @@ class MembershipWatcher:
         replica = next(self._numbers)
         link = _Link(address, self._trust, "watching", on_lost=lambda: self._apply(Lost(replica)))
         try:
-            await link.run(lambda stub: self._take_updates(replica, stub, link))
+            await link.run(lambda stub: self._receive_updates(replica, stub, link))
         finally:
             self._apply(Lost(replica))  # it is no replica any more
 
-    async def _take_updates(self, replica: int, stub: BootstrapStub, link: _Link) -> None:
+    async def _receive_updates(self, replica: int, stub: BootstrapStub, link: _Link) -> None:
         stream, request = WatchStream(replica), WatchRequest(without_loads=self._without_loads)
         async with asyncio.timeout(None) as patience:
             async for update in stub.Watch(request, metadata=self._shown):
                 link.established()
                 try:
-                    self._apply(stream.take(update))
+                    self._apply(stream.receive(update))
                 except Gap:
                     return
                 if stream.patience_s is not None:

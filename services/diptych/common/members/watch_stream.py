@@ -25,7 +25,7 @@ class WatchStream:
         self._revision: int | None = None
         self._records: dict[int, Record[Instance]] = {}  # each as last reported on this stream
 
-    def take(self, update: WatchUpdate) -> Snapshot[Instance] | Update[Instance]:
+    def receive(self, update: WatchUpdate) -> Snapshot[Instance] | Update[Instance]:
         """Return what an update says. Raises `Gap`."""
         follows = self._revision is not None and update.revision == self._revision + 1
         if not update.snapshot and not follows:

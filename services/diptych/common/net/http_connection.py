@@ -118,7 +118,7 @@ class HttpConnection(HttpToolsProtocol):
             self._room -= len(data)
             super().data_received(data)
         else:
-            self._take_parts(memoryview(data))
+            self._feed_in_parts(memoryview(data))
         if self._is_deaf:
             return
         if self.cycle is not None and not self.cycle.response_complete:
@@ -126,7 +126,7 @@ class HttpConnection(HttpToolsProtocol):
         elif self._too_late is None:
             self._too_late = self.loop.call_later(self.stall_s, self._give_up)
 
-    def _take_parts(self, data: memoryview) -> None:
+    def _feed_in_parts(self, data: memoryview) -> None:
         """Read as much at a time as there is room for: content among it makes new room."""
         begin = 0
         while begin < len(data) and not self._is_deaf:

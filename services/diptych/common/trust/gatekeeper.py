@@ -53,22 +53,22 @@ class Strangers:
 
     def __init__(self, num_places: int = NUM_PLACES) -> None:
         self._num_places = num_places
-        self._taken: dict[Place, None] = {}  # oldest first
+        self._occupied: dict[Place, None] = {}  # oldest first
 
     @contextlib.contextmanager
     def place(self, end: Callable[[], object]) -> Generator[Place, None, None]:
         """Hold a place, until a newcomer takes it: then `end` is called."""
-        if len(self._taken) >= self._num_places:
-            self._displace(next(iter(self._taken)))
+        if len(self._occupied) >= self._num_places:
+            self._displace(next(iter(self._occupied)))
         place = Place(end)
-        self._taken[place] = None
+        self._occupied[place] = None
         try:
             yield place
         finally:
-            self._taken.pop(place, None)
+            self._occupied.pop(place, None)
 
     def _displace(self, place: Place) -> None:
-        del self._taken[place]
+        del self._occupied[place]
         place.is_lost = True
         place.end()
 

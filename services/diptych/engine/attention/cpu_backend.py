@@ -18,7 +18,7 @@ class CpuAttention:
         latent_dim = config.value_dim if config.num_planes == 1 else None
         self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, latent_dim)
         self._kv = kv
-        self._layers = _layers(config, kv, sinks)
+        self._layers = attention_layers(config, kv, sinks)
         self._step: PagedAttention | None = None
 
     def init_forward_metadata(self, batch: StagedBatch) -> None:
@@ -35,7 +35,8 @@ class CpuAttention:
         self._step.decode(qkv, self._layers[layer], out)
 
 
-def _layers(config: ModelConfig, kv: Tensor, sinks: Tensor | None) -> list[AttentionLayer]:
+def attention_layers(config: ModelConfig, kv: Tensor, sinks: Tensor | None = None) -> list[AttentionLayer]:
+    """Return how each layer attends. `sinks`: see `new_sinks`."""
     ropes = rope_tables(config, kv)
     return [
         AttentionLayer(

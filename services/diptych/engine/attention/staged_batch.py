@@ -31,6 +31,7 @@ class StagedBatch:
     seq_lens: Tensor  # int32 [batch_size]
     extend_starts: Tensor  # int32 [batch_size + 1]: first token of each request, and their number
     logits_rows: Tensor  # int64 [num_rows]: tokens whose logits are wanted: those to sample from, then prompt rows
+    state_slots: Tensor | None = None  # int64 [batch_size]: of requests, in recurrent models
 
 
 def stage(batch: ForwardBatch, device: torch.device) -> StagedBatch:
@@ -48,6 +49,7 @@ def stage(batch: ForwardBatch, device: torch.device) -> StagedBatch:
         seq_lens=staged(batch.seq_lens.astype(np.int32)),
         extend_starts=staged(extend_starts(batch)),
         logits_rows=staged(logits_rows(batch)),
+        state_slots=None if batch.states is None else staged(batch.states.slots),
     )
 
 

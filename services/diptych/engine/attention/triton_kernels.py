@@ -71,16 +71,17 @@ class _Sharing:
     @staticmethod
     def of(batch: int, config: ModelConfig, kv: Tensor) -> _Sharing:
         launch = launch_for(config.head_dim, kv.dtype, config.num_heads // config.num_kv_heads, batch)
-        longest, num_sms = _longest(config, kv), _num_sms(kv)
-        shares = num_splits(batch, config.num_kv_heads, longest, num_sms, launch.programs_per_sm, launch.block)
+        longest, at_once = longest_request(config, kv), launch.programs_per_sm
+        shares = num_splits(batch, config.num_kv_heads, longest, num_sms(kv), at_once, launch.block)
         return _Sharing(launch, shares)
 
 
-def _num_sms(kv: Tensor) -> int:
+def num_sms(kv: Tensor) -> int:
+    """Return the multiprocessors where a pool is."""
     return torch.cuda.get_device_properties(kv.device).multi_processor_count if kv.is_cuda else INTERPRETER_SMS
 
 
-def _longest(config: ModelConfig, kv: Tensor) -> int:
+def longest_request(config: ModelConfig, kv: Tensor) -> int:
     """The tokens of a request at most."""
     return min(config.context_len, kv.shape[0] * kv.shape[3])
 
@@ -141,7 +142,7 @@ class LatentKernels:
         self._config = config
         dims = config.value_dim, config.head_dim - config.value_dim
         self._shapes = {dtype: LatentShape(config.num_heads, *dims, kv.shape[3], dtype, kv.dtype) for dtype in DTYPES}
-        self._longest, self._num_sms = _longest(config, kv), _num_sms(kv)
+        self._longest, self._num_sms = longest_request(config, kv), num_sms(kv)
         most = max(self._num_shares(dtype, max(LARGEST_BATCH, len(kv))) for dtype in DTYPES)
         self._workspace = LatentWorkspace.allocate(self._shapes[torch.float32], most, kv.device)
 

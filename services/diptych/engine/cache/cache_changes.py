@@ -51,7 +51,7 @@ class CacheChanges:
         self._stored.clear()
         self._removed.clear()
 
-    def take(self, max_hashes: int | None = None) -> CacheDelta:
+    def pop(self, max_hashes: int | None = None) -> CacheDelta:
         """Return the next part of the news, of at most `max_hashes`, and count it as told."""
         removed = _pop(self._removed, max_hashes)
         stored = _pop(self._stored, None if max_hashes is None else max_hashes - len(removed))

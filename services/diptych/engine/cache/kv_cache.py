@@ -24,9 +24,10 @@ from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
 from diptych.engine.cache.eviction import EvictionPolicy
 from diptych.engine.cache.radix import RadixTree
 from diptych.engine.cache.radix_node import Insertion, Match, Node
+from diptych.engine.cache.snapshots import cuts
 from diptych.engine.cache.tier import Restore, Tier
 from diptych.engine.values.core_report import Holders
-from diptych.engine.values.request import Request
+from diptych.engine.values.request import NO_PAGES, Request, Snapshot
 from diptych.kvtransfer.ownership import PagePool, Pages
 
 
@@ -43,7 +44,9 @@ class KvCache:
         eviction_policy: EvictionPolicy = "lru",
         tiers: Sequence[Tier] = (),
         changes: CacheChanges = NO_CHANGES,
+        pages_per_state: int = 0,
     ) -> None:
+        """`pages_per_state`: of recurrent layers; 0: there are none."""
         self.page_size = page_size
         self.changes = changes  # of the set of cached pages
         self.pool = PagePool(num_pages)
@@ -56,7 +59,8 @@ class KvCache:
         self._restores: dict[int, tuple[Restore, Node]] = {}  # on their way, by number, with their last nodes
         self._num_restores = 0  # begun since start: numbers them
         self._duplicates: list[Pages] = []  # of shared pages, still read by steps or transfers
-        width = min(self.pages_for(max_tokens_per_request), self.pool.capacity)
+        self.pages_per_state = pages_per_state
+        width = min(self.pages_for(max_tokens_per_request), self.pool.capacity - pages_per_state)
         self.page_table: I32 = np.zeros((max_requests, width), dtype=np.int32)
         self._free_rows = list(range(max_requests - 1, -1, -1))
 
@@ -99,11 +103,15 @@ class KvCache:
 
     def owned_pages(self, request: Request) -> Pages:
         assert request.node is not None
-        return self.pages_of(request)[request.node.end :]
+        pages = self.pages_of(request)[request.node.end :]
+        return np.concatenate([pages, *(each.pages for each in request.snapshots)]) if request.snapshots else pages
 
     def cached_len(self, request: Request) -> int:
-        """How many tokens of the request the cache has now, in all levels. Counts as no use."""
-        return self.tree.peek(request.tokens[: request.matchable_len], request.extra_key)
+        """How many tokens of the request need not be computed now, in all levels. Counts as no use."""
+        tokens = request.tokens[: request.matchable_len]
+        if self._begins_with_state(request):
+            return self.tree.peek_state(tokens[: request.num_tokens - 1], request.extra_key)
+        return self.tree.peek(tokens, request.extra_key)
 
     def admit(self, request: Request, *, spare_pages: int = 0, spare_rows: int = 0) -> bool:
         """Match and lock the longest cached prefix and take pages for all its tokens.
@@ -114,20 +122,23 @@ class KvCache:
         request.restore = None
         if len(self._free_rows) <= spare_rows:
             return False
-        match = self._match(request.tokens[: request.matchable_len], request.extra_key)
+        match = self._match(request)
         if match.restore is not None:
             request.restore = match.restore
             return False
         self.tree.lock(match.node)
-        need = self.pages_for(request.num_tokens) - len(match.pages)
+        num_state_pages = self.pages_per_state if request.state_len else 0
+        need = self.pages_for(request.num_tokens) - len(match.pages) + num_state_pages
         if need + spare_pages > self.num_available:
             self.tree.unlock(match.node)
             return False
-        pages = self._take(need)
+        pages = self._allocate(need)
+        pages, state = pages[: need - num_state_pages], pages[need - num_state_pages :]
         if match.lower_nodes:
             request.restore = self._restore(match, pages)
         if request.restore is None:
             self._fill_row(request, match, pages)
+            self._begin_state(request, match, state)
         return request.restore is None
 
     def finish_restore(self, number: int, error: str | None) -> None:
@@ -149,7 +160,7 @@ class KvCache:
             return True
         if need > self.num_available:
             return False
-        self._append(request, self._take(need))
+        self._append(request, self._allocate(need))
         return True
 
     def grow_each(self, requests: Sequence[Request]) -> bool:
@@ -157,7 +168,7 @@ class KvCache:
         if len(requests) > self.num_available:
             return False
         if requests:
-            for request, page in zip(requests, self._take(len(requests)).tolist(), strict=True):
+            for request, page in zip(requests, self._allocate(len(requests)).tolist(), strict=True):
                 self.page_table[request.row, request.num_pages] = page
                 request.num_pages += 1
         return True
@@ -172,6 +183,7 @@ class KvCache:
         start = request.node.end
         insertion = self._hand_over(request, num_tokens)
         self.page_table[request.row, start : insertion.node.end] = insertion.pages
+        self._keep_snapshots(request, insertion.node, num_tokens)
         self.tree.lock(insertion.node)
         self.tree.unlock(request.node)
         request.node = insertion.node
@@ -195,12 +207,34 @@ class KvCache:
             self._duplicates = [each for each in self._duplicates if each is not pages]
             self.pool.release(pages)
 
+    def begin_snapshot(self, request: Request, num_tokens: int) -> None:
+        """Give the request pages for its state after so many tokens, if there are some: none run short for it."""
+        if self.pages_per_state <= self.num_available:
+            request.snapshots.append(Snapshot(num_tokens, self._allocate(self.pages_per_state)))
+
+    def begin_from_import(self, request: Request) -> None:
+        """The request goes on from the state that a peer has written, and that is verified."""
+        request.state_len = 0
+        if self.pages_per_state:
+            request.state_from = request.snapshots[-1].pages
+
+    def read_state(self, request: Request) -> Pages:
+        """The step that is launched next reads the state that a peer wrote into pages of the request's own.
+
+        Return those: to be given to `release_duplicates` when it has run.
+        """
+        pages = request.snapshots.pop().pages
+        self._duplicates.append(pages)
+        return pages
+
     def retire(self, request: Request) -> None:
         """Give the request's pages back, keeping what is computed as a cached prefix."""
         insertion = self._hand_over(request, request.computed_len)
         self.tree.use(insertion.node)
         self.pool.release(insertion.duplicate)
         self.pool.release(self.pages_of(request)[insertion.node.end :].copy())
+        for snapshot in request.snapshots:
+            self.pool.release(snapshot.pages)
         self._detach(request)
 
     def drop(self, request: Request) -> None:
@@ -245,10 +279,17 @@ class KvCache:
         start, end = request.node.end, max(request.node.end, num_tokens // self.page_size)
         pages, tokens = self.pages_of(request)[start:end], request.tokens[: end * self.page_size]
         insertion = self.tree.extend(request.node, tokens, pages, request.extra_key)
-        self.pool.cache(insertion.taken)
+        self.pool.cache(insertion.adopted)
         return insertion
 
-    def _match(self, tokens: I64, extra_key: bytes) -> Match:
+    def _begins_with_state(self, request: Request) -> bool:
+        """Whether the request is computed here, by layers that must be given a state; else a peer sends that, too."""
+        return bool(self.pages_per_state) and not (request.is_imported and request.state_len)
+
+    def _match(self, request: Request) -> Match:
+        tokens, extra_key = request.tokens[: request.matchable_len], request.extra_key
+        if self._begins_with_state(request):
+            return self.tree.match_state(tokens[: request.num_tokens - 1], extra_key)
         match = self.tree.match(tokens, extra_key)
         if self._shared and self._find(match.node, tokens, extra_key):
             match = self.tree.match(tokens, extra_key)
@@ -274,6 +315,26 @@ class KvCache:
         request.cached_len = match.num_tokens + match.num_lower_pages * self.page_size
         request.computed_len = min(request.cached_len, request.num_tokens - 1)
 
+    def _begin_state(self, request: Request, match: Match, pages: Pages) -> None:
+        """Say where the state of an admitted request comes from, and where copies of it are made."""
+        if len(pages):
+            request.snapshots.append(Snapshot(request.state_len, pages))
+        if self._begins_with_state(request):
+            request.state_from = NO_PAGES if match.state is None else match.state
+            known = self.tree.peek(request.tokens[: request.num_tokens - 1], request.extra_key)
+            request.cuts = cuts(request, request.cached_len, known, self.page_size)
+
+    def _keep_snapshots(self, request: Request, node: Node, num_tokens: int) -> None:
+        """Let others begin with the state after the request's first `num_tokens` tokens, the last ones of `node`."""
+        done = [each for each in request.snapshots if each.num_tokens <= num_tokens and each.num_tokens in request.cuts]
+        for snapshot in done:
+            request.snapshots.remove(snapshot)
+            if node.end * self.page_size == snapshot.num_tokens and node.state is None:
+                self.tree.keep_state(node, snapshot.pages)
+                self.pool.cache(snapshot.pages)
+            else:
+                self.pool.release(snapshot.pages)
+
     def _restore(self, match: Match, pages: Pages) -> Restore | None:
         """Bring what tiers have of a locked match back, into the first of `pages`, which were taken for it.
 
@@ -298,8 +359,8 @@ class KvCache:
     def _expect(self, restore: Restore, nodes: Sequence[Node]) -> None:
         self._restores[restore.number] = restore, self.tree.expect(nodes, restore)
 
-    def _take(self, count: int) -> Pages:
-        """Take `count` of the available pages, evicting what is needed."""
+    def _allocate(self, count: int) -> Pages:
+        """Allocate `count` of the available pages, evicting what is needed."""
         shortage = count - self.pool.num_free
         if shortage > 0:
             self._evict(shortage)
@@ -327,6 +388,8 @@ class KvCache:
         self._free_rows.append(request.row)
         request.node, request.row, request.num_pages = None, -1, 0
         request.computed_len = request.cached_len = 0
+        request.state_from, request.cuts = None, ()
+        request.snapshots.clear()
 
     def _sweep(self) -> None:
         if self.tree.has_withdrawn:

@@ -44,12 +44,12 @@ class KvFeed:
         self._changes.remove(delta.removed)
         self._changes.store(delta.stored)
 
-    def take(self, max_hashes: int = MAX_HASHES) -> KvMessage | None:
+    def pop(self, max_hashes: int = MAX_HASHES) -> KvMessage | None:
         """Return the next message; None when the listener knows everything."""
         if self._changes.is_empty and not self._announced:
             return None
         self._sequence += 1
-        delta = self._changes.take(max_hashes)
+        delta = self._changes.pop(max_hashes)
         self._announced = not self._changes.is_empty
         return KvMessage(self._sequence, delta, more=self._announced)
 

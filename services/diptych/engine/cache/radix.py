@@ -93,6 +93,31 @@ class RadixTree:
             node = child
         return start
 
+    def match_state(self, token_ids: I64, extra_key: bytes = b"") -> Match:
+        """Find the longest cached prefix of whole pages behind which a state is cached, and note that it is wanted."""
+        path = self._walk(self._root, token_ids, extra_key)
+        while len(path) > 1 and path[-1].state is None:
+            path.pop()
+        self._touch(path[-1])
+        pages = _joined(node.pages for node in path)
+        return Match(path[-1], pages, len(pages) * self._page_size, state=path[-1].state)
+
+    def peek_state(self, token_ids: I64, extra_key: bytes = b"") -> int:
+        """Return how many tokens `match_state` would find, and change nothing."""
+        end = self.peek(token_ids, extra_key)
+        found, node = 0, self._root
+        while (node.end * self._page_size) < end:
+            node = node.children[self._key(token_ids, node.end * self._page_size, extra_key)]
+            if node.state is not None and node.end * self._page_size <= end:
+                found = node.end * self._page_size
+        return found
+
+    def keep_state(self, node: Node, pages: Pages) -> None:
+        """Add the state after the last token of `node`, which has none."""
+        node.state = pages
+        self._num_pages += len(pages)
+        self._num_evictable += len(pages) if node.num_locks == 0 else 0
+
     def insert(self, token_ids: I64, pages: Pages, extra_key: bytes = b"") -> Insertion:
         """Add the pages that hold the KV of `token_ids`, and count a use of the prefix.
 
@@ -114,15 +139,15 @@ class RadixTree:
             path = [step for step in path if step.level == POOL and step.restore is None]
             pages = pages[: path[-1].end - node.end]
         known = _pool_pages(path[1:])
-        given, taken = pages[: len(known)], pages[len(known) :].copy()
+        given, adopted = pages[: len(known)], pages[len(known) :].copy()
         lower_nodes = [node for node in path if node.level != POOL]
         num_lower_pages = sum(len(node.pages) for node in lower_nodes)
-        self.promote(lower_nodes, taken[:num_lower_pages])
+        self.promote(lower_nodes, adopted[:num_lower_pages])
         end = path[-1]
-        if num_lower_pages < len(taken):
-            end = self._append(end, token_ids, extra_key, taken[num_lower_pages:])
+        if num_lower_pages < len(adopted):
+            end = self._append(end, token_ids, extra_key, adopted[num_lower_pages:])
         self._touch(end)
-        return Insertion(end, np.concatenate([known, taken]), taken, duplicate=given[given != known])
+        return Insertion(end, np.concatenate([known, adopted]), adopted, duplicate=given[given != known])
 
     def use(self, node: Node) -> None:
         """Count a use of the prefix that ends at `node`."""
@@ -210,8 +235,8 @@ class RadixTree:
         if node.parent is None and node is not self._root:
             raise InvalidTransition("lock of an evicted node")
         for step in node.path():
-            if step.num_locks == 0 and step.level == POOL:
-                self._num_evictable -= len(step.pages)
+            if step.num_locks == 0:
+                self._num_evictable -= step.num_held
             step.num_locks += 1
 
     def unlock(self, node: Node) -> None:
@@ -223,17 +248,18 @@ class RadixTree:
             if step.num_locks == 0:
                 self._ranking.touch(step)
                 self._queues[step.level].add(step)
-                self._num_evictable += len(step.pages) if step.level == POOL else 0
+                self._num_evictable += step.num_held
 
     def evict(self, num_pages: int) -> Eviction:
         """Give up the `num_pages` lowest ranking pages of the pool, or all unlocked ones if fewer."""
         evicted: list[Pages] = []
         saves: list[Save] = []
         while num_pages > 0 and (node := self._pop(POOL, num_pages)):
-            evicted.append(node.pages)
-            num_pages -= len(node.pages)
-            self._num_pages -= len(node.pages)
-            self._num_evictable -= len(node.pages)
+            evicted.append(node.held)
+            num_pages -= node.num_held
+            self._num_pages -= node.num_held
+            self._num_evictable -= node.num_held
+            node.state = None
             self._ranking.note_eviction(node)
             self._demote(node, saves)
         return Eviction(_joined(evicted), _merged(saves))
@@ -247,7 +273,7 @@ class RadixTree:
 
     def pages(self) -> Pages:
         """Return every page of the pool that is in the tree."""
-        return _pool_pages(self._root.below())
+        return _held(self._root.below())
 
     def hashes(self) -> list[int]:
         """Return the hash of every page of the tree, in all levels."""
@@ -356,7 +382,7 @@ class RadixTree:
 
     def _uncounted(self, gone: Iterable[Node]) -> Pages:
         """Return the pages of the pool of nodes that are removed, and count them no more."""
-        pages = _pool_pages(gone)
+        pages = _held(gone)
         self._num_pages -= len(pages)
         self._num_evictable -= len(pages)
         return pages
@@ -378,6 +404,10 @@ class RadixTree:
 
 def _pool_pages(nodes: Iterable[Node]) -> Pages:
     return _joined(node.pages for node in nodes if node.level == POOL)
+
+
+def _held(nodes: Iterable[Node]) -> Pages:
+    return _joined(node.held for node in nodes)
 
 
 def _merged(saves: Sequence[Save]) -> tuple[Save, ...]:

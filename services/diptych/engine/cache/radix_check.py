@@ -11,13 +11,12 @@ from diptych.engine.cache.tier import POOL, Books
 
 def counts(nodes: Sequence[Node], num_pages: int, num_evictable: int) -> Iterator[str]:
     """The pages of the pool: none twice, and as many as are counted."""
-    on_device = [node for node in nodes if node.level == POOL]
-    pages = [page for node in on_device for page in node.pages.tolist()]
+    pages = [page for node in nodes for page in node.held.tolist()]
     if len(set(pages)) < len(pages):
         yield "a page is in two places"
     if len(pages) != num_pages:
         yield f"{len(pages)} pages are counted as {num_pages}"
-    unlocked = sum(len(node.pages) for node in on_device if node.num_locks == 0)
+    unlocked = sum(node.num_held for node in nodes if node.num_locks == 0)
     if unlocked != num_evictable:
         yield f"{unlocked} evictable pages are counted as {num_evictable}"
 

@@ -39,10 +39,21 @@ class Node:
     num_locks: int = 0  # of this node and every node below it
     num_uses: int = 0  # requests that made or reused it
     rank: Rank = (0, 0, 0)  # in the order of eviction: see `eviction`
+    state: Pages | None = None  # of the pool: the state of recurrent layers after its last token
     is_withdrawn: bool = False  # nobody finds it any more; those who have locked it keep it
 
     def __repr__(self) -> str:
         return f"Node(level={self.level} pages={self.pages.tolist()}, num_locks={self.num_locks})"
+
+    @property
+    def held(self) -> Pages:
+        """All pages of the pool that it has, of tokens and of a state."""
+        pages = self.pages if self.level == POOL else self.pages[:0]
+        return pages if self.state is None else np.concatenate([pages, self.state])
+
+    @property
+    def num_held(self) -> int:
+        return (len(self.pages) if self.level == POOL else 0) + (0 if self.state is None else len(self.state))
 
     def path(self) -> Iterator[Node]:
         """Yield this node and the nodes above it, without the root."""
@@ -92,6 +103,7 @@ class Match:
     num_tokens: int  # of `pages`; a multiple of the page size
     restore: Restore | None = None  # brings what continues the prefix, and is not over
     lower_nodes: tuple[Node, ...] = ()  # continue it further, in tiers: `promote` and `expect` bring them back
+    state: Pages | None = None  # after these tokens; None: it was not asked for, or there are no tokens
 
     @property
     def num_lower_pages(self) -> int:
@@ -104,7 +116,7 @@ class Insertion:
 
     node: Node
     pages: Pages  # the tree's, for all the tokens that were inserted
-    taken: Pages  # those of them that were the caller's
+    adopted: Pages  # those of them that were the caller's
     duplicate: Pages  # the caller's still: the tree has other pages for these positions
 
 

@@ -117,11 +117,11 @@ class WorkerAdminService(admin_pb2_grpc.WorkerAdminServicer):
 
     async def LoadLora(self, request: admin_pb2.LoadLoraRequest, context: Context) -> admin_pb2.LoadLoraResponse:
         group = await self._service.find(name_of(request.instance_id), context)
-        return (await _answer(context, group.questions.administer(AdminCommand(load_lora=request)))).load_lora
+        return (await _answer(context, group.queries.administer(AdminCommand(load_lora=request)))).load_lora
 
     async def UnloadLora(self, request: admin_pb2.UnloadLoraRequest, context: Context) -> admin_pb2.UnloadLoraResponse:
         group = await self._service.find(name_of(request.instance_id), context)
-        return (await _answer(context, group.questions.administer(AdminCommand(unload_lora=request)))).unload_lora
+        return (await _answer(context, group.queries.administer(AdminCommand(unload_lora=request)))).unload_lora
 
     async def ListLoras(self, request: admin_pb2.ListLorasRequest, context: Context) -> admin_pb2.ListLorasResponse:
         group = await self._service.find(name_of(request.instance_id), context)
@@ -159,7 +159,7 @@ async def update_weights(group: WorkerGroup, model: str, drain_s: float) -> Upda
     if group.updating.locked():
         raise Unavailable("another update is under way")
     async with group.updating:
-        await group.questions.administer(AdminCommand(prepare_weights=PrepareWeights(model=model)))
+        await group.queries.administer(AdminCommand(prepare_weights=PrepareWeights(model=model)))
         result = await _replace(group, drain_s)
     return UpdateWeightsResponse(
         model_id=result.model_id, previous_model_id=result.previous_model_id, previous_model=result.previous_model
@@ -173,7 +173,7 @@ async def _replace(group: WorkerGroup, drain_s: float) -> SwitchWeightsResult:
         group.rename(result.model_id, result.terms)
     except DiptychError as error:
         logger.error("the old weights stay: %s", error)
-        await group.questions.administer(AdminCommand(drop_weights=DropWeights()))
+        await group.queries.administer(AdminCommand(drop_weights=DropWeights()))
         raise
     finally:
         group.departure.resume()
@@ -184,7 +184,7 @@ async def _switch(group: WorkerGroup) -> SwitchWeightsResult:
     """Switch as soon as no request holds KV: an aborted one may still be in a transfer."""
     for _ in range(NUM_TRIES):
         try:
-            return (await group.questions.administer(AdminCommand(switch_weights=SwitchWeights()))).switch_weights
+            return (await group.queries.administer(AdminCommand(switch_weights=SwitchWeights()))).switch_weights
         except Unavailable:
             await asyncio.sleep(RETRY_S)
     raise Unavailable(f"aborted requests still hold KV after {NUM_TRIES * RETRY_S:g} s")

@@ -16,7 +16,7 @@ from typing import Final
 from diptych.common.drain.drain import Phase
 from diptych.common.drain.draining import Draining, Work
 from diptych.common.errors import Unavailable
-from diptych.engine.frontend.scheduler_client import Commands, Questions
+from diptych.engine.frontend.scheduler_client import Commands, PendingQueries
 from diptych.engine.frontend.sessions import Sessions
 from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
 
@@ -88,10 +88,10 @@ class Departure:
 class OpenWork:
     """Implements `diptych.common.drain.draining.Work` for a scheduler group."""
 
-    def __init__(self, sessions: Sessions, scheduler: Commands, questions: Questions) -> None:
+    def __init__(self, sessions: Sessions, scheduler: Commands, queries: PendingQueries) -> None:
         self._sessions = sessions
         self._scheduler = scheduler
-        self._questions = questions
+        self._queries = queries
 
     @property
     def num_left(self) -> int:
@@ -104,11 +104,11 @@ class OpenWork:
     async def wait_until_none(self) -> None:
         """Raises `SchedulerDied`."""
         await self._sessions.idle.wait()
-        status = await self._questions.status()
+        status = await self._queries.status()
         try:
             while status.open_rooms:
                 await asyncio.sleep(ASK_AGAIN_S)
-                status = await self._questions.status()
+                status = await self._queries.status()
         except asyncio.CancelledError:
             logger.warning("%d rooms still hold KV after their answer", status.open_rooms)
             raise

@@ -16,10 +16,10 @@ from diptych.common.members.membership import State
 from diptych.common.members.roles import WORKER_ROLES, Role
 from diptych.common.members.terms import terms_of
 from diptych.engine.frontend.departure import Departure, OpenWork
-from diptych.engine.frontend.health import Pulse
+from diptych.engine.frontend.health import SchedulerLiveness
 from diptych.engine.frontend.peers import Peers
 from diptych.engine.frontend.probes import InstanceFacts, Readiness
-from diptych.engine.frontend.scheduler_client import Questions, SchedulerClient, SchedulerDied
+from diptych.engine.frontend.scheduler_client import PendingQueries, SchedulerClient, SchedulerDied
 from diptych.engine.frontend.sessions import Session, Sessions, hide_link_key
 from diptych.engine.frontend.text_legs import TextLegs
 from diptych.engine.frontend.tokenizer_manager import TokenizerManager
@@ -44,32 +44,32 @@ class WorkerGroup:
         release_s: float,
     ) -> None:
         self.scheduler = scheduler
-        self.pulse = Pulse(scheduler, stall_s)
+        self.liveness = SchedulerLiveness(scheduler, stall_s)
         self.instance_id, self.dp_rank = instance.instance_id, instance.dp_rank
         self._instance = instance
         self._readiness = Readiness(instance)
         self._max_requests = self._max_step_tokens = 0  # what the scheduler found right; 0: it has not loaded
         self._on_news = on_news  # called when others should hear of the record at once
         self._sessions = sessions
-        self.peers = Peers(instance, scheduler, self._take_peers)
+        self.peers = Peers(instance, scheduler, self._on_peers)
         self._ready_news = asyncio.Event()
         self.updating = asyncio.Lock()  # held while the weights or the role change
         self._death: asyncio.Future[SchedulerDied] = asyncio.get_running_loop().create_future()
-        self.questions = Questions(scheduler, self._death)
+        self.queries = PendingQueries(scheduler, self._death)
         self._legs = TextLegs(scheduler, prompts, sessions.deliver, lambda: instance.context_len)
-        work = OpenWork(sessions, self._legs, self.questions)
+        work = OpenWork(sessions, self._legs, self.queries)
         self.departure = Departure(work, sessions, instance, self._tell, release_s)
         self._handlers: Mapping[str, Callable[[Any], None]] = {  # by field, in the order in which they act
-            "outputs": self._take_outputs,
-            "pong": self.pulse.take,
-            "load": self._take_load,
-            "link_news": self._take_link_news,
+            "outputs": self._on_outputs,
+            "pong": self.liveness.on_pong,
+            "load": self._on_load,
+            "link_news": self._on_link_news,
             "kv_events": sessions.tell_kv,
-            "status": self.questions.on_status,
-            "status_answers": self.questions.on_status_answers,
-            "admin_answers": self.questions.on_admin_answers,
-            "context_len": self._take_context_len,
-            "loras": self._take_loras,
+            "status": self.queries.on_status,
+            "status_answers": self.queries.on_status_answers,
+            "admin_answers": self.queries.on_admin_answers,
+            "context_len": self._on_context_len,
+            "loras": self._on_loras,
         }
 
     def __str__(self) -> str:
@@ -109,7 +109,7 @@ class WorkerGroup:
         """Wait until the model is loaded, then tell others how to reach us. Raises `SchedulerDied`."""
         ready = await self.scheduler.ready()
         self._set_terms(ready.terms)
-        self._take_context_len(ready.context_len)
+        self._on_context_len(ready.context_len)
         self._instance.transfer.CopyFrom(ready.transfer)
         self._instance.loras.extend(ready.loras.adapters)
         self._max_requests, self._max_step_tokens = ready.max_requests, ready.max_step_tokens
@@ -121,7 +121,7 @@ class WorkerGroup:
         """Pass on what the scheduler says, for ever. Raises `SchedulerDied`."""
         try:
             async for events in self.scheduler.events():
-                self._take(events)
+                self._on_events(events)
         except SchedulerDied as death:
             self._death.set_result(death)
             raise
@@ -141,12 +141,12 @@ class WorkerGroup:
     async def serve(self, role: Role) -> None:
         """Serve a role from now on. Nothing may be open. Raises `SchedulerDied`."""
         await self.scheduler.send(engine_pb2.SchedulerCommands(role=role.wire))
-        await self.questions.status()  # answered behind it
+        await self.queries.status()  # answered behind it
         self._instance.role = role.wire
         self._sessions.role = role
         self._ready_news.clear()
         self._readiness.role_changed()
-        self._take_peers()
+        self._on_peers()
         self.peers.look_again()
 
     async def wait_for_link(self, timeout_s: float) -> str:
@@ -164,18 +164,18 @@ class WorkerGroup:
         reader = asyncio.create_task(self._read(session, batches))
         try:
             while not reader.done():
-                take = asyncio.ensure_future(session.take())
+                batch = asyncio.ensure_future(session.next_batch())
                 try:
-                    ends = (take, reader, self._death, self.pulse.silence)
+                    ends = (batch, reader, self._death, self.liveness.silence)
                     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    take.cancel()  # does nothing once it is done
-                if take.done():
-                    yield take.result()
+                    batch.cancel()  # does nothing once it is done
+                if batch.done():
+                    yield batch.result()
                 elif self._death.done():
                     raise self._death.result()
-                elif self.pulse.silence.done():
-                    raise self.pulse.silence.result()
+                elif self.liveness.silence.done():
+                    raise self.liveness.silence.result()
             await reader
         finally:
             reader.cancel()
@@ -183,7 +183,7 @@ class WorkerGroup:
 
     async def status(self) -> worker_pb2.WorkerStatus:
         """Ask the scheduler. Raises `SchedulerDied`."""
-        status = await self.questions.status()
+        status = await self.queries.status()
         status.instance.CopyFrom(self.describe())
         hide_link_key(status.instance)
         status.max_requests, status.max_step_tokens = self._max_requests, self._max_step_tokens
@@ -210,37 +210,37 @@ class WorkerGroup:
             logger.info("a router session ended with %d open rooms: aborting them", len(rooms))
             await self._legs.send(engine_pb2.SchedulerCommands(abort=rooms))
 
-    def _take(self, events: engine_pb2.SchedulerEvents) -> None:
+    def _on_events(self, events: engine_pb2.SchedulerEvents) -> None:
         for name, value in codec.fields_said(events, self._handlers):
             self._handlers[name](value)
 
-    def _take_outputs(self, outputs: Iterable[worker_pb2.LegOutput]) -> None:
+    def _on_outputs(self, outputs: Iterable[worker_pb2.LegOutput]) -> None:
         self._legs.note(outputs)
         self._sessions.deliver(outputs)
 
-    def _take_link_news(self, news: engine_pb2.LinkNews) -> None:
+    def _on_link_news(self, news: engine_pb2.LinkNews) -> None:
         if self._readiness.failed(news.problem):
             logger.warning("%s is not ready: %s", self, news.problem)
             self._tell()
 
-    def _take_context_len(self, context_len: int) -> None:
+    def _on_context_len(self, context_len: int) -> None:
         self._instance.context_len = self._sessions.context_len = context_len
 
-    def _take_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
+    def _on_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
         links_changed = load.linked_instances != self._sessions.load.linked_instances
         self._sessions.set_load(load)
         if links_changed:
-            self._take_links()
+            self._on_links()
             self._tell()
 
-    def _take_links(self) -> None:
+    def _on_links(self) -> None:
         if self._readiness.is_pending:
             linked = self._sessions.load.linked_instances
             self._note_ready(self._readiness.linked(self.peers.num_among(linked)))
 
-    def _take_peers(self) -> None:
+    def _on_peers(self) -> None:
         """Members have come, gone or changed."""
-        self._take_links()
+        self._on_links()
         if self._readiness.is_pending:
             self._note_ready(self._readiness.knows_peers(self.peers.num_known))
 
@@ -250,7 +250,7 @@ class WorkerGroup:
             self._ready_news.set()
             self._tell()
 
-    def _take_loras(self, loras: engine_pb2.LoraSet) -> None:
+    def _on_loras(self, loras: engine_pb2.LoraSet) -> None:
         del self._instance.loras[:]
         self._instance.loras.extend(loras.adapters)
         self._tell()

@@ -1,8 +1,8 @@
 """The probes of a worker process: gathers the facts, whatever thread asks, and has `probes` judge them.
 
-`Pulse` notices a scheduler that is there but does not answer: its process was stopped, or it hangs. Rule: a long step
-is no silence, as long as it is shorter than `stall_s`. A scheduler that is called silent may answer later; until then
-routers should have its requests done elsewhere.
+`SchedulerLiveness` notices a scheduler that is there but does not answer: its process was stopped, or it hangs. Rule: a
+long step is no silence, as long as it is shorter than `stall_s`. A scheduler that is called silent may answer later;
+until then routers should have its requests done elsewhere.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Scheduler(Commands, Protocol):
     def pids(self) -> tuple[int, ...]: ...
 
 
-class Pulse:
+class SchedulerLiveness:
     """Pings a scheduler. `silence` is done while it does not answer, and a new future once it does."""
 
     def __init__(self, scheduler: Scheduler, stall_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,8 +67,8 @@ class Pulse:
             logger.error("the scheduler does not answer: %s; its requests are done elsewhere", reason)
             self.silence.set_result(SchedulerSilent(f"the scheduler does not answer: {reason}"))
 
-    def take(self, pong: int) -> None:
-        """Take an answer."""
+    def on_pong(self, pong: int) -> None:
+        """Note an answer."""
         self._answered = pong
         if self.silence.done():
             logger.info("the scheduler answers again")

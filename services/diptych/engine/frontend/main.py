@@ -120,7 +120,7 @@ async def _live(
             background = [tasks.create_task(member.registration.run())]
             if await _until_stopped(group.load(config.kv_require), stop):
                 background.append(tasks.create_task(group.relay()))
-                background.append(tasks.create_task(group.pulse.run()))
+                background.append(tasks.create_task(group.liveness.run()))
                 background.append(tasks.create_task(group.peers.follow(watcher)))
                 background.append(tasks.create_task(group.departure.draining.run()))
                 await group.departure.draining.leave_on(stop, config.drain_s, config.release_s)

@@ -1,7 +1,8 @@
 """The frontend's end of a scheduler: starts its processes, talks to rank 0, and notices when one dies. Asyncio.
 
 Nothing is lost silently: when a process ends, the others are ended too, `events()` ends with `SchedulerDied`, and so
-does every later one; what is sent to a dead scheduler is dropped. `Questions` waits for what the scheduler was asked.
+does every later one; what is sent to a dead scheduler is dropped. `PendingQueries` waits for what the scheduler was
+asked.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ async def _start_process(module: str, config: SchedulerConfig, *descriptors: int
     return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, pass_fds=descriptors)
 
 
-class Questions:
+class PendingQueries:
     """What a scheduler was asked and has not answered yet: its status, and commands of operators.
 
     It must hear of every answer; `death` ends with the scheduler, and so does every wait.

@@ -49,12 +49,12 @@ class Session:
         """There may be something to send in `feed`."""
         self._due.set()
 
-    async def take(self) -> worker_pb2.WorkerBatch:
-        """Wait until something is due and take all of it."""
+    async def next_batch(self) -> worker_pb2.WorkerBatch:
+        """Wait until something is due and return all of it."""
         await self._due.wait()
         self._due.clear()
         batch, self._pending = self._pending, worker_pb2.WorkerBatch()
-        if self.feed is not None and (message := self.feed.take()):
+        if self.feed is not None and (message := self.feed.pop()):
             batch.kv_events.CopyFrom(codec.kv_message_to_wire(message))
             if message.more:
                 self._due.set()

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
+from diptych.architectures.recurrent import DeltaNet
+from diptych.engine.models.cpu_delta_rule import CpuDeltaRule
+from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.matrix import Activate, HeadMatrices, HeadMatricesInTurn, Matrix, Weight
 from diptych.engine.models.ops import Experts, ExpertsInTurn, Gated, GatedInTurn, activate_of
 from diptych.kernels.cpu import elementwise
@@ -42,6 +45,9 @@ class CpuOps:
     ) -> Experts:
         return ExpertsInTurn(gate_up, down, ffn_size, activate, bias)
 
+    def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
+        return CpuDeltaRule(net, weights)
+
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""
 
@@ -51,3 +57,4 @@ class CpuOps:
     gelu_tanh_and_mul = staticmethod(elementwise.gelu_tanh_and_mul)
     clamped_swiglu = staticmethod(elementwise.clamped_swiglu)
     norm_heads = staticmethod(elementwise.norm_heads)
+    mul_sigmoid = staticmethod(elementwise.mul_sigmoid)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,9 +12,10 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch
-from diptych.engine.models.layers.attention import AttentionBlock, Projections
+from diptych.engine.models.layers.attention import AttentionBlock, Projections, StateMixer
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.latent_attention import LatentAttentionBlock
+from diptych.engine.models.layers.mixers import new_mixer
 from diptych.engine.models.layers.mlp import FeedForward, Mlp
 from diptych.engine.models.layers.moe import MoeBlock
 from diptych.engine.models.layers.query_growth import GrowingQueries
@@ -23,11 +25,20 @@ from diptych.engine.models.weights import Weights
 from diptych.engine.values.batch import OnLayer
 
 
+class States(Protocol):
+    """What recurrent layers keep of requests, a slot each."""
+
+    def of(self, layer: int) -> tuple[Tensor, ...]:
+        """Return the parts that `layer` keeps, `[num_slots, ...]` each."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer and the norms around its two blocks."""
 
     attention: Projections
+    mixer: StateMixer | None  # `attention` again, in a recurrent layer
     growth: GrowingQueries | None
     attention_post_norm: Tensor | None  # of what attention adds
     ffn_norm: Tensor | None  # of what goes into the feed-forward network
@@ -48,6 +59,7 @@ class Decoder:
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
         self._input_norm = weights.norm("0.input_norm") if config.pre_norms else None
+        self._places = {layer: place for place, layer in enumerate(config.attention_layers)}
         self._layers = [_layer(config, weights, ops, index) for index in range(config.num_layers)]
 
     def forward(
@@ -56,27 +68,38 @@ class Decoder:
         attention: PhasedAttention,
         on_layer: OnLayer | None = None,
         pieces: Pieces | None = None,
+        states: States | None = None,
     ) -> Tensor:
         """Run the new tokens of `batch`; return the logits `[num_rows, vocab_size]` of its `logits_rows`.
 
         `attention` was told of the batch before. After the last attention only `logits_rows` are computed. All before
-        it goes through `pieces`; without them it is computed at once, in new memory.
+        it goes through `pieces`; without them it is computed at once, in new memory. `states` is that of a model with
+        recurrent layers.
         """
         if pieces is None:
             pieces = Pieces(self.new_buffers(len(batch.input_ids), batch.input_ids.device), at_once)
         buffers = pieces.buffers
         x = pieces.run(lambda: self._begin(batch.input_ids, buffers))
-        qkv, attended = (each[: len(batch.positions)] for each in (buffers.qkv, buffers.attended))
         for index in range(len(self._layers)):
             if index:
                 pieces.run(partial(self._between, index, x, buffers))
-            growth = self._layers[index].growth
-            if growth is not None:
-                growth.apply(qkv, batch.positions)  # to rotate them before or afterwards is the same
-            attention.attend(qkv, index, attended)
+            self._look_back(index, batch, attention, states, buffers.first(len(batch.positions)))
             if on_layer is not None:
                 on_layer(index)
-        return self._last(x[batch.logits_rows], attended[batch.logits_rows])
+        return self._last(x[batch.logits_rows], buffers.picked(batch.logits_rows))
+
+    def _look_back(
+        self, index: int, batch: StagedBatch, attention: PhasedAttention, states: States | None, buffers: Buffers
+    ) -> None:
+        """What a layer makes of each token and of those before it."""
+        layer = self._layers[index]
+        if layer.mixer is not None:
+            assert states is not None
+            layer.mixer.mix(buffers.projected, states.of(index), batch, buffers.mixed)
+            return
+        if layer.growth is not None:
+            layer.growth.apply(buffers.qkv, batch.positions)  # to rotate them before or afterwards is the same
+        attention.attend(buffers.qkv, self._places[index], buffers.attended)
 
     def new_buffers(self, num_tokens: int, device: torch.device) -> Buffers:
         """Return what a step of so many tokens needs for its pieces."""
@@ -97,11 +120,10 @@ class Decoder:
         self._finish(self._layers[index - 1], x, buffers)
         self._layers[index].attention.project_in(buffers)
 
-    def _last(self, x: Tensor, attended: Tensor) -> Tensor:
+    def _last(self, x: Tensor, buffers: Buffers) -> Tensor:
         """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
         if not len(x):
             return x.new_empty(0, self._config.vocab_size)
-        buffers = replace(self.new_buffers(len(x), x.device), attended=attended)
         self._finish(self._layers[-1], x, buffers)
         return self._logits(buffers.normed)
 
@@ -138,8 +160,11 @@ class Decoder:
 
 def _layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Layer:
     next_norm = "norm" if index == config.num_layers - 1 else f"{index + 1}.input_norm"
+    mixer = new_mixer(config, weights, ops, index) if config.is_recurrent(index) else None
+    attention = LatentAttentionBlock if config.latent else AttentionBlock
     return Layer(
-        attention=(LatentAttentionBlock if config.latent else AttentionBlock).build(config, weights, ops, index),
+        attention=mixer or attention.build(config, weights, ops, index),
+        mixer=mixer,
         growth=GrowingQueries.build(config, index, weights.norm("norm").device),
         attention_post_norm=weights.norm(f"{index}.attention_post_norm") if config.post_norms else None,
         ffn_norm=weights.norm(f"{index}.ffn_norm") if config.pre_norms else None,

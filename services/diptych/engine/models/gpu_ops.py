@@ -14,8 +14,11 @@ from torch import Tensor
 
 from diptych.architectures.config import Activation, ClampedSwiglu
 from diptych.architectures.placement import Split
+from diptych.architectures.recurrent import DeltaNet
 from diptych.checkpoints.quantization.weight import QuantizedWeight
+from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.dense import dense
+from diptych.engine.models.gpu_delta_rule import GpuDeltaRule
 from diptych.engine.models.lora import LoraMatrix
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, Weight
 from diptych.engine.models.ops import Experts, Gated, GatedInTurn, activate_of
@@ -93,6 +96,9 @@ class GpuOps:
     ) -> Experts:
         return GroupedExperts([_weight(each) for each in gate_up], [_weight(each) for each in down], activate, bias)
 
+    def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
+        return GpuDeltaRule(net, weights)
+
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""
 
@@ -102,6 +108,7 @@ class GpuOps:
     gelu_tanh_and_mul = staticmethod(activations.gelu_tanh_and_mul)
     clamped_swiglu = staticmethod(activations.clamped_swiglu)
     norm_heads = staticmethod(norms.norm_heads)
+    mul_sigmoid = staticmethod(activations.mul_sigmoid)
 
 
 def _weight(matrix: Matrix) -> Tensor:

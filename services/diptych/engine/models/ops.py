@@ -17,8 +17,11 @@ from torch import Tensor
 
 from diptych.architectures.config import Activation, ClampedSwiglu
 from diptych.architectures.placement import Split
+from diptych.architectures.recurrent import DeltaNet
 from diptych.checkpoints.quantization.weight import QuantizedWeight
+from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights, TorchDeltaRule
 from diptych.engine.models.dense import CPU, dense
+from diptych.engine.models.layers.routing import logistic
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, TorchMatrix, Weight
 
 
@@ -79,6 +82,10 @@ class Ops(Protocol):
         """
         ...
 
+    def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
+        """Take over what a layer with a gated delta rule has beside its matrices."""
+        ...
+
     def all_reduce(self, x: Tensor) -> None:
         """Add up `x` over the ranks, in place, after a matrix that was split by columns."""
         ...
@@ -101,6 +108,10 @@ class Ops(Protocol):
 
     def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
         """Norm each of the `num_heads` queries and of the keys in place; `qkv` is as in `AttentionBackend`."""
+        ...
+
+    def mul_sigmoid(self, x: Tensor, gates: Tensor) -> None:
+        """Multiply `x` by the sigmoid of `gates`, of its shape, in place."""
         ...
 
 
@@ -191,6 +202,9 @@ class TorchOps:
     ) -> Experts:
         return ExpertsInTurn(gate_up, down, ffn_size, activate, bias)
 
+    def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
+        return TorchDeltaRule(net, weights)
+
     def all_reduce(self, x: Tensor) -> None:
         """One rank has it all."""
 
@@ -218,6 +232,9 @@ class TorchOps:
         queries, keys = heads[:, :num_heads], heads[:, num_heads : (heads.shape[1] + num_heads) // 2]
         for states, weight in ((queries, q_weight), (keys, k_weight)):
             states.copy_(weight * _normed(states, eps).to(weight.dtype))
+
+    def mul_sigmoid(self, x: Tensor, gates: Tensor) -> None:
+        x.mul_(logistic(gates.float()).to(x.dtype))
 
 
 def _normed(x: Tensor, eps: float) -> Tensor:

@@ -23,6 +23,7 @@ from diptych.architectures.config import ModelConfig
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.backend import AttentionBackend, GraphAttention, PhasedAttention
 from diptych.engine.attention.cpu_backend import CpuAttention
+from diptych.engine.attention.cpu_sparse_backend import CpuSparseAttention
 from diptych.engine.attention.sparse_attention import SparseAttention
 from diptych.engine.attention.torch_backend import TorchAttention
 from diptych.engine.models.cpu_ops import CpuOps
@@ -110,8 +111,7 @@ def _gpu_ops(dtype: torch.dtype, device: torch.device) -> Ops:
 def _cpu(setting: Setting) -> Made:
     _check_cpu(setting)
     if setting.index_keys is not None:
-        logger.warning("sparse attention has no C kernel yet: torch computes it, token by token, several times slower")
-        return _sparse(setting, setting.index_keys)
+        return CpuSparseAttention(setting.config, setting.kv, setting.index_keys), None
     return CpuAttention(setting.config, setting.kv, setting.sinks), None
 
 
@@ -124,28 +124,35 @@ def _check_cpu(setting: Setting) -> None:
         raise ConfigError(f"attention backend 'cpu' reads no KV of {setting.kv.dtype}; use 'torch'")
     if setting.config.kv_scales and setting.kv.dtype == torch.float8_e4m3fn:
         raise ConfigError("attention backend 'cpu' reads no FP8 with scales, which this model has; use 'torch'")
-    if setting.config.head_dim > MAX_HEAD_DIM:
-        raise ConfigError(f"attention backend 'cpu' has no heads of {setting.config.head_dim}; use 'torch'")
+    indexer = setting.config.indexer
+    widest = max(setting.config.head_dim, 0 if indexer is None else indexer.head_dim)
+    if widest > MAX_HEAD_DIM:
+        raise ConfigError(f"attention backend 'cpu' has no heads of {widest}; use 'torch'")
     library.set_num_threads(setting.num_threads)
 
 
 def _torch(setting: Setting) -> Made:
-    if setting.index_keys is not None:
-        return _sparse(setting, setting.index_keys)
-    return TorchAttention(setting.config, setting.kv, setting.dtype, setting.sinks), None
-
-
-def _sparse(setting: Setting, index_keys: Tensor) -> Made:
+    if setting.index_keys is None:
+        return TorchAttention(setting.config, setting.kv, setting.dtype, setting.sinks), None
     if setting.kv.dtype == torch.float8_e4m3fn:
-        raise ConfigError("sparse attention reads no FP8 KV yet: give --kv-cache-dtype auto, bfloat16 or float32")
-    return SparseAttention(setting.config, setting.kv, index_keys, setting.dtype), None
+        raise ConfigError("attention backend 'torch' reads no FP8 KV in sparse attention; use 'auto', or a wider KV")
+    return SparseAttention(setting.config, setting.kv, setting.index_keys, setting.dtype), None
 
 
 def _triton(setting: Setting) -> Made:
     _check_gpu("triton", setting)
+    if setting.index_keys is not None:
+        return _triton_sparse(setting, setting.index_keys)
     from diptych.engine.attention.triton_backend import TritonAttention
 
     attention = TritonAttention(setting.config, setting.kv, setting.sinks)
+    return attention, attention
+
+
+def _triton_sparse(setting: Setting, index_keys: Tensor) -> Made:
+    from diptych.engine.attention.triton_sparse_backend import TritonSparseAttention
+
+    attention = TritonSparseAttention(setting.config, setting.kv, index_keys)
     return attention, attention
 
 
@@ -175,8 +182,6 @@ def _flashinfer(setting: Setting) -> Made:
 def _check_gpu(name: str, setting: Setting) -> None:
     if not setting.kv.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise ConfigError(f"attention backend {name!r} computes on GPUs; use 'auto' where there is none")
-    if setting.config.indexer is not None:
-        raise ConfigError(f"attention backend {name!r} knows no sparse attention, which this model has; use 'torch'")
     head_dim = setting.config.head_dim
     if setting.config.qk_norm in ("heads", "unweighted") and head_dim & (head_dim - 1):
         raise ConfigError(f"attention backend {name!r} norms no heads of {head_dim}, only powers of 2; use 'torch'")

@@ -26,6 +26,7 @@ from diptych.engine.runner.backends import Backend, Setting, choose
 from diptych.engine.runner.kv_pool import DTYPES, KV_DTYPES, region_views
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.sampling.sampler import Sampler
+from diptych.engine.runner.states import SlotStates
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import OnLayer
 from diptych.engine.values.kv_regions import kv_regions
@@ -41,6 +42,7 @@ class ModelOptions:
     decode_attention_backend: str | None = None  # of steps without prompts; None: as the others
     num_threads: int = 1
     max_loras: int = 0
+    max_requests: int = 1  # that run at once: each has a state, in models with recurrent layers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,18 +55,25 @@ class LoadedModel:
     loras: Loras
     sampler: Sampler
     attention: PhasedAttention
+    states: SlotStates | None  # of recurrent layers
     sinks: Tensor | None  # that `attention` reads
     communicator: Communicator | None
     only_queues: bool  # all but attention, whatever the numbers: a GPU can record it
 
     def on(self, kv: Tensor) -> LoadedModel:
-        """Return the same model on another pool."""
+        """Return the same model on another pool of such pages. States stay where they are."""
         with torch.inference_mode():
-            return replace(self, attention=_choose(self.config, kv, self.options, self.sinks).attention)
+            attention = _choose(self.config.attending, kv, self.options, self.sinks).attention
+            states = self.states.on(kv) if self.states else _new_states(self.config, kv, self.options)
+            return replace(self, attention=attention, states=states)
+
+    def for_requests(self, max_requests: int) -> LoadedModel:
+        """Return the same model, to be put on a pool, for so many requests at once."""
+        return replace(self, options=replace(self.options, max_requests=max_requests), states=None)
 
     def forward(self, batch: StagedBatch, on_layer: OnLayer | None = None, pieces: Pieces | None = None) -> Tensor:
         """Return the logits of `batch.logits_rows`. Attention was told of the batch before, and so were adapters."""
-        return self.decoder.forward(batch, self.attention, on_layer, pieces)
+        return self.decoder.forward(batch, self.attention, on_layer, pieces, self.states)
 
 
 def load_model(
@@ -76,8 +85,8 @@ def load_model(
     dtype = DTYPES[options.dtype]
     with torch.inference_mode():
         part = ModelPart.of(source, communicator)
-        sinks = new_sinks(part.config, kv.device)
-        backend = _choose(part.config, kv, options, sinks)
+        sinks = new_sinks(part.config.attending, kv.device)
+        backend = _choose(part.config.attending, kv, options, sinks)
         ops = part.wrap(backend.ops)
         tensors = part.tensors if options.quantization == "auto" else expanded(part.tensors)
         weights = load(part.config, part.placement, tensors, ops, dtype, kv.device)
@@ -91,10 +100,15 @@ def load_model(
         loras=loras,
         sampler=backend.sampler,
         attention=backend.attention,
+        states=_new_states(part.config, kv, options),
         sinks=sinks,
         communicator=communicator,
         only_queues=backend.only_queues,
     )
+
+
+def _new_states(config: ModelConfig, kv: Tensor, options: ModelOptions) -> SlotStates | None:
+    return SlotStates(config, kv, options.max_requests, options.dtype) if config.recurrent else None
 
 
 def _fill(sinks: Tensor | None, weights: Weights) -> None:

@@ -28,10 +28,10 @@ from diptych.engine.runner.kv_pool import new_kv, region_views
 from diptych.engine.runner.loaded_model import LoadedModel, ModelOptions, load_model
 from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.schedule.step_sizes import Found, choose, usual
+from diptych.engine.schedule.step_sizes import REQUEST_TOKENS, Found, choose, usual
 from diptych.engine.tensor_parallel.communicator import Communicator
 from diptych.engine.values.batch import OnLayer
-from diptych.engine.values.kv_regions import kv_regions
+from diptych.engine.values.kv_regions import kv_regions, state_nbytes
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class ModelLoader:
         given, context_len = self._options.given_sizes, source.config.context_len
         self.chosen = choose(given, lambda: self._found(model), context_len, self._agreed)
         limits = self._limits(source.config)
-        self._ahead = model.on(self._few_pages(source, limits))
+        self._ahead = model.for_requests(limits.max_requests).on(self._few_pages(source, limits))
         return self._options.kv_cache_mib or self._measured_mib(self._ahead, limits)
 
     def _found(self, model: LoadedModel) -> Found:
@@ -74,7 +74,10 @@ class ModelLoader:
         page = ModelRunner.pool_layout(
             model.config, num_pages=1, page_size=options.page_size, dtype=options.kv_dtype
         ).page_nbytes
-        kv = KvMemory(page // options.page_size, options.kv_cache_mib * MIB)
+        recurrent = model.config.recurrent
+        state = state_nbytes(recurrent, options.dtype) if recurrent else 0
+        of_states = 2 * state // REQUEST_TOKENS  # a request has a slot, and a copy in pages
+        kv = KvMemory(page // options.page_size + of_states, options.kv_cache_mib * MIB)
         return found_on(memory, options.gpu_memory_share, limits.max_step_tokens, speed, kv)
 
     def _agreed(self, number: int) -> int:
@@ -162,4 +165,5 @@ class ModelLoader:
             decode_attention_backend=options.decode_backend,
             num_threads=options.num_threads,
             max_loras=options.num_lora_slots,
+            max_requests=self.chosen.sizes.max_requests,
         )

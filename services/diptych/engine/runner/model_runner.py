@@ -35,6 +35,7 @@ class ModelRunner:
         decode_attention_backend: str | None = None,
         num_threads: int = 1,
         max_loras: int = 0,
+        max_requests: int = 1,
         communicator: Communicator | None = None,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
     ) -> None:
@@ -44,7 +45,9 @@ class ModelRunner:
         each step who is to hear of its layers.
         """
         torch.set_num_threads(num_threads)
-        options = ModelOptions(dtype, quantization, attention_backend, decode_attention_backend, num_threads, max_loras)
+        options = ModelOptions(
+            dtype, quantization, attention_backend, decode_attention_backend, num_threads, max_loras, max_requests
+        )
         self._model = load_model(source, kv, options, communicator)
         self._device = kv.device
         self._layer_listener = layer_listener
@@ -65,10 +68,16 @@ class ModelRunner:
     def logits(self, batch: ForwardBatch) -> Tensor:
         """Write the batch's KV; return the logits of the rows to sample from, and then of the prompt rows."""
         with torch.inference_mode():
+            states = self._model.states
+            if states is not None:
+                batch = states.before(batch)
             staged = stage(batch, self._device)
             self._model.attention.init_forward_metadata(staged)
             self.loras.begin(batch.adapters, batch.extend_lens, logits_rows(batch))
-            return self._model.forward(staged, self._layer_listener())
+            logits = self._model.forward(staged, self._layer_listener())
+            if states is not None:
+                states.behind(batch)
+            return logits
 
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Choose the batch's next tokens by its logits, which may be overwritten."""

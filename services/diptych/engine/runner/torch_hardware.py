@@ -20,7 +20,7 @@ from diptych.engine.runner.model_part import ModelPart
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.schedule.step_sizes import Chosen
 from diptych.engine.tensor_parallel.communicator import Communicator, TorchCommunicator
-from diptych.engine.tensor_parallel.group import Alone, Lead, RankGroup
+from diptych.engine.tensor_parallel.group import LeadRank, RankGroup, SingleRank
 from diptych.engine.tensor_parallel.rank_log import store_path
 from diptych.engine.values.batch import OnLayer
 from diptych.kernels.gpu import launcher
@@ -45,7 +45,7 @@ class TorchHardware:
 
     def ranks(self, endpoint: str) -> RankGroup:
         size = self.options.tp
-        return Lead(endpoint, size, lambda: self.join(endpoint, 0)) if size > 1 else Alone()
+        return LeadRank(endpoint, size, lambda: self.join(endpoint, 0)) if size > 1 else SingleRank()
 
     def join(self, endpoint: str, rank: int) -> TorchCommunicator:
         """Meet the other ranks, as one of them."""

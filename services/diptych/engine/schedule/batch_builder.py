@@ -9,23 +9,28 @@ import numpy as np
 
 from diptych.common.arrays import I32, I64
 from diptych.engine.lora.registry import NO_ADAPTER
-from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, StateMoves
 from diptych.engine.values.request import Request
 from diptych.engine.values.step import Chunk, Step
-from diptych.kvtransfer.ownership import NULL_PAGE
+from diptych.kvtransfer.ownership import NULL_PAGE, Pages
 
 NOTHING_PENDING: Final[Mapping[int, int]] = {}
 
 
 def build_batch(
-    step: Step, page_table: I32, page_size: int, pending: Mapping[int, int] = NOTHING_PENDING
+    step: Step,
+    page_table: I32,
+    page_size: int,
+    pending: Mapping[int, int] = NOTHING_PENDING,
+    pages_per_state: int = 0,
 ) -> ForwardBatch:
     """Return the arrays of a step that is about to be launched.
 
-    `pending`: by room, where in the samples of the step before the token is that is not known yet.
+    `pending`: by room, where in the samples of the step before the token is that is not known yet. `pages_per_state`:
+    of recurrent layers; 0: there are none.
     """
     if not step.chunks and not step.drafts:
-        return _build_decode(step.decodes, page_table, page_size, pending)
+        return _build_decode(step.decodes, page_table, page_size, pending, pages_per_state)
     row_lens = [1 + len(step.drafts_of(request)) for request in step.decodes]
     rows = zip(step.decodes, row_lens, strict=True)
     chunks = [*(Chunk(request, request.computed_len, length, True) for request, length in rows), *step.chunks]
@@ -48,6 +53,7 @@ def build_batch(
         extend_lens=extend_lens,
         num_sampled=np.array([*row_lens, *(int(chunk.is_last) for chunk in step.chunks)], dtype=np.int64),
         prompt_rows=_prompt_rows(step.chunks, sum(row_lens)),
+        states=_state_moves([chunk.request for chunk in chunks], step.chunks, pages_per_state),
         adapters=_adapters([chunk.request for chunk in chunks]),
     )
 
@@ -59,7 +65,7 @@ def _mode(step: Step) -> ForwardMode:
 
 
 def _build_decode(
-    requests: Sequence[Request], page_table: I32, page_size: int, pending: Mapping[int, int]
+    requests: Sequence[Request], page_table: I32, page_size: int, pending: Mapping[int, int], pages_per_state: int
 ) -> ForwardBatch:
     positions = np.array([request.computed_len for request in requests], dtype=np.int64)
     ones = np.ones(len(requests), dtype=np.int64)
@@ -73,8 +79,34 @@ def _build_decode(
         seq_lens=positions + 1,
         extend_lens=ones,
         num_sampled=ones,
+        states=_state_moves(requests, (), pages_per_state),
         adapters=_adapters(requests),
     )
+
+
+def _state_moves(requests: Sequence[Request], chunks: Sequence[Chunk], pages_per_state: int) -> StateMoves | None:
+    """Return where the states of a step's requests come from, and which copies `chunks` are to leave."""
+    if not pages_per_state:
+        return None
+    begun = [(request.row, request.state_from) for request in requests if request.state_from is not None]
+    written = [
+        (chunk.request.row, snapshot.pages)
+        for chunk in chunks
+        for snapshot in chunk.request.snapshots
+        if snapshot.num_tokens == chunk.start + chunk.num_tokens
+    ]
+    return StateMoves(
+        np.array([request.row for request in requests], dtype=np.int64),
+        np.array([row for row, pages in begun if not len(pages)], dtype=np.int64),
+        *_copies([(row, pages) for row, pages in begun if len(pages)], pages_per_state),
+        *_copies(written, pages_per_state),
+    )
+
+
+def _copies(copies: Sequence[tuple[int, Pages]], pages_per_state: int) -> tuple[I64, I32]:
+    """Return slots `[n]`, and beside each the pages of one state, `[n, pages_per_state]`."""
+    pages = np.array([pages for _, pages in copies], dtype=np.int32)
+    return np.array([slot for slot, _ in copies], dtype=np.int64), pages.reshape(-1, pages_per_state)
 
 
 def _row_tokens(step: Step, pending: Mapping[int, int]) -> I64:

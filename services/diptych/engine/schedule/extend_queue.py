@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.prefixes_in_flight import Coming, PrefixesInFlight
+from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import PromptCost, pays_to_share
@@ -41,16 +41,16 @@ class Packing:
         return self._budget > 0 and len(self.chunks) < self._max_chunks
 
     @property
-    def takes_any(self) -> bool:
+    def admits_any(self) -> bool:
         """Whether any chunk should be added that there is room for."""
         return self._pays(self._budget)
 
-    def takes(self, request: Request, start: int) -> bool:
+    def admits(self, request: Request, start: int) -> bool:
         """Whether the request's chunk from `start` on should be added."""
         if not self.has_room:
             return False
         num_tokens = chunk_len(request, start, self._cost.chunk_len(start, self._budget))
-        return self.takes_any or self._pays(self._cost.of(start, num_tokens))
+        return self.admits_any or self._pays(self._cost.of(start, num_tokens))
 
     def add(self, request: Request) -> None:
         """Add its next chunk; there is room."""
@@ -91,10 +91,10 @@ class ExtendQueue:
         self._extending.append(request)
         self._in_flight.add(request)
 
-    def reason_to_wait(self, request: Request) -> Coming | None:
+    def reason_to_wait(self, request: Request) -> PendingPrefix | None:
         """Return what another request computes of its prefix, if it should not be begun before that is done."""
-        coming = self._in_flight.longest(request)
-        return coming if coming is not None and pays_to_wait(self._cache, self._cost, request, coming) else None
+        pending = self._in_flight.longest(request)
+        return pending if pending is not None and pays_to_wait(self._cache, self._cost, request, pending) else None
 
     def remove(self, request: Request) -> None:
         """Take out a request that ends early. Its pages stay with the caller."""
@@ -105,9 +105,15 @@ class ExtendQueue:
 
         `spare_pages(request)` are to stay available when `request` is admitted.
         """
+        chunks = self._choose(now_s, budget, spare_pages)
+        if self._cache.pages_per_state:
+            self._copy_states(chunks)
+        return chunks
+
+    def _choose(self, now_s: float, budget: int, spare_pages: Callable[[Request], int]) -> list[Chunk]:
         step = Packing(self._cost, budget, self._max_batch_size, len(self))
         for request in self._extending:
-            if not step.takes(request, request.computed_len):
+            if not step.admits(request, request.computed_len):
                 return step.chunks
             step.add(request)
         self._waiting.bring_back(now_s)
@@ -117,16 +123,23 @@ class ExtendQueue:
                 if not self._waiting.set_aside(reason):
                     break
                 continue
-            start = 0 if step.takes_any else self._cache.cached_len(request)
-            if not step.takes(request, start):
+            start = 0 if step.admits_any else self._cache.cached_len(request)
+            if not step.admits(request, start):
                 break
             if self._cache.admit(request, spare_pages=spare_pages(request)):
-                self._waiting.take(request)
+                self._waiting.on_admitted(request)
                 self.add_admitted(request)
                 step.add(request)
             elif not self._waiting.set_aside_for_restore():
                 break
         return step.chunks
+
+    def _copy_states(self, chunks: Iterable[Chunk]) -> None:
+        """Let the step that computes `chunks` copy the states behind which others may begin."""
+        for chunk in chunks:
+            end = chunk.start + chunk.num_tokens
+            if end in chunk.request.cuts:
+                self._cache.begin_snapshot(chunk.request, end)
 
     def launch(self, chunks: Iterable[Chunk]) -> list[Request]:
         """Note that a step computes the chunks; return the requests whose prompt is then complete, which leave."""
@@ -140,7 +153,7 @@ class ExtendQueue:
         self._extending.extendleft(chunk.request for chunk in chunks if chunk.is_last)
 
 
-def pays_to_wait(cache: KvCache, cost: PromptCost, request: Request, coming: Coming) -> bool:
+def pays_to_wait(cache: KvCache, cost: PromptCost, request: Request, pending: PendingPrefix) -> bool:
     """Whether so much is coming that is not cached yet that the request should not be begun before."""
     start = cache.cached_len(request)
-    return cost.pays_to_wait(start, coming.num_pages * cache.page_size - start)
+    return cost.pays_to_wait(start, pending.num_pages * cache.page_size - start)

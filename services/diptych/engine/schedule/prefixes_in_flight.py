@@ -23,7 +23,7 @@ NUM_LOOKED_AT: Final = 2  # of those who have been remembered longest, for each 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bringer:
+class PrefixProducer:
     """A request that holds pages, and will share its first `num_pages` when it has them all."""
 
     request: Request
@@ -32,24 +32,24 @@ class Bringer:
 
     @property
     def is_on_its_way(self) -> bool:
-        return self.brings(self.num_pages)
+        return self.produces(self.num_pages)
 
-    def brings(self, num_pages: int) -> bool:
+    def produces(self, num_pages: int) -> bool:
         """Whether it goes on, and has not shared so many pages yet."""
         node = self.request.node
         return node is not None and not self.request.has_ended and node.end < num_pages
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class PendingPrefix:
     """What somebody will bring of another request's prefix, and for how long that is waited for."""
 
-    bringer: Bringer
+    producer: PrefixProducer
     num_pages: int  # that the other one can reuse
     until_s: float = math.inf
 
     def is_over(self, now_s: float) -> bool:
-        return now_s >= self.until_s or not self.bringer.brings(self.num_pages)
+        return now_s >= self.until_s or not self.producer.produces(self.num_pages)
 
 
 class PrefixesInFlight:
@@ -57,8 +57,8 @@ class PrefixesInFlight:
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self._bringers: dict[tuple[int, int], list[Bringer]] = {}  # by source and name; none is empty
-        self._remembered: deque[Bringer] = deque()
+        self._producers: dict[tuple[int, int], list[PrefixProducer]] = {}  # by source and name; none is empty
+        self._remembered: deque[PrefixProducer] = deque()
 
     def __len__(self) -> int:
         """How many are remembered; some may have ended."""
@@ -67,50 +67,50 @@ class PrefixesInFlight:
     def add(self, request: Request, source: int = 0) -> None:
         """Take note of a request that has got its pages."""
         self._forget_ended()
-        bringer = Bringer(request, request.num_tokens // self._page_size, source)
-        if bringer.num_pages:
-            self._remembered.append(bringer)
-        for name in self._names(bringer):
-            self._bringers.setdefault(name, []).append(bringer)
+        producer = PrefixProducer(request, request.num_tokens // self._page_size, source)
+        if producer.num_pages:
+            self._remembered.append(producer)
+        for name in self._names(producer):
+            self._producers.setdefault(name, []).append(producer)
 
-    def longest(self, request: Request, source: int = 0) -> Coming | None:
+    def longest(self, request: Request, source: int = 0) -> PendingPrefix | None:
         """Return who will bring most of the request's prefix from `source`, None if nobody brings any."""
-        if not self._bringers:
+        if not self._producers:
             return None
         names = page_names(request, self._page_size)
         found, low, high = None, 0, min(len(names), request.matchable_len // self._page_size)
         while low < high:  # whoever brings a page brings those before it
             middle = (low + high) // 2
-            bringer = self._who_brings((source, names[middle]))
-            if bringer is None:
+            producer = self._producer_of((source, names[middle]))
+            if producer is None:
                 high = middle
             else:
-                found, low = bringer, middle + 1
-        return None if found is None else Coming(found, low)
+                found, low = producer, middle + 1
+        return None if found is None else PendingPrefix(found, low)
 
-    def _who_brings(self, name: tuple[int, int]) -> Bringer | None:
-        bringers = self._bringers.get(name, ())
-        return next((bringer for bringer in bringers if bringer.is_on_its_way), None)
+    def _producer_of(self, name: tuple[int, int]) -> PrefixProducer | None:
+        producers = self._producers.get(name, ())
+        return next((producer for producer in producers if producer.is_on_its_way), None)
 
-    def _names(self, bringer: Bringer) -> Iterator[tuple[int, int]]:
-        for name in page_names(bringer.request, self._page_size)[: bringer.num_pages]:
-            yield bringer.source, name
+    def _names(self, producer: PrefixProducer) -> Iterator[tuple[int, int]]:
+        for name in page_names(producer.request, self._page_size)[: producer.num_pages]:
+            yield producer.source, name
 
     def _forget_ended(self) -> None:
         """Forget those of a few that have ended: no call takes long, and most of those remembered have not."""
         for _ in range(min(NUM_LOOKED_AT, len(self._remembered))):
-            bringer = self._remembered.popleft()
-            if bringer.is_on_its_way:
-                self._remembered.append(bringer)
+            producer = self._remembered.popleft()
+            if producer.is_on_its_way:
+                self._remembered.append(producer)
             else:
-                self._forget(bringer)
+                self._forget(producer)
 
-    def _forget(self, bringer: Bringer) -> None:
-        for name in self._names(bringer):
-            bringers = self._bringers[name]
-            bringers.remove(bringer)
-            if not bringers:
-                del self._bringers[name]
+    def _forget(self, producer: PrefixProducer) -> None:
+        for name in self._names(producer):
+            producers = self._producers[name]
+            producers.remove(producer)
+            if not producers:
+                del self._producers[name]
 
 
 def page_names(request: Request, page_size: int) -> list[int]:

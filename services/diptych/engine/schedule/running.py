@@ -13,7 +13,7 @@ from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.schedule.batch_builder import build_batch
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.kv_forecast import KvForecast
-from diptych.engine.schedule.prefixes_in_flight import Coming
+from diptych.engine.schedule.prefixes_in_flight import PendingPrefix
 from diptych.engine.schedule.sampling_builder import SamplingBuilder
 from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.schedule.steps_in_flight import StepsInFlight
@@ -56,7 +56,7 @@ class DecodeBatch:
         page_size = self._cache.page_size
         return self._cache.grow_each([r for r in requests if r.computed_len >= r.num_pages * page_size])
 
-    def take_drafts(self, request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
+    def admit_drafts(self, request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
         """Return as many of the drafts as may stand behind the request's newest token, which gets slots for them.
 
         It gets none where its choice depends on more than the logits, or where pages are missing: nobody is retracted
@@ -147,8 +147,13 @@ class Running:
 
     def launch(self, step: Step, now_s: float) -> ForwardBatch:
         self._pace.begin(self._limits.prompt_cost.of_chunks(step.chunks) if step.chunks else 0, now_s)
-        batch = build_batch(step, self._cache.page_table, self._cache.page_size, self._steps.samples())
+        cache = self._cache
+        pending, pages_per_state = self._steps.samples(), cache.pages_per_state
+        batch = build_batch(step, cache.page_table, cache.page_size, pending, pages_per_state)
+        begun = [request for request in step.decodes if request.state_from is not None] if pages_per_state else ()
         self._steps.launch(step)
+        for request in begun:
+            self._steps.read_state(request)
         if step.chunks:
             for request in self._queue.launch(step.chunks):
                 self._batch.add(request)
@@ -184,7 +189,7 @@ class Running:
 
     # requests
 
-    def reason_to_wait(self, request: Request) -> Coming | None:
+    def reason_to_wait(self, request: Request) -> PendingPrefix | None:
         """Return what another request computes of its prefix, if it should not be admitted before that is done."""
         return self._queue.reason_to_wait(request)
 
@@ -203,7 +208,7 @@ class Running:
 
     def retire(self, request: Request) -> None:
         """Take out a request; what is computed of it stays as a cached prefix."""
-        self._take_out(request)
+        self._remove(request)
         if request.node is not None:
             self._steps.retire(request)
 
@@ -213,11 +218,11 @@ class Running:
 
     def drop(self, request: Request) -> None:
         """Take out a request and keep nothing of it but what others share already."""
-        self._take_out(request)
+        self._remove(request)
         if request.node is not None:
             self._steps.drop(request)
 
-    def _take_out(self, request: Request) -> None:
+    def _remove(self, request: Request) -> None:
         if request in self._batch:
             self._batch.remove(request)
         else:
@@ -238,7 +243,7 @@ class Running:
 
     def _drafts(self, decodes: Sequence[Request], drafter: Drafter) -> Drafts:
         proposed = drafter.propose(decodes)
-        kept = {r.room: self._batch.take_drafts(r, proposed[r.room]) for r in decodes if r.room in proposed}
+        kept = {r.room: self._batch.admit_drafts(r, proposed[r.room]) for r in decodes if r.room in proposed}
         return {room: drafts for room, drafts in kept.items() if drafts}
 
     def _retract(self, request: Request) -> None:

@@ -19,7 +19,7 @@ Sampled = tuple[Request, TokenIds, TokenLogprobs | None]  # the next tokens; of 
 NO_TOKEN_FAILURE = Failure(FailureCode.INTERNAL, "the model gave no usable logits for this request")
 
 
-def take_plain(step: Step, result: StepResult) -> tuple[EmitTokens, list[int]]:
+def append_plain(step: Step, result: StepResult) -> tuple[EmitTokens, list[int]]:
     """Append the tokens after which nothing but the next token is to come; return too which of `sampled` are left.
 
     Nearly all of a step's tokens are such, and nothing of a decode step takes longer, so this is one plain loop.
@@ -127,7 +127,7 @@ def collect_prompt_logprobs(chunks: Sequence[Chunk], result: StepResult) -> None
             start = stop
 
 
-def take_prompt_logprobs(request: Request) -> TokenLogprobs | None:
+def pop_prompt_logprobs(request: Request) -> TokenLogprobs | None:
     """Return them when the prompt is complete; they are reported once."""
     collected, request.prompt_logprobs = request.prompt_logprobs, None
     return None if collected is None else collected.all()

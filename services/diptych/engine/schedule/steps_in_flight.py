@@ -64,6 +64,10 @@ class StepsInFlight:
         else:
             self._cache.release_duplicates(duplicates)
 
+    def read_state(self, request: Request) -> None:
+        """The step launched last reads the state that a peer wrote for the request: its pages go when that is over."""
+        self._duplicates.append((self._steps[-1], self._cache.read_state(request)))
+
     def retire(self, request: Request) -> None:
         """Give the pages back as soon as possible, keeping what is computed as a cached prefix.
 

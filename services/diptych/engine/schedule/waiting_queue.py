@@ -155,8 +155,8 @@ class WaitingQueue:
                 insort(self._lines.setdefault(request.account.tenant, []), place)
             self._next = None
 
-    def take(self, request: Request) -> None:
-        """Take out a request that has been admitted, and charge its tenant for what it has to compute."""
+    def on_admitted(self, request: Request) -> None:
+        """Remove a request that has been admitted, and charge its tenant for what it has to compute."""
         if request.room in self._places:
             self._shares.charge(request.account.tenant, prompt_tokens=request.extend_len)
         self.remove(request)

@@ -91,9 +91,9 @@ class Adapters(Generic[W]):
         return LoadLoraResponse(adapter=_to_wire(adapter), was_loaded=not is_new)
 
     def _unload(self, command: AdminCommand) -> Effect:
-        return lambda: AdminAnswer(unload_lora=self._take(command.unload_lora.name))
+        return lambda: AdminAnswer(unload_lora=self._remove(command.unload_lora.name))
 
-    def _take(self, name: str) -> UnloadLoraResponse:
+    def _remove(self, name: str) -> UnloadLoraResponse:
         slot = self._registry.unload(name)
         self._changed = True
         logger.info("unloading adapter %s%s", name, " when its last request ends" if slot is None else "")

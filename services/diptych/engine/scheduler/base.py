@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from diptych.checkpoints.source import ModelSource
+from diptych.common.errors import ConfigError
 from diptych.common.lifecycle import garbage_postponed
 from diptych.common.members.roles import Role
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
@@ -27,6 +28,7 @@ from diptych.engine.scheduler.stepping import StepGivenUp, StepWatch
 from diptych.engine.tensor_parallel.group import RankGroup
 from diptych.engine.tensor_parallel.shard import check_divides
 from diptych.engine.values.batch import GraphUse, OnLayer, OverlapRunner
+from diptych.engine.values.kv_regions import pages_per_state
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import prompt_cost
 from diptych.engine.values.transfer_rules import layer_windows
@@ -127,6 +129,7 @@ class SchedulerBase:
             eviction_policy=options.eviction_policy,
             tiers=self._tiers(num_host_slots(self.layout, options)),
             changes=CacheChanges() if options.kv_events == "on" else NO_CHANGES,
+            pages_per_state=pages_per_state(self.source.config, options.tp, options.dtype, self.layout),
         )
 
     def load(self, source: ModelSource) -> ModelOnHardware:
@@ -172,6 +175,8 @@ def build_base(config: SchedulerConfig, open_transport: OpenTransport) -> Schedu
     options = hardware.options
     source = hardware.open(options.model)
     check_divides(source.config, options.tp)
+    if source.config.recurrent and options.host_cache_mib:
+        raise ConfigError("--host-cache-mib does not keep the states of recurrent layers yet, which this model has")
     ranks = hardware.ranks(config.endpoint)
     layout, chosen = hardware.pool_layout(source, config.rank), hardware.chosen
     windows = layer_windows(layout.num_layers, config.transfer.num_windows, layout.page_nbytes)

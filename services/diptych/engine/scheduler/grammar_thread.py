@@ -147,7 +147,7 @@ class GrammarThread:
         """Wait for a job, and take it; None: there will be none."""
         with self._changed:
             while not self._is_closing:
-                number = self._queue.take()
+                number = self._queue.pop()
                 if number is None:
                     self._changed.wait()
                     continue

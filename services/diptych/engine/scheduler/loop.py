@@ -118,7 +118,7 @@ class SchedulerLoop:
             self._poller.poll(timeout_ms)
         now_s = time.monotonic()
         self._beat(now_s)
-        while (commands := self._inbox.take()) is not None:
+        while (commands := self._inbox.pop()) is not None:
             for name, value in codec.fields_said(commands, self._handlers):
                 self._handlers[name](value, now_s)
         self._events.admin_answers.extend(self._parts.admin.poll())
@@ -183,7 +183,7 @@ class SchedulerLoop:
     # effects
 
     def _perform(self) -> None:
-        for effect in self._core.take_effects():
+        for effect in self._core.pop_effects():
             match effect:
                 case EmitTokens():
                     codec.add_tokens_to_wire(effect, self._events)
@@ -217,7 +217,7 @@ class Inbox:
         self._channel = channel
         self._commands: deque[engine_pb2.SchedulerCommands] = deque()
 
-    def take(self) -> engine_pb2.SchedulerCommands | None:
+    def pop(self) -> engine_pb2.SchedulerCommands | None:
         """Return what was said next; None when that is all."""
         self._read()
         return self._commands.popleft() if self._commands else None

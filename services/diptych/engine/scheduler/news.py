@@ -81,7 +81,7 @@ class News:
 
     def _tell_cached(self, events: engine_pb2.SchedulerEvents) -> None:
         if not self._cache.changes.is_empty:
-            events.kv_events.CopyFrom(codec.delta_to_wire(self._cache.changes.take()))
+            events.kv_events.CopyFrom(codec.delta_to_wire(self._cache.changes.pop()))
 
     def _tell_adapters(self, events: engine_pb2.SchedulerEvents) -> None:
         if (adapters := self._adapters.news()) is not None:

@@ -49,7 +49,7 @@ from diptych.engine.scheduler.weights import Host, Weights
 from diptych.engine.tensor_parallel.shard import check_divides
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.values.batch import OverlapRunner
-from diptych.engine.values.kv_regions import kv_shape
+from diptych.engine.values.kv_regions import kv_shape, state_terms
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.scheduler_core import SchedulerCore
 from diptych.engine.values.transfer_rules import TransferRules
@@ -67,17 +67,21 @@ BuildCore = Callable[[KvCache, Limits, SchedulerConfig, PoolLayout], SchedulerCo
 FP8: Final = "fp8_e4m3"
 
 
-def worker_terms(source: ModelSource, kv_backend: str, kv_dtype: str, rules: TransferRules) -> Terms:
+def worker_terms(
+    source: ModelSource, kv_backend: str, layout: PoolLayout, state_dtype: str, rules: TransferRules
+) -> Terms:
     """Return the terms on which a worker of this version pairs.
 
-    Page size, ranks and type of the KV are no terms: pages are converted on their way, but for FP8 with scales.
+    Page size, ranks and type of the KV are no terms: pages are converted on their way, but for FP8 with scales, and for
+    pages that hold states of recurrent layers. `state_dtype` is that of layers.
     """
     model = source.config
-    scaled = ", FP8 with scales" if model.kv_scales and kv_dtype == FP8 else ""
+    scaled = ", FP8 with scales" if model.kv_scales and layout.dtype == FP8 else ""
+    states = f", {state_terms(layout, state_dtype)}" if model.recurrent else ""
     return Terms(
         weights=source.weights_id,
         vocab_size=model.vocab_size,
-        kv_shape=kv_shape(model) + scaled,
+        kv_shape=kv_shape(model) + scaled + states,
         kv_backend=kv_backend,
         oldest_protocol=PROTOCOL_VERSION,
         newest_protocol=PROTOCOL_VERSION,
@@ -180,7 +184,7 @@ def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: 
     return Host(
         open=base.hardware.open,
         load=base.load,
-        terms=lambda source: worker_terms(source, config.kv_backend, base.layout.dtype, config.transfer),
+        terms=lambda source: worker_terms(source, config.kv_backend, base.layout, config.engine.dtype, config.transfer),
         is_idle=lambda: core.report().num_open_rooms == 0 and not cache.is_held,
         clear_cache=cache.clear,
         obstacle=lambda: _obstacle(config.engine, registry),
@@ -189,7 +193,7 @@ def host_of(base: SchedulerBase, core: SchedulerCore, cache: KvCache, registry: 
 
 def _say_ready(base: SchedulerBase, channel: zmq.Socket[bytes], core: SchedulerCore, adapters: Adapters[Any]) -> None:
     config, layout = base.config, base.layout
-    terms = terms_to_wire(worker_terms(base.source, config.kv_backend, layout.dtype, config.transfer))
+    terms = terms_to_wire(worker_terms(base.source, config.kv_backend, layout, config.engine.dtype, config.transfer))
     sizes = base.chosen.sizes
     ready = engine_pb2.SchedulerReady(
         transfer=base.transfer,

@@ -31,7 +31,7 @@ _WORDS: Final = re.compile(rb"[ A-Za-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Speech:
+class SimVocabulary:
     """Which tokens of a vocabulary a simulated model uses, at least two."""
 
     ids: I64  # the last one ends an answer
@@ -48,14 +48,14 @@ class Speech:
         return said
 
 
-def speech_of(tokenizer: Tokenizer, vocab_size: int) -> Speech:
+def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> SimVocabulary:
     """Return the tokens that are words, or parts of some, and the one that ends an answer (or a word, without one)."""
     num_ids = min(vocab_size, tokenizer.vocab_size)
     words = [each for each in range(num_ids) if _WORDS.fullmatch(tokenizer.token_bytes[each])]
     if not words:
         raise ConfigError("--device sim finds no word in the model's vocabulary")
     ends = tokenizer.eos_ids or words
-    return Speech(np.array([*words, ends[0]], np.int64))
+    return SimVocabulary(np.array([*words, ends[0]], np.int64))
 
 
 def marks(token_ids: I64, positions: I64) -> U32:
@@ -69,13 +69,13 @@ def digests(seen: U64) -> U64:
     return np.cumsum(_weighed(seen, np.arange(len(seen))), dtype=np.uint64)
 
 
-def expected_tokens(prompt: Sequence[int], max_tokens: int, speech: Speech) -> list[int]:
+def expected_tokens(prompt: Sequence[int], max_tokens: int, vocabulary: SimVocabulary) -> list[int]:
     """Return the answer to `prompt`, with the end-of-sequence token if that ends it. It costs O(tokens)."""
     ids = np.array(prompt, np.int64)
     digest = digests(marks(ids, np.arange(len(ids))).astype(np.uint64))[-1:]
     answer: list[int] = []
-    while len(answer) < max_tokens and speech.eos_id not in answer[-1:]:
-        token, position = speech.tokens(digest), np.array([len(prompt) + len(answer)])
+    while len(answer) < max_tokens and vocabulary.eos_id not in answer[-1:]:
+        token, position = vocabulary.tokens(digest), np.array([len(prompt) + len(answer)])
         digest = digest + _weighed(marks(token, position).astype(np.uint64), position)
         answer.append(int(token[0]))
     return answer

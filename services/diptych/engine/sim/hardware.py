@@ -21,9 +21,9 @@ from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.pool_size import pool_layout
 from diptych.engine.options.sim_timing import Timing, read_timing
 from diptych.engine.schedule.step_sizes import Chosen, Found, choose
-from diptych.engine.sim.answers import Speech, digests, marks, speech_of
+from diptych.engine.sim.answers import SimVocabulary, digests, marks, vocabulary_of
 from diptych.engine.sim.marked_pages import MarkedPages
-from diptych.engine.tensor_parallel.group import Alone, RankGroup
+from diptych.engine.tensor_parallel.group import RankGroup, SingleRank
 from diptych.engine.values.batch import (
     NO_GRAPHS,
     NO_TOKEN,
@@ -76,7 +76,7 @@ class SimHardware:
         return SimulatedModel(bounded(open_model(model, self.options.load_format), self.options.max_model_len))
 
     def ranks(self, endpoint: str) -> RankGroup:
-        return Alone()
+        return SingleRank()
 
     def pool_layout(self, source: ModelSource, rank: int) -> PoolLayout:
         layout = pool_layout(source.config, self.options)
@@ -91,8 +91,8 @@ class SimHardware:
         return pool
 
     def load(self, source: ModelSource, layer_listener: Callable[[], OnLayer | None]) -> SimRunner:
-        speech = speech_of(source.tokenizer(), source.config.vocab_size)
-        return SimRunner(self._pages, speech, self._timing, layer_listener)
+        vocabulary = vocabulary_of(source.tokenizer(), source.config.vocab_size)
+        return SimRunner(self._pages, vocabulary, self._timing, layer_listener)
 
     def pool_bytes(self) -> memoryview:
         return self._memory
@@ -110,14 +110,14 @@ class SimRunner:
     def __init__(
         self,
         pages: MarkedPages,
-        speech: Speech,
+        vocabulary: SimVocabulary,
         timing: Timing,
         layer_listener: Callable[[], OnLayer | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._pages = pages
-        self._speech = speech
+        self._vocabulary = vocabulary
         self._timing = timing
         self._layer_listener = layer_listener
         self._clock = clock
@@ -145,7 +145,7 @@ class SimRunner:
 
     def sample(self, batch: ForwardBatch, logits: U64, sampling: SamplingBatch) -> WaitForResult:
         num_samples, prompt_rows = len(sampling.temperature), batch.prompt_rows
-        sure = self._speech.tokens(logits)
+        sure = self._vocabulary.tokens(logits)
         token_ids = self._choose(logits[:num_samples], sampling)
         result = StepResult(
             token_ids,
@@ -172,7 +172,7 @@ class SimRunner:
         """Return the next tokens; `NO_TOKEN` where a mask allows none."""
         drawn = (sampling.seeds + sampling.positions.astype(np.uint64)) * _SEED_STEP
         found = np.where(sampling.temperature > 0, found ^ drawn, found)
-        token_ids = self._speech.tokens(found)
+        token_ids = self._vocabulary.tokens(found)
         for row in _constrained(sampling):
             allowed = self._allowed(row, sampling)
             if token_ids[row] not in allowed:
@@ -180,7 +180,7 @@ class SimRunner:
         return token_ids
 
     def _allowed(self, row: int, sampling: SamplingBatch) -> I64:
-        allowed = self._speech.ids
+        allowed = self._vocabulary.ids
         if sampling.token_mask is not None:
             bits = np.unpackbits(sampling.token_mask[row].view(np.uint8), bitorder="little")
             allowed = np.flatnonzero(bits)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from diptych.checkpoints.simulated import BuiltInModel
 from diptych.checkpoints.source import ModelSource
-from diptych.engine.sim.answers import expected_tokens, speech_of
+from diptych.engine.sim.answers import expected_tokens, vocabulary_of
 from diptych.tokens.chat_template import Message
 
 
@@ -16,11 +16,11 @@ class KnownAnswers:
     def __init__(self, source: ModelSource | None = None) -> None:
         source = source or BuiltInModel()
         self._tokenizer = source.tokenizer()
-        self._speech = speech_of(self._tokenizer, source.config.vocab_size)
+        self._vocabulary = vocabulary_of(self._tokenizer, source.config.vocab_size)
 
     def tokens(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
         """Return the output tokens, with the one that ends it if it ends by itself."""
-        return expected_tokens(prompt, max_tokens, self._speech)
+        return expected_tokens(prompt, max_tokens, self._vocabulary)
 
     def num_tokens(self, prompt: str, max_tokens: int) -> int:
         """Return how many tokens the output of a completion has."""

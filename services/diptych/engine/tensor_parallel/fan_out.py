@@ -131,7 +131,7 @@ class FanOut:
 
     def poll(self) -> list[TransportEvent]:
         for event in self._transport.poll():
-            self._take(event)
+            self._on_event(event)
         self._post_waiting()
         events, self._events = self._events, []
         return events
@@ -157,26 +157,26 @@ class FanOut:
     def writer_gone(self, peer: InstanceId) -> bool:
         return all(map(self._transport.writer_gone, self._known.get(peer, ())))
 
-    def _take(self, event: TransportEvent) -> None:
+    def _on_event(self, event: TransportEvent) -> None:
         match event:
             case LinkUp(name) if name in self._peers:
-                self._take_up(self._peers[name], name)
+                self._on_up(self._peers[name], name)
             case LinkDown(name, reason) if name in self._peers:
-                self._take_down(self._peers[name], name, reason)
+                self._on_down(self._peers[name], name, reason)
             case NoteReceived(peer) if peer in self._links and not self._links[peer].is_up:
                 self._links[peer].early.append(event)
             case OpDone(name, error, digest) if name in self._parts:
-                self._take_part(self._parts.pop(name), error, digest)
+                self._on_part(self._parts.pop(name), error, digest)
             case _:
                 self._events.append(event)
 
-    def _take_up(self, peer: InstanceId, name: InstanceId) -> None:
+    def _on_up(self, peer: InstanceId, name: InstanceId) -> None:
         link = self._links[peer]
         link.up.add(name)
         if link.is_up:
             self._events += [LinkUp(peer), *link.early]
 
-    def _take_down(self, peer: InstanceId, name: InstanceId, reason: str) -> None:
+    def _on_down(self, peer: InstanceId, name: InstanceId, reason: str) -> None:
         link = self._links[peer]
         if not link.down:
             self.disconnect(peer)
@@ -186,7 +186,7 @@ class FanOut:
             self._events.append(LinkDown(peer, reason))
             del self._links[peer]
 
-    def _take_part(self, operation: _Operation, error: str | None, digest: int | None) -> None:
+    def _on_part(self, operation: _Operation, error: str | None, digest: int | None) -> None:
         operation.num_parts -= 1
         operation.error = operation.error or error
         operation.digest = sum_digests(operation.digest, digest)
@@ -202,7 +202,7 @@ class FanOut:
             except TransferQueueFull:
                 return  # completions make room, and bring us here again
             except TransferError as error:
-                self._take_part(part.operation, str(error), None)
+                self._on_part(part.operation, str(error), None)
             self._waiting.popleft()
 
     def _targets(self, peer: InstanceId) -> tuple[InstanceId, ...]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # needs torch
     from diptych.engine.tensor_parallel.communicator import TorchCommunicator
 
 
-class Alone:
+class SingleRank:
     """The ranks of a scheduler that has one."""
 
     def metadata(self, own: bytes) -> bytes:
@@ -48,7 +48,7 @@ class Alone:
         pass
 
 
-class Lead:
+class LeadRank:
     """The ranks of a scheduler that has several."""
 
     def __init__(self, endpoint: str, size: int, join: Callable[[], TorchCommunicator]) -> None:
@@ -80,7 +80,7 @@ class Lead:
         self._communicator.close()
 
 
-RankGroup = Alone | Lead  # as the composition root of a scheduler needs them
+RankGroup = SingleRank | LeadRank  # as the composition root of a scheduler needs them
 
 
 class TensorParallelCopier:

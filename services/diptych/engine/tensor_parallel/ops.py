@@ -9,6 +9,8 @@ from torch import Tensor
 
 from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
+from diptych.architectures.recurrent import DeltaNet
+from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, Weight
 from diptych.engine.models.ops import Experts, Gated, Ops
 from diptych.engine.tensor_parallel.communicator import Communicator
@@ -47,6 +49,9 @@ class TensorParallelOps:
     ) -> Experts:
         return self._ops.experts(gate_up, down, ffn_size, activate, bias)
 
+    def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
+        return self._ops.delta_rule(net, weights)
+
     def all_reduce(self, x: Tensor) -> None:
         self._communicator.all_reduce(x)
 
@@ -67,6 +72,9 @@ class TensorParallelOps:
 
     def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
         self._ops.norm_heads(qkv, num_heads, q_weight, k_weight, eps)
+
+    def mul_sigmoid(self, x: Tensor, gates: Tensor) -> None:
+        self._ops.mul_sigmoid(x, gates)
 
 
 class VocabularyMatrix:

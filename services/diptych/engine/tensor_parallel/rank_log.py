@@ -15,7 +15,7 @@ import numpy as np
 import zmq
 
 from diptych.common.arrays import I32, I64
-from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows
+from diptych.engine.values.batch import ForwardBatch, ForwardMode, PromptRows, StateMoves
 from diptych.kvtransfer.transport import Flow, PageIndices, PageWrite
 from diptych.v1 import rank_pb2
 
@@ -116,6 +116,7 @@ def step_to_wire(batch: ForwardBatch) -> rank_pb2.Step:
         mode=batch.mode.value,
         page_table=batch.page_table.astype("<i4", copy=False).tobytes(),
         prompt_rows=to_bytes(rows.token_rows) if rows is not None else b"",
+        states=None if batch.states is None else _moves_to_wire(batch.states),
         **{name: to_bytes(getattr(batch, name)) for name in _ARRAYS},
     )
 
@@ -128,7 +129,39 @@ def step_from_wire(wire: rank_pb2.Step) -> ForwardBatch:
         mode=ForwardMode(wire.mode),
         page_table=table,
         prompt_rows=PromptRows(prompt_rows, prompt_rows, 0) if len(prompt_rows) else None,
-        **arrays,
+        states=_moves_from_wire(wire.states) if wire.HasField("states") else None,
+        input_ids=arrays["input_ids"],
+        positions=arrays["positions"],
+        out_slots=arrays["out_slots"],
+        seq_lens=arrays["seq_lens"],
+        extend_lens=arrays["extend_lens"],
+        num_sampled=arrays["num_sampled"],
+    )
+
+
+def _moves_to_wire(moves: StateMoves) -> rank_pb2.StateMoves:
+    return rank_pb2.StateMoves(
+        slots=to_bytes(moves.slots),
+        cleared=to_bytes(moves.cleared),
+        read_slots=to_bytes(moves.read_slots),
+        read_pages=moves.read_pages.astype("<i4", copy=False).tobytes(),
+        written_slots=to_bytes(moves.written_slots),
+        written_pages=moves.written_pages.astype("<i4", copy=False).tobytes(),
+        pages_per_state=moves.read_pages.shape[1],
+    )
+
+
+def _moves_from_wire(wire: rank_pb2.StateMoves) -> StateMoves:
+    def pages(raw: bytes) -> I32:
+        return np.frombuffer(raw, "<i4").reshape(-1, wire.pages_per_state).copy()
+
+    return StateMoves(
+        slots=from_bytes(wire.slots),
+        cleared=from_bytes(wire.cleared),
+        read_slots=from_bytes(wire.read_slots),
+        read_pages=pages(wire.read_pages),
+        written_slots=from_bytes(wire.written_slots),
+        written_pages=pages(wire.written_pages),
     )
 
 

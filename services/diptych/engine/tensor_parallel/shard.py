@@ -41,6 +41,7 @@ class Shard:
             num_kv_heads=max(1, model.num_kv_heads // self.size),
             ffn_size=model.ffn_size // self.size,
             moe=moe,
+            recurrent=model.recurrent and model.recurrent.of_rank(self.size),
         )
 
     def vocab_rows(self, vocab_size: int) -> int:
@@ -79,6 +80,8 @@ def check_divides(model: ModelConfig, size: int) -> None:
     if model.moe is not None:
         parts["columns of an expert"] = model.moe.ffn_size
         parts["columns of a shared expert"] = model.moe.shared_ffn_size
+    if model.recurrent is not None:
+        parts |= model.recurrent.mixer.heads
     for what, number in parts.items():
         if number % size:
             raise ConfigError(f"--tp {size} does not divide the {number} {what} of {model.model_id}")

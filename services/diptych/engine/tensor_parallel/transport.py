@@ -121,9 +121,9 @@ class TensorParallelTransport:
             return self._transport.poll()
         own, said = self._local.poll(), self._log.events()
         for event in own:
-            self._take(0, event)
+            self._on_event(0, event)
         for other in said:
-            self._take(other.rank, _from_wire(other))
+            self._on_event(other.rank, _from_wire(other))
         if own or said:
             self._settle()
         events, self._events = self._events, []
@@ -159,30 +159,30 @@ class TensorParallelTransport:
 
     # what the ranks report
 
-    def _take(self, rank: int, event: TransportEvent) -> None:
+    def _on_event(self, rank: int, event: TransportEvent) -> None:
         match event:
             case LinkUp(peer) if peer in self._links:
-                self._take_up(rank, peer)
+                self._on_up(rank, peer)
             case LinkDown(peer, reason) if peer in self._links:
-                self._take_down(rank, peer, reason)
+                self._on_down(rank, peer, reason)
             case NoteReceived(peer) if peer in self._links and len(self._links[peer].up) < self._log.size:
                 self._links[peer].early.append(event)
             case OpDone(name, error, digest) if rank or name in self._local_names:
-                self._take_part(name if rank else self._local_names.pop(name), error, digest)
+                self._on_part(name if rank else self._local_names.pop(name), error, digest)
             case _:
                 self._events.append(event)
 
-    def _take_up(self, rank: int, peer: InstanceId) -> None:
+    def _on_up(self, rank: int, peer: InstanceId) -> None:
         link = self._links[peer]
         link.up.add(rank)
         if len(link.up) == self._log.size and link.reason is None:
             self._events += [LinkUp(peer), *link.early]
 
-    def _take_down(self, rank: int, peer: InstanceId, reason: str) -> None:
+    def _on_down(self, rank: int, peer: InstanceId, reason: str) -> None:
         self._links[peer].down.add(rank)
         self._close(peer, f"rank {rank}: {reason}" if self._log.size > 1 else reason)
 
-    def _take_part(self, name: int, error: str | None, digest: int | None) -> None:
+    def _on_part(self, name: int, error: str | None, digest: int | None) -> None:
         """A rank has done its part, or rank 0 has delivered the note."""
         operation = self._operations[name]
         operation.num_parts -= 1

@@ -87,6 +87,23 @@ class PromptRows:
     num_top: int  # alternatives to report
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StateMoves:
+    """Where the states of a step's requests are, in models with recurrent layers, and what is copied of them.
+
+    A request that runs has its state in a slot. Pages hold copies: what prefill hands over, and what others begin with
+    whose text begins alike. Before the step some slots are cleared or read from pages, behind it some are written to
+    pages.
+    """
+
+    slots: I64  # [batch_size]
+    cleared: I64  # [num_cleared]: slots of requests that begin with their first token
+    read_slots: I64  # [num_read]
+    read_pages: I32  # [num_read, pages_per_state]
+    written_slots: I64  # [num_written]
+    written_pages: I32  # [num_written, pages_per_state]
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """One step. Slots and pages index the KV pool: slot = page * page_size + offset."""
@@ -100,6 +117,7 @@ class ForwardBatch:
     extend_lens: I64  # [batch_size]: new tokens of each request; their sum is num_tokens
     num_sampled: I64  # [batch_size]: behind so many of each request's last tokens one is sampled; 0: its prompt goes on
     prompt_rows: PromptRows | None = None
+    states: StateMoves | None = None  # None: no layer is recurrent
     adapters: I64 | None = None  # [batch_size]: slot of each request's adapter, -1: none; None: nobody has one
 
     @property

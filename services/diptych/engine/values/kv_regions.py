@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 from diptych.architectures.config import ModelConfig
-from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
+from diptych.architectures.recurrent import Recurrent, StatePart
+from diptych.kvtransfer.layout import DTYPE_NBYTES, HeadShare, PoolLayout, Region
+
+STATE_ALIGNMENT: Final = 16  # bytes, of the parts of a state
 
 
 def kv_regions(model: ModelConfig, dtype: str, share: HeadShare | None = None) -> tuple[Region, ...]:
@@ -13,8 +19,7 @@ def kv_regions(model: ModelConfig, dtype: str, share: HeadShare | None = None) -
     an indexer, which lie behind the latents.
     """
     total = model.num_kv_heads if share is None else share.total_kv_heads
-    layers = tuple(range(model.num_layers))
-    kept = Region(layers, model.num_planes, model.num_kv_heads, model.head_dim, dtype, total)
+    kept = Region(model.attention_layers, model.num_planes, model.num_kv_heads, model.head_dim, dtype, total)
     if model.indexer is None:
         return (kept,)
     return kept, Region(model.indexer.layers, 1, 1, model.indexer.head_dim, dtype, 1)
@@ -37,12 +42,46 @@ def kv_layout(
 
 def kv_shape(model: ModelConfig) -> str:
     """Return in words what must be equal between workers of a pair."""
+    return _attention_shape(model) if model.recurrent is None else f"{_attention_shape(model)}, {_state_shape(model)}"
+
+
+def _state_shape(model: ModelConfig) -> str:
+    assert model.recurrent is not None
+    shapes = " and ".join("x".join(map(str, part.shape)) for part in model.recurrent.mixer.state_parts)
+    return f"states of {shapes} in {len(model.recurrent.layers)} of them"
+
+
+def _attention_shape(model: ModelConfig) -> str:
     if model.indexer is not None:
         index = f"index keys of {model.indexer.head_dim} in {len(model.indexer.layers)} of them"
         return f"{model.num_layers} layers, latents of {model.head_dim}, {index}"
     if model.num_planes == 1:
         return f"{model.num_layers} layers, latents of {model.head_dim}"
     return f"{model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}"
+
+
+def state_terms(layout: PoolLayout, dtype: str) -> str:
+    """Return in words what must be equal, besides, where states are handed over: their bytes are sent as they lie."""
+    pages = f"pages of {layout.page_size} tokens in {layout.dtype}"
+    return f"with {dtype}, in {pages} of {layout.num_ranks} rank{'s' if layout.num_ranks > 1 else ''}"
+
+
+def state_part_nbytes(part: StatePart, dtype: str) -> int:
+    """Return the bytes of what one layer keeps; `dtype` is that of layers."""
+    nbytes = math.prod(part.shape) * DTYPE_NBYTES["float32" if part.is_wide else dtype]
+    return -(-nbytes // STATE_ALIGNMENT) * STATE_ALIGNMENT
+
+
+def state_nbytes(recurrent: Recurrent, dtype: str) -> int:
+    """Return the bytes of one state, of all recurrent layers."""
+    return len(recurrent.layers) * sum(state_part_nbytes(part, dtype) for part in recurrent.mixer.state_parts)
+
+
+def pages_per_state(model: ModelConfig, num_ranks: int, dtype: str, layout: PoolLayout) -> int:
+    """Return how many pages hold a rank's part of a state; 0 for a model without. `dtype` is that of its layers."""
+    if model.recurrent is None:
+        return 0
+    return -(-state_nbytes(model.recurrent.of_rank(num_ranks), dtype) // layout.page_nbytes)
 
 
 def kv_token_bytes(model: ModelConfig, dtype: str) -> int:

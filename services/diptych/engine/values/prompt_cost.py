@@ -62,16 +62,22 @@ SAME_EVERYWHERE: Final = PromptCost()
 
 
 def prompt_cost(config: ModelConfig) -> PromptCost:
-    """Count multiplications. A layer with a window looks at no more than that, and so is left out."""
-    attention = _attention_size(config)
-    weights = sum(attention + 3 * config.hidden_size * _ffn_size(config, i) for i in range(config.num_layers))
-    num_wide = sum(not config.window(layer) for layer in range(config.num_layers))
+    """Count multiplications. A layer with a window looks at no more than that, and so is left out; so is a state."""
+    feed_forward = sum(3 * config.hidden_size * _ffn_size(config, i) for i in range(config.num_layers))
+    weights = feed_forward + sum(_mixing_size(config, layer) for layer in range(config.num_layers))
+    num_wide = sum(not config.window(layer) for layer in config.attention_layers)
     per_position = config.num_heads * (config.head_dim + config.value_dim) * num_wide
     return PromptCost(weights / per_position if per_position else math.inf)
 
 
-def _attention_size(config: ModelConfig) -> int:
+def _mixing_size(config: ModelConfig, layer: int) -> int:
     """The weights of a layer's projections."""
+    if config.recurrent is None or not config.is_recurrent(layer):
+        return _attention_size(config)
+    return config.hidden_size * (config.recurrent.mixer.in_size + config.recurrent.mixer.out_size)
+
+
+def _attention_size(config: ModelConfig) -> int:
     latent, heads = config.latent, config.num_heads
     if latent is None:
         return config.hidden_size * config.head_dim * (2 * heads + 2 * config.num_kv_heads)

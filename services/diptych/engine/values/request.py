@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,13 @@ from diptych.generation.segments import ContentSegment
 from diptych.kvtransfer.ownership import Pages
 
 NO_PAGES: Pages = np.empty(0, dtype=np.int32)
+
+
+class Snapshot(NamedTuple):
+    """Pages of a request's own that hold its state after so many tokens, or will when a step has written it."""
+
+    num_tokens: int
+    pages: Pages
 
 
 class TokenCounts:
@@ -100,6 +108,10 @@ class Request:
     num_prior_output_tokens: int = 0  # of the prompt's tail: output of an earlier attempt
     adapter: int = NO_ADAPTER  # slot of the adapter it runs with
     contents: Sequence[ContentSegment] = ()  # of the prompt: what is no tokens
+    state_len: int = 0  # tokens whose state a peer writes or reads, in pages of the request's own; 0: none does
+    state_from: Pages | None = None  # what the next step begins with; no pages: nothing; None: it goes on
+    cuts: tuple[int, ...] = ()  # chunks end after so many tokens, for others to begin there
+    snapshots: list[Snapshot] = field(default_factory=list, repr=False)
     allowed: I32 | None = field(default=None, repr=False)  # `allowed_token_ids` as a mask, once a step has needed it
     matcher: Matcher | None = None  # None: the request has no grammar, or it is being compiled
 

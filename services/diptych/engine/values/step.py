@@ -37,7 +37,8 @@ def chunk_len(request: Request, start: int, max_tokens: int) -> int:
     """Return how many tokens of the request a chunk from `start` on has, at most `max_tokens`."""
     if request.prompt_logprobs is not None:
         max_tokens = min(max_tokens, MAX_SCORED_TOKENS)
-    return min(request.num_tokens - start, max_tokens)
+    ends = (cut for cut in request.cuts if cut > start)
+    return min(next(ends, request.num_tokens) - start, max_tokens)
 
 
 def next_chunk(request: Request, max_tokens: int) -> Chunk:
@@ -71,8 +72,12 @@ class Step:
         return self.drafts.get(request.room, ()) if self.drafts else ()
 
     def launch(self) -> None:
-        """Count its tokens as computed."""
+        """Count its tokens as computed; where states come from was said to whoever computes them."""
         self._count(1)
+        for request in self.decodes:
+            request.state_from = None
+        for chunk in self.chunks:
+            chunk.request.state_from = None
 
     def undo(self) -> None:
         """Its tokens were not computed after all."""

@@ -30,7 +30,7 @@ class BodyBudget:
         """Return what one body takes, which is nothing yet. `caller`: empty for whoever has no name."""
         return HeldBody(self, caller)
 
-    def take(self, caller: str, num_bytes: int) -> None:
+    def charge(self, caller: str, num_bytes: int) -> None:
         """Raises `RateLimited` if it is too much for one caller, `Overloaded` if it is for all."""
         share = self._max_bytes // SHARE
         if caller and self._held[caller] + num_bytes > share:
@@ -43,7 +43,7 @@ class BodyBudget:
         self._held[caller] += num_bytes
         self.num_bytes += num_bytes
 
-    def give_back(self, caller: str, num_bytes: int) -> None:
+    def refund(self, caller: str, num_bytes: int) -> None:
         self._held[caller] -= num_bytes
         self.num_bytes -= num_bytes
         self._forget_empty(caller)
@@ -64,11 +64,11 @@ class HeldBody:
     def grow_to(self, num_bytes: int) -> None:
         """The body has so many bytes now. Raises `Overloaded`."""
         if num_bytes > SMALL_BYTES:
-            self._budget.take(self._caller, num_bytes - self._num_bytes)
+            self._budget.charge(self._caller, num_bytes - self._num_bytes)
             self._num_bytes = num_bytes
 
     def release(self) -> None:
         """Its request has ended; a second time it changes nothing."""
         if self._num_bytes:
-            self._budget.give_back(self._caller, self._num_bytes)
+            self._budget.refund(self._caller, self._num_bytes)
             self._num_bytes = 0

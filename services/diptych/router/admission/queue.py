@@ -1,9 +1,9 @@
 """Who is worked on next when more is asked for than the router takes at once. Pure: it is told the time.
 
-Rule: the highest priority goes first; among equals tenants take turns by places (`fair_line`), and a tenant's claims go
-as they came. Nobody passes the head of a line, so that what needs many places gets them. Whoever can't begin in time,
-by the pace at which places come free, is refused when it comes and not when its time is up; but the first in line may
-always wait, else a pace that was slow once would never be corrected. A full line refuses for a newcomer whoever has
+Rule: the highest priority goes first; among equals tenants take turns by places (`fair_queue`), and a tenant's claims
+go as they came. Nobody passes the head of a line, so that what needs many places gets them. Whoever can't begin in
+time, by the pace at which places come free, is refused when it comes and not when its time is up; but the first in line
+may always wait, else a pace that was slow once would never be corrected. A full line refuses for a newcomer whoever has
 less right to wait: the lowest priorities, then the newest claims of tenants that wait for more places than the
 newcomer's will. Where that is not enough, it refuses the newcomer.
 """
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.router.admission.fair_line import FairLine, Waiting
+from diptych.router.admission.fair_queue import FairQueue, Waiting
 
 MAX_RETRY_AFTER_S: Final = 60.0
 PACE_WEIGHT: Final = 0.1  # of the newest interval between departures
@@ -79,7 +79,7 @@ class AdmissionQueue:
         self._limits = limits
         self._running: dict[int, int] = {}  # claim to its places
         self._waiting: dict[int, Waiting] = {}  # by number
-        self._lines: dict[int, FairLine] = {}  # by rank, that is minus the priority; never empty
+        self._lines: dict[int, FairQueue] = {}  # by rank, that is minus the priority; never empty
         self._expiries = _Expiries()
         self._pace = _Pace()
         self._next_number = 0
@@ -106,7 +106,7 @@ class AdmissionQueue:
         late_s = self._wait_s(newcomer, ahead) - patience_s
         if late_s > 0 and self._waiting:
             return number, [Refused(number, Reason.TOO_LATE, min(late_s, MAX_RETRY_AFTER_S))]
-        outcomes = [self._take_out(waiting, _reason(waiting, newcomer)) for waiting in displaced]
+        outcomes = [self._refuse(waiting, _reason(waiting, newcomer)) for waiting in displaced]
         self._pace.begin(now_s)
         self._add(newcomer)
         return number, outcomes
@@ -125,7 +125,7 @@ class AdmissionQueue:
         """Refuse those that have waited for too long; return what comes of it."""
         refused: list[Outcome] = []
         while (due_s := self.next_expiry_s) is not None and due_s <= now_s:
-            refused.append(self._take_out(self._waiting[self._expiries.first], Reason.EXPIRED))
+            refused.append(self._refuse(self._waiting[self._expiries.first], Reason.EXPIRED))
         return [*refused, *self._admit()]
 
     def _admit(self) -> list[Outcome]:
@@ -173,7 +173,7 @@ class AdmissionQueue:
         lacking = ahead + newcomer.num_places - (self._limits.max_running - self.num_running)
         return lacking * self._pace.seconds_per_place
 
-    def _take_out(self, waiting: Waiting, reason: Reason) -> Refused:
+    def _refuse(self, waiting: Waiting, reason: Reason) -> Refused:
         self._remove(waiting)
         return self._refused(waiting, reason)
 
@@ -183,7 +183,7 @@ class AdmissionQueue:
         return Refused(waiting.number, reason, min(line_s, MAX_RETRY_AFTER_S))
 
     def _add(self, waiting: Waiting) -> None:
-        self._lines.setdefault(waiting.rank, FairLine()).add(waiting)
+        self._lines.setdefault(waiting.rank, FairQueue()).add(waiting)
         self._waiting[waiting.number] = waiting
         self._expiries.add(waiting)
         self.num_waiting += waiting.num_places

@@ -23,7 +23,7 @@ MAX_BUSY: Final = 1 - 1 / math.sqrt(MEMORY)  # so many measurements can't tell m
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class WorkerSpeed:
     """What is known of one worker's speed."""
 
     prefill: Curve = PRIOR_PREFILL  # seconds to compute a prompt, by its tokens that are not cached
@@ -36,10 +36,10 @@ class Learned:
         return self.links.get(peer_id, self.transfer)
 
 
-UNKNOWN: Final = Learned()
+UNKNOWN: Final = WorkerSpeed()
 
 
-class Usual(NamedTuple):
+class RecentMeans(NamedTuple):
     """What requests and prefill workers are like lately, in the mean."""
 
     busy: float = 0.0  # share of the workers that have a prompt to compute, whenever a request comes
@@ -67,7 +67,7 @@ class Usual(NamedTuple):
         return min(1.0, self.found)
 
 
-UNKNOWN_USUAL: Final = Usual()
+UNKNOWN_USUAL: Final = RecentMeans()
 
 
 class _Lines(NamedTuple):
@@ -101,7 +101,7 @@ class Estimates:
         self._workers: dict[int, _Worker] = {}
         self._number = 0  # of measurements
         self._lines: _Lines | None = None  # derived; cleared by news
-        self._learned: dict[int, Learned] = {}  # likewise
+        self._learned: dict[int, WorkerSpeed] = {}  # likewise
         self._output_len = Ratio()
         self._busy = Ratio()
         self._found = Ratio()
@@ -112,17 +112,17 @@ class Estimates:
         return self._output_len.value(PRIOR_OUTPUT_LEN)
 
     @property
-    def usual(self) -> Usual:
+    def usual(self) -> RecentMeans:
         prompt_s = self._prefill.mean_y if self._prefill.weight else 0.0
         link_s = self._transfer.mean_x if self._transfer.weight else 0.0
-        return Usual(self._busy.value(0.0), prompt_s, link_s, self._found.value(UNKNOWN_USUAL.found))
+        return RecentMeans(self._busy.value(0.0), prompt_s, link_s, self._found.value(UNKNOWN_USUAL.found))
 
     @property
     def are_measured(self) -> bool:
         """Whether the speed of any worker is known."""
         return self._prefill.weight > 0
 
-    def of(self, instance_id: int) -> Learned:
+    def of(self, instance_id: int) -> WorkerSpeed:
         if instance_id not in self._learned:
             self._learned[instance_id] = self._derive(self._workers.get(instance_id) or _Worker())
         return self._learned[instance_id]
@@ -187,10 +187,10 @@ class Estimates:
         worker.measured_at = self._number
         return worker
 
-    def _derive(self, worker: _Worker) -> Learned:
+    def _derive(self, worker: _Worker) -> WorkerSpeed:
         kept = math.exp((worker.measured_at - self._number) / PATIENCE)
         lines = self._expected
-        return Learned(
+        return WorkerSpeed(
             worker.prefill.scale(lines.prefill, kept),
             worker.decode.scale(lines.decode, kept),
             worker.grant_wait.value(self._grant_wait.value(0.0)),

@@ -23,7 +23,7 @@ from diptych.router.request import ClientRequest, is_usable, new_request_id, req
 from diptych.router.serve.pipeline import Pipeline
 from diptych.router.serve.response import interleave, wholes
 from diptych.router.serve.validation import MAX_TOKENS
-from diptych.router.tracing.record import NO_TRACE, REQUEST_ID, Attributes, Edge, Trace
+from diptych.router.tracing.record import NO_TRACE, REQUEST_ID, Attributes, EntryPoint, Trace
 from diptych.router.tracing.tracer import Tracer
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 
@@ -38,14 +38,14 @@ INFERENCE: Final = inference_pb2.DESCRIPTOR.services_by_name["Inference"]
 STATUSES: Final = {OK: "OK", DISCONNECTED: "CANCELLED"}  # of calls that end without an error of ours
 
 
-def _edge(method: str, *, stream: bool) -> Edge:
+def _entry_point(method: str, *, stream: bool) -> EntryPoint:
     name = f"{INFERENCE.full_name}/{method}"
     attributes: Attributes = {"rpc.system.name": "grpc", "rpc.method": name, "gen_ai.request.stream": stream}
-    return Edge(name, attributes, "rpc.response.status_code")
+    return EntryPoint(name, attributes, "rpc.response.status_code")
 
 
-STREAM: Final = _edge("GenerateStream", stream=True)
-WHOLE: Final = _edge("Generate", stream=False)
+STREAM: Final = _entry_point("GenerateStream", stream=True)
+WHOLE: Final = _entry_point("Generate", stream=False)
 NOT_FOLLOWED: Final[AbstractContextManager[Trace]] = nullcontext(NO_TRACE)
 
 
@@ -136,8 +136,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if failure is not None:
             await abort(context, failure)  # may take until the client reads, or leaves
 
-    def _follow(self, context: Context, edge: Edge) -> AbstractContextManager[Trace]:
-        return NOT_FOLLOWED if self._tracer is None else self._tracer.follow(edge, _metadata(context))
+    def _follow(self, context: Context, entry_point: EntryPoint) -> AbstractContextManager[Trace]:
+        return NOT_FOLLOWED if self._tracer is None else self._tracer.follow(entry_point, _metadata(context))
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context

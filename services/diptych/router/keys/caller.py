@@ -112,7 +112,7 @@ class KeyHolder(Caller):
                 yield
             except Overloaded:
                 if per_minute:
-                    self._account.requests.give_back(1, per_minute, self._clock())
+                    self._account.requests.refund(1, per_minute, self._clock())
                 raise
         finally:
             self._account.places.release(num_requests)
@@ -127,7 +127,7 @@ class KeyHolder(Caller):
 
     def _charge(self, num_tokens: int) -> None:
         if per_minute := self._key.tokens_per_minute:
-            self._account.tokens.take(num_tokens, per_minute, self._clock())
+            self._account.tokens.charge(num_tokens, per_minute, self._clock())
 
     def _hold(self, num_requests: int) -> None:
         limit, places = self._key.max_concurrent, self._account.places
@@ -143,7 +143,7 @@ class KeyHolder(Caller):
         now_s, account, tokens = self._clock(), self._account, self._key.tokens_per_minute
         if tokens and (wait_s := account.tokens.wait_s(1, tokens, now_s)):
             self._refuse("tokens_per_minute", f"{tokens} tokens a minute", wait_s)
-        if per_minute and (wait_s := account.requests.take_if_there(1, per_minute, now_s)):
+        if per_minute and (wait_s := account.requests.charge_if_there(1, per_minute, now_s)):
             self._refuse("requests_per_minute", f"{per_minute} requests a minute", wait_s)
         self.num_calls += 1
 

@@ -61,10 +61,10 @@ void ledger_forget(int64_t *places, int64_t num_rows, int64_t process) {
         __atomic_store_n(&places[process * num_rows + row], 0, __ATOMIC_SEQ_CST);
 }
 
-// An allowance that refills steadily within `window` is one word: when it will be full again. Take what takes `cost` to
+// An allowance that refills steadily within `window` is one word: when it will be full again. Charge what takes `cost` to
 // refill if it is there, or with `always` even if not; return 0, or how long it takes until it is there. A negative cost
-// gives back.
-int64_t ledger_take(int64_t *full_at, int64_t cost, int64_t window, int64_t now, int64_t always) {
+// refunds.
+int64_t ledger_charge(int64_t *full_at, int64_t cost, int64_t window, int64_t now, int64_t always) {
     int64_t seen = load(full_at), wait, next;
     do {
         next = (seen > now ? seen : now) + cost;

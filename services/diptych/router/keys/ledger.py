@@ -34,7 +34,7 @@ _SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     "hold": (c_int64, [c_void_p, *[c_int64] * 5]),
     "release": (None, [c_void_p, c_int64, c_int64, c_int64]),
     "forget": (None, [c_void_p, c_int64, c_int64]),
-    "take": (c_int64, [c_void_p, *[c_int64] * 4]),
+    "charge": (c_int64, [c_void_p, *[c_int64] * 4]),
     "wait": (c_int64, [c_void_p, *[c_int64] * 3]),
 }
 
@@ -114,17 +114,17 @@ class Allowance:
         cost = _cost_ns(amount, per_minute)
         return float(self._library.ledger_wait(self._address, cost, MINUTE_NS, _ns(now_s))) / NS_PER_S
 
-    def take_if_there(self, amount: int, per_minute: int, now_s: float) -> float:
-        """Take `amount` and return 0; or take nothing, and return how long it takes until it is there."""
+    def charge_if_there(self, amount: int, per_minute: int, now_s: float) -> float:
+        """Charge `amount` and return 0; or charge nothing, and return how long it takes until it is there."""
         cost = _cost_ns(amount, per_minute)
-        return float(self._library.ledger_take(self._address, cost, MINUTE_NS, _ns(now_s), False)) / NS_PER_S
+        return float(self._library.ledger_charge(self._address, cost, MINUTE_NS, _ns(now_s), False)) / NS_PER_S
 
-    def take(self, amount: int, per_minute: int, now_s: float) -> None:
-        """Take `amount`, whether it is there or not."""
-        self._library.ledger_take(self._address, _cost_ns(amount, per_minute), MINUTE_NS, _ns(now_s), True)
+    def charge(self, amount: int, per_minute: int, now_s: float) -> None:
+        """Charge `amount`, whether it is there or not."""
+        self._library.ledger_charge(self._address, _cost_ns(amount, per_minute), MINUTE_NS, _ns(now_s), True)
 
-    def give_back(self, amount: int, per_minute: int, now_s: float) -> None:
-        self._library.ledger_take(self._address, -_cost_ns(amount, per_minute), MINUTE_NS, _ns(now_s), True)
+    def refund(self, amount: int, per_minute: int, now_s: float) -> None:
+        self._library.ledger_charge(self._address, -_cost_ns(amount, per_minute), MINUTE_NS, _ns(now_s), True)
 
 
 @dataclass(frozen=True, slots=True)

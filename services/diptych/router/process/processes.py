@@ -28,7 +28,7 @@ from diptych.common.health.health import HealthServer
 from diptych.common.health.probes import ROUTER_PATIENCE_S, Bounds
 from diptych.common.members.heartbeat import DESCRIPTOR_VARIABLE, LoopHeartbeat, SharedHeartbeat, new_heartbeat
 from diptych.common.net.ports import claim_for_processes, reserve_port
-from diptych.common.process_sight import wait_until_out_of_bounds
+from diptych.common.process_watch import wait_until_out_of_bounds
 from diptych.common.restart_policy import GiveUp, RestartPolicy
 from diptych.common.shared_memory import SharedMemory
 from diptych.router.config import RouterConfig

@@ -19,7 +19,7 @@ from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.generation.output import FailureCode
 from diptych.router.output import Delta, Report
 from diptych.router.serve.failure import LegFailure
-from diptych.router.serve.progress import Patience
+from diptych.router.serve.progress import WaitBudget
 from diptych.router.workers.legs import LegReceiver, Work
 from diptych.router.workers.worker_view import Pair
 from diptych.v1.worker_pb2 import LegOutput, LegStats, StartLeg
@@ -82,7 +82,7 @@ class Merger:
         elif token_ids:
             self._sort_in(Run(first_index, list(token_ids), logprobs))
 
-    def take(self) -> tuple[list[int], TokenLogprobs | None]:
+    def pop(self) -> tuple[list[int], TokenLogprobs | None]:
         """Return the tokens that are next, and their log-probabilities if they have them."""
         ready, self._ready = self._ready, []
         if not self._logprobs:
@@ -135,10 +135,10 @@ class Attempt:
         legs: Mapping[LegKind, tuple[Session, StartLeg]],
         prompt: bytes,
         work: Work,
-        patience: Patience,
+        wait_budget: WaitBudget,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` is that of `patience`."""
+        """`clock` is that of `wait_budget`."""
         self.room = room
         self.stats: dict[LegKind, LegStats] = {}
         self._told: set[LegKind] = set()  # legs that ended well, and said all that they measured
@@ -151,7 +151,7 @@ class Attempt:
         self._failure: LegFailure | None = None
         self._suspected: LegFailure | None = None  # the failure, unless the other leg knows better
         self._waiter: asyncio.Future[None] | None = None  # who waits for news
-        self._patience = patience
+        self._wait_budget = wait_budget
         self._clock = clock
         self._timer = self._call_in_the_end()
         for kind, (session, start) in legs.items():
@@ -174,7 +174,7 @@ class Attempt:
         if self._failure and not self._merger.has_ready:
             raise AttemptFailed(self._failure)
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
-        token_ids, logprobs = self._merger.take()
+        token_ids, logprobs = self._merger.pop()
         return Delta(token_ids, self._finish if self._is_complete() else None, logprobs, prompt_logprobs)
 
     async def wait_for_prefill_end(self, timeout_s: float) -> None:
@@ -213,7 +213,7 @@ class Attempt:
         logprobs = logprobs_from_wire(output.logprobs) if output.HasField("logprobs") else None
         self._merger.accept(output.first_index, output.token_ids, logprobs)
         if output.token_ids:
-            self._patience.hear(self._clock())
+            self._wait_budget.on_tokens(self._clock())
         if output.finish_reason or output.HasField("error"):
             self._end(kind, output)
         self._tell()
@@ -256,15 +256,15 @@ class Attempt:
         self._tell()
 
     def _call_in_the_end(self) -> asyncio.TimerHandle:
-        return self._loop.call_later(max(0.0, self._patience.ends_s - self._clock()), self._end_if_it_is_time)
+        return self._loop.call_later(max(0.0, self._wait_budget.ends_s - self._clock()), self._end_if_it_is_time)
 
     def _end_if_it_is_time(self) -> None:
         """Something may have come meanwhile: timers are not set anew for each token."""
         now_s = self._clock()
-        if now_s < self._patience.ends_s:
+        if now_s < self._wait_budget.ends_s:
             self._timer = self._call_in_the_end()
         else:
-            self._settle(LegFailure(LegKind.DECODE, FailureCode.DEADLINE, self._patience.words(now_s)))
+            self._settle(LegFailure(LegKind.DECODE, FailureCode.DEADLINE, self._wait_budget.words(now_s)))
 
     def _needs_prefill(self) -> bool:
         """Once decode has produced a token or has ended, and token 0 is here, prefill has done its part."""

@@ -72,7 +72,7 @@ class Execution:
             except AttemptFailed as failed:
                 await self._recover(self._attempt or attempt, failed.failure)
                 continue
-            self._take(self._attempt or attempt, delta)
+            self._on_delta(self._attempt or attempt, delta)
             return delta
         return Delta((), finish)
 
@@ -133,7 +133,7 @@ class Execution:
         attempts.sort(key=lambda record: record.room == attempt.room)
         self._attempt, self._pair = attempt, attempts[-1].selection.pair
 
-    def _take(self, attempt: Attempt, delta: Delta) -> None:
+    def _on_delta(self, attempt: Attempt, delta: Delta) -> None:
         record = self._record.attempts[-1]
         if record.first_token_s is None:
             self._first_token(record)
@@ -230,9 +230,9 @@ class Execution:
             raise ModelNotFound(f"the adapter {adapter!r} has been unloaded")
 
     def _check_deadline(self) -> None:
-        patience, now_s = self._progress.patience, time.monotonic()
-        if now_s >= patience.ends_s:
-            raise DeadlineExceeded(f"{patience.words(now_s)}, and no worker could take it")
+        wait_budget, now_s = self._progress.wait_budget, time.monotonic()
+        if now_s >= wait_budget.ends_s:
+            raise DeadlineExceeded(f"{wait_budget.words(now_s)}, and no worker could take it")
 
 
 def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s: float) -> Attempt:
@@ -241,7 +241,7 @@ def start_attempt(fleet: Fleet, progress: Progress, selection: Selection, now_s:
     leg.compat = fleet.session(selection.pair.prefill_id).worker.record.compat
     parts = legs_of(selection.pair, leg).items()
     legs = {kind: (fleet.session(instance_id), each) for kind, (instance_id, each) in parts}
-    return Attempt(leg.room, legs, _prompt(progress), selection.work, progress.patience)
+    return Attempt(leg.room, legs, _prompt(progress), selection.work, progress.wait_budget)
 
 
 def _start_leg(progress: Progress, now_s: float) -> StartLeg:

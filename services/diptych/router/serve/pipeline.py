@@ -143,13 +143,13 @@ class Pipeline:
         execution = Execution(Progress(request, self._eos_ids, self._retries, self._dispatcher.rng), self._dispatcher)
         response = Response(request, OutputText(self._tokenizer_of(request), request.params), self.metrics)
         try:
-            piece, finish = response.take(await execution.next())
+            piece, finish = response.on_delta(await execution.next())
             self._gate.learn(request)
             while finish is None:
                 if piece.text or piece.token_ids or piece.prompt:
                     yield piece
                 response.handed_over()
-                piece, finish = response.take(await execution.next())
+                piece, finish = response.on_delta(await execution.next())
             execution.close()  # a stop string has cut it short: no more steps for it
             report = await execution.report(REPORT_WAIT_S) if request.client.wants_report else None
             usage = response.finished(execution.prompt_len, execution.cached_tokens)

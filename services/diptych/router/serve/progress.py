@@ -44,7 +44,7 @@ class Progress:
         self.request_len = request.prompt.num_tokens  # tokens of the request's own prompt
         self.output_ids: list[int] = []
         self.blamed: set[int] = set()  # instances to avoid
-        self.patience = Patience(request.client.life.deadline_s, request.silence_s, request.client.life.arrival_s)
+        self.wait_budget = WaitBudget(request.client.life.deadline_s, request.silence_s, request.client.life.arrival_s)
         self._eos_ids = eos_ids
         self._limits = limits
         self._rng = rng
@@ -120,7 +120,7 @@ class Progress:
         Where no worker of some role is listed, since `missing_since_s`, and none came within a whole wait, the request
         does not begin one of its own: nobody is coming.
         """
-        left_s = self.patience.ends_s - now_s
+        left_s = self.wait_budget.ends_s - now_s
         if self._lost_s is not None:
             since_s = self._lost_s if missing_since_s is None else min(self._lost_s, missing_since_s)
             return max(0.0, min(left_s, since_s + self._limits.lost_wait_s - now_s))
@@ -151,7 +151,7 @@ class Progress:
         return self._begun_s is not None and now_s - self._begun_s > self._limits.lost_wait_s
 
 
-class Patience:
+class WaitBudget:
     """How long one request still waits, over all its attempts. Times are of one clock.
 
     It goes on as long as something comes of it, and no longer than its client wants it.
@@ -168,7 +168,7 @@ class Patience:
         """When the request ends, unless something comes of it before."""
         return min(self.deadline_s, self._heard_s + self._silence_s)
 
-    def hear(self, now_s: float) -> None:
+    def on_tokens(self, now_s: float) -> None:
         """Tokens have come."""
         self._heard_s = now_s
 

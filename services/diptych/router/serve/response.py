@@ -38,14 +38,14 @@ class Response:
         self.stop = ""  # the stop string at which the output ended, if one did
         self.stop_token: int | None = None  # likewise: the token
         self._last_s = 0.0
-        self._taken_s = 0.0  # when the last delta came, until what became of it is handed over
+        self._received_s = 0.0  # when the last delta came, until what became of it is handed over
         self._busy_s = 0.0
 
-    def take(self, delta: Delta) -> tuple[Piece, Finish | None]:
+    def on_delta(self, delta: Delta) -> tuple[Piece, Finish | None]:
         """Return what of it is the client's, and how the output ended, if it did."""
-        self._taken_s = time.monotonic()
+        self._received_s = time.monotonic()
         if delta.token_ids:
-            self._observe_arrival(self._taken_s)
+            self._observe_arrival(self._received_s)
         if self._request.client.only_reads:
             delta = delta.of_prompt()
         shown = self._text.push(delta.token_ids, delta.finish, delta.logprobs)
@@ -65,12 +65,12 @@ class Response:
 
     def handed_over(self) -> None:
         """The client's connection has what was taken last."""
-        self._busy_s += time.monotonic() - self._taken_s
-        self._taken_s = 0.0
+        self._busy_s += time.monotonic() - self._received_s
+        self._received_s = 0.0
 
     def close(self) -> None:
         """No more is taken: note how long text and writing took, over the whole answer."""
-        if self._taken_s:
+        if self._received_s:
             self.handed_over()
         if self._busy_s:
             self._metrics.respond.observe(self._busy_s)
@@ -123,7 +123,7 @@ async def interleave(streams: Sequence[Stream]) -> AsyncGenerator[Batch, None]:
     try:
         num_open = len(streams)
         while num_open:
-            batch = await _take_all(ready)
+            batch = await _drain(ready)
             num_open -= sum(piece.end is not None for _, piece in batch)
             yield batch
     finally:
@@ -151,7 +151,7 @@ async def _pump(index: int, stream: Stream, ready: asyncio.Queue[tuple[int, Piec
         await ready.put((index, error))
 
 
-async def _take_all(ready: asyncio.Queue[tuple[int, Piece | Exception]]) -> Batch:
+async def _drain(ready: asyncio.Queue[tuple[int, Piece | Exception]]) -> Batch:
     items = [await ready.get()]
     while not ready.empty():
         items.append(ready.get_nowait())

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from diptych.generation.finish import Finish
 from diptych.generation.output_text import OutputText
 from diptych.generation.sampling_params import SamplingParams
-from diptych.router.admission.fair_line import FairLine, Waiting
+from diptych.router.admission.fair_queue import FairQueue, Waiting
 from diptych.router.request import (
     ChatPrompt,
     ClientRequest,
@@ -68,7 +68,7 @@ class Tokenization:
         self._thinks_in_text = tokenizer.showing(marks) is tokenizer  # a grammar knows no special tokens
         self._encoder = PromptEncoder(model.tokenizer, cache_bytes)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
-        self._long_threads = FairThreads(num_threads, "tokenize-long")
+        self._long_threads = FairThreadPool(num_threads, "tokenize-long")
 
     @property
     def cache(self) -> SegmentCache:
@@ -117,7 +117,7 @@ class Tokenization:
     async def _read(self, prompt: Prompt, client: ClientRequest, encode: Encode) -> Tokenized:
         match prompt:
             case TokenPrompt(ids):
-                tokenized = await self._do(partial(self._take, ids), client.account.tenant, len(ids))
+                tokenized = await self._do(partial(self._from_ids, ids), client.account.tenant, len(ids))
             case TextPrompt(text, add_special_tokens):
                 tokenized = await encode(prompt, text, add_special_tokens)
             case ChatPrompt():
@@ -136,7 +136,7 @@ class Tokenization:
         """At once if it is short: a thread that wants to go on must wait for the loop's, and the other way round."""
         return work() if num_steps <= max_steps else await self.run(work, tenant, num_steps)
 
-    def _take(self, ids: Sequence[int]) -> Tokenized:
+    def _from_ids(self, ids: Sequence[int]) -> Tokenized:
         check_ids(ids, self._model.vocab_size)
         return Tokenized(array(TOKEN_TYPE, ids))
 
@@ -194,8 +194,8 @@ def _num_chars_of(message: Mapping[str, Any]) -> int:
     return _CHARS_PER_MESSAGE + sum(map(len, shown))
 
 
-class FairThreads:
-    """A few threads for long work of one event loop, which tenants share: whose turn it is says a `FairLine`.
+class FairThreadPool:
+    """A few threads for long work of one event loop, which tenants share: whose turn it is says a `FairQueue`.
 
     Turns go by the steps of the work. So the long work of one tenant waits behind its own and, at most, a piece of
     another's. Work that nobody waits for any more leaves the line.
@@ -204,7 +204,7 @@ class FairThreads:
     def __init__(self, num_threads: int, name: str) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._num_free = num_threads
-        self._line = FairLine()
+        self._line = FairQueue()
         self._turns: dict[int, asyncio.Future[None]] = {}  # by the number of who waits in line
         self._next_number = 0
 

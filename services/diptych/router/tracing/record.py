@@ -35,7 +35,7 @@ Attributes: TypeAlias = Mapping[str, Attribute]
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class EntryPoint:
     """Where a call came in."""
 
     span_name: str
@@ -97,7 +97,7 @@ NO_TRACE: Final = Trace()  # of a call that nobody follows
 class CallTrace(Trace):
     """One call of a client that is followed."""
 
-    edge: Edge
+    entry_point: EntryPoint
     begun_s: float
     begun_ns: int  # the same moment on the wall's clock, since 1970
     parent: Mapping[str, str]  # what the client said of its own span
@@ -161,9 +161,9 @@ class Span:
 def span_of(call: CallTrace) -> Span:
     """Return the span of the whole call, without its parts: not every call is sampled."""
     found = {
-        **call.edge.attributes,
+        **call.entry_point.attributes,
         **call.attributes,
-        call.edge.status_attribute: call.status,
+        call.entry_point.status_attribute: call.status,
         **_usage(call),
         "gen_ai.response.finish_reasons": [output.end.finish.value for output in call.outputs if output.end] or None,
         "diptych.attempts": sum(len(output.attempts) for output in call.outputs),
@@ -171,7 +171,7 @@ def span_of(call: CallTrace) -> Span:
         "error.type": None if call.outcome == "ok" else call.outcome,
     }
     is_failure = call.outcome in FAILURES
-    return Span(call.edge.span_name, call.begun_s, call.ended_s, known(found), is_failure=is_failure)
+    return Span(call.entry_point.span_name, call.begun_s, call.ended_s, known(found), is_failure=is_failure)
 
 
 def parts_of(call: CallTrace) -> list[Span]:

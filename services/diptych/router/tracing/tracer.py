@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from diptych.common.errors import ConfigError
 from diptych.router.request import ChatPrompt, ClientRequest
-from diptych.router.tracing.record import CallTrace, Edge, Trace, parent_of
+from diptych.router.tracing.record import CallTrace, EntryPoint, Trace, parent_of
 
 LINGER_S: Final = 1.0  # after a call's end, for the last words of its prefill legs
 MAX_INT: Final = (1 << 63) - 1  # in a trace; a client may ask for more
@@ -43,9 +43,9 @@ class Tracer:
         self._ended: dict[CallTrace, asyncio.TimerHandle] = {}  # and not exported yet
 
     @contextmanager
-    def follow(self, edge: Edge, fields: Mapping[str, str]) -> Generator[CallTrace, None, None]:
+    def follow(self, entry_point: EntryPoint, fields: Mapping[str, str]) -> Generator[CallTrace, None, None]:
         """Follow a call that has come in, with these headers or metadata, until it is answered or given up."""
-        call = CallTrace(edge, time.monotonic(), time.time_ns(), parent_of(fields))
+        call = CallTrace(entry_point, time.monotonic(), time.time_ns(), parent_of(fields))
         try:
             yield call
         finally:

@@ -35,25 +35,25 @@ _ERRORS: Final = {each.grpc_status: each for each in (InvalidRequest, NotFound, 
 class AdapterAdmin:
     """Changes the adapters of a fleet, one at a time."""
 
-    def __init__(self, fleet: Fleet, trust: Trust, taken: Collection[str] = ()) -> None:
-        """`taken` are names that no adapter may have."""
+    def __init__(self, fleet: Fleet, trust: Trust, reserved: Collection[str] = ()) -> None:
+        """`reserved` are names that no adapter may have."""
         self._fleet = fleet
         self._trust = trust
-        self._taken = taken
+        self._reserved = reserved
         self._turn = asyncio.Lock()
 
     async def load(self, name: str, path: str) -> int:
         """Load an adapter everywhere; return on how many workers. Raises the first worker's error."""
-        if name in self._taken:
+        if name in self._reserved:
             raise InvalidRequest(f"{name!r} is a name of the model (--served-model-name): give the adapter another")
         async with self._turn:
             workers = self._workers()
             results = await _on_all(workers, lambda worker: self._load(worker, name, path))
             failures = {worker: result for worker, result in results.items() if isinstance(result, DiptychError)}
             if failures:
-                await self._take_back(name, results)
+                await self._roll_back(name, results)
                 raise next(iter(failures.values()))
-            await self._hear(lambda: all(name in worker.adapters for worker in self._known(workers)))
+            await self._wait_until(lambda: all(name in worker.adapters for worker in self._known(workers)))
         return len(workers)
 
     async def unload(self, name: str) -> int:
@@ -65,7 +65,7 @@ class AdapterAdmin:
             others = {worker: error for worker, error in failures.items() if not isinstance(error, NotFound)}
             if others or len(failures) == len(workers):
                 raise next(iter((others or failures).values()))
-            await self._hear(lambda: not any(name in worker.adapters for worker in self._known(workers)))
+            await self._wait_until(lambda: not any(name in worker.adapters for worker in self._known(workers)))
         return len(workers) - len(failures)
 
     def _workers(self) -> list[KnownWorker]:
@@ -81,7 +81,7 @@ class AdapterAdmin:
     def _all(self) -> list[KnownWorker]:
         return [session.worker for session in self._fleet.sessions()]
 
-    async def _take_back(self, name: str, results: Mapping[KnownWorker, LoadLoraResponse | DiptychError]) -> None:
+    async def _roll_back(self, name: str, results: Mapping[KnownWorker, LoadLoraResponse | DiptychError]) -> None:
         """Unload where this load succeeded, or where nobody knows."""
         touched = [worker for worker, result in results.items() if _may_have_loaded(result)]
         for worker, result in (await _on_all(touched, lambda worker: self._unload(worker, name))).items():
@@ -99,7 +99,7 @@ class AdapterAdmin:
             request = UnloadLoraRequest(instance_id=worker.record.instance_id, name=name)
             await WorkerAdminStub(channel).UnloadLora(request, timeout=CALL_TIMEOUT_S)
 
-    async def _hear(self, condition: Callable[[], bool]) -> None:
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
         try:
             async with asyncio.timeout(NEWS_TIMEOUT_S):
                 while not condition():

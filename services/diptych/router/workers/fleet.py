@@ -219,11 +219,11 @@ class Fleet:
         self.text_index.forget(instance_id)
         self.prefixes.forget(instance_id)
         if self._membership.has_ended(instance_id):
-            group.create_task(self._hear_out(session))
+            group.create_task(self._await_last_outputs(session))
         else:
             self._end(instance_id)
 
-    async def _hear_out(self, session: Session) -> None:
+    async def _await_last_outputs(self, session: Session) -> None:
         """Keep the stream for the last outputs: a goodbye comes by another connection, and may overtake them."""
         await session.wait_until_idle(LAST_WORDS_S)
         self._end(session.instance_id)

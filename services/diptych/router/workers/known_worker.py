@@ -96,15 +96,15 @@ class KnownWorker:
             record.not_ready,
         )
 
-    def take_record(self, record: Instance) -> None:
-        """Take a newer record. One that we can't read is none."""
+    def on_record(self, record: Instance) -> None:
+        """Keep a newer record. One that we can't read is none."""
         is_readable = record.role in WORKER_ROLES and record.state in _STATES
         if is_readable and record.instance_id == self.record.instance_id and record.state >= self.record.state:
             self.record = record
             self._note_layout()
 
-    def take_load(self, load: bootstrap_pb2.WorkerLoad) -> bool:
-        """Take a newer load; return whether it has other links."""
+    def on_load(self, load: bootstrap_pb2.WorkerLoad) -> bool:
+        """Keep a newer load; return whether it has other links."""
         self.load = load
         self.reported = reported_load(load, self.page_size)
         before, self._linked = self._linked, frozenset(load.linked_instances)

@@ -64,14 +64,14 @@ class Outbox:
             raise StopAsyncIteration
         batch = RouterBatch(router_instance_id=self._router_id, resync_kv=self._resync_kv)
         self._router_id, self._resync_kv = 0, False
-        legs = self._take_legs()
+        legs = self._pop_legs()
         if not self._starts:  # an abort must not overtake its start
             batch.abort.extend(self._aborts)
             self._aborts.clear()
             self._due.clear()
         return b"".join((batch.SerializeToString(), *legs))
 
-    def _take_legs(self) -> list[bytes]:
+    def _pop_legs(self) -> list[bytes]:
         parts: list[bytes] = []
         num_bytes = 0
         while self._starts and (not parts or num_bytes + sum(map(len, self._starts[0])) <= MAX_BATCH_BYTES):

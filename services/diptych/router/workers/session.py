@@ -87,8 +87,8 @@ class Session:
     def update(self, instance: bootstrap_pb2.Instance) -> None:
         """Take what bootstrap says of the worker, until it tells us itself: bootstrap's word may be older."""
         if not self._is_told:
-            self._take_load(instance.load)
-            self._take_record(instance)
+            self._on_load(instance.load)
+            self._on_record(instance)
 
     def view(self) -> WorkerView:
         return self.worker.view(is_reached=self.is_open)
@@ -180,7 +180,7 @@ class Session:
     def _receive(self, batch: WorkerBatch) -> None:
         if batch.HasField("instance"):  # first: it may say why legs end
             self._is_told = True
-            self._take_record(batch.instance)
+            self._on_record(batch.instance)
             self._on_change()
         now_s = time.monotonic()
         for output in batch.outputs:
@@ -193,15 +193,15 @@ class Session:
         if not self._legs:
             self._idle.set()
         if batch.HasField("load"):
-            self._take_load(batch.load)
+            self._on_load(batch.load)
         if batch.HasField("kv_events"):
-            self._take_kv_events(batch.kv_events)
+            self._on_kv_events(batch.kv_events)
 
-    def _take_record(self, record: bootstrap_pb2.Instance) -> None:
-        self.worker.take_record(record)
+    def _on_record(self, record: bootstrap_pb2.Instance) -> None:
+        self.worker.on_record(record)
         self._note_state()
 
-    def _take_kv_events(self, wire: KvEvents) -> None:
+    def _on_kv_events(self, wire: KvEvents) -> None:
         news = KvNews(wire.sequence, wire.cleared, wire.removed, wire.stored, wire.more)
         if not self._index.apply(self.instance_id, news):
             logger.warning("missed KV events of %s: asking for all", self.worker)
@@ -213,8 +213,8 @@ class Session:
         if self.worker.has_loaded:
             self._serving.set()
 
-    def _take_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
-        if self.worker.take_load(load):
+    def _on_load(self, load: bootstrap_pb2.WorkerLoad) -> None:
+        if self.worker.on_load(load):
             self._on_change()
 
 

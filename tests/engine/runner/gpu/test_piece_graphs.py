@@ -44,7 +44,6 @@ STEPS: Sequence[tuple[ForwardMode, Mapping[int, int]]] = (  # new tokens of each
     (EXTEND, {6: 7, 2: 1}),
 )
 INTERPRETED = "qwen3 moe, normalised, some layers dense"
-SPARSE = ("deepseek v3.2", "glm moe dsa")
 INTERPRETED_STEPS: Sequence[tuple[ForwardMode, Mapping[int, int]]] = ((EXTEND, {0: 3}), (MIXED, {0: 1, 1: 2}))
 NewDriver = Callable[..., Any]
 
@@ -92,8 +91,6 @@ def test_kernels_of_gpus_compute_in_pieces_what_they_compute_launched(
 ) -> None:
     """Interpreted for one family: some layers have experts, which padding tokens choose, too."""
     family = request.node.callspec.params["family_model"]
-    if family.startswith(SPARSE):
-        pytest.skip("no kernel of GPUs for sparse attention yet")
     if device.type == "cpu" and family != INTERPRETED:
         pytest.skip("interpreted for one family only")
     source = open_model(str(family_model.folder))
@@ -127,7 +124,7 @@ def model(source: ModelSource) -> LoadedModel:
 def test_logits_are_of_the_rows_that_are_asked_for(
     new_driver: NewDriver, source: ModelSource, model: LoadedModel
 ) -> None:
-    """Of prompt tokens, of some requests only, of none."""
+    """Logits are asked for of prompt tokens, of some requests only, of none."""
     (step,) = batches(new_driver(source), [(EXTEND, {0: 5, 1: 4})])
     of_prompt = replace(step, prompt_rows=PromptRows(np.array([1, 2, 6]), np.array([3, 4, 5]), 1))
     second = replace(step, num_sampled=np.array([0, 1]))

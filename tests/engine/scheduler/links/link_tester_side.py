@@ -60,7 +60,7 @@ def _run(transport: UcxTransport, tester: LinkTester) -> Verdict | None:
                 case LinkDown():
                     return None
                 case NoteReceived(peer, data):
-                    verdicts += tester.hear(peer, data)
+                    verdicts += tester.receive(peer, data)
                 case OpDone():
                     verdicts += tester.done(event) or []
     return verdicts[0]

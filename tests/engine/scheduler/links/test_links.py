@@ -207,7 +207,7 @@ def test_how_long_a_hand_off_took_to_leave_is_reported(two: Two) -> None:
     two.settle()
     for event in transport.poll():
         assert isinstance(event, OpDone)
-        posting.take(replace(event, seconds=0.5))
+        posting.on_done(replace(event, seconds=0.5))
     assert events == [HandOffSent(5, 0.5)]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from diptych.architectures.config import ModelConfig
+from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.matrix import Matrix
 from diptych.engine.models.ops import Ops
@@ -19,11 +20,26 @@ class Projections(Protocol):
     """`project_in`, then attention, then `project_out`: in the last layer of the tokens alone that are asked about."""
 
     def project_in(self, buffers: Buffers) -> None:
-        """`normed` -> `qkv`."""
+        """`normed` -> `qkv`, and `gates` where attention has them; of a recurrent layer: `projected`."""
         ...
 
     def project_out(self, buffers: Buffers) -> None:
-        """`attended` -> `delta`."""
+        """`attended`, which may be overwritten, and `gates` -> `delta`; of a recurrent layer: `mixed` -> `delta`."""
+        ...
+
+
+class StateMixer(Projections, Protocol):
+    """`Projections` of a layer that keeps a state in place of keys and values, and what is between them."""
+
+    def mix(self, projected: Tensor, state: tuple[Tensor, ...], batch: StagedBatch, out: Tensor) -> None:
+        """Mix each token of a step with the state of its request, and bring that up to date, in place.
+
+        `projected`: `[num_tokens, mixer.in_size]`, may be overwritten; `out`: `[num_tokens, mixer.out_size]`. `state`
+        has a tensor for each of `mixer.state_parts`, `[num_slots, *shape]`; the requests' slots are
+        `batch.state_slots`, and what a request begins with is there already. A request's tokens,
+        `batch.host.extend_lens` of them, are in the order of its text. What is computed for a request depends on its
+        own tokens alone, to the bit.
+        """
         ...
 
 
@@ -112,6 +128,7 @@ class AttentionBlock:
     ops: Ops
     qkv: Matrix
     qkv_bias: Tensor | None
+    gate: Matrix | None  # of what heads return, see `ModelConfig.attention_gate`
     o: Matrix
     o_bias: Tensor | None
     norm_in: QkNorms | None
@@ -125,6 +142,7 @@ class AttentionBlock:
             ops=ops,
             qkv=weights.matrix(f"{layer}.qkv"),
             qkv_bias=weights.vector(f"{layer}.qkv_bias"),
+            gate=weights.matrix(f"{layer}.gate") if config.attention_gate else None,
             o=weights.matrix(f"{layer}.o"),
             o_bias=weights.vector(f"{layer}.o_bias"),
             norm_in=_norms(config, weights, ops, layer),
@@ -135,12 +153,16 @@ class AttentionBlock:
         self.qkv.multiply(buffers.normed, buffers.qkv)
         if self.qkv_bias is not None:
             buffers.qkv.add_(self.qkv_bias)
+        if self.gate is not None:
+            self.gate.multiply(buffers.normed, buffers.gates)
         if self.norm_in is not None:
             self.norm_in.apply(buffers.qkv)
         if self.halves is not None:
             self.halves.apply(buffers.qkv)
 
     def project_out(self, buffers: Buffers) -> None:
+        if self.gate is not None:
+            self.ops.mul_sigmoid(buffers.attended, buffers.gates)
         self.o.multiply(buffers.attended, buffers.delta)
         self.ops.all_reduce(buffers.delta)
         if self.o_bias is not None:

@@ -16,7 +16,10 @@ class Buffers:
 
     normed: Tensor
     qkv: Tensor
+    gates: Tensor  # of `attended`, in models whose attention has them
     attended: Tensor
+    projected: Tensor  # what a recurrent layer mixes with its state
+    mixed: Tensor
     delta: Tensor  # to be added to the residual stream
     gate_up: Tensor
     activated: Tensor
@@ -24,8 +27,23 @@ class Buffers:
     @staticmethod
     def allocate(config: ModelConfig, num_tokens: int, dtype: torch.dtype, device: torch.device) -> Buffers:
         hidden, ffn = config.hidden_size, config.ffn_size
-        sizes = (hidden, config.qkv_size, config.num_heads * config.value_dim, hidden, 2 * ffn, ffn)
+        mixer = config.recurrent.mixer if config.recurrent else None
+        mixed = (mixer.in_size, mixer.out_size) if mixer else (0, 0)
+        attended = config.num_heads * config.value_dim
+        gates = attended if config.attention_gate else 0
+        sizes = (hidden, config.qkv_size, gates, attended, *mixed, hidden, 2 * ffn, ffn)
         return Buffers(*(torch.empty(num_tokens, size, dtype=dtype, device=device) for size in sizes))
+
+    def picked(self, rows: Tensor) -> Buffers:
+        """Return new ones with what layers have found for the tokens `rows`, for those that project it back."""
+        found = ("gates", "attended", "mixed")
+        of_rows = {each.name: getattr(self, each.name) for each in fields(self)}
+        return Buffers(
+            **{
+                name: each[rows] if name in found else each.new_empty(len(rows), each.shape[1])
+                for name, each in of_rows.items()
+            }
+        )
 
     def first(self, num_tokens: int) -> Buffers:
         """Return those of fewer tokens, in the same memory."""

@@ -22,7 +22,7 @@ from diptych.engine.models.lora import Loras
 from diptych.engine.models.pieces import Pieces, at_once
 from diptych.engine.runner.gpu.graphs import Graphs
 from diptych.engine.runner.gpu.inputs import StepInputs
-from diptych.engine.runner.gpu.ladder import rung_of, token_rung_of
+from diptych.engine.runner.gpu.ladder import NO_SLOT, rung_of, token_rung_of
 from diptych.engine.runner.gpu.piece_graphs import PieceGraphs
 from diptych.engine.runner.loaded_model import LoadedModel
 from diptych.engine.values.batch import ForwardBatch, GraphUse, OnLayer, SamplingBatch, StepResult, WaitForResult
@@ -92,7 +92,13 @@ class GpuRunner:
             if self._model.communicator is not None and (batch.input_ids < 0).any():
                 self._model.communicator.broadcast(self._newest)
             self.loras.begin(batch.adapters, batch.extend_lens, logits_rows(batch))
-            return self._queue(batch)
+            states = self._model.states
+            if states is None:
+                return self._queue(batch)
+            batch = states.before(batch)
+            logits = self._queue(batch)
+            states.behind(batch)
+            return logits
 
     def sample(self, batch: ForwardBatch, logits: Tensor, sampling: SamplingBatch) -> WaitForResult:
         """Queue the choice of the batch's tokens; the logits may be overwritten."""
@@ -116,14 +122,21 @@ class GpuRunner:
 
     def _replay(self, batch: ForwardBatch, rung: int) -> Tensor:
         """Queue a graph, capturing it first where there is none of this size."""
-        staged = self._inputs.stage_padded(batch, rung)
         if rung not in self.graphs:
-            self._model.attention.capture_metadata(staged)
-            self.graphs.capture(rung, lambda: self._forward(staged, None))
+            self._capture(batch, rung)
+        staged = self._inputs.stage_padded(batch, rung)
         self._model.attention.replay_metadata(staged)
         logits = self.graphs.replay(rung)
         self._tell_layers()
         return logits[: batch.batch_size]
+
+    def _capture(self, batch: ForwardBatch, rung: int) -> None:
+        """What is captured is run meanwhile, so nobody's state may take part: each would be a token further."""
+        staged = self._inputs.stage_padded(batch, rung)
+        if staged.state_slots is not None:
+            staged.state_slots.fill_(NO_SLOT)
+        self._model.attention.capture_metadata(staged)
+        self.graphs.capture(rung, lambda: self._forward(staged, None))
 
     def _replay_pieces(self, batch: ForwardBatch, rung: int) -> Tensor:
         """Queue a graph between each two layers' attention, capturing them first where there are none of this size."""

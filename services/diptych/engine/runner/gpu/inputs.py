@@ -14,7 +14,8 @@ from diptych.engine.runner.gpu.ladder import fill_up, pad
 from diptych.engine.runner.gpu.staging import ALIGNMENT, Staging
 from diptych.engine.values.batch import ForwardBatch
 
-NUM_ARRAYS: Final = 7
+NUM_ARRAYS: Final = 8
+NO_STATES: Final = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,10 @@ class StepLimits:
     def nbytes(self) -> int:
         """The bytes of a step's arrays."""
         num_tokens = self.max_step_tokens + self.max_samples
-        per_token, per_request = 4 * 8, (2 + self.max_pages) * 4  # ids, positions, slots, rows; lengths, starts, pages
+        per_token, per_request = (
+            4 * 8,
+            (2 + self.max_pages) * 4 + 8,
+        )  # ids, positions, slots, rows; lengths, starts, pages, states
         return num_tokens * per_token + (self.max_samples + 1) * per_request + NUM_ARRAYS * ALIGNMENT
 
 
@@ -79,7 +83,9 @@ class StepInputs:
             logits_rows(batch),
             batch.seq_lens.astype(np.int32),
             extend_starts(batch),
+            NO_STATES if batch.states is None else batch.states.slots,
             batch.page_table,
         )
-        ids, positions, slots, rows, lens, starts, table = self._staging.upload(arrays)
-        return StagedBatch(batch, ids, positions, slots, table, lens, starts, rows)
+        ids, positions, slots, rows, lens, starts, states, table = self._staging.upload(arrays)
+        has_states = batch.states is not None
+        return StagedBatch(batch, ids, positions, slots, table, lens, starts, rows, states if has_states else None)

@@ -13,6 +13,7 @@ same way through their collectives.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from diptych.common.arrays import I64
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 
-NO_SLOT: Final = -1  # where a padding row's KV goes
+NO_SLOT: Final = -1  # where a padding row's KV goes, and its state is
 TOKENS: Final = (16, 32, *range(64, 512, 64), *range(512, 2048, 128))
 
 
@@ -78,6 +79,7 @@ def pad(batch: ForwardBatch, size: int) -> ForwardBatch:
         seq_lens=_pad(batch.seq_lens, missing, 0),
         extend_lens=_pad(batch.extend_lens, missing, 1),
         num_sampled=_pad(batch.num_sampled, missing, 1),
+        states=batch.states and replace(batch.states, slots=_pad(batch.states.slots, missing, NO_SLOT)),
     )
 
 

@@ -149,7 +149,7 @@ class Linking:
                 self._connect(peer, link)
 
     def expire(self) -> None:
-        """End tests that take too long. Call after `take`: an answer may have come while a long step ran here."""
+        """End tests that take too long. Call after `on_event`: an answer may have come while a long step ran here."""
         if self._links:
             self._apply(self._tester.expire())
 
@@ -158,16 +158,16 @@ class Linking:
         times = [link.retry_s for link in self._links.values() if link.state is LinkState.DOWN]
         return min((at_s for at_s in (*times, self._tester.next_deadline_s()) if at_s is not None), default=None)
 
-    def take(self, event: TransportEvent) -> bool:
+    def on_event(self, event: TransportEvent) -> bool:
         """Return whether the event was about links or their tests; nobody else need look at it then."""
         match event:
             case LinkUp(peer):
                 self._links[peer].on(Signal.LINKED)
                 self._apply(self._tester.begin(peer))
             case LinkDown(peer, reason):
-                self._take_down(peer, reason)
+                self._on_down(peer, reason)
             case NoteReceived(peer, data) if peer not in self.up:
-                self._apply(self._tester.hear(peer, data))
+                self._apply(self._tester.receive(peer, data))
             case OpDone():
                 verdicts = self._tester.done(event)
                 self._apply(verdicts or ())
@@ -176,7 +176,7 @@ class Linking:
                 return False
         return True
 
-    def take_events(self) -> list[Event]:
+    def pop_events(self) -> list[Event]:
         """Return what the scheduler must hear."""
         events, self._events = self._events, []
         return events
@@ -217,7 +217,7 @@ class Linking:
         self._announce()
         self._events.append(PeerUp(passed.peer, self._transport.lands_in_parts(passed.peer)))
 
-    def _take_down(self, peer: int, reason: str) -> None:
+    def _on_down(self, peer: int, reason: str) -> None:
         link = self._links.pop(peer)
         link.on(Signal.CLOSED)
         failed = link.verdict if isinstance(link.verdict, Failed) else None

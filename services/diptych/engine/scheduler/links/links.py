@@ -86,9 +86,9 @@ class Links:
     def poll(self, suspects: set[int]) -> list[Event]:
         """Return what happened since the last call, without waiting."""
         for event in self._transport.poll():
-            self._take(event)
+            self._on_event(event)
         self.linking.expire()
-        self._events += self.linking.take_events()
+        self._events += self.linking.pop_events()
         self.posting.post()
         if suspects:
             self._events.extend(WriterGone(peer) for peer in suspects if self._transport.writer_gone(peer))
@@ -101,20 +101,20 @@ class Links:
     def close(self) -> None:
         self._transport.close()
 
-    def _take(self, event: TransportEvent) -> None:
+    def _on_event(self, event: TransportEvent) -> None:
         if isinstance(event, LinkDown):
             self.posting.refuse_all(event.peer, event.reason)
             self._grants.link_down(event.peer)
-        if self.linking.take(event):
-            self._events += self.linking.take_events()
+        if self.linking.on_event(event):
+            self._events += self.linking.pop_events()
             return
         match event:
             case NoteReceived(peer, data, digest):
-                self._take_note(peer, data, digest)
+                self._on_note(peer, data, digest)
             case OpDone():
-                self.posting.take(event)
+                self.posting.on_done(event)
 
-    def _take_note(self, peer: int, data: bytes, digest: int | None) -> None:
+    def _on_note(self, peer: int, data: bytes, digest: int | None) -> None:
         try:
             note = note_codec.decode(data, sender=peer, target=self._transport.instance_id)
         except MalformedNote as error:

@@ -143,7 +143,7 @@ class Posting:
 
     def layer_listener(self) -> OnLayer | None:
         """Return who is to hear of each layer of the next step; None when nobody cares."""
-        return self._take_layer if self._streams else None
+        return self._on_layer if self._streams else None
 
     def give_up_step(self) -> None:
         """The step that runs will not be complete: what follows it ends with what it has brought so far."""
@@ -153,7 +153,7 @@ class Posting:
             for _ in range(num_missing):
                 self._end_piece(write, "the step was given up", None)
 
-    def take(self, done: OpDone) -> None:
+    def on_done(self, done: OpDone) -> None:
         """An operation ended. It may be that of a note, which nobody waits for but to know how long it took."""
         if (write := self._writes.pop(done.op, None)) is not None:
             self._end_piece(write, done.error, done.digest)
@@ -184,7 +184,7 @@ class Posting:
             else:
                 self._refuse(job, reason)
 
-    def _take_layer(self, layer: int) -> None:
+    def _on_layer(self, layer: int) -> None:
         """The KV of a layer is in the pool, and so is that of all layers before it."""
         window = self._windows.get(layer + 1)
         if window is None:

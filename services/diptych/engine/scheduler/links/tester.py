@@ -26,7 +26,7 @@ from diptych.kvtransfer.probe.actions import (
     FillProbe,
     Measure,
     Passed,
-    Tell,
+    SendProbeNote,
     UsePath,
     Write,
 )
@@ -103,14 +103,14 @@ class LinkTester:
         refusal = "" if allowed else self._rule.refusal(paths, info.lanes)
         return self._perform(self._tests.begin(peer, allowed, self._clock(), refusal))
 
-    def hear(self, peer: int, data: bytes) -> list[Verdict]:
-        """Take a note of a link that is tested."""
+    def receive(self, peer: int, data: bytes) -> list[Verdict]:
+        """Handle a note of a link that is tested."""
         try:
             note = notes.decode(data, sender=peer, target=self._transport.instance_id)
         except MalformedNote as error:
             logger.error("dropped a note from %016x: %s", peer, error)
             return []
-        return self._perform(self._tests.hear(peer, note, self._clock()))
+        return self._perform(self._tests.receive(peer, note, self._clock()))
 
     def done(self, event: OpDone) -> list[Verdict] | None:
         """Return None for an operation that is not a test's."""
@@ -176,7 +176,7 @@ class LinkTester:
                 self._pool.fill_pattern(seed)
             case UsePath(peer, path):
                 transport.use_path(peer, path)
-            case Tell(peer, note):
+            case SendProbeNote(peer, note):
                 if isinstance(note, ProbeOffer):  # until the pages are lent to another peer
                     transport.grant_pages(peer, np.array(note.pages))
                 self._expect(transport.send_note(peer, self._encoded(peer, note)), action)

@@ -13,10 +13,10 @@ them, and one more slows them. What KV from elsewhere evicts is computed again.
 
 A second before the first token and one after it are not worth the same: an output that takes long anyway has more slack
 than a prompt. As seconds they are equal; as shares of what either phase takes, they differ by the ratio of both. The
-geometric mean is what counts here (`later_of`). Where objectives are known, they are not equal as seconds, but worth what
-each can spare: the ratio of what a first token may take to what is left of the time that the output may take. An output
-that is made where its prompt was computed also stops for prompts that come later, for as much of its time as prefill
-workers compute (`Prices.beside`). Without objectives nobody knows whether that matters more than a hand-off.
+geometric mean is what counts here (`later_of`). Where objectives are known, seconds are not equal, but worth what each
+can spare: the ratio of what a first token may take to what is left of the time that the output may take. An output that
+is made where its prompt was computed then also pays for prompts that come later and stop it, for as much of its time as
+prefill workers compute (`Prices.beside`). Without objectives nobody knows whether that matters more than a hand-off.
 """
 
 from __future__ import annotations

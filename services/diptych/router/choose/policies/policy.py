@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from diptych.common.members.roles import LegKind
-from diptych.router.choose.estimates import UNKNOWN, UNKNOWN_USUAL, Learned, Usual
+from diptych.router.choose.estimates import UNKNOWN, UNKNOWN_USUAL, RecentMeans, WorkerSpeed
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 
 MAX_SHARE: Final = 1.25  # of the mean load: who would have more, with this request, has more than its share
@@ -30,7 +30,7 @@ class Worker:
     instance_id: int
     load: WorkerLoad
     cached_tokens: int = 0  # leading tokens of the prompt that it is known, or believed, to have
-    learned: Learned = UNKNOWN
+    learned: WorkerSpeed = UNKNOWN
     token_bytes: int = 0  # of KV, a token of its pool
 
 
@@ -65,7 +65,7 @@ class RequestView:
     session: str = ""  # who wants its requests at the same workers; empty: nobody
     prefix_key: int = 0  # hash of the prompt's first tokens
     output_len: float = 0.0  # tokens, as expected
-    usual: Usual = UNKNOWN_USUAL
+    usual: RecentMeans = UNKNOWN_USUAL
     objectives: Objectives = NO_OBJECTIVES
 
 

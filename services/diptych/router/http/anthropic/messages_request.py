@@ -13,7 +13,7 @@ from diptych.generation.grammar import Grammar
 from diptych.generation.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from diptych.router.http.fields import tool_fields
 from diptych.router.http.fields.request_fields import RequestFields, TopK, params_of
-from diptych.router.http.fields.strict_model import GenerationBody, Said, StrictModel
+from diptych.router.http.fields.strict_model import ConversationPart, GenerationBody, StrictModel
 from diptych.router.http.fields.tool_fields import (
     MAX_COUNT,
     FunctionName,
@@ -32,7 +32,7 @@ from diptych.router.serve.validation import MAX_MESSAGES, MAX_TOOLS
 from diptych.router.text.parsing.tool_use import ToolUse
 
 
-class Block(Said):
+class Block(ConversationPart):
     """What every block may have."""
 
     cache_control: dict[str, Any] | None = None  # without effect: what can be cached always is
@@ -82,7 +82,7 @@ AnyBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock,
 Blocks = Annotated[list[AnyBlock], MAX_COUNT, BeforeValidator(as_parts, json_schema_input_type=str | list[AnyBlock])]
 
 
-class Message(Said):
+class Message(ConversationPart):
     """One turn. An answer of this API can be sent back as it came."""
 
     role: Literal["user", "assistant", "system"]

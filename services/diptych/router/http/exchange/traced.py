@@ -8,7 +8,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from diptych.router.tracing.record import NO_TRACE, Edge, Trace
+from diptych.router.tracing.record import NO_TRACE, EntryPoint, Trace
 from diptych.router.tracing.tracer import Tracer
 
 TRACE: Final = "diptych.trace"  # in the scope
@@ -20,7 +20,7 @@ def with_traces(app: ASGIApp, tracer: Tracer, paths: Container[str]) -> ASGIApp:
     async def followed(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in paths:
             return await app(scope, receive, send)
-        with tracer.follow(_edge(scope), Headers(scope=scope)) as call:
+        with tracer.follow(_entry_point(scope), Headers(scope=scope)) as call:
             scope[TRACE] = call
 
             async def note(message: Message) -> None:
@@ -38,7 +38,7 @@ def trace_of(scope: Scope) -> Trace:
     return trace
 
 
-def _edge(scope: Scope) -> Edge:
+def _entry_point(scope: Scope) -> EntryPoint:
     path = scope["path"]
     attributes = {
         "http.request.method": "POST",
@@ -46,4 +46,4 @@ def _edge(scope: Scope) -> Edge:
         "url.path": path,
         "url.scheme": scope["scheme"],
     }
-    return Edge(f"POST {path}", attributes, "http.response.status_code")
+    return EntryPoint(f"POST {path}", attributes, "http.response.status_code")

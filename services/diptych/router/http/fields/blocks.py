@@ -64,7 +64,7 @@ class Blocks:
 
     def push(self, parts: Iterable[Part]) -> list[Change]:
         """Take the next parts; return what changes."""
-        return [change for part in parts for change in self._take(part)]
+        return [change for part in parts for change in self._on_part(part)]
 
     def close(self) -> list[Change]:
         """Close the block that is open, if one is."""
@@ -77,7 +77,7 @@ class Blocks:
     def has_calls(self) -> bool:
         return any(block.kind == "call" for block in self.all)
 
-    def _take(self, part: Part) -> list[Change]:
+    def _on_part(self, part: Part) -> list[Change]:
         match part:
             case Content(text):
                 return [*self._ensure("text"), self._grow(text)]

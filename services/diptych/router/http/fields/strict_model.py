@@ -22,7 +22,7 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Said(StrictModel):
+class ConversationPart(StrictModel):
     """A part of a conversation, which clients send back with what others put into it: unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import from_json
 
-from diptych.router.http.fields.strict_model import Said, StrictModel
+from diptych.router.http.fields.strict_model import ConversationPart, StrictModel
 from diptych.router.serve.validation import MAX_PARTS, MAX_TOOLS
 from diptych.router.text.parsing.tool_use import NAME_PATTERN, NO_ARGUMENTS, NO_TOOLS, Function, ToolUse, choose
 
@@ -85,14 +85,14 @@ Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 ToolChoice = Annotated[Mode | NamedTool | AllowedChoice, WrapValidator(_in_words)]
 
 
-class CalledFunction(Said):
+class CalledFunction(ConversationPart):
     """A function and its arguments, as the text of a JSON object."""
 
     name: str
     arguments: str
 
 
-class CallFields(Said):
+class CallFields(ConversationPart):
     """A call that the model made in an earlier turn."""
 
     id: str

@@ -11,7 +11,7 @@ from diptych.common.errors import InvalidRequest
 from diptych.generation.sampling_params import MAX_TOP_LOGPROBS
 from diptych.router.http.fields.fields import GenerationFields
 from diptych.router.http.fields.neutral_values import is_neutral
-from diptych.router.http.fields.strict_model import Said, Unsupported
+from diptych.router.http.fields.strict_model import ConversationPart, Unsupported
 from diptych.router.http.fields.tool_fields import CallFields, ToolChoice, Tools, shown_tools, tool_use
 from diptych.router.request import ChatPrompt
 from diptych.router.serve.validation import MAX_MESSAGES, MAX_PARTS
@@ -20,7 +20,7 @@ from diptych.router.text.parsing.tool_use import ToolUse
 ROLES: Final[Mapping[str, str]] = {"developer": "system"}  # the newer name for the same thing
 
 
-class TextPart(Said):
+class TextPart(ConversationPart):
     """A piece of the content of a message."""
 
     type: Literal["text"]
@@ -49,7 +49,7 @@ def _text_of(part: object) -> str:
 Calls = Annotated[list[CallFields], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
-class Message(Said):
+class Message(ConversationPart):
     """One turn. An answer of this API can be sent back as it came."""
 
     UNSUPPORTED: ClassVar[Sequence[str]] = ("function_call", "audio", "refusal", "annotations", "images")

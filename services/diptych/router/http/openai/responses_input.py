@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from diptych.router.http.fields.strict_model import Said
+from diptych.router.http.fields.strict_model import ConversationPart
 from diptych.router.http.fields.tool_fields import (
     MAX_COUNT,
     Turn,
@@ -27,7 +27,7 @@ from diptych.router.serve.validation import MAX_MESSAGES
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class TextPart(Said):
+class TextPart(ConversationPart):
     """Text that was sent, or that this API said."""
 
     type: Literal["input_text", "output_text", "text"]
@@ -39,7 +39,7 @@ class TextPart(Said):
 Parts = Annotated[list[TextPart], MAX_COUNT, BeforeValidator(as_parts, json_schema_input_type=str | list[TextPart])]
 
 
-class SentItem(Said):
+class SentItem(ConversationPart):
     """What every item may have, without effect."""
 
     id: str | None = None
@@ -72,7 +72,7 @@ class FunctionCallOutput(SentItem):
     output: Parts
 
 
-class ReasoningText(Said):
+class ReasoningText(ConversationPart):
     """A part of what the model thought."""
 
     type: Literal["reasoning_text", "summary_text"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from diptych.router.text.parsing.reader import Nesting, Reader, Reading, Take
+from diptych.router.text.parsing.reader import Nesting, Reader, Reading, Sink
 from diptych.router.text.parsing.tool_use import Function
 from diptych.router.text.parsing.writer import Read, Writer
 
@@ -72,7 +72,7 @@ def then(read: ReadCall, closing: str) -> ReadCall:
     def read_all(reader: Reader, writer: Writer) -> Reading[None]:
         yield from read(reader, writer)
         yield from reader.skip_blanks()
-        yield from reader.take(closing)
+        yield from reader.consume(closing)
 
     return read_all
 
@@ -111,7 +111,7 @@ def begin_call(reader: Reader, writer: Writer, name: str) -> Function:
 def json_calls(reader: Reader, writer: Writer) -> Reading[None]:
     """Read a call as a JSON object, or a list of them. Raises `NoCall`."""
     yield from reader.skip_blanks()
-    if not (yield from reader.take("[")):
+    if not (yield from reader.consume("[")):
         yield from json_call(reader, writer)
         return
     separator = ","
@@ -119,16 +119,16 @@ def json_calls(reader: Reader, writer: Writer) -> Reading[None]:
         yield from reader.skip_blanks()
         yield from json_call(reader, writer)
         yield from reader.skip_blanks()
-        separator = "," if (yield from reader.take(",")) else "]"
+        separator = "," if (yield from reader.consume(",")) else "]"
         if separator == ",":
             reader.hold(separator)
-    yield from reader.take("]")
+    yield from reader.consume("]")
 
 
 def json_call(reader: Reader, writer: Writer) -> Reading[None]:
     """Read one call: an object with its name and its arguments, in any order. Raises `NoCall`."""
     name, early = "", ""
-    more = yield from reader.take("{")
+    more = yield from reader.consume("{")
     while more:
         key = yield from _key(reader)
         if key == "name":
@@ -141,7 +141,7 @@ def json_call(reader: Reader, writer: Writer) -> Reading[None]:
         else:
             yield from _other(reader, key)
         yield from reader.skip_blanks()
-        more = yield from reader.take(",")
+        more = yield from reader.consume(",")
     yield from _expect(reader, "}")
     begin_call(reader, writer, name)
     writer.arguments(early or NONE)
@@ -160,47 +160,47 @@ def _other(reader: Reader, key: str) -> Reading[None]:
     yield from json_value(reader, _ignore)
 
 
-def json_arguments(reader: Reader, take: Take) -> Reading[None]:
+def json_arguments(reader: Reader, sink: Sink) -> Reading[None]:
     """Read arguments: an object, the text of one in a string, or null for none. They are arguments even if broken."""
     first = yield from reader.peek()
     if first == "{":
-        yield from json_value(reader, take)
+        yield from json_value(reader, sink)
     elif first == '"':
         quoted = yield from collected(reader, json_value)
         text = _unquoted(quoted)
-        take(quoted if text is None else text)
+        sink(quoted if text is None else text)
     else:
         literal = yield from collected(reader, json_value)
-        take(NONE if literal in ("", "null") else literal)
+        sink(NONE if literal in ("", "null") else literal)
 
 
-def collected(reader: Reader, read: Callable[[Reader, Take], Reading[Any]]) -> Reading[str]:
+def collected(reader: Reader, read: Callable[[Reader, Sink], Reading[Any]]) -> Reading[str]:
     """Return all that `read` takes."""
     pieces: list[str] = []
     yield from read(reader, pieces.append)
     return "".join(pieces)
 
 
-def json_value(reader: Reader, take: Take) -> Reading[None]:
+def json_value(reader: Reader, sink: Sink) -> Reading[None]:
     """Read one JSON value of any kind, as far as brackets and quotes tell."""
     first = yield from reader.peek()
     if first and first in '"{[':
-        yield from reader.while_open(Nesting().find_end, take)
+        yield from reader.while_open(Nesting().find_end, sink)
     else:
-        yield from reader.while_open(_end_of_literal, take)
+        yield from reader.while_open(_end_of_literal, sink)
 
 
 def _rest(reader: Reader) -> Reading[None]:
     """Read what an object has after its arguments; an end that is missing is no mistake."""
     yield from reader.skip_blanks()
-    while (yield from reader.take(",")):
+    while (yield from reader.consume(",")):
         try:
             yield from _key(reader)
         except NoCall:
             return
         yield from json_value(reader, _ignore)
         yield from reader.skip_blanks()
-    yield from reader.take("}")
+    yield from reader.consume("}")
 
 
 def _key(reader: Reader) -> Reading[str]:
@@ -230,7 +230,7 @@ def _unquoted(quoted: str) -> str | None:
 
 
 def _expect(reader: Reader, literal: str) -> Reading[None]:
-    if not (yield from reader.take(literal)):
+    if not (yield from reader.consume(literal)):
         raise NoCall
 
 

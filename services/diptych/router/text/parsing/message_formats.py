@@ -52,7 +52,7 @@ class ReasoningFormat:
         def read_message(reader: Reader, writer: Writer) -> Reading[None]:
             reader.hold()
             yield from reader.skip_blanks()
-            has_mark = yield from reader.take(self.opening)
+            has_mark = yield from reader.consume(self.opening)
             blanks = reader.release()
             if has_mark or is_open:
                 yield from reader.until((self.closing,), writer.reasoning)

@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 Reading = Generator[None, None, T]  # yields to get more text; returns what was read
-Take = Callable[[str], None]
+Sink = Callable[[str], None]
 
 
 class Reader:
@@ -51,39 +51,39 @@ class Reader:
 
     def skip_blanks(self) -> Reading[None]:
         while (yield from self.peek()).isspace():
-            self._take(self._at + 1)
+            self._consume(self._at + 1)
 
-    def take(self, literal: str) -> Reading[bool]:
+    def consume(self, literal: str) -> Reading[bool]:
         """Read `literal` if the text goes on with it, and tell whether it does."""
         while not self._ended and self._may_become(literal):
             yield
         found = self._text.startswith(literal, self._at)
         if found:
-            self._take(self._at + len(literal))
+            self._consume(self._at + len(literal))
         return found
 
-    def until(self, marks: Sequence[str], take: Take) -> Reading[str]:
+    def until(self, marks: Sequence[str], sink: Sink) -> Reading[str]:
         """Read up to the mark that is complete first, and past it; return it, "" at the end of the text."""
         beginnings = {mark[:1] for mark in marks}
         while True:
             found = _first(self._text, self._at, marks)
             if found is not None:
                 start, mark = found
-                take(self._take(start))
-                self._take(start + len(mark))
+                sink(self._consume(start))
+                self._consume(start + len(mark))
                 return mark
             may_begin = not self._ended and any(self._text.find(char, self._at) >= 0 for char in beginnings)
             num_kept = _num_open(self._text, self._at, marks) if may_begin else 0
-            take(self._take(len(self._text) - num_kept))
+            sink(self._consume(len(self._text) - num_kept))
             if self._ended:
                 return ""
             yield
 
-    def while_open(self, find_end: Callable[[str], int | None], take: Take) -> Reading[bool]:
+    def while_open(self, find_end: Callable[[str], int | None], sink: Sink) -> Reading[bool]:
         """Read on until `find_end`, which sees each piece once, says where it ends; tell whether it did."""
         while True:
             end = find_end(self._text[self._at :])
-            take(self._take(len(self._text) if end is None else self._at + end))
+            sink(self._consume(len(self._text) if end is None else self._at + end))
             if end is not None or self._ended:
                 return end is not None
             yield
@@ -92,7 +92,7 @@ class Reader:
         rest = self._text[self._at :]
         return len(rest) < len(literal) and literal.startswith(rest)
 
-    def _take(self, end: int) -> str:
+    def _consume(self, end: int) -> str:
         taken = self._text[self._at : end]
         self._at = end
         if self._held is not None:

@@ -46,7 +46,7 @@ class Writer:
         if text and self._is_heard:
             self._parts.append(ToolArguments(self._num_calls - 1, _sendable(text)))
 
-    def take_parts(self) -> list[Part]:
+    def pop_parts(self) -> list[Part]:
         """Return what is new."""
         parts, self._parts = self._parts, []
         return parts
@@ -90,11 +90,11 @@ class StreamParser:
     def push(self, text: str) -> list[Part]:
         self._reader.feed(text)
         next(self._reading)
-        return self._writer.take_parts()
+        return self._writer.pop_parts()
 
     def finish(self) -> list[Part]:
         self._reader.end()
         for _ in self._reading:
             raise AssertionError("at the end of the text a reading waits for more")
         self._writer.end()
-        return self._writer.take_parts()
+        return self._writer.pop_parts()

@@ -34,15 +34,15 @@ def read(reader: Reader, writer: Writer) -> Reading[None]:
 
 
 def _call(reader: Reader, writer: Writer) -> Reading[None]:
-    name = yield from collected(reader, lambda source, take: source.until((SEPARATOR,), take))
+    name = yield from collected(reader, lambda source, sink: source.until((SEPARATOR,), sink))
     if name == "function" and (yield from reader.peek()) != "{":
-        name = yield from collected(reader, lambda source, take: source.until(("\n",), take))
-        yield from reader.take(_FENCE + "json")
+        name = yield from collected(reader, lambda source, sink: source.until(("\n",), sink))
+        yield from reader.consume(_FENCE + "json")
     yield from named_call(reader, writer, name.strip())
     yield from reader.skip_blanks()
-    yield from reader.take(_FENCE)
+    yield from reader.consume(_FENCE)
     yield from reader.skip_blanks()
-    yield from reader.take(CALL_END)
+    yield from reader.consume(CALL_END)
 
 
 DEEPSEEK = ToolFormat(read, in_template=(CALL,), tokens=(BEGIN, END, CALL, SEPARATOR, CALL_END))

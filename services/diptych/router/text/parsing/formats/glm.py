@@ -23,17 +23,17 @@ def read(reader: Reader, writer: Writer) -> Reading[None]:
 
 
 def _call(reader: Reader, writer: Writer) -> Reading[None]:
-    name = yield from collected(reader, lambda source, take: source.while_open(_end_of_name, take))
+    name = yield from collected(reader, lambda source, sink: source.while_open(_end_of_name, sink))
     arguments = TaggedArguments(begin_call(reader, writer, name.strip()), writer)
     yield from reader.skip_blanks()
-    while (yield from reader.take(KEY)):
-        key = yield from collected(reader, lambda source, take: source.until((KEY_END,), take))
+    while (yield from reader.consume(KEY)):
+        key = yield from collected(reader, lambda source, sink: source.until((KEY_END,), sink))
         yield from reader.skip_blanks()
-        yield from reader.take(VALUE)
+        yield from reader.consume(VALUE)
         yield from arguments.read(reader, key, (VALUE_END,))
         yield from reader.skip_blanks()
     arguments.end()
-    yield from reader.take(CALL_END)
+    yield from reader.consume(CALL_END)
 
 
 def _end_of_name(text: str) -> int | None:

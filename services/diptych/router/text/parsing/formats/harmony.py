@@ -12,7 +12,7 @@ import re
 from typing import Final
 
 from diptych.router.text.parsing.calls import ToolFormat
-from diptych.router.text.parsing.reader import Reader, Reading, Take
+from diptych.router.text.parsing.reader import Reader, Reading, Sink
 from diptych.router.text.parsing.writer import Writer
 
 CHANNEL, MESSAGE, START, CONSTRAIN = "<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"
@@ -24,19 +24,19 @@ _RECIPIENT: Final = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
 
 def read(reader: Reader, writer: Writer) -> Reading[None]:
     """Text outside of any message is content, and so is a header that never ends."""
-    take: Take = writer.content
-    while mark := (yield from reader.until((*ENDS, CHANNEL, START), take)):
-        take = writer.content
+    sink: Sink = writer.content
+    while mark := (yield from reader.until((*ENDS, CHANNEL, START), sink)):
+        sink = writer.content
         if mark not in ENDS:
             pieces = [mark]
             is_header = yield from reader.until((MESSAGE,), pieces.append)
             header = "".join(pieces)
             if not is_header:
                 return writer.content(header)
-            take = _body(header, writer)
+            sink = _body(header, writer)
 
 
-def _body(header: str, writer: Writer) -> Take:
+def _body(header: str, writer: Writer) -> Sink:
     """Return where the text of a message with this header belongs."""
     recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
     if recipient and recipient[1] in writer.functions:

@@ -20,10 +20,10 @@ def read(reader: Reader, writer: Writer) -> Reading[None]:
 
 
 def _call(reader: Reader, writer: Writer) -> Reading[None]:
-    label = yield from collected(reader, lambda source, take: source.until((ARGUMENTS,), take))
+    label = yield from collected(reader, lambda source, sink: source.until((ARGUMENTS,), sink))
     yield from named_call(reader, writer, label.strip().removeprefix("functions.").partition(":")[0])
     yield from reader.skip_blanks()
-    yield from reader.take(CALL_END)
+    yield from reader.consume(CALL_END)
 
 
 KIMI = ToolFormat(read, in_template=(CALL,), tokens=(BEGIN, END, CALL, ARGUMENTS, CALL_END))

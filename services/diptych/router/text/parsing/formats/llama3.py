@@ -21,7 +21,7 @@ def read(reader: Reader, writer: Writer) -> Reading[None]:
 def _calls(reader: Reader, writer: Writer) -> Reading[None]:
     yield from json_calls(reader, writer)
     yield from reader.skip_blanks()
-    while (yield from reader.take(";")):
+    while (yield from reader.consume(";")):
         reader.hold(";")
         yield from json_calls(reader, writer)
         yield from reader.skip_blanks()

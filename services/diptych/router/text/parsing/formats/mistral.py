@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from diptych.router.text.parsing.calls import ToolFormat, collected, json_calls, named_call, read_marked
-from diptych.router.text.parsing.reader import Reader, Reading, Take
+from diptych.router.text.parsing.reader import Reader, Reading, Sink
 from diptych.router.text.parsing.writer import Writer
 
 CALL, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -31,14 +31,14 @@ def _calls(reader: Reader, writer: Writer) -> Reading[None]:
 
 def _with_name(reader: Reader, writer: Writer) -> Reading[None]:
     name = yield from collected(reader, _name)
-    if (yield from reader.take(CALL_ID)):
+    if (yield from reader.consume(CALL_ID)):
         yield from collected(reader, _name)
-    yield from reader.take(ARGUMENTS)
+    yield from reader.consume(ARGUMENTS)
     yield from named_call(reader, writer, name)
 
 
-def _name(reader: Reader, take: Take) -> Reading[bool]:
-    return reader.while_open(_end_of_name, take)
+def _name(reader: Reader, sink: Sink) -> Reading[bool]:
+    return reader.while_open(_end_of_name, sink)
 
 
 def _end_of_name(text: str) -> int | None:

@@ -12,7 +12,7 @@ import re
 from typing import Any, Final
 
 from diptych.router.text.parsing.calls import NoCall, ToolFormat, begin_call, collected, read_from_first
-from diptych.router.text.parsing.reader import Nesting, Reader, Reading, Take
+from diptych.router.text.parsing.reader import Nesting, Reader, Reading, Sink
 from diptych.router.text.parsing.writer import Writer
 
 MARK, MARK_END = "<|python_start|>", "<|python_end|>"
@@ -50,11 +50,11 @@ def _calls(reader: Reader, writer: Writer) -> Reading[None]:
         begin_call(reader, writer, name)
         writer.arguments(arguments)
     yield from reader.skip_blanks()
-    yield from reader.take(MARK_END)
+    yield from reader.consume(MARK_END)
 
 
-def _list(reader: Reader, take: Take) -> Reading[bool]:
-    return reader.while_open(Nesting(quotes=_QUOTES).find_end, take)
+def _list(reader: Reader, sink: Sink) -> Reading[bool]:
+    return reader.while_open(Nesting(quotes=_QUOTES).find_end, sink)
 
 
 PYTHONIC = ToolFormat(read, in_template=(MARK,), tokens=(MARK, MARK_END))
@@ -76,7 +76,7 @@ class Literals:
         """Read `[name(key=value, ...), ...]` and nothing more: names and arguments. Raises `NoLiteral`."""
         self._expect("[")
         calls = [self._call()]
-        while self._take(","):
+        while self._consume(","):
             calls.append(self._call())
         self._expect("]")
         if self._kind or self._at < len(self._text):
@@ -86,7 +86,7 @@ class Literals:
     def _call(self) -> tuple[str, str]:
         name, arguments = self._name(), {}
         self._expect("(")
-        while not self._take(")"):
+        while not self._consume(")"):
             key = self._name()
             self._expect("=")
             arguments[key] = self._value(0)
@@ -119,7 +119,7 @@ class Literals:
 
     def _items(self, closing: str, depth: int) -> list[Any]:
         items = []
-        while not self._take(closing):
+        while not self._consume(closing):
             items.append(self._value(depth + 1))
             if self._token != closing:
                 self._expect(",")
@@ -127,7 +127,7 @@ class Literals:
 
     def _members(self, depth: int) -> dict[str, Any]:
         members = {}
-        while not self._take("}"):
+        while not self._consume("}"):
             key = self._value(depth + 1)
             self._expect(":")
             members[str(key)] = self._value(depth + 1)
@@ -142,14 +142,14 @@ class Literals:
         self._next()
         return name
 
-    def _take(self, sign: str) -> bool:
+    def _consume(self, sign: str) -> bool:
         found = (self._kind, self._token) == ("sign", sign)
         if found:
             self._next()
         return found
 
     def _expect(self, sign: str) -> None:
-        if not self._take(sign):
+        if not self._consume(sign):
             raise NoLiteral
 
     def _next(self) -> None:

@@ -27,16 +27,16 @@ def read(reader: Reader, writer: Writer) -> Reading[None]:
 
 
 def _call(reader: Reader, writer: Writer) -> Reading[None]:
-    name = yield from collected(reader, lambda source, take: source.until((">",), take))
+    name = yield from collected(reader, lambda source, sink: source.until((">",), sink))
     arguments = TaggedArguments(begin_call(reader, writer, name.strip()), writer)
     yield from reader.skip_blanks()
-    while (yield from reader.take(PARAMETER)):
-        parameter = yield from collected(reader, lambda source, take: source.until((">",), take))
-        yield from reader.take("\n")
+    while (yield from reader.consume(PARAMETER)):
+        parameter = yield from collected(reader, lambda source, sink: source.until((">",), sink))
+        yield from reader.consume("\n")
         yield from arguments.read(reader, parameter.strip(), ("\n" + PARAMETER_END, PARAMETER_END))
         yield from reader.skip_blanks()
     arguments.end()
-    yield from reader.take(FUNCTION_END)
+    yield from reader.consume(FUNCTION_END)
 
 
 QWEN3_CODER = ToolFormat(read, in_template=(FUNCTION,), tokens=(BEGIN, END))

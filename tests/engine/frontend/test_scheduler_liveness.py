@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from diptych.engine.frontend.health import STOPPED_S, Pulse
+from diptych.engine.frontend.health import STOPPED_S, SchedulerLiveness
 from diptych.v1 import engine_pb2
 
 STALL_S = 60.0
@@ -41,12 +41,12 @@ def silent_at(patient: Patient, moments_s: list[float], answered_after: int = 0)
 
     async def watch() -> list[bool]:
         now_s = 0.0
-        pulse, seen = Pulse(patient, STALL_S, lambda: now_s), []
+        liveness, seen = SchedulerLiveness(patient, STALL_S, lambda: now_s), []
         for number, now_s in enumerate(moments_s):  # noqa: B007
-            await pulse.beat()
+            await liveness.beat()
             if number < answered_after:
-                pulse.take(patient.pings[-1])
-            seen.append(pulse.silence.done())
+                liveness.on_pong(patient.pings[-1])
+            seen.append(liveness.silence.done())
         return seen
 
     return asyncio.run(watch())
@@ -71,14 +71,14 @@ def test_a_stopped_process_is_silent_soon(patient: Patient) -> None:
 def test_an_answer_ends_the_silence(patient: Patient) -> None:
     async def watch() -> None:
         now_s = 0.0
-        pulse = Pulse(patient, STALL_S, lambda: now_s)
-        await pulse.beat()
+        liveness = SchedulerLiveness(patient, STALL_S, lambda: now_s)
+        await liveness.beat()
         now_s = STALL_S
-        await pulse.beat()
-        assert "silent for 60 s" in str(pulse.silence.result())
-        pulse.take(1)
-        assert not pulse.silence.done()
-        await pulse.beat()
+        await liveness.beat()
+        assert "silent for 60 s" in str(liveness.silence.result())
+        liveness.on_pong(1)
+        assert not liveness.silence.done()
+        await liveness.beat()
         assert patient.pings == [1, 2]
 
     asyncio.run(watch())

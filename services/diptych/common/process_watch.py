@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from diptych.common.health.probes import BEAT_S, LOOK_S, Bounds, Sight, Watch
+from diptych.common.health.probes import BEAT_S, LOOK_S, Bounds, ProcessSample, Watch
 from diptych.common.members.heartbeat import SharedHeartbeat
 
 _OWN_MEMORY: Final = ("RssAnon", "VmSwap")  # not that of files, which the system can drop
@@ -27,21 +27,21 @@ async def wait_until_out_of_bounds(
     """Return why a process must be ended, as soon as it must. Its silence does not count unless `is_judged`."""
     watch, counts_memory = Watch(bounds), bounds.memory_bytes > 0
     while True:
-        sight = look_at(pid, heartbeat, counts_memory=counts_memory)
-        if reason := watch.look(sight if is_judged() else replace(sight, beat_s=None)):
+        sample = look_at(pid, heartbeat, counts_memory=counts_memory)
+        if reason := watch.look(sample if is_judged() else replace(sample, beat_s=None)):
             return reason
         await asyncio.sleep(LOOK_S)
 
 
-def look_at(pid: int, heartbeat: SharedHeartbeat, *, counts_memory: bool) -> Sight:
+def look_at(pid: int, heartbeat: SharedHeartbeat, *, counts_memory: bool) -> ProcessSample:
     """Return what is seen now. What takes many files is read only of a process that misses a beat."""
     now_s, beat_s = time.monotonic(), heartbeat.last_s
     memory_bytes = own_memory(pid) if counts_memory else 0
     cpu_s = _cpu_s(_stat(Path(f"/proc/{pid}/stat")))
     if beat_s is None or now_s - beat_s < BEAT_S:
-        return Sight(now_s, beat_s, cpu_s, memory_bytes=memory_bytes)
+        return ProcessSample(now_s, beat_s, cpu_s, memory_bytes=memory_bytes)
     threads = [_stat(path) for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return Sight(
+    return ProcessSample(
         now_s,
         beat_s,
         cpu_s,

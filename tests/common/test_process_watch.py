@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from diptych.common.health.probes import Sight
+from diptych.common.health.probes import ProcessSample
 from diptych.common.members.heartbeat import new_heartbeat
-from diptych.common.process_sight import look_at, own_memory
+from diptych.common.process_watch import look_at, own_memory
 
 MIB = 2**20
 MEMORY = "held = bytearray(b'x' * (64 << 20)); print(flush=True); input()"
@@ -44,7 +44,7 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-def see(pid: int) -> Sight:
+def see(pid: int) -> ProcessSample:
     """One that has not beaten for as long as this machine runs."""
     with new_heartbeat() as (heartbeat, _):
         heartbeat.beat(1e-9)
@@ -75,5 +75,5 @@ def psutil_wait(pid: int, status: str) -> None:
 def test_of_a_process_that_is_gone_nothing_is_seen(start: Start) -> None:
     process = start(MEMORY)
     process.communicate("\n")
-    sight = see(process.pid)
-    assert (sight.cpu_s, sight.wants_cpu, sight.is_traced, sight.memory_bytes) == (0.0, False, False, 0)
+    sample = see(process.pid)
+    assert (sample.cpu_s, sample.wants_cpu, sample.is_traced, sample.memory_bytes) == (0.0, False, False, 0)

@@ -8,14 +8,14 @@ from itertools import count
 
 import pytest
 
-from diptych.router.admission.fair_line import MANY_GONE, FairLine, Waiting
+from diptych.router.admission.fair_queue import MANY_GONE, FairQueue, Waiting
 
 
 class Line:
     """A line to which claims come with numbers of their own."""
 
     def __init__(self) -> None:
-        self.line = FairLine()
+        self.line = FairQueue()
         self._numbers = count()
 
     def add(self, tenant: str, num_places: int = 1) -> Waiting:

@@ -30,7 +30,7 @@ class Waiting:
     latest_s: float  # to begin
 
 
-class FairLine:
+class FairQueue:
     """Claims that are equal but for whose they are and when they came."""
 
     def __init__(self) -> None:

@@ -1,0 +1,24 @@
+"""States of recurrent layers in pages: where others can begin whose text begins alike, and what is handed over. Pure.
+
+A request that runs has its state in a slot of its own, which has the number of its row. A *snapshot* is a copy of it
+in pages of the pool, after an exact number of tokens. So a state is owned, granted, sent, verified and evicted as any
+pages are.
+
+Which are made is decided at admission (as Marconi does, arXiv 2411.19379): one behind the last whole page before the
+prompt's end, where a conversation goes on; and one where the prompt leaves a text that is cached without a state, since
+then at least two requests have that text. A snapshot is evicted with the text that it stands behind.
+"""
+
+from __future__ import annotations
+
+from diptych.engine.values.request import Request
+
+
+def cuts(request: Request, begun: int, known: int, page_size: int) -> tuple[int, ...]:
+    """Return after how many tokens to make snapshots, ascending.
+
+    The request begins with a state after `begun` tokens, where the text of its first `known` is cached. Both are
+    multiples of the page size.
+    """
+    last = (request.num_tokens - 1) // page_size * page_size
+    return tuple(sorted({end for end in (known, last) if begun < end <= last}))

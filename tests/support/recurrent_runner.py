@@ -1,0 +1,71 @@
+"""A runner without a model whose tokens depend on a state of each request, too, besides all that is in its KV.
+
+The state is folded from the request's tokens one after the other, differently in every cell of its slot: one that is
+stale, advanced twice, short of a token, or in another one's pages gives a wrong token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from null_runner import NullRunner, entries, next_token
+
+from diptych.common.arrays import I64, U64
+from diptych.engine.values.batch import ForwardBatch
+
+_PRIME = np.uint64(0xD6E8_FEB8_6659_FD93)
+MAX_REQUESTS = 16
+
+
+class RecurrentRunner(NullRunner):
+    """Implements `Runner` and `OverlapRunner` over an integer KV pool `[num_pages, page_size]`."""
+
+    def __init__(self, kv: U64, vocab_size: int, pages_per_state: int) -> None:
+        super().__init__(kv, vocab_size)
+        self._kv = kv
+        self._states = np.full((MAX_REQUESTS, pages_per_state * kv.shape[1]), 99, dtype=np.uint64)  # nobody's
+
+    def logits(self, batch: ForwardBatch) -> list[int]:
+        moves = batch.states
+        assert moves is not None
+        self._states[moves.cleared] = 0
+        if len(moves.read_slots):
+            self._states[moves.read_slots] = self._kv[moves.read_pages].reshape(len(moves.read_slots), -1)
+        tokens = super().logits(batch)
+        spans = np.split(entries(batch.input_ids, batch.positions), np.cumsum(batch.extend_lens)[:-1])
+        for slot, span in zip(moves.slots.tolist(), spans, strict=True):
+            for entry in span:
+                self._states[slot] = folded(self._states[slot], entry)
+        if len(moves.written_slots):
+            shape = (*moves.written_pages.shape, self._kv.shape[1])
+            self._kv[moves.written_pages] = self._states[moves.written_slots].reshape(shape)
+        slots = moves.slots[batch.rows_of(batch.sampled_tokens)]
+        pairs = zip(tokens, (mixed(self._states[slot]) for slot in slots), strict=True)
+        return [(token + state) % self._vocab_size for token, state in pairs]
+
+
+def folded(state: U64, entry: np.uint64) -> U64:
+    """A state after one more token. Its cells differ."""
+    with np.errstate(over="ignore"):
+        result: U64 = (state ^ entry ^ np.arange(len(state), dtype=np.uint64)) * _PRIME + np.uint64(1)
+    return result
+
+
+def mixed(state: U64) -> int:
+    """What of a state goes into the next token: all its cells, and where they are."""
+    with np.errstate(over="ignore"):
+        return int(
+            (state * (np.arange(len(state), dtype=np.uint64) * np.uint64(2) + np.uint64(1))).sum() >> np.uint64(33)
+        )
+
+
+def expected_output(prompt: list[int], num_tokens: int, vocab_size: int, num_cells: int) -> list[int]:
+    """What any correct scheduler generates for `prompt`, where a state has so many cells."""
+    tokens, state, num_seen = list(prompt), np.zeros(num_cells, dtype=np.uint64), 0
+    for _ in range(num_tokens):
+        array: I64 = np.array(tokens, dtype=np.int64)
+        kv = entries(array, np.arange(len(array)))
+        for entry in kv[num_seen:]:
+            state = folded(state, entry)
+        num_seen = len(array)
+        tokens.append((next_token(kv, vocab_size) + mixed(state)) % vocab_size)
+    return tokens[len(prompt) :]
