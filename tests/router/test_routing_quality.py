@@ -20,6 +20,7 @@ from routing.trace import parse_rows, read_trace, synthetic_rows, whole_blocks
 
 from diptych.router.choose.policies import POLICIES
 from diptych.router.choose.policies.pair_cost import pair_cost
+from diptych.router.choose.policies.policy import NO_OBJECTIVES
 from diptych.router.workers.worker_view import Pair
 
 NUM_BLOCKS = 512
@@ -77,16 +78,15 @@ def test_no_policy_is_much_better_where_a_weight_for_misses_did_harm(seed: int, 
         assert own.goodput(*wanted) > 0.9 * other.goodput(*wanted)
 
 
-@pytest.mark.parametrize("seed", [28, 15], ids=["ten unified workers", "six, short prompts"])
-def test_who_knows_the_objectives_meets_more_of_them_with_unified_workers(seed: int) -> None:
-    load = member(seed, 700)
-    for wanted in load.objectives:
-        told, untold = (
-            outcome(load.fleet.replay(pair_cost, *known).open_loop(load.requests, 1.0), load.fleet.prefill_ids)
-            for known in ((wanted,), ())
-        )
-        assert told.goodput(*wanted) > 0.97 * untold.goodput(*wanted)
-    assert told.goodput(*load.objectives[2]) > 1.1 * untold.goodput(*load.objectives[2])
+@pytest.mark.parametrize("cell", [0, 2, 5])
+def test_unified_workers_meet_more_objectives_when_these_are_known(cell: int) -> None:
+    load = member(1)
+    wanted = load.objectives[cell]
+    told, untold = (
+        outcome(load.fleet.replay(pair_cost, known).open_loop(load.requests, 1.0), load.fleet.prefill_ids)
+        for known in (wanted, NO_OBJECTIVES)
+    )
+    assert told.goodput(*wanted) > 1.15 * untold.goodput(*wanted)
 
 
 # the family
