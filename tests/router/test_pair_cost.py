@@ -42,11 +42,12 @@ def decoding(num_requests: int) -> Worker:
     return busy(num_requests=num_requests, context_tokens=1000 * num_requests)
 
 
-def chosen(
-    pairs: Iterable[Pair], usual: RecentMeans = REQUEST.usual, objectives: Objectives = NO_OBJECTIVES, **workers: Worker
-) -> set[Pair]:
+def chosen(pairs: Iterable[Pair], usual: RecentMeans = REQUEST.usual, **workers: Worker) -> set[Pair]:
+    return chosen_for(replace(REQUEST, usual=usual), pairs, **workers)
+
+
+def chosen_for(request: RequestView, pairs: Iterable[Pair], **workers: Worker) -> set[Pair]:
     candidates = among(pairs, {int(name[1:]): worker for name, worker in workers.items()})
-    request = replace(REQUEST, usual=usual, objectives=objectives)
     return {pair_cost(candidates, replace(request, number=number)).pair for number in range(8)}
 
 
@@ -194,13 +195,16 @@ def test_outputs_with_much_slack_are_stopped_rather_than_a_prompt_kept_waiting()
     assert chosen(alone, RecentMeans(prompt_s=0.001), w1=queue, w2=outputs) == {Pair(2, 2)}
 
 
-def test_who_knows_the_objectives_waits_or_stops_outputs_as_these_allow() -> None:
+@pytest.mark.parametrize(
+    ("objectives", "wanted"),
+    [(NO_OBJECTIVES, Pair(1, 1)), (Objectives(0.02, 0.1), Pair(2, 2)), (Objectives(5.0, 0.02), Pair(1, 1))],
+    ids=["nobody said", "first tokens are urgent", "outputs are urgent"],
+)
+def test_who_knows_the_objectives_waits_or_stops_outputs_as_these_allow(objectives: Objectives, wanted: Pair) -> None:
     """The same queue and the same outputs: an output of 10 tokens takes 0.11 s here, a prompt as a rule 0.1 s."""
-    alone, queue, outputs = [Pair(1, 1), Pair(2, 2)], busy(num_queued=1, queued_tokens=700), decoding(2)
-    usual = RecentMeans(prompt_s=0.1)
-    assert chosen(alone, usual, w1=queue, w2=outputs) == {Pair(1, 1)}
-    assert chosen(alone, usual, Objectives(0.02, 0.1), w1=queue, w2=outputs) == {Pair(2, 2)}
-    assert chosen(alone, usual, Objectives(5.0, 0.02), w1=queue, w2=outputs) == {Pair(1, 1)}
+    request = replace(REQUEST, usual=RecentMeans(prompt_s=0.1), objectives=objectives)
+    queue, outputs = busy(num_queued=1, queued_tokens=700), decoding(2)
+    assert chosen_for(request, [Pair(1, 1), Pair(2, 2)], w1=queue, w2=outputs) == {wanted}
 
 
 @pytest.mark.parametrize("objectives", [Objectives(1.0, 0.0), Objectives(0.0, 0.1), NO_OBJECTIVES])
@@ -218,14 +222,18 @@ def test_a_second_after_the_first_token_is_worth_what_objectives_spare() -> None
     assert later_of(request, 2.0) == pytest.approx(math.sqrt(0.15 / 0.05 * 0.1 / 2.0))  # it has nothing to spare
 
 
-def test_outputs_keep_away_from_prompts_that_are_still_to_come_where_objectives_are_known() -> None:
-    """A hand-off delays an output by 0.03 s; made where prompts are computed for most of the time, it stops later."""
-    far = replace(IDLE, token_bytes=30_000)
-    workers, known = {"w1": far, "w2": replace(far, cached_tokens=0)}, Objectives(1.0, 0.1)
-    local, apart = {Pair(1, 1), Pair(2, 2)}, {Pair(1, 2), Pair(2, 1)}
-    assert chosen(UNIFIED, RecentMeans(0.9, prompt_s=0.1, found=0.0), **workers) <= local
-    assert chosen(UNIFIED, RecentMeans(0.1, prompt_s=0.1, found=0.0), known, **workers) <= local
-    assert chosen(UNIFIED, RecentMeans(0.9, prompt_s=0.1, found=0.0), known, **workers) <= apart
+@pytest.mark.parametrize(
+    ("busy_share", "objectives", "is_local"),
+    [(0.9, NO_OBJECTIVES, True), (0.1, Objectives(1.0, 0.1), True), (0.9, Objectives(1.0, 0.1), False)],
+    ids=["nobody said", "few prompts", "many prompts"],
+)
+def test_outputs_keep_away_from_prompts_that_are_still_to_come(
+    busy_share: float, objectives: Objectives, is_local: bool
+) -> None:
+    """A hand-off delays an output by 0.03 s."""
+    usual, far = RecentMeans(busy_share, prompt_s=0.1, found=0.0), replace(IDLE, token_bytes=30_000)
+    pairs = chosen_for(replace(REQUEST, usual=usual, objectives=objectives), UNIFIED, w1=far, w2=far)
+    assert {pair.is_local for pair in pairs} == {is_local}
 
 
 def test_an_output_is_not_made_where_prompts_wait_that_would_stop_it() -> None:
