@@ -288,6 +288,15 @@ INDEX = {
 }
 GROWING = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 32}
 GROWING |= {"llama_4_scaling_beta": 0.5, "max_position_embeddings": 256}
+GEMMA4 = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "vocab_size_per_layer_input": 200,
+    "hidden_size_per_layer_input": 0,
+}
+PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e5, "partial_rotary_factor": 0.5, "factor": 4.0}
 DELTA_NET = {
     "head_dim": 32,
     "linear_num_key_heads": 4,
@@ -300,6 +309,32 @@ GATED_MOE = MOE | {"num_experts": 6, "moe_intermediate_size": 24, "shared_expert
 SECTIONS = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
 
 
+KIMI = (
+    MOE
+    | LATENT
+    | {
+        "q_lora_rank": None,
+        "num_key_value_heads": 4,
+        "num_local_experts": 8,
+        "moe_intermediate_size": 24,
+        "linear_num_heads": 4,
+        "linear_head_dim": 24,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    }
+)
+NEMOTRON = MOE | {
+    "head_dim": 24,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "n_groups": 4,
+    "ssm_state_size": 20,
+    "chunk_size": 32,
+    "n_routed_experts": 6,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "mlp", "moe"],
+}
+LFM2 = {"layer_types": ["conv", "full_attention", "conv", "conv"], "tie_word_embeddings": True}
 CASES: Final = {
     "gpt oss": Case("GptOss", GPT_OSS),
     "llama": Case("Llama", {"head_dim": 64}),
@@ -339,6 +374,33 @@ CASES: Final = {
                 "sliding_attention": PLAIN,
             },
         },
+    ),
+    "gemma4, windows and wide heads": Case("Gemma4", GEMMA4),
+    "gemma4, values of keys, caps, still dimensions stretched": Case(
+        "Gemma4",
+        GEMMA4
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 5.0}
+        | {"rope_parameters": {"sliding_attention": PLAIN, "full_attention": PROPORTIONAL}},
+    ),
+    "gemma4, borrowed keys, wide networks, inputs of each layer": Case(
+        "Gemma4",
+        GEMMA4
+        | {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3}
+        | {"num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8},
+    ),
+    "gemma4, experts beside a network": Case(
+        "Gemma4",
+        GEMMA4
+        | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24}
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 2, "num_kv_shared_layers": 2}
+        | {"hidden_size_per_layer_input": 8},  # transformers does not slice inputs that are none
+    ),
+    "gemma4 with images and sounds": Case(
+        "Gemma4",
+        GEMMA4
+        | {"num_kv_shared_layers": 1, "hidden_size_per_layer_input": 16, "use_bidirectional_attention": "vision"}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"]},
+        images=True,
     ),
     "phi3": Case("Phi3", {"rope_parameters": PLAIN | {"partial_rotary_factor": 1.0}, "sliding_window": 40}),
     "phi3, rope for short texts": Case("Phi3", PHI4 | {"original_max_position_embeddings": 256}),
@@ -452,6 +514,43 @@ CASES: Final = {
         images=True,
     ),
     "qwen3.5 moe": Case("Qwen3_5Moe", DELTA_NET | GATED_MOE),
+    "kimi linear": Case("KimiLinear", KIMI),
+    "kimi linear, groups, two shared experts, dense between, the last one attends": Case(
+        "KimiLinear",
+        KIMI
+        | {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "norm_topk_prob": False, "linear_conv_kernel_dim": 3}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense"]}
+        | {"layer_types": [*["linear_attention"] * 3, "full_attention"]},
+    ),
+    "nemotron h": Case("NemotronH", NEMOTRON),
+    "nemotron h, latent experts in groups, long steps, a convolution without bias": Case(
+        "NemotronH",
+        NEMOTRON
+        | {"moe_latent_size": 28, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.8, "norm_topk_prob": False}
+        | {"time_step_min": 0.3, "use_conv_bias": False, "conv_kernel": 2}
+        | {
+            "layers_block_type": [
+                "moe",
+                "linear_attention",
+                "full_attention",
+                "linear_attention",
+                "mlp",
+                "linear_attention",
+            ]
+        },
+    ),
+    "lfm2": Case("Lfm2", LFM2 | {"block_auto_adjust_ff_dim": False}),
+    "lfm2, biases, another size of networks, not tied": Case(
+        "Lfm2", LFM2 | {"conv_bias": True, "block_multiple_of": 16, "tie_word_embeddings": False, "conv_L_cache": 4}
+    ),
+    "lfm2 moe": Case("Lfm2Moe", LFM2 | MOE | {"num_experts": 6, "moe_intermediate_size": 24, "num_dense_layers": 1}),
+    "lfm2 moe, no bias of the choice, shares as they are": Case(
+        "Lfm2Moe",
+        LFM2
+        | MOE
+        | {"num_experts": 6, "moe_intermediate_size": 24, "num_dense_layers": 2, "use_expert_bias": False}
+        | {"norm_topk_prob": False, "routed_scaling_factor": 1.5},
+    ),
 }
 
 
@@ -490,7 +589,7 @@ def _random_model(case: Case) -> Any:
     import torch
     import transformers
 
-    texts = {"Gemma3": "Gemma3Text", "Llama4": "Llama4Text", "Mistral3": "Ministral3"}
+    texts = {"Gemma3": "Gemma3Text", "Gemma4": "Gemma4Text", "Llama4": "Llama4Text", "Mistral3": "Ministral3"}
     texts |= {"Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
     config_name = texts.get(case.name, case.name)
     config = getattr(transformers, f"{config_name}Config")(**copy.deepcopy(SHAPE | case.settings))  # it adds to them
@@ -511,13 +610,15 @@ def _with_images(case: Case, text_config: Any) -> Any:
 
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 28, "patch_size": 14}
-    own: dict[str, Any] = {
+    of_family: dict[str, dict[str, Any]] = {
         "Gemma3": {"mm_tokens_per_image": 4},
+        "Gemma4": {"audio_config": None},
         "Llama4": {},
         "Mistral3": {"tie_word_embeddings": text_config.tie_word_embeddings},
         "Qwen3_5": {"tie_word_embeddings": text_config.tie_word_embeddings},
         "Qwen3_5Moe": {},
-    }[case.name]
+    }
+    own = of_family[case.name]
     config = getattr(transformers, f"{case.name}Config")(text_config=text_config, vision_config=vision, **own)
     config._attn_implementation = "eager"
     return getattr(transformers, f"{case.name}ForConditionalGeneration")(config)

@@ -67,8 +67,8 @@ class Layers:
 
     def prompt_runs(self, length: int) -> list[Run]:
         def run(newest: Tensor, kept: Tensor) -> Run:
-            places = self.slots, self.starts, length, self.out
-            return lambda: mix_prompts(self.layer, self.projected, newest, kept, *places)
+            places = self.slots, self.starts, self.out
+            return lambda: mix_prompts(self.layer, self.projected, newest, kept, *places, max_len=length)
 
         return [run(*state) for state in self.states]
 

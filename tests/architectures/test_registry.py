@@ -10,8 +10,17 @@ import numpy as np
 import pytest
 from tiny_config import tiny_config
 
-from diptych.architectures.config import ClampedSwiglu, Indexer, Latent, ModelConfig, Moe, QueryGrowth, Rope
-from diptych.architectures.recurrent import DeltaNet, Recurrent
+from diptych.architectures.config import (
+    ClampedSwiglu,
+    Indexer,
+    Latent,
+    ModelConfig,
+    Moe,
+    QueryGrowth,
+    Rope,
+    WideHeads,
+)
+from diptych.architectures.recurrent import DeltaNet, KimiDelta, Mamba2, Recurrent, ShortConv
 from diptych.architectures.registry import FAMILIES, from_hf
 from diptych.checkpoints.quantization.weight import as_floats
 from diptych.common.errors import ConfigError
@@ -33,7 +42,7 @@ LLAMA: dict[str, Any] = {
 }
 
 
-WITH_IMAGES = {"gemma3", "llama4", "mistral3", "qwen3_5", "qwen3_5_moe"}
+WITH_IMAGES = {"gemma3", "gemma4", "llama4", "mistral3", "qwen3_5", "qwen3_5_moe"}
 
 
 def test_a_plain_llama_config_is_read_with_the_defaults_of_its_format() -> None:
@@ -104,6 +113,15 @@ LATENTS: dict[str, Any] = {
     "topk_method": "noaux_tc",
     "v_head_dim": 20,
 }
+KIMI_DELTA: dict[str, Any] = {"head_dim": 24, "num_heads": 8, "short_conv_kernel_size": 4}
+KIMIS_NAMES = {
+    "max_position_embeddings": "model_max_length",
+    "n_group": "num_expert_group",
+    "n_routed_experts": "num_experts",
+    "n_shared_experts": "num_shared_experts",
+    "norm_topk_prob": "moe_renormalize",
+    "num_experts_per_tok": "num_experts_per_token",
+}
 INDEXERS: dict[str, Any] = {"index_head_dim": 32, "index_n_heads": 4, "index_topk": 64}
 GROWING: dict[str, Any] = {
     "factor": 4.0,
@@ -114,6 +132,10 @@ GROWING: dict[str, Any] = {
     "original_max_position_embeddings": 64,
     "rope_theta": 1e6,
     "type": "yarn",
+}
+GEMMA4_ROPES: dict[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
 DELTA_NETS: dict[str, Any] = {
     "attention_bias": False,
@@ -177,6 +199,30 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"num_experts_per_tok": 4, "scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True}
     | {"qk_norm_type": "per_layer", "shared_intermediate_size": 0, "use_mtp": True, "num_mtp_modules": 3}
     | {"mtp_transformer_layers": 1, "attn_type_list": [1, 1], "rope_theta": 5e6},
+    "kimi_linear": {key: value for key, value in (COMMON | LATENTS).items() if key not in KIMIS_NAMES}
+    | {"architectures": ["KimiLinearForCausalLM"], "head_dim": 16, "hidden_act": "silu", "q_lora_rank": None}
+    | {"linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], **KIMI_DELTA}, "mla_use_nope": True}
+    | {"moe_router_activation_func": "sigmoid", "use_grouped_topk": True, "moe_layer_freq": 1, "rope_theta": 1e4}
+    | {KIMIS_NAMES.get(key, key): value for key, value in SIGMOIDS.items()}
+    | {"model_max_length": 256, "rope_scaling": None},
+    "nemotron_h": {key: value for key, value in COMMON.items() if key not in ("rms_norm_eps", "num_hidden_layers")}
+    | {"architectures": ["NemotronHForCausalLM"], "head_dim": 32, "layer_norm_epsilon": 1e-5, "chunk_size": 128}
+    | {"hybrid_override_pattern": "ME*-EM", "num_hidden_layers": 6, "mlp_hidden_act": "relu2", "expand": 2}
+    | {"mamba_num_heads": 8, "mamba_head_dim": 24, "n_groups": 4, "ssm_state_size": 16, "conv_kernel": 4}
+    | {"mamba_hidden_act": "silu", "mamba_proj_bias": False, "use_bias": False, "use_conv_bias": True}
+    | {"time_step_floor": 1e-4, "time_step_limit": [0.0, math.inf], "time_step_max": 0.1, "time_step_min": 0.001}
+    | {"attention_bias": False, "mlp_bias": False, "residual_in_fp32": False, "sliding_window": None}
+    | {"moe_latent_size": 24, "moe_shared_expert_intermediate_size": 40, "moe_shared_expert_overlap": True}
+    | {key: value for key, value in SIGMOIDS.items() if key != "first_k_dense_replace"},
+    "lfm2": {key: value for key, value in COMMON.items() if key not in ("rms_norm_eps", "intermediate_size")}
+    | {"architectures": ["Lfm2ForCausalLM"], "norm_eps": 1e-5, "block_ff_dim": 144, "block_multiple_of": 32}
+    | {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "conv_L_cache": 3, "conv_bias": False}
+    | {"full_attn_idxs": [1], "theta": 1e6, "rope_theta": 1e6, "conv_dim": 64, "block_norm_eps": 1e-5},
+    "lfm2_moe": {key: value for key, value in COMMON.items() if key != "rms_norm_eps"}
+    | {"architectures": ["Lfm2MoeForCausalLM"], "norm_eps": 1e-5, "conv_L_cache": 3, "conv_bias": True}
+    | {"layer_types": ["conv", "full_attention"], "rope_theta": 1e6, "num_dense_layers": 1, "use_expert_bias": True}
+    | {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 48, "norm_topk_prob": True}
+    | {"routed_scaling_factor": 1.0, "tie_embedding": False},
     "qwen2_moe": COMMON
     | {"architectures": ["Qwen2MoeForCausalLM"], "num_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": False}
     | {"moe_intermediate_size": 48, "shared_expert_intermediate_size": 192, "decoder_sparse_step": 1}
@@ -242,6 +288,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 256}
     | {"rope_local_base_freq": 12_000, "rope_theta": 1e6, "rope_scaling": None, "sliding_window": 512}
     | {"sliding_window_pattern": 2},
+    "gemma4_text": COMMON
+    | {"architectures": ["Gemma4ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh", "head_dim": 16}
+    | {"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "sliding_window": 512}
+    | {"layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0, "attention_bias": False}
+    | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 100, "use_double_wide_mlp": True}
+    | {"enable_moe_block": False, "num_experts": None, "top_k_experts": 2, "moe_intermediate_size": 24}
+    | {"final_logit_softcapping": 30.0, "use_bidirectional_attention": "vision"}
+    | {"rope_parameters": GEMMA4_ROPES},
     "gpt_oss": COMMON
     | {"architectures": ["GptOssForCausalLM"], "attention_bias": True, "head_dim": 64, "num_local_experts": 32}
     | {"experts_per_token": 4, "num_experts_per_tok": 4, "initial_context_length": 64, "sliding_window": 128}
@@ -299,6 +353,36 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "glm_moe_dsa": LATENT_ATTENTION | {"moe": SIGMOID_MOE, "indexer": Indexer(4, 32, 64, True, (0, 1))},
     "glm4_moe": {"head_dim": 32, "rope": Rope(1e6, 16), "qkv_bias": True, "qk_norm": "heads", "moe": SIGMOID_MOE},
     "glm4_moe_lite": LATENT_ATTENTION | {"moe": replace(SIGMOID_MOE, dense_layers=frozenset({1}))},
+    "kimi_linear": LATENT_ATTENTION
+    | {
+        "rope": replace(Rope.still(16), start=32),
+        "latent": Latent(0, 32, 24, 16, 20, interleaved=False, norm_eps=1e-6),
+        "moe": SIGMOID_MOE,
+        "recurrent": Recurrent((0,), KimiDelta(8, 24, 4), gate="sigmoid"),
+    },
+    "nemotron_h": {
+        "num_layers": 4,  # a state and experts, attention and a network, experts, a state
+        "head_dim": 32,
+        "rope": Rope.still(32),
+        "activation": "relu_squared",
+        "moe": replace(SIGMOID_MOE, dense_layers=frozenset({1, 3}), shared_ffn_size=40, latent_size=24),
+        "recurrent": Recurrent((0, 3), Mamba2(8, 24, 4, 16, 4, 0.001)),
+        "ffn_only": frozenset({2}),
+        "without_ffn": frozenset({3}),
+    },
+    "lfm2": {
+        "ffn_size": 96,
+        "rope": Rope(1e6, 16),
+        "qk_norm": "heads",
+        "tie_embeddings": True,
+        "recurrent": Recurrent((0,), ShortConv(64, 3)),
+    },
+    "lfm2_moe": {
+        "rope": Rope(1e6, 16),
+        "qk_norm": "heads",
+        "moe": Moe(16, 4, 48, normalize=True, dense_layers=frozenset({0}), scoring="sigmoid", choice_bias=True),
+        "recurrent": Recurrent((0,), ShortConv(64, 3, has_bias=True)),
+    },
     "minimax_m2": {
         "head_dim": 32,
         "rope": Rope(5e6, 16),
@@ -381,6 +465,20 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "query_scale": 1 / 16,
         "qk_norm": "heads",
     },
+    "gemma4_text": {
+        "rope": Rope(1e6, 32, (1.0,) * 4 + (math.inf,) * 12),
+        "windows": (512, 0),
+        "local_rope": Rope(1e4, 16),
+        "query_scale": 1.0,
+        "qk_norm": "heads",
+        "value_norm": True,
+        "norm_offset": 0.0,
+        "wide": WideHeads(32, 1, 1, keys_are_values=True),
+        "borrowing_ffn_size": 192,
+        "per_layer_dim": 8,
+        "layer_scales": True,
+        "logits_softcap": 30.0,
+    },
     "gpt_oss": {
         "rope": Rope(150_000.0, 64, (2.0,) * 32),
         "head_dim": 64,
@@ -407,7 +505,7 @@ GEMMA: dict[str, Any] = {
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITH_IMAGES))
 def test_configurations_as_they_are_published_are_read_whole(family: str, caplog: pytest.LogCaptureFixture) -> None:
-    different = DIFFERENT[family] | (GEMMA if family.startswith("gemma") else {})
+    different = (GEMMA if family.startswith("gemma") else {}) | DIFFERENT[family]
     expected = replace(from_hf(LLAMA, {}, "tiny"), architecture=family, **different)
     assert from_hf(PUBLISHED[family], {}, "tiny") == expected
     assert caplog.records == []
@@ -444,6 +542,29 @@ def test_a_gemma_that_knows_images_is_read_for_text_with_the_defaults_of_its_for
     assert (config.rope, config.local_rope) == (Rope(1e6, 256, (8.0,) * 128), Rope(1e4, 256))
     assert config.windows == ((1024,) * 5 + (0,)) * 5 + (1024,) * 4
     assert (config.eos_ids, config.tie_embeddings, config.context_len) == ((1, 106), True, 131_072)
+
+
+def test_a_gemma_4_that_knows_images_is_read_for_text_and_new_files_list_its_layers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Files of transformers before and after it wrote what differs layer by layer."""
+    text = {key: value for key, value in PUBLISHED["gemma4_text"].items() if not key.endswith("_token_id")}
+    text |= {"model_type": "gemma4_text", "num_global_key_value_heads": None, "global_head_dim": None}
+    text |= {"per_layer_config": {"1": {"head_dim": 32, "num_key_value_heads": 1}}}
+    values: dict[str, Any] = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": text}
+    values |= {"vision_config": {}, "audio_config": None, "image_token_id": 9, "eos_token_id": [1, 7]}
+    expected = from_hf(PUBLISHED["gemma4_text"], {}, "tiny")
+    assert from_hf(values, {}, "tiny") == replace(expected, architecture="gemma4", bos_id=2, eos_ids=(1, 7))
+    assert [record.getMessage() for record in caplog.records] == [
+        "tiny: images and sounds are not supported; the model is served for text"
+    ]
+
+
+def test_the_last_layer_of_gemma_4_has_no_window_whatever_is_said_of_it() -> None:
+    types = {"layer_types": ["sliding_attention"] * 2}
+    assert from_hf(PUBLISHED["gemma4_text"] | types, {}, "tiny").windows == (512, 0)
+    six = PUBLISHED["gemma4_text"] | {"layer_types": None, "num_hidden_layers": 8}
+    assert from_hf(six, {}, "tiny").windows == (*(512,) * 5, 0, 512, 0)
 
 
 def with_images(text: dict[str, Any], **outer: Any) -> dict[str, Any]:
@@ -616,6 +737,17 @@ def test_kimi_k2_is_read_as_what_it_says_it_is() -> None:
         ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window=True"),
         ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu'"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all'"),
+        ("gemma4_text", {"attention_bias": True}, "attention_bias=True"),
+        ("gemma4_text", {"vocab_size_per_layer_input": 90}, "vocab_size_per_layer_input=90"),
+        ("gemma4_text", {"num_kv_shared_layers": 2}, "2 layers have no layer of their kind whose keys they could read"),
+        ("gemma4_text", {"num_global_key_value_heads": 3}, "4 heads do not share"),
+        ("gemma4_text", {"global_head_dim": 33}, "head_dim 33 does not fit its rotary embedding"),
+        ("gemma4_text", {"per_layer_config": {"0": {"head_dim": 32}}}, "per_layer_config other than heads"),
+        ("gemma4_text", {"per_layer_config": {"1": {"hidden_size": 32}}}, "per_layer_config other than heads"),
+        ("gemma4_text", {"per_layer_config": {"1": {"head_dim": "wide"}}}, "per_layer_config={'head_dim': 'wide'}"),
+        ("gemma4_text", {"enable_moe_block": True}, "configuration has no num_experts"),
+        ("gemma4_text", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type='yarn' of full"),
         ("llama", {"architectures": ["LlavaForConditionalGeneration"]}, "LlavaForConditionalGeneration"),
         ("phi3", {"attention_bias": True}, "attention_bias=True"),
         ("mixtral", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
@@ -687,6 +819,41 @@ def test_kimi_k2_is_read_as_what_it_says_it_is() -> None:
         ("qwen3_5_moe_text", {"mlp_only_layers": [1]}, "mlp_only_layers"),
         ("qwen3_5_moe_text", {"norm_topk_prob": False}, "norm_topk_prob=False"),
         ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias=False"),
+        ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope=False"),
+        ("kimi_linear", {"mla_use_output_gate": True}, "mla_use_output_gate=True"),
+        ("kimi_linear", {"routed_expert_hidden_size": 3584}, "routed_expert_hidden_size=3584"),
+        ("kimi_linear", {"moe_router_activation_func": "softmax"}, "scoring_func='softmax'"),
+        ("kimi_linear", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling="),
+        ("kimi_linear", {"moe_layer_freq": 2}, "moe_layer_freq=2"),
+        ("kimi_linear", {"linear_attn_config": KIMI_DELTA | {"gate_lower_bound": -5}}, "gate_lower_bound"),
+        ("kimi_linear", {"linear_attn_config": KIMI_DELTA | {"head_dim": 0}}, "every size of a recurrent layer"),
+        (
+            "kimi_linear",
+            {"linear_attn_config": KIMI_DELTA | {"short_conv_kernel_size": 1}},
+            "every size of a recurrent",
+        ),
+        ("kimi_linear", {"linear_attn_config": KIMI_DELTA | {"num_heads": 1 << 20}}, "linear_num_heads must be"),
+        (
+            "kimi_linear",
+            {"linear_attn_config": KIMI_DELTA | {"full_attn_layers": [2], "kda_layers": [2]}},
+            "does not list each of 2 layers once",
+        ),
+        ("kimi_linear", {"layer_types": ["linear_attention"]}, "layer_types of 2 layers"),
+        ("kimi_linear", {"layer_types": ["linear_attention"] * 2}, "without any attention"),
+        ("nemotron_h", {"hybrid_override_pattern": "MX*"}, "blocks X are not supported"),
+        ("nemotron_h", {"hybrid_override_pattern": "M-"}, "without any attention"),
+        ("nemotron_h", {"hybrid_override_pattern": None}, "hybrid_override_pattern"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act='silu'"),
+        ("nemotron_h", {"use_bias": True}, "use_bias=True"),
+        ("nemotron_h", {"n_groups": 3}, "8 heads do not make 3 groups"),
+        ("nemotron_h", {"n_groups": 0}, "8 heads do not make 0 groups"),
+        ("nemotron_h", {"n_shared_experts": 2}, "n_shared_experts=2"),
+        ("nemotron_h", {"residual_in_fp32": True}, "residual_in_fp32=True"),
+        ("nemotron_h", {"ssm_state_size": 0}, "every size of a recurrent layer"),
+        ("lfm2", {"layer_types": ["conv", "sliding_attention"]}, "sliding_attention"),
+        ("lfm2", {"full_attn_idxs": []}, "without any attention"),
+        ("lfm2", {"conv_L_cache": 1}, "every size of a recurrent layer"),
+        ("lfm2_moe", {"num_experts_per_tok": 99}, "99 experts a token"),
     ],
 )
 def test_what_a_family_does_not_compute_is_refused_by_name(family: str, change: dict[str, Any], named: str) -> None:

@@ -49,6 +49,23 @@ def test_a_room_whose_pages_land_in_parts_is_right_in_every_state() -> None:
     assert len(graph.came_from) > 200
 
 
+@pytest.mark.parametrize(
+    "budget",
+    [Budget(aborts=1), Budget(damages=1), pytest.param(Budget(losses=1), marks=DEEP)],
+    ids=str,
+)
+def test_a_chunked_room_with_a_state_is_right_in_every_state(budget: Budget) -> None:
+    """It is copied behind the first page for others, and behind the prompt for decode."""
+    graph = explore(TwoSides(CHUNKED, budget, prefill_pages=6, decode_pages=5, pages_per_state=1))
+    assert len(graph.came_from) > 150
+
+
+@DEEP
+def test_two_rooms_that_begin_with_one_state_are_right_in_every_state() -> None:
+    graph = explore(TwoSides(EQUAL, Budget(), prefill_pages=7, decode_pages=6, pages_per_state=1))
+    assert len(graph.came_from) > 500
+
+
 @pytest.mark.parametrize("budget", [Budget(), pytest.param(Budget(aborts=1), marks=DEEP)], ids=str)
 def test_two_rooms_that_share_a_page_are_right_in_every_state(budget: Budget) -> None:
     graph = explore(TwoSides(SHARING, budget, prefill_pages=3, decode_pages=2))

@@ -2,7 +2,8 @@
 
 A latent is key and value of all heads, so a page of them has no second copy of anything that could hide a mistake.
 Index keys lie behind the latents and are read by nobody but the indexer: where they are wrong, attention is as good as
-ever, to the wrong tokens. What a new region needs is a model and rows in `MUTANTS`.
+ever, to the wrong tokens. Layers with a window and those without have a region each, and some of both lend their keys.
+What a new region needs is a model and rows in `MUTANTS`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from diptych.checkpoints.source import ModelSource, open_model
 from diptych.engine.runner.model_runner import ModelRunner
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import FailureCode
+from diptych.kvtransfer.layout import PoolLayout
 
-PAGE_SIZE, NUM_PAGES, NUM_TOKENS, NUM_LAYERS, LATENT_DIM, INDEX_DIM = 4, 64, 6, 2, 48, 24
+PAGE_SIZE, NUM_PAGES, NUM_TOKENS, NUM_LAYERS, LATENT_DIM, INDEX_DIM = 4, 64, 12, 2, 48, 24
 PROMPT = [(7 * i) % 96 for i in range(23)]
 LATENTS: Final = {
     "vocab_size": 96,
@@ -38,12 +40,38 @@ LATENTS: Final = {
     "max_position_embeddings": 256,
     "initializer_range": 0.3,
 }
-MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {  # by the region that is damaged: the last of a page
-    "latents": ("DeepseekV3", LATENTS),
-    "index keys": ("DeepseekV32", LATENTS | {"index_n_heads": 8, "index_head_dim": INDEX_DIM, "index_topk": 4}),
+PLACES_MATTER: Final = {"rope_type": "proportional", "rope_theta": 100.0, "partial_rotary_factor": 1.0}
+KINDS: Final = {
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": PLACES_MATTER,  # the usual rotation leaves most of a head, and hardly turns the rest
+    },
+    "tie_word_embeddings": False,  # tied ones say the last token again, whatever is attended to
+    "vocab_size": 96,
+    "vocab_size_per_layer_input": 96,
+    "hidden_size_per_layer_input": 8,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 6,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "sliding_window": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
 }
-DIMS: Final = {"latents": LATENT_DIM, "index keys": INDEX_DIM}
-Cells = np.ndarray[Any, Any]  # [num_pages, NUM_LAYERS, PAGE_SIZE, dim]: a region of some pages
+MODELS: Final[dict[str, tuple[str, dict[str, Any], int]]] = {  # by the region that is damaged: which one of a page
+    "latents": ("DeepseekV3", LATENTS, 0),
+    "index keys": ("DeepseekV32", LATENTS | {"index_n_heads": 8, "index_head_dim": INDEX_DIM, "index_topk": 4}, 1),
+    "windows": ("Gemma4", KINDS, 0),
+    "wide heads": ("Gemma4", KINDS, 1),
+}
+Cells = np.ndarray[Any, Any]  # [num_pages, num_layers, num_planes, PAGE_SIZE, heads and dimensions]: of some pages
 Mutant = Callable[[Cells, Cells], Cells]
 
 
@@ -66,7 +94,7 @@ def zeroed(before: Cells, arrived: Cells) -> Cells:
 
 def shifted(before: Cells, arrived: Cells) -> Cells:
     """Every token lies where the next one should, and the last one of a page is lost."""
-    return np.concatenate([before[:, :, :1], arrived[:, :, :-1]], axis=2)
+    return np.concatenate([before[..., :1, :], arrived[..., :-1, :]], axis=3)
 
 
 def in_another_order_of_layers(before: Cells, arrived: Cells) -> Cells:
@@ -78,9 +106,39 @@ def in_another_order_of_pages(before: Cells, arrived: Cells) -> Cells:
 
 
 def with_the_rotated_part_in_front(before: Cells, arrived: Cells) -> Cells:
-    return np.roll(arrived, 16, axis=3)
+    return np.roll(arrived, 16, axis=4)
 
 
+def every_second_page_dropped(before: Cells, arrived: Cells) -> Cells:
+    changed = arrived.copy()
+    changed[::2] = before[::2]
+    return changed
+
+
+def with_the_layer_before_in_place_of_the_last(before: Cells, arrived: Cells) -> Cells:
+    """The last one is that which lends its keys and values."""
+    return np.concatenate([arrived[:, :-1], arrived[:, -2:-1]], axis=1)
+
+
+def with_values_in_place_of_keys(before: Cells, arrived: Cells) -> Cells:
+    """In one of the regions both are made of the same numbers."""
+    return arrived[:, :, ::-1]
+
+
+def with_keys_as_values(before: Cells, arrived: Cells) -> Cells:
+    return arrived[:, :, [0, 0]]
+
+
+OF_KINDS: Final = (
+    every_second_page_dropped,
+    zeroed,
+    shifted,
+    in_another_order_of_layers,
+    in_another_order_of_pages,
+    with_the_layer_before_in_place_of_the_last,
+    with_values_in_place_of_keys,
+    with_keys_as_values,
+)
 MUTANTS: Final[dict[str, tuple[Mutant, ...]]] = {
     "latents": (
         first_page_dropped,
@@ -90,6 +148,8 @@ MUTANTS: Final[dict[str, tuple[Mutant, ...]]] = {
         with_the_rotated_part_in_front,
     ),
     "index keys": (three_pages_dropped, zeroed, shifted, in_another_order_of_layers, in_another_order_of_pages),
+    "windows": OF_KINDS,
+    "wide heads": (first_page_dropped, first_page_zeroed, *OF_KINDS),
 }
 ROWS: Final = [(region, mutant) for region, mutants in MUTANTS.items() for mutant in mutants]
 planted = pytest.mark.parametrize(
@@ -98,23 +158,33 @@ planted = pytest.mark.parametrize(
 NewPair = Callable[..., Any]
 
 
-def damaged(region: str, mutant: Mutant, before: Any, arrived: Any) -> Any:
-    """Return whole pages, of any shape `[num_pages, ...]`, whose last region went through `mutant`."""
+def layout_of(source: ModelSource, num_pages: int = 1) -> PoolLayout:
+    return ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE_SIZE, dtype="float32")
+
+
+def damaged(layout: PoolLayout, index: int, mutant: Mutant, before: Any, arrived: Any) -> Any:
+    """Return whole pages, of any shape `[num_pages, ...]`, of which one region went through `mutant`."""
     flat_before, flat = (pages.reshape(len(pages), -1) for pages in (before, arrived))
-    start = flat.shape[1] - NUM_LAYERS * PAGE_SIZE * DIMS[region]
-    cells = (pages[:, start:].reshape(-1, NUM_LAYERS, PAGE_SIZE, DIMS[region]) for pages in (flat_before, flat))
-    changed = mutant(*cells).reshape(len(flat), -1)
-    return np.concatenate([flat[:, :start], changed], axis=1).reshape(arrived.shape)
+    region, start = layout.regions[index], layout.offsets[index] // 4
+    shape, end = (len(flat), *region.shape(PAGE_SIZE)[:3], -1), start + region.nbytes(PAGE_SIZE) // 4
+    changed = mutant(*(pages[:, start:end].reshape(shape) for pages in (flat_before, flat)))
+    parts = [flat[:, :start], changed.reshape(len(flat), -1), flat[:, end:]]
+    return np.concatenate(parts, axis=1).reshape(arrived.shape)
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSource]:
     found = {}
-    for region, (family, settings) in MODELS.items():
+    for region, (family, settings, _) in MODELS.items():
         torch.manual_seed(0)
         folder = tmp_path_factory.mktemp("region")
-        config = getattr(transformers, f"{family}Config")(**settings)
-        getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(folder)
+        config_name = {"Gemma4": "Gemma4Text"}.get(family, family)
+        config = getattr(transformers, f"{config_name}Config")(**settings)
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
+        for name, parameter in model.named_parameters():
+            if name.endswith("self_attn.q_norm.weight"):
+                parameter.data *= 0.3  # so that a query sees more than a token or two
+        model.save_pretrained(folder)
         found[region] = open_model(str(folder))
     return found
 
@@ -133,13 +203,18 @@ def new_pair(sources: dict[str, ModelSource], make_pair: Any) -> NewPair:
 
         def _damage(self, other: Any, pages: Any) -> None:
             if self.mutant is not None:
-                other.kv[pages] = damaged(self.region, self.mutant, self._before, other.kv[pages].copy())
+                other.kv[pages] = damaged(
+                    layout_of(sources[self.region]),
+                    MODELS[self.region][2],
+                    self.mutant,
+                    self._before,
+                    other.kv[pages].copy(),
+                )
 
     def new(region: str, integrity: Any, mutant: Mutant | None = None) -> Any:
         def new_model(num_pages: int) -> tuple[Any, ModelRunner]:
             source = sources[region]
-            layout = ModelRunner.pool_layout(source.config, num_pages=num_pages, page_size=PAGE_SIZE, dtype="float32")
-            kv = np.zeros(layout.shape, np.float32)
+            kv = np.zeros(layout_of(source, num_pages).shape, np.float32)
             return kv, ModelRunner(source, torch.from_numpy(kv), dtype="float32")
 
         pair = Damaging(
@@ -178,12 +253,15 @@ def test_without_digests_it_changes_tokens(new_pair: NewPair, region: str, mutan
 
 
 @planted
-def test_in_a_cache_it_changes_tokens(new_pair: NewPair, region: str, mutant: Mutant) -> None:
+def test_in_a_cache_it_changes_tokens(
+    new_pair: NewPair, sources: dict[str, ModelSource], region: str, mutant: Mutant
+) -> None:
     """The prompt's pages are read a second time, on both sides, by the same prompt."""
     pair, expected = new_pair(region, "off"), generated(new_pair(region, "always"), 1)
     assert generated(pair, 1) == generated(pair, 2) == expected
+    layout, index = layout_of(sources[region]), MODELS[region][2]
     for side in (pair.prefill, pair.decode):
         used = np.flatnonzero(side.kv.reshape(NUM_PAGES, -1).any(axis=1))
         assert len(used) >= len(PROMPT) // PAGE_SIZE
-        side.kv[used] = damaged(region, mutant, np.zeros_like(side.kv[used]), side.kv[used].copy())
+        side.kv[used] = damaged(layout, index, mutant, np.zeros_like(side.kv[used]), side.kv[used].copy())
     assert generated(pair, 3) != expected

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from recurrent_runner import RecurrentRunner, expected_output, folded
+from null_runner import NullRunner
+from recurrent_runner import RecurrentRunner, expected_output, folded, new_states
 
 from diptych.engine.cache.kv_cache import KvCache
 from diptych.engine.cache.radix import RadixTree
@@ -36,7 +37,7 @@ Pair = Any  # the fixture's class: test helpers can't be imported
 
 def recurrent_model(num_pages: int) -> tuple[Any, RecurrentRunner]:
     kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
-    return kv, RecurrentRunner(kv, VOCAB, PER_STATE)
+    return kv, RecurrentRunner(NullRunner(kv, VOCAB), kv, new_states(16, PER_STATE * PAGE), VOCAB)
 
 
 def is_right(make_pair: type[Pair], integrity: str) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recurrent_runner import RecurrentRunner, expected_output
+from null_runner import NullRunner
+from recurrent_runner import RecurrentRunner, expected_output, new_states
 
 VOCAB = 1000
 PAGE = 4
@@ -17,7 +18,7 @@ Pair = Any  # the fixture's class: test helpers can't be imported
 
 def recurrent_model(num_pages: int) -> tuple[Any, RecurrentRunner]:
     kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
-    return kv, RecurrentRunner(kv, VOCAB, PER_STATE)
+    return kv, RecurrentRunner(NullRunner(kv, VOCAB), kv, new_states(16, PER_STATE * PAGE), VOCAB)
 
 
 @pytest.fixture

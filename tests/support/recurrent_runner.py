@@ -10,19 +10,26 @@ import numpy as np
 from null_runner import NullRunner, entries, next_token
 
 from diptych.common.arrays import I64, U64
-from diptych.engine.values.batch import ForwardBatch
+from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult, WaitForResult
 
 _PRIME = np.uint64(0xD6E8_FEB8_6659_FD93)
-MAX_REQUESTS = 16
 
 
-class RecurrentRunner(NullRunner):
-    """Implements `Runner` and `OverlapRunner` over an integer KV pool `[num_pages, page_size]`."""
+class RecurrentRunner:
+    """Implements `Runner` and `OverlapRunner` by one without states, over its integer KV pool `[num_pages, ...]`."""
 
-    def __init__(self, kv: U64, vocab_size: int, pages_per_state: int) -> None:
-        super().__init__(kv, vocab_size)
+    def __init__(self, stateless: NullRunner, kv: U64, states: U64, vocab_size: int) -> None:
+        """`states`: `[num_slots, num_cells]`."""
+        self._stateless = stateless
         self._kv = kv
-        self._states = np.full((MAX_REQUESTS, pages_per_state * kv.shape[1]), 99, dtype=np.uint64)  # nobody's
+        self._states = states
+        self._vocab_size = vocab_size
+
+    def execute(self, batch: ForwardBatch, sampling: SamplingBatch) -> StepResult:
+        return self.sample(batch, self.logits(batch), sampling)()
+
+    def sample(self, batch: ForwardBatch, logits: list[int], sampling: SamplingBatch) -> WaitForResult:
+        return self._stateless.sample(batch, logits, sampling)
 
     def logits(self, batch: ForwardBatch) -> list[int]:
         moves = batch.states
@@ -30,17 +37,30 @@ class RecurrentRunner(NullRunner):
         self._states[moves.cleared] = 0
         if len(moves.read_slots):
             self._states[moves.read_slots] = self._kv[moves.read_pages].reshape(len(moves.read_slots), -1)
-        tokens = super().logits(batch)
+        tokens = self._stateless.logits(batch)
         spans = np.split(entries(batch.input_ids, batch.positions), np.cumsum(batch.extend_lens)[:-1])
         for slot, span in zip(moves.slots.tolist(), spans, strict=True):
             for entry in span:
                 self._states[slot] = folded(self._states[slot], entry)
         if len(moves.written_slots):
-            shape = (*moves.written_pages.shape, self._kv.shape[1])
+            shape = (*moves.written_pages.shape, *self._kv.shape[1:])
             self._kv[moves.written_pages] = self._states[moves.written_slots].reshape(shape)
         slots = moves.slots[batch.rows_of(batch.sampled_tokens)]
         pairs = zip(tokens, (mixed(self._states[slot]) for slot in slots), strict=True)
         return [(token + state) % self._vocab_size for token, state in pairs]
+
+
+def new_states(num_slots: int, num_cells: int) -> U64:
+    """Return slots that hold nonsense: a request that begins must clear its own."""
+    return np.full((num_slots, num_cells), 99, dtype=np.uint64)
+
+
+def state_after(tokens: list[int], num_cells: int) -> U64:
+    """The only right state."""
+    state, array = np.zeros(num_cells, dtype=np.uint64), np.array(tokens, dtype=np.int64)
+    for entry in entries(array, np.arange(len(array))):
+        state = folded(state, entry)
+    return state
 
 
 def folded(state: U64, entry: np.uint64) -> U64:
@@ -60,12 +80,9 @@ def mixed(state: U64) -> int:
 
 def expected_output(prompt: list[int], num_tokens: int, vocab_size: int, num_cells: int) -> list[int]:
     """What any correct scheduler generates for `prompt`, where a state has so many cells."""
-    tokens, state, num_seen = list(prompt), np.zeros(num_cells, dtype=np.uint64), 0
+    tokens = list(prompt)
     for _ in range(num_tokens):
         array: I64 = np.array(tokens, dtype=np.int64)
-        kv = entries(array, np.arange(len(array)))
-        for entry in kv[num_seen:]:
-            state = folded(state, entry)
-        num_seen = len(array)
-        tokens.append((next_token(kv, vocab_size) + mixed(state)) % vocab_size)
+        following = next_token(entries(array, np.arange(len(array))), vocab_size)
+        tokens.append((following + mixed(state_after(tokens, num_cells))) % vocab_size)
     return tokens[len(prompt) :]

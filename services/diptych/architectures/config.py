@@ -27,7 +27,13 @@ class ClampedSwiglu:
     limit: float
 
 
-Activation = Literal["silu", "gelu_tanh"] | ClampedSwiglu
+# relu_squared has no gates: what others multiply with them, it is made of
+Activation = Literal["silu", "gelu_tanh", "relu_squared"] | ClampedSwiglu
+
+
+def inner_size(activation: Activation, ffn_size: int) -> int:
+    """Return the numbers that an activation makes `ffn_size` of: gates and ups."""
+    return ffn_size if activation == "relu_squared" else 2 * ffn_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +85,12 @@ class Moe:
     num_groups_kept: int = 1  # the best groups; experts are chosen from these
     scale: float = 1.0  # of all shares
     shared_ffn_size: int = 0  # of one more network that every token passes; 0: there is none
+    latent_size: int = 0  # of what chosen experts see of a token, by a matrix, and return, by another; 0: all of it
     shared_gate: bool = False  # a sigmoid weighs what that network returns
     router_bias: bool = False  # added to what the router returns
     expert_bias: bool = False  # each expert has biases of gates, ups and results
     scales_inputs: bool = False  # a token has one expert, whose share weighs what it is given, not what it returns
+    beside_dense: bool = False  # a token passes the layer's one network as well; each of both has norms (Gemma 4)
 
     @property
     def is_routed_wide(self) -> bool:
@@ -119,6 +127,16 @@ class Latent:
     def key_dim(self) -> int:
         """The width of what a token keeps."""
         return self.rank + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True)
+class WideHeads:
+    """Keys and values of the layers without a window, where they differ from those of the others."""
+
+    head_dim: int
+    num_kv_heads: int  # of them a process computes so many,
+    total_kv_heads: int  # the model has so many
+    keys_are_values: bool = False  # one projection makes both; they differ in norm and rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +202,14 @@ class ModelConfig:
     latent: Latent | None = None  # with it `num_kv_heads` is 1, and `head_dim` that of what a token keeps
     indexer: Indexer | None = None  # with it there are latents, and queries are made of a latent of their own
     recurrent: Recurrent | None = None  # its layers have no attention
+    wide: WideHeads | None = None  # of the layers without a window; None: they are as the others
+    num_borrowing: int = 0  # the last layers have no keys and values: they attend to those of the last layer before
+    borrowing_ffn_size: int = 0  # of these layers; 0: as the others
+    value_norm: bool = False  # each head of values is normed, without weights
+    per_layer_dim: int = 0  # of what each token gives each layer by an embedding of its own; 0: there is none
+    layer_scales: bool = False  # what leaves a layer is multiplied by a learned number
+    ffn_only: frozenset[int] = frozenset()  # layers that have neither attention nor a state
+    without_ffn: frozenset[int] = frozenset()  # layers that have no feed-forward network
     kv_scales: tuple[tuple[float, float], ...] = ()  # [num_layers]: of FP8 keys, of FP8 values. Empty: 1 everywhere
 
     @property
@@ -211,23 +237,88 @@ class ModelConfig:
         return self.states_size + (0 if self.indexer is None else self.indexer.size)
 
     @property
+    def layers_by_kind(self) -> tuple[tuple[int, ...], ...]:
+        """The layers of each kind of attention, as a region of pages has them: with a window, then without."""
+        if self.wide is None:
+            return (tuple(range(self.num_layers)),)
+        kinds = ([each for each in range(self.num_layers) if bool(self.window(each)) == slides] for slides in (1, 0))
+        return tuple(tuple(layers) for layers in kinds if layers)
+
+    @property
+    def kinds(self) -> tuple[ModelConfig, ...]:
+        """The model as attention of each kind knows it, with that kind's layers alone, which it counts."""
+        return (self,) if self.wide is None else tuple(map(self._kind, self.layers_by_kind))
+
+    def _kind(self, layers: tuple[int, ...]) -> ModelConfig:
+        return replace(
+            self,
+            num_layers=len(layers),
+            head_dim=self.head_dim_of(layers[0]),
+            num_kv_heads=self.kv_heads_of(layers[0]),
+            rope=self.rope_of(layers[0]),
+            local_rope=None,
+            windows=tuple(self.windows[layer] for layer in layers) if self.windows else (),
+            wide=None,
+            num_borrowing=sum(not self.keeps(layer) for layer in layers),
+            kv_scales=tuple(self.kv_scales[layer] for layer in layers) if self.kv_scales else (),
+        )
+
+    def wide_at(self, layer: int) -> WideHeads | None:
+        """Return the heads of `layer` where they differ from those of others."""
+        return None if self.window(layer) else self.wide
+
+    def head_dim_of(self, layer: int) -> int:
+        wide = self.wide_at(layer)
+        return self.head_dim if wide is None else wide.head_dim
+
+    def kv_heads_of(self, layer: int) -> int:
+        wide = self.wide_at(layer)
+        return self.num_kv_heads if wide is None else wide.num_kv_heads
+
+    def keeps(self, layer: int) -> bool:
+        """Return whether `layer` has keys and values of its own."""
+        return layer < self.num_layers - self.num_borrowing
+
+    def place(self, layer: int) -> int:
+        """Return where, among the layers that keep something, that lies which `layer` attends to, in a kind."""
+        return min(layer, self.num_layers - self.num_borrowing - 1)
+
+    def qkv_size_of(self, layer: int) -> int:
+        """Return the numbers of a token that attention of `layer` is given."""
+        if not self.keeps(layer):
+            return self.num_heads * self.head_dim_of(layer)
+        if self.wide_at(layer) is None:
+            return self.qkv_size
+        return (self.num_heads + 2 * self.kv_heads_of(layer)) * self.head_dim_of(layer)
+
+    def attended_size_of(self, layer: int) -> int:
+        """Return the numbers of a token that attention of `layer` returns."""
+        return self.num_heads * (self.value_dim if self.wide_at(layer) is None else self.head_dim_of(layer))
+
+    def ffn_size_of(self, layer: int) -> int:
+        """Return the size of the one network of `layer`."""
+        return self.ffn_size if self.keeps(layer) else self.borrowing_ffn_size or self.ffn_size
+
+    @property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers that keep something of each token."""
-        others = () if self.recurrent is None else self.recurrent.layers
+        others = self.ffn_only.union(self.recurrent.layers if self.recurrent else ())
         return tuple(layer for layer in range(self.num_layers) if layer not in others)
 
     @property
     def attending(self) -> ModelConfig:
-        """The same model without its recurrent layers: what attention knows of it, which counts its own layers."""
-        if self.recurrent is None:
-            return self
+        """The same model of its attention's layers alone: what attention knows of it, which counts these."""
         kept = self.attention_layers
+        if len(kept) == self.num_layers:
+            return self
         return replace(
             self,
             num_layers=len(kept),
             windows=tuple(self.windows[layer] for layer in kept) if self.windows else (),
             kv_scales=tuple(self.kv_scales[layer] for layer in kept) if self.kv_scales else (),
             recurrent=None,
+            ffn_only=frozenset(),
+            without_ffn=frozenset(),
         )
 
     def is_recurrent(self, layer: int) -> bool:
@@ -247,6 +338,13 @@ class ModelConfig:
     def chooses(self, layer: int) -> bool:
         """Return whether an indexer chooses the tokens that `layer`, and maybe others behind it, attend to."""
         return self.indexer is not None and layer in self.indexer.layers
+
+    def looks_back(self, layer: int) -> bool:
+        """Return whether `layer` has attention or a state."""
+        return layer not in self.ffn_only
+
+    def has_ffn(self, layer: int) -> bool:
+        return layer not in self.without_ffn
 
     def is_moe(self, layer: int) -> bool:
         return self.moe is not None and layer not in self.moe.dense_layers
@@ -270,11 +368,23 @@ class ModelConfig:
             self._validate_latent(self.latent)
         if self.indexer is not None:
             self._validate_indexer(self.indexer)
+        if self.recurrent is not None:
+            self._validate_recurrent(self.recurrent)
         if self.query_growth is not None:
             self._validate_growth(self.query_growth)
-        for rope in (self.rope, self.local_rope):
-            if rope is not None:
-                self._validate_rope(rope)
+        if self.wide is not None:
+            self._validate_kinds(self.wide)
+        self._validate_rope(self.rope, self.head_dim if self.wide is None else self.wide.head_dim)
+        if self.local_rope is not None:
+            self._validate_rope(self.local_rope, self.head_dim)
+
+    def _validate_kinds(self, wide: WideHeads) -> None:
+        if min(wide.head_dim, wide.num_kv_heads) < 1 or self.num_heads % wide.num_kv_heads:
+            raise ConfigError(f"{self.model_id}: {self.num_heads} heads do not share {wide} evenly")
+        if any(kind.num_borrowing >= kind.num_layers for kind in self.kinds):
+            raise ConfigError(
+                f"{self.model_id}: {self.num_borrowing} layers have no layer of their kind whose keys they could read"
+            )
 
     def _validate_choice(self, moe: Moe) -> None:
         groups, size = moe.num_groups, moe.num_experts // max(1, moe.num_groups)
@@ -303,13 +413,20 @@ class ModelConfig:
         if indexer.layers[:1] != (0,):
             raise ConfigError(f"{self.model_id}: the first layer must choose the tokens that it attends to")
 
+    def _validate_recurrent(self, recurrent: Recurrent) -> None:
+        sizes = [size for part in recurrent.mixer.state_parts for size in part.shape]
+        if min(*sizes, *recurrent.mixer.heads.values()) < 1:
+            raise ConfigError(f"{self.model_id}: every size of a recurrent layer must be at least 1: {recurrent.mixer}")
+        if not self.attention_layers:
+            raise ConfigError(f"{self.model_id}: models without any attention are not supported")
+
     def _validate_growth(self, growth: QueryGrowth) -> None:
         if type(growth.factor) not in (int, float) or type(growth.period) is not int or growth.period < 1:
             raise ConfigError(f"{self.model_id}: queries cannot grow with their position as {growth} says")
         if self.context_len // growth.period > MAX_GROWTHS:
             raise ConfigError(f"{self.model_id}: queries would grow every {growth.period} tokens, which is too often")
 
-    def _validate_rope(self, rope: Rope) -> None:
-        fits = rope.dim % 2 == 0 and 0 < rope.dim <= self.head_dim - rope.start
+    def _validate_rope(self, rope: Rope, head_dim: int) -> None:
+        fits = rope.dim % 2 == 0 and 0 < rope.dim <= head_dim - rope.start
         if not fits or len(rope.divisors) not in (0, rope.dim // 2):
-            raise ConfigError(f"{self.model_id}: head_dim {self.head_dim} does not fit its rotary embedding")
+            raise ConfigError(f"{self.model_id}: head_dim {head_dim} does not fit its rotary embedding")

@@ -32,9 +32,15 @@ HARMLESS: Final = frozenset(
 # The largest that sizes may be, far above any model: lists of a layer's or a dimension's length are made of them.
 MAX_SIZES: Final[Mapping[str, int]] = {
     "attention_chunk_size": 1 << 31,
+    "block_ff_dim": 1 << 20,
+    "block_multiple_of": 1 << 20,
+    "conv_L_cache": 1 << 6,
+    "conv_kernel": 1 << 6,
     "floor_scale": 1 << 31,
+    "global_head_dim": 1 << 14,
     "head_dim": 1 << 14,
     "hidden_size": 1 << 18,
+    "hidden_size_per_layer_input": 1 << 14,
     "index_head_dim": 1 << 14,
     "index_n_heads": 1 << 14,
     "index_topk": 1 << 31,
@@ -42,24 +48,34 @@ MAX_SIZES: Final[Mapping[str, int]] = {
     "intermediate_size_mlp": 1 << 20,
     "kv_lora_rank": 1 << 14,
     "linear_conv_kernel_dim": 1 << 6,
+    "linear_head_dim": 1 << 14,
     "linear_key_head_dim": 1 << 14,
+    "linear_num_heads": 1 << 14,
     "linear_num_key_heads": 1 << 14,
     "linear_num_value_heads": 1 << 14,
     "linear_value_head_dim": 1 << 14,
+    "mamba_head_dim": 1 << 14,
+    "mamba_num_heads": 1 << 14,
     "max_position_embeddings": 1 << 31,
     "max_window_layers": 1 << 31,
     "moe_intermediate_size": 1 << 20,
+    "moe_latent_size": 1 << 18,
+    "moe_shared_expert_intermediate_size": 1 << 20,
     "moe_k": 1 << 12,
     "moe_num_experts": 1 << 12,
     "moe_num_shared_experts": 1 << 12,
     "n_group": 1 << 12,
+    "n_groups": 1 << 14,
     "n_routed_experts": 1 << 12,
     "n_shared_experts": 1 << 12,
     "num_attention_heads": 1 << 14,
+    "num_dense_layers": 1 << 10,
     "num_experts": 1 << 12,
     "num_experts_per_tok": 1 << 12,
+    "num_global_key_value_heads": 1 << 14,
     "num_hidden_layers": 1 << 10,
     "num_key_value_heads": 1 << 14,
+    "num_kv_shared_layers": 1 << 10,
     "num_local_experts": 1 << 12,
     "original_max_position_embeddings": 1 << 31,
     "q_lora_rank": 1 << 14,
@@ -67,10 +83,13 @@ MAX_SIZES: Final[Mapping[str, int]] = {
     "qk_rope_head_dim": 1 << 14,
     "shared_expert_intermediate_size": 1 << 20,
     "sliding_window": 1 << 31,
+    "ssm_state_size": 1 << 14,
+    "top_k_experts": 1 << 12,
     "topk_group": 1 << 12,
     "v_head_dim": 1 << 14,
     "vocab_size": 1 << 22,
 }
+OF_WHOLE_HEADS: Final = ("proportional",)  # rotations that say themselves which dimensions are still
 LAYER_TYPES: Final = ("full_attention", "sliding_attention")
 Parameters = Mapping[str, Any]  # `rope_parameters` or `rope_scaling` of a `config.json`
 ORIGINAL: Final = "original_max_position_embeddings"
@@ -184,7 +203,7 @@ class HfConfig(Mapping[str, Any]):
         return read_rope(
             parameters,
             theta=float(parameters.get("rope_theta") or self.get("rope_theta") or theta),
-            dim=int(head_dim * part),
+            dim=head_dim if parameters.get("rope_type") in OF_WHOLE_HEADS else int(head_dim * part),
             context_len=self["max_position_embeddings"],
             original_len=self.get("original_max_position_embeddings") or self["max_position_embeddings"],
             model_id=self.model_id,
@@ -295,6 +314,13 @@ def _yarn_growth(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
+def _proportional(parameters: Parameters, theta: float, dim: int, context_len: int) -> Rope:
+    """Gemma 4: of all pairs of a head, which are as far apart as if all rotated, the first part does."""
+    part, factor = parameters.get("partial_rotary_factor", 1.0), float(parameters.get("factor", 1.0))
+    num_turning = int(part * dim // 2)
+    return Rope(theta, dim, (factor,) * num_turning + (math.inf,) * (dim // 2 - num_turning))
+
+
 def _longrope(parameters: Parameters, theta: float, dim: int, context_len: int) -> Rope:
     """LongRoPE: a list of divisors for models served beyond their original length, and one for others.
 
@@ -316,6 +342,7 @@ KINDS: Final[Mapping[str, tuple[Reader, set[str]]]] = {
     "linear": (_linear, {"factor"}),
     "dynamic": (_plain, {"factor", ORIGINAL}),  # changes nothing up to `max_position_embeddings`, the longest we serve
     "llama3": (_llama3, {"factor", ORIGINAL, "low_freq_factor", "high_freq_factor"}),
+    "proportional": (_proportional, {"factor"}),
     "yarn": (_yarn, YARN_KEYS | {"truncate"}),
     "longrope": (_longrope, LONGROPE_KEYS),
     "su": (_longrope, LONGROPE_KEYS),  # its name in older files

@@ -10,6 +10,7 @@ differently.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +18,7 @@ from typing import Final
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.hf_config import HfConfig
 from diptych.architectures.recurrent import DeltaNet
+from diptych.common.errors import ConfigError
 from diptych.kernels.quantized import Array, QuantizedArray
 
 
@@ -189,6 +191,33 @@ def shared_expert(config: ModelConfig, layer: int, name: str) -> Iterator[Placed
     assert config.moe is not None
     size = config.moe.shared_ffn_size
     yield from feed_forward(f"model.layers.{layer}.{name}.", f"{layer}.shared.", config.hidden_size, size, EXPERT_NAMES)
+
+
+def by_expert(config: ModelConfig, name: str, tensor: Array | QuantizedArray) -> Array:
+    """Return a tensor that holds something of each expert of a layer. Raises `ConfigError` for another one."""
+    assert config.moe is not None
+    if isinstance(tensor, QuantizedArray):
+        raise ConfigError(f"{config.model_id}: {name} is quantised, which experts in one tensor are not read as")
+    if tensor.ndim != 3 or len(tensor) != config.moe.num_experts:
+        raise ConfigError(
+            f"{config.model_id}: {name} is {tensor.shape}, not the tensors of {config.moe.num_experts} experts"
+        )
+    return tensor
+
+
+def unstacked(match: re.Match[str], experts: Iterable[Array]) -> Iterator[Named]:
+    """Yield by `EXPERT_NAMES` what each expert has, rows first; `match` has the `block`, and `name`: gate_up or down.
+
+    Ups lie behind gates.
+    """
+    for i, expert in enumerate(experts):
+        prefix = f"{match['block']}{i}."
+        if match["name"] == "down":
+            yield f"{prefix}down_proj.weight", expert
+        else:
+            half = len(expert) // 2
+            yield f"{prefix}gate_proj.weight", expert[:half]
+            yield f"{prefix}up_proj.weight", expert[half:]
 
 
 def fuse(name: str, target: str, placed: Iterable[Placed]) -> Iterator[Placed]:

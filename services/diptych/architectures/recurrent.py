@@ -58,7 +58,124 @@ class DeltaNet:
         )
 
 
-Mixer = DeltaNet
+@dataclass(frozen=True, slots=True)
+class KimiDelta:
+    """The delta rule whose state decays by each channel of its keys (Kimi Linear, arXiv 2510.26692)."""
+
+    num_heads: int
+    head_dim: int  # of queries, keys and values
+    conv_width: int  # tokens that the convolution sees, the newest among them
+
+    @property
+    def state_parts(self) -> tuple[StatePart, ...]:
+        """The newest inputs of the convolution, a head's query, key and value behind each other; what the rule keeps.
+
+        The latter is `[num_heads, key dimensions, value dimensions]`.
+        """
+        conv = (self.num_heads, 3 * self.head_dim, self.conv_width - 1)
+        kept = (self.num_heads, self.head_dim, self.head_dim)
+        return StatePart(conv, is_wide=False), StatePart(kept, is_wide=True)
+
+    @property
+    def in_size(self) -> int:
+        """The numbers of a token that mixing is given: queries, keys, values, decays and gates; one for each head."""
+        return 5 * self.out_size + self.num_heads
+
+    @property
+    def out_size(self) -> int:
+        """The numbers of a token that mixing returns."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def heads(self) -> dict[str, int]:
+        """What ranks must be able to share, in words."""
+        return {"heads of a delta rule": self.num_heads}
+
+    def of_rank(self, num_ranks: int) -> KimiDelta:
+        """Return the share of one of several ranks."""
+        return replace(self, num_heads=self.num_heads // num_ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """A state space whose heads decay each by one number of a token (arXiv 2405.21060).
+
+    The heads of a group are written and read by the same two vectors of a token, and normed together.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_groups: int  # each of as many heads, neighbours
+    state_size: int  # of the two vectors
+    conv_width: int  # tokens that the convolution sees, the newest among them
+    min_step: float  # the least that a token's step can be
+    conv_bias: bool = True
+
+    @property
+    def group_channels(self) -> int:
+        """What the convolution mixes of a group: its heads, and the two vectors."""
+        return self.out_size // self.num_groups + 2 * self.state_size
+
+    @property
+    def state_parts(self) -> tuple[StatePart, ...]:
+        """The newest inputs of the convolution, by groups; and the state of each head."""
+        conv = (self.num_groups, self.group_channels, self.conv_width - 1)
+        return StatePart(conv, is_wide=False), StatePart((self.num_heads, self.head_dim, self.state_size), is_wide=True)
+
+    @property
+    def in_size(self) -> int:
+        """The numbers of a token that mixing is given: gates, heads, vectors, and the step of each head."""
+        return 2 * self.out_size + 2 * self.num_groups * self.state_size + self.num_heads
+
+    @property
+    def out_size(self) -> int:
+        """The numbers of a token that mixing returns."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def heads(self) -> dict[str, int]:
+        """What ranks must be able to share, in words. Each has whole groups: their heads are normed together."""
+        return {"groups of a state space": self.num_groups}
+
+    def of_rank(self, num_ranks: int) -> Mamba2:
+        """Return the share of one of several ranks."""
+        return replace(self, num_heads=self.num_heads // num_ranks, num_groups=self.num_groups // num_ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """A short convolution between two gates, which is all (LFM2)."""
+
+    num_channels: int
+    conv_width: int  # tokens that the convolution sees, the newest among them
+    has_bias: bool = False  # of the convolution and of what is before and behind it
+
+    @property
+    def state_parts(self) -> tuple[StatePart, ...]:
+        """The newest inputs of the convolution."""
+        return (StatePart((self.num_channels, self.conv_width - 1), is_wide=False),)
+
+    @property
+    def in_size(self) -> int:
+        """The numbers of a token that mixing is given: gates of what goes in, gates of what comes out, and that."""
+        return 3 * self.num_channels
+
+    @property
+    def out_size(self) -> int:
+        """The numbers of a token that mixing returns."""
+        return self.num_channels
+
+    @property
+    def heads(self) -> dict[str, int]:
+        """What ranks must be able to share, in words."""
+        return {"channels of a short convolution": self.num_channels}
+
+    def of_rank(self, num_ranks: int) -> ShortConv:
+        """Return the share of one of several ranks."""
+        return replace(self, num_channels=self.num_channels // num_ranks)
+
+
+Mixer = DeltaNet | KimiDelta | Mamba2 | ShortConv
 GateActivation = Literal["silu", "sigmoid"]
 
 

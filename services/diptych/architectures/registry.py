@@ -12,12 +12,15 @@ from diptych.architectures.families.ernie4_5 import ERNIE4_5
 from diptych.architectures.families.ernie4_5_moe import ERNIE4_5_MOE
 from diptych.architectures.families.gemma2 import GEMMA2
 from diptych.architectures.families.gemma3 import GEMMA3, GEMMA3_TEXT
+from diptych.architectures.families.gemma4 import GEMMA4, GEMMA4_TEXT
 from diptych.architectures.families.glm4 import GLM4
 from diptych.architectures.families.glm4_moe import GLM4_MOE
 from diptych.architectures.families.glm4_moe_lite import GLM4_MOE_LITE
 from diptych.architectures.families.glm_moe_dsa import GLM_MOE_DSA
 from diptych.architectures.families.gpt_oss import GPT_OSS
 from diptych.architectures.families.granite import GRANITE
+from diptych.architectures.families.kimi_linear import KIMI_LINEAR
+from diptych.architectures.families.lfm2 import LFM2, LFM2_MOE
 from diptych.architectures.families.llama import LLAMA
 from diptych.architectures.families.llama4 import LLAMA4, LLAMA4_TEXT
 from diptych.architectures.families.minimax_m2 import MINIMAX_M2
@@ -26,6 +29,7 @@ from diptych.architectures.families.mistral import MISTRAL
 from diptych.architectures.families.mistral3 import MISTRAL3
 from diptych.architectures.families.mistral4 import MISTRAL4
 from diptych.architectures.families.mixtral import MIXTRAL
+from diptych.architectures.families.nemotron_h import NEMOTRON_H
 from diptych.architectures.families.olmo2 import OLMO2
 from diptych.architectures.families.olmo3 import OLMO3
 from diptych.architectures.families.phi3 import PHI3
@@ -49,12 +53,17 @@ FAMILIES: Final[dict[str, Family]] = {
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,
     "gemma3_text": GEMMA3_TEXT,
+    "gemma4": GEMMA4,
+    "gemma4_text": GEMMA4_TEXT,
     "glm4": GLM4,
     "glm4_moe": GLM4_MOE,
     "glm4_moe_lite": GLM4_MOE_LITE,
     "glm_moe_dsa": GLM_MOE_DSA,
     "gpt_oss": GPT_OSS,
     "granite": GRANITE,
+    "kimi_linear": KIMI_LINEAR,
+    "lfm2": LFM2,
+    "lfm2_moe": LFM2_MOE,
     "llama": LLAMA,
     "llama4": LLAMA4,
     "llama4_text": LLAMA4_TEXT,
@@ -64,6 +73,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "mistral3": MISTRAL3,
     "mistral4": MISTRAL4,
     "mixtral": MIXTRAL,
+    "nemotron_h": NEMOTRON_H,
     "olmo2": OLMO2,
     "olmo3": OLMO3,
     "phi3": PHI3,

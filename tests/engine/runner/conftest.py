@@ -108,7 +108,7 @@ class Driver:
 
     def _states(self, starts: Mapping[int, int]) -> StateMoves:
         """A request's slot has another number; those that begin are cleared."""
-        slots = np.array([MAX_REQUESTS - 1 - request for request in starts])
+        slots = np.array([request + 1 for request in starts])
         none, pages = np.zeros(0, np.int64), np.zeros((0, self._pages_per_state), np.int32)
         return StateMoves(slots, slots[np.array(list(starts.values())) == 0], none, pages, none, pages)
 

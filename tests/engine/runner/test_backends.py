@@ -12,6 +12,7 @@ from diptych.architectures.config import Indexer, Latent, Rope
 from diptych.common.errors import ConfigError
 from diptych.engine.attention.cpu_backend import CpuAttention
 from diptych.engine.attention.cpu_sparse_backend import CpuSparseAttention
+from diptych.engine.attention.kinds import KindsAttention
 from diptych.engine.attention.sparse_attention import SparseAttention
 from diptych.engine.attention.torch_backend import TorchAttention
 from diptych.engine.models.cpu_ops import CpuOps
@@ -47,6 +48,20 @@ def test_flashinfer_is_refused_for_latents(monkeypatch: pytest.MonkeyPatch) -> N
     latent = Latent(0, 10, 8, 6, 8, interleaved=True, norm_eps=1e-6)
     with pytest.raises(ConfigError, match=r"not to latents; use 'triton'"):
         choose("flashinfer", "auto", replace(SETTING, config=replace(CONFIG, num_kv_heads=1, latent=latent)))
+
+
+def test_layers_of_each_kind_attend_by_a_backend_of_their_own_which_counts_its_layers() -> None:
+    kinds = [replace(SETTING, layers=(0, 3)), replace(SETTING, layers=(1, 2))]
+    attention = choose("auto", "auto", *kinds).attention.of(ForwardMode.EXTEND)
+    assert isinstance(attention, KindsAttention)
+    one, other = attention.backends
+    assert attention.places == ((one, 0), (other, 0), (other, 1), (one, 1))
+
+
+def test_flashinfer_is_refused_for_layers_of_two_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(ConfigError, match=r"layers of one kind; use 'triton'"):
+        choose("flashinfer", "auto", replace(SETTING, layers=(0,)), replace(SETTING, layers=(1,)))
 
 
 def test_flashinfer_is_refused_for_sparse_attention(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_config import tiny_config
 
-from diptych.architectures.config import Indexer, Latent, ModelConfig, Rope
+from diptych.architectures.config import Indexer, Latent, ModelConfig, Rope, WideHeads
 from diptych.engine.tensor_parallel.shard import Shard
 from diptych.engine.values.kv_regions import kv_layout, kv_regions, kv_shape, kv_token_bytes, region_names
 from diptych.kvtransfer.inproc import InprocNetwork
@@ -29,6 +29,42 @@ SPARSE = replace(
     latent=Latent(28, 32, 24, 16, 20, interleaved=True, norm_eps=1e-6),
     indexer=Indexer(4, 24, 8, interleaved=False, layers=(0,)),
 )
+
+KINDS = tiny_config(
+    num_layers=6,
+    windows=(8, 0) * 3,
+    rope=Rope(1e4, 32),
+    local_rope=Rope(1e4, 16),
+    wide=WideHeads(32, 1, 1),
+    num_borrowing=3,
+)
+
+
+def test_layers_of_two_kinds_have_a_region_each_and_those_that_borrow_none() -> None:
+    windows, wide = Region((0, 2), 2, 2, 16, "bfloat16", 2), Region((1,), 2, 1, 32, "bfloat16", 1)
+    assert kv_regions(KINDS, "bfloat16") == (windows, wide)
+    assert region_names(KINDS) == ("keys and values", "keys and values")
+    assert kv_shape(KINDS) == "2 layers, 2 KV heads of 16, 1 layers, 1 KV heads of 32"
+    assert kv_token_bytes(KINDS, "bfloat16") == 2 * (2 * 2 * 2 * 16 + 2 * 32)
+    shapes = {kv_shape(replace(KINDS, **change)) for change in KIND_CHANGES}
+    assert len(shapes | {kv_shape(KINDS)}) == 1 + len(KIND_CHANGES)
+
+
+ONE_HEAD = replace(KINDS, num_kv_heads=1)  # of each kind, which all ranks hold
+KIND_CHANGES: tuple[dict[str, Any], ...] = (
+    {"wide": WideHeads(32, 2, 2)},
+    {"wide": WideHeads(64, 1, 1)},
+    {"num_kv_heads": 1},
+    {"num_borrowing": 2},
+    {"windows": (8, 0, 0, 8, 8, 0)},
+)
+
+
+def test_of_four_ranks_each_holds_a_copy_of_the_heads_that_are_fewer() -> None:
+    part = Shard(3, 4).config(replace(KINDS, wide=WideHeads(32, 4, 4)))
+    windows, wide = kv_regions(part, "float32", HeadShare(3, 4, 2))
+    assert (windows.num_heads, windows.total_heads) == (1, 2)
+    assert (wide.num_heads, wide.total_heads) == (1, 4)
 
 
 def test_keys_and_values_are_two_planes_and_a_latent_is_one() -> None:
@@ -61,7 +97,7 @@ def layouts(model: ModelConfig, num_ranks: int, page_size: int) -> list[PoolLayo
 
 @pytest.mark.parametrize(("num_sources", "num_targets"), [(1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (4, 1)])
 @pytest.mark.parametrize("page_sizes", [(8, 8), (4, 16)], ids=["equal pages", "larger pages"])
-@pytest.mark.parametrize("model", [LATENT, SPARSE], ids=["latents", "latents and index keys"])
+@pytest.mark.parametrize("model", [LATENT, SPARSE, ONE_HEAD], ids=["latents", "latents and index keys", "two kinds"])
 def test_a_latent_lands_once_in_every_target_however_many_ranks_hold_it(
     num_sources: int, num_targets: int, page_sizes: tuple[int, int], model: ModelConfig
 ) -> None:
@@ -99,6 +135,6 @@ def _tokens(pool: Any, layout: PoolLayout, pages: Any) -> Any:
     found, used = [], pool[: layout.nbytes].reshape(layout.num_pages, -1)[pages]
     for region, start in zip(layout.regions, layout.offsets, strict=True):
         bytes_of_region = used[:, start : start + region.nbytes(layout.page_size)]
-        cells = bytes_of_region.reshape(len(pages), len(region.layers), layout.page_size, -1)
+        cells = bytes_of_region.reshape(len(pages), len(region.layers) * region.num_planes, layout.page_size, -1)
         found.append(cells.transpose(0, 2, 1, 3).reshape(len(pages) * layout.page_size, -1))
     return np.concatenate(found, axis=1)

@@ -252,3 +252,32 @@ def test_scores_that_overflow_exp_still_give_a_softmax(num_threads: int) -> None
         out, expected = pool.run(new_lens)
         assert out.isfinite().all()
         torch.testing.assert_close(out.double(), expected, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("heads", [Heads(4, 2, 64), Heads(2, 1, 80), Heads(4, 1, 512)])
+@pytest.mark.parametrize("chunk", [50, 1])
+def test_a_layer_that_borrows_keys_has_the_bits_of_the_one_that_stored_them_and_stores_nothing(
+    heads: Heads, chunk: int
+) -> None:
+    """In pages with something else behind each of them, which nobody touches."""
+    shape = (4, NUM_LAYERS, heads.num_planes, 16, heads.num_kv_heads, heads.head_dim)
+    num_cells = shape[1] * shape[2] * shape[3] * shape[4] * shape[5]
+    pool = torch.full((4, num_cells + 24), torch.nan)
+    kv = pool[:, :num_cells].view(shape)
+    qkv = torch.randn(50, heads.num_states * heads.head_dim, generator=torch.Generator().manual_seed(0))
+    queries = qkv[:, : heads.num_heads * heads.head_dim].contiguous()
+    rope, pages = torch.randn(64, 2, heads.head_dim // 2), np.array([[2, 0, 3, 1]], np.int32)
+    keeper, borrower = (AttentionLayer(LAYER, rope, scale=0.1, window=20, keeps=keeps) for keeps in (True, False))
+    stored, borrowed = (torch.zeros(50, heads.num_heads * heads.head_dim) for _ in range(2))
+    for start in range(0, 50, chunk):
+        part, positions = slice(start, start + chunk), np.arange(start, start + chunk)
+        slots = pages[0, positions // 16].astype(np.int64) * 16 + positions % 16
+        step = PagedAttention(heads, kv, Tokens(positions, slots, np.array([chunk]), pages))
+        (step.decode if chunk == 1 else step.extend)(qkv[part].clone(), keeper, stored[part])
+        before = pool.clone()
+        (step.decode if chunk == 1 else step.extend)(queries[part].clone(), borrower, borrowed[part])
+        assert torch.equal(pool.nan_to_num(9e9), before.nan_to_num(9e9))
+    assert stored.isfinite().all()
+    assert torch.equal(borrowed, stored)
+    assert pool[:, num_cells:].isnan().all()
+    assert int(kv.isfinite().sum()) == 50 * 2 * heads.num_kv_heads * heads.head_dim

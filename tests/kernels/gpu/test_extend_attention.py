@@ -69,7 +69,7 @@ def test_new_tokens_see_their_prefix_and_themselves(
     check(step([0, 40, 15, 16], [37, 1, 9, 16], device, heads=heads, dtype=dtype))
 
 
-@pytest.mark.parametrize(("head_dim", "page_size"), [(16, 1), (80, 16), (128, 64), (256, 32)])
+@pytest.mark.parametrize(("head_dim", "page_size"), [(16, 1), (80, 16), (128, 64), (256, 32), (512, 16)])
 def test_heads_and_pages_have_any_size(head_dim: int, page_size: int, device: torch.device) -> None:
     check(step([17, 0], [5, 63], device, head_dim=head_dim, page_size=page_size))
 

@@ -47,7 +47,7 @@ def test_experts_all_at_once_are_the_experts_in_turn(
     shares, chosen = torch.rand(num_tokens, num_experts, device=device).softmax(dim=-1).topk(choices)
     out, expected = torch.full_like(x, torch.nan), torch.empty_like(x)
     GroupedExperts(gate_up, down, silu_and_mul, bias).forward(x, chosen, shares.to(dtype), out)
-    in_turn = ExpertsInTurn([*map(TorchMatrix, gate_up)], [*map(TorchMatrix, down)], ffn, silu_and_mul, bias)
+    in_turn = ExpertsInTurn([*map(TorchMatrix, gate_up)], [*map(TorchMatrix, down)], (2 * ffn, ffn), silu_and_mul, bias)
     in_turn.forward(x, chosen, shares.to(dtype), expected)
     error = (out.double() - expected.double()).norm()
     assert error <= ERRORS[dtype] * expected.double().norm()

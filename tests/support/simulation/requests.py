@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from flat_request import flat_request
 from null_runner import entries, expected_output
+from recurrent_runner import expected_output as expected_with_state
+from recurrent_runner import state_after
 
 from diptych.common.arrays import U64
 from diptych.common.members.roles import LegKind
@@ -52,6 +54,7 @@ class Attempt:
     entries: U64  # [num_tokens, LAYERS]: the KV of prompt and output
     prefill: Leg | None  # None: it is local, and `decode` is all of it
     decode: Leg
+    state: U64  # [num_cells]: after the prompt
     is_given_up: bool = False  # by the client
     excuses: set[str] = field(default_factory=set)  # faults that it may fail by
 
@@ -85,8 +88,11 @@ def new_attempt(
     decode: int,
     deadline_s: float | None = None,
     priority: int = 0,
+    num_state_cells: int = 0,
 ) -> Attempt:
     output = expected_output(list(prompt), num_output_tokens, VOCAB)
+    if num_state_cells:
+        output = expected_with_state(list(prompt), num_output_tokens, VOCAB, num_state_cells)
     tokens = np.array([*prompt, *output], dtype=np.int64)
     params = SamplingParams(max_tokens=len(output), temperature=0.0, ignore_eos=True)
 
@@ -94,7 +100,8 @@ def new_attempt(
         return Leg(worker, flat_request(room, tokens[: len(prompt)], params, deadline_s=deadline_s, priority=priority))
 
     kv = (entries(tokens, np.arange(len(tokens)))[:, None] + np.arange(LAYERS, dtype=np.uint64)).astype(np.uint64)
-    return Attempt(room, prompt, output, kv, leg(prefill) if prefill is not None else None, leg(decode))
+    state = state_after(list(prompt), num_state_cells)
+    return Attempt(room, prompt, output, kv, leg(prefill) if prefill is not None else None, leg(decode), state)
 
 
 def random_prompt(rng: random.Random) -> list[int]:

@@ -121,6 +121,9 @@ class Rules:
         pages = np.array([src], dtype=np.int32)
         require(worker.cache.pool.pinned(pages), f"source page {src} of room {attempt.room} is not pinned")
         right = attempt.entries[: len(attempt.prompt)][index * PAGE : (index + 1) * PAGE]
+        if not len(right):  # behind the prompt's pages are those of its state
+            cells = attempt.state.reshape(-1, LAYERS, PAGE)
+            right = cells[index - -(-len(attempt.prompt) // PAGE)].T
         for layer in layers:
             require(
                 np.array_equal(worker.kv[src, layer, : len(right)], right[:, layer]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from recurrent_runner import new_states
 
 from diptych.common.arrays import U64
 from diptych.decode.core import DecodeCore
@@ -48,6 +49,7 @@ class Side:
     role: str
     instance_id: int
     kv: U64
+    states: U64  # [num_slots, num_cells]
     cache: KvCache
     core: PrefillCore | DecodeCore
     linked: frozenset[int] = frozenset()  # not asked for here
@@ -84,12 +86,19 @@ class Side:
         self.wire, self.completed, self.news, self.reading = [], [], [], []
 
 
-def new_side(role: str, instance_id: int, num_pages: int, rules: TransferRules) -> Side:
+def new_side(role: str, instance_id: int, num_pages: int, rules: TransferRules, pages_per_state: int = 0) -> Side:
     kv = np.zeros((num_pages, LAYERS, PAGE), dtype=np.uint64)
-    cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=2, max_tokens_per_request=16)
+    states = new_states(2, pages_per_state * LAYERS * PAGE)
+    cache = KvCache(
+        num_pages=num_pages,
+        page_size=PAGE,
+        max_requests=2,
+        max_tokens_per_request=16,
+        pages_per_state=pages_per_state,
+    )
     cost = PromptCost(step_cost=0)  # whose prefix is coming waits, however short it is
     limits = Limits(16, VOCAB, frozenset(), max_step_tokens=4, max_requests=2, prompt_cost=cost)
     page_nbytes, pace = kv[0].nbytes, StepPace(limits.mixed_step_s)
     if role == "prefill":
-        return Side(role, instance_id, kv, cache, PrefillCore(cache, limits, rules, page_nbytes, pace))
-    return Side(role, instance_id, kv, cache, DecodeCore(cache, limits, page_nbytes, pace))
+        return Side(role, instance_id, kv, states, cache, PrefillCore(cache, limits, rules, page_nbytes, pace))
+    return Side(role, instance_id, kv, states, cache, DecodeCore(cache, limits, page_nbytes, pace))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from recurrent_runner import RecurrentRunner
 
 from diptych.engine.values.events import (
     AbortRoom,
@@ -38,7 +39,7 @@ from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.output import Output
 from diptych.kvtransfer.digest import add_digests
 from simulation.layered_runner import LayeredRunner
-from simulation.requests import LAYERS, Attempt, Leg, new_attempt
+from simulation.requests import LAYERS, PAGE, VOCAB, Attempt, Leg, new_attempt
 from simulation.rules import Rules, require
 from simulation.sides import DECODE, PREFILL, Operation, Side, new_side
 
@@ -79,16 +80,20 @@ class TwoSides:
         prefill_pages: int,
         decode_pages: int,
         in_parts: bool = False,
+        pages_per_state: int = 0,
     ) -> None:
         self.budget = budget
         self.now_s = 0.0
         self.num_waits = 0
         rules = TransferRules("always", num_windows=LAYERS)
-        self.prefill = new_side("prefill", PREFILL, prefill_pages, rules)
-        self.decode = new_side("decode", DECODE, decode_pages, rules)
+        self.prefill = new_side("prefill", PREFILL, prefill_pages, rules, pages_per_state)
+        self.decode = new_side("decode", DECODE, decode_pages, rules, pages_per_state)
         self.decode.lands_in_parts = in_parts
         self.attempts = {
-            room: new_attempt(room, prompt, 2, prefill=PREFILL, decode=DECODE) for room, prompt in enumerate(prompts, 1)
+            room: new_attempt(
+                room, prompt, 2, prefill=PREFILL, decode=DECODE, num_state_cells=pages_per_state * LAYERS * PAGE
+            )
+            for room, prompt in enumerate(prompts, 1)
         }
         for attempt in self.attempts.values():
             attempt.excuses |= budget.excuses
@@ -304,7 +309,9 @@ class TwoSides:
         moved = self._perform(side)
         if batch is None:
             return moved
-        result = LayeredRunner(side.kv).execute(batch, side.core.sampling())
+        stateless = LayeredRunner(side.kv)
+        runner = RecurrentRunner(stateless, side.kv, side.states, VOCAB) if side.states.size else stateless
+        result = runner.execute(batch, side.core.sampling())
         following, side.following = side.following, []
         for effect in following:
             self._post(side, effect)

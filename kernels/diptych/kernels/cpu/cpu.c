@@ -10,6 +10,7 @@
 #include "page_pack.h"
 #include "paged_attention.h"
 #include "quantized_linear.h"
+#include "recurrences.h"
 #include "sampling.h"
 #include "sparse_attention.h"
 #include "threads.h"
@@ -110,6 +111,18 @@ EXPORT int diptych_delta_rule(const struct delta_net *net, const float *projecte
     if (net->conv_width > MAX_TAPS || head_channels * net->conv_width > MAX_CHANNELS) return -1;
     parallel(delta_part, &step, batch_size * net->num_key_heads);
     return 0;
+}
+
+EXPORT void diptych_kimi_delta(const struct recurrence *of, const float *queries, const float *keys,
+                               const float *remains, const float *values, const float *betas, int64_t batch_size) {
+    const struct kimi_step step = {*of, queries, keys, remains, values, betas};
+    parallel(kimi_part, &step, batch_size * of->num_heads);
+}
+
+EXPORT void diptych_state_spaces(const struct recurrence *of, const float *amounts, const float *writing,
+                                 const float *reading, const float *remains, int64_t batch_size) {
+    const struct space_step step = {*of, amounts, writing, reading, remains};
+    parallel(space_part, &step, batch_size * of->num_heads);
 }
 
 EXPORT void diptych_decode_attention(const struct attention_step *step, const struct attention_layer *layer, float *qkv,

@@ -205,6 +205,7 @@ static void delta_part(const void *delta_step, int64_t part) {
     const struct delta_step *step = delta_step;
     const struct delta_net *net = step->net;
     const int64_t request = part / net->num_key_heads, key_head = part % net->num_key_heads;
+    if (step->slots[request] < 0) return; /* nobody's */
     float *newest = step->newest + step->slots[request] * step->newest_stride;
     float head[MAX_CHANNELS];
     struct window window;

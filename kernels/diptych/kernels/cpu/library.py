@@ -35,6 +35,8 @@ SIGNATURES: Final[dict[str, tuple[type | None, list[type]]]] = {
     "norm_heads": (None, [c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_int64, c_int64]),
     "mul_sigmoid": (None, [c_void_p, c_void_p, c_int64, c_int64]),
     "delta_rule": (c_int, [*[c_void_p] * 3, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p]),
+    "kimi_delta": (None, [*[c_void_p] * 6, c_int64]),
+    "state_spaces": (None, [*[c_void_p] * 5, c_int64]),
     "decode_attention": (None, [c_void_p] * 4),
     "extend_attention": (c_int, [c_void_p] * 4),
     "choose": (c_int, [*[c_void_p] * 3, c_int64, c_void_p]),

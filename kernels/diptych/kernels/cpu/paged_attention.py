@@ -65,6 +65,7 @@ class _Layer(ctypes.Structure):
         ("scale", c_float),
         ("softcap", c_float),
         ("sinks", c_void_p),
+        ("keeps", c_int64),
     )
 
 
@@ -75,6 +76,7 @@ class AttentionLayer:
     `window`: tokens that a token sees, the newest, itself included; 0: all. `chunked`: it sees its own chunk of so many
     tokens instead, up to itself. `softcap` 0: none.
     `sinks`, `[num_heads]`: a score of each head that takes part in its softmax and has no value; may be filled later.
+    `keeps` False: it is given queries alone, stores nothing, and attends to what another layer of `index` has stored.
     """
 
     def __init__(
@@ -88,12 +90,13 @@ class AttentionLayer:
         chunked: bool = False,
         softcap: float = 0.0,
         sinks: Tensor | None = None,
+        keeps: bool = True,
     ) -> None:
         self.index, self.rope, self.rope_end = index, rope, rope_start + 2 * rope.shape[2]
-        self.sinks = sinks
+        self.sinks, self.keeps = sinks, keeps
         rotation = address(rope), index, rope_start, 2 * rope.shape[2]
         place = None if sinks is None else address(sinks)
-        self._layer = _Layer(*rotation, window or UNBOUNDED, chunked, scale, softcap, place)
+        self._layer = _Layer(*rotation, window or UNBOUNDED, chunked, scale, softcap, place, keeps)
         self.pointer = ctypes.byref(self._layer)
 
 
@@ -137,6 +140,7 @@ class PagedAttention:
         self._arrays = tuple(np.ascontiguousarray(array) for array in arrays)
         self._out_shape = len(tokens.positions), heads.num_heads * heads.value_dim
         self._qkv_width = row_size or heads.num_states * heads.head_dim
+        self._queries_width = heads.num_heads * heads.head_dim
         self._step = _Step(
             kv.data_ptr(),
             *(array.ctypes.data for array in self._arrays),
@@ -156,7 +160,7 @@ class PagedAttention:
     def decode(self, qkv: Tensor, layer: AttentionLayer, out: Tensor) -> None:
         """One token a request, or a few: each is computed as it would be alone, to the bit.
 
-        `qkv`: `[num_tokens, num_states * head_dim]`; `out`: `[num_tokens, num_heads * value_dim]`.
+        `qkv`: `[num_tokens, num_states * head_dim]`, or queries alone; `out`: `[num_tokens, num_heads * value_dim]`.
         """
         self.check_shapes(qkv, layer, out)
         self._library.diptych_decode_attention(self.pointer, layer.pointer, address(qkv), address(out))
@@ -168,9 +172,11 @@ class PagedAttention:
             raise MemoryError("extend attention")
 
     def check_shapes(self, qkv: Tensor, layer: AttentionLayer, out: Tensor) -> None:
+        """See that they are those of the step: the kernels trust them."""
         assert layer.rope_end <= self._step.head_dim, layer.rope.shape
         assert layer.sinks is None or layer.sinks.shape == (self._step.num_heads,), layer.sinks
-        assert qkv.shape == (self._out_shape[0], self._qkv_width), qkv.shape
+        width = self._qkv_width if layer.keeps else self._queries_width
+        assert qkv.shape == (self._out_shape[0], width), qkv.shape
         assert out.shape == self._out_shape, out.shape
 
 

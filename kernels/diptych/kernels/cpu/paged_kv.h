@@ -1,6 +1,7 @@
 /* The paged KV pool as one step and one layer see it: where keys and values lie, rotation, storing, softmax weights.
  *
- * kv[page][layer][num_planes][page_size][kv_head][head_dim]: planes are keys, then values; of one plane, values are the
+ * kv[page][layer][num_planes][page_size][kv_head][head_dim]: planes are keys, then values; pages are page_bytes apart, for
+ * other regions may lie between; of one plane, values are the
  * first value_dim dimensions of the keys. Narrow types are widened when they are read; a token reads its own chunk's keys from the pool, too, so that its result does not depend on the chunk. */
 #pragma once
 
@@ -34,12 +35,13 @@ struct attention_layer {
     int64_t chunked;          /* 1: it sees what is not behind it of its chunk of so many tokens instead */
     float scale, softcap;     /* of scores; softcap 0: none */
     const float *sinks;       /* [num_heads]: a score of each head that has no value; NULL: there are none */
+    int64_t keeps;            /* 0: it is given queries alone, and attends to what an earlier layer has stored */
 };
 
 struct attention {
     const struct attention_step *step;
     const struct attention_layer *layer;
-    float *qkv; /* [num_tokens][num_heads + num_planes * num_kv_heads][head_dim], num_states apart */
+    float *qkv; /* [num_tokens][num_heads + num_planes * num_kv_heads][head_dim], num_states apart; or queries alone */
     float *out; /* [num_tokens][num_heads][value_dim] */
 };
 
@@ -177,7 +179,9 @@ static inline int64_t seen_until(const struct attention_layer *layer, int64_t ke
 static inline int64_t block_of(int64_t key) { return key / KEY_BLOCK * KEY_BLOCK; }
 
 static inline float *state_at(const struct attention *job, int64_t token, int64_t head) {
-    return job->qkv + token * job->step->num_states + head * job->step->head_dim;
+    const struct attention_step *step = job->step;
+    const int64_t row = job->layer->keeps ? step->num_states : step->num_heads * step->head_dim;
+    return job->qkv + token * row + head * step->head_dim;
 }
 
 INLINE void rotate(const float *from, float *to, const struct attention *job, int64_t position) {
@@ -194,6 +198,7 @@ INLINE void rotate(const float *from, float *to, const struct attention *job, in
 
 static void store_kv(const struct attention *job, int64_t token, int64_t kv_head) {
     const struct attention_step *step = job->step;
+    if (!job->layer->keeps) return;
     const int64_t slot = step->out_slots[token], page = slot / step->page_size, offset = slot % step->page_size;
     char *key = key_at(step, page, job->layer->index, offset, kv_head), *value = key + value_bytes(step);
     const float *new_key = state_at(job, token, step->num_heads + kv_head);

@@ -48,8 +48,8 @@ class SparseAttention:
         num_tokens = len(tokens.positions)
         is_sparse = num_tokens > 0 and int(tokens.positions.max()) >= index.num_kept
         shape = (num_tokens, index.num_kept if is_sparse else 0)
-        self.chosen = torch.empty(shape, dtype=torch.int32)  # positions, ascending, of tokens that see more
-        """Written by `choose`; rows of tokens that attend to all mean nothing."""
+        # what `choose` writes: positions, ascending; rows of tokens that attend to all mean nothing
+        self.chosen = torch.empty(shape, dtype=torch.int32)
 
     def choose(self, qkv: Tensor, layer: AttentionLayer) -> None:
         """Store index keys in the layer of `index_keys`, and choose by them. Index queries are rotated in place.

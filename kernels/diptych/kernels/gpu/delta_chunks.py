@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diptych.kernels.gpu.delta_rule import UNIT_EPS, DeltaLayer, check_step, softplus
+from diptych.kernels.gpu.delta_rule import PER_REQUEST, UNIT_EPS, DeltaLayer, check_step, softplus
 from diptych.kernels.gpu.grid import cdiv
 
 CHUNK: Final = 64
@@ -63,56 +63,64 @@ def mix_prompts(
     kept: Tensor,
     slots: Tensor,
     starts: Tensor,
-    max_len: int,
     out: Tensor,
+    *,
+    max_len: int,
+    first: int = 0,
 ) -> None:
     """Mix the tokens of all requests that have several with their states; see `mix_single_tokens`.
 
     `starts`, int32 `[batch_size + 1]`: each request's first token, and behind them where the last ones end; `max_len`:
-    no request has more tokens.
+    no request has more tokens; `first`: those before it have one, and nothing is launched for them.
     """
     check_step(layer, projected, newest, kept, slots, out)
     assert (len(starts), starts.dtype) == (len(slots) + 1, torch.int32), (starts.shape, starts.dtype, slots.shape)
-    work, batch_size = _Workspace.allocate(layer, projected), len(slots)
+    work, count = _Workspace.allocate(layer, projected), len(slots) - first
     with torch.cuda.device_of(out):
-        _convolve(layer, projected, newest, slots, starts, max_len, work)
-        chunks = (cdiv(max_len, CHUNK), batch_size, layer.num_value_heads)
+        _convolve(layer, projected, newest, (slots, starts, first), max_len, work)
+        requests, chunks = (slots, starts, first), (cdiv(max_len, CHUNK), count, layer.num_value_heads)
         prepare_chunks_kernel[chunks](
-            *(projected, work.channels, layer.decay, layer.decay_bias, slots, starts),
+            *(projected, work.channels, layer.decay, layer.decay_bias, *requests),
             *(work.queries, work.keys, work.corrections, work.changes, work.scores, work.totals),
             layer.key_dim**-0.5,
             **chunk_constants(layer),
             **precisions(projected.dtype),
             num_warps=CHUNK_WARPS,
         )
-        scan_chunks_kernel[(cdiv(layer.value_dim, COLUMNS_TILE), batch_size, layer.num_value_heads)](
+        scan_chunks_kernel[(cdiv(layer.value_dim, COLUMNS_TILE), count, layer.num_value_heads)](
             *(work.queries, work.keys, work.corrections, work.changes, work.scores, work.totals),
-            *(kept, kept.stride(0), slots, starts, work.found),
+            *(kept, kept.stride(0), *requests, work.found),
             **scan_constants(layer),
             PRECISION=precisions(projected.dtype)["PRECISION"],
             num_warps=SCAN_WARPS,
             num_stages=2,
         )
         norm_and_gate_kernel[chunks](
-            *(work.found, projected, layer.norm, slots, starts, out),
+            *(work.found, projected, layer.norm, *requests, out),
             layer.eps,
             **norm_constants(layer),
         )
 
 
 def _convolve(
-    layer: DeltaLayer, projected: Tensor, newest: Tensor, slots: Tensor, starts: Tensor, max_len: int, work: _Workspace
+    layer: DeltaLayer,
+    projected: Tensor,
+    newest: Tensor,
+    requests: tuple[Tensor, Tensor, int],
+    max_len: int,
+    work: _Workspace,
 ) -> None:
+    """`requests`: slots, starts and the first request that counts."""
     constants = {"TOKEN": layer.token_size, "CHANNELS": layer.num_channels, "WIDTH": layer.conv.shape[1]}
-    tiles, batch_size = cdiv(layer.num_channels, CHANNELS_TILE), len(slots)
-    convolve_prompts_kernel[(cdiv(max_len, TOKENS_TILE), batch_size, tiles)](
-        *(projected, newest, newest.stride(0), layer.conv, slots, starts, work.channels),
+    tiles, count = cdiv(layer.num_channels, CHANNELS_TILE), len(requests[0]) - requests[2]
+    convolve_prompts_kernel[(cdiv(max_len, TOKENS_TILE), count, tiles)](
+        *(projected, newest, newest.stride(0), layer.conv, *requests, work.channels),
         **constants,
         TOKENS=TOKENS_TILE,
         TILE=CHANNELS_TILE,
     )
-    keep_newest_kernel[(batch_size, tiles)](
-        *(projected, newest, newest.stride(0), slots, starts), **constants, TILE=CHANNELS_TILE
+    keep_newest_kernel[(count, tiles)](
+        *(projected, newest, newest.stride(0), *requests), **constants, TILE=CHANNELS_TILE
     )
 
 
@@ -149,7 +157,7 @@ def prompt_of(slots, starts, request):
     return start.to(tl.int64), tl.where((length > 1) & (slot >= 0), length, 0), slot
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_request"], do_not_specialize_on_alignment=PER_REQUEST)
 def convolve_prompts_kernel(
     projected,
     newest,
@@ -157,6 +165,7 @@ def convolve_prompts_kernel(
     conv,
     slots,
     starts,
+    first_request,
     out,
     TOKEN: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -164,7 +173,7 @@ def convolve_prompts_kernel(
     TOKENS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    start, length, slot = prompt_of(slots, starts, tl.program_id(1))
+    start, length, slot = prompt_of(slots, starts, first_request + tl.program_id(1))
     first = tl.program_id(0) * TOKENS
     if first < length:
         at = first + tl.arange(0, TOKENS)[:, None]
@@ -184,19 +193,20 @@ def convolve_prompts_kernel(
         tl.store(places, activated.to(out.dtype.element_ty), mask=has_channel & (at < length))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_request"], do_not_specialize_on_alignment=PER_REQUEST)
 def keep_newest_kernel(
     projected,
     newest,
     newest_stride,  # from slot to slot
     slots,
     starts,
+    first_request,
     TOKEN: tl.constexpr,
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    start, length, slot = prompt_of(slots, starts, tl.program_id(0))
+    start, length, slot = prompt_of(slots, starts, first_request + tl.program_id(0))
     if length > 0:
         channel = tl.program_id(1) * TILE + tl.arange(0, TILE)
         has_channel = channel < CHANNELS
@@ -209,7 +219,7 @@ def keep_newest_kernel(
             tl.store(old + tap, tl.where(is_new, given, before), mask=has_channel)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_request"], do_not_specialize_on_alignment=PER_REQUEST)
 def prepare_chunks_kernel(
     projected,
     channels,
@@ -217,6 +227,7 @@ def prepare_chunks_kernel(
     decay_bias,
     slots,
     starts,
+    first_request,
     queries,
     keys,
     corrections,
@@ -236,7 +247,7 @@ def prepare_chunks_kernel(
     PRECISION: tl.constexpr,
     SOLVE_PRECISION: tl.constexpr,
 ):
-    start, length, _ = prompt_of(slots, starts, tl.program_id(1))
+    start, length, _ = prompt_of(slots, starts, first_request + tl.program_id(1))
     first = tl.program_id(0) * CHUNK
     if first < length:
         head, row, other = tl.program_id(2), tl.arange(0, CHUNK), tl.arange(0, CHUNK)
@@ -301,7 +312,7 @@ def inverse(system, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     return solved
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_request"], do_not_specialize_on_alignment=PER_REQUEST)
 def scan_chunks_kernel(
     queries,
     keys,
@@ -313,6 +324,7 @@ def scan_chunks_kernel(
     kept_stride,  # from slot to slot
     slots,
     starts,
+    first_request,
     found,
     NUM_VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -322,7 +334,7 @@ def scan_chunks_kernel(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    start, length, slot = prompt_of(slots, starts, tl.program_id(1))
+    start, length, slot = prompt_of(slots, starts, first_request + tl.program_id(1))
     if length > 0:
         head, row, at = tl.program_id(2), tl.arange(0, CHUNK), tl.arange(0, KEYS)
         column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -353,13 +365,14 @@ def scan_chunks_kernel(
         tl.store(place, state, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_request"], do_not_specialize_on_alignment=PER_REQUEST)
 def norm_and_gate_kernel(
     found,
     projected,
     norm,
     slots,
     starts,
+    first_request,
     out,
     eps,
     TOKEN: tl.constexpr,
@@ -369,7 +382,7 @@ def norm_and_gate_kernel(
     VALUES: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    start, length, _ = prompt_of(slots, starts, tl.program_id(1))
+    start, length, _ = prompt_of(slots, starts, first_request + tl.program_id(1))
     first = tl.program_id(0) * CHUNK
     if first < length:
         head, at = tl.program_id(2), first + tl.arange(0, CHUNK)[:, None]

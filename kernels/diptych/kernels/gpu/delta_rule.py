@@ -20,6 +20,7 @@ from diptych.kernels.gpu.grid import cdiv, power_of_two
 
 CHANNELS_TILE: Final = 512
 NUMBERS_A_WARP: Final = 2048  # of half a state: 64 a thread
+PER_REQUEST: Final = ("slots", "starts")  # parts of a tensor, which may begin anywhere
 UNIT_EPS: Final = tl.constexpr(1e-6)  # added to the square of the length of a query, or key
 
 
@@ -131,7 +132,7 @@ def single_token(slots, starts, request, HAS_STARTS: tl.constexpr):
     return token, slot
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PER_REQUEST)
 def convolve_single_kernel(
     projected,
     newest,
@@ -162,7 +163,7 @@ def convolve_single_kernel(
     tl.store(place, (total / (1.0 + tl.exp(-total))).to(given.dtype), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PER_REQUEST)
 def delta_single_kernel(
     projected,
     kept,

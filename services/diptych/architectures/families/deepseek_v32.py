@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 from diptych.architectures import placement
 from diptych.architectures.config import Indexer, ModelConfig
@@ -11,13 +12,15 @@ from diptych.architectures.families.deepseek_v3 import latent_placement, layers_
 from diptych.architectures.families.glm4_moe_lite import listed_dense_layers
 from diptych.architectures.hf_config import HfConfig
 
+SPARSE_TYPES: Final = {"indexed_attention", "deepseek_sparse_attention"}  # one thing: the older name comes second
+
 
 def read_sparse(hf: HfConfig, architecture: str) -> ModelConfig:
     """Read a model with latents and experts as DeepSeek V3.2 has them. The indexer is still missing."""
     hf.refuse_unless({"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)})
     hf.refuse_unless({"moe_layer_freq": (1,), "rope_interleave": (True,)})
     hf.ignore("num_nextn_predict_layers", "qk_head_dim", "ep_size")
-    if {*(hf.get("layer_types") or ())} - {"indexed_attention"}:
+    if {*(hf.get("layer_types") or ())} - SPARSE_TYPES:
         raise ValueError(f"layer_types other than indexed_attention: {hf['layer_types']}")
     config = hf.shared(architecture)
     moe = read_moe(hf, config.num_layers)

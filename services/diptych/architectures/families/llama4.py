@@ -18,7 +18,6 @@ from diptych.architectures.config import ModelConfig, Moe, QueryGrowth, Rope
 from diptych.architectures.hf_config import HfConfig
 from diptych.architectures.placement import EXPERT_NAMES, Family, Named, Piece, Placed
 from diptych.common.errors import ConfigError
-from diptych.kernels.quantized import Array, QuantizedArray
 
 logger = logging.getLogger(__name__)
 
@@ -118,27 +117,8 @@ def _unstack(config: ModelConfig, named: Named) -> Iterator[Named]:
     match = STACKED.fullmatch(name)
     if match is None:
         yield named
-        return
-    for i, expert in enumerate(_by_expert(config, name, tensor)):
-        prefix = f"{match['block']}{i}."
-        if match["name"] == "down":
-            yield f"{prefix}down_proj.weight", expert
-        else:
-            half = len(expert) // 2
-            yield f"{prefix}gate_proj.weight", expert[:half]
-            yield f"{prefix}up_proj.weight", expert[half:]
-
-
-def _by_expert(config: ModelConfig, name: str, tensor: Array | QuantizedArray) -> Iterator[Array]:
-    """Yield what each expert has, rows first: views of the tensor."""
-    assert config.moe is not None
-    if isinstance(tensor, QuantizedArray):
-        raise ConfigError(f"{config.model_id}: {name} is quantised, which experts in one tensor are not read as")
-    if tensor.ndim != 3 or len(tensor) != config.moe.num_experts:
-        raise ConfigError(
-            f"{config.model_id}: {name} is {tensor.shape}, not the tensors of {config.moe.num_experts} experts"
-        )
-    yield from (each.T for each in tensor)
+    else:
+        yield from placement.unstacked(match, (each.T for each in placement.by_expert(config, name, tensor)))
 
 
 def _read_with_images(hf: HfConfig) -> ModelConfig:

@@ -18,7 +18,9 @@ class AttentionBackend(Protocol):
 
     Both passes rotate queries and keys, write keys and values to their slots, and attend to what the layer sees of the
     past. `qkv`: `[num_tokens, (num_heads + num_planes * num_kv_heads) * head_dim]`, queries, keys, values; it may be
-    overwritten. `out`: `[num_tokens, num_heads * value_dim]`. On a GPU they only queue work on the current stream.
+    overwritten. A layer that borrows keys and values is given queries alone, stores nothing, and attends to what an
+    earlier layer has stored. `out`: `[num_tokens, num_heads * value_dim]`. On a GPU they only queue work on the current
+    stream.
     With one plane there are no values: they are the first `value_dim` dimensions of the keys, before those that rotate.
     """
 

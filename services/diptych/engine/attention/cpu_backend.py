@@ -40,7 +40,7 @@ def attention_layers(config: ModelConfig, kv: Tensor, sinks: Tensor | None = Non
     ropes = rope_tables(config, kv)
     return [
         AttentionLayer(
-            index,
+            config.place(index),
             ropes[config.rope_of(index)],
             rope_start=config.rope_of(index).start,
             scale=config.score_scale,
@@ -48,6 +48,7 @@ def attention_layers(config: ModelConfig, kv: Tensor, sinks: Tensor | None = Non
             chunked=config.chunked,
             softcap=config.attention_softcap,
             sinks=None if sinks is None else sinks[index],
+            keeps=config.keeps(index),
         )
         for index in range(config.num_layers)
     ]

@@ -23,6 +23,7 @@ class GpuLayer:
     window: int  # tokens that it sees; 0: all
     k_scale: float = 1.0  # of FP8: a key is what is stored times this
     v_scale: float = 1.0
+    num_kept: int = 0  # KV heads whose keys and values a token brings; 0: an earlier layer has stored them
     sinks: Tensor | None = None  # [num_heads], see `new_sinks`
 
     def rotate_and_store(self, qkv: Tensor, batch: StagedBatch) -> Tensor:
@@ -33,9 +34,9 @@ class GpuLayer:
             batch.positions,
             batch.out_slots,
             self.rope,
-            self.kv,
+            self.kv[..., : self.num_kept, :],
             num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_kv_heads=self.num_kept,
             head_dim=config.head_dim,
             rope_start=self.rope_start,
             k_scale=self.k_scale,
@@ -54,11 +55,12 @@ def gpu_layers(config: ModelConfig, kv: Tensor, sinks: Tensor | None = None) -> 
     return [
         GpuLayer(
             config,
-            kv[:, index],
+            kv[:, config.place(index)],
             ropes[rope],
             rope.start,
             config.window(index),
             *scales,
+            num_kept=config.num_kv_heads if config.keeps(index) else 0,
             sinks=None if sinks is None else sinks[index],
         )
         for index, (rope, scales) in enumerate(layers)

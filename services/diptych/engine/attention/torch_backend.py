@@ -91,8 +91,9 @@ class TorchAttention:
         num_tokens, heads, kv_heads = qkv.shape[0], self._num_heads, self._num_kv_heads
         states, rope = qkv.view(num_tokens, -1, self._head_dim), self._config.rope_of(layer)
         rotate(states[:, : heads + kv_heads, rope.start :], *self._metadata.ropes[rope])
-        new_kv = states[:, heads:].view(num_tokens, -1, kv_heads, self._head_dim)
-        self._store(new_kv, layer, self._metadata)
+        if self._config.keeps(layer):
+            new_kv = states[:, heads:].view(num_tokens, -1, kv_heads, self._head_dim)
+            self._store(new_kv, layer, self._metadata)
         return states[:, :heads], self._metadata
 
     def _store(self, new_kv: Tensor, layer: int, metadata: Metadata) -> None:
@@ -104,7 +105,7 @@ class TorchAttention:
 
     def _load(self, pages: Tensor, layer: int) -> Tensor:
         """Return `[..., num_planes, page_size, num_kv_heads, head_dim]` for page numbers of any shape."""
-        stored = self._bytes[pages, layer].view(self._kv.dtype)
+        stored = self._bytes[pages, self._config.place(layer)].view(self._kv.dtype)
         if not self._config.kv_scales:
             return stored.to(self._dtype)
         return (stored.float() * self._scales[layer, :, :, :, None]).to(self._dtype)

@@ -11,9 +11,11 @@ from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
 from diptych.architectures.recurrent import DeltaNet
 from diptych.engine.models.cpu_delta_rule import CpuDeltaRule
+from diptych.engine.models.cpu_state_rules import CpuStateRules
 from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.matrix import Activate, HeadMatrices, HeadMatricesInTurn, Matrix, Weight
-from diptych.engine.models.ops import Experts, ExpertsInTurn, Gated, GatedInTurn, activate_of
+from diptych.engine.models.ops import Experts, ExpertsInTurn, Gated, GatedInTurn, activate_of, relu_squared
+from diptych.engine.models.state_rules import StateRules
 from diptych.kernels.cpu import elementwise
 from diptych.kernels.cpu.linear import PackedMatrix, QuantizedMatrix, StackedMatrix
 
@@ -22,6 +24,7 @@ class CpuOps:
     """Weights are packed once; a token's result does not depend on the batch."""
 
     num_ranks: Final = 1
+    state_rules: Final[StateRules] = CpuStateRules()
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         if isinstance(weight, Tensor):
@@ -39,11 +42,11 @@ class CpuOps:
         self,
         gate_up: Sequence[Matrix],
         down: Sequence[Matrix],
-        ffn_size: int,
+        sizes: tuple[int, int],
         activate: Activate,
         bias: Tensor | None = None,
     ) -> Experts:
-        return ExpertsInTurn(gate_up, down, ffn_size, activate, bias)
+        return ExpertsInTurn(gate_up, down, sizes, activate, bias)
 
     def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
         return CpuDeltaRule(net, weights)
@@ -56,5 +59,6 @@ class CpuOps:
     silu_and_mul = staticmethod(elementwise.silu_and_mul)
     gelu_tanh_and_mul = staticmethod(elementwise.gelu_tanh_and_mul)
     clamped_swiglu = staticmethod(elementwise.clamped_swiglu)
+    relu_squared = staticmethod(relu_squared)
     norm_heads = staticmethod(elementwise.norm_heads)
     mul_sigmoid = staticmethod(elementwise.mul_sigmoid)

@@ -12,10 +12,11 @@ from torch import Tensor
 from diptych.architectures.config import ModelConfig
 from diptych.engine.attention.backend import PhasedAttention
 from diptych.engine.attention.staged_batch import StagedBatch
-from diptych.engine.models.layers.attention import AttentionBlock, Projections, StateMixer
+from diptych.engine.models.layers.attention import Projections, StateMixer
 from diptych.engine.models.layers.buffers import Buffers
-from diptych.engine.models.layers.latent_attention import LatentAttentionBlock
-from diptych.engine.models.layers.mixers import new_mixer
+from diptych.engine.models.layers.dense_beside_moe import DenseBesideMoe
+from diptych.engine.models.layers.layer_end import LayerEnd, PerLayerInputs
+from diptych.engine.models.layers.mixers import new_attention, new_mixer
 from diptych.engine.models.layers.mlp import FeedForward, Mlp
 from diptych.engine.models.layers.moe import MoeBlock
 from diptych.engine.models.layers.query_growth import GrowingQueries
@@ -37,14 +38,15 @@ class States(Protocol):
 class Layer:
     """One layer and the norms around its two blocks."""
 
-    attention: Projections
+    attention: Projections | None
     mixer: StateMixer | None  # `attention` again, in a recurrent layer
     growth: GrowingQueries | None
     attention_post_norm: Tensor | None  # of what attention adds
-    ffn_norm: Tensor | None  # of what goes into the feed-forward network
-    ffn: FeedForward
+    ffn_norm: Tensor | None  # of what goes into the feed-forward network behind attention
+    ffn: FeedForward | None
     ffn_post_norm: Tensor | None
     next_norm: Tensor | None  # the next layer's input norm; the last layer's is the model's
+    end: LayerEnd | None  # that norms in place of `next_norm`
 
 
 class Decoder:
@@ -58,6 +60,7 @@ class Decoder:
         self._lm_head = self._embed if config.tie_embeddings else weights.matrix("lm_head")
         scale = config.embedding_scale
         self._embedding_scale = None if scale == 1 else torch.tensor(scale, dtype=dtype)  # rounded, as in training
+        self._per_layer = PerLayerInputs.build(config, weights, ops, dtype)
         self._input_norm = weights.norm("0.input_norm") if config.pre_norms else None
         self._places = {layer: place for place, layer in enumerate(config.attention_layers)}
         self._layers = [_layer(config, weights, ops, index) for index in range(config.num_layers)]
@@ -86,20 +89,22 @@ class Decoder:
             self._look_back(index, batch, attention, states, buffers.first(len(batch.positions)))
             if on_layer is not None:
                 on_layer(index)
-        return self._last(x[batch.logits_rows], buffers.picked(batch.logits_rows))
+        last = buffers.of_layer(self._config, len(self._layers) - 1)
+        return self._last(x[batch.logits_rows], last.picked(batch.logits_rows))
 
     def _look_back(
         self, index: int, batch: StagedBatch, attention: PhasedAttention, states: States | None, buffers: Buffers
     ) -> None:
         """What a layer makes of each token and of those before it."""
-        layer = self._layers[index]
+        layer, own = self._layers[index], buffers.of_layer(self._config, index)
         if layer.mixer is not None:
             assert states is not None
-            layer.mixer.mix(buffers.projected, states.of(index), batch, buffers.mixed)
+            layer.mixer.mix(own.projected, states.of(index), batch, own.mixed)
+        if index not in self._places:
             return
         if layer.growth is not None:
-            layer.growth.apply(buffers.qkv, batch.positions)  # to rotate them before or afterwards is the same
-        attention.attend(buffers.qkv, self._places[index], buffers.attended)
+            layer.growth.apply(own.qkv, batch.positions)  # to rotate them before or afterwards is the same
+        attention.attend(own.qkv, self._places[index], own.attended)
 
     def new_buffers(self, num_tokens: int, device: torch.device) -> Buffers:
         """Return what a step of so many tokens needs for its pieces."""
@@ -108,35 +113,47 @@ class Decoder:
     def _begin(self, input_ids: Tensor, buffers: Buffers) -> Tensor:
         """From tokens to the first attention; return the residual stream `[num_tokens, hidden_size]`."""
         x = self._embedded(input_ids)
+        if self._per_layer is not None:
+            self._per_layer.fill(input_ids, x, buffers.per_layer)
         if self._input_norm is None:
             buffers.normed.copy_(x)
         else:
             self._ops.rms_norm(x, self._input_norm, self._config.rms_norm_eps, buffers.normed)
-        self._layers[0].attention.project_in(buffers)
+        self._project_in(0, buffers)
         return x
 
     def _between(self, index: int, x: Tensor, buffers: Buffers) -> None:
         """From the attention before to that of layer `index`."""
-        self._finish(self._layers[index - 1], x, buffers)
-        self._layers[index].attention.project_in(buffers)
+        self._finish(index - 1, x, buffers)
+        self._project_in(index, buffers)
+
+    def _project_in(self, index: int, buffers: Buffers) -> None:
+        attention = self._layers[index].attention
+        if attention is not None:
+            attention.project_in(buffers.of_layer(self._config, index))
 
     def _last(self, x: Tensor, buffers: Buffers) -> Tensor:
         """Finish the last layer for the tokens whose logits are wanted; return those. Nothing is launched for none."""
         if not len(x):
             return x.new_empty(0, self._config.vocab_size)
-        self._finish(self._layers[-1], x, buffers)
+        self._finish(len(self._layers) - 1, x, buffers)
         return self._logits(buffers.normed)
 
     def _embedded(self, input_ids: Tensor) -> Tensor:
         x = self._embed.rows(input_ids)
         return x if self._embedding_scale is None else x.mul_(self._embedding_scale)
 
-    def _finish(self, layer: Layer, x: Tensor, buffers: Buffers) -> None:
-        """From what attention found to the next layer's normed input; `x` is the residual stream."""
-        layer.attention.project_out(buffers)
-        self._add(x, buffers, layer.attention_post_norm, layer.ffn_norm)
-        layer.ffn.forward(buffers)
-        self._add(x, buffers, layer.ffn_post_norm, layer.next_norm)
+    def _finish(self, index: int, x: Tensor, buffers: Buffers) -> None:
+        """From what attention of a layer found to the next one's normed input; `x` is the residual stream."""
+        layer, buffers = self._layers[index], buffers.of_layer(self._config, index)
+        if layer.attention is not None:
+            layer.attention.project_out(buffers)
+            self._add(x, buffers, layer.attention_post_norm, layer.next_norm if layer.ffn is None else layer.ffn_norm)
+        if layer.ffn is not None:
+            layer.ffn.forward(buffers)
+            self._add(x, buffers, layer.ffn_post_norm, layer.next_norm)
+        if layer.end is not None:
+            layer.end.finish(x, buffers)
 
     def _add(self, x: Tensor, buffers: Buffers, post_norm: Tensor | None, next_norm: Tensor | None) -> None:
         eps = self._config.rms_norm_eps
@@ -159,16 +176,33 @@ class Decoder:
 
 
 def _layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> Layer:
-    next_norm = "norm" if index == config.num_layers - 1 else f"{index + 1}.input_norm"
+    name = "norm" if index == config.num_layers - 1 else f"{index + 1}.input_norm"
+    next_norm = weights.norm(name) if config.pre_norms or name == "norm" else None
+    end = None
+    if config.layer_scales and next_norm is not None:
+        end, next_norm = LayerEnd.build(config, weights, ops, index, next_norm), None
     mixer = new_mixer(config, weights, ops, index) if config.is_recurrent(index) else None
-    attention = LatentAttentionBlock if config.latent else AttentionBlock
+    is_whole = config.looks_back(index) and config.has_ffn(index)
     return Layer(
-        attention=mixer or attention.build(config, weights, ops, index),
+        attention=mixer or new_attention(config, weights, ops, index),
         mixer=mixer,
         growth=GrowingQueries.build(config, index, weights.norm("norm").device),
         attention_post_norm=weights.norm(f"{index}.attention_post_norm") if config.post_norms else None,
-        ffn_norm=weights.norm(f"{index}.ffn_norm") if config.pre_norms else None,
-        ffn=(MoeBlock if config.is_moe(index) else Mlp).build(config, weights, ops, index),
+        ffn_norm=_ffn_norm(config, weights, index) if is_whole else None,
+        ffn=_ffn(config, index).build(config, weights, ops, index) if config.has_ffn(index) else None,
         ffn_post_norm=weights.norm(f"{index}.ffn_post_norm") if config.post_norms else None,
-        next_norm=weights.norm(next_norm) if config.pre_norms or next_norm == "norm" else None,
+        next_norm=next_norm,
+        end=end,
     )
+
+
+def _ffn(config: ModelConfig, layer: int) -> type[Mlp | MoeBlock | DenseBesideMoe]:
+    if not config.is_moe(layer):
+        return Mlp
+    return DenseBesideMoe if config.moe is not None and config.moe.beside_dense else MoeBlock
+
+
+def _ffn_norm(config: ModelConfig, weights: Weights, layer: int) -> Tensor | None:
+    if _ffn(config, layer) is DenseBesideMoe:  # which has a norm for each of its parts
+        return torch.ones_like(weights.norm(f"{layer}.dense_norm"))
+    return weights.norm(f"{layer}.ffn_norm") if config.pre_norms else None

@@ -63,7 +63,8 @@ class TorchDeltaRule:
         start = 0
         for slot, length in zip(batch.state_slots.tolist(), batch.host.extend_lens.tolist(), strict=True):
             rows = slice(start, start + length)
-            self._mix_one(projected[rows], state[0][slot], state[1][slot], out[rows])
+            if slot >= 0:
+                self._mix_one(projected[rows], state[0][slot], state[1][slot], out[rows])
             start += length
 
     def _mix_one(self, projected: Tensor, newest: Tensor, kept: Tensor, out: Tensor) -> None:

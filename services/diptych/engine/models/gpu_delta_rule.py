@@ -34,6 +34,7 @@ class GpuDeltaRule:
             mix_single_tokens(self._layer, projected, newest, kept, slots, out)
             return
         lens = batch.host.extend_lens
-        mix_prompts(self._layer, projected, newest, kept, slots, starts, int(lens.max()), out)
+        first = int((lens > 1).argmax())  # rows come before prompts
+        mix_prompts(self._layer, projected, newest, kept, slots, starts, out, max_len=int(lens.max()), first=first)
         if (lens == 1).any():
             mix_single_tokens(self._layer, projected, newest, kept, slots, out, starts)

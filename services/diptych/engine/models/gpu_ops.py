@@ -12,16 +12,18 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from diptych.architectures.config import Activation, ClampedSwiglu
+from diptych.architectures.config import Activation
 from diptych.architectures.placement import Split
 from diptych.architectures.recurrent import DeltaNet
 from diptych.checkpoints.quantization.weight import QuantizedWeight
 from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.dense import dense
 from diptych.engine.models.gpu_delta_rule import GpuDeltaRule
+from diptych.engine.models.gpu_state_rules import TritonStateRules
 from diptych.engine.models.lora import LoraMatrix
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, Weight
-from diptych.engine.models.ops import Experts, Gated, GatedInTurn, activate_of
+from diptych.engine.models.ops import Experts, Gated, GatedInTurn, activate_of, relu_squared
+from diptych.engine.models.state_rules import StateRules
 from diptych.kernels.gpu import activations, norms, skinny_gated_gemm
 from diptych.kernels.gpu.moe import ExpertWeights, align_experts, choose_block, combine_experts, grouped_gemm
 from diptych.kernels.gpu.skinny_gemm import pays_up_to, skinny_gemm
@@ -54,12 +56,12 @@ class GpuGated:
         self._activation = activation
         self._in_turn = in_turn
         num_rows, num_columns = self._weight.shape
-        is_fused = self._weight.dtype.itemsize == 2 and not isinstance(activation, ClampedSwiglu)
+        is_fused = self._weight.dtype.itemsize == 2 and activation in ("silu", "gelu_tanh")
         self._few = skinny_gated_gemm.pays_up_to(num_rows // 2, num_columns) if is_fused else 0  # rows
 
     def forward(self, x: Tensor, gate_up: Tensor, out: Tensor) -> None:
         is_adapted = self._adapted is not None and self._adapted.is_adapted
-        if 0 < len(x) <= self._few and not is_adapted and not isinstance(self._activation, ClampedSwiglu):
+        if 0 < len(x) <= self._few and not is_adapted and self._activation in ("silu", "gelu_tanh"):
             skinny_gated_gemm.skinny_gated_gemm(x, self._weight, out, self._activation)
         else:
             self._in_turn.forward(x, gate_up, out)
@@ -69,6 +71,7 @@ class GpuOps:
     """Weights of any format are expanded to the states' dtype. Nothing waits for the device."""
 
     num_ranks: Final = 1
+    state_rules: Final[StateRules] = TritonStateRules()
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
@@ -90,7 +93,7 @@ class GpuOps:
         self,
         gate_up: Sequence[Matrix],
         down: Sequence[Matrix],
-        ffn_size: int,
+        sizes: tuple[int, int],
         activate: Activate,
         bias: Tensor | None = None,
     ) -> Experts:
@@ -107,6 +110,7 @@ class GpuOps:
     silu_and_mul = staticmethod(activations.silu_and_mul)
     gelu_tanh_and_mul = staticmethod(activations.gelu_tanh_and_mul)
     clamped_swiglu = staticmethod(activations.clamped_swiglu)
+    relu_squared = staticmethod(relu_squared)
     norm_heads = staticmethod(norms.norm_heads)
     mul_sigmoid = staticmethod(activations.mul_sigmoid)
 
@@ -125,14 +129,15 @@ class GroupedExperts:
         self._gate_up = ExpertWeights.of(gate_up)
         self._down = ExpertWeights.of(down)
         self._activate = activate
-        self._bias = bias  # [num_experts, 2 * ffn_size], of gates and ups
+        self._bias = bias  # [num_experts, num_rows] of `gate_up`
 
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
         if not len(x):  # the last layer of a step that nobody samples from
             return
-        ffn_size, rows, num_experts = self._down.tensors[0].shape[1], chosen.numel(), len(self._down.tensors)
+        sizes = self._gate_up.tensors[0].shape[0], self._down.tensors[0].shape[1]
+        rows, num_experts = chosen.numel(), len(self._down.tensors)
         aligned = align_experts(chosen, num_experts, choose_block(rows, num_experts))
-        gate_up, activated = x.new_empty(rows, 2 * ffn_size), x.new_empty(rows, ffn_size)
+        gate_up, activated = (x.new_empty(rows, size) for size in sizes)
         results = x.new_empty(rows, x.shape[1])
         grouped_gemm(x, self._gate_up, aligned, gate_up)
         if self._bias is not None:

@@ -23,6 +23,7 @@ from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights, TorchDelta
 from diptych.engine.models.dense import CPU, dense
 from diptych.engine.models.layers.routing import logistic
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, TorchMatrix, Weight
+from diptych.engine.models.state_rules import StateRules, TorchStateRules
 
 
 class Gated(Protocol):
@@ -56,6 +57,11 @@ class Ops(Protocol):
         """How many ranks `all_reduce` adds up."""
         ...
 
+    @property
+    def state_rules(self) -> StateRules:
+        """What recurrent layers compute."""
+        ...
+
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         """Take over the weight `[num_rows, num_columns]` called `name`: "embed", "lm_head", "0.qkv", ..."""
         ...
@@ -72,13 +78,14 @@ class Ops(Protocol):
         self,
         gate_up: Sequence[Matrix],
         down: Sequence[Matrix],
-        ffn_size: int,
+        sizes: tuple[int, int],
         activate: Activate,
         bias: Tensor | None = None,
     ) -> Experts:
         """Take over one matrix of each kind of each expert, made by `matrix`.
 
-        `bias`, `[num_experts, 2 * ffn_size]`, is added to what `gate_up` returns.
+        `sizes` are those of what `gate_up` returns and of what it is activated to. `bias`, `[num_experts, sizes[0]]`,
+        is added to the former.
         """
         ...
 
@@ -106,6 +113,10 @@ class Ops(Protocol):
         """See `ClampedSwiglu`."""
         ...
 
+    def relu_squared(self, up: Tensor, out: Tensor) -> None:
+        """`[num_tokens, ffn_size]`, both."""
+        ...
+
     def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
         """Norm each of the `num_heads` queries and of the keys in place; `qkv` is as in `AttentionBackend`."""
         ...
@@ -119,7 +130,8 @@ def activate_of(ops: Ops, activation: Activation) -> Activate:
     """Return the function called `activation`."""
     if isinstance(activation, ClampedSwiglu):
         return partial(ops.clamped_swiglu, alpha=activation.alpha, limit=activation.limit)
-    return {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}[activation]
+    named = {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul, "relu_squared": ops.relu_squared}
+    return named[activation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +156,9 @@ class ExpertsInTurn:
 
     gate_up: Sequence[Matrix]
     down: Sequence[Matrix]
-    ffn_size: int  # of one expert
+    sizes: tuple[int, int]  # of what an expert's first matrix returns, and of what that is activated to
     activate: Activate
-    bias: Tensor | None = None  # [num_experts, 2 * ffn_size], of gates and ups
+    bias: Tensor | None = None  # [num_experts, sizes[0]]
 
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
         order = chosen.flatten().argsort(stable=True)
@@ -162,7 +174,7 @@ class ExpertsInTurn:
                 start += count
 
     def _compute(self, expert: int, x: Tensor) -> Tensor:
-        gate_up, activated = x.new_empty(len(x), 2 * self.ffn_size), x.new_empty(len(x), self.ffn_size)
+        gate_up, activated = (x.new_empty(len(x), size) for size in self.sizes)
         out = torch.empty_like(x)
         self.gate_up[expert].multiply(x, gate_up)
         if self.bias is not None:
@@ -172,10 +184,16 @@ class ExpertsInTurn:
         return out
 
 
+def relu_squared(up: Tensor, out: Tensor) -> None:
+    """Return the squares of what is above 0."""
+    torch.clamp(up, min=0, out=out).square_()
+
+
 class TorchOps:
     """Any dtype on any device."""
 
     num_ranks: Final = 1
+    state_rules: Final[StateRules] = TorchStateRules()
 
     def __init__(self, dtype: torch.dtype, device: torch.device = CPU) -> None:
         self._dtype = dtype
@@ -196,11 +214,11 @@ class TorchOps:
         self,
         gate_up: Sequence[Matrix],
         down: Sequence[Matrix],
-        ffn_size: int,
+        sizes: tuple[int, int],
         activate: Activate,
         bias: Tensor | None = None,
     ) -> Experts:
-        return ExpertsInTurn(gate_up, down, ffn_size, activate, bias)
+        return ExpertsInTurn(gate_up, down, sizes, activate, bias)
 
     def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
         return TorchDeltaRule(net, weights)
@@ -226,6 +244,8 @@ class TorchOps:
         gate, up = gate_up.float().chunk(2, dim=-1)
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         out.copy_(gate * torch.sigmoid(alpha * gate) * (up + 1))
+
+    relu_squared = staticmethod(relu_squared)
 
     def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
         heads = qkv.view(len(qkv), -1, len(q_weight))

@@ -42,6 +42,10 @@ class Weights:
         """Return a bias; None when the model has none."""
         return self._vectors.get(name)
 
+    def constant(self, name: str) -> Tensor:
+        """Return a vector, or a stack of them, that the model has."""
+        return self._vectors[name]
+
     def norm(self, name: str) -> Tensor:
         """Return a norm's weights. With an offset they are float32: it would cost a narrow type its precision."""
         weight = self._vectors[name]
@@ -86,7 +90,7 @@ def load(
                 continue
             del targets[piece.target]
             its_dtype = torch.float32 if piece.wide else dtype
-            if len(piece.shape) == 1:
+            if len(piece.shape) != 2:  # convolutions have three
                 vectors[piece.target] = dense(complete, its_dtype, device)
             else:
                 weight = None if piece.wide else merge(complete)

@@ -12,7 +12,7 @@ from diptych.common.errors import ConfigError
 from diptych.common.members.roles import Role
 from diptych.engine.options.config import EngineOptions
 from diptych.engine.options.device_kind import DeviceKind
-from diptych.engine.tensor_parallel.shard import check_divides
+from diptych.engine.tensor_parallel.shard import Shard, check_divides
 from diptych.engine.values.kv_regions import kv_layout
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region
 
@@ -49,7 +49,7 @@ def check_pool(model: ModelConfig, options: EngineOptions, role: Role, device: D
     check_divides(model, options.tp)
     options = options.on(device)
     if options.kv_cache_mib:
-        part = replace(model, num_kv_heads=max(1, model.num_kv_heads // options.tp))
+        part = Shard(0, options.tp).config(model)
         _check_holds(pool_layout(part, options), options, 2 if role is Role.UNIFIED else 1)
 
 

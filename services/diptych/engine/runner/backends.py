@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
@@ -24,6 +24,7 @@ from diptych.common.errors import ConfigError
 from diptych.engine.attention.backend import AttentionBackend, GraphAttention, PhasedAttention
 from diptych.engine.attention.cpu_backend import CpuAttention
 from diptych.engine.attention.cpu_sparse_backend import CpuSparseAttention
+from diptych.engine.attention.kinds import KindsAttention, KindsGraphAttention
 from diptych.engine.attention.sparse_attention import SparseAttention
 from diptych.engine.attention.torch_backend import TorchAttention
 from diptych.engine.models.cpu_ops import CpuOps
@@ -49,6 +50,7 @@ class Setting:
     dtype: torch.dtype  # of states; the pool's may be narrower
     num_threads: int
     sinks: Tensor | None = None  # of the model's layers, see `new_sinks`
+    layers: tuple[int, ...] = ()  # of the model, those of `config`, where there are several kinds of them
     index_keys: Tensor | None = None  # [num_pages, num_layers, 1, page_size, 1, index_head_dim], of an indexer's layers
 
 
@@ -66,10 +68,14 @@ class Backend:
 Made = tuple[AttentionBackend, GraphAttention | None]  # and again, if its decode steps can be recorded
 
 
-def choose(prefill: str, decode: str, setting: Setting) -> Backend:
-    """Build the backends of the two phases. Raises `ConfigError` where this machine cannot run one."""
-    names = _resolved(prefill, setting), _resolved(decode, setting)
-    made = {name: ATTENTION[name](setting) for name in dict.fromkeys(names)}
+def choose(prefill: str, decode: str, *kinds: Setting) -> Backend:
+    """Build the backends of the two phases. Raises `ConfigError` where this machine cannot run one.
+
+    A model has layers of one kind or of several: a setting for each, in the order of `ModelConfig.kinds`.
+    """
+    setting = kinds[0]
+    names = _resolved(prefill, kinds), _resolved(decode, kinds)
+    made = {name: _made(name, kinds) for name in dict.fromkeys(names)}
     (of_prompts, _), (of_decodes, recordable) = made[names[0]], made[names[1]]
     attention = PhasedAttention(of_prompts, of_decodes, recordable)
     if "cpu" in names:
@@ -80,22 +86,37 @@ def choose(prefill: str, decode: str, setting: Setting) -> Backend:
     return Backend(attention, ops, TORCH, TorchSampler(), only_queues=not is_reference)
 
 
-def _resolved(name: str, setting: Setting) -> str:
+def _made(name: str, kinds: Sequence[Setting]) -> Made:
+    """Return a backend of all kinds of layers."""
+    made = [ATTENTION[name](setting) for setting in kinds]
+    if len(made) == 1:
+        return made[0]
+    layers = [setting.layers for setting in kinds]
+    recordable = [each for _, each in made if each is not None]
+    if len(recordable) == len(made):
+        graphs = KindsGraphAttention(recordable, KindsAttention.places_of(recordable, layers))
+        return graphs, graphs
+    backends = [each for each, _ in made]
+    return KindsAttention(backends, KindsAttention.places_of(backends, layers)), None
+
+
+def _resolved(name: str, kinds: Sequence[Setting]) -> str:
     """Return the name of a backend that can run here."""
     if name == "auto":
-        return _fastest(setting)
+        return _fastest(kinds)
     if name not in ATTENTION:
         raise ConfigError(f"attention backend {name!r} is not known; auto, {', '.join(ATTENTION)} are")
     return name
 
 
-def _fastest(setting: Setting) -> str:
-    if setting.kv.is_cuda:
+def _fastest(kinds: Sequence[Setting]) -> str:
+    if kinds[0].kv.is_cuda:
         return "triton"
-    if setting.dtype != torch.float32:
+    if kinds[0].dtype != torch.float32:
         return "torch"
     try:
-        _check_cpu(setting)
+        for setting in kinds:
+            _check_cpu(setting)
     except ConfigError as error:
         logger.warning("the C kernels cannot run, torch computes instead, several times slower: %s", error)
         return "torch"
@@ -135,7 +156,7 @@ def _torch(setting: Setting) -> Made:
     if setting.index_keys is None:
         return TorchAttention(setting.config, setting.kv, setting.dtype, setting.sinks), None
     if setting.kv.dtype == torch.float8_e4m3fn:
-        raise ConfigError("attention backend 'torch' reads no FP8 KV in sparse attention; use 'auto', or a wider KV")
+        raise ConfigError("attention backend 'torch' reads no FP8 KV in sparse attention; give --kv-cache-dtype auto")
     return SparseAttention(setting.config, setting.kv, setting.index_keys, setting.dtype), None
 
 
@@ -162,6 +183,8 @@ def _flashinfer(setting: Setting) -> Made:
         raise ConfigError("attention backend 'flashinfer' knows no attention sinks, which this model has; use 'triton'")
     if setting.config.chunked:
         raise ConfigError("attention backend 'flashinfer' knows windows that slide, and no chunks; use 'triton'")
+    if setting.layers:
+        raise ConfigError("attention backend 'flashinfer' attends to layers of one kind; use 'triton'")
     if setting.config.num_planes == 1:
         raise ConfigError("attention backend 'flashinfer' attends to keys and values, not to latents; use 'triton'")
     if find_spec("flashinfer") is None:

@@ -122,6 +122,12 @@ def _fill(sinks: Tensor | None, weights: Weights) -> None:
 def _choose(config: ModelConfig, kv: Tensor, options: ModelOptions, sinks: Tensor | None) -> Backend:
     extend = options.attention_backend
     kv_dtype = next(name for name, dtype in KV_DTYPES.items() if dtype == kv.dtype)
-    kept, *index_keys = region_views(kv, kv_regions(config, kv_dtype))
-    setting = Setting(config, kept, DTYPES[options.dtype], options.num_threads, sinks, *index_keys)
-    return choose(extend, options.decode_attention_backend or extend, setting)
+    views, dtype = region_views(kv, kv_regions(config, kv_dtype)), DTYPES[options.dtype]
+    if config.wide is None:
+        index_keys = views[1] if config.indexer is not None else None
+        kinds = [Setting(config, views[0], dtype, options.num_threads, sinks, index_keys=index_keys)]
+    else:
+        assert sinks is None, "layers of several kinds have no sinks yet"
+        each = zip(config.kinds, views, config.layers_by_kind, strict=True)
+        kinds = [Setting(kind, view, dtype, options.num_threads, layers=layers) for kind, view, layers in each]
+    return choose(extend, options.decode_attention_backend or extend, *kinds)

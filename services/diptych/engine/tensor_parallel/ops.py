@@ -13,9 +13,10 @@ from diptych.architectures.recurrent import DeltaNet
 from diptych.engine.models.delta_rule import DeltaRule, DeltaWeights
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, Weight
 from diptych.engine.models.ops import Experts, Gated, Ops
+from diptych.engine.models.state_rules import StateRules
 from diptych.engine.tensor_parallel.communicator import Communicator
 
-_VOCABULARY = ("embed", "lm_head")
+_VOCABULARY = ("embed", "embed_per_layer", "lm_head")
 
 
 class TensorParallelOps:
@@ -28,6 +29,10 @@ class TensorParallelOps:
     @property
     def num_ranks(self) -> int:
         return self._communicator.size
+
+    @property
+    def state_rules(self) -> StateRules:
+        return self._ops.state_rules
 
     def matrix(self, name: str, weight: Weight, split: Split) -> Matrix:
         matrix = self._ops.matrix(name, weight, split)
@@ -43,11 +48,11 @@ class TensorParallelOps:
         self,
         gate_up: Sequence[Matrix],
         down: Sequence[Matrix],
-        ffn_size: int,
+        sizes: tuple[int, int],
         activate: Activate,
         bias: Tensor | None = None,
     ) -> Experts:
-        return self._ops.experts(gate_up, down, ffn_size, activate, bias)
+        return self._ops.experts(gate_up, down, sizes, activate, bias)
 
     def delta_rule(self, net: DeltaNet, weights: DeltaWeights) -> DeltaRule:
         return self._ops.delta_rule(net, weights)
@@ -69,6 +74,9 @@ class TensorParallelOps:
 
     def clamped_swiglu(self, gate_up: Tensor, out: Tensor, *, alpha: float, limit: float) -> None:
         self._ops.clamped_swiglu(gate_up, out, alpha=alpha, limit=limit)
+
+    def relu_squared(self, up: Tensor, out: Tensor) -> None:
+        self._ops.relu_squared(up, out)
 
     def norm_heads(self, qkv: Tensor, num_heads: int, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
         self._ops.norm_heads(qkv, num_heads, q_weight, k_weight, eps)

@@ -35,11 +35,14 @@ class Shard:
             ffn_size=model.moe.ffn_size // self.size,
             shared_ffn_size=model.moe.shared_ffn_size // self.size,
         )
+        wide = model.wide and replace(model.wide, num_kv_heads=max(1, model.wide.num_kv_heads // self.size))
         return replace(
             model,
             num_heads=model.num_heads // self.size,
             num_kv_heads=max(1, model.num_kv_heads // self.size),
             ffn_size=model.ffn_size // self.size,
+            borrowing_ffn_size=model.borrowing_ffn_size // self.size,
+            wide=wide,
             moe=moe,
             recurrent=model.recurrent and model.recurrent.of_rank(self.size),
         )
@@ -85,11 +88,11 @@ def check_divides(model: ModelConfig, size: int) -> None:
     for what, number in parts.items():
         if number % size:
             raise ConfigError(f"--tp {size} does not divide the {number} {what} of {model.model_id}")
-    if model.num_kv_heads % size and size % model.num_kv_heads:
-        raise ConfigError(
-            f"--tp {size} neither divides the {model.num_kv_heads} KV heads of {model.model_id} nor "
-            "is a multiple of them"
-        )
+    for kv_heads in (model.num_kv_heads, *([model.wide.num_kv_heads] if model.wide else [])):
+        if kv_heads % size and size % kv_heads:
+            raise ConfigError(
+                f"--tp {size} neither divides the {kv_heads} KV heads of {model.model_id} nor is a multiple of them"
+            )
 
 
 def cut_tensors(

@@ -16,19 +16,29 @@ def kv_regions(model: ModelConfig, dtype: str, share: HeadShare | None = None) -
     """Return those of `model` as a process computes it; `share` None: it has all heads.
 
     Keys and values are two planes. A latent is one, of one head that every rank computes and holds; so are the keys of
-    an indexer, which lie behind the latents.
+    an indexer, which lie behind the latents. Layers of two kinds have a region each; those that borrow keys and values
+    are in none.
     """
     total = model.num_kv_heads if share is None else share.total_kv_heads
+    if model.wide is not None:
+        return tuple(_of_kind(model, layers, dtype, total) for layers in model.layers_by_kind)
     kept = Region(model.attention_layers, model.num_planes, model.num_kv_heads, model.head_dim, dtype, total)
     if model.indexer is None:
         return (kept,)
     return kept, Region(model.indexer.layers, 1, 1, model.indexer.head_dim, dtype, 1)
 
 
+def _of_kind(model: ModelConfig, layers: tuple[int, ...], dtype: str, total: int) -> Region:
+    """`total`: heads of layers that have no others."""
+    kept, wide = tuple(filter(model.keeps, layers)), model.wide_at(layers[0])
+    heads = model.kv_heads_of(layers[0]), model.head_dim_of(layers[0])
+    return Region(kept, model.num_planes, *heads, dtype, total if wide is None else wide.total_kv_heads)
+
+
 def region_names(model: ModelConfig) -> tuple[str, ...]:
     """Return in words what each of them holds."""
     if model.num_planes > 1:
-        return ("keys and values",)
+        return ("keys and values",) * len(model.layers_by_kind)
     return ("latents",) if model.indexer is None else ("latents", "index keys")
 
 
@@ -57,7 +67,14 @@ def _attention_shape(model: ModelConfig) -> str:
         return f"{model.num_layers} layers, latents of {model.head_dim}, {index}"
     if model.num_planes == 1:
         return f"{model.num_layers} layers, latents of {model.head_dim}"
-    return f"{model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}"
+    if model.wide is None:
+        return f"{model.num_layers} layers, {model.num_kv_heads} KV heads of {model.head_dim}"
+    kept = (filter(model.keeps, layers) for layers in model.layers_by_kind)
+    return ", ".join(_kind_shape(model, tuple(layers)) for layers in kept)
+
+
+def _kind_shape(model: ModelConfig, layers: tuple[int, ...]) -> str:
+    return f"{len(layers)} layers, {model.kv_heads_of(layers[0])} KV heads of {model.head_dim_of(layers[0])}"
 
 
 def state_terms(layout: PoolLayout, dtype: str) -> str:

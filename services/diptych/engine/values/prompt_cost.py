@@ -63,24 +63,24 @@ SAME_EVERYWHERE: Final = PromptCost()
 
 def prompt_cost(config: ModelConfig) -> PromptCost:
     """Count multiplications. A layer with a window looks at no more than that, and so is left out; so is a state."""
-    feed_forward = sum(3 * config.hidden_size * _ffn_size(config, i) for i in range(config.num_layers))
-    weights = feed_forward + sum(_mixing_size(config, layer) for layer in range(config.num_layers))
-    num_wide = sum(not config.window(layer) for layer in config.attention_layers)
-    per_position = config.num_heads * (config.head_dim + config.value_dim) * num_wide
+    layers = range(config.num_layers)
+    weights = sum(_mixing_size(config, i) + 3 * config.hidden_size * _ffn_size(config, i) for i in layers)
+    wide = [layer for layer in config.attention_layers if not config.window(layer)]
+    per_position = sum(config.num_heads * config.head_dim_of(i) + config.attended_size_of(i) for i in wide)
     return PromptCost(weights / per_position if per_position else math.inf)
 
 
 def _mixing_size(config: ModelConfig, layer: int) -> int:
     """The weights of a layer's projections."""
     if config.recurrent is None or not config.is_recurrent(layer):
-        return _attention_size(config)
+        return _attention_size(config, layer)
     return config.hidden_size * (config.recurrent.mixer.in_size + config.recurrent.mixer.out_size)
 
 
-def _attention_size(config: ModelConfig) -> int:
+def _attention_size(config: ModelConfig, layer: int) -> int:
     latent, heads = config.latent, config.num_heads
     if latent is None:
-        return config.hidden_size * config.head_dim * (2 * heads + 2 * config.num_kv_heads)
+        return config.hidden_size * (config.qkv_size_of(layer) + config.attended_size_of(layer))
     queries = heads * latent.query_dim
     of_queries = (
         latent.query_rank * (config.hidden_size + queries) if latent.query_rank else config.hidden_size * queries
@@ -93,5 +93,6 @@ def _ffn_size(config: ModelConfig, layer: int) -> int:
     """The size of all feed-forward networks that a token passes."""
     moe = config.moe
     if moe is None or not config.is_moe(layer):
-        return config.ffn_size
-    return moe.experts_per_token * moe.ffn_size + moe.shared_ffn_size
+        return config.ffn_size_of(layer)
+    beside = config.ffn_size_of(layer) if moe.beside_dense else moe.shared_ffn_size
+    return moe.experts_per_token * moe.ffn_size + beside

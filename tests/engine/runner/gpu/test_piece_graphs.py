@@ -76,7 +76,7 @@ def assert_same_bits(ours: Tensor, theirs: Tensor) -> None:
 def test_pieces_give_the_bits_of_steps_that_are_launched(new_driver: NewDriver, family_model: Any) -> None:
     source = open_model(str(family_model.folder))
     steps, (one, other) = list(batches(new_driver(source))), (empty_pool(source) for _ in range(2))
-    model = load_model(source, one, ModelOptions("float32"))
+    model = load_model(source, one, ModelOptions("float32", max_requests=8))
     recorder = Recorder()
     launched, replayed = runner_on(model, one, ()), runner_on(model.on(other), other, RUNGS, recorder=recorder)
     for ours, theirs in zip(logits_of(replayed, steps), logits_of(launched, steps), strict=True):
@@ -102,7 +102,7 @@ def test_kernels_of_gpus_compute_in_pieces_what_they_compute_launched(
 
 def runner_by_kernels(source: ModelSource, device: torch.device, token_rungs: Sequence[int]) -> GpuRunner:
     kv = empty_pool(source).to(device)
-    model = load_model(source, kv, ModelOptions("float32", attention_backend="triton"))
+    model = load_model(source, kv, ModelOptions("float32", attention_backend="triton", max_requests=8))
     assert model.only_queues
     if device.type == "cpu":
         return runner_on(model, kv, token_rungs)
@@ -118,7 +118,7 @@ def source(tiny_folder: Path) -> ModelSource:
 
 @pytest.fixture
 def model(source: ModelSource) -> LoadedModel:
-    return load_model(source, empty_pool(source), ModelOptions("float32"))
+    return load_model(source, empty_pool(source), ModelOptions("float32", max_requests=8))
 
 
 def test_logits_are_of_the_rows_that_are_asked_for(
@@ -190,11 +190,11 @@ def test_ranks_add_up_the_same(
 ) -> None:
     driver = new_driver(source)
     steps, kv = list(batches(driver)), empty_pool(source)
-    expected = logits_of(runner_on(load_model(source, kv, ModelOptions("float32")), kv, ()), steps)
+    expected = logits_of(runner_on(load_model(source, kv, ModelOptions("float32", max_requests=8)), kv, ()), steps)
 
     def work(communicator: Communicator) -> list[Tensor]:
         part = empty_pool(source, communicator)
-        model = load_model(source, part, ModelOptions("float32"), communicator)
+        model = load_model(source, part, ModelOptions("float32", max_requests=8), communicator)
         return logits_of(runner_on(model, part, token_rungs), steps)
 
     for ours, theirs in zip(on_ranks(2, work), expected, strict=True):
@@ -208,7 +208,7 @@ def test_a_replay_runs_what_was_recorded_in_its_order_for_each_size_and_returns_
         pieces.run(lambda: inputs * rung)
         pieces.run(lambda: inputs + rung)
 
-    graphs = PieceGraphs((1, 2), Recorder(), lambda num_tokens: Buffers(*torch.zeros(6, num_tokens, 1)))
+    graphs = PieceGraphs((1, 2), Recorder(), lambda num_tokens: Buffers(*torch.zeros(9, num_tokens, 1)))
     for rung in (1, 2):
         graphs.record(rung, partial(both, rung))
     for value in (5.0, 6.0):

@@ -36,9 +36,9 @@ class StateMixer(Projections, Protocol):
 
         `projected`: `[num_tokens, mixer.in_size]`, may be overwritten; `out`: `[num_tokens, mixer.out_size]`. `state`
         has a tensor for each of `mixer.state_parts`, `[num_slots, *shape]`; the requests' slots are
-        `batch.state_slots`, and what a request begins with is there already. A request's tokens,
-        `batch.host.extend_lens` of them, are in the order of its text. What is computed for a request depends on its
-        own tokens alone, to the bit.
+        `batch.state_slots`, and what a request begins with is there already; -1 is nobody's, of which nothing is kept.
+        A request's tokens, `batch.host.extend_lens` of them, are in the order of its text. What is
+        computed for a request depends on its own tokens alone, to the bit.
         """
         ...
 
@@ -66,6 +66,35 @@ class HeadNorms:
 
 
 @dataclass(frozen=True, slots=True)
+class ValueNorms:
+    """Queries and keys as in `HeadNorms`, and values without weights: Gemma 4's."""
+
+    heads: HeadNorms
+    start: int  # of values in a row
+    ones: Tensor  # [head_dim]
+
+    def apply(self, qkv: Tensor) -> None:
+        self.heads.apply(qkv)
+        values = qkv[:, self.start :]
+        normed = values.clone(memory_format=torch.contiguous_format).view(-1, len(self.ones))
+        self.heads.ops.rms_norm(normed, self.ones, self.heads.eps, normed)
+        values.copy_(normed.view(values.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class QueryNorms:
+    """Those of a layer that has queries alone."""
+
+    ops: Ops
+    queries: Tensor  # [head_dim]
+    eps: float
+
+    def apply(self, qkv: Tensor) -> None:
+        heads = qkv.view(-1, len(self.queries))
+        self.ops.rms_norm(heads, self.queries, self.eps, heads)
+
+
+@dataclass(frozen=True, slots=True)
 class WholeNorms:
     """All heads as one vector, also those that other ranks have: MiniMax M2's."""
 
@@ -89,9 +118,13 @@ def _norms(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> QkNor
         return None
     if config.qk_norm == "unweighted":
         return _unweighted_norms(config, weights, ops, layer)
+    if not config.keeps(layer):
+        return QueryNorms(ops, weights.norm(f"{layer}.q_norm"), config.rms_norm_eps)
     queries, keys = weights.norm(f"{layer}.q_norm"), weights.norm(f"{layer}.k_norm")
     if config.qk_norm == "heads":
-        return HeadNorms(ops, config.num_heads, queries, keys, config.rms_norm_eps)
+        heads = HeadNorms(ops, config.num_heads, queries, keys, config.rms_norm_eps)
+        start = (config.num_heads + config.kv_heads_of(layer)) * len(keys)
+        return ValueNorms(heads, start, torch.ones_like(keys)) if config.value_norm else heads
     return WholeNorms(ops, queries, keys, config.rms_norm_eps)
 
 
@@ -122,6 +155,33 @@ class Halves:
 
 
 @dataclass(frozen=True, slots=True)
+class KeysAgain:
+    """`Matrix` of queries and keys, whose products of keys come again as values."""
+
+    matrix: Matrix
+    start: int  # of keys in a row,
+    end: int
+
+    def multiply(self, x: Tensor, out: Tensor) -> None:
+        product = out.new_empty(len(x), self.end)
+        self.matrix.multiply(x, product)
+        out[:, : self.end].copy_(product)
+        out[:, self.end :].copy_(product[:, self.start :])
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.matrix.rows(torch.where(ids < self.end, ids, ids - (self.end - self.start)))
+
+
+def _projection(config: ModelConfig, weights: Weights, layer: int) -> Matrix:
+    """Return the matrix of queries, and of keys and values where the layer has them."""
+    matrix, wide = weights.matrix(f"{layer}.qkv"), config.wide_at(layer)
+    if wide is None or not wide.keys_are_values or not config.keeps(layer):
+        return matrix
+    num_queries = config.num_heads * wide.head_dim
+    return KeysAgain(matrix, num_queries, num_queries + wide.num_kv_heads * wide.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionBlock:
     """`Projections` of queries, keys and values as they are."""
 
@@ -140,7 +200,7 @@ class AttentionBlock:
         halves = Halves(config.num_heads + config.num_kv_heads, config.head_dim, rope.dim)
         return AttentionBlock(
             ops=ops,
-            qkv=weights.matrix(f"{layer}.qkv"),
+            qkv=_projection(config, weights, layer),
             qkv_bias=weights.vector(f"{layer}.qkv_bias"),
             gate=weights.matrix(f"{layer}.gate") if config.attention_gate else None,
             o=weights.matrix(f"{layer}.o"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diptych.architectures.config import ModelConfig, Moe
+from diptych.architectures.config import ModelConfig, Moe, inner_size
 from diptych.engine.models.layers.buffers import Buffers
 from diptych.engine.models.layers.routing import logistic, route
 from diptych.engine.models.matrix import Matrix
@@ -21,7 +21,7 @@ class SharedExpert:
 
     gated: Gated
     down: Matrix
-    ffn_size: int
+    sizes: tuple[int, int]  # of what the first matrix returns, and of what that is activated to
     gate: Matrix | None  # [1, hidden_size]: its sigmoid weighs the result
 
     @staticmethod
@@ -32,11 +32,13 @@ class SharedExpert:
             return None
         gated = ops.gated(weights.matrix(f"{layer}.shared.gate_up"), config.activation)
         gate = weights.matrix(f"{layer}.shared_gate") if config.moe.shared_gate else None
-        return SharedExpert(gated, weights.matrix(f"{layer}.shared.down"), config.moe.shared_ffn_size, gate)
+        size = config.moe.shared_ffn_size
+        sizes = inner_size(config.activation, size), size
+        return SharedExpert(gated, weights.matrix(f"{layer}.shared.down"), sizes, gate)
 
     def add(self, x: Tensor, out: Tensor) -> None:
         """Add what the network makes of `x` to `out`, both `[num_tokens, hidden_size]`."""
-        gate_up, activated = x.new_empty(len(x), 2 * self.ffn_size), x.new_empty(len(x), self.ffn_size)
+        gate_up, activated = (x.new_empty(len(x), size) for size in self.sizes)
         result = x.new_empty(x.shape)
         self.gated.forward(x, gate_up, activated)
         self.down.multiply(activated, result)
@@ -45,6 +47,23 @@ class SharedExpert:
             self.gate.multiply(x, weight)
             result.mul_(logistic(weight.float()).to(result.dtype))
         out.add_(result)
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowExperts:
+    """Experts that see a token through one matrix, and return what they make of it through another."""
+
+    experts: Experts
+    narrow: Matrix  # [latent_size, hidden_size]
+    widen: Matrix  # [hidden_size, latent_size]
+    latent_size: int
+
+    def forward(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
+        latents = x.new_empty(len(x), self.latent_size)
+        results = torch.empty_like(latents)
+        self.narrow.multiply(x, latents)
+        self.experts.forward(latents, chosen, shares, results)
+        self.widen.multiply(results, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +83,12 @@ class MoeBlock:
     def build(config: ModelConfig, weights: Weights, ops: Ops, layer: int) -> MoeBlock:
         assert config.moe is not None
         names = [f"{layer}.experts.{i}" for i in range(config.moe.num_experts)]
-        gate_up, down = ([weights.matrix(f"{name}.{part}") for name in names] for part in ("gate_up", "down"))
-        activate, bias = activate_of(ops, config.activation), _stacked(weights, names, "gate_up_bias")
         return MoeBlock(
             ops=ops,
             router=weights.matrix(f"{layer}.router"),
             router_bias=weights.vector(f"{layer}.router_bias"),
             choice_bias=weights.vector(f"{layer}.choice_bias"),
-            experts=ops.experts(gate_up, down, config.moe.ffn_size, activate, bias),
+            experts=_experts(config, config.moe, weights, ops, layer, names),
             down_bias=_stacked(weights, names, "down_bias"),
             shared=SharedExpert.build(config, weights, ops, layer),
             moe=config.moe,
@@ -94,6 +111,16 @@ class MoeBlock:
         self.ops.all_reduce(buffers.delta)
         if self.down_bias is not None:
             _add_biases(self.down_bias, chosen, shares, buffers.delta)
+
+
+def _experts(config: ModelConfig, moe: Moe, weights: Weights, ops: Ops, layer: int, names: list[str]) -> Experts:
+    gate_up, down = ([weights.matrix(f"{name}.{part}") for name in names] for part in ("gate_up", "down"))
+    sizes, activate = (inner_size(config.activation, moe.ffn_size), moe.ffn_size), activate_of(ops, config.activation)
+    experts = ops.experts(gate_up, down, sizes, activate, _stacked(weights, names, "gate_up_bias"))
+    if not moe.latent_size:
+        return experts
+    narrow, widen = weights.matrix(f"{layer}.latent_in"), weights.matrix(f"{layer}.latent_out")
+    return NarrowExperts(experts, narrow, widen, moe.latent_size)
 
 
 def _stacked(weights: Weights, names: list[str], part: str) -> Tensor | None:

@@ -143,7 +143,7 @@ class GpuRunner:
         staged = self._inputs.stage_filled_up(batch, rung)
         self._model.attention.init_forward_metadata(staged)
         if rung not in self.pieces:
-            self.pieces.record(rung, lambda pieces: self._forward(staged, None, pieces))
+            self.pieces.record(rung, lambda pieces: self._forward(_of_nobody(staged), None, pieces))
         return self._forward(staged, self._layer_listener(), self.pieces.replayed(rung))
 
     def _forward(self, staged: StagedBatch, on_layer: OnLayer | None, pieces: Pieces | None = None) -> Tensor:
@@ -157,6 +157,12 @@ class GpuRunner:
         if on_layer is not None:
             for layer in range(self._model.config.num_layers):
                 on_layer(layer)
+
+
+def _of_nobody(staged: StagedBatch) -> StagedBatch:
+    """Return the step without its requests' states: what is run to be recorded must not advance them."""
+    slots = staged.state_slots
+    return staged if slots is None else replace(staged, state_slots=torch.full_like(slots, NO_SLOT))
 
 
 def filled_in(input_ids: Tensor, newest: Tensor) -> Tensor:

@@ -77,5 +77,6 @@ class PieceGraphs:
     def _shared(self) -> Buffers:
         if self._buffers is None:
             self._buffers = self._new_buffers(self.rungs[-1])
-            self._buffers.attended.zero_()  # attention writes the step's own tokens only; the others are numbers, too
+            for found in (self._buffers.attended, self._buffers.mixed):
+                found.zero_()  # written of the step's own tokens only; the others are numbers, too
         return self._buffers
