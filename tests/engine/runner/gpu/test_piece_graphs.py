@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -208,7 +208,9 @@ def test_a_replay_runs_what_was_recorded_in_its_order_for_each_size_and_returns_
         pieces.run(lambda: inputs * rung)
         pieces.run(lambda: inputs + rung)
 
-    graphs = PieceGraphs((1, 2), Recorder(), lambda num_tokens: Buffers(*torch.zeros(9, num_tokens, 1)))
+    graphs = PieceGraphs(
+        (1, 2), Recorder(), lambda num_tokens: Buffers(*torch.zeros(len(fields(Buffers)), num_tokens, 1))
+    )
     for rung in (1, 2):
         graphs.record(rung, partial(both, rung))
     for value in (5.0, 6.0):
