@@ -9,7 +9,7 @@ No model, no socket, no clock: a run gives the same numbers everywhere. Four par
   is the share of requests that meet both a time to first token and a mean time per token.
 - *split*: unified workers, of which a request may use one or two, against always one and always two.
 - *family*: loads that are drawn from seeds (`routing.family`), and of each how much of the best single policy's goodput
-  `pair_cost` has, at the worst of six pairs of objectives.
+  `pair_cost` has, at the worst of six pairs of objectives; told of these objectives, and without (*untold*).
 
 Reads Mooncake's conversation trace where it is; without it, makes up conversations of the same shape.
 """
@@ -47,12 +47,15 @@ OPEN_COLUMNS: Final = (
     *("hit rate", "CV missed", "TTFT p50", "p90", "p99"),
     *(f"{ttft_s:g}s/{1000 * tpot_s:g}ms" for ttft_s, tpot_s in GOODPUTS),
 )
+MARKS: Final = (0.99, 0.97)  # of the best other's goodput
 PARTS: Final = ("closed", "open", "split", "family")
 FAMILY_COLUMNS: Final = (
     "worst cell",
     "there",
     "best other",
     "cells < 0.99",
+    "untold worst",
+    "< 0.99",
     "TTFT s",
     "best other's",
     "total s",
@@ -126,22 +129,26 @@ def family(report: Report, seeds: Sequence[int]) -> None:
     with Sheet(report, "routing_quality", title, "family", FAMILY_COLUMNS) as sheet:
         for contest in contests:
             sheet.add(contest.name, _family_row(contest))
-    ratios = [ratio for contest in contests for ratio in contest.ratios]
-    with Sheet(
-        report, "routing_quality", "all cells", "family all", ("worst", "mean", "cells", "< 0.99", "< 0.97")
-    ) as sheet:
-        below = [float(sum(ratio < mark for ratio in ratios)) for mark in (0.99, 0.97)]
-        sheet.add("pair_cost / best", (min(ratios), sum(ratios) / len(ratios), float(len(ratios)), *below))
+    columns = ("worst", "mean", "cells", *(f"< {mark}" for mark in MARKS))
+    with Sheet(report, "routing_quality", "all cells: pair_cost / best", "family all", columns) as sheet:
+        sheet.add("told", _ratio_row([cell.ratio for contest in contests for cell in contest.cells]))
+        sheet.add("untold", _ratio_row([cell.ratio for contest in contests for cell in contest.untold_cells]))
 
 
 def _family_row(contest: Contest) -> Sequence[float]:
     cell = min(contest.cells, key=lambda cell: cell.ratio)
-    missed = float(sum(ratio < 0.99 for ratio in contest.ratios))
+    missed = float(sum(cell.ratio < 0.99 for cell in contest.cells))
+    untold = [cell.ratio for cell in contest.untold_cells]
+    untold_missed = float(sum(ratio < 0.99 for ratio in untold))
     others = contest.others.values()
-    ttft_s, total_s = contest.own.ttft_s.mean(), contest.own.total_s.mean()
-    best_ttft_s = min(found.ttft_s.mean() for found in others)
-    best_total_s = min(found.total_s.mean() for found in others)
-    return cell.ratio, cell.own, cell.best, missed, ttft_s, best_ttft_s, total_s, best_total_s
+    ttft_s, total_s = contest.untold.ttft_s.mean(), contest.untold.total_s.mean()
+    means = ttft_s, min(one.ttft_s.mean() for one in others), total_s, min(one.total_s.mean() for one in others)
+    return cell.ratio, cell.own, cell.best, missed, min(untold), untold_missed, *means
+
+
+def _ratio_row(ratios: Sequence[float]) -> Sequence[float]:
+    below = [float(sum(ratio < mark for ratio in ratios)) for mark in MARKS]
+    return min(ratios), sum(ratios) / len(ratios), float(len(ratios)), *below
 
 
 def _closed_row(found: Outcome) -> Sequence[float]:

@@ -1,4 +1,7 @@
-"""A member of the family under `pair_cost` and under every other policy; unified workers also as one, and as two."""
+"""A member of the family under `pair_cost` and under every other policy; unified workers also as one, and as two.
+
+`pair_cost` is told the objectives of each cell, as an operator would tell a router. All others would not heed them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from diptych.router.choose.policies import POLICIES
+from diptych.router.choose.policies.policy import NO_OBJECTIVES, Objectives
 from routing.family import Member
 from routing.fleet import Fleet
 from routing.outcome import Outcome, outcome
@@ -32,7 +36,8 @@ class Contest:
     """What came of one member."""
 
     member: Member
-    own: Outcome
+    untold: Outcome  # of `pair_cost` without objectives
+    told: Mapping[Objectives, Outcome]  # and with those of each cell
     others: Mapping[str, Outcome]
 
     @property
@@ -43,19 +48,20 @@ class Contest:
 
     @property
     def cells(self) -> Sequence[Cell]:
-        return [
-            Cell(self.own.goodput(*wanted), max(found.goodput(*wanted) for found in self.others.values()))
-            for wanted in self.member.objectives
-        ]
+        return [Cell(found.goodput(*wanted), self._best(wanted)) for wanted, found in self.told.items()]
 
     @property
-    def ratios(self) -> Sequence[float]:
-        return [cell.ratio for cell in self.cells]
+    def untold_cells(self) -> Sequence[Cell]:
+        return [Cell(self.untold.goodput(*wanted), self._best(wanted)) for wanted in self.told]
+
+    def _best(self, wanted: Objectives) -> float:
+        return max(found.goodput(*wanted) for found in self.others.values())
 
 
 def hold(member: Member) -> Contest:
     others = {name: _run(member, fleet, policy) for name, fleet, policy in _singles(member.fleet)}
-    return Contest(member, _run(member, member.fleet, OURS), others)
+    told = {wanted: _run(member, member.fleet, OURS, wanted) for wanted in member.objectives}
+    return Contest(member, _run(member, member.fleet, OURS), told, others)
 
 
 def _singles(fleet: Fleet) -> Iterator[tuple[str, Fleet, str]]:
@@ -67,5 +73,6 @@ def _singles(fleet: Fleet) -> Iterator[tuple[str, Fleet, str]]:
         yield from ((f"{policy}, always two", two, policy) for policy in HELD)
 
 
-def _run(member: Member, fleet: Fleet, policy: str) -> Outcome:
-    return outcome(fleet.replay(POLICIES[policy]).open_loop(member.requests, 1.0), fleet.prefill_ids)
+def _run(member: Member, fleet: Fleet, policy: str, objectives: Objectives = NO_OBJECTIVES) -> Outcome:
+    jobs = fleet.replay(POLICIES[policy], objectives).open_loop(member.requests, 1.0)
+    return outcome(jobs, fleet.prefill_ids)

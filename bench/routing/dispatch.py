@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from diptych.router.choose.cached_prefixes import LATELY_S, ApproximateIndex, CachedPrefixes
 from diptych.router.choose.estimates import Estimates
 from diptych.router.choose.pairing import partners
-from diptych.router.choose.policies.policy import Candidates, Policy, RequestView, Worker
+from diptych.router.choose.policies.policy import (
+    NO_OBJECTIVES,
+    Candidates,
+    Objectives,
+    Policy,
+    RequestView,
+    Worker,
+)
 from diptych.router.choose.prefix_index import KvNews, PrefixIndex
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 from routing.engine import Engine, Job
@@ -40,11 +47,19 @@ class _Open:
 class Dispatch:
     """Chooses pairs, and hears what became of them."""
 
-    def __init__(self, policy: Policy, engines: Mapping[int, Engine], pairs: Sequence[Pair], seed: int = 0) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        engines: Mapping[int, Engine],
+        pairs: Sequence[Pair],
+        objectives: Objectives = NO_OBJECTIVES,
+        seed: int = 0,
+    ) -> None:
         self._policy = policy
         self._engines = engines
         self._partners = partners(pairs)
         self._rng = random.Random(seed)
+        self._objectives = objectives
         self._num_choices = 0
         self._estimates = Estimates()
         self._now_s = 0.0
@@ -123,6 +138,7 @@ class Dispatch:
             prefix_key=family,
             output_len=self._estimates.output_len,
             usual=self._estimates.usual,
+            objectives=self._objectives,
         )
 
     def _candidates(self, cached: Mapping[int, int]) -> Candidates:

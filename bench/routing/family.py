@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from diptych.router.choose.policies.policy import Objectives
 from routing.fleet import Fleet, disaggregated, unified
 from routing.hardware import DENSE_32B, Hardware
 from routing.outcome import pooled_hit_rate
@@ -54,11 +55,10 @@ class Member:
     requests: Sequence[TracedRequest]
 
     @property
-    def objectives(self) -> Sequence[tuple[float, float]]:
-        """Time to first token and time per token, in seconds."""
+    def objectives(self) -> Sequence[Objectives]:
         hardware = self.fleet.hardware
         prompt, step = hardware.token_s / DENSE_32B.token_s, hardware.step_s / DENSE_32B.step_s
-        return [(ttft_s * prompt, tpot_s * step) for tpot_s in TPOTS_S for ttft_s in TTFTS_S]
+        return [Objectives(ttft_s * prompt, tpot_s * step) for tpot_s in TPOTS_S for ttft_s in TTFTS_S]
 
 
 def member(seed: int, num_requests: int = NUM_REQUESTS) -> Member:

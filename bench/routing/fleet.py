@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from diptych.router.choose.policies.policy import Policy
+from diptych.router.choose.policies.policy import NO_OBJECTIVES, Objectives, Policy
 from diptych.router.workers.worker_view import Pair
 from routing.block_cache import BlockCache
 from routing.dispatch import Dispatch
@@ -28,11 +28,11 @@ class Fleet:
     def is_unified(self) -> bool:
         return self.prefill_ids == self.decode_ids
 
-    def replay(self, policy: Policy) -> Replay:
+    def replay(self, policy: Policy, objectives: Objectives = NO_OBJECTIVES) -> Replay:
         """Return a run that has not begun."""
         ids = sorted({*self.prefill_ids, *self.decode_ids})
         engines = {key: Engine(key, self.hardware, BlockCache(self.num_blocks)) for key in ids}
-        return Replay(engines, Dispatch(policy, engines, self._pairs()))
+        return Replay(engines, Dispatch(policy, engines, self._pairs(), objectives))
 
     def _pairs(self) -> Sequence[Pair]:
         pairs = (Pair(prefill_id, decode_id) for prefill_id in self.prefill_ids for decode_id in self.decode_ids)

@@ -19,6 +19,8 @@ from routing.outcome import Outcome, outcome, pooled_hit_rate
 from routing.trace import parse_rows, read_trace, synthetic_rows, whole_blocks
 
 from diptych.router.choose.policies import POLICIES
+from diptych.router.choose.policies.pair_cost import pair_cost
+from diptych.router.choose.policies.policy import NO_OBJECTIVES
 from diptych.router.workers.worker_view import Pair
 
 NUM_BLOCKS = 512
@@ -76,6 +78,17 @@ def test_no_policy_is_much_better_where_a_weight_for_misses_did_harm(seed: int, 
         assert own.goodput(*wanted) > 0.9 * other.goodput(*wanted)
 
 
+@pytest.mark.parametrize("cell", [0, 2, 5])
+def test_unified_workers_meet_more_objectives_when_these_are_known(cell: int) -> None:
+    load = member(1)
+    wanted = load.objectives[cell]
+    told, untold = (
+        outcome(load.fleet.replay(pair_cost, known).open_loop(load.requests, 1.0), load.fleet.prefill_ids)
+        for known in (wanted, NO_OBJECTIVES)
+    )
+    assert told.goodput(*wanted) > 1.15 * untold.goodput(*wanted)
+
+
 # the family
 
 
@@ -101,9 +114,11 @@ def test_a_contest_gives_each_cell_the_best_of_all_others() -> None:
     assert contest.member.fleet.is_unified
     assert {"least_load", "pair_cost, always one", "pair_cost, always two"} <= set(contest.others)
     assert "pair_cost" not in contest.others
-    for cell, wanted in zip(contest.cells, contest.member.objectives, strict=True):
-        assert cell.own == contest.own.goodput(*wanted)
-        assert cell.best == max(found.goodput(*wanted) for found in contest.others.values())
+    assert list(contest.told) == list(contest.member.objectives)
+    for wanted, told, untold in zip(contest.told, contest.cells, contest.untold_cells, strict=True):
+        assert told.own == contest.told[wanted].goodput(*wanted)
+        assert untold.own == contest.untold.goodput(*wanted)
+        assert told.best == untold.best == max(found.goodput(*wanted) for found in contest.others.values())
     assert Cell(0.5, 0.8).ratio == 0.625
     assert Cell(0.0, 0.01).ratio == 1.0
 

@@ -37,6 +37,8 @@ _NOT_NEGATIVE: Final = (
     "hedge_after_s",
     "max_queued",
     "tokenizer_cache_bytes",
+    "tpot_objective_s",
+    "ttft_objective_s",
     "ttft_slo_s",
 )
 
@@ -93,6 +95,12 @@ class RouterConfig(LogConfig, TrustConfig, KeyConfig):
         help="how it writes what it thinks before it answers; likewise",
         group="chat",
         choices=(AUTO, NONE, *sorted(REASONING_FORMATS)),
+    )
+    ttft_objective_s: float = option(
+        0.0, help="a request is served well with its first token within so long; 0: not said", group="routing"
+    )
+    tpot_objective_s: float = option(
+        0.0, help="and with each token after it within so long, in the mean; 0: not said", group="routing"
     )
     hedge_after_s: float = option(
         0.0, help="start a second attempt elsewhere after so long without a first token; 0: never", group="routing"

@@ -21,6 +21,7 @@ from diptych.router.admission.ttft_gate import TtftGate
 from diptych.router.choose.breakers import Breakers
 from diptych.router.choose.explain import Explanations
 from diptych.router.choose.policies import plan_of
+from diptych.router.choose.policies.policy import Objectives
 from diptych.router.config import RouterConfig
 from diptych.router.grpc.inference import INFERENCE, InferenceService
 from diptych.router.grpc.server import CallGate, GrpcServer, MessageReader
@@ -116,7 +117,7 @@ def _dispatcher(config: RouterConfig, fleet: Fleet, metrics: RouterMetrics) -> D
     metrics.watch_breakers(lambda: len(breakers.opened(time.monotonic())))
     plan = plan_of(config.policy, config.prefill_policy, config.decode_policy)
     rng, hedging = random.Random(), Hedging(config.hedge_after_s)
-    selector = Selector(fleet, plan, breakers, rng)
+    selector = Selector(fleet, plan, breakers, rng, Objectives(config.ttft_objective_s, config.tpot_objective_s))
     return Dispatcher(fleet, selector, metrics, Explanations(config.explained_requests), hedging, rng)
 
 

@@ -44,16 +44,28 @@ def test_a_decision_is_explained_with_all_candidates_and_what_came_of_it(start_c
     assert cluster.router.fleet.estimates.usual.busy == 0.5  # one of both had a prompt to compute
 
 
-def test_a_policy_is_told_what_is_usual(start_cluster: Callable[..., Any]) -> None:
-    cluster = start_cluster(policy="pair_cost")
+def without_contexts(cluster: Any) -> Any:
     decode = cluster.decode(0)
-    decode.instance.load.total_pages = decode.instance.load.free_pages  # no contexts are there
+    decode.instance.load.total_pages = decode.instance.load.free_pages
     cluster.report_load(decode, decode.instance.load)
     cluster.wait_until(lambda: cluster.router.fleet.session(101).load().context_tokens == 0)
+    return cluster
+
+
+def test_a_policy_is_told_what_is_usual(start_cluster: Callable[..., Any]) -> None:
+    cluster = without_contexts(start_cluster(policy="pair_cost"))
     cluster.router.fleet.estimates.prefilled(100, 100, 300, 1e-4)  # prompts are short, so outputs have slack
     post(cluster, "usual")
     (attempt,) = explained(cluster, "usual")
     assert 0 < attempt["pairs"][0]["later"] < 0.5
+
+
+def test_a_policy_is_told_the_objectives_that_the_operator_set(start_cluster: Callable[..., Any]) -> None:
+    cluster = without_contexts(start_cluster(policy="pair_cost", ttft_objective_s=0.01, tpot_objective_s=10.0))
+    cluster.router.fleet.estimates.prefilled(100, 100, 300, 0.01)
+    post(cluster, "objectives")
+    (attempt,) = explained(cluster, "objectives")
+    assert 0 < attempt["pairs"][0]["later"] < 0.02
 
 
 def test_every_attempt_is_explained_with_its_failure(

@@ -25,7 +25,7 @@ from diptych.router.choose.explain import Selection
 from diptych.router.choose.page_chain import page_hashes
 from diptych.router.choose.pairing import has_fresh, least_blamed, partners
 from diptych.router.choose.policies import Plan, plan_of
-from diptych.router.choose.policies.policy import Candidates, RequestView, Worker
+from diptych.router.choose.policies.policy import NO_OBJECTIVES, Candidates, Objectives, RequestView, Worker
 from diptych.router.request import GenerationRequest
 from diptych.router.serve.failure import LegFailure
 from diptych.router.serve.progress import Progress
@@ -50,9 +50,17 @@ class FoundPrompt:
 class Selector:
     """Applies a policy to the pairs of a fleet."""
 
-    def __init__(self, fleet: Fleet, plan: Plan, breakers: Breakers, rng: random.Random) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        plan: Plan,
+        breakers: Breakers,
+        rng: random.Random,
+        objectives: Objectives = NO_OBJECTIVES,
+    ) -> None:
         self._fleet = fleet
         self._plan = plan
+        self._objectives = objectives
         self._estimates = fleet.estimates
         self._breakers = breakers
         self._rng = rng
@@ -117,6 +125,7 @@ class Selector:
             prefix_key=prompt.key,
             output_len=min(self._estimates.output_len, request.params.max_tokens),
             usual=self._estimates.usual,
+            objectives=self._objectives,
         )
 
     def _candidates(self, pairs: Sequence[Pair], cached_tokens: Mapping[int, int]) -> Candidates:

@@ -13,7 +13,10 @@ them, and one more slows them. What KV from elsewhere evicts is computed again.
 
 A second before the first token and one after it are not worth the same: an output that takes long anyway has more slack
 than a prompt. As seconds they are equal; as shares of what either phase takes, they differ by the ratio of both. The
-geometric mean is what counts here (`Prices.later`).
+geometric mean is what counts here (`later_of`). Where objectives are known, seconds are not equal, but worth what each
+can spare: the ratio of what a first token may take to what is left of the time that the output may take. An output that
+is made where its prompt was computed then also pays for prompts that come later and stop it, for as much of its time as
+prefill workers compute (`Prices.beside`). Without objectives nobody knows whether that matters more than a hand-off.
 """
 
 from __future__ import annotations
@@ -76,6 +79,7 @@ class Prices(NamedTuple):
     wait_s: float  # in the shortest queue
     later: float  # a second after the first token
     link_crowd: float  # KV that a second of a link delays, likewise
+    beside: float = 0.0  # of an output's time: prompts that will stop it where its own was computed
 
     def late_s(self, compute_s: float) -> float:
         """Return what later prompts lose by so much work."""
@@ -87,7 +91,11 @@ class Prices(NamedTuple):
 
     def alone_s(self, prefill: PrefillCost, decode: DecodeCost) -> float:
         """Return what a worker costs that serves alone."""
-        return self.prefill_s(prefill) + decode.grant_s + self.later * (decode.decode_s + decode.stall_s)
+        return self.prefill_s(prefill) + decode.grant_s + self.later * (self.local_s(decode) + decode.stall_s)
+
+    def local_s(self, decode: DecodeCost) -> float:
+        """Return what an output takes where its own prompt was computed."""
+        return decode.decode_s * (1 + self.beside)
 
 
 def cost_of(candidates: Candidates, request: RequestView, pair: Pair) -> Cost:
@@ -111,9 +119,18 @@ def parts_of(
 
 def prices_of(request: RequestView, prefills: Iterable[PrefillCost], decodes: Iterable[DecodeCost]) -> Prices:
     usual, output_s = request.usual, min(cost.decode_s for cost in decodes)
-    is_known = usual.prompt_s > 0 and output_s > 0
-    later = min(1.0, math.sqrt(usual.prompt_s / output_s)) if is_known else 1.0
-    return Prices(usual.crowd, min(cost.queue_s for cost in prefills), later, usual.link_crowd)
+    wait_s = min(cost.queue_s for cost in prefills)
+    beside = usual.busy if request.objectives.are_known else 0.0
+    return Prices(usual.crowd, wait_s, later_of(request, output_s), usual.link_crowd, beside)
+
+
+def later_of(request: RequestView, output_s: float) -> float:
+    """Return what a second after the first token is worth, where the output takes `output_s`."""
+    prompt_s = request.usual.prompt_s
+    if prompt_s <= 0 or output_s <= 0:
+        return 1.0  # not known
+    spare = request.objectives.spare(request.output_len, output_s)
+    return min(1.0, math.sqrt(spare * prompt_s / output_s))
 
 
 def _joined(
@@ -130,7 +147,7 @@ def _joined(
         prefill.queue_s, decode.grant_s, prefill.compute_s, late_s, moved_s, decode.decode_s, stall_s, prices.later
     )
     if pair.is_local:
-        return cost
+        return cost._replace(decode_s=prices.local_s(decode))
     stopped_s = max(0.0, decode.queue_s - prefill.queue_s - prefill.compute_s)
     return cost._replace(late_s=late_s + decode.evicted_s, decode_s=decode.decode_s + stopped_s)
 

@@ -74,6 +74,8 @@ def _by_decode(
             total_s += evicted_s
             away_s = transfer_s(prefill, decode_id, num_bytes, crowd)
             later_s += away_s + (decode_queue_s - done_s) if decode_queue_s > done_s else away_s
+        else:
+            later_s += decode_s * prices.beside
         totals[decode_id] = total_s + later * later_s
     return totals
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from diptych.common.members.roles import LegKind
 from diptych.router.choose.estimates import UNKNOWN, UNKNOWN_USUAL, RecentMeans, WorkerSpeed
@@ -19,6 +19,7 @@ from diptych.router.workers.worker_view import Pair, WorkerLoad
 
 MAX_SHARE: Final = 1.25  # of the mean load: who would have more, with this request, has more than its share
 SLACK: Final[Mapping[LegKind, float]] = {LegKind.PREFILL: 8192, LegKind.DECODE: 4}  # and always at least so much
+MIN_SPARE: Final = 0.05  # of the time that an output may take: less can't be told from none
 _MASK: Final = (1 << 64) - 1
 
 
@@ -33,6 +34,27 @@ class Worker:
     token_bytes: int = 0  # of KV, a token of its pool
 
 
+class Objectives(NamedTuple):
+    """Within what time a request is served well; 0: nobody said."""
+
+    ttft_s: float = 0.0  # to the first token
+    tpot_s: float = 0.0  # for each token after it, in the mean
+
+    @property
+    def are_known(self) -> bool:
+        return self.ttft_s > 0 and self.tpot_s > 0
+
+    def spare(self, output_len: float, output_s: float) -> float:
+        """Return what a first token may take by what an output of so many seconds can spare; 1 where nobody said."""
+        if not self.are_known:
+            return 1.0
+        allowed_s = self.tpot_s * output_len
+        return self.ttft_s / max(allowed_s - output_s, MIN_SPARE * allowed_s)
+
+
+NO_OBJECTIVES: Final = Objectives()
+
+
 @dataclass(frozen=True, slots=True)
 class RequestView:
     """What a policy may know of a request."""
@@ -44,6 +66,7 @@ class RequestView:
     prefix_key: int = 0  # hash of the prompt's first tokens
     output_len: float = 0.0  # tokens, as expected
     usual: RecentMeans = UNKNOWN_USUAL
+    objectives: Objectives = NO_OBJECTIVES
 
 
 @dataclass(frozen=True, slots=True)
