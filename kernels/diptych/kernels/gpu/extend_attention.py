@@ -60,7 +60,7 @@ def choose_tile(num_rows: int, max_rows: int, num_kv_heads: int, head_dim: int, 
 
 
 def _wide_tile(max_rows: int, dtype: torch.dtype) -> Tile:
-    """Return the fastest of ten at 512 dimensions, on an H200; the others spill registers, or do not fit."""
+    """Return the fastest of nine (float32: of three) at 512 dimensions, on an H200; others spill, or do not fit."""
     if dtype == torch.float32:
         return Tile(rows=16, keys=16, num_warps=4, num_stages=2)
     if max_rows <= 16:
