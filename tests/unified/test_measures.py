@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from diptych.common.members.roles import LegKind, Role
+from diptych.engine.values.events import AbortRoom
 
 FleetClass = Any  # the fixture's class: test helpers can't be imported
 PROMPT = list(range(40))
@@ -66,3 +67,54 @@ def test_the_prompts_ahead_of_a_request_served_alone_are_its_queue_and_not_its_c
     assert [(found.grant_s, found.compute_s) for found in stats] == [(0, 1)] * 3
     queued = [found.queue_s for found in stats]
     assert queued == sorted(set(queued)), "each waits for those before it"
+
+
+LONG = list(range(200))  # enough of a prompt for others to wait until it is computed
+
+
+def test_a_prompt_counts_as_queued_but_for_what_another_one_is_computing_of_it(fleet_class: FleetClass) -> None:
+    fleet = fleet_class(Role.PREFILL, Role.DECODE, num_pages=400)
+    core = fleet.workers[1].core
+    for room in range(1, 5):
+        fleet.start(room, [*LONG, 500 + room], 1, 2, max_tokens=1)
+    fleet.deliver(2)
+    assert core.load().waiting_tokens == 4 * 201, "nobody computes any yet"
+    fleet.workers[1].stepping.advance(lambda: None)  # the first 8 tokens of one of them
+    assert (core.load().num_waiting_prompts, core.load().waiting_tokens) == (3, 193 + 3)
+    fleet.start(5, [*LONG, 505], 1, 2, max_tokens=1)
+    assert (core.load().num_waiting_prompts, core.load().waiting_tokens) == (4, 193 + 4)
+    fleet.run()
+    assert (core.load().num_waiting_prompts, core.load().waiting_tokens) == (0, 0)
+
+
+def test_a_request_served_alone_counts_as_queued_but_for_what_another_one_is_computing(fleet_class: FleetClass) -> None:
+    fleet = fleet_class(Role.UNIFIED, num_pages=400)
+    core = fleet.workers[1].core
+    for room in range(1, 5):
+        fleet.start(room, [*LONG, 500 + room], 1, 1, max_tokens=1)
+    assert (core.load().num_waiting_prompts, core.load().waiting_tokens) == (4, 201 + 3)
+    fleet.start(5, LONG, 1, 1, max_tokens=1)  # found whole, but for its last token
+    assert (core.load().num_waiting_prompts, core.load().waiting_tokens) == (5, 201 + 4)
+    fleet.run()
+    assert (core.load().num_waiting_prompts, core.load().waiting_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("decode", [1, 2], ids=["alone", "for another worker"])
+def test_what_another_one_was_computing_counts_again_when_that_one_is_aborted(
+    fleet_class: FleetClass, decode: int
+) -> None:
+    fleet = fleet_class(Role.UNIFIED, Role.UNIFIED, num_pages=400)
+    core = fleet.workers[1].core
+    for room in range(1, 4):
+        fleet.start(room, [*LONG, 500 + room], 1, decode, max_tokens=1)
+    fleet.deliver(2)
+    fleet.workers[1].stepping.advance(lambda: None)
+    assert core.load().waiting_tokens == 193 + 2
+    for worker in fleet.workers.values():
+        worker.core.handle(AbortRoom(1, "nobody wants it"), 0.0)
+    for _ in range(3):  # in which another one is begun
+        fleet.advance(1)
+        fleet.advance(2)
+    assert 201 > core.load().waiting_tokens > 150
+    fleet.run()
+    assert (core.load().num_waiting_prompts, core.load().waiting_tokens) == (0, 0)

@@ -136,7 +136,7 @@ class DecodeCore:
         request.max_len = min(request.max_len, self.max_tokens)
         request.end_ids = end_ids(request.params, self._limits.eos_ids)
         if event.kind is LegKind.LOCAL:
-            request.given_len = self._cache.cached_len(request)
+            request.given_len = self._running.given_len(request)
             self._rooms.add(DecodeRoom(request, 0, now_s, Phase.WAITING))
         else:
             request.given_len = request.num_tokens

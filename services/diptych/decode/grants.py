@@ -70,11 +70,13 @@ class Grants:
     def grant(self, now_s: float) -> list[Effect]:
         """Grant what can be granted; those retracted go first."""
         effects: list[Effect] = []
-        self._waiting.bring_back(now_s)
+        for request in self._waiting.bring_back(now_s):
+            self._expect(request)
         while self._waiting.has_next and self._cache.has_row and not self._rooms.retracted:
             request = self._waiting.peek(now_s)
             reason = self._reason_to_wait(self._rooms[request.room], now_s)
             if reason is not None and self._waiting.set_aside(reason):
+                self._expect(request)
                 continue
             if not self._admit(request):
                 if not self._waiting.set_aside_for_restore():
@@ -93,6 +95,11 @@ class Grants:
     def next_s(self) -> float | None:
         """Return when patience ends."""
         return self._waiting.next_s()
+
+    def _expect(self, request: Request) -> None:
+        """Look again at what will be computed here of a request that is served alone."""
+        if self._rooms[request.room].phase is Phase.WAITING:
+            self._waiting.expect(request, self._running.given_len(request))
 
     def _reason_to_wait(self, room: DecodeRoom, now_s: float) -> PendingPrefix | None:
         """Return what another room will soon have here of its prefix, if so much that it should not be sent again."""

@@ -37,6 +37,7 @@ from diptych.engine.values.events import (
     compile_grammar,
 )
 from diptych.engine.values.limits import Limits
+from diptych.engine.values.request import Request
 from diptych.engine.values.step import new_step
 from diptych.engine.values.transfer_rules import TransferRules
 from diptych.generation.finish import Finish
@@ -117,7 +118,7 @@ class PrefillCore:
             self._effects.append(Emit(Output(request.room, failure=failure)))
             return
         request.state_len = request.prompt_len
-        request.given_len = self._cache.cached_len(request)
+        request.given_len = self._queue.given_len(request)
         room = PrefillRoom(request, event.peer, arrival_s=now_s)
         self._rooms.add(room)
         if not request.is_ready:
@@ -151,6 +152,7 @@ class PrefillCore:
             self._rooms.fail(room, Failure(FailureCode.INVALID, problem))
             return
         room.on_grant(grant)
+        self._queue.expect(room.request)
         if room.request.is_ready:
             self._waiting.add(room.request)
 
@@ -172,6 +174,7 @@ class PrefillCore:
                 room.on(Signal.ADMITTED)
                 room.first_step_s = now_s
                 room.stats.cached_tokens = chunk.request.cached_len
+                self._queue.expect_from(chunk.request, self._not_begun)
                 self._sender.move_complete_pages(room, now_s)
             if chunk.is_last:
                 self._sender.follow_last_chunk(room, now_s)
@@ -184,6 +187,10 @@ class PrefillCore:
         self._step.launch()
         self._queue.launch(chunks)
         return batch
+
+    @property
+    def _not_begun(self) -> list[Request]:
+        return [room.request for room in self._rooms if room.phase in (Phase.BOOTSTRAPPING, Phase.WAITING)]
 
     @property
     def has_prompts(self) -> bool:

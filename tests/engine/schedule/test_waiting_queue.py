@@ -225,3 +225,18 @@ def test_no_more_than_a_few_are_set_aside() -> None:
     assert not line.set_aside(Until(1.0))
     line.bring_back(1.0)
     assert pop_all(line) == list(range(1, MAX_ASIDE + 2))
+
+
+def test_what_is_expected_of_a_request_may_change_while_it_waits() -> None:
+    line = queue()
+    first, second, stranger = (request(room, length=8) for room in (1, 2, 3))
+    line.add(first)
+    line.add(second)
+    line.expect(second, 5)
+    line.expect(stranger, 5)
+    assert (line.num_tokens, line.num_prompts) == (11, 2)
+    line.expect(second, 8)
+    assert (line.num_tokens, line.num_prompts) == (8, 1)
+    line.on_admitted(first)
+    line.on_admitted(second)
+    assert (line.num_tokens, line.num_prompts) == (0, 0)

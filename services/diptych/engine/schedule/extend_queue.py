@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight
+from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight, common_len
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.limits import Limits
 from diptych.engine.values.prompt_cost import PromptCost, pays_to_share
@@ -96,6 +96,24 @@ class ExtendQueue:
         pending = self._in_flight.longest(request)
         return pending if pending is not None and pays_to_wait(self._cache, self._cost, request, pending) else None
 
+    def given_len(self, request: Request) -> int:
+        """Return how many tokens of a request need not be computed: cached, or coming from who computes them."""
+        pending = self.reason_to_wait(request)
+        if pending is None:
+            return self._cache.cached_len(request)
+        return min(pending.num_pages * self._cache.page_size, request.num_tokens - 1)
+
+    def expect(self, request: Request) -> None:
+        """Look again at what need not be computed of a request."""
+        self._waiting.expect(request, self.given_len(request))
+
+    def expect_from(self, producer: Request, requests: Iterable[Request]) -> None:
+        """Note what requests, which wait here or are about to, will find of one that has just been admitted."""
+        for request in requests:
+            start, found = request.given_len, common_len(request, producer, self._cache.page_size)
+            if found > start and self._cost.pays_to_wait(start, found - start):
+                self._waiting.expect(request, min(found, request.num_tokens - 1))
+
     def remove(self, request: Request) -> None:
         """Take out a request that ends early. Its pages stay with the caller."""
         (self._extending if request.row >= 0 else self._waiting).remove(request)
@@ -116,7 +134,8 @@ class ExtendQueue:
             if not step.admits(request, request.computed_len):
                 return step.chunks
             step.add(request)
-        self._waiting.bring_back(now_s)
+        for request in self._waiting.bring_back(now_s):
+            self.expect(request)
         while self._waiting.has_next and self._cache.has_row and step.has_room:
             request = self._waiting.peek(now_s)
             if reason := self.reason_to_wait(request):

@@ -113,6 +113,16 @@ class PrefixesInFlight:
                 del self._producers[name]
 
 
+def common_len(one: Request, other: Request, page_size: int) -> int:
+    """Return how many tokens of `one` could be found in whole pages, were `other` computed."""
+    names, others = page_names(one, page_size), page_names(other, page_size)
+    low, high = 0, min(len(names), len(others), one.matchable_len // page_size)
+    while low < high:  # names cover all that is before them
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if names[middle] == others[middle] else (low, middle)
+    return low * page_size
+
+
 def page_names(request: Request, page_size: int) -> list[int]:
     """Return the names of the request's whole pages. They are kept with it, for it is asked about again and again."""
     known, num_pages = len(request.page_names), request.num_tokens // page_size

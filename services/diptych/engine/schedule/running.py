@@ -193,6 +193,10 @@ class Running:
         """Return what another request computes of its prefix, if it should not be admitted before that is done."""
         return self._queue.reason_to_wait(request)
 
+    def given_len(self, request: Request) -> int:
+        """Return how many tokens of a request need not be computed: cached, or coming from who computes them."""
+        return self._queue.given_len(request)
+
     def join(self, request: Request) -> None:
         """Take in a request whose KV is here."""
         self._batch.add(request)

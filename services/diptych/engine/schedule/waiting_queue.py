@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from operator import itemgetter
@@ -64,12 +64,12 @@ class WaitingQueue:
         self._num_added = 0
         self._next: Request | None = None  # chosen, not taken yet
         self._aside: dict[int, _Aside] = {}  # those that let others pass, by room
-        self._num_requests = 0
-        self.num_tokens = 0  # expected to be computed
+        self._expected: dict[int, int] = {}  # tokens to be computed, by room
+        self.num_tokens = 0  # of them, in all
         self.num_prompts = 0  # requests of which some are
 
     def __len__(self) -> int:
-        return self._num_requests
+        return len(self._expected)
 
     def __iter__(self) -> Iterator[Request]:
         yield from self._retracted
@@ -79,7 +79,7 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         """Queue a request that never ran."""
-        self._count(request, 1)
+        self._count(request)
         if request.account.tenant not in self._lines and all(
             each.account.tenant != request.account.tenant for each in self.aside
         ):
@@ -91,9 +91,16 @@ class WaitingQueue:
 
     def add_first(self, request: Request) -> None:
         """Queue a retracted request ahead of all that never ran."""
-        self._count(request, 1)
+        self._count(request)
         self._retracted.appendleft(request)
         self._next = None
+
+    def expect(self, request: Request, given_len: int) -> None:
+        """Note that so many tokens of a request, which may wait here, need not be computed."""
+        request.given_len = given_len
+        if request.room in self._expected:
+            self._discount(request)
+            self._count(request)
 
     def peek(self, now_s: float) -> Request:
         """Return the request to admit next; at least one waits."""
@@ -141,10 +148,10 @@ class WaitingQueue:
         first_s = min((aside.reason.until_s for aside in self._aside.values()), default=math.inf)
         return None if first_s == math.inf else first_s
 
-    def bring_back(self, now_s: float) -> None:
-        """Give those that were set aside their places again, as far as they need not wait any longer."""
+    def bring_back(self, now_s: float) -> Sequence[Request]:
+        """Give those that were set aside their places again, as far as they need not wait any longer; return them."""
         if not self._aside:
-            return
+            return ()
         over = [aside.request for aside in self._aside.values() if aside.reason.is_over(now_s)]
         for request in reversed(over):
             del self._aside[request.room]
@@ -154,6 +161,7 @@ class WaitingQueue:
             else:
                 insort(self._lines.setdefault(request.account.tenant, []), place)
             self._next = None
+        return over
 
     def on_admitted(self, request: Request) -> None:
         """Remove a request that has been admitted, and charge its tenant for what it has to compute."""
@@ -167,7 +175,7 @@ class WaitingQueue:
 
     def remove(self, request: Request) -> None:
         """Take out a request."""
-        self._count(request, -1)
+        self._discount(request)
         if self._aside.pop(request.room, None) is None:
             self._leave(request)
         self._places.pop(request.room, None)
@@ -185,10 +193,15 @@ class WaitingQueue:
         if not line:
             del self._lines[request.account.tenant]
 
-    def _count(self, request: Request, change: int) -> None:
-        self._num_requests += change
-        self.num_tokens += change * request.expected_len
-        self.num_prompts += change * (request.expected_len > 0)
+    def _count(self, request: Request) -> None:
+        expected = self._expected[request.room] = request.expected_len
+        self.num_tokens += expected
+        self.num_prompts += expected > 0
+
+    def _discount(self, request: Request) -> None:
+        expected = self._expected.pop(request.room)
+        self.num_tokens -= expected
+        self.num_prompts -= expected > 0
 
     def _choose(self, now_s: float) -> Request:
         tenant = self._shares.next(self._lines)

@@ -104,7 +104,7 @@ class Request:
     samples_plainly: bool = True  # `params.is_plain`, which every step asks
     counts: TokenCounts | None = None  # None: the request has no penalties
     prompt_logprobs: PromptLogprobs | None = None  # None: not wanted
-    given_len: int = 0  # tokens not to be computed here, as far as was known when it came: cached, or of another worker
+    given_len: int = 0  # tokens not to be computed for it here, as far as is known: cached, coming, or another worker's
     num_prior_output_tokens: int = 0  # of the prompt's tail: output of an earlier attempt
     adapter: int = NO_ADAPTER  # slot of the adapter it runs with
     contents: Sequence[ContentSegment] = ()  # of the prompt: what is no tokens
@@ -148,7 +148,7 @@ class Request:
 
     @property
     def expected_len(self) -> int:
-        """Tokens that an extend will have to compute, as far as was known when the request came."""
+        """Tokens that an extend will have to compute, as far as is known while it waits."""
         return self.num_tokens - self.given_len
 
     def append(self, token_id: int) -> None:
