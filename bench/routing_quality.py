@@ -9,7 +9,9 @@ No model, no socket, no clock: a run gives the same numbers everywhere. Four par
   is the share of requests that meet both a time to first token and a mean time per token.
 - *split*: unified workers, of which a request may use one or two, against always one and always two.
 - *family*: loads that are drawn from seeds (`routing.family`), and of each how much of the best single policy's goodput
-  `pair_cost` has, at the worst of six pairs of objectives; told of these objectives, and without (*untold*).
+  `pair_cost` has, at the worst of six pairs of objectives; told of these objectives, and without (*untold*). With
+  `--drawings` each run is repeated with other names of workers, turns and draws, which mean nothing, and the means are
+  compared: how far one policy then is from itself says how much of a difference is chance.
 
 Reads Mooncake's conversation trace where it is; without it, makes up conversations of the same shape.
 """
@@ -23,7 +25,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from report import Report, arguments
+from routing.cell import GOAL, MAX_DRAWINGS, Cell
 from routing.contest import Contest, hold
 from routing.family import member
 from routing.fleet import disaggregated, unified
@@ -47,7 +51,7 @@ OPEN_COLUMNS: Final = (
     *("hit rate", "CV missed", "TTFT p50", "p90", "p99"),
     *(f"{ttft_s:g}s/{1000 * tpot_s:g}ms" for ttft_s, tpot_s in GOODPUTS),
 )
-MARKS: Final = (0.99, 0.97)  # of the best other's goodput
+MARKS: Final = (GOAL, 0.97)  # of the best other's goodput
 PARTS: Final = ("closed", "open", "split", "family")
 FAMILY_COLUMNS: Final = (
     "worst cell",
@@ -61,6 +65,8 @@ FAMILY_COLUMNS: Final = (
     "total s",
     "best's",
 )
+RATIO_COLUMNS: Final = ("worst", "mean", "cells", *(f"< {mark}" for mark in MARKS), "beyond chance", "+/-")
+FLOOR_COLUMNS: Final = ("cells", "spread", "widest", "itself < 0.99", "best of all < 0.99")
 CHOICES: Final[Mapping[str, Callable[[Pair], bool]]] = {
     "pair_cost": lambda pair: True,
     "always one": lambda pair: pair.is_local,
@@ -86,7 +92,7 @@ def main() -> None:
             split(report, shown, speed)
     if "family" in args.parts:
         seeds = range(*args.seeds)
-        family(report, seeds[:2] if args.quick else seeds)
+        family(report, seeds[:2] if args.quick else seeds, args.drawings)
 
 
 def closed(report: Report, requests: Sequence[TracedRequest], policies: Sequence[str]) -> None:
@@ -123,32 +129,59 @@ def split(report: Report, requests: Sequence[TracedRequest], speed: float) -> No
             sheet.add(name, (found.ttft_s.mean(), found.total_s.mean(), 1000 * found.tpot_s.mean(), *_goodputs(found)))
 
 
-def family(report: Report, seeds: Sequence[int]) -> None:
-    contests = [hold(member(seed)) for seed in seeds]
+def family(report: Report, seeds: Sequence[int], num_drawings: int) -> None:
+    contests = [hold(member(seed), num_drawings) for seed in seeds]
     title = f"family, seeds {seeds[0]} to {seeds[-1]}: pair_cost against the best of all others in each cell"
     with Sheet(report, "routing_quality", title, "family", FAMILY_COLUMNS) as sheet:
         for contest in contests:
             sheet.add(contest.name, _family_row(contest))
-    columns = ("worst", "mean", "cells", *(f"< {mark}" for mark in MARKS))
-    with Sheet(report, "routing_quality", "all cells: pair_cost / best", "family all", columns) as sheet:
-        sheet.add("told", _ratio_row([cell.ratio for contest in contests for cell in contest.cells]))
-        sheet.add("untold", _ratio_row([cell.ratio for contest in contests for cell in contest.untold_cells]))
+    with Sheet(report, "routing_quality", "all cells: pair_cost / best", "family all", RATIO_COLUMNS) as sheet:
+        for name, held in _by_kind(contests).items():
+            sheet.add(f"{name}, told", _ratio_row([cell for contest in held for cell in contest.cells]))
+            sheet.add(f"{name}, untold", _ratio_row([cell for contest in held for cell in contest.untold_cells]))
+    if num_drawings > 1:
+        title = "the floor: the best other against itself, and against the best of all others in another drawing"
+        with Sheet(report, "routing_quality", title, "family floor", FLOOR_COLUMNS) as sheet:
+            for name, held in _by_kind(contests).items():
+                sheet.add(name, _floor_row([cell for contest in held for cell in contest.untold_cells]))
+
+
+def _by_kind(contests: Sequence[Contest]) -> Mapping[str, Sequence[Contest]]:
+    kinds = {
+        "unified": [contest for contest in contests if contest.member.fleet.is_unified],
+        "apart": [contest for contest in contests if not contest.member.fleet.is_unified],
+    }
+    return {name: held for name, held in kinds.items() if held}
 
 
 def _family_row(contest: Contest) -> Sequence[float]:
     cell = min(contest.cells, key=lambda cell: cell.ratio)
-    missed = float(sum(cell.ratio < 0.99 for cell in contest.cells))
+    missed = float(sum(cell.ratio < GOAL for cell in contest.cells))
     untold = [cell.ratio for cell in contest.untold_cells]
-    untold_missed = float(sum(ratio < 0.99 for ratio in untold))
+    untold_missed = float(sum(ratio < GOAL for ratio in untold))
     others = contest.others.values()
-    ttft_s, total_s = contest.untold.ttft_s.mean(), contest.untold.total_s.mean()
-    means = ttft_s, min(one.ttft_s.mean() for one in others), total_s, min(one.total_s.mean() for one in others)
-    return cell.ratio, cell.own, cell.best, missed, min(untold), untold_missed, *means
+    ttft_s, total_s = _mean_times(contest.untold)
+    least_ttft_s, least_total_s = (min(times) for times in zip(*map(_mean_times, others), strict=True))
+    goodputs = float(np.mean(cell.own)), float(np.mean(cell.best))
+    return cell.ratio, *goodputs, missed, min(untold), untold_missed, ttft_s, least_ttft_s, total_s, least_total_s
 
 
-def _ratio_row(ratios: Sequence[float]) -> Sequence[float]:
+def _mean_times(found: Sequence[Outcome]) -> tuple[float, float]:
+    """Return the mean time to the first token, and that of the whole request."""
+    return float(np.mean([one.ttft_s for one in found])), float(np.mean([one.total_s for one in found]))
+
+
+def _ratio_row(cells: Sequence[Cell]) -> Sequence[float]:
+    ratios = [cell.ratio for cell in cells]
     below = [float(sum(ratio < mark for ratio in ratios)) for mark in MARKS]
-    return min(ratios), sum(ratios) / len(ratios), float(len(ratios)), *below
+    lost, error = sum(cell.is_lost for cell in cells), sum(cell.error for cell in cells) / len(cells)
+    return min(ratios), sum(ratios) / len(ratios), float(len(ratios)), *below, float(lost), error
+
+
+def _floor_row(cells: Sequence[Cell]) -> Sequence[float]:
+    spreads = [cell.spread for cell in cells]
+    failures = sum(cell.self_failures for cell in cells), sum(cell.floor_failures for cell in cells)
+    return float(len(cells)), sum(spreads) / len(spreads), max(spreads), *failures
 
 
 def _closed_row(found: Outcome) -> Sequence[float]:
@@ -171,6 +204,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument(
         "--seeds", nargs=2, type=int, default=[0, 24], help="of the family: the first, and one past the last"
+    )
+    parser.add_argument(
+        "--drawings", type=int, default=1, choices=range(1, MAX_DRAWINGS + 1), help="of each member of the family"
     )
     parser.add_argument("--speeds", nargs="+", type=float, default=[1.0, 2.0, 4.0], help="of the open loop")
     return parser.parse_args()

@@ -1,44 +1,36 @@
 """A member of the family under `pair_cost` and under every other policy; unified workers also as one, and as two.
 
 `pair_cost` is told the objectives of each cell, as an operator would tell a router. All others would not heed them.
+
+One load and one policy still have many outcomes: names of workers, turns and draws are arbitrary (`Fleet.drawn`), and
+what they change first changes all that comes after it. So each run may be repeated with others (`Cell`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from diptych.router.choose.policies import POLICIES
 from diptych.router.choose.policies.policy import NO_OBJECTIVES, Objectives
+from routing.cell import Cell, Goodputs
 from routing.family import Member
 from routing.fleet import Fleet
 from routing.outcome import Outcome, outcome
 
 OURS: Final = "pair_cost"
 HELD: Final = (OURS, "cache_aware", "prefix_hash", "least_load")  # also held to one worker a request, and to two
-MIN_GOODPUT: Final = 0.02  # where no policy has more, a cell compares nothing
-
-
-class Cell(NamedTuple):
-    """The goodput under one pair of objectives."""
-
-    own: float
-    best: float
-
-    @property
-    def ratio(self) -> float:
-        return self.own / self.best if self.best >= MIN_GOODPUT else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """What came of one member."""
+    """What came of one member, by drawing."""
 
     member: Member
-    untold: Outcome  # of `pair_cost` without objectives
-    told: Mapping[Objectives, Outcome]  # and with those of each cell
-    others: Mapping[str, Outcome]
+    untold: Sequence[Outcome]  # of `pair_cost` without objectives
+    told: Mapping[Objectives, Sequence[Outcome]]  # and with those of each cell
+    others: Mapping[str, Sequence[Outcome]]
 
     @property
     def name(self) -> str:
@@ -48,20 +40,28 @@ class Contest:
 
     @property
     def cells(self) -> Sequence[Cell]:
-        return [Cell(found.goodput(*wanted), self._best(wanted)) for wanted, found in self.told.items()]
+        return [self._cell(wanted, found) for wanted, found in self.told.items()]
 
     @property
     def untold_cells(self) -> Sequence[Cell]:
-        return [Cell(self.untold.goodput(*wanted), self._best(wanted)) for wanted in self.told]
+        return [self._cell(wanted, self.untold) for wanted in self.told]
 
-    def _best(self, wanted: Objectives) -> float:
-        return max(found.goodput(*wanted) for found in self.others.values())
+    def _cell(self, wanted: Objectives, own: Sequence[Outcome]) -> Cell:
+        others = {name: _goodputs(found, wanted) for name, found in self.others.items()}
+        return Cell(_goodputs(own, wanted), others)
 
 
-def hold(member: Member) -> Contest:
-    others = {name: _run(member, fleet, policy) for name, fleet, policy in _singles(member.fleet)}
-    told = {wanted: _run(member, member.fleet, OURS, wanted) for wanted in member.objectives}
-    return Contest(member, _run(member, member.fleet, OURS), told, others)
+def _goodputs(found: Sequence[Outcome], wanted: Objectives) -> Goodputs:
+    return tuple(one.goodput(*wanted) for one in found)
+
+
+def hold(member: Member, num_drawings: int = 1) -> Contest:
+    fleets = [member.fleet.drawn(number) for number in range(num_drawings)]
+    names = [name for name, _, _ in _singles(member.fleet)]
+    runs = [[_run(member, fleet, policy) for _, fleet, policy in _singles(drawn)] for drawn in fleets]
+    others = dict(zip(names, zip(*runs, strict=True), strict=True))
+    told = {wanted: [_run(member, fleet, OURS, wanted) for fleet in fleets] for wanted in member.objectives}
+    return Contest(member, [_run(member, fleet, OURS) for fleet in fleets], told, others)
 
 
 def _singles(fleet: Fleet) -> Iterator[tuple[str, Fleet, str]]:

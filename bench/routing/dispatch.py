@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from diptych.router.choose.cached_prefixes import LATELY_S, ApproximateIndex, CachedPrefixes
 from diptych.router.choose.estimates import Estimates
@@ -24,6 +25,16 @@ from diptych.router.choose.prefix_index import KvNews, PrefixIndex
 from diptych.router.workers.worker_view import Pair, WorkerLoad
 from routing.engine import Engine, Job
 from routing.trace import BLOCK_TOKENS, TracedRequest
+
+
+class Chance(NamedTuple):
+    """What is arbitrary in a run, beside the names of the workers."""
+
+    seed: int = 0  # of what policies draw
+    first_number: int = 0  # of the choices: whose turn it is at first
+
+
+AS_BUILT: Final = Chance()
 
 
 @dataclass(slots=True)
@@ -53,14 +64,14 @@ class Dispatch:
         engines: Mapping[int, Engine],
         pairs: Sequence[Pair],
         objectives: Objectives = NO_OBJECTIVES,
-        seed: int = 0,
+        chance: Chance = AS_BUILT,
     ) -> None:
         self._policy = policy
         self._engines = engines
         self._partners = partners(pairs)
-        self._rng = random.Random(seed)
+        self._rng = random.Random(chance.seed)
         self._objectives = objectives
-        self._num_choices = 0
+        self._num_choices = chance.first_number
         self._estimates = Estimates()
         self._now_s = 0.0
         self._prefixes = CachedPrefixes(

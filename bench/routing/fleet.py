@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from diptych.router.choose.policies.policy import NO_OBJECTIVES, Objectives, Policy
 from diptych.router.workers.worker_view import Pair
 from routing.block_cache import BlockCache
-from routing.dispatch import Dispatch
+from routing.dispatch import AS_BUILT, Chance, Dispatch
 from routing.engine import Engine
 from routing.hardware import Hardware
 from routing.replay import Replay
 
+MAX_NAME: Final = 1 << 63
+MANY_CHOICES: Final = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Workers by what they do; one that is in both ranges does both."""
+    """Workers by what they do; one that is in both does both."""
 
-    prefill_ids: range
-    decode_ids: range
+    prefill_ids: Sequence[int]
+    decode_ids: Sequence[int]
     hardware: Hardware
     num_blocks: int  # that a worker caches
     may_pair: Callable[[Pair], bool] = lambda pair: True
+    chance: Chance = AS_BUILT
 
     @property
     def is_unified(self) -> bool:
@@ -32,7 +38,21 @@ class Fleet:
         """Return a run that has not begun."""
         ids = sorted({*self.prefill_ids, *self.decode_ids})
         engines = {key: Engine(key, self.hardware, BlockCache(self.num_blocks)) for key in ids}
-        return Replay(engines, Dispatch(policy, engines, self._pairs(), objectives))
+        return Replay(engines, Dispatch(policy, engines, self._pairs(), objectives, self.chance))
+
+    def drawn(self, number: int) -> Fleet:
+        """Return the same fleet with all drawn anew that has no meaning: its workers' names, turns, and draws.
+
+        Number 0 is the fleet as it is.
+        """
+        if number == 0:
+            return self
+        rng = random.Random(number)
+        ids = sorted({*self.prefill_ids, *self.decode_ids})
+        names = dict(zip(ids, rng.sample(range(1, MAX_NAME), len(ids)), strict=True))
+        prefill_ids, decode_ids = (tuple(names[key] for key in of) for of in (self.prefill_ids, self.decode_ids))
+        chance = Chance(rng.getrandbits(32), rng.randrange(MANY_CHOICES))
+        return replace(self, prefill_ids=prefill_ids, decode_ids=decode_ids, chance=chance)
 
     def _pairs(self) -> Sequence[Pair]:
         pairs = (Pair(prefill_id, decode_id) for prefill_id in self.prefill_ids for decode_id in self.decode_ids)

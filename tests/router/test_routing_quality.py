@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from routing.block_cache import BlockCache
-from routing.contest import Cell, hold
+from routing.cell import Cell
+from routing.contest import hold
 from routing.engine import Engine, Job
 from routing.family import member
 from routing.fleet import Fleet, disaggregated, unified
@@ -116,11 +117,64 @@ def test_a_contest_gives_each_cell_the_best_of_all_others() -> None:
     assert "pair_cost" not in contest.others
     assert list(contest.told) == list(contest.member.objectives)
     for wanted, told, untold in zip(contest.told, contest.cells, contest.untold_cells, strict=True):
-        assert told.own == contest.told[wanted].goodput(*wanted)
-        assert untold.own == contest.untold.goodput(*wanted)
-        assert told.best == untold.best == max(found.goodput(*wanted) for found in contest.others.values())
-    assert Cell(0.5, 0.8).ratio == 0.625
-    assert Cell(0.0, 0.01).ratio == 1.0
+        assert told.own == (contest.told[wanted][0].goodput(*wanted),)
+        assert untold.own == (contest.untold[0].goodput(*wanted),)
+        most = max(found.goodput(*wanted) for (found,) in contest.others.values())
+        assert told.best == untold.best == (most,)
+
+
+def test_a_drawing_changes_names_turns_and_draws_and_nothing_else() -> None:
+    fleet = unified(4, DENSE_32B, NUM_BLOCKS)
+    one, same, other = (fleet.drawn(number) for number in (1, 1, 2))
+    assert one == same != other
+    assert fleet.drawn(0) is fleet
+    assert one.is_unified
+    assert len({*fleet.prefill_ids, *one.prefill_ids, *other.prefill_ids}) == 12
+    apart = SPLIT.drawn(1)
+    assert (len(apart.prefill_ids), len(apart.decode_ids)) == (4, 2)
+    assert not {*apart.prefill_ids} & {*apart.decode_ids}
+    found = [opened("least_load", each, 1.5) for each in (SPLIT, apart)]
+    assert found[0].arrival_s.tolist() == found[1].arrival_s.tolist()
+    assert found[0].total_s.tolist() != found[1].total_s.tolist()
+
+
+def test_a_contest_holds_every_run_once_a_drawing() -> None:
+    contest = hold(member(3, 60), 3)
+    assert {len(found) for found in (contest.untold, *contest.told.values(), *contest.others.values())} == {3}
+    assert contest.untold[0].total_s.tolist() == hold(member(3, 60)).untold[0].total_s.tolist()
+
+
+def test_cells_compare_means_with_the_other_that_has_most_in_the_mean() -> None:
+    lucky, steady = (0.9, 0.1, 0.2), (0.8, 0.8, 0.8)
+    cell = Cell((0.4, 0.5, 0.6), {"lucky": lucky, "steady": steady})
+    assert cell.best == steady
+    assert cell.ratio == pytest.approx(0.625)
+    assert cell.spread == 0.0
+    assert Cell((0.0,), {"other": (0.01,)}).ratio == 1.0
+
+
+@pytest.mark.parametrize(
+    ("own", "is_lost"),
+    [((0.70, 0.71, 0.72), True), ((0.5, 0.8, 0.95), False), ((0.795, 0.795, 0.795), False), ((0.9, 0.9, 0.9), False)],
+    ids=["always less", "less by chance", "less by less than 1 %", "more"],
+)
+def test_a_cell_is_lost_where_chance_does_not_explain_it(own: tuple[float, ...], is_lost: bool) -> None:
+    assert Cell(own, {"other": (0.8, 0.8, 0.8)}).is_lost is is_lost
+
+
+def test_the_error_of_a_ratio_is_that_of_the_mean_of_so_many_drawings() -> None:
+    cell = Cell((0.7, 0.8, 0.9), {"other": (0.8, 0.8, 0.8)})
+    assert cell.error == pytest.approx(2.920 * 0.1 / math.sqrt(3) / 0.8)
+    assert Cell((0.7,), {"other": (0.8,)}).error == 0.0
+
+
+def test_the_floor_is_what_the_best_policy_is_below_itself_and_the_luckiest_of_others() -> None:
+    assert Cell((0.0, 0.0), {"best": (0.80, 0.75)}).self_failures == 0.5  # 0.75 of 0.80
+    cell = Cell((0.0, 0.0), {"best": (0.80, 0.795), "lucky": (0.1, 0.9)})
+    assert cell.self_failures == 0.0
+    assert cell.floor_failures == 0.5  # 0.80 of 0.9, and 0.795 of 0.80
+    alone = Cell((0.0,), {"best": (0.8,)})
+    assert (alone.self_failures, alone.floor_failures) == (0.0, 0.0)
 
 
 # the replay itself
