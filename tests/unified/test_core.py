@@ -56,6 +56,19 @@ def test_a_step_that_decodes_runs_on_while_the_next_is_planned_unless_a_prompt_w
     fleet.close()
 
 
+@pytest.mark.parametrize("first", [0, 1], ids=["of the one that runs", "of one that waits"])
+def test_a_request_that_waits_for_a_prefix_keeps_its_place_among_those_that_are_served_alone(
+    fleet_class: FleetClass, first: int
+) -> None:
+    fleet = fleet_class(Role.UNIFIED, num_pages=400)
+    prompts = [list(range(room * 200, room * 200 + 120)) for room in range(5)]
+    prompts.insert(first + 1, [*prompts[first], 999])
+    for room, prompt in enumerate(prompts):
+        fleet.start(room, prompt, 1, 1, max_tokens=1)
+    fleet.run()
+    assert list(fleet.workers[1].outputs) == list(range(6)), "in the order in which they came"
+
+
 def test_what_one_side_computed_is_a_cached_prefix_for_the_other(fleet_class: FleetClass) -> None:
     fleet = fleet_class(Role.UNIFIED, Role.UNIFIED)
     prompt = list(range(20))

@@ -97,8 +97,9 @@ class Grants:
         return self._waiting.next_s()
 
     def _expect(self, request: Request) -> None:
-        """Look again at what will be computed here of a request that is served alone."""
+        """Look again at what will be computed here of a request that is served alone. It keeps its place."""
         if self._rooms[request.room].phase is Phase.WAITING:
+            self._running.take_turn(request)
             self._waiting.expect(request, self._running.given_len(request))
 
     def _reason_to_wait(self, room: DecodeRoom, now_s: float) -> PendingPrefix | None:

@@ -73,6 +73,7 @@ class ExtendQueue:
         self._max_batch_size = limits.max_requests
         self._cost = limits.prompt_cost
         self._extending: deque[Request] = deque()  # admitted, prompt not complete
+        self._num_turns = 0
         self._in_flight = PrefixesInFlight(cache.page_size)  # of those, until what they computed is shared
 
     def __len__(self) -> int:
@@ -87,9 +88,19 @@ class ExtendQueue:
         return self._waiting.num_tokens + sum([request.extend_len for request in self._extending])
 
     def add_admitted(self, request: Request) -> None:
-        """Take a request that holds its pages already."""
-        self._extending.append(request)
+        """Take a request that holds its pages already, in its turn: behind those that are part-way."""
+        self.take_turn(request)
+        place = len(self._extending)
+        while place and self._extending[place - 1].turn > request.turn and not self._extending[place - 1].has_begun:
+            place -= 1
+        self._extending.insert(place, request)
         self._in_flight.add(request)
+
+    def take_turn(self, request: Request) -> None:
+        """Have a request keep its place before those that come here later, if it has none yet."""
+        if not request.turn:
+            self._num_turns += 1
+            request.turn = self._num_turns
 
     def reason_to_wait(self, request: Request) -> PendingPrefix | None:
         """Return what another request computes of its prefix, if it should not be begun before that is done."""

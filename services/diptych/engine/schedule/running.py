@@ -193,6 +193,10 @@ class Running:
         """Return what another request computes of its prefix, if it should not be admitted before that is done."""
         return self._queue.reason_to_wait(request)
 
+    def take_turn(self, request: Request) -> None:
+        """Have a request that lets others pass keep its place among those that are computed here."""
+        self._queue.take_turn(request)
+
     def given_len(self, request: Request) -> int:
         """Return how many tokens of a request need not be computed: cached, or coming from who computes them."""
         return self._queue.given_len(request)

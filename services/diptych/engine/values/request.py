@@ -98,6 +98,7 @@ class Request:
     node: Node | None = field(default=None, repr=False)  # locked prefix in the radix tree; None: not admitted
     restore: Restore | None = None  # of its prefix, for which it waits; None: it was not admitted for another reason
     num_restores: int = 0  # for which it has let others pass
+    turn: int = 0  # its place among those whose prompts are computed here, kept while it lets others pass; 0: none yet
     page_names: list[int] = field(default_factory=list, repr=False)  # of its whole pages: `prefixes_in_flight`
     end_ids: frozenset[int] = frozenset()  # tokens that end its output
     has_ended: bool = False  # answered; a step that is launched may still compute a token of it
@@ -145,6 +146,11 @@ class Request:
     def extend_len(self) -> int:
         """Tokens that an extend still has to compute."""
         return self.num_tokens - self.computed_len
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether some of it has been computed since it was admitted."""
+        return self.computed_len > min(self.cached_len, self.num_tokens - 1)
 
     @property
     def expected_len(self) -> int:
