@@ -11,6 +11,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from diptych.engine.values.prompt_cost import MIN_CHUNK
 from diptych.router.workers.worker_view import Pair
 from routing.block_cache import BlockCache
 from routing.hardware import Hardware
@@ -67,7 +68,10 @@ class _Stretch:
 
 @dataclass(slots=True)
 class Engine:
-    """One worker. Whoever holds it calls `step` when `next_s` has come."""
+    """One worker. Whoever holds it calls `step` when `next_s` has come, and `go_on` when all that follows is done.
+
+    So the next step knows what this one has cached, and continues those whose prompt it completed.
+    """
 
     instance_id: int
     hardware: Hardware
@@ -81,6 +85,7 @@ class Engine:
     _context_tokens: int = 0
     _num_steps: int = 0
     _stretch: _Stretch | None = None
+    _has_ended: bool = False  # a stretch, and nothing has begun since
 
     @property
     def free_tokens(self) -> int:
@@ -116,13 +121,18 @@ class Engine:
     def step(self) -> tuple[Job | None, list[Job]]:
         """End the stretch; return the prompt that it completed, if any, and the requests that are finished."""
         assert self._stretch is not None
-        now_s, stretch = self.next_s, self._stretch
+        stretch = self._stretch
         self._num_steps += stretch.num_steps
         self._context_tokens += stretch.num_steps * len(self._batch)
         finished = self._pop_finished()
         completed = self._advance(stretch.computed_len) if stretch.computed_len else None
-        self._begin(now_s)
+        self._has_ended = True
         return completed, finished
+
+    def go_on(self, now_s: float) -> None:
+        """Begin what comes next."""
+        self._has_ended = False
+        self._begin(now_s)
 
     def _fits(self, job: Job) -> bool:
         return job.context_len <= self.free_tokens
@@ -140,6 +150,8 @@ class Engine:
         return self.prompts.popleft() if computed_len == self.prompts[0].request.prompt_len else None
 
     def _wake(self, now_s: float) -> None:
+        if self._has_ended:
+            return
         if self._stretch is None:
             self._begin(now_s)
         elif self._stretch.num_steps > 1:
@@ -158,19 +170,27 @@ class Engine:
         hardware = self.hardware
         decode_s = hardware.step_s + hardware.context_token_s * self._context_tokens if self._batch else 0.0
         if self.prompts:
-            computed_len, compute_s = self._chunk(self.prompts[0], now_s)
+            computed_len, compute_s = self._chunk(self.prompts[0], now_s, decode_s)
             return _Stretch(now_s, 1, compute_s + decode_s, computed_len=computed_len)
         if self._batch:
             num_steps = self._batch[0][0] - self._num_steps
             return _Stretch(now_s, num_steps, decode_s, hardware.context_token_s * len(self._batch))
         return None
 
-    def _chunk(self, job: Job, now_s: float) -> tuple[int, float]:
+    def _chunk(self, job: Job, now_s: float, decode_s: float) -> tuple[int, float]:
         """Return how much of the prompt is computed after its next chunk, and the time for it."""
         overhead_s = 0.0
         if not job.computed_len:  # its first one
             job.started_s, overhead_s = now_s, self.hardware.prompt_s
             job.cached_blocks = self.cache.cached(job.request.block_list)
             job.computed_len = job.cached_len
-        end = min(job.computed_len + self.hardware.chunk_tokens, job.request.prompt_len)
+        end = min(job.computed_len + self._budget(job.computed_len, decode_s), job.request.prompt_len)
         return end, overhead_s + self.hardware.compute_s(job.computed_len, end)
+
+    def _budget(self, first: int, decode_s: float) -> int:
+        """Return how many tokens of a prompt a step computes, beside requests that take `decode_s` of it."""
+        hardware = self.hardware
+        if not self._batch:
+            return hardware.chunk_tokens
+        fitting = hardware.num_tokens(first, hardware.mixed_step_s - decode_s)
+        return min(hardware.chunk_tokens, max(MIN_CHUNK, len(self._batch), fitting))

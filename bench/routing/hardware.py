@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final
 
 from routing.trace import BLOCK_TOKENS
+
+MIXED_STEP_S: Final = 0.1  # workers' `--mixed-step-ms`, where nobody gives another
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +24,18 @@ class Hardware:
     kv_tokens: int  # of memory for the contexts of running requests; cached blocks have their own
     kv_token_bytes: int
     link_bytes_per_s: float
+    mixed_step_s: float = MIXED_STEP_S  # of a step that computes a chunk beside running requests, at most
 
     def compute_s(self, first: int, end: int) -> float:
         """Return the time for prompt tokens `first` up to `end`."""
         return (end - first) * (self.token_s + self.attention_s * (first + end) / 2)
+
+    def num_tokens(self, first: int, seconds: float) -> int:
+        """Return how many prompt tokens from `first` on take no longer than so many seconds."""
+        if seconds <= 0:
+            return 0
+        token_s = self.token_s + self.attention_s * first
+        return int(2 * seconds / (token_s + math.sqrt(token_s**2 + 2 * self.attention_s * seconds)))
 
     def transfer_s(self, num_tokens: int) -> float:
         return num_tokens * self.kv_token_bytes / self.link_bytes_per_s

@@ -73,6 +73,7 @@ class Replay:
             self._finish(job, now_s)
         if completed:
             self._complete(completed, now_s)
+        engine.go_on(now_s)
         self._at(engine.next_s, engine)
 
     def _complete(self, job: Job, now_s: float) -> None:

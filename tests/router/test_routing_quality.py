@@ -15,10 +15,11 @@ from routing.contest import hold
 from routing.engine import Engine, Job
 from routing.family import member
 from routing.fleet import Fleet, disaggregated, unified
-from routing.hardware import DENSE_32B, SERIAL
+from routing.hardware import DENSE_32B, MIXED_STEP_S, SERIAL
 from routing.outcome import Outcome, outcome, pooled_hit_rate
 from routing.trace import parse_rows, read_trace, synthetic_rows, whole_blocks
 
+from diptych.engine.options.config import EngineOptions
 from diptych.router.choose.policies import POLICIES
 from diptych.router.choose.policies.pair_cost import pair_cost
 from diptych.router.choose.policies.policy import NO_OBJECTIVES
@@ -177,6 +178,42 @@ def test_the_floor_is_what_the_best_policy_is_below_itself_and_the_luckiest_of_o
     assert (alone.self_failures, alone.floor_failures) == (0.0, 0.0)
 
 
+# simulated workers
+
+
+def test_a_step_beside_running_requests_takes_no_longer_than_workers_let_it() -> None:
+    assert EngineOptions().mixed_step_s == MIXED_STEP_S == DENSE_32B.mixed_step_s
+    slow = replace(DENSE_32B, token_s=4 * DENSE_32B.token_s)
+    few = slow.num_tokens(20_000, 0.05)
+    assert slow.compute_s(20_000, 20_000 + few) <= 0.05 < slow.compute_s(20_000, 20_001 + few)
+    assert slow.num_tokens(0, -1.0) == 0
+    engine = Engine(1, slow, BlockCache(NUM_BLOCKS))
+    prompts = [Job(request, Pair(1, 1), number, 0.0) for number, request in enumerate(REQUESTS[:2])]
+    engine.add_prompt(prompts[0], 0.0)
+    assert engine.next_s == slow.prompt_s + slow.compute_s(0, min(slow.chunk_tokens, prompts[0].request.prompt_len))
+    engine = Engine(1, slow, BlockCache(NUM_BLOCKS))
+    engine.join(prompts[0], 0.0)
+    engine.add_prompt(prompts[1], 0.0)
+    begun_s = engine.next_s
+    engine.step()
+    engine.go_on(begun_s)
+    assert MIXED_STEP_S - 2 * slow.token_s < engine.next_s - begun_s - slow.prompt_s <= MIXED_STEP_S
+
+
+def test_a_prompt_finds_what_the_one_before_it_computed() -> None:
+    first, second = (replace(REQUESTS[0], output_len=1, arrival_s=0.0) for _ in range(2))
+    fleet = unified(1, DENSE_32B, NUM_BLOCKS)
+    jobs = fleet.replay(POLICIES["round_robin"]).open_loop([first, second], 1.0)
+    assert [job.cached_blocks for job in jobs] == [0, first.num_blocks]
+
+
+def test_the_step_after_its_prompt_continues_a_request() -> None:
+    one, other = (replace(request, output_len=2, arrival_s=0.0) for request in REQUESTS[:2])
+    fleet = unified(1, replace(DENSE_32B, mixed_step_s=10.0), NUM_BLOCKS)
+    jobs = fleet.replay(POLICIES["round_robin"]).open_loop([one, other], 1.0)
+    assert jobs[0].first_token_s < jobs[0].finished_s <= jobs[1].first_token_s
+
+
 # the replay itself
 
 
@@ -214,6 +251,7 @@ def test_steps_that_pass_at_once_take_as_long_as_one_by_one() -> None:
     while engine.next_s < math.inf:
         now_s = engine.next_s
         ends |= {job.number: now_s for job in engine.step()[1]}
+        engine.go_on(now_s)
     assert ends == pytest.approx(_step_by_step(CONTEXTS))
 
 
