@@ -66,7 +66,7 @@ FAMILY_COLUMNS: Final = (
     "best's",
 )
 RATIO_COLUMNS: Final = ("worst", "mean", "cells", *(f"< {mark}" for mark in MARKS), "beyond chance", "+/-")
-FLOOR_COLUMNS: Final = ("cells", "spread", "widest", "itself < 0.99", "best of all < 0.99")
+FLOOR_COLUMNS: Final = ("cells", "spread", "widest", "itself < 0.99", "luckiest < 0.99", "one for all < 0.99")
 CHOICES: Final[Mapping[str, Callable[[Pair], bool]]] = {
     "pair_cost": lambda pair: True,
     "always one": lambda pair: pair.is_local,
@@ -140,10 +140,10 @@ def family(report: Report, seeds: Sequence[int], num_drawings: int) -> None:
             sheet.add(f"{name}, told", _ratio_row([cell for contest in held for cell in contest.cells]))
             sheet.add(f"{name}, untold", _ratio_row([cell for contest in held for cell in contest.untold_cells]))
     if num_drawings > 1:
-        title = "the floor: the best other against itself, and against the best of all others in another drawing"
+        title = "the floor: each cell's best other against itself in other drawings, and the luckiest of another"
         with Sheet(report, "routing_quality", title, "family floor", FLOOR_COLUMNS) as sheet:
             for name, held in _by_kind(contests).items():
-                sheet.add(name, _floor_row([cell for contest in held for cell in contest.untold_cells]))
+                sheet.add(name, _floor_row(held))
 
 
 def _by_kind(contests: Sequence[Contest]) -> Mapping[str, Sequence[Contest]]:
@@ -178,10 +178,12 @@ def _ratio_row(cells: Sequence[Cell]) -> Sequence[float]:
     return min(ratios), sum(ratios) / len(ratios), float(len(ratios)), *below, float(lost), error
 
 
-def _floor_row(cells: Sequence[Cell]) -> Sequence[float]:
+def _floor_row(contests: Sequence[Contest]) -> Sequence[float]:
+    cells = [cell for contest in contests for cell in contest.untold_cells]
     spreads = [cell.spread for cell in cells]
     failures = sum(cell.self_failures for cell in cells), sum(cell.floor_failures for cell in cells)
-    return float(len(cells)), sum(spreads) / len(spreads), max(spreads), *failures
+    missed = sum(contest.fewest_missed for contest in contests)
+    return float(len(cells)), sum(spreads) / len(spreads), max(spreads), *failures, float(missed)
 
 
 def _closed_row(found: Outcome) -> Sequence[float]:

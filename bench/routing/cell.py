@@ -74,6 +74,10 @@ class Cell(NamedTuple):
         pairs = itertools.permutations(range(len(most)), 2)
         return self._share_below((self.best[i], most[j]) for i, j in pairs)
 
+    def misses(self, name: str) -> bool:
+        """Whether one of the others is below the goal."""
+        return self.compares and _mean(self.others[name]) < GOAL * _mean(self.best)
+
     def _share_below(self, pairs: Iterable[tuple[float, float]]) -> float:
         below = [float(one < GOAL * other) for one, other in pairs]
         return _mean(below) if below and self.compares else 0.0

@@ -46,6 +46,11 @@ class Contest:
     def untold_cells(self) -> Sequence[Cell]:
         return [self._cell(wanted, self.untold) for wanted in self.told]
 
+    @property
+    def fewest_missed(self) -> int:
+        """Return how many cells that one of the others misses which misses fewest: each has to do for all cells."""
+        return min(sum(cell.misses(name) for cell in self.untold_cells) for name in self.others)
+
     def _cell(self, wanted: Objectives, own: Sequence[Outcome]) -> Cell:
         others = {name: _goodputs(found, wanted) for name, found in self.others.items()}
         return Cell(_goodputs(own, wanted), others)

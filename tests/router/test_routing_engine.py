@@ -49,7 +49,7 @@ class RealWorker:
         )
         num_pages = (hardware.kv_tokens + NUM_BLOCKS * BLOCK_TOKENS) // PAGE
         cache = KvCache(num_pages=num_pages, page_size=PAGE, max_requests=512, max_tokens_per_request=CONTEXT)
-        self._core = UnifiedCore(cache, limits, TransferRules("never"), PAGE, Role.UNIFIED)
+        self._core = UnifiedCore(cache, limits, TransferRules("off"), PAGE, Role.UNIFIED)
         self._hardware = hardware
         self.first_s: dict[int, float] = {}
         self.last_s: dict[int, float] = {}

@@ -145,6 +145,15 @@ def test_a_contest_holds_every_run_once_a_drawing() -> None:
     assert contest.untold[0].total_s.tolist() == hold(member(3, 60)).untold[0].total_s.tolist()
 
 
+def test_one_policy_has_to_do_for_all_cells_of_a_member() -> None:
+    contest = hold(member(3, 300))
+    missed = {name: sum(cell.misses(name) for cell in contest.untold_cells) for name in contest.others}
+    assert contest.fewest_missed == min(missed.values()) < max(missed.values())
+    cell = Cell((0.5,), {"best": (0.8,), "near": (0.795,), "far": (0.79,)})
+    assert [cell.misses(name) for name in cell.others] == [False, False, True]
+    assert not Cell((0.0,), {"best": (0.01,), "other": (0.0,)}).misses("other")
+
+
 def test_cells_compare_means_with_the_other_that_has_most_in_the_mean() -> None:
     lucky, steady = (0.9, 0.1, 0.2), (0.8, 0.8, 0.8)
     cell = Cell((0.4, 0.5, 0.6), {"lucky": lucky, "steady": steady})
