@@ -11,7 +11,7 @@ from diptych.bootstrap.caller import ANYBODY, WATCHERS_EACH, Caller, Limits
 from diptych.bootstrap.replica import Replica
 from diptych.common.errors import Forbidden, Overloaded
 from diptych.common.trust.instance_secret import InstanceSecret
-from diptych.common.trust.permissions import Parties, Party
+from diptych.common.verdicts.permissions import Parties, Party
 from diptych.v1.bootstrap_pb2 import (
     INSTANCE_STATE_GONE,
     INSTANCE_STATE_READY,

@@ -30,8 +30,8 @@ from diptych.common.members.roles import WORKER_ROLES
 from diptych.common.trust.trust import INSECURE
 from diptych.router.config import RouterConfig
 from diptych.router.main import formats_of, run
-from diptych.router.request import ServedModel
 from diptych.router.tracing.tracer import OpenExport
+from diptych.router.values.request import ServedModel
 from diptych.router.wiring import build
 from diptych.tokens.chat_template import ChatTemplate
 from diptych.tokens.tokenizer import Tokenizer

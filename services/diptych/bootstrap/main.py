@@ -31,7 +31,6 @@ from diptych.common.config import option
 from diptych.common.errors import ConfigError
 from diptych.common.health.grpc_health import add_health
 from diptych.common.health.health import HealthServer, Page
-from diptych.common.health.probes import Probes, Verdict, judge_loops
 from diptych.common.logging import LogConfig, setup
 from diptych.common.members.heartbeat import LoopHeartbeat
 from diptych.common.members.instances import role_of
@@ -42,6 +41,7 @@ from diptych.common.net.rpc import listen, new_server
 from diptych.common.refusals import Refusals
 from diptych.common.trust.tls import Tls
 from diptych.common.trust.trust import Trust, TrustConfig, forget_token
+from diptych.common.verdicts.probes import Probes, Verdict, judge_loops
 
 logger = logging.getLogger(__name__)
 

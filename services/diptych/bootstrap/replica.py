@@ -32,7 +32,7 @@ from diptych.common.members.instances import name_of
 from diptych.common.members.membership import Record
 from diptych.common.members.roles import WORKER_ROLES, Part, Role, part_of
 from diptych.common.members.terms import Terms, mismatch, terms_of
-from diptych.common.trust.permissions import EVERY
+from diptych.common.verdicts.permissions import EVERY
 from diptych.v1.bootstrap_pb2 import Instance
 
 logger = logging.getLogger(__name__)

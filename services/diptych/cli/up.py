@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from diptych.cli.platform.log_view import LogView
-from diptych.cli.platform.plan import (
+from diptych.cli.plans.processes import (
     Component,
     ListenAddresses,
     Model,
@@ -27,6 +26,7 @@ from diptych.cli.platform.plan import (
     threads_each,
     transport_environment,
 )
+from diptych.cli.platform.log_view import LogView
 from diptych.cli.platform.shared_trust import SharedTrust, shared_trust
 from diptych.cli.platform.supervisor import ComponentFailed, Supervisor
 from diptych.cli.platform.whereabouts import LocalPlatform, announced, running, runtime_folder

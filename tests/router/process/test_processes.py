@@ -25,9 +25,9 @@ from diptych.cli.requests.asking import members
 from diptych.common.errors import ConfigError, DiptychError
 from diptych.common.lifecycle import Stop
 from diptych.common.net.ports import claim, free_port, free_ports
-from diptych.common.restart_policy import RestartPolicy
 from diptych.common.trust.tokens import TOKEN_VARIABLE
 from diptych.common.trust.trust import TrustConfig
+from diptych.common.verdicts.restart_policy import RestartPolicy
 from diptych.router.config import RouterConfig
 from diptych.router.keys.keyring import digest_of
 from diptych.router.process.processes import Processes

@@ -13,7 +13,7 @@ from fast_loop import FastLoop
 
 from diptych.common.members.roles import LegKind
 from diptych.router.serve.attempt import Attempt, AttemptFailed
-from diptych.router.serve.progress import WaitBudget
+from diptych.router.values.progress import WaitBudget
 from diptych.router.workers.legs import Work
 from diptych.v1 import inference_pb2
 from diptych.v1.worker_pb2 import LegOutput, StartLeg

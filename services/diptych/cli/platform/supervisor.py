@@ -23,13 +23,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from diptych.cli.plans.processes import Component
 from diptych.cli.platform.log_view import LogView
-from diptych.cli.platform.plan import Component
 from diptych.common.errors import DiptychError
 from diptych.common.lifecycle import PARENT_PID_VARIABLE, Stop
 from diptych.common.members.heartbeat import DESCRIPTOR_VARIABLE, SharedHeartbeat, new_heartbeat
 from diptych.common.process_watch import wait_until_out_of_bounds, with_children
-from diptych.common.restart_policy import GiveUp, Restart, RestartPolicy
+from diptych.common.verdicts.restart_policy import GiveUp, Restart, RestartPolicy
 
 _STOP_DEADLINE_S = 10.0
 _MAX_LINE_BYTES = 4 * 2**20

@@ -13,9 +13,9 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from diptych.common.drain.drain import Phase
-from diptych.common.drain.draining import Draining, Work
+from diptych.common.draining import Draining, Work
 from diptych.common.errors import Unavailable
+from diptych.common.verdicts.drain import Phase
 from diptych.engine.frontend.scheduler_client import Commands, PendingQueries
 from diptych.engine.frontend.sessions import Sessions
 from diptych.v1 import bootstrap_pb2, engine_pb2, worker_pb2
@@ -86,7 +86,7 @@ class Departure:
 
 
 class OpenWork:
-    """Implements `diptych.common.drain.draining.Work` for a scheduler group."""
+    """Implements `diptych.common.draining.Work` for a scheduler group."""
 
     def __init__(self, sessions: Sessions, scheduler: Commands, queries: PendingQueries) -> None:
         self._sessions = sessions

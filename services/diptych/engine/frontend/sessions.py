@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 from diptych.common.errors import Overloaded
 from diptych.common.members.roles import Role, leg_kind
 from diptych.engine.cache.kv_feed import KvFeed, KvFeeds
-from diptych.engine.frontend.leg_size import too_large
 from diptych.engine.scheduler import codec
+from diptych.generation.leg_size import too_large
 from diptych.v1 import bootstrap_pb2, inference_pb2, worker_pb2
 
 MAX_SESSIONS: Final = 256  # a router has one

@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 
 import zmq
 
+from diptych.checkpoints.shard import check_divides
 from diptych.checkpoints.source import ModelSource
 from diptych.common import lifecycle
 from diptych.common.errors import DiptychError
@@ -46,7 +47,6 @@ from diptych.engine.scheduler.stepping import (
     TpModelWorkerClient,
 )
 from diptych.engine.scheduler.weights import Host, Weights
-from diptych.engine.tensor_parallel.shard import check_divides
 from diptych.engine.tensor_parallel.tp_model_worker import RankTransfer, TpModelWorker
 from diptych.engine.values.batch import OverlapRunner
 from diptych.engine.values.kv_regions import kv_shape, state_terms

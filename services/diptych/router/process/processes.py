@@ -25,12 +25,12 @@ import uvloop
 from diptych.common import lifecycle
 from diptych.common.config import to_flags
 from diptych.common.health.health import HealthServer
-from diptych.common.health.probes import ROUTER_PATIENCE_S, Bounds
 from diptych.common.members.heartbeat import DESCRIPTOR_VARIABLE, LoopHeartbeat, SharedHeartbeat, new_heartbeat
 from diptych.common.net.ports import claim_for_processes, reserve_port
 from diptych.common.process_watch import wait_until_out_of_bounds
-from diptych.common.restart_policy import GiveUp, RestartPolicy
 from diptych.common.shared_memory import SharedMemory
+from diptych.common.verdicts.probes import ROUTER_PATIENCE_S, Bounds
+from diptych.common.verdicts.restart_policy import GiveUp, RestartPolicy
 from diptych.router.config import RouterConfig
 from diptych.router.keys.ledger import Ledger, num_bytes
 from diptych.router.process.health import ProcessMetrics, ProcessProbes, judge_loop

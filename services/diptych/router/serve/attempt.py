@@ -17,9 +17,9 @@ from diptych.generation.codec import FINISH_TO_WIRE, logprobs_from_wire
 from diptych.generation.finish import Finish
 from diptych.generation.logprobs import TokenLogprobs, join
 from diptych.generation.output import FailureCode
-from diptych.router.output import Delta, Report
-from diptych.router.serve.failure import LegFailure
-from diptych.router.serve.progress import WaitBudget
+from diptych.router.values.failure import LegFailure
+from diptych.router.values.output import Delta, Report
+from diptych.router.values.progress import WaitBudget
 from diptych.router.workers.legs import LegReceiver, Work
 from diptych.router.workers.worker_view import Pair
 from diptych.v1.worker_pb2 import LegOutput, LegStats, StartLeg
