@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from diptych.common.build_info import tell_certificate
+from diptych.common.build_info import register_certificate_expiry
 from diptych.common.draining import Draining
 from diptych.common.net.http_server import HttpServer
 from diptych.common.trust.trust import Trust
@@ -78,7 +78,7 @@ def build(
 ) -> Router:
     """Wire a router, or one of its processes, as an instance. Its ports are bound, but nothing runs yet."""
     metrics = RouterMetrics()
-    tell_certificate(metrics.registry, trust.tls)
+    register_certificate_expiry(metrics.registry, trust.tls)
     fleet = Fleet(membership, trust, model.model_id, metrics, router_id)
     health = RouterHealth(fleet)
     limits = AdmissionLimits(config.max_concurrent, config.max_queued, config.max_queue_wait_s)

@@ -178,7 +178,7 @@ def verdict(routers: Routers, probe: str) -> str:
             return refusal.read().decode()
 
 
-def says(routers: Routers, words: str) -> bool:
+def has_logged(routers: Routers, words: str) -> bool:
     return words in verdict(routers, "ready")
 
 
@@ -261,7 +261,7 @@ def test_a_drained_process_leaves_the_shared_ports_to_the_others_and_its_state_i
             assert answer.status == 503
         held.close()
         wait_for(partial(has_two_ports, child))  # of its own: HTTP and probes
-        wait_for(partial(says, patient_routers, others))
+        wait_for(partial(has_logged, patient_routers, others))
         assert get(f"http://{address}/health/live")
     patient_routers.process.send_signal(signal.SIGTERM)
     assert patient_routers.process.wait(TIMEOUT_S) == 0

@@ -198,7 +198,7 @@ class Sessions:
         words = f"serves {self.role.value}, no {kind.value} legs"
         return worker_pb2.LegError(code=worker_pb2.ERROR_CODE_HANDED_BACK, message=words)
 
-    def tell_kv(self, events: worker_pb2.KvEvents) -> None:
+    def announce_kv(self, events: worker_pb2.KvEvents) -> None:
         """Tell every session of a change in the set of cached pages."""
         if self._kv_feeds:
             self._kv_feeds.add(codec.delta_from_wire(events))

@@ -117,7 +117,9 @@ class Processes:
         except OSError as error:
             logger.error("can't start process %d: %s", index, error)
             return 1
-        beside = [asyncio.ensure_future(each) for each in (_tell(process, stop), _watch(process, index, heartbeat))]
+        beside = [
+            asyncio.ensure_future(each) for each in (_forward_stop(process, stop), _watch(process, index, heartbeat))
+        ]
         try:
             code = await process.wait()
             self._ledger.forget(index)
@@ -154,7 +156,7 @@ def _kill(process: asyncio.subprocess.Process) -> None:
         process.kill()
 
 
-async def _tell(process: asyncio.subprocess.Process, stop: lifecycle.Stop) -> None:
+async def _forward_stop(process: asyncio.subprocess.Process, stop: lifecycle.Stop) -> None:
     """Pass both words of the stop on."""
     for word in (stop, stop.hurry):
         await word.wait()

@@ -199,7 +199,7 @@ class Attempt:
         self._waiter = self._loop.create_future()
         await self._waiter
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -216,7 +216,7 @@ class Attempt:
             self._wait_budget.on_tokens(self._clock())
         if output.finish_reason or output.HasField("error"):
             self._end(kind, output)
-        self._tell()
+        self._wake()
 
     def _end(self, kind: LegKind, output: LegOutput) -> None:
         self._open.discard(kind)
@@ -237,7 +237,7 @@ class Attempt:
     def _fail(self, failure: LegFailure) -> None:
         """Take a leg's failure: abort the other leg, and settle on the reason that says most."""
         if failure.leg is LegKind.PREFILL and not self._needs_prefill():
-            self._tell()
+            self._wake()
             return
         if failure.code is FailureCode.ABORTED and self._open:
             self._suspected = failure
@@ -253,7 +253,7 @@ class Attempt:
         if self._failure is None and not self._is_complete():
             self._failure = failure
             self.close()
-        self._tell()
+        self._wake()
 
     def _call_in_the_end(self) -> asyncio.TimerHandle:
         return self._loop.call_later(max(0.0, self._wait_budget.ends_s - self._clock()), self._end_if_it_is_time)
