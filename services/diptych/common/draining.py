@@ -1,4 +1,4 @@
-"""Performs a drain: waits for open requests, and hands them back when the time is up. `drain` decides.
+"""Performs a drain: waits for open requests, and hands them back when the time is up. `verdicts.drain` decides.
 
 `drain_route` serves drains over HTTP: POST begins, or leaves less time, and answers 202; GET returns the progress. Both
 need the token. A POST with `?instance=` answers 404 unless that instance is here: another may have its address by now.
