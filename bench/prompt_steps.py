@@ -22,7 +22,7 @@ import numpy as np
 from report import Report, arguments
 
 from diptych.engine.cache.kv_cache import KvCache
-from diptych.engine.schedule import extend_queue
+from diptych.engine.schedule import packing
 from diptych.engine.schedule.extend_queue import ExtendQueue
 from diptych.engine.schedule.waiting_queue import new_waiting_queue
 from diptych.engine.values import prompt_cost
@@ -105,7 +105,7 @@ def ttfts(coming: list[Arrival], budget: int) -> Iterator[float]:
 def rules() -> dict[str, AbstractContextManager[object]]:
     """Return ours, and others."""
     others = {f"later {number}": patch.object(prompt_cost, "LATER", number) for number in (1, 24)}
-    return {OURS: nullcontext(), "packed": patch.object(extend_queue, "pays_to_share", lambda *_: True), **others}
+    return {OURS: nullcontext(), "packed": patch.object(packing, "pays_to_share", lambda *_: True), **others}
 
 
 def main() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from diptych.engine.schedule.extend_queue import Packing
+from diptych.engine.schedule.packing import Packing
 from diptych.engine.values.prompt_cost import LATER, SAME_EVERYWHERE, STEP_COST, PromptCost
 from diptych.engine.values.request import new_request
 from diptych.engine.values.step import MAX_SCORED_TOKENS

@@ -6,9 +6,6 @@ which the prompts that are completed before it would wait longer than it is wort
 
 A request whose prefix another one is computing lets others pass until it can be reused, where that is faster; so does
 one whose prefix a tier of the cache is bringing back.
-
-`Packing` is a step that is being filled with parts of prompts, in their order; it says when it is full, and when more
-would not pay.
 """
 
 from __future__ import annotations
@@ -17,51 +14,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.packing import Packing
 from diptych.engine.schedule.prefixes_in_flight import PendingPrefix, PrefixesInFlight, common_len
 from diptych.engine.schedule.waiting_queue import WaitingQueue
 from diptych.engine.values.limits import Limits
-from diptych.engine.values.prompt_cost import PromptCost, pays_to_share
+from diptych.engine.values.prompt_cost import PromptCost
 from diptych.engine.values.request import Request
-from diptych.engine.values.step import Chunk, chunk_len, next_chunk
-
-
-class Packing:
-    """Chunks for `budget` at most. `num_prompts` are not computed yet, these among them."""
-
-    def __init__(self, cost: PromptCost, budget: int, max_chunks: int, num_prompts: int) -> None:
-        self.chunks: list[Chunk] = []
-        self._cost = cost
-        self._budget = budget
-        self._max_chunks = max_chunks
-        self._num_waiting = num_prompts
-        self._num_complete = 0
-
-    @property
-    def has_room(self) -> bool:
-        return self._budget > 0 and len(self.chunks) < self._max_chunks
-
-    @property
-    def admits_any(self) -> bool:
-        """Whether any chunk should be added that there is room for."""
-        return self._pays(self._budget)
-
-    def admits(self, request: Request, start: int) -> bool:
-        """Whether the request's chunk from `start` on should be added."""
-        if not self.has_room:
-            return False
-        num_tokens = chunk_len(request, start, self._cost.chunk_len(start, self._budget))
-        return self.admits_any or self._pays(self._cost.of(start, num_tokens))
-
-    def add(self, request: Request) -> None:
-        """Add its next chunk; there is room."""
-        chunk = next_chunk(request, self._cost.chunk_len(request.computed_len, self._budget))
-        self.chunks.append(chunk)
-        self._budget -= self._cost.of(chunk.start, chunk.num_tokens)
-        self._num_complete += chunk.is_last
-        self._num_waiting -= chunk.is_last
-
-    def _pays(self, cost: int) -> bool:
-        return pays_to_share(cost, self._num_complete, self._num_waiting)
+from diptych.engine.values.step import Chunk
 
 
 class ExtendQueue:
