@@ -1,4 +1,4 @@
-"""A step that is being filled with parts of prompts, in their order: when it is full, and when more would not pay. Pure."""
+"""A step that is being filled with parts of prompts, in their order: when it is full, and what would not pay. Pure."""
 
 from __future__ import annotations
 
