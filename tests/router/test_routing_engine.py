@@ -119,5 +119,5 @@ def simulated(hardware: Hardware, requests: Sequence[TracedRequest]) -> tuple[F6
 def test_a_simulated_worker_takes_as_long_as_a_real_core_does(hardware: Hardware, apart_s: float) -> None:
     requests = [replace(one, arrival_s=apart_s * number) for number, one in enumerate(REQUESTS)]
     for was, ought in zip(simulated(hardware, requests), real(hardware, requests), strict=True):
-        assert was.mean() == pytest.approx(ought.mean(), rel=0.1)
-        assert np.median(was) == pytest.approx(np.median(ought), rel=0.1)
+        assert was.mean() == pytest.approx(ought.mean(), rel=0.05)
+        assert np.median(was) == pytest.approx(np.median(ought), rel=0.05)
