@@ -42,7 +42,7 @@ LLAMA: dict[str, Any] = {
 }
 
 
-WITH_IMAGES = {"gemma3", "gemma4", "llama4", "mistral3", "qwen3_5", "qwen3_5_moe"}
+WITH_IMAGES = {"gemma3", "gemma4", "kimi_k25", "llama4", "mistral3", "mistral_large4", "qwen3_5", "qwen3_5_moe"}
 
 
 def test_a_plain_llama_config_is_read_with_the_defaults_of_its_format() -> None:
@@ -749,6 +749,8 @@ def test_kimi_k2_is_read_as_what_it_says_it_is() -> None:
         ("gemma4_text", {"enable_moe_block": True}, "configuration has no num_experts"),
         ("gemma4_text", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type='yarn' of full"),
         ("llama", {"architectures": ["LlavaForConditionalGeneration"]}, "LlavaForConditionalGeneration"),
+        ("llama", {"architectures": ["DeepseekV4ForCausalLM"]}, "no layer computes pages of compressed entries"),
+        ("llama", {"architectures": ["NemotronForCausalLM"]}, "no layer computes norms that subtract the mean"),
         ("phi3", {"attention_bias": True}, "attention_bias=True"),
         ("mixtral", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act='gelu'"),

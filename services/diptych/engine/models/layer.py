@@ -14,7 +14,7 @@ from diptych.engine.models.layers.layer_end import LayerEnd
 from diptych.engine.models.layers.mixers import new_attention, new_mixer
 from diptych.engine.models.layers.mlp import FeedForward, Mlp
 from diptych.engine.models.layers.moe import MoeBlock
-from diptych.engine.models.layers.query_growth import GrowingQueries
+from diptych.engine.models.layers.query_growth import Growth, new_growth
 from diptych.engine.models.ops import Ops
 from diptych.engine.models.weights import Weights
 
@@ -25,7 +25,7 @@ class Layer:
 
     attention: Projections | None
     mixer: StateMixer | None  # `attention` again, in a recurrent layer
-    growth: GrowingQueries | None
+    growth: Growth | None
     attention_post_norm: Tensor | None  # of what attention adds
     ffn_norm: Tensor | None  # of what goes into the feed-forward network behind attention
     ffn: FeedForward | None
@@ -46,7 +46,7 @@ def new_layer(config: ModelConfig, weights: Weights, ops: Ops, index: int) -> La
     return Layer(
         attention=mixer or new_attention(config, weights, ops, index),
         mixer=mixer,
-        growth=GrowingQueries.build(config, index, weights.norm("norm").device),
+        growth=new_growth(config, weights, index, weights.norm("norm").device),
         attention_post_norm=weights.norm(f"{index}.attention_post_norm") if config.post_norms else None,
         ffn_norm=_ffn_norm(config, weights, index) if is_whole else None,
         ffn=_ffn(config, index).build(config, weights, ops, index) if config.has_ffn(index) else None,
