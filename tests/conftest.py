@@ -286,8 +286,9 @@ INDEX = {
     "index_topk": 12,
     "pad_token_id": None,  # its embedding is 0, and so are all scores of a query of it: any tokens would be the best
 }
-LARGE4 = {key: value for key, value in (DEEPSEEK | INDEX).items() if key != "q_lora_rank"}
+LARGE4: dict[str, Any] = {key: value for key, value in (DEEPSEEK | INDEX).items() if key != "q_lora_rank"}
 LARGE4 |= {"rope_parameters": YARN | {"attention_factor": 1.0, "original_max_position_embeddings": 32}}
+LARGE4 |= {"index_topk": 24}  # of fewer, bfloat16 leaves little of what transformers itself computes
 GROWING = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 32}
 GROWING |= {"llama_4_scaling_beta": 0.5, "max_position_embeddings": 256}
 GEMMA4 = {

@@ -60,7 +60,8 @@ def test_it_is_read_for_text(caplog: pytest.LogCaptureFixture) -> None:
     assert config.latent == Latent(0, 32, 24, 16, 20, interleaved=True, norm_eps=1e-5)
     assert config.indexer == Indexer(4, 32, 64, True, tuple(range(8)), own_queries=True)
     assert config.moe == Moe(8, 2, 24, normalize=True, dense_layers=frozenset({0}), wide_router=True)
-    assert (config.rope, config.still_layers, config.sources) == (Rope(1e4, 16, start=32), {3, 7}, ())
+    assert config.rope == Rope(1e4, 16, start=32)
+    assert (config.still_layers, config.sources) == (frozenset({3, 7}), ())
     assert (config.logits_softcap, config.learned_growth, config.eos_ids) == (30.0, True, (2,))
 
 

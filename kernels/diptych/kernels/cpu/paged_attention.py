@@ -76,8 +76,8 @@ class AttentionLayer:
     `window`: tokens that a token sees, the newest, itself included; 0: all. `chunked`: it sees its own chunk of so many
     tokens instead, up to itself. `softcap` 0: none.
     `sinks`, `[num_heads]`: a score of each head that takes part in its softmax and has no value; may be filled later.
-    `keeps` False: it stores nothing, and attends to what another layer of `index` has stored. Unless a row says more, it
-    is given queries alone.
+    `keeps` False: it stores nothing, and attends to what another layer of `index` has stored. Unless a
+    row has more than states, it is given queries alone.
     """
 
     def __init__(
