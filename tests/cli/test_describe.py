@@ -162,6 +162,31 @@ def test_published_shapes_are_read_and_counted(name: str, tmp_path: Path, capsys
     assert 0 <= found["gpu"]["weights_bytes"] * 4 / 2 / found["parameters"] - 1 < on_all
 
 
+@pytest.mark.parametrize(
+    ("family", "text", "num_learned", "active", "kv_kib"),
+    [("MistralLarge4", "MistralLarge4Text", 32, 53.1, 99), ("Kimi_K25", "DeepseekV3", 0, 37.6, 68.625)],
+)
+def test_of_a_model_that_knows_images_the_text_is_counted(
+    family: str,
+    text: str,
+    num_learned: int,  # numbers that are a part of the configuration
+    active: float,
+    kv_kib: float,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = getattr(transformers, f"{family}Config")(architectures=[f"{family}ForConditionalGeneration"])
+    config.tie_word_embeddings = False
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = getattr(transformers, f"{text}Model")(config.text_config)
+    head = config.text_config.vocab_size * config.text_config.hidden_size
+    found = described(tmp_path, capsys, tp=4, page_size=64)
+    assert found["parameters"] == sum(tensor.numel() for tensor in model.state_dict().values()) + head - num_learned
+    assert found["active_parameters"] / 1e9 == pytest.approx(active, abs=0.05)
+    assert found["kv_token_bytes"] == kv_kib * 1024
+
+
 def test_people_are_told_what_fits_and_what_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = transformers.Qwen3Config(**PUBLISHED["Qwen3-32B"][1], architectures=["Qwen3ForCausalLM"])
     config.save_pretrained(tmp_path)
