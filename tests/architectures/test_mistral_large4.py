@@ -35,7 +35,6 @@ TEXT: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
-    "first_k_dense_replace": 1,
     "index_head_dim": 32,
     "index_n_heads": 4,
     "index_topk": 64,
@@ -59,7 +58,9 @@ def test_it_is_read_for_text(caplog: pytest.LogCaptureFixture) -> None:
     ]
     assert config.latent == Latent(0, 32, 24, 16, 20, interleaved=True, norm_eps=1e-5)
     assert config.indexer == Indexer(4, 32, 64, True, tuple(range(8)), own_queries=True)
-    assert config.moe == Moe(8, 2, 24, normalize=True, dense_layers=frozenset({0}), wide_router=True)
+    assert config.moe == Moe(
+        8, 2, 24, normalize=True, dense_layers=frozenset({0}), wide_router=True, shared_ffn_size=24
+    )
     assert config.rope == Rope(1e4, 16, start=32)
     assert (config.still_layers, config.sources) == (frozenset({3, 7}), ())
     assert (config.logits_softcap, config.learned_growth, config.eos_ids) == (30.0, True, (2,))
@@ -84,6 +85,7 @@ def test_layers_that_attend_to_the_latents_of_others_keep_none() -> None:
     ("text", "named"),
     [
         ({"attention_bias": True}, "attention_bias=True"),
+        ({"rope_parameters": None}, "no rope_parameters"),
         ({"q_lora_rank": 16}, "q_lora_rank=16"),
         ({"layer_types": ["full_attention"] * 8}, "layer_types other than indexed_attention"),
         ({"no_rope_layers": [1, 0]}, "no_rope_layers of 8 layers"),
@@ -91,7 +93,7 @@ def test_layers_that_attend_to_the_latents_of_others_keep_none() -> None:
         ({"kv_source_layers": [1, 1, 2, 3, 4, 5, 6, 7]}, "1 for layer 0, which is not the last one to share"),
         ({"kv_source_layers": [0, 1, 2, 2, 4, 5, 6, 7]}, "2 for layer 3, which is not the last one to share"),
         ({"kv_source_layers": [0, 1, 0, 3, 1, 0, 6, 7]}, "0 for layer 2, which is not the last one to share"),
-        ({"final_logit_softcapping": None, "indexer_types": ["shared"] * 8}, "the first layer must choose"),
+        ({"indexer_types": ["shared"] * 8}, "the first layer must choose"),
     ],
     ids=str,
 )

@@ -29,6 +29,7 @@ from diptych.kernels.quantized import Array
 
 logger = logging.getLogger(__name__)
 
+DEFAULTS: Final = TEXT_DEFAULTS | {"final_logit_softcapping": 30.0, "first_k_dense_replace": 1, "n_shared_experts": 1}
 ALPHA: Final = "lerope.alpha"
 OTHERS: Final = (
     "vision_encoder.",
@@ -63,14 +64,16 @@ def _read(hf: HfConfig) -> ModelConfig:
     logger.warning("%s: images are not supported; the model is served for text", hf.model_id)
     hf.ignore(*IGNORED)
     outer = {key: hf.get(key) for key in OUTER if key in hf}
-    return hf.part(TEXT_DEFAULTS | outer | hf["text_config"], _read_text)
+    return hf.part(DEFAULTS | outer | hf["text_config"], _read_text)
 
 
 def _read_text(hf: HfConfig) -> ModelConfig:
     hf.refuse_unless(
         {"hidden_act": ("silu",), "attention_bias": (False,), "q_lora_rank": (), "rope_interleave": (True,)}
     )
-    hf.ignore("qk_head_dim", "first_k_dense_replace", "num_nextn_predict_layers")
+    hf.ignore("qk_head_dim", "num_nextn_predict_layers")
+    if not hf.rope_parameters:
+        raise ConfigError(f"{hf.model_id}: text_config has no rope_parameters, of which this family has no one kind")
     if {*(hf.get("layer_types") or ())} - SPARSE_TYPES:
         raise ValueError(f"layer_types other than indexed_attention: {hf['layer_types']}")
     config = with_latents(hf.shared("mistral_large4"), hf)
