@@ -282,15 +282,15 @@ class ModelConfig:
 
     def keeps(self, layer: int) -> bool:
         """Return whether `layer` has keys and values of its own."""
-        if self.sources:
-            return self.sources[layer] == layer
-        return layer < self.num_layers - self.num_borrowing
+        return self.source(layer) == layer
+
+    def source(self, layer: int) -> int:
+        """Return the layer whose keys and values `layer` attends to, in a kind."""
+        return self.sources[layer] if self.sources else min(layer, self.num_layers - self.num_borrowing - 1)
 
     def place(self, layer: int) -> int:
         """Return where, among the layers that keep something, that lies which `layer` attends to, in a kind."""
-        if self.sources:
-            return sum(map(self.keeps, range(self.sources[layer])))
-        return min(layer, self.num_layers - self.num_borrowing - 1)
+        return sum(map(self.keeps, range(self.source(layer))))
 
     def qkv_size_of(self, layer: int) -> int:
         """Return the numbers of a token that attention of `layer` is given.
