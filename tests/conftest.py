@@ -537,6 +537,10 @@ CASES: Final = {
         | {"mlp_layer_types": ["sparse", "dense", "sparse", "dense"]}
         | {"layer_types": [*["linear_attention"] * 3, "full_attention"]},
     ),
+    "nemotron": Case("Nemotron", {"head_dim": 24}),
+    "nemotron, all of each head rotated": Case(
+        "Nemotron", {"head_dim": 32, "rope_parameters": PLAIN | {"partial_rotary_factor": 1.0}}
+    ),
     "nemotron h": Case("NemotronH", NEMOTRON),
     "nemotron h, latent experts in groups, long steps, a convolution without bias": Case(
         "NemotronH",

@@ -200,6 +200,7 @@ class ModelConfig:
     pre_norms: bool = True  # what goes into attention and feed-forward network is normed
     post_norms: bool = False  # what attention and feed-forward network add is normed, too
     norm_offset: float = 0.0  # added to every norm's weights
+    centred_norms: bool = False  # norms of the residual stream subtract the mean, and have biases
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and feed-forward network add
     moe: Moe | None = None

@@ -31,6 +31,7 @@ from diptych.architectures.families.mistral3 import MISTRAL3
 from diptych.architectures.families.mistral4 import MISTRAL4
 from diptych.architectures.families.mistral_large4 import MISTRAL_LARGE4
 from diptych.architectures.families.mixtral import MIXTRAL
+from diptych.architectures.families.nemotron import NEMOTRON
 from diptych.architectures.families.nemotron_h import NEMOTRON_H
 from diptych.architectures.families.olmo2 import OLMO2
 from diptych.architectures.families.olmo3 import OLMO3
@@ -77,6 +78,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "mistral4": MISTRAL4,
     "mistral_large4": MISTRAL_LARGE4,
     "mixtral": MIXTRAL,
+    "nemotron": NEMOTRON,
     "nemotron_h": NEMOTRON_H,
     "olmo2": OLMO2,
     "olmo3": OLMO3,
@@ -98,7 +100,6 @@ UNKNOWN: Final[dict[str, str]] = {
     "Glm5NextForConditionalGeneration": "hyper-connections, and an indexer that chooses groups of tokens",
     "MiniMaxM3SparseForConditionalGeneration": "blocks of keys and values that an indexer chooses for each KV head",
     "MiniMaxM3VLForCausalLM": "blocks of keys and values that an indexer chooses for each KV head",
-    "NemotronForCausalLM": "norms that subtract the mean",
     "Qwen4ExpForCausalLM": "hyper-connections, embeddings of several tokens, and an indexer that chooses blocks",
     "Qwen4ExpForConditionalGeneration": "hyper-connections, embeddings of several tokens, and an indexer of blocks",
 }
