@@ -43,7 +43,7 @@ class End:
     def __init__(self, number: int, memory: str, transports: str, layout: PoolLayout) -> None:
         self.transport = open_transport(number, options=UcxOptions(transports=transports, connect_s=15.0))  # type: ignore[arg-type]
         if memory == "cuda":
-            from diptych.kernels.transfer_images import transfer_kernels
+            from diptych.kernels.gpu.pages.transfer_images import transfer_kernels
 
             kernels = transfer_kernels(number - 1, layout.layer_nbytes)
             self.pool: Any = self.transport.allocate_device_pool(layout, Device("cuda", number - 1, kernels))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from diptych.architectures.families.kimi_k25 import KIMI_K25
+from diptych.architectures.families.latent.kimi_k25 import KIMI_K25
 from diptych.architectures.registry import from_hf
 from diptych.checkpoints.hf_folder import HfFolder
 from diptych.common.errors import ConfigError

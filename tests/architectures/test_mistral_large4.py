@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from diptych.architectures.config import Indexer, Latent, ModelConfig, Moe, Rope
-from diptych.architectures.families.mistral_large4 import MISTRAL_LARGE4
+from diptych.architectures.families.latent.mistral_large4 import MISTRAL_LARGE4
 from diptych.architectures.registry import from_hf
 from diptych.checkpoints.hf_folder import HfFolder
 from diptych.common.errors import ConfigError
