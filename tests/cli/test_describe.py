@@ -82,6 +82,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             ]
         },
     ),
+    "Nemotron-4-15B": ("Nemotron", {"num_key_value_heads": 8}),
     "Nemotron-3-Nano-30B-A3B": (
         "NemotronH",
         {"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "hidden_size": 2688}
@@ -120,6 +121,7 @@ KNOWN = {
     "Seed-OSS-36B": (36.15, 256),
     "Qwen3-Next-80B-A3B": (3.9, 24),
     "Kimi-Linear-48B-A3B": (3.5, 7.875),
+    "Nemotron-4-15B": (15.6, 128),
     "Nemotron-3-Nano-30B-A3B": (3.6, 6),
     "Qwen3.5-9B": (9.0, 32),
     "Qwen3.5-35B-A3B": (3.45, 20),
