@@ -43,6 +43,12 @@ class Reader:
         held, self._held = "".join(self._held or ()), None
         return held
 
+    def back(self, mark: str) -> None:
+        """Make what was read last, and is not held, the next to be read again."""
+        assert self._held is None, "what is held would be there twice"
+        self._at -= len(mark)
+        assert self._text.startswith(mark, self._at), "nothing else was read last"
+
     def peek(self) -> Reading[str]:
         """Return the next character; "" at the end."""
         while self._at == len(self._text) and not self._ended:
