@@ -67,7 +67,9 @@ KIMI_CALL = "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}<|t
 KIMI_CALLS = f"<|tool_calls_section_begin|>{KIMI_CALL}<|tool_calls_section_end|>"
 
 
-@pytest.mark.parametrize("text", [f"<think>Hm.{KIMI_CALLS}", f"<think>Hm. {KIMI_CALL}", f"<think>Hm.</think>{KIMI_CALLS}"])
+@pytest.mark.parametrize(
+    "text", [f"<think>Hm.{KIMI_CALLS}", f"<think>Hm. {KIMI_CALL}", f"<think>Hm.</think>{KIMI_CALLS}"]
+)
 def test_a_call_that_is_a_special_token_ends_reasoning(read: Read, text: str) -> None:
     assert read(text, tools="kimi", reasoning="think") == ("", "Hm.", [("now", "{}")])
     assert read(text, tuple(range(len(text))), tools="kimi", reasoning="think") == ("", "Hm.", [("now", "{}")])

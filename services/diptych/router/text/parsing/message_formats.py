@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from diptych.generation.grammar import Preamble
@@ -101,6 +101,10 @@ class MessageFormats:
             _auto_tools(template) if tools == AUTO else TOOL_FORMATS.get(tools),
             _auto_reasoning(template) if reasoning == AUTO else REASONING_FORMATS.get(reasoning),
         )
+
+    def told_in_words(self) -> MessageFormats:
+        """Return the formats of the same model if it is told of tools in words, not by its template."""
+        return self if self.tools and self.tools.is_for_all_messages else replace(self, tools=TOOL_FORMATS[DEFAULT])
 
     @property
     def tokens(self) -> frozenset[str]:

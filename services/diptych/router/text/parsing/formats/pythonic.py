@@ -7,9 +7,18 @@ The published template of Llama 4 asks for JSON as Llama 3 writes it, which is r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
-from diptych.router.text.parsing.calls import NoCall, ToolFormat, begin_call, collected, read_from_first, then
+from diptych.router.text.parsing.calls import (
+    NoCall,
+    ReadCall,
+    ToolFormat,
+    begin_call,
+    collected,
+    read_from_first,
+    then,
+)
 from diptych.router.text.parsing.formats.llama3 import json_objects
 from diptych.router.text.parsing.literals import Literals, NoLiteral
 from diptych.router.text.parsing.reader import Nesting, Reader, Reading, Sink
@@ -20,14 +29,15 @@ QUOTES: Final = "\"'"
 
 
 def read(reader: Reader, writer: Writer) -> Reading[None]:
-    openings = {"[": then(_list, MARK_END), "{": json_objects}
-    yield from read_from_first(reader, writer, openings, {MARK: then(_calls, MARK_END), MARK_END: _calls})
+    yield from read_from_first(reader, writer, _OPENINGS, {MARK: _calls, MARK_END: _calls})
 
 
 def _calls(reader: Reader, writer: Writer) -> Reading[None]:
     yield from reader.skip_blanks()
-    first = yield from reader.peek()
-    yield from json_objects(reader, writer) if first == "{" else _list(reader, writer)
+    read = _OPENINGS.get((yield from reader.peek()))
+    if read is None:
+        raise NoCall
+    yield from read(reader, writer)
 
 
 def _list(reader: Reader, writer: Writer) -> Reading[None]:
@@ -52,5 +62,7 @@ def write_list(reader: Reader, writer: Writer, text: str) -> None:
         begin_call(reader, writer, name)
         writer.arguments(arguments)
 
+
+_OPENINGS: Final[Mapping[str, ReadCall]] = {"[": then(_list, MARK_END), "{": then(json_objects, MARK_END)}
 
 PYTHONIC: Final = ToolFormat(read, in_template=(MARK,), tokens=(MARK, MARK_END))
