@@ -46,6 +46,7 @@ FAMILIES: Final = {
     "ernie_4_5": Family("granite", "think", "<|im_start|>assistant\n", shows_thoughts=True),
     "gemma3": Family(None, None, "<start_of_turn>model\n"),
     "gemma4": Family("gemma4", "gemma4", "<|turn>model\n", shows_thoughts=True),
+    "glm_4_0414": Family("glm4", "think", "<|assistant|>"),
     "glm_4_6": Family("glm", "think", "<|assistant|>", shows_thoughts=True),
     "glm_4_7": Family("glm", "think", "<|assistant|>", shows_thoughts=True),
     "gpt_oss": Family("harmony", None, "<|start|>assistant", shows_thoughts=True),
@@ -145,7 +146,7 @@ def test_chats_are_rendered_as_by_transformers(models: Mapping[str, ServedModel]
 
 def by_transformers(source: str, **fields: Any) -> dict[str, str]:
     """Return the texts of all chats; those without refusals at once, for the template is compiled each time."""
-    show = partial(render_jinja_template, chat_template=source, add_generation_prompt=True, **fields)
+    show: Any = partial(render_jinja_template, chat_template=source, add_generation_prompt=True, **fields)
     try:
         return dict(zip(CHATS, show(list(CHATS.values()))[0], strict=True))
     except jinja2.TemplateError:

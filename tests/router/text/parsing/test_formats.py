@@ -144,6 +144,14 @@ WRITTEN: dict[str, dict[str, tuple[str, str, list[tuple[str, str]]]]] = {
         ),
         "no arguments": ("a\n<tool_call>now</tool_call>\nb", "ab", [("now", "{}")]),
     },
+    "glm4": {
+        "two": (f"weather\n{PARIS}<|assistant|>now\n{{}}", "", [CALL_OF_PARIS, ("now", "{}")]),
+        "a call after text": (f"\nI look.<|assistant|>weather\n{PARIS}\n", "\nI look.", [CALL_OF_PARIS]),
+        "text": ("Weather\n{a}, now\n{b}", "Weather\n{a}, now\n{b}", []),
+        "a name alone": (" weather\n ", " weather\n ", []),
+        "an unknown function": ("fly\n{}", "fly\n{}", []),
+        "cut off": ('weather\n{"ci', "", [("weather", '{"ci')]),
+    },
     "minimax": {
         "types": (
             'I look.\n<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">New\n"York"</parameter>\n'

@@ -151,6 +151,7 @@ def test_where_nothing_can_be_found_nobody_looks() -> None:
         ("<minimax:tool_call> <invoke name= <response> <think> </think>", "minimax", "think"),
         ("<{{ '\uff5cDSML\uff5c' }}function_calls> </think>", "dsml", "think"),
         ("<|tool_call_start|>", "lfm2", None),
+        ("# \u53ef\u7528\u5de5\u5177 <think>", "glm4", None),
         ("<TOOLCALL>[ </think>", "nemotron", "think"),
         ("<function_calls>", "olmo3", None),
         ("<|tool_call|> <think></think> <response></response>", "granite", "think"),

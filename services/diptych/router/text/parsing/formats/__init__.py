@@ -10,6 +10,7 @@ from diptych.router.text.parsing.formats.deepseek import DEEPSEEK
 from diptych.router.text.parsing.formats.dsml import DSML
 from diptych.router.text.parsing.formats.gemma4 import GEMMA4
 from diptych.router.text.parsing.formats.glm import GLM
+from diptych.router.text.parsing.formats.glm4 import GLM4
 from diptych.router.text.parsing.formats.granite import GRANITE
 from diptych.router.text.parsing.formats.harmony import HARMONY
 from diptych.router.text.parsing.formats.hermes import HERMES
@@ -33,6 +34,7 @@ TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
     "seed_oss": SEED_OSS,
     "qwen3_coder": QWEN3_CODER,
     "glm": GLM,
+    "glm4": GLM4,
     "deepseek": DEEPSEEK,
     "kimi": KIMI,
     "mistral": MISTRAL,
