@@ -190,6 +190,24 @@ def test_ids_of_calls_are_as_the_template_needs_them(
     assert json.dumps(turns) == before, "the caller's messages stay as they are"
 
 
+RESPONSES = (
+    "{{ tools }}{% for m in messages %}<{{ m.role }}>{% for c in m.tool_calls or () %}{{ c.function.name }}{% endfor %}"
+    "{% for r in m.tool_responses or () %}{{ r.name }}={{ r.response }};{% endfor %}{{ m.content }}{% endfor %}"
+)
+
+
+def test_results_stand_in_the_turn_of_their_calls_where_the_template_looks_for_them(byte_tokenizer: Tokenizer) -> None:
+    both = {"role": "assistant", "content": "", "tool_calls": [a_call("a"), a_call("b", "then")]}
+    results = [{"role": "tool", "content": text, "tool_call_id": call} for call, text in (("b", "1"), ("a", "2"))]
+    turns = [*MESSAGES, both, *results, {"role": "assistant", "content": "Done."}]
+    wanted = "None<user>hi<assistant>nowthenthen=1;now=2;<assistant>Done."
+    assert rendered(byte_tokenizer, RESPONSES, ChatPrompt(turns)) == wanted
+    knowing = RESPONSES + "{{ '' if messages[0].role == 'tool' }}"
+    assert rendered(byte_tokenizer, knowing, ChatPrompt(turns)).count("<tool>") == 2
+    alone = [*MESSAGES, {"role": "tool", "content": "9", "tool_call_id": "x"}]
+    assert rendered(byte_tokenizer, RESPONSES, ChatPrompt(alone)) == "None<user>hi<tool>9"
+
+
 THINKING = "{{ tools }}{% for m in messages %}{{ m.thinking }}|{{ m.content }}{% endfor %}"
 EITHER = (
     "{{ tools }}{% for m in messages %}{% if m.thinking and m.content and m.tool_calls %}"

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from diptych.common.errors import InvalidRequest
 from diptych.router.request import ChatPrompt
-from diptych.router.text.turns import with_ids, with_thoughts, without_thoughts_beside_calls
+from diptych.router.text.turns import with_ids, with_results, with_thoughts, without_thoughts_beside_calls
 from diptych.tokens.chat_template import ChatTemplate, Message
 from diptych.tokens.tokenizer import Tokenizer
 
@@ -49,7 +49,9 @@ def render(tokenizer: Tokenizer, prompt: ChatPrompt) -> str:
 
 def _show(template: ChatTemplate, messages: Sequence[Message], **how: Any) -> str:
     """Render messages as the template wants them. Raises `InvalidRequest`."""
-    turns = with_thoughts(with_ids(messages, template.source), template.source)
+    turns = messages
+    for change in (with_ids, with_results, with_thoughts):
+        turns = change(turns, template.source)
     try:
         return template.render(turns, **how)
     except InvalidRequest:

@@ -1,4 +1,4 @@
-"""Turns of a chat in the words of the model's template: how calls are numbered, and where reasoning stands."""
+"""Turns of a chat in the words of the model's template: how calls are numbered, where results and reasoning stand."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from diptych.tokens.chat_template import Message
 
 # a template that looks at this of a message, where others look at `reasoning_content`
 _THOUGHTS: Final = re.compile(r"""\.thinking\b|\[['"]thinking['"]\]|get\(['"]thinking['"]""")
+
+_TOOL_ROLE: Final = re.compile(r"""[!=]=\s*['"]tool['"]""")  # a template that knows turns of that role
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,26 @@ def _renamed(messages: Sequence[Message], ids: CallIds) -> Sequence[Message]:
 
 def _calls(message: Message) -> Sequence[Any]:
     return message.get("tool_calls") or ()
+
+
+def with_results(messages: Sequence[Message], source: str) -> Sequence[Message]:
+    """Return the messages with results in the turn of their calls, if the template looks for them only there.
+
+    So do the first templates of Gemma 4.
+    """
+    if "tool_responses" not in source or _TOOL_ROLE.search(source):
+        return messages
+    turns: list[Message] = []
+    names: dict[str, str] = {}  # of the functions, by call
+    for message in messages:
+        names |= {call["id"]: call["function"]["name"] for call in _calls(message)}
+        if message["role"] != "tool" or not turns or not _calls(turns[-1]):
+            turns.append(message)
+            continue
+        name = names.get(message["tool_call_id"], message.get("name", ""))
+        results = [*turns[-1].get("tool_responses", ()), {"name": name, "response": message["content"]}]
+        turns[-1] = {**turns[-1], "tool_responses": results}
+    return turns
 
 
 def with_thoughts(messages: Sequence[Message], source: str) -> Sequence[Message]:

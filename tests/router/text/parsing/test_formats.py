@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from diptych.router.text.parsing.formats import TOOL_FORMATS
 from diptych.router.text.parsing.formats.deepseek import BEGIN, CALL, CALL_END, END, SEPARATOR
+from diptych.router.text.parsing.message_formats import REASONING_FORMATS
 
 Read = Callable[..., Any]
 
@@ -252,6 +253,11 @@ WRITTEN: dict[str, dict[str, tuple[str, str, list[tuple[str, str]]]]] = {
             "",
             [("now", "{}"), CALL_OF_PARIS],
         ),
+        "signs of less in a value": (
+            "<|tool_call>call:weather{city:a<b <|c,days:3}<tool_call|>",
+            "",
+            [("weather", '{"city": "a<b <|c", "days": 3}')],
+        ),
         "text without quotes": ("<|tool_call>call:weather{city:12:30 h}", "", [("weather", '{"city": "12:30 h"}')]),
         "cut off": ('<|tool_call>call:weather{city:<|"|>Par', "", [("weather", '{"city": "Par')]),
         "an object without end": (
@@ -456,6 +462,7 @@ def test_every_format_is_shown_above() -> None:
 
 
 SNIPPETS = [
+    *(mark for each in REASONING_FORMATS.values() for mark in (each.opening, each.closing)),
     *(
         '{"name": "weather", "arguments": {"city": "Paris"}}',
         "weather",
@@ -483,8 +490,6 @@ SNIPPETS = [
         "[TOOL_CALLS]",
         "[ARGS]",
         "<|python_tag|>",
-        "<think>",
-        "</think>",
         BEGIN,
         CALL,
         SEPARATOR,
@@ -523,8 +528,9 @@ SNIPPETS = [
 def test_parts_joined_are_the_same_however_the_text_is_cut(read: Read, name: str, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(SNIPPETS) | st.text(max_size=3), max_size=12)))
     cuts = tuple(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-    prompt = data.draw(st.sampled_from(["", "<think>\n"]))
-    fields = {"tools": name, "reasoning": "think", "prompt": prompt, "parallel": data.draw(st.booleans())}
+    reasoning = data.draw(st.sampled_from(sorted(REASONING_FORMATS)))
+    prompt = data.draw(st.sampled_from(["", f"{REASONING_FORMATS[reasoning].opening}\n"]))
+    fields = {"tools": name, "reasoning": reasoning, "prompt": prompt, "parallel": data.draw(st.booleans())}
     whole = read(text, **fields)
     assert read(text, cuts, **fields) == read(text, tuple(range(len(text))), **fields) == whole
     orjson.dumps(whole)

@@ -95,8 +95,8 @@ class Reader:
             yield
 
     def _may_become(self, literal: str) -> bool:
-        rest = self._text[self._at :]
-        return len(rest) < len(literal) and literal.startswith(rest)
+        num_left = len(self._text) - self._at
+        return num_left < len(literal) and self._text.endswith(literal[:num_left])
 
     def _consume(self, end: int) -> str:
         taken = self._text[self._at : end]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from diptych.router.text.parsing.calls import NoCall, ToolFormat, begin_call, collected, read_marked
@@ -15,7 +16,7 @@ from diptych.router.text.parsing.writer import Writer
 CALL, CALL_END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _PREFIX: Final = "call:"
 _CLOSING: Final = {"{": "}", "[": "]"}
-_SIGNS: Final = (QUOTE, CALL_END, *"{}[],:")
+_SIGN: Final = re.compile(r"[{}\[\],:<]")  # and the beginning of marks
 
 
 def read(reader: Reader, writer: Writer) -> Reading[None]:
@@ -40,17 +41,29 @@ def _arguments(reader: Reader, notation: _Notation) -> Reading[None]:
     """Read an object; where it breaks off, its JSON does, too."""
     is_open = True
     while is_open:
-        sign = yield from reader.until(_SIGNS, notation.add_bare)
-        if sign == QUOTE:
-            notation.begin_text()
-            is_open = bool((yield from reader.until((QUOTE,), notation.add_text)))
-            if is_open:
-                notation.end_text()
-        elif sign in ("", CALL_END):
+        yield from reader.while_open(_end_of_bare, notation.add_bare)
+        if (yield from reader.consume(QUOTE)):
+            is_open = yield from _text(reader, notation)
+        elif (yield from reader.consume(CALL_END)) or not (sign := (yield from reader.peek())):
             notation.end_bare()
             is_open = False
         else:
+            yield from reader.consume(sign)
             is_open = notation.add_sign(sign)
+
+
+def _end_of_bare(text: str) -> int | None:
+    found = _SIGN.search(text)
+    return found.start() if found else None
+
+
+def _text(reader: Reader, notation: _Notation) -> Reading[bool]:
+    """Read a text, and tell whether it ends."""
+    notation.begin_text()
+    mark = yield from reader.until((QUOTE,), notation.add_text)
+    if mark:
+        notation.end_text()
+    return bool(mark)
 
 
 class _Notation:
@@ -83,7 +96,7 @@ class _Notation:
 
     def add_sign(self, sign: str) -> bool:
         """Return whether anything is still open."""
-        if sign == ":" and not self._is_key:  # within a value
+        if sign == "<" or (sign == ":" and not self._is_key):  # within a value
             self.add_bare(sign)
             return True
         self.end_bare()
