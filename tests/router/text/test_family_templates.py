@@ -17,13 +17,13 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from diptych.common.errors import InvalidRequest
 from diptych.router.main import formats_of
-from diptych.router.request import ChatPrompt, ServedModel
 from diptych.router.text.chat_text import render
 from diptych.router.text.parsing.formats import TOOL_FORMATS
 from diptych.router.text.parsing.message_formats import REASONING_FORMATS, MessageFormats
 from diptych.router.text.parsing.parts import message_of
 from diptych.router.text.parsing.tool_use import Function, ToolUse
 from diptych.router.text.turns import with_thoughts
+from diptych.router.values.request import ChatPrompt, ServedModel
 from diptych.tokens.chat_template import ChatTemplate
 from diptych.tokens.tokenizer import Tokenizer
 

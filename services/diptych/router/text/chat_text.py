@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, Final
 
 from diptych.common.errors import InvalidRequest
-from diptych.router.request import ChatPrompt
 from diptych.router.text.turns import with_ids, with_results, with_thoughts, without_thoughts_beside_calls
+from diptych.router.values.request import ChatPrompt
 from diptych.tokens.chat_template import ChatTemplate, Message
 from diptych.tokens.tokenizer import Tokenizer
 
