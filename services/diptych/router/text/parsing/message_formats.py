@@ -159,7 +159,9 @@ def _auto_tools(template: str) -> ToolFormat:
 
 
 def _auto_reasoning(template: str) -> ReasoningFormat | None:
-    return next((each for each in REASONING_FORMATS.values() if each.closing in template), None)
+    """Go by either mark: some templates only open what they never show again."""
+    found = (each for each in REASONING_FORMATS.values() if each.opening in template or each.closing in template)
+    return next(found, None)
 
 
 def _read_required(reader: Reader, writer: Writer) -> Reading[None]:

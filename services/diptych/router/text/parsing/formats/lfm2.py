@@ -15,6 +15,7 @@ from diptych.router.text.parsing.reader import Reader, Reading
 from diptych.router.text.parsing.writer import Writer
 
 CALLS, CALLS_END = "<|tool_call_start|>", "<|tool_call_end|>"
+_TOOLS: Final = "<|tool_list_start|>"  # all that the first templates show of the family
 
 
 def read(reader: Reader, writer: Writer) -> Reading[None]:
@@ -32,4 +33,4 @@ def _calls(reader: Reader, writer: Writer) -> Reading[None]:
         write_list(reader, writer, text)
 
 
-LFM2: Final = ToolFormat(read, in_template=(CALLS,), tokens=(CALLS, CALLS_END))
+LFM2: Final = ToolFormat(read, in_template=(CALLS, _TOOLS), tokens=(CALLS, CALLS_END))
