@@ -56,6 +56,12 @@ def test_what_is_laid_out_is_all_there(n: int, k: int) -> None:
     assert matrix.words.nbytes + matrix.scales.nbytes == mxfp4_nbytes(n, k)
 
 
+def test_parts_of_a_weight_are_laid_out_as_ranks_and_families_cut_them() -> None:
+    array = random_array(6, 256)
+    for part in (array.columns(32, 192), array.rows(slice(1, None, 2)), array.rows(slice(2, 4)).columns(224, 256)):
+        np.testing.assert_array_equal(unpack(Mxfp4Matrix.of(part, CPU)).numpy(), part.dequantize())
+
+
 def test_only_scales_that_a_kernel_can_multiply_by_are_kept() -> None:
     array = random_array(2, 64, exponents=(0, 128))
     assert can_keep(array)

@@ -7,7 +7,7 @@ each of the four has one scale a row, and needs a shift and a mask to become a n
 triton_kernels (Triton 3.4, `mxfp4_details/_upcast_from_mxfp.py`): the fields of a bfloat16, three bits apart.
 
 Rule: weights have the values of `QuantizedArray.dequantize`, rounded to the states' type once; products are added up in
-float32 and in order of the strips, whatever the other rows are.
+float32 and in order of the strips; for a `block`, whatever the other rows are.
 """
 
 from __future__ import annotations
