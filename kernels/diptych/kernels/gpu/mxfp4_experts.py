@@ -4,7 +4,7 @@ OCP Microscaling Formats 1.0: 32 columns of a row are codes of four bits (e2m1) 
 A *strip* is 128 columns. Its rows lie behind each other, 64 bytes each: a tile of rows is one stretch of memory.
 A word of 16 bits has the codes of four columns that are 32 apart, and a word of 32 bits the scales of these columns: so
 each of the four has one scale a row, and needs a shift and a mask to become a number. Where bits lie in a word is from
-triton_kernels (Triton 3.4, `mxfp4_details/_upcast_from_mxfp.py`): the fields of a bfloat16, three bits apart.
+triton_kernels (`layout_details/hopper_value.py`): the fields of a bfloat16, three bits apart.
 
 Rule: weights have the values of `QuantizedArray.dequantize`, rounded to the states' type once; products are added up in
 float32 and in order of the strips; for a `block`, whatever the other rows are.
