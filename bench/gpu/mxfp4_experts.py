@@ -24,10 +24,10 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from diptych.engine.models.gpu_ops import GroupedExperts
-from diptych.kernels.gpu.activations import clamped_swiglu
-from diptych.kernels.gpu.dot_rows import Tile
-from diptych.kernels.gpu.moe import ExpertWeights, align_experts, choose_block
-from diptych.kernels.gpu.mxfp4_experts import Mxfp4Experts, Mxfp4Matrix, grouped_mxfp4, pack, tile_of, unpack
+from diptych.kernels.gpu.layers.activations import clamped_swiglu
+from diptych.kernels.gpu.layers.dot_rows import Tile
+from diptych.kernels.gpu.layers.moe import ExpertWeights, align_experts, choose_block
+from diptych.kernels.gpu.layers.mxfp4_experts import Mxfp4Experts, Mxfp4Matrix, grouped_mxfp4, pack, tile_of, unpack
 from diptych.kernels.quantized import MXFP4_GROUP
 from diptych.kernels.quantized import MXFP4_STRIP as STRIP
 
