@@ -2,9 +2,9 @@
 
 128 experts of 2880 x 2880, four a token, on random weights. The bytes of a product are the codes and scales of the
 experts that are chosen, what goes in and what comes out; their limit is the speed of a copy in the same run. Steps that
-take turns choose other experts, so that weights come from memory. Decode: first every tile on the product of gates and
-ups at 8 and 64 requests, then each product by the tile that is served, and the experts of a layer as a whole, with what
-puts tokens in order, biases, activation and sum. Prompts: the limit is a large product in bfloat16.
+take turns choose other experts, so that weights come from memory. Each product by the tile that is served, and the
+experts of a layer as a whole, with what puts tokens in order, biases, activation and sum; expanded experts beside them;
+last the product of gates and ups by every tile, for few requests and for a prompt, whose limit is a large product.
 
     python bench/gpu/mxfp4_experts.py [--quick] [--json]
 """
@@ -36,7 +36,7 @@ CHOICES: Final = 4
 SIZE: Final = 2880  # of states, and of what gates leave
 SHAPES: Final = {"gate_up": (2 * SIZE, SIZE), "down": (SIZE, SIZE)}
 REQUESTS: Final = (1, 2, 4, 8, 16, 32, 64)
-SWEPT: Final = (8, 64)  # requests
+SWEPT: Final = (1, 8, 64)  # requests
 PROMPTS: Final = (512, 2048, 8192)  # tokens of a step
 READ_NBYTES: Final = 512 << 20  # by the steps that take turns: many times the L2 cache
 MAX_STEPS: Final = 32
