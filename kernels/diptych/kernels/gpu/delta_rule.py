@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diptych.kernels.gpu.chunk_scan import PER_REQUEST
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 
 CHANNELS_TILE: Final = 512
 NUMBERS_A_WARP: Final = 2048  # of half a state: 64 a thread
-PER_REQUEST: Final = ("slots", "starts")  # parts of a tensor, which may begin anywhere
 UNIT_EPS: Final = tl.constexpr(1e-6)  # added to the square of the length of a query, or key
 
 
