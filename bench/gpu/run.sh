@@ -77,7 +77,11 @@ run_part() {
     latents) table latents 120 bench/gpu/latent_attention.py ;;
     sparse) table sparse 180 bench/gpu/sparse_attention.py ;;
     sinks) table sinks 60 bench/gpu/sink_attention.py ;;
-    deltas) table deltas 60 bench/gpu/delta_rule.py ;;
+    deltas)
+      table deltas 60 bench/gpu/delta_rule.py
+      table recurrent 90 bench/gpu/recurrent_prompts.py
+      table launches 240 bench/gpu/tune_recurrent_prompts.py
+      ;;
     kernels) table kernels 80 bench/gpu/other_kernels.py ;;
     defaults) table defaults 400 bench/gpu/defaults.py ;;
     decode) table decode 160 bench/gpu/decode_step.py ;;

@@ -62,7 +62,8 @@ def mamba() -> Kernel:
 
 def scan(name: str, chunks: Chunks, strides: tuple[int, int], found: str) -> Kernel:
     narrow = dict.fromkeys(("queries", "keys", "corrections", "changes", "scores"), "*bf16")
-    types = narrow | {"query_stride": "i32", "key_stride": "i32", "totals": FLOATS, "kept": FLOATS, "found": found}
+    types = narrow | dict.fromkeys(("totals", "sizes", "skip", "kept"), FLOATS)
+    types |= {"query_stride": "i32", "key_stride": "i32", "found": found}
     launch = chunk_scan.ScanLaunch()
     return Kernel(
         f"chunks in turn, {name}",
@@ -81,7 +82,12 @@ def scans() -> Iterator[Kernel]:
     scores, totals = torch.empty(1, 32, CHUNK), torch.empty(1, 32)
     delta = Chunks(narrow[:, :16], narrow[:, :16], narrow, narrow, scores, totals)
     yield scan("gated delta rule", delta, (128, 1), "*bf16")
-    yield scan("Kimi's delta rule", Chunks(*[narrow] * 4, scores, totals.expand(128, 1, 32).mT), (128, 1), FLOATS)
+    yield scan(
+        "Kimi's delta rule",
+        Chunks(narrow, narrow, narrow, narrow, scores, totals.expand(128, 1, 32).mT),
+        (128, 1),
+        FLOATS,
+    )
     values = torch.empty(1, 64, 64, dtype=torch.bfloat16)
     yield scan("state spaces", Chunks(narrow[:, :8], narrow[:, :8], None, values, scores, totals), (1, 128), FLOATS)
 
@@ -113,7 +119,7 @@ def kimi_prompts() -> Iterator[Kernel]:
 
 def mamba_prompts() -> Kernel:
     types = dict.fromkeys(("queries", "keys", "changes", "scores", "steps"), "*bf16")
-    types |= dict.fromkeys(("mixed", "rate", "bias", "skip", "totals", "out"), FLOATS)
+    types |= dict.fromkeys(("mixed", "rate", "bias", "totals", "sizes"), FLOATS)
     return Kernel(
         "state spaces, chunks",
         mamba2_chunks.prepare_mamba_chunks_kernel,

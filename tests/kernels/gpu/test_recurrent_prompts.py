@@ -61,7 +61,7 @@ def kimi(num_heads: int, dim: int, speed: float = 1.0) -> NewCase:
 
         def run(rules: StateRules, tokens: slice, state: Tensor, batch: StagedBatch, out: Tensor) -> None:
             given = projected[tokens]
-            decays = given[:, : num_heads * dim].unflatten(1, (num_heads, dim))
+            decays = given[:, : num_heads * dim].view(-1, num_heads, dim)
             betas = given[:, num_heads * dim : num_heads * (dim + 1)]
             rules.kimi_delta_prompts(mixed[tokens], decays, betas, decay, state, batch, out)
 
@@ -190,7 +190,8 @@ def test_a_request_has_the_same_bits_alone_and_among_others(
 @pytest.mark.parametrize("new_case", ALL, ids=NAMES)
 def test_a_text_goes_on_where_a_chunk_or_a_token_ended(new_case: NewCase, device: torch.device) -> None:
     case = new_case(90, torch.float32, device)
-    whole, outs = case.result(TorchStateRules(), step([90], [2], device)), []
+    whole = case.result(TorchStateRules(), step([90], [2], device))
+    outs: list[Tensor] = []
     for start, end in ((0, 2), (2, 66), (66, 90)):
         part = case.result(TritonStateRules(), step([end - start], [2], device), slice(start, end))
         case, outs = replace(case, state=part.state), [*outs, part.out]

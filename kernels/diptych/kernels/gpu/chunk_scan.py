@@ -36,7 +36,7 @@ class Prompts(NamedTuple):
         return self.slots, self.starts, self.first
 
     @property
-    def count(self) -> int:
+    def num_requests(self) -> int:
         return len(self.slots) - self.first
 
     def check(self) -> None:
@@ -68,6 +68,8 @@ class Chunks:
     changes: Tensor  # [num_tokens, num_heads, value_dim]: as if the state before the chunk were nothing
     scores: Tensor  # [num_tokens, num_heads, CHUNK]: of queries with the keys of the chunk, faded
     totals: Tensor  # float32 [num_tokens, num_heads(, key_dim)]: logarithms of what remains since the chunk began
+    sizes: Tensor | None = None  # float32 [num_tokens, num_heads]: where nothing is corrected, of changes
+    skip: Tensor | None = None  # float32 [num_heads]: there, so much of changes of size 1 is found beside
 
     @property
     def fades_by_channel(self) -> bool:
@@ -78,16 +80,15 @@ class Chunks:
 def scan_chunks(
     chunks: Chunks, kept: Tensor, strides: tuple[int, int], prompts: Prompts, found: Tensor, launch: ScanLaunch
 ) -> None:
-    """Bring `kept` up to date, and add what queries find to `found`, or write it there where nothing is given.
+    """Bring `kept` up to date, and write what queries find to `found`.
 
     `kept`, float32 `[num_slots, num_heads, ...]`, whose numbers of a head lie as `strides` of keys and values say;
-    `found`: `[num_tokens, num_heads, value_dim]`, in which rules without corrections have already something.
+    `found`: `[num_tokens, num_heads, value_dim]`.
     """
     num_heads, value_dim = chunks.changes.shape[1:]
-    corrections = chunks.changes if chunks.corrections is None else chunks.corrections
-    scan_chunks_kernel[(cdiv(value_dim, launch.columns), prompts.count, num_heads)](
+    scan_chunks_kernel[(cdiv(value_dim, launch.columns), prompts.num_requests, num_heads)](
         *(chunks.queries, chunks.keys, chunks.queries.stride(0), chunks.keys.stride(0)),
-        *(corrections, chunks.changes, chunks.scores, chunks.totals),
+        *(chunks.corrections, chunks.changes, chunks.scores, chunks.totals, chunks.sizes, chunks.skip),
         *(kept, kept.stride(0), *prompts.on_device, found),
         **scan_constants(chunks, strides, launch),
         num_warps=launch.num_warps,
@@ -182,6 +183,8 @@ def scan_chunks_kernel(
     changes,
     scores,
     totals,
+    sizes,
+    skip,
     kept,
     kept_stride,  # from slot to slot
     slots,
@@ -218,12 +221,16 @@ def scan_chunks_kernel(
             of_values = of_head[:, None] * VALUE_DIM + column[None, :]
             has_key, has_value = is_token[:, None] & is_key[None, :], is_token[:, None] & is_column[None, :]
             narrow = state.to(changes.dtype.element_ty)
-            change = tl.load(changes + of_values, mask=has_value, other=0.0).to(tl.float32)
+            given = tl.load(changes + of_values, mask=has_value, other=0.0).to(tl.float32)
+            query = tl.load(queries + token[:, None] * query_stride + of_keys[None, :], mask=has_key, other=0.0)
             if CORRECTS:
                 lacks = tl.load(corrections + of_head[:, None] * KEY_DIM + at[None, :], mask=has_key, other=0.0)
-                change -= tl.dot(lacks, narrow, input_precision=PRECISION)
-            query = tl.load(queries + token[:, None] * query_stride + of_keys[None, :], mask=has_key, other=0.0)
-            result = tl.dot(query, narrow, input_precision=PRECISION)
+                lacked = tl.dot(lacks, narrow, input_precision=PRECISION)
+                result = tl.dot(query, narrow, input_precision=PRECISION)
+                change = given - lacked
+            else:
+                result = tl.dot(query, narrow, input_precision=PRECISION)
+                change = given * tl.load(sizes + of_head, mask=is_token, other=0.0)[:, None]
             key = tl.load(keys + token[:, None] * key_stride + of_keys[None, :], mask=has_key, other=0.0)
             meets = tl.load(scores + of_head[:, None] * CHUNK + row[None, :], mask=is_token[:, None], other=0.0)
             changed = change.to(meets.dtype)
@@ -236,10 +243,9 @@ def scan_chunks_kernel(
                 result *= tl.exp(total)[:, None]
                 state *= tl.exp(at_end)
                 late = (change * tl.exp(tl.where(is_token, at_end - total, 0.0))[:, None]).to(meets.dtype)
-            result = tl.dot(meets, changed, result, input_precision=PRECISION)
             state = tl.dot(tl.trans(key), late, state, input_precision=PRECISION)
-            places = found + of_values
+            result = tl.dot(meets, changed, result, input_precision=PRECISION)
             if not CORRECTS:
-                result += tl.load(places, mask=has_value, other=0.0)
-            tl.store(places, result.to(found.dtype.element_ty), mask=has_value)
+                result += given * tl.load(skip + head)
+            tl.store(found + of_values, result.to(found.dtype.element_ty), mask=has_value)
         tl.store(place, state, mask=inside)

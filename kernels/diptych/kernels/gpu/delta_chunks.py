@@ -59,22 +59,22 @@ def mix_prompts(
     check_step(layer, projected, newest, kept, prompts.slots, out)
     prompts.check()
     with torch.cuda.device_of(out):
-        channels = _convolve(layer, projected, newest, prompts, launch)
-        chunks = _prepare(layer, projected, channels, prompts, launch)
+        channels = convolve(layer, projected, newest, prompts, launch)
+        chunks = prepare(layer, projected, channels, prompts, launch)
         found = out.view(-1, layer.num_value_heads, layer.value_dim)
         scan_chunks(chunks, kept, (layer.value_dim, 1), prompts, found, launch.scan)
-        norm_and_gate_kernel[(cdiv(prompts.max_len, CHUNK), prompts.count, layer.num_value_heads)](
+        norm_and_gate_kernel[(cdiv(prompts.max_len, CHUNK), prompts.num_requests, layer.num_value_heads)](
             *(projected, layer.norm, *prompts.on_device, out, layer.eps),
             **norm_constants(layer),
             num_warps=launch.norm_warps,
         )
 
 
-def _convolve(layer: DeltaLayer, projected: Tensor, newest: Tensor, prompts: Prompts, launch: DeltaLaunch) -> Tensor:
+def convolve(layer: DeltaLayer, projected: Tensor, newest: Tensor, prompts: Prompts, launch: DeltaLaunch) -> Tensor:
     """Return `[num_tokens, num_channels]`; bring `newest` up to date."""
     channels = projected.new_empty(len(projected), layer.num_channels)
     heads = 2 * layer.num_key_heads + layer.num_value_heads
-    convolve_prompts_kernel[(cdiv(prompts.max_len, launch.conv_tokens), prompts.count, heads)](
+    convolve_prompts_kernel[(cdiv(prompts.max_len, launch.conv_tokens), prompts.num_requests, heads)](
         *(projected, newest, newest.stride(0), layer.conv, *prompts.on_device, channels, layer.key_dim**-0.5),
         **conv_constants(layer),
         TOKENS=launch.conv_tokens,
@@ -84,7 +84,7 @@ def _convolve(layer: DeltaLayer, projected: Tensor, newest: Tensor, prompts: Pro
     return channels
 
 
-def _prepare(layer: DeltaLayer, projected: Tensor, channels: Tensor, prompts: Prompts, launch: DeltaLaunch) -> Chunks:
+def prepare(layer: DeltaLayer, projected: Tensor, channels: Tensor, prompts: Prompts, launch: DeltaLaunch) -> Chunks:
     """Let all chunks find what they can by themselves."""
     num_tokens, heads, size = len(projected), layer.num_value_heads, layer.num_key_heads * layer.key_dim
     chunks = Chunks(
@@ -95,7 +95,7 @@ def _prepare(layer: DeltaLayer, projected: Tensor, channels: Tensor, prompts: Pr
         scores=projected.new_empty(num_tokens, heads, CHUNK),
         totals=projected.new_empty(num_tokens, heads, dtype=torch.float32),
     )
-    prepare_chunks_kernel[(cdiv(prompts.max_len, CHUNK), prompts.count, heads)](
+    prepare_chunks_kernel[(cdiv(prompts.max_len, CHUNK), prompts.num_requests, heads)](
         *(projected, channels, layer.decay, layer.decay_bias, *prompts.on_device),
         *(chunks.corrections, chunks.changes, chunks.scores, chunks.totals),
         **chunk_constants(layer),

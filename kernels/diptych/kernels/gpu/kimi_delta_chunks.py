@@ -78,7 +78,7 @@ def kimi_delta_prompts(
     assert betas.stride(1) == 1, betas.stride()
     assert all(each.is_contiguous() for each in (mixed, state[0], heads.rate, heads.bias, out))
     chunks = _allocate(out, decays.dtype)
-    grid = cdiv(prompts.max_len, CHUNK), prompts.count, num_heads
+    grid = cdiv(prompts.max_len, CHUNK), prompts.num_requests, num_heads
     with torch.cuda.device_of(out):
         add_up_decays_kernel[grid](
             *(decays, decays.stride(0), heads.rate, heads.bias, *prompts.on_device, chunks.totals),
@@ -97,7 +97,10 @@ def kimi_delta_prompts(
 
 def _allocate(out: Tensor, dtype: torch.dtype) -> Chunks:
     return Chunks(
-        *(torch.empty_like(out, dtype=dtype) for _ in range(4)),
+        queries=torch.empty_like(out, dtype=dtype),
+        keys=torch.empty_like(out, dtype=dtype),
+        corrections=torch.empty_like(out, dtype=dtype),
+        changes=torch.empty_like(out, dtype=dtype),
         scores=out.new_empty(*out.shape[:2], CHUNK, dtype=dtype),
         totals=torch.empty_like(out),
     )
@@ -168,8 +171,8 @@ def prepare_kimi_chunks_kernel(
         of_head = (start + first + row) * NUM_HEADS + head
         inside = is_token[:, None] & (at < DIM)[None, :]
         given = mixed + of_head[:, None] * (3 * DIM) + at[None, :]
-        query = unit(silu(tl.load(given, mask=inside, other=0.0))) * scale
-        key = unit(silu(tl.load(given + DIM, mask=inside, other=0.0)))
+        query = (unit(silu(tl.load(given, mask=inside, other=0.0))) * scale).to(scores.dtype.element_ty)
+        key = unit(silu(tl.load(given + DIM, mask=inside, other=0.0))).to(scores.dtype.element_ty)
         beta = tl.load(betas + (start + first + row) * beta_stride + head, mask=is_token, other=0.0).to(tl.float32)
         beta = tl.where(is_token, 1.0 / (1.0 + tl.exp(-beta)), 0.0)
 
@@ -177,7 +180,9 @@ def prepare_kimi_chunks_kernel(
         total = tl.load(of_chunk + row[:, None] * (NUM_HEADS * DIM), mask=inside, other=0.0)
         other = row[None, :]
         system = tl.zeros((CHUNK, CHUNK), tl.float32)
-        meets = tl.where(row[:, None] == other, tl.sum(query * key, axis=1)[:, None], system)
+        meets = tl.where(
+            row[:, None] == other, tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1)[:, None], system
+        )
         for level in range(HALVINGS):
             half = 1 << level
             middle = row // (2 * half) * (2 * half) + half - 1  # the last token of a block's first half

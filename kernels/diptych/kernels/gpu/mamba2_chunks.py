@@ -1,8 +1,8 @@
 """State spaces with one decay a head and token (Mamba 2, arXiv 2405.21060, section 6), for prompts.
 
-Two kernels: each chunk finds what its tokens read of each other; `scan_chunks` goes through the chunks of a head one
-after the other. The torch reference is `diptych.engine.models.layers.mamba2_scan`. Requests of one token are left
-alone.
+Two kernels: each chunk of a group finds what its tokens read of each other; `scan_chunks` goes through the chunks of a
+head one after the other. The torch reference is `diptych.engine.models.layers.mamba2_scan`. Requests of one token are
+left alone.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def mamba2_prompts(
     assert mixed.dtype == out.dtype == state.dtype == torch.float32, (mixed.dtype, out.dtype, state.dtype)
     assert steps.stride(1) == 1, steps.stride()
     assert all(each.is_contiguous() for each in (mixed, state[0], *heads[:3], out))
-    chunks = _allocate(out, (num_groups, state_size), operands(steps.dtype))
+    chunks = _allocate(out, (num_groups, state_size), operands(steps.dtype), heads.skip)
     with torch.cuda.device_of(out):
-        prepare_mamba_chunks_kernel[(cdiv(prompts.max_len, CHUNK), prompts.count, num_heads)](
-            *(mixed, steps, steps.stride(0), *heads, *prompts.on_device),
-            *(chunks.queries, chunks.keys, chunks.changes, chunks.scores, chunks.totals, out),
+        prepare_mamba_chunks_kernel[(cdiv(prompts.max_len, CHUNK), prompts.num_requests, num_groups)](
+            *(mixed, steps, steps.stride(0), heads.rate, heads.bias, heads.min_step, *prompts.on_device),
+            *(chunks.queries, chunks.keys, chunks.changes, chunks.scores, chunks.totals, chunks.sizes),
             **chunk_constants(num_heads, num_groups, head_dim, state_size, chunks.changes.dtype),
             num_warps=launch.chunk_warps,
         )
@@ -86,7 +86,7 @@ def operands(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.float16 else dtype
 
 
-def _allocate(out: Tensor, vectors: tuple[int, int], dtype: torch.dtype) -> Chunks:
+def _allocate(out: Tensor, vectors: tuple[int, int], dtype: torch.dtype, skip: Tensor) -> Chunks:
     num_tokens, num_heads, _ = out.shape
     return Chunks(
         queries=out.new_empty(num_tokens, *vectors, dtype=dtype),
@@ -95,6 +95,8 @@ def _allocate(out: Tensor, vectors: tuple[int, int], dtype: torch.dtype) -> Chun
         changes=torch.empty_like(out, dtype=dtype),
         scores=out.new_empty(num_tokens, num_heads, CHUNK, dtype=dtype),
         totals=out.new_empty(num_tokens, num_heads),
+        sizes=out.new_empty(num_tokens, num_heads),
+        skip=skip,
     )
 
 
@@ -120,7 +122,6 @@ def prepare_mamba_chunks_kernel(
     step_stride,
     rate,
     bias,
-    skip,
     min_step,
     slots,
     starts,
@@ -130,7 +131,7 @@ def prepare_mamba_chunks_kernel(
     changes,
     scores,
     totals,
-    out,
+    sizes,
     NUM_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # heads
     DIM: tl.constexpr,
@@ -143,30 +144,31 @@ def prepare_mamba_chunks_kernel(
     start, length, _ = prompt_of(slots, starts, first_request + tl.program_id(1))
     first = tl.program_id(0) * CHUNK
     if first < length:
-        head, row = tl.program_id(2), tl.arange(0, CHUNK)
+        group, row = tl.program_id(2), tl.arange(0, CHUNK)
         is_token = first + row < length
         token = start + first + row
-        of_head, of_group = token * NUM_HEADS + head, token * (NUM_HEADS // GROUP) + head // GROUP
-        raw = tl.load(steps + token * step_stride + head, mask=is_token, other=0.0).to(tl.float32)
-        step = tl.where(is_token, tl.maximum(softplus(raw + tl.load(bias + head)), min_step), 0.0)
-        total = tl.cumsum(step * tl.load(rate + head), axis=0)
-        tl.store(totals + of_head, total, mask=is_token)
-
+        of_group = token * (NUM_HEADS // GROUP) + group
         given = mixed + of_group[:, None] * (GROUP * DIM + 2 * SIZE)
         at = tl.arange(0, SIZES)[None, :]
         inside, place = is_token[:, None] & (at < SIZE), given + GROUP * DIM + at
         writing = silu(tl.load(place, mask=inside, other=0.0)).to(scores.dtype.element_ty)
+        tl.store(keys + of_group[:, None] * SIZE + at, writing, mask=inside)
         reading = silu(tl.load(place + SIZE, mask=inside, other=0.0)).to(scores.dtype.element_ty)
-        if head % GROUP == 0:
-            tl.store(keys + of_group[:, None] * SIZE + at, writing, mask=inside)
-            tl.store(queries + of_group[:, None] * SIZE + at, reading, mask=inside)
-        meets = tl.dot(reading, tl.trans(writing), input_precision=PRECISION) * fading(total, CHUNK)
-        place = scores + of_head[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
-        tl.store(place, meets.to(scores.dtype.element_ty), mask=is_token[:, None])
+        tl.store(queries + of_group[:, None] * SIZE + at, reading, mask=inside)
+        products = tl.dot(reading, tl.trans(writing), input_precision=PRECISION)
 
         at = tl.arange(0, DIMS)[None, :]
         inside = is_token[:, None] & (at < DIM)
-        value = silu(tl.load(given + head % GROUP * DIM + at, mask=inside, other=0.0))
-        place = of_head[:, None] * DIM + at
-        tl.store(changes + place, (value * step[:, None]).to(changes.dtype.element_ty), mask=inside)
-        tl.store(out + place, value * tl.load(skip + head), mask=inside)
+        for number in range(GROUP):
+            head = group * GROUP + number
+            of_head = token * NUM_HEADS + head
+            raw = tl.load(steps + token * step_stride + head, mask=is_token, other=0.0).to(tl.float32)
+            size = tl.where(is_token, tl.maximum(softplus(raw + tl.load(bias + head)), min_step), 0.0)
+            tl.store(sizes + of_head, size, mask=is_token)
+            total = tl.cumsum(size * tl.load(rate + head), axis=0)
+            tl.store(totals + of_head, total, mask=is_token)
+            meets = (products * fading(total, CHUNK)).to(scores.dtype.element_ty)
+            of_scores = of_head[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+            tl.store(scores + of_scores, meets, mask=is_token[:, None])
+            value = silu(tl.load(given + number * DIM + at, mask=inside, other=0.0))
+            tl.store(changes + of_head[:, None] * DIM + at, value.to(changes.dtype.element_ty), mask=inside)

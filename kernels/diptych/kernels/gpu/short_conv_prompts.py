@@ -37,7 +37,7 @@ def short_conv_prompts(
     assert state.shape[1:] == (num_channels, width - 1), (state.shape, weight.shape)
     assert weight.is_contiguous(), weight.stride()
     with torch.cuda.device_of(x):
-        short_conv_prompts_kernel[(cdiv(prompts.max_len, TOKENS), prompts.count, cdiv(num_channels, TILE))](
+        short_conv_prompts_kernel[(cdiv(prompts.max_len, TOKENS), prompts.num_requests, cdiv(num_channels, TILE))](
             *(x, state, state.stride(0), weight, weight if bias is None else bias, *prompts.on_device, out),
             CHANNELS=num_channels,
             WIDTH=width,
@@ -53,7 +53,7 @@ def keep_newest(x: Tensor, state: Tensor, prompts: Prompts) -> None:
     """Bring `state`, as above, up to date; `x` `[num_tokens, ...]` has the channels first, and then anything."""
     num_channels, rest = state.shape[1:]
     assert state.stride()[1:] == (rest, 1), state.stride()
-    keep_newest_kernel[(prompts.count, cdiv(num_channels, TILE))](
+    keep_newest_kernel[(prompts.num_requests, cdiv(num_channels, TILE))](
         *(x, state, state.stride(0), *prompts.on_device),
         TOKEN=x.stride(0),
         CHANNELS=num_channels,
