@@ -4,7 +4,7 @@ Layers take turns, each with states of its own, so that they are read from memor
 limit is one read and one write of the states, at the speed of a copy. Prompts: the products of the chunked form, at the
 speed of large ones in bf16; beside it the time of the layer's matrix of inputs, at best.
 
-Of the longest prompt each part by itself, too.
+Of the first prompts each part by itself, too.
 
     python bench/gpu/delta_rule.py [--quick] [--json]
 """
@@ -20,9 +20,9 @@ from report import Report, arguments
 from roofline import Roofline, roofline
 from torch import Tensor
 
-from diptych.kernels.gpu.chunk_scan import CHUNK, Prompts, scan_chunks
-from diptych.kernels.gpu.delta_chunks import LAUNCH, DeltaLaunch, convolve, mix_prompts, prepare
-from diptych.kernels.gpu.delta_rule import DeltaLayer, mix_single_tokens
+from diptych.kernels.gpu.recurrent.chunk_scan import CHUNK, Prompts, scan_chunks
+from diptych.kernels.gpu.recurrent.delta_chunks import LAUNCH, DeltaLaunch, convolve, mix_prompts, prepare
+from diptych.kernels.gpu.recurrent.delta_rule import DeltaLayer, mix_single_tokens
 
 KEY_HEADS: Final = 16
 VALUE_HEADS: Final = 32

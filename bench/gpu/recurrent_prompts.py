@@ -21,9 +21,9 @@ from roofline import Roofline, roofline
 from torch import Tensor
 
 from diptych.engine.models.layers import kimi_delta_rule, mamba2_scan, short_conv
-from diptych.kernels.gpu import kimi_delta_chunks, mamba2_chunks
-from diptych.kernels.gpu.chunk_scan import CHUNK, Prompts
-from diptych.kernels.gpu.short_conv_prompts import short_conv_prompts
+from diptych.kernels.gpu.recurrent import kimi_delta_chunks, mamba2_chunks
+from diptych.kernels.gpu.recurrent.chunk_scan import CHUNK, Prompts
+from diptych.kernels.gpu.recurrent.short_conv_prompts import short_conv_prompts
 
 NUM_LAYERS: Final = 4
 PROMPTS: Final = ((1, 8192), (8, 1024), (64, 64))  # requests, tokens each

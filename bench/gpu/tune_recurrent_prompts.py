@@ -19,8 +19,8 @@ from report import Report, arguments
 from triton.runtime.errors import OutOfResources
 from warm_cache import in_processes
 
-from diptych.kernels.gpu import delta_chunks, kimi_delta_chunks, mamba2_chunks
-from diptych.kernels.gpu.chunk_scan import ScanLaunch
+from diptych.kernels.gpu.recurrent import delta_chunks, kimi_delta_chunks, mamba2_chunks
+from diptych.kernels.gpu.recurrent.chunk_scan import ScanLaunch
 
 PROMPTS: Final = ((1, 8192), (16, 512))
 SCANS: Final = (

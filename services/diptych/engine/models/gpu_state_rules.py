@@ -7,13 +7,13 @@ from torch import Tensor
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.layers.kimi_delta_rule import Decay
 from diptych.engine.models.layers.mamba2_scan import Heads
-from diptych.kernels.gpu.chunk_scan import Prompts
-from diptych.kernels.gpu.kimi_delta_chunks import KimiHeads, kimi_delta_prompts
-from diptych.kernels.gpu.kimi_delta_step import kimi_delta_step
-from diptych.kernels.gpu.mamba2_chunks import MambaHeads, mamba2_prompts
-from diptych.kernels.gpu.mamba2_step import mamba2_step
-from diptych.kernels.gpu.short_conv_prompts import short_conv_prompts
-from diptych.kernels.gpu.short_conv_step import short_conv_step
+from diptych.kernels.gpu.recurrent.chunk_scan import Prompts
+from diptych.kernels.gpu.recurrent.kimi_delta_chunks import KimiHeads, kimi_delta_prompts
+from diptych.kernels.gpu.recurrent.kimi_delta_step import kimi_delta_step
+from diptych.kernels.gpu.recurrent.mamba2_chunks import MambaHeads, mamba2_prompts
+from diptych.kernels.gpu.recurrent.mamba2_step import mamba2_step
+from diptych.kernels.gpu.recurrent.short_conv_prompts import short_conv_prompts
+from diptych.kernels.gpu.recurrent.short_conv_step import short_conv_step
 
 
 class TritonStateRules:
