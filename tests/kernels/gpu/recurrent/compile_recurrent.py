@@ -60,8 +60,8 @@ def mamba() -> Kernel:
     )
 
 
-def scan(name: str, chunks: Chunks, strides: tuple[int, int], found: str) -> Kernel:
-    narrow = dict.fromkeys(("queries", "keys", "corrections", "changes", "scores"), "*bf16")
+def scan(name: str, chunks: Chunks, strides: tuple[int, int], found: str, operands: str = "*bf16") -> Kernel:
+    narrow = dict.fromkeys(("queries", "keys", "corrections", "changes", "scores"), operands)
     types = narrow | dict.fromkeys(("totals", "sizes", "skip", "kept"), FLOATS)
     types |= {"query_stride": "i32", "key_stride": "i32", "found": found}
     launch = chunk_scan.ScanLaunch()
@@ -88,6 +88,9 @@ def scans() -> Iterator[Kernel]:
         (128, 1),
         FLOATS,
     )
+    wide = narrow.float()
+    exact = Chunks(wide[:, :16], wide[:, :16], wide, wide, scores, totals)
+    yield scan("gated delta rule, float32", exact, (128, 1), FLOATS, FLOATS)
     values = torch.empty(1, 64, 64, dtype=torch.bfloat16)
     yield scan("state spaces", Chunks(narrow[:, :8], narrow[:, :8], None, values, scores, totals), (1, 128), FLOATS)
 
