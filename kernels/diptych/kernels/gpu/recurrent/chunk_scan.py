@@ -19,7 +19,7 @@ from torch import Tensor
 from diptych.kernels.gpu.grid import cdiv, power_of_two
 
 CHUNK: Final = 64  # tokens
-SUBSTITUTED: Final = tl.constexpr(16)  # rows of a system's blocks that are solved one after the other
+SUBSTITUTED: Final = tl.constexpr(CHUNK // 4)  # rows of a system's blocks that are solved one after the other
 PER_REQUEST: Final = ("slots", "starts")  # parts of a tensor, which may begin anywhere
 
 
@@ -142,18 +142,24 @@ def fading(total, CHUNK: tl.constexpr):
 def inverse(system, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     """Return that of a lower triangular matrix with ones on its diagonal, of which what is below it is given.
 
-    Blocks on the diagonal by substitution, in float32; then two neighbours `a` and `b`, and `c` below `a`, have
-    together the inverse of `a`, that of `b`, and below it `-b^-1 c a^-1`.
+    Blocks on the diagonal by substitution, in float32; then neighbours are joined, twice.
     """
     row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     solved = inverse_of_blocks(tl.where(row > column, system, 0.0), CHUNK)
-    size = SUBSTITUTED
-    while size < CHUNK:
-        below = (row // (2 * size) == column // (2 * size)) & (row // size > column // size)
-        between = tl.dot(tl.where(below, system, 0.0), solved, input_precision=PRECISION)
-        solved -= tl.dot(solved, between, input_precision=PRECISION)
-        size *= 2
-    return solved
+    solved = joined(system, solved, CHUNK // 4, CHUNK, PRECISION)
+    return joined(system, solved, CHUNK // 2, CHUNK, PRECISION)
+
+
+@triton.jit
+def joined(system, solved, SIZE: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
+    """Return the inverses of blocks of `2 * SIZE` rows on the diagonal; `solved` are those of blocks half as large.
+
+    Two neighbours `a` and `b`, and `c` below `a`, have the inverse of `a`, that of `b`, and below it `-b^-1 c a^-1`.
+    """
+    row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
+    below = (row // (2 * SIZE) == column // (2 * SIZE)) & (row // SIZE > column // SIZE)
+    between = tl.dot(tl.where(below, system, 0.0), solved, input_precision=PRECISION)
+    return solved - tl.dot(solved, between, input_precision=PRECISION)
 
 
 @triton.jit
