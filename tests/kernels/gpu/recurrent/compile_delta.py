@@ -9,19 +9,17 @@ import torch
 from ahead_of_time import Kernel
 
 from diptych.kernels.gpu.layers import activations
-from diptych.kernels.gpu.recurrent import delta_chunks, delta_rule
+from diptych.kernels.gpu.recurrent import chunk_scan, delta_chunks, delta_rule
 
-PASSED_ON = "queries keys corrections changes scores totals"
-NARROW = (*PASSED_ON.split(), "projected", "newest", "conv", "norm", "out", "channels")
-WIDE = ("kept", "decay", "decay_bias", "totals", "found")
+NARROW = ("corrections", "changes", "scores", "projected", "newest", "conv", "norm", "out", "channels")
+WIDE = ("kept", "decay", "decay_bias", "totals")
 TYPES = dict.fromkeys(NARROW, "*bf16") | dict.fromkeys(WIDE, "*fp32")
 TYPES |= {"slots": "*i64", "starts": "*i32", "scale": "fp32", "eps": "fp32"}
 TYPES |= {"newest_stride": "i64", "kept_stride": "i64", "first_request": "i32"}
-ANY = frozenset({"first_request", *delta_rule.PER_REQUEST})
+ANY = frozenset({"first_request", *chunk_scan.PER_REQUEST})
 PLACE = torch.empty(0)
 LAYER = delta_rule.DeltaLayer(16, 32, 128, 128, torch.empty(8192, 4), PLACE, PLACE, PLACE, 1e-6)
 SIZES = {"TOKEN": LAYER.token_size, "CHANNELS": LAYER.num_channels}
-PRECISIONS = delta_chunks.precisions(torch.bfloat16)
 
 
 def kernel(name: str, function: Any, arguments: str, constants: Mapping[str, Any], **options: Any) -> Kernel:
@@ -46,35 +44,28 @@ def single(name: str, *, has_starts: bool) -> Iterator[Kernel]:
 
 
 def prompts() -> Iterator[Kernel]:
-    width = SIZES | {"WIDTH": 4, "TILE": delta_chunks.CHANNELS_TILE}
+    launch = delta_chunks.LAUNCH
     yield kernel(
         "delta rule, convolution of prompts",
         delta_chunks.convolve_prompts_kernel,
-        "projected newest newest_stride conv slots starts first_request out",
-        width | {"TOKENS": delta_chunks.TOKENS_TILE},
+        "projected newest newest_stride conv slots starts first_request out scale",
+        delta_chunks.conv_constants(LAYER) | {"TOKENS": launch.conv_tokens},
+        num_warps=launch.conv_warps,
+        loads=frozenset({"v4.b32"}),
     )
-    kept = "projected newest newest_stride slots starts first_request"
-    yield kernel("delta rule, newest inputs", delta_chunks.keep_newest_kernel, kept, width)
     yield kernel(
         "delta rule, chunks",
         delta_chunks.prepare_chunks_kernel,
-        f"projected channels decay decay_bias slots starts first_request {PASSED_ON} scale",
-        delta_chunks.chunk_constants(LAYER) | PRECISIONS,
-        num_warps=delta_chunks.CHUNK_WARPS,
-    )
-    yield kernel(
-        "delta rule, chunks in turn",
-        delta_chunks.scan_chunks_kernel,
-        f"{PASSED_ON} kept kept_stride slots starts first_request found",
-        delta_chunks.scan_constants(LAYER) | {"PRECISION": PRECISIONS["PRECISION"]},
-        num_warps=delta_chunks.SCAN_WARPS,
-        num_stages=2,
+        "projected channels decay decay_bias slots starts first_request corrections changes scores totals",
+        delta_chunks.chunk_constants(LAYER) | {"PRECISION": "tf32"},
+        num_warps=launch.chunk_warps,
     )
     yield kernel(
         "delta rule, norm",
         delta_chunks.norm_and_gate_kernel,
-        "found projected norm slots starts first_request out eps",
+        "projected norm slots starts first_request out eps",
         delta_chunks.norm_constants(LAYER),
+        num_warps=launch.norm_warps,
     )
 
 

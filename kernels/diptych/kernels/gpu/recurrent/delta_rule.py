@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from diptych.kernels.gpu.grid import cdiv, power_of_two
+from diptych.kernels.gpu.recurrent.chunk_scan import PER_REQUEST
 
 CHANNELS_TILE: Final = 512
 NUMBERS_A_WARP: Final = 2048  # of half a state: 64 a thread
-PER_REQUEST: Final = ("slots", "starts")  # parts of a tensor, which may begin anywhere
 UNIT_EPS: Final = tl.constexpr(1e-6)  # added to the square of the length of a query, or key
 
 
