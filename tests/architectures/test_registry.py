@@ -358,7 +358,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "rope": replace(Rope.still(16), start=32),
         "latent": Latent(0, 32, 24, 16, 20, interleaved=False, norm_eps=1e-6),
         "moe": SIGMOID_MOE,
-        "recurrent": Recurrent((0,), KimiDelta(8, 24, 4), gate="sigmoid"),
+        "recurrent": Recurrent((0,), KimiDelta(8, 24, 4)),
     },
     "nemotron_h": {
         "num_layers": 4,  # a state and experts, attention and a network, experts, a state

@@ -3,6 +3,9 @@
 A radix tree whose edges are runs of whole pages, so matching, inserting and evicting cost O(pages), mostly inside
 numpy. The tree knows no pool: the caller moves page states, and copies bytes, by what its methods return.
 
+A state is evicted with the text that it stands behind. Where that is locked, it is still given up when nothing else is
+left, unless a request is about to begin with it: so a text that is in use keeps no more than its own pages from others.
+
 With tiers, evicted pages stay in the tree as slots of the first one; what it has no room for goes down to the next one,
 and is forgotten behind the last.
 """
@@ -25,6 +28,7 @@ from diptych.engine.cache.tier import POOL, Books, Restore, Slots
 from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.kvtransfer.ownership import Pages
 
+NO_PAGES: Final[Pages] = np.empty(0, np.int32)
 NO_KEY_BYTES: Final = 7  # less than a token's: no prefix has such a key
 
 
@@ -44,6 +48,7 @@ class RadixTree:
         self._ranking = Ranking(policy)
         self._tiers = tiers
         self._queues = [EvictionQueue(level) for level in range(1 + len(tiers))]  # hold every unlocked node
+        self._states: dict[Node, None] = {}  # nodes with one, the oldest first
         self._num_pages = 0
         self._num_evictable = 0
         self._changes = changes
@@ -94,11 +99,11 @@ class RadixTree:
         return start
 
     def match_state(self, token_ids: I64, extra_key: bytes = b"") -> Match:
-        """Find the longest cached prefix of whole pages behind which a state is cached, and note that it is wanted."""
+        """Find the longest cached prefix of whole pages behind which is a state, and note that all text is wanted."""
         path = self._walk(self._root, token_ids, extra_key)
+        self._touch(path[-1])  # all of it, or what was split off would be wanted more than what is before it
         while len(path) > 1 and path[-1].state is None:
             path.pop()
-        self._touch(path[-1])
         pages = _joined(node.pages for node in path)
         return Match(path[-1], pages, len(pages) * self._page_size, state=path[-1].state)
 
@@ -115,8 +120,22 @@ class RadixTree:
     def keep_state(self, node: Node, pages: Pages) -> None:
         """Add the state after the last token of `node`, which has none."""
         node.state = pages
+        self._states[node] = None
         self._num_pages += len(pages)
-        self._num_evictable += len(pages) if node.num_locks == 0 else 0
+        self._num_evictable += len(pages)
+
+    def begin_reading(self, node: Node) -> None:
+        """Keep the state of `node`, which is locked, from eviction. Readers are counted."""
+        assert node.state is not None
+        if node.num_readers == 0:
+            self._num_evictable -= len(node.state)
+        node.num_readers += 1
+
+    def end_reading(self, node: Node) -> None:
+        assert node.state is not None
+        node.num_readers -= 1
+        if node.num_readers == 0:
+            self._num_evictable += len(node.state)
 
     def insert(self, token_ids: I64, pages: Pages, extra_key: bytes = b"") -> Insertion:
         """Add the pages that hold the KV of `token_ids`, and count a use of the prefix.
@@ -236,7 +255,7 @@ class RadixTree:
             raise InvalidTransition("lock of an evicted node")
         for step in node.path():
             if step.num_locks == 0:
-                self._num_evictable -= step.num_held
+                self._num_evictable -= step.num_pool_pages
             step.num_locks += 1
 
     def unlock(self, node: Node) -> None:
@@ -248,20 +267,23 @@ class RadixTree:
             if step.num_locks == 0:
                 self._ranking.touch(step)
                 self._queues[step.level].add(step)
-                self._num_evictable += step.num_held
+                self._num_evictable += step.num_pool_pages
 
     def evict(self, num_pages: int) -> Eviction:
-        """Give up the `num_pages` lowest ranking pages of the pool, or all unlocked ones if fewer."""
+        """Give up the `num_pages` lowest ranking pages of the pool, or all evictable ones if fewer."""
         evicted: list[Pages] = []
         saves: list[Save] = []
         while num_pages > 0 and (node := self._pop(POOL, num_pages)):
-            evicted.append(node.held)
-            num_pages -= node.num_held
-            self._num_pages -= node.num_held
-            self._num_evictable -= node.num_held
-            node.state = None
+            gone = [self._pop_state(node), node.pages]
+            self._num_pages -= len(node.pages)
+            self._num_evictable -= len(node.pages)
+            num_pages -= sum(map(len, gone))
+            evicted += gone
             self._ranking.note_eviction(node)
             self._demote(node, saves)
+        while num_pages > 0 and (node := next((each for each in self._states if not each.num_readers), None)):
+            evicted.append(self._pop_state(node))
+            num_pages -= len(evicted[-1])
         return Eviction(_joined(evicted), _merged(saves))
 
     def clear(self) -> Pages:
@@ -289,6 +311,7 @@ class RadixTree:
             *(each for i, tier in enumerate(self._tiers, 1) for each in radix_check.slots(nodes, i, tier)),
             *radix_check.nodes(nodes, self._page_size),
             *radix_check.queues(nodes, self._queues),
+            *radix_check.states(nodes, self._states),
         ]
 
     def _walk(self, node: Node, token_ids: I64, extra_key: bytes) -> list[Node]:
@@ -364,6 +387,15 @@ class RadixTree:
         self._queues[node.level].add(node)
         saves.append(Save(node.level, places, node.pages, node.hashes, node.tokens))
 
+    def _pop_state(self, node: Node) -> Pages:
+        """Take out the pages of the state of `node`, which nobody reads; none if it has none."""
+        pages = NO_PAGES if node.state is None else node.state
+        node.state = None
+        self._states.pop(node, None)
+        self._num_pages -= len(pages)
+        self._num_evictable -= len(pages)
+        return pages
+
     def _make_room(self, level: int, num_pages: int, saves: list[Save]) -> int:
         """Let the lowest ranking pages of a tier go until `num_pages` fit, or none is left; return how many fit."""
         if level > len(self._tiers):
@@ -382,10 +414,11 @@ class RadixTree:
 
     def _uncounted(self, gone: Iterable[Node]) -> Pages:
         """Return the pages of the pool of nodes that are removed, and count them no more."""
-        pages = _held(gone)
+        gone = list(gone)
+        states, pages = [self._pop_state(node) for node in gone], _pool_pages(gone)
         self._num_pages -= len(pages)
         self._num_evictable -= len(pages)
-        return pages
+        return _joined([*states, pages])
 
     def _remove(self, leaf: Node) -> None:
         assert leaf.parent is not None
