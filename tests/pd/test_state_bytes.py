@@ -282,11 +282,12 @@ OF_STEPS: Final = {
 def test_what_was_retracted_computes_the_same_again_unless_its_slot_is_stale(
     new_pair: Callable[..., Pair], squeeze: Any, monkeypatch: Patch, change: str | None
 ) -> None:
-    expected = generated(new_pair("always"), 1)
+    prompt = PROMPT[:3]  # no longer, for a model of short convolutions forgets what it began with
+    expected = generated(new_pair("always"), 1, prompt)
     if change is not None:
         monkeypatch.setattr(ModelRunner, "logits", changed(ModelRunner.logits, OF_STEPS[change]))
     pair = new_pair("off", check_every=1 << 30)  # the books don't know who else takes pages
-    pair.start(1, PROMPT, max_tokens=NUM_TOKENS)
+    pair.start(1, prompt, max_tokens=NUM_TOKENS)
     while len(pair.tokens(1)) < 4:
         for move in (pair.deliver, pair.step):
             move(pair.prefill), move(pair.decode)
