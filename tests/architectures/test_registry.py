@@ -861,6 +861,13 @@ def test_what_a_family_does_not_compute_is_refused_by_name(family: str, change: 
         from_hf(PUBLISHED[family] | change, {}, "tiny")
 
 
+def test_states_beside_attention_of_two_kinds_are_refused() -> None:
+    """States are kept in pages of one kind."""
+    config = tiny_config(recurrent=Recurrent((0,), ShortConv(32, 3)), windows=(0, 16), wide=WideHeads(32, 1, 1))
+    with pytest.raises(ConfigError, match="recurrent layers beside attention of two kinds"):
+        config.validate()
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

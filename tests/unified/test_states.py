@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,15 @@ from stepped_engine import Engine
 
 from diptych.common.errors import ConfigError
 from diptych.common.members.roles import LegKind, Role
+from diptych.decode.core import DecodeCore
 from diptych.engine.cache.kv_cache import KvCache
+from diptych.engine.schedule.step_pace import StepPace
 from diptych.engine.scheduler.stepping import StepGivenUp, SynchronousStepping
 from diptych.engine.values.batch import ForwardBatch, SamplingBatch, StepResult
 from diptych.engine.values.events import AbortRoom
+from diptych.engine.values.limits import Limits
+from diptych.engine.values.request import Request
+from diptych.engine.values.step import Drafts
 from diptych.unified.core import max_tokens
 
 VOCAB, PAGE, PER_STATE = 1000, 4, 2
@@ -98,6 +104,20 @@ def test_what_began_before_a_change_of_roles_ends_right(
     fleet.start(5, [*PROMPT, 5], 2, 1)
     fleet.run()
     assert all(fleet.tokens(room) == expected([*PROMPT, room], 5) for room in range(1, 6))
+
+
+class NoDrafts:
+    """Implements `Drafter`."""
+
+    def propose(self, requests: Sequence[Request]) -> Drafts:
+        return {}
+
+
+def test_guesses_are_refused_where_states_would_keep_them() -> None:
+    cache = KvCache(num_pages=20, page_size=4, max_requests=2, max_tokens_per_request=64, pages_per_state=3)
+    limits = Limits(64, VOCAB, frozenset(), max_step_tokens=8, max_requests=2)
+    with pytest.raises(ConfigError, match="guess that was wrong"):
+        DecodeCore(cache, limits, 32, StepPace(limits.mixed_step_s), drafter=NoDrafts())
 
 
 class HalfStep:

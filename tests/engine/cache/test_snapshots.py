@@ -173,3 +173,31 @@ def test_requests_that_begin_with_one_state_keep_it_until_the_last_has_read_it()
     cache.release_duplicates(cache.share(requests[1], 9))
     assert cache.num_available == free + 1 + PER_STATE
     assert cache.audit(Holders(requests, [], [])) == []
+
+
+def test_what_is_not_to_be_trusted_leaves_no_state_for_others() -> None:
+    cache = new_cache()
+    compute(cache, list(range(9)))
+    request = admitted(cache, [*range(9), 50])
+    assert request.cached_len == 8
+    cache.distrust(request)
+    other = admitted(cache, [*range(9), 60])
+    assert (other.cached_len, other.cuts) == (0, (8,))
+    assert cache.audit(Holders([request, other], [], [])) == []
+    cache.drop(request)
+    cache.drop(other)
+    assert cache.audit(NOBODY) == []
+    assert cache.pool.num_free == cache.pool.capacity
+
+
+def test_what_is_cleared_takes_its_states_with_it_but_for_those_that_are_to_be_read() -> None:
+    cache = new_cache()
+    compute(cache, list(range(9)))
+    compute(cache, list(range(50, 70)))
+    request = admitted(cache, [*range(9), 50])
+    cache.clear()
+    assert cache.audit(Holders([request], [], [])) == []
+    assert cache.pool.num_free == cache.pool.capacity - 3 - PER_STATE
+    cache.drop(request)
+    cache.clear()
+    assert cache.pool.num_free == cache.pool.capacity
