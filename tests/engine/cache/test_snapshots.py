@@ -30,8 +30,8 @@ def new_cache(num_pages: int = 40) -> KvCache:
     )
 
 
-def admitted(cache: KvCache, tokens: list[int], state_len: int = 0) -> Request:
-    request = new_request(len(tokens), np.array(tokens), SamplingParams(max_tokens=1))
+def admitted(cache: KvCache, tokens: list[int], state_len: int = 0, extra_key: bytes = b"") -> Request:
+    request = new_request(len(tokens), np.array(tokens), SamplingParams(max_tokens=1), extra_key=extra_key)
     request.state_len = state_len
     assert cache.admit(request)
     return request
@@ -77,6 +77,31 @@ def test_a_text_that_is_cached_without_a_state_is_computed_again_and_then_has_on
     assert third.cached_len == 16
     cache.drop(third)
     assert cache.audit(NOBODY) == []
+
+
+def test_a_prompt_that_is_cached_whole_begins_with_a_state_before_its_last_token() -> None:
+    cache, tokens = new_cache(), list(range(30))
+    compute(cache, tokens[:17])  # whose state is behind 16 tokens
+    found = []
+    for end in (16, 17):
+        request = admitted(cache, tokens[:end])
+        found.append((request.cached_len, request.cuts))
+        cache.drop(request)
+    assert found == [(0, (12,)), (16, ())]
+    compute(cache, tokens[:16])
+    request = admitted(cache, tokens[:16])
+    assert (request.cached_len, request.extend_len) == (12, 4)
+    cache.drop(request)
+    assert cache.audit(NOBODY) == []
+
+
+def test_namespaces_share_no_state() -> None:
+    cache, tokens = new_cache(), list(range(30))
+    compute(cache, tokens)
+    for extra_key, cached_len in ((b"salt", 0), (b"", 28)):
+        request = admitted(cache, tokens, extra_key=extra_key)
+        assert request.cached_len == cached_len
+        cache.drop(request)
 
 
 def test_what_is_evicted_gives_its_state_back() -> None:
