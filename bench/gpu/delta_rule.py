@@ -18,8 +18,8 @@ from report import Report, arguments
 from roofline import Roofline, roofline
 from torch import Tensor
 
-from diptych.kernels.gpu.delta_chunks import CHUNK, mix_prompts
-from diptych.kernels.gpu.delta_rule import DeltaLayer, mix_single_tokens
+from diptych.kernels.gpu.recurrent.delta_chunks import CHUNK, mix_prompts
+from diptych.kernels.gpu.recurrent.delta_rule import DeltaLayer, mix_single_tokens
 
 KEY_HEADS: Final = 16
 VALUE_HEADS: Final = 32

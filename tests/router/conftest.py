@@ -30,8 +30,8 @@ from diptych.common.members.roles import WORKER_ROLES
 from diptych.common.trust.trust import INSECURE
 from diptych.router.config import RouterConfig
 from diptych.router.main import formats_of, run
-from diptych.router.request import ServedModel
 from diptych.router.tracing.tracer import OpenExport
+from diptych.router.values.request import ServedModel
 from diptych.router.wiring import build
 from diptych.tokens.chat_template import ChatTemplate
 from diptych.tokens.tokenizer import Tokenizer
@@ -178,11 +178,11 @@ class Cluster:
 
     def report_load(self, worker: SimulatedWorker, load: bootstrap_pb2.WorkerLoad) -> None:
         """Have a worker say this over its sessions."""
-        self._loop.call_soon_threadsafe(worker.say, worker_pb2.WorkerBatch(load=load))
+        self._loop.call_soon_threadsafe(worker.send, worker_pb2.WorkerBatch(load=load))
 
     def report_kv(self, worker: SimulatedWorker, events: worker_pb2.KvEvents) -> None:
         """Have a worker tell of its cached pages over its sessions."""
-        self._loop.call_soon_threadsafe(worker.say, worker_pb2.WorkerBatch(kv_events=events))
+        self._loop.call_soon_threadsafe(worker.send, worker_pb2.WorkerBatch(kv_events=events))
 
     def release(self, worker: SimulatedWorker) -> None:
         self._loop.call_soon_threadsafe(worker.released.set)
@@ -276,12 +276,12 @@ class Cluster:
 
     def _republish(self) -> None:
         """A worker has changed its record, and so who links to whom: each worker tells that itself, too."""
-        self._republishing = asyncio.ensure_future(self._tell_links())
+        self._republishing = asyncio.ensure_future(self._report_links())
 
-    async def _tell_links(self) -> None:
+    async def _report_links(self) -> None:
         await self._publish(self.workers)
         for worker in self.workers:
-            worker.say(worker_pb2.WorkerBatch(load=worker.instance.load))
+            worker.send(worker_pb2.WorkerBatch(load=worker.instance.load))
 
     async def _start_router(self, config: RouterConfig, open_export: OpenExport | None) -> None:
         names = config.served_model_name

@@ -6,41 +6,41 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
-from diptych.architectures.families.deepseek_v3 import DEEPSEEK_V3
-from diptych.architectures.families.deepseek_v32 import DEEPSEEK_V32
-from diptych.architectures.families.ernie4_5 import ERNIE4_5
-from diptych.architectures.families.ernie4_5_moe import ERNIE4_5_MOE
-from diptych.architectures.families.gemma2 import GEMMA2
-from diptych.architectures.families.gemma3 import GEMMA3, GEMMA3_TEXT
-from diptych.architectures.families.gemma4 import GEMMA4, GEMMA4_TEXT
-from diptych.architectures.families.glm4 import GLM4
-from diptych.architectures.families.glm4_moe import GLM4_MOE
-from diptych.architectures.families.glm4_moe_lite import GLM4_MOE_LITE
-from diptych.architectures.families.glm_moe_dsa import GLM_MOE_DSA
-from diptych.architectures.families.gpt_oss import GPT_OSS
-from diptych.architectures.families.granite import GRANITE
-from diptych.architectures.families.kimi_linear import KIMI_LINEAR
-from diptych.architectures.families.lfm2 import LFM2, LFM2_MOE
-from diptych.architectures.families.llama import LLAMA
-from diptych.architectures.families.llama4 import LLAMA4, LLAMA4_TEXT
-from diptych.architectures.families.minimax_m2 import MINIMAX_M2
-from diptych.architectures.families.ministral3 import MINISTRAL3
-from diptych.architectures.families.mistral import MISTRAL
-from diptych.architectures.families.mistral3 import MISTRAL3
-from diptych.architectures.families.mistral4 import MISTRAL4
-from diptych.architectures.families.mixtral import MIXTRAL
-from diptych.architectures.families.nemotron_h import NEMOTRON_H
-from diptych.architectures.families.olmo2 import OLMO2
-from diptych.architectures.families.olmo3 import OLMO3
-from diptych.architectures.families.phi3 import PHI3
-from diptych.architectures.families.qwen2 import QWEN2
-from diptych.architectures.families.qwen2_moe import QWEN2_MOE
-from diptych.architectures.families.qwen3 import QWEN3
-from diptych.architectures.families.qwen3_5 import QWEN3_5, QWEN3_5_TEXT
-from diptych.architectures.families.qwen3_5_moe import QWEN3_5_MOE, QWEN3_5_MOE_TEXT
-from diptych.architectures.families.qwen3_moe import QWEN3_MOE
-from diptych.architectures.families.qwen3_next import QWEN3_NEXT
-from diptych.architectures.families.seed_oss import SEED_OSS
+from diptych.architectures.families.dense.ernie4_5 import ERNIE4_5
+from diptych.architectures.families.dense.gemma2 import GEMMA2
+from diptych.architectures.families.dense.gemma3 import GEMMA3, GEMMA3_TEXT
+from diptych.architectures.families.dense.glm4 import GLM4
+from diptych.architectures.families.dense.granite import GRANITE
+from diptych.architectures.families.dense.llama import LLAMA
+from diptych.architectures.families.dense.ministral3 import MINISTRAL3
+from diptych.architectures.families.dense.mistral import MISTRAL
+from diptych.architectures.families.dense.olmo2 import OLMO2
+from diptych.architectures.families.dense.olmo3 import OLMO3
+from diptych.architectures.families.dense.phi3 import PHI3
+from diptych.architectures.families.dense.qwen2 import QWEN2
+from diptych.architectures.families.dense.qwen3 import QWEN3
+from diptych.architectures.families.dense.seed_oss import SEED_OSS
+from diptych.architectures.families.experts.ernie4_5_moe import ERNIE4_5_MOE
+from diptych.architectures.families.experts.gemma4 import GEMMA4, GEMMA4_TEXT
+from diptych.architectures.families.experts.glm4_moe import GLM4_MOE
+from diptych.architectures.families.experts.gpt_oss import GPT_OSS
+from diptych.architectures.families.experts.llama4 import LLAMA4, LLAMA4_TEXT
+from diptych.architectures.families.experts.minimax_m2 import MINIMAX_M2
+from diptych.architectures.families.experts.mixtral import MIXTRAL
+from diptych.architectures.families.experts.qwen2_moe import QWEN2_MOE
+from diptych.architectures.families.experts.qwen3_moe import QWEN3_MOE
+from diptych.architectures.families.latent.deepseek_v3 import DEEPSEEK_V3
+from diptych.architectures.families.latent.deepseek_v32 import DEEPSEEK_V32
+from diptych.architectures.families.latent.glm4_moe_lite import GLM4_MOE_LITE
+from diptych.architectures.families.latent.glm_moe_dsa import GLM_MOE_DSA
+from diptych.architectures.families.latent.mistral3 import MISTRAL3
+from diptych.architectures.families.latent.mistral4 import MISTRAL4
+from diptych.architectures.families.recurrent.kimi_linear import KIMI_LINEAR
+from diptych.architectures.families.recurrent.lfm2 import LFM2, LFM2_MOE
+from diptych.architectures.families.recurrent.nemotron_h import NEMOTRON_H
+from diptych.architectures.families.recurrent.qwen3_5 import QWEN3_5, QWEN3_5_TEXT
+from diptych.architectures.families.recurrent.qwen3_5_moe import QWEN3_5_MOE, QWEN3_5_MOE_TEXT
+from diptych.architectures.families.recurrent.qwen3_next import QWEN3_NEXT
 from diptych.architectures.hf_config import HfConfig
 from diptych.architectures.placement import Family
 from diptych.common.errors import ConfigError

@@ -10,11 +10,11 @@ from pathlib import Path
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.registry import from_hf
 from diptych.checkpoints.gguf_model import GgufModel
+from diptych.checkpoints.shard import check_divides
 from diptych.cli.reports.model_report import Plan, as_json, as_text
 from diptych.common.config import REQUIRED, argument, option
 from diptych.common.errors import ConfigError
 from diptych.common.json_file import read_json
-from diptych.engine.tensor_parallel.shard import check_divides
 from diptych.kvtransfer.layout import DTYPE_NBYTES
 
 

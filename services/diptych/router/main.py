@@ -34,9 +34,9 @@ from diptych.router.keys import ledger
 from diptych.router.process.health import page_of_process
 from diptych.router.process.processes import run_processes
 from diptych.router.process.share import Share, share_of_this_process
-from diptych.router.request import ServedModel
 from diptych.router.text.parsing.message_formats import MessageFormats
 from diptych.router.tracing.tracer import OpenExport, export_of
+from diptych.router.values.request import ServedModel
 from diptych.router.wiring import STOP_GRACE_S, Router, build
 from diptych.router.workers.fleet import Membership
 from diptych.tokens.chat_template import read_template

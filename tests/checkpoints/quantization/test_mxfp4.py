@@ -16,10 +16,10 @@ from torch import Tensor
 
 from diptych.architectures.registry import FAMILIES
 from diptych.checkpoints.quantization.weight import Stored, as_floats
+from diptych.checkpoints.shard import Shard, cut_tensors
 from diptych.checkpoints.source import open_model
 from diptych.common.errors import ConfigError
 from diptych.engine.runner.model_runner import ModelRunner
-from diptych.engine.tensor_parallel.shard import Shard, cut_tensors
 from diptych.engine.values.batch import ForwardBatch, ForwardMode
 from diptych.kernels.quantized import QuantizedArray
 

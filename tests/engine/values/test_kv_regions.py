@@ -10,7 +10,7 @@ import pytest
 from tiny_config import tiny_config
 
 from diptych.architectures.config import Indexer, Latent, ModelConfig, Rope, WideHeads
-from diptych.engine.tensor_parallel.shard import Shard
+from diptych.checkpoints.shard import Shard
 from diptych.engine.values.kv_regions import kv_layout, kv_regions, kv_shape, kv_token_bytes, region_names
 from diptych.kvtransfer.inproc import InprocNetwork
 from diptych.kvtransfer.layout import HeadShare, PoolLayout, Region

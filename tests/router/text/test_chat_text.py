@@ -10,11 +10,11 @@ import pytest
 from diptych.common.errors import InvalidRequest
 from diptych.generation.grammar import Grammar, Preamble
 from diptych.generation.sampling_params import SamplingParams
-from diptych.router.request import ChatPrompt, ClientRequest, ServedModel
 from diptych.router.text.chat_text import render
 from diptych.router.text.parsing.message_formats import MessageFormats
 from diptych.router.text.parsing.parts import Content, Reasoning
 from diptych.router.text.tokenization import Tokenization
+from diptych.router.values.request import ChatPrompt, ClientRequest, ServedModel
 from diptych.tokens.chat_template import ChatTemplate
 from diptych.tokens.tokenizer import Tokenizer
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from diptych.architectures.config import ModelConfig
 from diptych.architectures.size import num_active_parameters, num_parameters
+from diptych.checkpoints.shard import Shard
 from diptych.engine.options.pool_size import region_words, whole_layout
-from diptych.engine.tensor_parallel.shard import Shard
 from diptych.engine.values.kv_regions import pages_per_state, region_names, state_nbytes
 
 STATE_DTYPE: Final = "bfloat16"  # of what is not kept in float32

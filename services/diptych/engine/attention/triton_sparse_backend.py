@@ -19,11 +19,11 @@ from diptych.engine.attention.gpu_layers import gpu_layers
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.attention.triton_kernels import DTYPES, longest_request, num_sms
 from diptych.engine.values.batch import ForwardMode
-from diptych.kernels.gpu.choose_tokens import choose_tokens
-from diptych.kernels.gpu.index_scores import MAX_ROWS, IndexRows, IndexShape, index_programs, index_scores
-from diptych.kernels.gpu.latent_attention import LatentShape
-from diptych.kernels.gpu.rope_store import rope_store
-from diptych.kernels.gpu.sparse_latent_attention import (
+from diptych.kernels.gpu.attention.choose_tokens import choose_tokens
+from diptych.kernels.gpu.attention.index_scores import MAX_ROWS, IndexRows, IndexShape, index_programs, index_scores
+from diptych.kernels.gpu.attention.latent_attention import LatentShape
+from diptych.kernels.gpu.attention.rope_store import rope_store
+from diptych.kernels.gpu.attention.sparse_latent_attention import (
     SparseWorkspace,
     most_parts,
     parts_of_rows,

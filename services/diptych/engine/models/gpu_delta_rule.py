@@ -7,8 +7,8 @@ from torch import Tensor
 from diptych.architectures.recurrent import DeltaNet
 from diptych.engine.attention.staged_batch import StagedBatch
 from diptych.engine.models.delta_rule import DeltaWeights
-from diptych.kernels.gpu.delta_chunks import mix_prompts
-from diptych.kernels.gpu.delta_rule import DeltaLayer, mix_single_tokens
+from diptych.kernels.gpu.recurrent.delta_chunks import mix_prompts
+from diptych.kernels.gpu.recurrent.delta_rule import DeltaLayer, mix_single_tokens
 
 
 class GpuDeltaRule:

@@ -24,9 +24,9 @@ from diptych.engine.models.lora import LoraMatrix
 from diptych.engine.models.matrix import Activate, HeadMatrices, Matrix, TorchHeadMatrices, Weight
 from diptych.engine.models.ops import Experts, Gated, GatedInTurn, activate_of, relu_squared
 from diptych.engine.models.state_rules import StateRules
-from diptych.kernels.gpu import activations, norms, skinny_gated_gemm
-from diptych.kernels.gpu.moe import ExpertWeights, align_experts, choose_block, combine_experts, grouped_gemm
-from diptych.kernels.gpu.skinny_gemm import pays_up_to, skinny_gemm
+from diptych.kernels.gpu.layers import activations, norms, skinny_gated_gemm
+from diptych.kernels.gpu.layers.moe import ExpertWeights, align_experts, choose_block, combine_experts, grouped_gemm
+from diptych.kernels.gpu.layers.skinny_gemm import pays_up_to, skinny_gemm
 
 
 class GpuMatrix:

@@ -10,9 +10,9 @@ from torch import Tensor
 from diptych.engine.models.layers import kimi_delta_rule, mamba2_scan
 from diptych.engine.models.layers.kimi_delta_rule import Decay
 from diptych.engine.models.layers.mamba2_scan import Heads
-from diptych.kernels.gpu.kimi_delta_step import kimi_delta_step
-from diptych.kernels.gpu.mamba2_step import mamba2_step
-from diptych.kernels.gpu.short_conv_step import short_conv_step
+from diptych.kernels.gpu.recurrent.kimi_delta_step import kimi_delta_step
+from diptych.kernels.gpu.recurrent.mamba2_step import mamba2_step
+from diptych.kernels.gpu.recurrent.short_conv_step import short_conv_step
 
 
 class TritonStateRules:

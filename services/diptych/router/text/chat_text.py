@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from diptych.common.errors import InvalidRequest
-from diptych.router.request import ChatPrompt
+from diptych.router.values.request import ChatPrompt
 from diptych.tokens.chat_template import ChatTemplate, Message
 from diptych.tokens.tokenizer import Tokenizer
 

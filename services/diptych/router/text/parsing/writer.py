@@ -28,10 +28,10 @@ class Writer:
         self._num_calls = 0
 
     def content(self, text: str) -> None:
-        self._say(Content, text)
+        self._write(Content, text)
 
     def reasoning(self, text: str) -> None:
-        self._say(Reasoning, text)
+        self._write(Reasoning, text)
 
     def start_call(self, name: str) -> Function:
         """Begin a call of one of `functions`."""
@@ -60,7 +60,7 @@ class Writer:
     def _is_heard(self) -> bool:
         return self._max_calls is None or self._num_calls <= self._max_calls
 
-    def _say(self, kind: type[Content] | type[Reasoning], text: str) -> None:
+    def _write(self, kind: type[Content] | type[Reasoning], text: str) -> None:
         if kind is not self._kind:
             text = text if self._kind is None and kind is Content else text.lstrip()
             if not text:
