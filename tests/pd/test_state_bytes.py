@@ -256,7 +256,7 @@ def test_in_a_cache_it_changes_tokens(new_pair: Callable[..., Pair], model: Mode
     computed = pair.prefill.runner.num_tokens
     assert generated(pair, 2) == expected
     assert pair.prefill.runner.num_tokens - computed == len(PROMPT) % PAGE_SIZE
-    (node,) = pair.prefill.cache.tree._states
+    (node,) = pair.prefill.cache.tree.states.nodes
     right = pair.prefill.kv[node.state].copy()
     tokens = PROMPT[: node.end * PAGE_SIZE]
     np.testing.assert_allclose(right.ravel(), model.state_after(tokens).ravel(), atol=1e-4, equal_nan=True)

@@ -133,12 +133,14 @@ class KvCache:
         if match.restore is not None:
             request.restore = match.restore
             return False
-        self._lock(match)
+        self.tree.lock(match.node)
         num_state_pages = self.pages_per_state if request.state_len else 0
         need = self.pages_for(request.num_tokens) - len(match.pages) + num_state_pages
-        if need + spare_pages > self.num_available:
-            self._unlock(match)
+        num_kept = 0 if match.state is None else self.tree.states.num_unread(match.node)
+        if need + spare_pages + num_kept > self.num_available:
+            self.tree.unlock(match.node)
             return False
+        self._begin_reading(request, match)
         pages = self._allocate(need)
         pages, state = pages[: need - num_state_pages], pages[need - num_state_pages :]
         if match.lower_nodes:
@@ -329,7 +331,6 @@ class KvCache:
             request.snapshots.append(Snapshot(request.state_len, pages))
         if self.begins_with_state(request):
             request.state_from = NO_PAGES if match.state is None else match.state
-            request.state_node = None if match.state is None else match.node
             known = self.tree.peek(request.tokens[: request.num_tokens - 1], request.extra_key)
             request.cuts = cuts(request, request.cached_len, known, self.page_size)
 
@@ -339,25 +340,20 @@ class KvCache:
         for snapshot in done:
             request.snapshots.remove(snapshot)
             if node.end * self.page_size == snapshot.num_tokens and node.state is None:
-                self.tree.keep_state(node, snapshot.pages)
+                self.tree.states.keep(node, snapshot.pages)
                 self.pool.cache(snapshot.pages)
             else:
                 self.pool.release(snapshot.pages)
 
-    def _lock(self, match: Match) -> None:
-        self.tree.lock(match.node)
+    def _begin_reading(self, request: Request, match: Match) -> None:
         if match.state is not None:
-            self.tree.begin_reading(match.node)
-
-    def _unlock(self, match: Match) -> None:
-        if match.state is not None:
-            self.tree.end_reading(match.node)
-        self.tree.unlock(match.node)
+            self.tree.states.begin_reading(match.node)
+            request.state_node = match.node
 
     def _end_reading(self, request: Request) -> None:
         """The step that began with a cached state is over, or never comes."""
         if request.state_node is not None:
-            self.tree.end_reading(request.state_node)
+            self.tree.states.end_reading(request.state_node)
             request.state_node = None
 
     def _restore(self, match: Match, pages: Pages) -> Restore | None:

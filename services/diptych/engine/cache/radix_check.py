@@ -9,6 +9,24 @@ from diptych.engine.cache.radix_node import Node
 from diptych.engine.cache.tier import POOL, Books
 
 
+def problems(
+    all_nodes: Sequence[Node],
+    num_pages: tuple[int, int],
+    page_size: int,
+    tiers: Sequence[Books],
+    in_queues: Sequence[EvictionQueue],
+    with_states: Collection[Node],
+) -> list[str]:
+    """Check everything; `num_pages`: as counted, all and those that can be evicted."""
+    return [
+        *counts(all_nodes, *num_pages),
+        *(each for level, tier in enumerate(tiers, 1) for each in slots(all_nodes, level, tier)),
+        *nodes(all_nodes, page_size),
+        *queues(all_nodes, in_queues),
+        *states(all_nodes, with_states),
+    ]
+
+
 def counts(nodes: Sequence[Node], num_pages: int, num_evictable: int) -> Iterator[str]:
     """The pages of the pool: none twice, and as many as are counted."""
     pages = [page for node in nodes for page in node.held.tolist()]
