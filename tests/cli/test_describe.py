@@ -175,6 +175,20 @@ def test_people_are_told_what_fits_and_what_does_not(tmp_path: Path, capsys: pyt
     assert "do not fit beside a KV pool: give a larger --tp or --gpu-gib" in capsys.readouterr().out
 
 
+def test_experts_in_mxfp4_take_four_bits_a_weight_and_their_scales(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = transformers.GptOssConfig(architectures=["GptOssForCausalLM"])
+    config.save_pretrained(tmp_path)
+    plain = described(tmp_path, capsys)["gpu"]["weights_bytes"]
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": {"quant_method": "mxfp4"}}))
+    strips, rows = math.ceil(2880 / 128), 36 * 128 * (2 * 2880 + 2880)
+    assert described(tmp_path, capsys)["gpu"]["weights_bytes"] == plain - rows * 2880 * 2 + rows * strips * (64 + 4)
+    assert main(DescribeConfig(model=str(tmp_path))) == 0
+    assert "GiB in bfloat16, experts in MXFP4, at most" in capsys.readouterr().out
+
+
 def test_people_are_told_of_every_region_of_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     family, settings = PUBLISHED["DeepSeek-V3.2"]
     getattr(transformers, f"{family}Config")(**settings, architectures=[f"{family}ForCausalLM"]).save_pretrained(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from ahead_of_time import Kernel
 
-from diptych.kernels.gpu.layers import activations, moe, norms, skinny_gated_gemm, skinny_gemm
+from diptych.kernels.gpu.layers import activations, moe, mxfp4_experts, norms, skinny_gated_gemm, skinny_gemm
 
 HIDDEN, FFN = 4096, 14_336
 CELLS = frozenset({"v4.b32"})
@@ -72,6 +73,10 @@ def experts() -> Iterator[Kernel]:
     for block in moe.BLOCKS:
         yield grouped(block, "bf16", 2)
     yield grouped(moe.BLOCKS[-1], "fp32", 4)
+    for block in moe.BLOCKS:
+        yield mxfp4(block, "bf16", 2880)
+    yield mxfp4(moe.BLOCKS[0], "fp16", 2880)
+    yield mxfp4(moe.BLOCKS[0], "bf16", HIDDEN)
     types, constants = pointers("results shares out"), {"SIZE": HIDDEN, "NUM_CHOICES": 2, "CHOICES": 2, "TILE": 1024}
     types = {name: types.get(name, "*i64") for name in ("results", "chosen", "shares", "out")}
     yield Kernel("MoE, combine", moe.combine_kernel, types, constants, loads=CELLS, stores=CELLS)
@@ -92,6 +97,24 @@ def grouped(block: int, dtype: str, nbytes: int) -> Kernel:
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         loads=COPIES,
+    )
+
+
+def mxfp4(block: int, dtype: str, k: int) -> Kernel:
+    """gpt-oss's, whose last strip is half full, and one of full strips."""
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    tile = mxfp4_experts.tile_of(block, kind)
+    types = {"x": f"*{dtype}", "words": "*i64", "scales": "*i64", "assignments": "*i32", "experts": "*i32"}
+    types |= {"bias": f"*{dtype}", "out": f"*{dtype}", "num_assignments": "i32", "max_blocks": "i32", "n": "i32"}
+    return Kernel(
+        f"MXFP4 experts, {block} rows of {dtype}, {k} columns",
+        mxfp4_experts.grouped_mxfp4_kernel,
+        types,
+        mxfp4_experts.constants(tile, block, k, 4, has_bias=True) | {"COMPILED": True},
+        frozenset({"num_assignments", "max_blocks"}),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        loads=frozenset({"async 16", "async 4"}),  # codes and states, scales
     )
 
 

@@ -8,6 +8,7 @@ from diptych.engine.models.gpu_ops import GroupedExperts
 from diptych.engine.models.matrix import TorchMatrix
 from diptych.engine.models.ops import ExpertsInTurn
 from diptych.kernels.gpu.layers.activations import silu_and_mul
+from diptych.kernels.gpu.layers.moe import ExpertWeights
 
 ERRORS = {
     torch.float32: 1e-5,
@@ -46,7 +47,8 @@ def test_experts_all_at_once_are_the_experts_in_turn(
     bias = torch.randn(num_experts, 2 * ffn, device=device).to(dtype) if has_bias else None
     shares, chosen = torch.rand(num_tokens, num_experts, device=device).softmax(dim=-1).topk(choices)
     out, expected = torch.full_like(x, torch.nan), torch.empty_like(x)
-    GroupedExperts(gate_up, down, silu_and_mul, bias).forward(x, chosen, shares.to(dtype), out)
+    grouped = GroupedExperts(ExpertWeights.of(gate_up), ExpertWeights.of(down), silu_and_mul, bias)
+    grouped.forward(x, chosen, shares.to(dtype), out)
     in_turn = ExpertsInTurn([*map(TorchMatrix, gate_up)], [*map(TorchMatrix, down)], (2 * ffn, ffn), silu_and_mul, bias)
     in_turn.forward(x, chosen, shares.to(dtype), expected)
     error = (out.double() - expected.double()).norm()
@@ -60,7 +62,8 @@ def test_a_graph_captures_them_whatever_is_chosen_later() -> None:
     x, out = torch.randn(16, 256, device="cuda").half(), torch.empty(16, 256, device="cuda").half()
     gate_up = [(torch.randn(512, 256, device="cuda") / 16).half() for _ in range(8)]
     down = [(torch.randn(256, 256, device="cuda") / 16).half() for _ in range(8)]
-    experts, expected = GroupedExperts(gate_up, down, silu_and_mul), torch.empty_like(out)
+    experts = GroupedExperts(ExpertWeights.of(gate_up), ExpertWeights.of(down), silu_and_mul)
+    expected = torch.empty_like(out)
     chosen, shares = torch.rand(16, 8, device="cuda").topk(2).indices, torch.rand(16, 2, device="cuda").half()
     experts.forward(x, chosen, shares, out)  # compiled before
     torch.cuda.synchronize()

@@ -54,6 +54,24 @@ class ExpertWeights:
         addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], device=first.device)
         return ExpertWeights(tuple(tensors), addresses)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """That of each matrix."""
+        n, k = self.tensors[0].shape
+        return n, k
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.tensors)
+
+    def multiply(
+        self, x: Tensor, aligned: AlignedExperts, chosen: Tensor, out: Tensor, bias: Tensor | None = None
+    ) -> None:
+        """See `grouped_gemm`; `bias [num_experts, n]` is added to what that has rounded."""
+        grouped_gemm(x, self, aligned, out)
+        if bias is not None:
+            out.add_(bias[chosen.flatten()])
+
 
 BLOCKS: Final = (16, 32, 64, 128)  # rows that are multiplied at once
 NARROW_TILES: Final = dict(
@@ -243,12 +261,7 @@ def grouped_gemm_kernel(
     GROUP: tl.constexpr,
     ALIGNMENT: tl.constexpr,  # bytes, of the weights' addresses
 ):
-    tiles_a_group = GROUP * tl.cdiv(n, BLOCK_N)
-    first = tl.program_id(0) // tiles_a_group * GROUP
-    height = tl.minimum(max_blocks - first, GROUP)
-    block = first + tl.program_id(0) % tiles_a_group % height
-    number = tl.program_id(0) % tiles_a_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
-    expert = tl.load(experts + block)
+    expert, block, number = place_of_program(experts, max_blocks, n, BLOCK_N, GROUP)
     if expert < 0:
         return
     assignment = tl.load(assignments + block * BLOCK_M + tl.arange(0, BLOCK_M))
@@ -260,6 +273,17 @@ def grouped_gemm_kernel(
     total = dot_rows(of_x, of_weight, there, column, K, STEPS, EVEN)
     place = out + assignment.to(tl.int64)[:, None] * n + number[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=there & (number < n)[None, :])
+
+
+@triton.jit
+def place_of_program(experts, max_blocks, n, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
+    """Return the program's expert (-1: none), its block of assignments, and the rows of the weight that it takes."""
+    tiles_a_group = GROUP * tl.cdiv(n, BLOCK_N)
+    first = tl.program_id(0) // tiles_a_group * GROUP
+    height = tl.minimum(max_blocks - first, GROUP)
+    block = first + tl.program_id(0) % tiles_a_group % height
+    number = tl.program_id(0) % tiles_a_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    return tl.load(experts + block), block, number
 
 
 @triton.jit

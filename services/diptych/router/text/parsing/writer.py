@@ -33,9 +33,13 @@ class Writer:
     def reasoning(self, text: str) -> None:
         self._write(Reasoning, text)
 
+    def separate(self) -> None:
+        """What follows is another piece of the message: blanks before and behind belong to neither."""
+        self._kind, self._blanks = ToolCallStart, ""
+
     def start_call(self, name: str) -> Function:
         """Begin a call of one of `functions`."""
-        self._kind, self._blanks = ToolCallStart, ""
+        self.separate()
         self._num_calls += 1
         if self._is_heard:
             self._parts.append(ToolCallStart(self._num_calls - 1, self._new_id(), name))
