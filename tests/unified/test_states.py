@@ -32,13 +32,14 @@ expected = partial(expected_output, vocab_size=VOCAB, num_cells=PER_STATE * PAGE
 FleetClass = Any  # the fixture's class: test helpers can't be imported
 
 
-def recurrent_model(num_pages: int) -> tuple[Any, RecurrentRunner]:
-    kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
-    return kv, RecurrentRunner(NullRunner(kv, VOCAB), kv, new_states(8, PER_STATE * PAGE), VOCAB)
+def new_fleet(
+    fleet_class: FleetClass, *roles: Role, num_pages: int = 64, overlap: bool = False, per_state: int = PER_STATE
+) -> Any:
+    def model(num_pages: int) -> tuple[Any, RecurrentRunner]:
+        kv = np.zeros((num_pages, PAGE), dtype=np.uint64)
+        return kv, RecurrentRunner(NullRunner(kv, VOCAB), kv, new_states(8, per_state * PAGE), VOCAB)
 
-
-def new_fleet(fleet_class: FleetClass, *roles: Role, num_pages: int = 64, overlap: bool = False) -> Any:
-    return fleet_class(*roles, num_pages=num_pages, overlap=overlap, model=recurrent_model, pages_per_state=PER_STATE)
+    return fleet_class(*roles, num_pages=num_pages, overlap=overlap, model=model, pages_per_state=per_state)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -54,12 +55,13 @@ def test_requests_go_both_ways_and_stay_on_one_worker(fleet_class: FleetClass, o
     fleet.close()
 
 
-@pytest.mark.parametrize("num_pages", [11, 19, 24])
+@pytest.mark.parametrize("per_state", [PER_STATE, 4])
+@pytest.mark.parametrize("num_pages", [24, 25, 33])
 def test_two_workers_whose_pools_are_granted_to_each_other_come_to_an_end(
-    fleet_class: FleetClass, num_pages: int
+    fleet_class: FleetClass, num_pages: int, per_state: int
 ) -> None:
     """A prompt needs room for its states, too: what is granted must leave that. The first two are as long as can be."""
-    fleet = new_fleet(fleet_class, Role.UNIFIED, Role.UNIFIED, num_pages=num_pages)
+    fleet = new_fleet(fleet_class, Role.UNIFIED, Role.UNIFIED, num_pages=num_pages, per_state=per_state)
     longest = fleet.workers[1].core.max_tokens - 2
     prompts = {room: [room] * (longest if room <= 2 else 4) for room in range(1, 15)}
     pairs = {room: (1, 2) if room % 2 else (2, 1) for room in prompts}
@@ -71,7 +73,7 @@ def test_two_workers_whose_pools_are_granted_to_each_other_come_to_an_end(
         fleet.start_leg(prefill, room, prompts[room], LegKind.PREFILL, decode, 2)
     fleet.run()
     assert {room: fleet.tokens(room) for room in prompts} == {
-        room: expected(prompt, 2) for room, prompt in prompts.items()
+        room: expected_output(prompt, 2, VOCAB, per_state * PAGE) for room, prompt in prompts.items()
     }
 
 
