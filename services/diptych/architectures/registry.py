@@ -14,6 +14,7 @@ from diptych.architectures.families.dense.granite import GRANITE
 from diptych.architectures.families.dense.llama import LLAMA
 from diptych.architectures.families.dense.ministral3 import MINISTRAL3
 from diptych.architectures.families.dense.mistral import MISTRAL
+from diptych.architectures.families.dense.nemotron import NEMOTRON
 from diptych.architectures.families.dense.olmo2 import OLMO2
 from diptych.architectures.families.dense.olmo3 import OLMO3
 from diptych.architectures.families.dense.phi3 import PHI3
@@ -33,8 +34,10 @@ from diptych.architectures.families.latent.deepseek_v3 import DEEPSEEK_V3
 from diptych.architectures.families.latent.deepseek_v32 import DEEPSEEK_V32
 from diptych.architectures.families.latent.glm4_moe_lite import GLM4_MOE_LITE
 from diptych.architectures.families.latent.glm_moe_dsa import GLM_MOE_DSA
+from diptych.architectures.families.latent.kimi_k25 import KIMI_K25
 from diptych.architectures.families.latent.mistral3 import MISTRAL3
 from diptych.architectures.families.latent.mistral4 import MISTRAL4
+from diptych.architectures.families.latent.mistral_large4 import MISTRAL_LARGE4
 from diptych.architectures.families.recurrent.kimi_linear import KIMI_LINEAR
 from diptych.architectures.families.recurrent.lfm2 import LFM2, LFM2_MOE
 from diptych.architectures.families.recurrent.nemotron_h import NEMOTRON_H
@@ -61,6 +64,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "glm_moe_dsa": GLM_MOE_DSA,
     "gpt_oss": GPT_OSS,
     "granite": GRANITE,
+    "kimi_k25": KIMI_K25,
     "kimi_linear": KIMI_LINEAR,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
@@ -72,7 +76,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "mistral": MISTRAL,
     "mistral3": MISTRAL3,
     "mistral4": MISTRAL4,
+    "mistral_large4": MISTRAL_LARGE4,
     "mixtral": MIXTRAL,
+    "nemotron": NEMOTRON,
     "nemotron_h": NEMOTRON_H,
     "olmo2": OLMO2,
     "olmo3": OLMO3,
@@ -87,6 +93,15 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen3_moe": QWEN3_MOE,
     "qwen3_next": QWEN3_NEXT,
     "seed_oss": SEED_OSS,
+}
+# architectures that are known and not served, and what of them no layer computes
+UNKNOWN: Final[dict[str, str]] = {
+    "DeepseekV4ForCausalLM": "pages of compressed entries, hyper-connections, and experts that a token's id decides",
+    "Glm5NextForConditionalGeneration": "hyper-connections, and an indexer that chooses groups of tokens",
+    "MiniMaxM3SparseForConditionalGeneration": "blocks of keys and values that an indexer chooses for each KV head",
+    "MiniMaxM3VLForCausalLM": "blocks of keys and values that an indexer chooses for each KV head",
+    "Qwen4ExpForCausalLM": "hyper-connections, embeddings of several tokens, and an indexer that chooses blocks",
+    "Qwen4ExpForConditionalGeneration": "hyper-connections, embeddings of several tokens, and an indexer of blocks",
 }
 # what reading a value of another kind than expected runs into
 NONSENSE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -110,10 +125,12 @@ def from_hf(values: Mapping[str, Any], generation: Mapping[str, Any], model_id: 
 def _family(hf: HfConfig) -> Family:
     names = hf.get("architectures") or ()
     for family in FAMILIES.values():
-        if family.architecture in names:
+        if {family.architecture, *family.aliases} & {*names}:
             return family
     if not names and hf.get("model_type") in FAMILIES:
         return FAMILIES[hf["model_type"]]
+    for name in filter(UNKNOWN.__contains__, names):
+        raise ConfigError(f"{hf.model_id}: architecture {name} is not supported: no layer computes {UNKNOWN[name]}")
     given = ", ".join(names) or f"of model_type {hf.get('model_type')}"
     known = ", ".join(family.architecture for family in FAMILIES.values())
     raise ConfigError(f"{hf.model_id}: architecture {given} is not supported; {known} are")

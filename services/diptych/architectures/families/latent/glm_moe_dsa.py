@@ -17,10 +17,10 @@ KINDS: Final = {"F": "full", "S": "shared"}  # of a layer's indexer, as patterns
 
 def _read(hf: HfConfig) -> ModelConfig:
     config = read_sparse(hf, "glm_moe_dsa")
-    return replace(config, indexer=read_indexer(hf, _layers(hf, config.num_layers), interleaved=True))
+    return replace(config, indexer=read_indexer(hf, indexing_layers(hf, config.num_layers), interleaved=True))
 
 
-def _layers(hf: HfConfig, num_layers: int) -> tuple[int, ...]:
+def indexing_layers(hf: HfConfig, num_layers: int) -> tuple[int, ...]:
     """Return the layers that choose tokens."""
     types = _types(hf, num_layers)
     if len(types) != num_layers or not {*types} <= {*KINDS.values()}:
