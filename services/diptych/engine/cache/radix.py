@@ -9,7 +9,6 @@ and is forgotten behind the last.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -19,8 +18,9 @@ from diptych.common.arrays import I32, I64, U64
 from diptych.common.errors import InvalidTransition
 from diptych.engine.cache import radix_check
 from diptych.engine.cache.cache_changes import NO_CHANGES, CacheChanges
+from diptych.engine.cache.cached_states import CachedStates
 from diptych.engine.cache.eviction import EvictionPolicy, EvictionQueue, Ranking
-from diptych.engine.cache.radix_node import Eviction, Insertion, Match, Node, Save, node_key
+from diptych.engine.cache.radix_node import Eviction, Insertion, Match, Node, Save, joined, merged, node_key
 from diptych.engine.cache.tier import POOL, Books, Restore, Slots
 from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.kvtransfer.ownership import Pages
@@ -44,6 +44,7 @@ class RadixTree:
         self._ranking = Ranking(policy)
         self._tiers = tiers
         self._queues = [EvictionQueue(level) for level in range(1 + len(tiers))]  # hold every unlocked node
+        self.states = CachedStates()  # behind nodes
         self._num_pages = 0
         self._num_evictable = 0
         self._changes = changes
@@ -58,12 +59,12 @@ class RadixTree:
     @property
     def num_pages(self) -> int:
         """Pages of the pool in the tree."""
-        return self._num_pages
+        return self._num_pages + self.states.num_pages
 
     @property
     def num_evictable(self) -> int:
         """Pages that `evict` could return now."""
-        return self._num_evictable
+        return self._num_evictable + self.states.num_evictable
 
     @property
     def num_lower_pages(self) -> int:
@@ -74,7 +75,7 @@ class RadixTree:
         """Find the longest cached prefix of whole pages, and note that it is wanted now."""
         path = self._walk(self._root, token_ids, extra_key)
         self._touch(path[-1])
-        pages = _joined(node.pages for node in path if node.level == POOL and node.restore is None)
+        pages = joined(node.pages for node in path if node.level == POOL and node.restore is None)
         restore = next((node.restore for node in path if node.restore is not None), None)
         lower_nodes = tuple(node for node in path if node.level != POOL)
         return Match(path[-1], pages, len(pages) * self._page_size, restore, lower_nodes)
@@ -94,12 +95,12 @@ class RadixTree:
         return start
 
     def match_state(self, token_ids: I64, extra_key: bytes = b"") -> Match:
-        """Find the longest cached prefix of whole pages behind which a state is cached, and note that it is wanted."""
+        """Find the longest cached prefix of whole pages behind which is a state, and note that all text is wanted."""
         path = self._walk(self._root, token_ids, extra_key)
+        self._touch(path[-1])  # all of it, or what was split off would be wanted more than what is before it
         while len(path) > 1 and path[-1].state is None:
             path.pop()
-        self._touch(path[-1])
-        pages = _joined(node.pages for node in path)
+        pages = joined(node.pages for node in path)
         return Match(path[-1], pages, len(pages) * self._page_size, state=path[-1].state)
 
     def peek_state(self, token_ids: I64, extra_key: bytes = b"") -> int:
@@ -111,12 +112,6 @@ class RadixTree:
             if node.state is not None and node.end * self._page_size <= end:
                 found = node.end * self._page_size
         return found
-
-    def keep_state(self, node: Node, pages: Pages) -> None:
-        """Add the state after the last token of `node`, which has none."""
-        node.state = pages
-        self._num_pages += len(pages)
-        self._num_evictable += len(pages) if node.num_locks == 0 else 0
 
     def insert(self, token_ids: I64, pages: Pages, extra_key: bytes = b"") -> Insertion:
         """Add the pages that hold the KV of `token_ids`, and count a use of the prefix.
@@ -236,7 +231,7 @@ class RadixTree:
             raise InvalidTransition("lock of an evicted node")
         for step in node.path():
             if step.num_locks == 0:
-                self._num_evictable -= step.num_held
+                self._num_evictable -= step.num_pool_pages
             step.num_locks += 1
 
     def unlock(self, node: Node) -> None:
@@ -248,21 +243,24 @@ class RadixTree:
             if step.num_locks == 0:
                 self._ranking.touch(step)
                 self._queues[step.level].add(step)
-                self._num_evictable += step.num_held
+                self._num_evictable += step.num_pool_pages
 
     def evict(self, num_pages: int) -> Eviction:
-        """Give up the `num_pages` lowest ranking pages of the pool, or all unlocked ones if fewer."""
+        """Give up the `num_pages` lowest ranking pages of the pool, or all evictable ones if fewer."""
         evicted: list[Pages] = []
         saves: list[Save] = []
         while num_pages > 0 and (node := self._pop(POOL, num_pages)):
-            evicted.append(node.held)
-            num_pages -= node.num_held
-            self._num_pages -= node.num_held
-            self._num_evictable -= node.num_held
-            node.state = None
+            gone = [self.states.pop(node), node.pages]
+            self._num_pages -= len(node.pages)
+            self._num_evictable -= len(node.pages)
+            num_pages -= sum(map(len, gone))
+            evicted += gone
             self._ranking.note_eviction(node)
             self._demote(node, saves)
-        return Eviction(_joined(evicted), _merged(saves))
+        while num_pages > 0 and (node := self.states.first()):
+            evicted.append(self.states.pop(node))
+            num_pages -= len(evicted[-1])
+        return Eviction(joined(evicted), merged(saves))
 
     def clear(self) -> Pages:
         """Forget everything that is not locked, in all levels; return the pages of the pool."""
@@ -282,14 +280,8 @@ class RadixTree:
 
     def check(self) -> list[str]:
         """Recount everything that is maintained; return what is wrong, `[]` when clean. O(pages)."""
-        nodes = list(self._root.below())
-        counts = (self._num_pages, self._num_evictable)
-        return [
-            *radix_check.counts(nodes, *counts),
-            *(each for i, tier in enumerate(self._tiers, 1) for each in radix_check.slots(nodes, i, tier)),
-            *radix_check.nodes(nodes, self._page_size),
-            *radix_check.queues(nodes, self._queues),
-        ]
+        nodes, counts = list(self._root.below()), (self.num_pages, self.num_evictable)
+        return radix_check.problems(nodes, counts, self._page_size, self._tiers, self._queues, self.states.nodes)
 
     def _walk(self, node: Node, token_ids: I64, extra_key: bytes) -> list[Node]:
         """Return the path from `node` on of the longest cached prefix, splitting a node that is left in its middle."""
@@ -382,10 +374,11 @@ class RadixTree:
 
     def _uncounted(self, gone: Iterable[Node]) -> Pages:
         """Return the pages of the pool of nodes that are removed, and count them no more."""
-        pages = _held(gone)
+        gone = list(gone)
+        states, pages = [self.states.pop(node) for node in gone], _pool_pages(gone)
         self._num_pages -= len(pages)
         self._num_evictable -= len(pages)
-        return pages
+        return joined([*states, pages])
 
     def _remove(self, leaf: Node) -> None:
         assert leaf.parent is not None
@@ -403,29 +396,8 @@ class RadixTree:
 
 
 def _pool_pages(nodes: Iterable[Node]) -> Pages:
-    return _joined(node.pages for node in nodes if node.level == POOL)
+    return joined(node.pages for node in nodes if node.level == POOL)
 
 
 def _held(nodes: Iterable[Node]) -> Pages:
-    return _joined(node.held for node in nodes)
-
-
-def _merged(saves: Sequence[Save]) -> tuple[Save, ...]:
-    """Join neighbours that go to one tier."""
-    runs = [list(run) for _, run in itertools.groupby(saves, lambda save: save.level)]
-    return tuple(
-        run[0]
-        if len(run) == 1
-        else Save(
-            run[0].level,
-            _joined(save.places for save in run),
-            _joined(save.slots for save in run),
-            np.concatenate([save.names for save in run]),
-            np.concatenate([save.tokens for save in run]),
-        )
-        for run in runs
-    )
-
-
-def _joined(runs: Iterable[I32]) -> Pages:
-    return np.concatenate([np.zeros(0, np.int32), *runs])
+    return joined(node.held for node in nodes)

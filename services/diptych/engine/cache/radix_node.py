@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,6 +41,7 @@ class Node:
     num_uses: int = 0  # requests that made or reused it
     rank: Rank = (0, 0, 0)  # in the order of eviction: see `eviction`
     state: Pages | None = None  # of the pool: the state of recurrent layers after its last token
+    num_readers: int = 0  # of the state: requests that begin with it, until a step has read it
     is_withdrawn: bool = False  # nobody finds it any more; those who have locked it keep it
 
     def __repr__(self) -> str:
@@ -52,8 +54,15 @@ class Node:
         return pages if self.state is None else np.concatenate([pages, self.state])
 
     @property
-    def num_held(self) -> int:
-        return (len(self.pages) if self.level == POOL else 0) + (0 if self.state is None else len(self.state))
+    def num_pool_pages(self) -> int:
+        """Pages of the pool that hold its tokens."""
+        return len(self.pages) if self.level == POOL else 0
+
+    @property
+    def num_evictable(self) -> int:
+        """Pages of the pool that could go: its tokens' while it is not locked, its state's while nobody reads it."""
+        num_pages = 0 if self.num_locks else self.num_pool_pages
+        return num_pages if self.state is None or self.num_readers else num_pages + len(self.state)
 
     def path(self) -> Iterator[Node]:
         """Yield this node and the nodes above it, without the root."""
@@ -137,3 +146,24 @@ class Eviction:
 
     pages: Pages
     saves: tuple[Save, ...]
+
+
+def merged(saves: Sequence[Save]) -> tuple[Save, ...]:
+    """Join neighbours that go to one tier."""
+    runs = [list(run) for _, run in itertools.groupby(saves, lambda save: save.level)]
+    return tuple(
+        run[0]
+        if len(run) == 1
+        else Save(
+            run[0].level,
+            joined(save.places for save in run),
+            joined(save.slots for save in run),
+            np.concatenate([save.names for save in run]),
+            np.concatenate([save.tokens for save in run]),
+        )
+        for run in runs
+    )
+
+
+def joined(runs: Iterable[I32]) -> Pages:
+    return np.concatenate([np.zeros(0, np.int32), *runs])
