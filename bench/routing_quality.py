@@ -65,7 +65,15 @@ FAMILY_COLUMNS: Final = (
     "total s",
     "best's",
 )
-RATIO_COLUMNS: Final = ("worst", "mean", "cells", *(f"< {mark}" for mark in MARKS), "beyond chance", "+/-")
+RATIO_COLUMNS: Final = (
+    "worst",
+    "mean",
+    "no ratio above 1",
+    "cells",
+    *(f"< {mark}" for mark in MARKS),
+    "beyond chance",
+    "+/-",
+)
 FLOOR_COLUMNS: Final = ("cells", "spread", "widest", "itself < 0.99", "luckiest < 0.99", "one for all < 0.99")
 CHOICES: Final[Mapping[str, Callable[[Pair], bool]]] = {
     "pair_cost": lambda pair: True,
@@ -175,7 +183,8 @@ def _ratio_row(cells: Sequence[Cell]) -> Sequence[float]:
     ratios = [cell.ratio for cell in cells]
     below = [float(sum(ratio < mark for ratio in ratios)) for mark in MARKS]
     lost, error = sum(cell.is_lost for cell in cells), sum(cell.error for cell in cells) / len(cells)
-    return min(ratios), sum(ratios) / len(ratios), float(len(ratios)), *below, float(lost), error
+    means = float(np.mean(ratios)), float(np.mean(np.minimum(ratios, 1)))
+    return min(ratios), *means, float(len(ratios)), *below, float(lost), error
 
 
 def _floor_row(contests: Sequence[Contest]) -> Sequence[float]:
