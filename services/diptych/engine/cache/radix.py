@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -25,6 +26,7 @@ from diptych.engine.cache.tier import POOL, Books, Restore, Slots
 from diptych.generation.page_hash import chain_hashes, root_hash
 from diptych.kvtransfer.ownership import Pages
 
+NO_PAGES: Final = np.zeros(0, np.int32)
 NO_KEY_BYTES: Final = 7  # less than a token's: no prefix has such a key
 
 
@@ -44,6 +46,7 @@ class RadixTree:
         self._ranking = Ranking(policy)
         self._tiers = tiers
         self._queues = [EvictionQueue(level) for level in range(1 + len(tiers))]  # hold every unlocked node
+        self._superseded = EvictionQueue(POOL, attrgetter("state_rank"))  # unlocked nodes; some are not any more
         self._num_pages = 0
         self._num_evictable = 0
         self._changes = changes
@@ -73,7 +76,7 @@ class RadixTree:
     def match(self, token_ids: I64, extra_key: bytes = b"") -> Match:
         """Find the longest cached prefix of whole pages, and note that it is wanted now."""
         path = self._walk(self._root, token_ids, extra_key)
-        self._touch(path[-1])
+        self._ranking.touch(path[-1])
         pages = _joined(node.pages for node in path if node.level == POOL and node.restore is None)
         restore = next((node.restore for node in path if node.restore is not None), None)
         lower_nodes = tuple(node for node in path if node.level != POOL)
@@ -98,7 +101,7 @@ class RadixTree:
         path = self._walk(self._root, token_ids, extra_key)
         while len(path) > 1 and path[-1].state is None:
             path.pop()
-        self._touch(path[-1])
+        self._ranking.touch(path[-1])
         pages = _joined(node.pages for node in path)
         return Match(path[-1], pages, len(pages) * self._page_size, state=path[-1].state)
 
@@ -111,6 +114,14 @@ class RadixTree:
             if node.state is not None and node.end * self._page_size <= end:
                 found = node.end * self._page_size
         return found
+
+    def parting(self, token_ids: I64, extra_key: bytes = b"") -> int:
+        """Return after how many tokens a prompt leaves a cached text that goes on otherwise; 0 if it leaves none."""
+        end = self.peek(token_ids, extra_key)
+        node = self._root
+        while node.end * self._page_size < end:
+            node = node.children[self._key(token_ids, node.end * self._page_size, extra_key)]
+        return end if node.end * self._page_size > end or node.children else 0
 
     def keep_state(self, node: Node, pages: Pages) -> None:
         """Add the state after the last token of `node`, which has none."""
@@ -146,14 +157,14 @@ class RadixTree:
         end = path[-1]
         if num_lower_pages < len(adopted):
             end = self._append(end, token_ids, extra_key, adopted[num_lower_pages:])
-        self._touch(end)
+        self._ranking.touch(end)
         return Insertion(end, np.concatenate([known, adopted]), adopted, duplicate=given[given != known])
 
     def use(self, node: Node) -> None:
         """Count a use of the prefix that ends at `node`."""
         for step in node.path():
             step.num_uses += 1
-        self._touch(node)
+        self._ranking.touch(node)
 
     def withdraw(self, node: Node, num_pages: int) -> None:
         """Let nobody find the prefix that ends at `node` any further than its first `num_pages`, the end of a node."""
@@ -192,7 +203,7 @@ class RadixTree:
         """Add pages that others gave to a tier, behind `node`, which ends the longest cached prefix of these tokens."""
         end = (node.end + len(slots)) * self._page_size
         adopted = self._append(node, token_ids[:end], extra_key, slots, level)
-        self._touch(adopted)
+        self._ranking.touch(adopted)
         return adopted
 
     def promote(self, lower_nodes: Iterable[Node], pages: Pages) -> None:
@@ -246,22 +257,24 @@ class RadixTree:
                 raise InvalidTransition("unlock of a node that is not locked")
             step.num_locks -= 1
             if step.num_locks == 0:
-                self._ranking.touch(step)
                 self._queues[step.level].add(step)
                 self._num_evictable += step.num_held
+                if step.is_superseded:
+                    self._superseded.add(step)
+        self._ranking.touch(node)
 
     def evict(self, num_pages: int) -> Eviction:
-        """Give up the `num_pages` lowest ranking pages of the pool, or all unlocked ones if fewer."""
+        """Give up the `num_pages` lowest ranking pages of the pool, or all unlocked ones if fewer.
+
+        A state goes as a whole, so a few pages more may go.
+        """
         evicted: list[Pages] = []
         saves: list[Save] = []
-        while num_pages > 0 and (node := self._pop(POOL, num_pages)):
-            evicted.append(node.held)
-            num_pages -= node.num_held
-            self._num_pages -= node.num_held
-            self._num_evictable -= node.num_held
-            node.state = None
-            self._ranking.note_eviction(node)
-            self._demote(node, saves)
+        while num_pages > 0 and len(held := self._evict_lowest(num_pages, saves)):
+            evicted.append(held)
+            num_pages -= len(held)
+            self._num_pages -= len(held)
+            self._num_evictable -= len(held)
         return Eviction(_joined(evicted), _merged(saves))
 
     def clear(self) -> Pages:
@@ -291,6 +304,32 @@ class RadixTree:
             *radix_check.queues(nodes, self._queues),
         ]
 
+    def _evict_lowest(self, num_pages: int, saves: list[Save]) -> Pages:
+        """Take the lowest ranking pages out of the pool, about `num_pages`; add to `saves` what goes down."""
+        node = self._pop_superseded()
+        if node is not None:
+            assert node.state is not None
+            held, node.state = node.state, None
+            self._ranking.note_eviction(node.state_rank)
+            return held
+        node = self._pop(POOL, num_pages)
+        if node is None:
+            return NO_PAGES
+        held, node.state = node.held, None
+        self._ranking.note_eviction(node.rank)
+        self._demote(node, saves)
+        return held
+
+    def _pop_superseded(self) -> Node | None:
+        """Take out the node whose superseded state ranks lower than all text; None when there is none."""
+        node, lowest = self._superseded.peek(), self._queues[POOL].peek()
+        while node is not None and not node.is_superseded:
+            self._superseded.pop()
+            node = self._superseded.peek()
+        if node is None or lowest is None or lowest.rank < node.state_rank:
+            return None
+        return self._superseded.pop()
+
     def _walk(self, node: Node, token_ids: I64, extra_key: bytes) -> list[Node]:
         """Return the path from `node` on of the longest cached prefix, splitting a node that is left in its middle."""
         path, start = [node], node.end * self._page_size
@@ -301,7 +340,6 @@ class RadixTree:
             num_common = child.num_common_pages(token_ids[start:], self._page_size)
             if num_common < len(child.pages):
                 child = child.split(num_common, self._page_size)
-                self._ranking.touch(child)
                 self._queues[child.level].add(child)
             path.append(child)
             start += num_common * self._page_size
@@ -330,7 +368,7 @@ class RadixTree:
     def _admit(self, node: Node) -> None:
         """Count a node whose pages have come to the pool."""
         self._num_pages += len(node.pages)
-        self._ranking.touch(node)
+        self._ranking.touch_new(node)
         if node.num_locks == 0:
             self._num_evictable += len(node.pages)
             self._queues[POOL].add(node)
@@ -396,10 +434,6 @@ class RadixTree:
             self._tiers[leaf.level - 1].release(leaf.pages)
         if not leaf.is_withdrawn:
             self._changes.remove(leaf.hashes[::-1].tolist())
-
-    def _touch(self, node: Node) -> None:
-        for step in node.path():
-            self._ranking.touch(step)
 
 
 def _pool_pages(nodes: Iterable[Node]) -> Pages:

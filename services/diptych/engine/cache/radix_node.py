@@ -39,6 +39,7 @@ class Node:
     num_locks: int = 0  # of this node and every node below it
     num_uses: int = 0  # requests that made or reused it
     rank: Rank = (0, 0, 0)  # in the order of eviction: see `eviction`
+    state_rank: Rank = (0, 0, 0)  # of its state alone, where that is superseded
     state: Pages | None = None  # of the pool: the state of recurrent layers after its last token
     is_withdrawn: bool = False  # nobody finds it any more; those who have locked it keep it
 
@@ -54,6 +55,19 @@ class Node:
     @property
     def num_held(self) -> int:
         return (len(self.pages) if self.level == POOL else 0) + (0 if self.state is None else len(self.state))
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether it has a state, and its text goes on in one way only, to another state: then few will begin here.
+
+        So is the end of each turn of a conversation but the last.
+        """
+        node = self
+        while self.state is not None and len(node.children) == 1:
+            (node,) = node.children.values()
+            if node.state is not None:
+                return True
+        return False
 
     def path(self) -> Iterator[Node]:
         """Yield this node and the nodes above it, without the root."""
