@@ -131,6 +131,15 @@ def test_a_short_text_with_a_state_goes_before_a_long_one() -> None:
     assert (found(cache, long), found(cache, short)) == (48, 0)
 
 
+def test_a_conversation_that_has_gone_on_stays_for_longer_than_one_that_has_begun() -> None:
+    cache, turn, begun = new_cache(), list(range(13)), list(range(100, 121))
+    compute(cache, turn)
+    compute(cache, [*turn, *range(20, 28)])
+    compute(cache, begun)
+    make_room(cache, PER_STATE + 1)
+    assert (found(cache, [*turn, *range(20, 28)]), found(cache, begun)) == (20, 0)
+
+
 def test_what_was_worth_more_once_goes_in_its_turn() -> None:
     cache, long = new_cache(), list(range(49))
     compute(cache, long)

@@ -5,7 +5,8 @@ node starts from that of what was evicted last, so what was popular or worth muc
 LFU counts uses (with dynamic aging: Arlitt et al., "Evaluating content management techniques for Web proxy caches",
 2000). LRU scores all tokens alike; where states are cached it asks what share of the pages that a hit needs are of
 tokens, which it saves (GreedyDual-Size: Cao and Irani, "Cost-aware WWW proxy caching algorithms", 1997). So a short
-text with a state goes before a long one, and first of all goes text behind which nobody can begin.
+text with a state goes before a long one, a conversation of one turn before one that has gone on, and first of all goes
+text behind which nobody can begin.
 
 A state that is superseded is ranked by itself, and lower than a text that is worth as much, since few begin with it.
 
@@ -24,6 +25,7 @@ from diptych.engine.cache.radix_node import Node, Rank
 
 SCALE: Final = 1000  # the worth of pages of tokens alone
 RARER: Final = 3  # times: how much less a superseded state is begun with
+MAX_TURNS: Final = 3  # that count: who has gone on goes on, but not without end
 
 EvictionPolicy = Literal["lru", "lfu"]
 Score = Callable[[int, int], int]  # (uses of the node, its worth) -> score of one that is not aged
@@ -44,14 +46,18 @@ def worths(path: Sequence[Node]) -> list[tuple[int, int]]:
     """Return what each node of a path is worth, and its state alone; the path is listed from its deep end to the root.
 
     A state saves the tokens behind the one before it. A node saves those, too, that are behind states which will be
-    superseded, as its own will stay for longer.
+    superseded, as its own will stay for longer; and it does so more often the more turns of a conversation have used
+    the text that no other has.
     """
-    found, parting, before = [], 0, 0  # where others begin: if all that is superseded is gone; as it is
+    found, parting, before, turns = [], 0, 0, 0  # pages where others begin: without what is superseded, and with that
     for node in reversed(path):
-        found.append((_worth(node, node.end - parting), _worth(node, node.end - before)))
+        turns = turns or min(max(1, node.num_uses), MAX_TURNS)
+        found.append((turns * _worth(node, node.end - parting), _worth(node, node.end - before)))
+        is_parting = len(node.children) > 1
         if node.state is not None:
             before = node.end
-            parting = node.end if len(node.children) > 1 else parting
+            parting = node.end if is_parting else parting
+        turns = 0 if is_parting else turns
     return found[::-1]
 
 
