@@ -47,12 +47,12 @@ def compute(cache: KvCache, tokens: list[int]) -> None:
     cache.retire(request)
 
 
-@pytest.mark.parametrize(("num_tokens", "begun", "known", "expected"), CUTS)
+@pytest.mark.parametrize(("num_tokens", "begun", "parting", "expected"), CUTS)
 def test_snapshots_stand_behind_what_others_may_have_and_before_the_end(
-    num_tokens: int, begun: int, known: int, expected: tuple[int, ...]
+    num_tokens: int, begun: int, parting: int, expected: tuple[int, ...]
 ) -> None:
     request = new_request(1, np.arange(num_tokens), SamplingParams(max_tokens=1))
-    assert cuts(request, begun, known, PAGE) == expected
+    assert cuts(request, begun, parting, PAGE) == expected
 
 
 def test_a_prompt_begins_behind_the_longest_text_that_has_a_state() -> None:
